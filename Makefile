@@ -114,7 +114,7 @@ build/sanitized/%: %.c gpt2_zero.h $(EXTRAS)
 # ops that the others test: of two of them racecheck's notes fill 100 GiB of memory. racecheck breaks off in
 # cuBLASLt's kernels: plain ones stand in for them.
 SANITIZE_TOOLS ?= memcheck initcheck racecheck
-SANITIZE_TESTS ?= $(filter-out cuda_zero cuda_early cuda_recompute cuda_configs, \
+SANITIZE_TESTS ?= $(filter-out cuda_zero cuda_early cuda_recompute cuda_golden cuda_gradients, \
                     $(shell sed -n 's/^    {"\(cuda_[a-z_]*\)".*/\1/p' test_gpt2.cu))
 SANITIZED := $(foreach tool,$(SANITIZE_TOOLS),$(addprefix $(tool)-,$(SANITIZE_TESTS)))
 sanitize-cuda: $(SANITIZED) ## the tests of the CUDA ops under compute-sanitizer

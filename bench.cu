@@ -145,8 +145,8 @@ typedef struct options {
   FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
        "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
-  FLAG(TRAINING, "gather", CHOICE, train.gather, 0, 0, G2Z_GATHER_LIST(WORD), "of parameters")    \
-  FLAG(TRAINING, "reduce", CHOICE, train.reduce, 0, 0, G2Z_REDUCE_LIST(WORD), "of gradients")     \
+  FLAG(TRAINING, "transport", CHOICE, train.transport, 0, 0, G2Z_TRANSPORT_LIST(WORD),            \
+       "between GPUs")                                                                            \
   FLAG(TRAINING & ~EXPERIMENTS, "bucket-mb", FLOAT, bucket_mb, SIZE_LEAST, 65536, "X",            \
        "MiB of gradients per collective")                                                         \
   FLAG(IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                             \
@@ -753,15 +753,14 @@ static int order_of_gaps(const void *a, const void *b) {
 
 /* The limit by exponentials, beside the limit by products: the larger of the two is the op's. */
 static void print_exponentials(const bench *b, const op_row *rows) {
-  g2z_device_info info;
-  g2z_device_describe(b->device, &info);
+  const double rate = b->device->info.exponentials_per_s;
   for (const op_row *row = rows; row < rows + OP_COUNT; row++) {
-    double s = row->exponentials / info.exponentials_per_s;
+    double s = row->exponentials / rate;
     if (!(s > 0)) continue;
     printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
            "counted as %s at %.3g/s, 16 per clock and multiprocessor\n", row->name, s * 1e6,
            100 * s / row->seconds, row->limit_s * 1e6, row->exponentials_formula,
-           info.exponentials_per_s);
+           rate);
   }
 }
 
@@ -949,11 +948,10 @@ static g2z_status new_summary(g2z_services *services, const options *o, const ch
 static void describe_hardware(g2z_services *services, const g2z_device *device, char out[256]) {
   char *text, name[128] = "CPU";
   size_t bytes;
-  g2z_device_info info;
-  g2z_device_describe(device, &info);
+  const g2z_device_info *info = &device->info;
   if (device->kind == G2Z_DEVICE_CUDA) {
-    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", info.count, info.name, info.runtime,
-             info.collectives[0] ? ", NCCL " : "", info.collectives);
+    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", info->count, info->name, info->runtime,
+             info->collectives[0] ? ", NCCL " : "", info->collectives);
     return;
   }
   if (g2z_read_file(services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
@@ -1173,8 +1171,8 @@ static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double
   TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
   for (size_t i = 0; i < sizeof collectives / sizeof *collectives; i++) {
     const collective *c = &collectives[i];
-    int gathers = c->kind == G2Z_CALL_GATHER, reduces = comm->reduce != G2Z_REDUCE_PLAIN;
-    if (comm->gather != G2Z_GATHER_PLAIN &&
+    int gathers = c->kind == G2Z_CALL_GATHER, reduces = comm->reduce == G2Z_TRANSPORT_COPY;
+    if (comm->gather == G2Z_TRANSPORT_COPY &&
         (c->owner != G2Z_OWNER_SLICES || (!gathers && !reduces)))
       continue;
     TRY(time_exchange(comm, c, buffer, n, all, &seconds));
@@ -1182,7 +1180,7 @@ static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double
     g2z_point *p;
     TRY(g2z_summary_add(s, &p));
     snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", c->name,
-             g2z_gather_text(comm->gather), comm->world);
+             comm->gather == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name, comm->world);
     snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
     p->figures.world_size = R;
     p->figures.message_mib = (double)(n * size) / 1048576.0;
@@ -1194,9 +1192,9 @@ static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double
   return G2Z_OK;
 }
 
-/* The sizes, over a communicator that gathers in one way; none when it cannot be had here. */
-static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_device *device,
-                                  g2z_gather gather, g2z_summary *s) {
+/* The sizes, over one transport; none when it cannot be had here. */
+static g2z_status exchange_transport(g2z_context *context, const options *o, g2z_device *device,
+                                     g2z_transport transport, g2z_summary *s) {
   double most = 0;
   axis sizes;
   g2z_comm *comm;
@@ -1209,13 +1207,12 @@ static g2z_status exchange_gather(g2z_context *context, const options *o, g2z_de
   config.places = 1;
   config.most = bytes / 2;
   config.wire = device->dtype;
-  config.gather = gather;
-  config.reduce = gather == G2Z_GATHER_COPY ? G2Z_REDUCE_COPY : G2Z_REDUCE_PLAIN;
+  config.gather = config.reduce = transport;
   TRY(g2z_comm_create(g2z_context_ranks(context), device, &config, &comm));
   g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
   status = g2z_ranks_agree(comm->ranks, status);
   double *all = (double *)host_memory((size_t)comm->world * sizeof *all);
-  for (int i = 0; i < sizes.count && status == G2Z_OK && comm->gather == gather; i++)
+  for (int i = 0; i < sizes.count && status == G2Z_OK && comm->gather == transport; i++)
     status = exchange_size(comm, (char *)buffer, sizes.at[i], all, s);
   free(all);
   if (buffer) comm->ops->release(comm, buffer);
@@ -1235,9 +1232,8 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   if (status == G2Z_OK)
     status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype, &device);
   status = g2z_ranks_agree(g2z_context_ranks(context), status);
-  static const g2z_gather ways[] = {G2Z_GATHER_PLAIN, G2Z_GATHER_SYMMETRIC, G2Z_GATHER_COPY};
-  for (int i = 0; i < 3 && status == G2Z_OK; i++)
-    status = exchange_gather(context, o, device, ways[i], s);
+  for (int i = G2Z_TRANSPORT_NCCL; i <= G2Z_TRANSPORT_COPY && status == G2Z_OK; i++)
+    status = exchange_transport(context, o, device, (g2z_transport)i, s);
   if (status == G2Z_OK && g2z_context_rank(context) == 0) {
     char path[1200];
     snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);

@@ -19,8 +19,8 @@
  *     cc -O3 -march=native -fopenmp main.c -lm -lpthread
  *
  * LEVELS, each built only on the one below
- *     drive a trainer               g2z_trainer_*  rooms 12 to 16
- *     use a piece alone             the plan, the loader, one op: rooms 03 to 11
+ *     drive a trainer               g2z_trainer_*  rooms 13 to 16
+ *     use a piece alone             the plan, the loader, one op: rooms 03 to 12
  *     Above them stand extras/: text (g2z_text.h), a whole training and its directory (g2z_run.h),
  *     pages and what several runs say together (g2z_report.h). The library needs none of them.
  *
@@ -55,10 +55,10 @@
  *     >>d09 >>i09   CPU ops             the oracle of every other device
  *     >>d10 >>i10   ranks               who is there, where they meet, and who died
  *     >>d11 >>i11   collectives         sums and copies between ranks, beside the computation
- *     >>d12 >>i12   context and model   a process's place; forward and backward
- *     >>d13 >>i13   trainer             one step after the other
- *     >>d14 >>i14   generation          sampling, writing on
- *     >>d15 >>i15   weights             safetensors; GPT-2 as Hugging Face stores it
+ *     >>d12 >>i12   weights             safetensors; GPT-2 as Hugging Face stores it
+ *     >>d13 >>i13   context and model   a process's place; forward and backward
+ *     >>d14 >>i14   trainer             one step after the other
+ *     >>d15 >>i15   generation          sampling, writing on
  *     >>d16 >>i16   checkpoints         a state that any number of ranks can take up again
  *
  * VOCABULARY
@@ -106,8 +106,8 @@
  *               kernels take multiprocessors, and kernels of backward beside them take up to twice
  *               as long. Gradients travel in the type they have; the receiver adds them up in fp32.
  *               Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where
- *               tokens are few, else by NCCL's symmetric windows. Where there is no such way NCCL
- *               carries all.
+ *               tokens are few, else by NCCL, through symmetric windows. Where there is no such way
+ *               NCCL carries all. train_config.transport chooses.
  *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
  *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
@@ -257,8 +257,8 @@
 #define G2Z_INCLUDED
 
 /* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
- * strict C modes hide both unless this stands before the first system header. Of what only
- * _GNU_SOURCE declares it uses nothing but sync_file_range, and that where it is declared. */
+ * strict C modes hide both unless this stands before the first system header. It uses nothing
+ * that only _GNU_SOURCE declares. */
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -356,52 +356,38 @@ G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *fo
 
 /* `count` zeroed elements of `size` bytes, freed with g2z_release. *out is NULL on failure. */
 G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void **out);
-/* Grows a list so that `need` elements fit; the first `used` are kept, all of it on failure. */
+/* Makes room for `need` elements. The first `used` are kept; a failure changes nothing. */
 G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
                             size_t need, size_t size);
 G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
 
 /* Seconds on a monotonic clock; only differences mean anything. */
 G2Z_API double g2z_seconds(void);
-/* Now, as "2026-01-31T23:59:59Z". */
-G2Z_API void g2z_utc_now(char text[32]);
 
-/* A file under construction: it grows beside its final name ("PATH.partial") and takes that name
- * only in g2z_writer_commit, after an fsync. Freed without a commit, it leaves nothing behind.
- * Meanwhile no other writer takes PATH. A write error (full disk) sticks: every later call returns
- * it again. Where PATH or PATH.partial is a symbolic link it is refused. */
+/* A file under construction. It grows as "PATH.partial" beside its final name, locked against other
+ * writers where the file system can lock. Both must be regular files if they exist. The first
+ * failure (a full disk) sticks: every later call returns it again, so a caller may put everything
+ * and check the commit alone. */
 typedef struct g2z_writer g2z_writer;
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
 G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) G2Z_PRINTF(2, 3);
-/* Overwrites `count` bytes at `offset`, all of which were put before: headers with counts. */
-G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
-                                    size_t count);
-G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer); /* flush, fsync, rename */
-/* In place of a commit, for a file that is read while it grows: what was put so far is synced and
- * takes the final name, and what is put later follows it there. It stays when the writer is freed;
- * what was put since the last flush is lost then. */
-G2Z_API g2z_status g2z_writer_publish(g2z_writer *writer);
 G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer); /* readers see what was put */
-G2Z_API g2z_status g2z_writer_sync(g2z_writer *writer);  /* flush; then it is on the disk */
-G2Z_API void g2z_writer_free(g2z_writer *writer);         /* NULL is fine; removes if uncommitted */
+/* All that was put is on the disk, and the file has its final name. More may be put behind it, for
+ * a file that is read while it grows, and committed again. */
+G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer);
+G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes what has no name yet */
 
 /* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
- * `limit` bytes, and what is no regular file but for a pipe that the program was started with
- * (/dev/fd/63). The caller frees it with g2z_release. */
+ * `limit` bytes, and what is no regular file but for a pipe of the shell's (/dev/fd/63). The caller
+ * frees it with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
-/* "DIRECTORY/name", freed with g2z_release. An empty directory is refused. */
+/* "DIRECTORY/name", freed with g2z_release. An empty directory is refused: it is not the root. */
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
-/* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
- * where another one has it. Where the file system cannot lock, nobody is kept away. */
-G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
-/* For the begin of main: standard input, output and error that the program was started without
- * become /dev/null. Else the next file would take their place, and what is printed. */
-G2Z_API void g2z_open_standard_files(void);
 
 /* ===== >>d03 random numbers ==============================================
  * Counter-based: a number is a pure function of (seed, stream, counter), so nothing has to be
@@ -454,8 +440,7 @@ static inline G2Z_HOST_DEVICE float g2z_uniform(uint32_t bits) {
  *   status = g2z_json_close(&json);   the first error, with label, line and column; or OK
  *
  * After an error every call is harmless: enter and next return 0, values are 0. Nesting is limited
- * to G2Z_JSON_DEPTH. Strings must be valid (RFC 8259, UTF-8 is not checked here); a lone surrogate
- * escape becomes U+FFFD, unless the caller asks where it stands. */
+ * to G2Z_JSON_DEPTH. Strings must be valid (RFC 8259); UTF-8 is not checked here. */
 
 #define G2Z_JSON_DEPTH 64
 
@@ -471,6 +456,8 @@ typedef struct g2z_json {
 typedef struct g2z_json_text {            /* a string as it stands, escaped, without its quotes */
   const unsigned char *at;
   size_t bytes;
+  const unsigned char *lone;              /* the first escape of half a surrogate pair, which is no
+                                           * character and becomes U+FFFD; NULL: none */
 } g2z_json_text;
 
 G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *label,
@@ -485,10 +472,9 @@ G2Z_API int64_t g2z_json_integer(g2z_json *json);       /* an error unless it is
 G2Z_API double g2z_json_number(g2z_json *json);
 G2Z_API int g2z_json_bool(g2z_json *json);
 G2Z_API g2z_json_text g2z_json_string(g2z_json *json);
-/* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. */
+/* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. `out` may be
+ * the place of the string itself. */
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out);
-/* The first escape of a lone surrogate, which is no character; NULL: there is none. */
-G2Z_API const unsigned char *g2z_json_lone_surrogate(const g2z_json_text *text);
 G2Z_API void g2z_json_skip(g2z_json *json);             /* any value */
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text after the value */
@@ -514,7 +500,6 @@ G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char 
 G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value);
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value); /* %.9g */
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
-G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
 
 /* ===== >>d05 config ======================================================
  * Start from a _default() and change what you want: 0 is a legal warm-up, weight decay and seed. */
@@ -539,16 +524,11 @@ G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key);
   X(CONSTANT, "constant") /* lr */                                                                \
   X(WSD,      "wsd")      /* warmup-stable-decay: lr, then a line to min_lr in the last fifth */
 
-#define G2Z_GATHER_LIST(X)                                                                        \
-  X(AUTO,      "auto")      /* what was fastest for steps of this size */                         \
-  X(PLAIN,     "plain")     /* kernels, through NCCL's own buffers */                             \
-  X(SYMMETRIC, "symmetric") /* kernels that write into the other GPUs' parameters */              \
-  X(COPY,      "copy")      /* copy engines: multiprocessors are left to the computation */
-
-#define G2Z_REDUCE_LIST(X)                                                                        \
-  X(AUTO,  "auto")          /* what was fastest */                                                \
-  X(PLAIN, "plain")         /* kernels, through NCCL's own buffers */                             \
-  X(COPY,  "copy")          /* copy engines; each GPU adds up what arrives */
+/* What carries a step's gradients and parameters between the GPUs of one host. */
+#define G2Z_TRANSPORT_LIST(X)                                                                     \
+  X(AUTO, "auto")           /* gradients: copy; parameters: copy for few tokens, nccl for many */ \
+  X(NCCL, "nccl")           /* NCCL's kernels, through symmetric windows where it has them */     \
+  X(COPY, "copy")           /* copy engines; each GPU adds up the gradients that arrive */
 
 #define G2Z_STRATEGY_LIST(X)                                                                      \
   X(ZERO, "zero")           /* what zero_stage says */                                            \
@@ -574,18 +554,12 @@ typedef enum g2z_schedule {
 #undef X
   G2Z_SCHEDULE_COUNT
 } g2z_schedule;
-typedef enum g2z_gather {
-#define X(name, text) G2Z_GATHER_##name,
-  G2Z_GATHER_LIST(X)
+typedef enum g2z_transport {
+#define X(name, text) G2Z_TRANSPORT_##name,
+  G2Z_TRANSPORT_LIST(X)
 #undef X
-  G2Z_GATHER_COUNT
-} g2z_gather;
-typedef enum g2z_reduce {
-#define X(name, text) G2Z_REDUCE_##name,
-  G2Z_REDUCE_LIST(X)
-#undef X
-  G2Z_REDUCE_COUNT
-} g2z_reduce;
+  G2Z_TRANSPORT_COUNT
+} g2z_transport;
 typedef enum g2z_strategy {
 #define X(name, text) G2Z_STRATEGY_##name,
   G2Z_STRATEGY_LIST(X)
@@ -608,8 +582,7 @@ typedef enum g2z_device_kind {
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
-G2Z_API const char *g2z_gather_text(g2z_gather gather);
-G2Z_API const char *g2z_reduce_text(g2z_reduce reduce);
+G2Z_API const char *g2z_transport_text(g2z_transport transport);
 G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
@@ -664,9 +637,8 @@ typedef struct g2z_train_config {
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
   double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
-  g2z_gather gather;            /* how GPUs exchange parameters; changes no result */
-  g2z_reduce reduce;            /* how they add gradients up, where each gets a part of the sum;
-                                 * COPY rounds less than PLAIN */
+  g2z_transport transport;      /* between GPUs; COPY rounds a sum of gradients once, NCCL once for
+                                 * each rank */
   g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
   int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
@@ -845,10 +817,10 @@ typedef struct g2z_plan {
   g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
                                    * asked for */
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
-  /* What is asked for; GPUs that cannot write to each other's memory get less, and need no more. */
-  int inbox;                      /* 1: gradients of other ranks arrive in memory of their own */
-  g2z_gather gather;              /* not AUTO, */
-  int gather_auto;                /* which it was if 1: then it follows from wte_rows */
+  g2z_transport transport;        /* what was asked for; NCCL where no rank owns a slice */
+  /* What it becomes, never AUTO: COPY needs an inbox for gradients. GPUs that cannot write to each
+   * other's memory use NCCL instead, and need no more memory. */
+  g2z_transport reduce, gather;
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
                                    * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
@@ -956,7 +928,7 @@ typedef struct g2z_loader {     /* to be read; the functions below write it */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
   uint64_t data;                /* hash of each shard's length, its ends and samples between */
   uint64_t saved_data;          /* without the samples: manual, CHECKPOINTS */
-  struct g2z__reader *reader;
+  struct g2z__prefetch *reader;
 } g2z_loader;
 
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
@@ -1047,6 +1019,47 @@ typedef struct g2z_update {
   const g2z_step_state *state;
 } g2z_update;
 
+/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
+ * may lie in others, but not in itself; those inside a graph are not seen. */
+#define G2Z_SPAN_LIST(X)                                                                          \
+  /*  name            text */                                                                     \
+  X(FORWARD,         "train/forward")                                                             \
+  X(BACKWARD,        "train/backward")                                                            \
+  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
+  X(NORM,            "optimizer/norm")                                                            \
+  X(DECIDE,          "optimizer/decide")                                                          \
+  X(ADAMW,           "optimizer/adamw")                                                           \
+  X(VAL_FORWARD,     "val/forward")                                                               \
+  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
+  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
+  X(ALL_GATHER,      "zero/all_gather")                                                           \
+  X(REDUCE,          "zero/reduce")                                                               \
+  X(BROADCAST,       "zero/broadcast")                                                            \
+  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
+  X(VERDICT,         "zero/verdict")
+
+typedef enum g2z_span {
+#define X(name, text) G2Z_SPAN_##name,
+  G2Z_SPAN_LIST(X)
+#undef X
+  G2Z_SPAN_COUNT
+} g2z_span;
+G2Z_API const char *g2z_span_text(g2z_span span);
+
+/* A GPU times the algorithms of a product when its shape first appears and keeps the fastest. The
+ * choice changes the order of addition: a rerun that must be bit-equal reads the table that the
+ * first run wrote, before its first step, with the same tune. */
+typedef enum g2z_tune {
+  G2Z_TUNE_OFF,                /* the library's first choice: right for shapes that come once, as in
+                                * generation. The LM head keeps logits on Hopper, too */
+  G2Z_TUNE_ON,                 /* the fastest of the library's algorithms and our own kernel. On
+                                * Hopper the LM head's exponentials, for gradients of 16 bits, are
+                                * always our own kernel's */
+  G2Z_TUNE_OWN                 /* our own kernel wherever it fits: for tests of it */
+} g2z_tune;
+
+typedef struct g2z_graph g2z_graph;
+
 typedef struct g2z_device g2z_device;
 
 typedef struct g2z_ops {
@@ -1064,6 +1077,29 @@ typedef struct g2z_ops {
   g2z_status (*wait)(g2z_device *device, int event);
   g2z_status (*synchronize)(g2z_device *device);
   void (*close)(g2z_device *device);
+
+  /* Graphs: work that is recorded once and then started as a whole, without the cost of its many
+   * launches. Between begin and end the ops and mark() are recorded and do not run; run the same
+   * work once before, so that scratch has its size and every product its algorithm. Uploads and
+   * downloads inside a graph use the same pinned memory each time. Nothing that the graph touches
+   * may be released before it. Where nothing was recorded *out is NULL, which free() takes. The CPU
+   * has no graphs: begin is G2Z_UNSUPPORTED, and the other three are NULL. */
+  g2z_status (*graph_begin)(g2z_device *device);
+  g2z_status (*graph_end)(g2z_device *device, g2z_graph **out);
+  g2z_status (*graph_run)(g2z_device *device, const g2z_graph *graph);
+  void (*graph_free)(g2z_device *device, g2z_graph *graph);
+
+  /* A span may lie in others, but not in itself; those inside a graph are not seen. Timing is for
+   * g2z_device_time_spans: open() begins it, settle() waits until all that ended is counted. */
+  void (*span_begin)(const g2z_device *device, g2z_span span);
+  void (*span_end)(const g2z_device *device, g2z_span span);
+  g2z_status (*timers_open)(g2z_device *device);
+  g2z_status (*timers_settle)(g2z_device *device);
+
+  /* The table of what was chosen by device->tune; the text is freed by g2z_release. read() keeps
+   * the choices for shapes that were timed already. The CPU's table is empty. */
+  g2z_status (*tuning)(g2z_device *device, char **text);
+  g2z_status (*tuning_read)(g2z_device *device, const char *text);
 
   /* out[N,C] act = dropout(wte[token] + wpe[t]) */
   g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
@@ -1151,11 +1187,23 @@ typedef struct g2z_ops {
   g2z_status (*adamw)(g2z_device *device, const g2z_update *update, size_t begin, size_t end);
 } g2z_ops;
 
+/* What a device is, for people and artifacts. */
+typedef struct g2z_device_info {
+  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
+  char runtime[32];            /* "13.0": the version of CUDA */
+  char collectives[32];        /* "2.28.9": the version of NCCL */
+  int count;                   /* GPUs that this process can see */
+  double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
+  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
+} g2z_device_info;
+
 struct g2z_device {
   const g2z_ops *ops;
   g2z_services *services;
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
+  int tune;                    /* a g2z_tune, which the caller may change; ON at first */
+  g2z_device_info info;
   void *backend;               /* what the backend keeps for itself */
   struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
 };
@@ -1172,17 +1220,6 @@ G2Z_API int g2z_device_count(g2z_device_kind kind);
  * control groups of this process (a container's, a batch job's) leave to it. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
-
-/* What a device is, for people and artifacts. */
-typedef struct g2z_device_info {
-  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
-  char runtime[32];            /* "13.0": the version of CUDA */
-  char collectives[32];        /* "2.28.9": the version of NCCL */
-  int count;                   /* GPUs that this process can see */
-  double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
-  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
-} g2z_device_info;
-G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out);
 
 /* What the process takes of the device beside the plan: CUDA's context and the libraries' code and
  * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
@@ -1202,64 +1239,6 @@ G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **
 G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
-/* A GPU times the algorithms of a product when its shape first appears and keeps the best. Which
- * one it is changes the order of addition: a rerun that must be bit-equal reads the table that the
- * first run wrote, before its first step, and has the same `how`. That is, for shapes that are new
- * from then on, and for the LM head always, one of
- *   G2Z_TUNE_OFF  the library's first choice: right for shapes that come once, as in generation;
- *                 the LM head then keeps logits on Hopper too
- *   G2Z_TUNE_ON   the clock's choice among the library's algorithms and our own kernel; the product
- *                 that makes the LM head's exponentials, for a gradient in 16 bits on Hopper, is
- *                 our own always
- *   G2Z_TUNE_OWN  our own kernel wherever it fits, whatever the clock says: for tests of it
- * `text` ends with a NUL. The CPU has nothing to tune: its table is empty, and a GPU's, which it
- * takes too, is not looked at behind the head. */
-typedef enum g2z_tune { G2Z_TUNE_OFF, G2Z_TUNE_ON, G2Z_TUNE_OWN } g2z_tune;
-G2Z_API void g2z_device_tune(g2z_device *device, int how);
-G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text); /* freed by g2z_release */
-G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text);
-
-/* A graph is work that is recorded once and then started as a whole, without the cost of its many
- * launches. Between begin and end the ops and mark() are recorded and do not run; run the same work
- * once before, so that scratch has its size and every product its algorithm. Uploads and downloads
- * inside a graph use the same pinned memory each time. Nothing that the graph touches may be
- * released before it. Where nothing was recorded *out is NULL. The CPU has no graphs: begin is
- * G2Z_UNSUPPORTED. */
-typedef struct g2z_graph g2z_graph;
-G2Z_API g2z_status g2z_graph_begin(g2z_device *device);
-G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out);
-G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph);
-G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph); /* NULL is fine */
-
-/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
- * may lie in others, but not in itself; those inside a graph are not seen. */
-#define G2Z_SPAN_LIST(X)                                                                          \
-  /*  name            text */                                                                     \
-  X(FORWARD,         "train/forward")                                                             \
-  X(BACKWARD,        "train/backward")                                                            \
-  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
-  X(NORM,            "optimizer/norm")                                                            \
-  X(DECIDE,          "optimizer/decide")                                                          \
-  X(ADAMW,           "optimizer/adamw")                                                           \
-  X(VAL_FORWARD,     "val/forward")                                                               \
-  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
-  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
-  X(ALL_GATHER,      "zero/all_gather")                                                           \
-  X(REDUCE,          "zero/reduce")                                                               \
-  X(BROADCAST,       "zero/broadcast")                                                            \
-  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
-  X(VERDICT,         "zero/verdict")
-
-typedef enum g2z_span {
-#define X(name, text) G2Z_SPAN_##name,
-  G2Z_SPAN_LIST(X)
-#undef X
-  G2Z_SPAN_COUNT
-} g2z_span;
-G2Z_API const char *g2z_span_text(g2z_span span);
-G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span);
-G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span);
-
 typedef struct g2z_span_times {
   int64_t count;
   double total_s, min_s, max_s;
@@ -1277,7 +1256,6 @@ G2Z_API float g2z_round(g2z_dtype dtype, float x);
  * The oracle of every other backend, and fast enough to train a small model: plain loops, OpenMP
  * threads when the compiler has them. No result depends on the number of threads. */
 
-G2Z_API const g2z_ops *g2z_cpu_ops(void);
 
 /* ===== >>d10 ranks =======================================================
  * The processes of a job are its ranks. They meet at rank 0 over TCP, compare what they are, and
@@ -1301,35 +1279,6 @@ typedef struct g2z_place {  /* a process's place in the job */
  * WORLD_SIZE (g2z_ranks_spawn, torchrun, by hand), Open MPI, PMI (MPICH, Intel MPI), a Slurm step;
  * none of them: alone. G2Z_BAD_ARGUMENT where they contradict each other or lack something. */
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
-
-/* Exit codes of programs around the library, which mpirun, srun and scripts see. */
-#define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
-#define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
-
-typedef struct g2z_job {    /* processes that this one starts and looks after */
-  int ranks;                      /* 1: also a process of its own */
-  char **argv;                    /* of each: this program, with these arguments; ends with NULL */
-  const char *output;             /* file at whose end they print; NULL: where this process does */
-  void (*watch)(void *user);      /* called at their start, then ten times a second; NULL: not */
-  void *user;
-} g2z_job;
-typedef struct g2z_job_end {
-  int exit_code;                  /* 0, or the first failure's that is no consequence of another's;
-                                   * 128 + signal of a rank that was killed */
-  int signal;                     /* the last one that was handed on; 0: none */
-  double cpu_s;                   /* of all processes, user and system */
-  size_t rank_bytes;              /* the most memory that one of them had resident */
-} g2z_job_end;
-/* Starts this program job->ranks times as ranks of one job on this host, which share a random
- * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
- * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
- * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
- * SIGKILL. Call it before anything starts a thread. */
-G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
-/* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
- * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code);
 
 typedef struct g2z_fault {  /* why the job ends */
   int rank;                       /* who died or hangs */
@@ -1459,8 +1408,8 @@ struct g2z_comm {
   g2z_device *device;
   int rank, world;
   g2z_dtype wire;              /* in which gradients travel and are added up */
-  g2z_gather gather;           /* as it came to be; never AUTO */
-  g2z_reduce reduce;           /* as well; with COPY gradients travel as they are */
+  g2z_transport gather;        /* what carries parameters here; never AUTO */
+  g2z_transport reduce;        /* and gradients; with COPY they travel in grad_dtype */
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
@@ -1472,8 +1421,7 @@ typedef struct g2z_comm_config {
   int places;                  /* of MARK and WAIT */
   size_t most;                 /* elements of the largest reduction */
   g2z_dtype wire;              /* the device's dtype or grad_dtype: what a reduction rounds to */
-  g2z_gather gather;           /* not AUTO. What cannot be had becomes SYMMETRIC, or else PLAIN */
-  g2z_reduce reduce;           /* not AUTO. What cannot be had becomes PLAIN */
+  g2z_transport gather, reduce; /* not AUTO. COPY becomes NCCL where it cannot be had */
 } g2z_comm_config;
 
 /* Collectives between the ranks for this device's memory and types. */
@@ -1492,7 +1440,15 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
  * on all ranks where it sees no other, or may take no memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
-/* ===== >>d12 context and model ===========================================
+/* ===== >>d12 weights =====================================================
+ * GPT-2 in the files of Hugging Face's GPT2LMHeadModel: model.safetensors and config.json. A
+ * trainer begins with them (init_from) and saves them (g2z_trainer_save_weights). */
+
+/* The model of DIRECTORY/config.json; refuses what is no GPT-2 as published. */
+G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
+                                      g2z_model_config *out);
+
+/* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
 
 typedef struct g2z_context g2z_context;
@@ -1512,7 +1468,7 @@ G2Z_API int g2z_context_rank(const g2z_context *context);
 G2Z_API int g2z_context_world(const g2z_context *context);
 G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context);
 
-/* ===== >>d13 trainer =====================================================
+/* ===== >>d14 trainer =====================================================
  * A model in training, driven step by step. A step is enqueued and its results are read one step
  * later: report.loss belongs to report.loss_step. flush() drains. */
 
@@ -1587,17 +1543,8 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *pa
 /* model.safetensors and config.json of the master weights in Hugging Face's form. */
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
 
-/* ===== >>d14 generation ==================================================
+/* ===== >>d15 generation ==================================================
  * Sampling without a key-value cache: each token runs the model over the whole window again. */
-
-typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
-  int32_t *ids;
-  size_t count, capacity;
-  g2z_services *services;       /* set by the first call that appends */
-} g2z_tokens;
-G2Z_API void g2z_tokens_free(g2z_tokens *tokens);
-/* Room for `need` ids, from the services that the list came to be with; `services` hear why not. */
-G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need);
 
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
@@ -1608,99 +1555,11 @@ typedef struct g2z_sampling {
 G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
 /* What g2z_generate would refuse. */
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
-/* The token drawn from logits[vocab], as a pure function of them, the sampling and `index`. */
-G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
-                       uint32_t index, float *scratch /* [2 * vocab] */);
-/* Appends up to `count` tokens to `tokens`, which holds the prompt (at least one token). Stops
- * behind `stop` (-1: never), or when `token` returns 0. `token` may be NULL. All ranks of a job
- * make the same call, and `token` answers the same on each: they may hold the parameters
- * together. */
-G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, g2z_tokens *tokens, int count,
-                                const g2z_sampling *sampling, int stop,
-                                int (*token)(void *user, int id), void *user);
-
-
-/* ===== >>d15 weights =====================================================
- * safetensors files, which know nothing of the model, and GPT-2 in them, with the names and shapes
- * of Hugging Face's GPT2LMHeadModel. A file is checked completely before any of it is believed. */
-
-#define G2Z_TENSOR_LIST(X)                                                                        \
-  /*  name     bytes per element; the first four can be read as numbers */                        \
-  X(F64,     8)                                                                                   \
-  X(F32,     4)                                                                                   \
-  X(F16,     2)                                                                                   \
-  X(BF16,    2)                                                                                   \
-  X(I64,     8)                                                                                   \
-  X(U64,     8)                                                                                   \
-  X(C64,     8)                                                                                   \
-  X(I32,     4)                                                                                   \
-  X(U32,     4)                                                                                   \
-  X(I16,     2)                                                                                   \
-  X(U16,     2)                                                                                   \
-  X(I8,      1)                                                                                   \
-  X(U8,      1)                                                                                   \
-  X(BOOL,    1)                                                                                   \
-  X(F8_E4M3, 1)                                                                                   \
-  X(F8_E5M2, 1)                                                                                   \
-  X(F8_E8M0, 1)
-typedef enum g2z_tensor_type {
-#define X(name, bytes) G2Z_TENSOR_##name,
-  G2Z_TENSOR_LIST(X)
-#undef X
-  G2Z_TENSOR_COUNT
-} g2z_tensor_type;
-
-#define G2Z_TENSOR_RANK 8
-typedef struct g2z_safetensor {
-  const char *name;             /* lives as long as its file */
-  g2z_tensor_type type;
-  int rank;                     /* dimensions; 0: a scalar */
-  uint64_t shape[G2Z_TENSOR_RANK];
-  size_t elements;
-  uint64_t begin, bytes;        /* in the file */
-} g2z_safetensor;
-
-typedef struct g2z_safetensors g2z_safetensors;
-G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path,
-                                        g2z_safetensors **out);
-G2Z_API void g2z_safetensors_free(g2z_safetensors *file); /* NULL is fine */
-G2Z_API int g2z_safetensors_count(const g2z_safetensors *file);
-/* The index of a tensor, -1: the file has none of that name. Indices are in the order of names. */
-G2Z_API int g2z_safetensors_find(const g2z_safetensors *file, const char *name);
-G2Z_API g2z_safetensor g2z_safetensors_tensor(const g2z_safetensors *file, int index);
-/* Elements [first, first + count) of a tensor as fp32, from F32, F16, BF16 or F64. */
-G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
-                                        size_t count, float *out);
-
-/* A file of F32 tensors. name, rank and shape of each are read, the other fields are not; then all
- * elements are put in this order, in portions of any size. */
-typedef struct g2z_safetensors_writer g2z_safetensors_writer;
-G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
-                                          const g2z_safetensor *tensors, size_t count,
-                                          g2z_safetensors_writer **out);
-G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const float *values,
-                                       size_t count);
-G2Z_API g2z_status g2z_safetensors_commit(g2z_safetensors_writer *writer);
-G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer); /* NULL is fine */
-
-/* Give or take canonical elements [canonical, canonical + count); calls come in canonical order. */
-typedef g2z_status (*g2z_weights_give)(void *user, size_t canonical, size_t count, float *out);
-typedef g2z_status (*g2z_weights_take)(void *user, size_t canonical, size_t count,
-                                       const float *values);
-
-/* DIRECTORY/model.safetensors and config.json, as save_pretrained writes them. Both get their names
- * when both are complete. */
-G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directory,
-                                     const g2z_model_config *model, g2z_weights_give give,
-                                     void *user);
-/* The model of DIRECTORY/config.json; refuses what is no GPT-2 as published. */
-G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
-                                      g2z_model_config *out);
-/* DIRECTORY/model.safetensors into `take`. All names and shapes are compared before the first
- * call. */
-G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
-                                    const g2z_model_config *model, g2z_weights_take take,
-                                    void *user);
+/* ids[0 .. *count) are the prompt, at least one token. Appends tokens until ids holds `most` of
+ * them, or until one is `stop` (-1: none is). All ranks of a job make the same call: they may hold
+ * the parameters together. */
+G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, int32_t *ids, size_t *count, size_t most,
+                                const g2z_sampling *sampling, int stop);
 
 /* ===== >>d16 checkpoints =================================================
  * All that a training needs to go on, in a directory that appears whole or not at all
@@ -1773,17 +1632,12 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__linux__)
-#include <sys/prctl.h>
-#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -1932,8 +1786,8 @@ G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
  * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
  * Law: nothing below this room calls malloc, free or printf itself. */
 
-/* What a sentence quotes from a file must not steer a terminal: control characters become '?', also
- * those from U+0080 to U+009F, of which U+009B begins what escape and a bracket begin. */
+/* What a sentence quotes from a file must not steer a terminal: control characters become '?'. So
+ * do U+0080 to U+009F: to a terminal U+009B is what ESC [ is. */
 G2Z__PRIVATE void g2z__tame(char *sentence) {
   for (unsigned char *c = (unsigned char *)sentence; *c; c++)
     if (*c < 0x20 || *c == 0x7f) *c = '?';
@@ -2011,14 +1865,6 @@ G2Z_API double g2z_seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-G2Z_API void g2z_utc_now(char text[32]) {
-  time_t now = time(NULL);
-  struct tm utc;
-  gmtime_r(&now, &utc);
-  strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
-}
-
-
 /* ----- files -------------------------------------------------------------
  * Readers use pread, so that several may share a descriptor; writers never show a half-written file
  * under its final name. */
@@ -2027,9 +1873,6 @@ static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64: shards e
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "gpt2_zero.h: its file formats are little-endian and are read in place; so must the host be"
 #endif
-
-/* What may be empty, as something that can be seen in a sentence. */
-G2Z__PRIVATE const char *g2z__visible(const char *text) { return text[0] ? text : "\"\""; }
 
 G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
                                  const char *path) {
@@ -2053,29 +1896,25 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
     default: break;
   }
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
-  return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, g2z__visible(path),
+  return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path[0] ? path : "\"\"",
                   strerror(error), remedy);
 }
 
-/* "" is no directory, and the root least of all. */
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out) {
-  size_t length = strlen(directory), rest = strlen(name) + 1;
-  void *memory;
+  size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
+  void *path;
   *out = NULL;
-  if (length == 0) return g2z_fail_file(services, ENOENT, "open the directory", directory);
-  G2Z__TRY(g2z_allocate(services, length + 1 + rest, 1, &memory));
-  char *path = (char *)memory;
-  memcpy(path, directory, length);
-  path[length] = '/';
-  memcpy(path + length + 1, name, rest);
-  *out = path;
+  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
+  G2Z__TRY(g2z_allocate(services, bytes, 1, &path));
+  *out = (char *)path;
+  snprintf(*out, bytes, "%s/%s", directory, name);
   return G2Z_OK;
 }
 
 #define G2Z__HASH 0xcbf29ce484222325u /* of nothing */
 
-/* FNV-1a of bytes that follow those whose hash is `hash`. */
+/* The FNV-1a hash of a text that was hashed to `hash` so far and goes on with these bytes. */
 G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
   for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
@@ -2102,109 +1941,22 @@ G2Z__PRIVATE int g2z__sync(int file) {
   return result;
 }
 
-/* For one program at a time, until it closes the file. Some network file systems cannot lock. */
-G2Z__PRIVATE int g2z__lock(int file) {
-  return flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
-}
-
 /* A new name is durable only once its directory is. Directories that cannot be opened or synced
  * (some network and FUSE file systems) are left to the system: the file itself is complete. */
 G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *path) {
+  char directory[PATH_MAX];
   const char *slash = strrchr(path, '/');
-  size_t length = slash ? (size_t)(slash - path) : 0;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, length + 2, 1, &memory));
-  char *directory = (char *)memory;
-  if (length) memcpy(directory, path, length);
-  else directory[0] = slash ? '/' : '.';
-  g2z_status status = G2Z_OK;
+  int length = slash && slash != path ? (int)(slash - path) : 1;
+  snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
   int file = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file >= 0) {
-    if (g2z__sync(file) != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-      status = g2z_fail_file(services, errno, "sync the directory", directory);
-    close(file);
-  }
-  g2z_release(services, memory);
-  return status;
+  if (file < 0) return G2Z_OK;
+  int error = g2z__sync(file) == 0 ? 0 : errno;
+  close(file);
+  if (error != EIO && error != ENOSPC && error != EDQUOT) return G2Z_OK;
+  return g2z_fail_file(services, error, "sync the directory", directory);
 }
 
-/* On Linux the disk begins with these bytes of a file at once, while more is made, and a sync has
- * less to wait for: the shards of 130 MB of C were there in 0.32 s and not 0.37, and GPT-2's
- * checkpoint of 1.5 GB in 3.9 s and not 4.9. What fails here the sync tries again, and says so. */
-G2Z__PRIVATE void g2z__send_to_disk(int file, uint64_t from, uint64_t bytes) {
-#ifdef SYNC_FILE_RANGE_WRITE
-  (void)!sync_file_range(file, (off_t)from, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
-#else
-  (void)file, (void)from, (void)bytes;
-#endif
-}
-
-#define G2Z__WRITER_BUFFER 65536
-#define G2Z__WRITER_SENDS ((uint64_t)4 << 20)
-
-struct g2z_writer {
-  g2z_services *services;
-  int file;                        /* -1 once it is closed */
-  int pending;                     /* PATH.partial exists and is this writer's */
-  int complete;                    /* all of it is on the disk */
-  g2z_status status;               /* the first failure, which sticks, */
-  char sentence[G2Z_ERROR_BYTES];  /* and what it said */
-  uint64_t written;                /* bytes that left the buffer, */
-  uint64_t sent;                   /* and of them those on their way to the disk */
-  size_t filled;
-  unsigned char buffer[G2Z__WRITER_BUFFER];
-  char *path, *partial;            /* behind the struct, in the same block */
-};
-
-/* Makes the failure in services->error the one that sticks. */
-G2Z__PRIVATE g2z_status g2z__writer_stick(g2z_writer *writer, g2z_status status) {
-  writer->status = status;
-  memcpy(writer->sentence, writer->services->error, sizeof writer->sentence);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__writer_status(g2z_writer *writer) {
-  if (writer->status != G2Z_OK)
-    memcpy(writer->services->error, writer->sentence, sizeof writer->sentence);
-  return writer->status;
-}
-
-G2Z__PRIVATE g2z_status g2z__writer_fail(g2z_writer *writer, int error, const char *action) {
-  return g2z__writer_stick(writer, g2z_fail_file(writer->services, error, action, writer->path));
-}
-
-G2Z__PRIVATE g2z_status g2z__writer_write(g2z_writer *writer, const void *bytes, size_t count,
-                                          uint64_t offset) {
-  size_t done = 0;
-  while (done < count) {
-    ssize_t put = pwrite(writer->file, (const char *)bytes + done, count - done,
-                         (off_t)(offset + done));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return g2z__writer_fail(writer, errno, "write");
-    done += (size_t)put;
-  }
-  return G2Z_OK;
-}
-
-/* Behind what was written. */
-G2Z__PRIVATE g2z_status g2z__writer_append(g2z_writer *writer, const void *bytes, size_t count) {
-  G2Z__TRY(g2z__writer_write(writer, bytes, count, writer->written));
-  writer->written += count;
-  uint64_t waiting = writer->written - writer->sent;
-  if (waiting < G2Z__WRITER_SENDS) return G2Z_OK;
-  g2z__send_to_disk(writer->file, writer->sent, waiting);
-  writer->sent = writer->written;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer) {
-  G2Z__TRY(g2z__writer_status(writer));
-  G2Z__TRY(g2z__writer_append(writer, writer->buffer, writer->filled));
-  writer->filled = 0;
-  return G2Z_OK;
-}
-
-/* What stands where a regular file should. */
+/* In the words of a sentence. */
 G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
   return S_ISDIR(info->st_mode) ? "a directory"
          : S_ISLNK(info->st_mode) ? "a symbolic link"
@@ -2212,56 +1964,71 @@ G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
                                    : "not a regular file";
 }
 
-/* PATH.partial, empty and locked. A program that was killed leaves one behind, without its lock.
- * One that has just ended may have renamed the file between our open and our lock: then once
- * more. */
+struct g2z_writer {
+  g2z_services *services;
+  FILE *file;                  /* NULL: closed, and all of it is on the disk */
+  int pending;                 /* PATH.partial exists and is this writer's */
+  int error;                   /* errno of the first failure, which sticks; 0: none */
+  const char *action;          /* that failed */
+  uint64_t written;            /* bytes put so far */
+  char *path, *partial;        /* behind the struct, in the same block */
+};
+
+/* Keeps errno of the first call that failed; every later call returns its sentence again. */
+G2Z__PRIVATE g2z_status g2z__writer_check(g2z_writer *writer, int good, const char *action) {
+  if (good && !writer->error) return G2Z_OK;
+  if (!writer->error) {
+    writer->error = errno;
+    writer->action = action;
+  }
+  return g2z_fail_file(writer->services, writer->error, writer->action, writer->path);
+}
+
+/* Opens PATH.partial and empties it. Its lock keeps other writers away until the file is closed; a
+ * program that was killed left a file without one. Where another program renamed the file between
+ * our open() and our lock, the lock is on that program's complete file, which stays as it is. */
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
+  g2z_services *services = writer->services;
   struct stat mine, named;
-  /* An empty path would create ".partial" and fail only at the rename. */
-  if (!*writer->path) return g2z_fail_file(writer->services, ENOENT, "create", writer->path);
-  do {
-    if (writer->file >= 0) close(writer->file);
-    /* A link there would lead elsewhere, and a FIFO would block. */
-    writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
-                        0666);
-    if (writer->file < 0)
-      return g2z_fail_file(writer->services, errno, "create",
-                           errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
-    if (!g2z__lock(writer->file))
-      return g2z_fail(writer->services, G2Z_IO, "another program writes %s: wait until it ends, "
-                      "or choose another name", writer->path);
-    if (fstat(writer->file, &mine) != 0)
-      return g2z_fail_file(writer->services, errno, "create", writer->path);
-    if (!S_ISREG(mine.st_mode))
-      return g2z_fail(writer->services, G2Z_IO, "cannot write %s: it is %s; remove it",
-                      writer->partial, g2z__kind_of_file(&mine));
-  } while (lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino ||
-           named.st_dev != mine.st_dev);
-  writer->pending = 1;
-  if (ftruncate(writer->file, 0) == 0) return G2Z_OK;
-  return g2z_fail_file(writer->services, errno, "empty", writer->partial);
+  /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
+  int file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+  if (file < 0)
+    return g2z_fail_file(services, errno, "create",
+                         errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
+  g2z_status status = G2Z_OK;
+  if (fstat(file, &mine) != 0) status = g2z_fail_file(services, errno, "create", writer->path);
+  else if (!S_ISREG(mine.st_mode))
+    status = g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; remove it", writer->partial,
+                      g2z__kind_of_file(&mine));
+  else if ((flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) ||
+           lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino)
+    status = g2z_fail(services, G2Z_IO, "another program writes %s: wait until it ends, or choose "
+                      "another name", writer->path);
+  else if (ftruncate(file, 0) != 0 || (writer->file = fdopen(file, "w")) == NULL)
+    status = g2z_fail_file(services, errno, "empty", writer->partial);
+  writer->pending = writer->file != NULL;
+  if (!writer->pending) close(file);
+  return status;
 }
 
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
   *out = NULL;
-  size_t length = strlen(path);
+  size_t bytes = strlen(path) + 1;
+  struct stat there;
+  void *memory;
+  if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* would make ".partial" */
   /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
    * would fail at the end. */
-  struct stat there;
-  if (length && lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
+  if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
                     g2z__kind_of_file(&there));
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_writer) + 2 * length + sizeof ".partial" + 1,
-                        &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_writer) + 2 * bytes + 8, &memory));
   g2z_writer *writer = (g2z_writer *)memory;
   writer->services = services;
   writer->path = (char *)(writer + 1);
-  writer->partial = writer->path + length + 1;
-  memcpy(writer->path, path, length);
-  memcpy(writer->partial, path, length);
-  memcpy(writer->partial + length, ".partial", sizeof ".partial");
-  writer->file = -1;
+  writer->partial = writer->path + bytes;
+  memcpy(writer->path, path, bytes);
+  snprintf(writer->partial, bytes + 8, "%s.partial", path);
   g2z_status status = g2z__writer_open(writer);
   if (status == G2Z_OK) *out = writer;
   else g2z_writer_free(writer);
@@ -2269,147 +2036,72 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
 }
 
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count) {
-  G2Z__TRY(g2z__writer_status(writer));
-  if (count > sizeof writer->buffer - writer->filled) {
-    G2Z__TRY(g2z_writer_flush(writer));
-    if (count >= sizeof writer->buffer) return g2z__writer_append(writer, bytes, count);
-  }
-  if (count) memcpy(writer->buffer + writer->filled, bytes, count);
-  writer->filled += count;
-  return G2Z_OK;
+  writer->written += count;
+  return g2z__writer_check(
+      writer, writer->error || fwrite(bytes, 1, count, writer->file) == count, "write");
 }
 
 G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) {
-  G2Z__TRY(g2z__writer_status(writer));
-  size_t room = sizeof writer->buffer - writer->filled;
   va_list arguments;
   va_start(arguments, format);
-  int length = vsnprintf((char *)writer->buffer + writer->filled, room, format, arguments);
+  int length = writer->error ? 0 : vfprintf(writer->file, format, arguments);
   va_end(arguments);
-  if (length < 0) return g2z__writer_fail(writer, errno, "format text for");
-  if ((size_t)length < room) {
-    writer->filled += (size_t)length;
-    return G2Z_OK;
-  }
-  void *text; /* longer than the buffer's rest: this happens once in many calls */
-  g2z_status status = g2z_allocate(writer->services, (size_t)length + 1, 1, &text);
-  if (status != G2Z_OK) return g2z__writer_stick(writer, status);
-  va_start(arguments, format);
-  vsnprintf((char *)text, (size_t)length + 1, format, arguments);
-  va_end(arguments);
-  status = g2z_writer_put(writer, text, (size_t)length);
-  g2z_release(writer->services, text);
-  return status;
+  if (length > 0) writer->written += (uint64_t)length;
+  return g2z__writer_check(writer, length >= 0, "write");
 }
 
-G2Z_API g2z_status g2z_writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
-                                    size_t count) {
-  G2Z__TRY(g2z_writer_flush(writer));
+G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer) {
+  return g2z__writer_check(writer, writer->error || fflush(writer->file) == 0, "write");
+}
+
+/* Overwrites what was put before: headers with counts. */
+G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
+                                          size_t count) {
   G2Z_ASSERT(count <= writer->written && offset <= writer->written - count);
-  return g2z__writer_write(writer, bytes, count, offset);
-}
-
-G2Z_API g2z_status g2z_writer_sync(g2z_writer *writer) {
   G2Z__TRY(g2z_writer_flush(writer));
-  return g2z__sync(writer->file) == 0 ? G2Z_OK : g2z__writer_fail(writer, errno, "sync");
+  ssize_t put = pwrite(fileno(writer->file), bytes, count, (off_t)offset);
+  return g2z__writer_check(writer, put == (ssize_t)count, "write");
 }
 
-G2Z_API g2z_status g2z_writer_publish(g2z_writer *writer) {
-  G2Z__TRY(g2z_writer_sync(writer));
-  if (rename(writer->partial, writer->path) != 0)
-    return g2z__writer_fail(writer, errno, "rename a file to");
-  writer->pending = 0;
-  return G2Z_OK;
-}
-
-/* The first half of a commit: everything is on the disk, under the name PATH.partial. */
+/* The first half of a commit: all of the file is on the disk, under the name PATH.partial. */
 G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
-  if (writer->complete) return g2z_writer_flush(writer);
-  G2Z__TRY(g2z_writer_sync(writer));
-  writer->complete = 1;
-  return G2Z_OK;
+  if (!writer->file) return g2z__writer_check(writer, 1, "");
+  G2Z__TRY(g2z_writer_flush(writer));
+  return g2z__writer_check(writer, g2z__sync(fileno(writer->file)) == 0, "sync");
 }
 
+/* For many files that get their names together. Only commit and free may follow. */
 G2Z__PRIVATE g2z_status g2z__writer_close(g2z_writer *writer) {
-  int closed = writer->file < 0 ? 0 : close(writer->file);
-  writer->file = -1;
-  return closed == 0 ? G2Z_OK : g2z__writer_fail(writer, errno, "close");
+  FILE *file = writer->file;
+  G2Z__TRY(g2z__writer_finish(writer));
+  writer->file = NULL;
+  return g2z__writer_check(writer, !file || fclose(file) == 0, "close");
 }
 
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
   G2Z__TRY(g2z__writer_finish(writer));
-  if (rename(writer->partial, writer->path) != 0)
-    return g2z__writer_fail(writer, errno, "rename a complete file to");
+  if (!writer->pending) return G2Z_OK;
+  G2Z__TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
+                             "rename a complete file to"));
   writer->pending = 0;
-  G2Z__TRY(g2z__writer_close(writer));
   return g2z__sync_parent(writer->services, writer->path);
 }
 
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
   if (!writer) return;
-  if (writer->pending) unlink(writer->partial); /* while nobody else can take it */
-  if (writer->file >= 0) close(writer->file);
+  if (writer->pending) unlink(writer->partial); /* before the lock goes, and another has the name */
+  if (writer->file) fclose(writer->file);
   g2z_release(writer->services, writer);
 }
 
-G2Z__PRIVATE g2z_status g2z__read_file(g2z_services *services, const char *path, int file,
-                                       size_t limit, char **text, size_t *bytes) {
-  struct stat info;
-  if (fstat(file, &info) != 0) return g2z_fail_file(services, errno, "read", path);
-  size_t expected = S_ISREG(info.st_mode) && info.st_size > 0 ? (size_t)info.st_size : 0;
-  size_t used = 0, capacity = 0;
-  void *list = NULL;
-  g2z_status status = G2Z_OK;
-  for (;;) { /* pipes have no size and files may grow: the end is where read() says 0 */
-    if (used > limit || expected > limit) {
-      status = g2z_fail(services, G2Z_FORMAT,
-                        "%s has more than %zu bytes, the limit for a file of this kind: check "
-                        "that it is the right file", path, limit);
-      break;
-    }
-    size_t need = (used > expected ? used : expected) + 2;
-    status = g2z_grow(services, &list, &capacity, used, need, 1);
-    if (status != G2Z_OK) break;
-    ssize_t got = read(file, (char *)list + used, capacity - used - 1);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) status = g2z_fail_file(services, errno, "read", path);
-    if (got <= 0) break;
-    used += (size_t)got;
-  }
-  if (status != G2Z_OK) {
-    g2z_release(services, list);
-    return status;
-  }
-  ((char *)list)[used] = 0;
-  *text = (char *)list;
-  *bytes = used;
-  return G2Z_OK;
-}
-
-/* Whether the file is the other end of a pipe that this program was started with, as for
- * `--vocab <(zcat FILE)`. */
-G2Z__PRIVATE int g2z__is_inherited(int file, const struct stat *info) {
-  const int most = 1024; /* shells take numbers below 256 */
-  struct stat other;
-  for (int i = 0; i < most; i++)
-    if (i != file && fstat(i, &other) == 0 && other.st_ino == info->st_ino &&
-        other.st_dev == info->st_dev)
-      return 1;
-  return 0;
-}
-
-/* Opens a file for reading, and never waits for somebody who writes to a FIFO of that name. *file
- * is -1 on failure. */
+/* Opens a file for reading. A FIFO is refused: nobody may ever write to it. One of the shell's, as
+ * in --vocab <(zcat FILE), has its writer. *file is -1 on failure. */
 G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
+  const int shell = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
   struct stat info;
-  memset(&info, 0, sizeof info);
-  *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (*file < 0 || fstat(*file, &info) != 0)
-    return g2z_fail_file(services, errno, "open", path);
-  int pipe = S_ISFIFO(info.st_mode) && g2z__is_inherited(*file, &info);
-  if (pipe && fcntl(*file, F_SETFL, 0) != 0) /* it may be waited for */
-    return g2z_fail_file(services, errno, "open", path);
-  if (pipe || S_ISREG(info.st_mode)) return G2Z_OK;
+  *file = open(path, O_RDONLY | O_CLOEXEC | (shell ? 0 : O_NONBLOCK));
+  if (*file < 0 || fstat(*file, &info) != 0) return g2z_fail_file(services, errno, "open", path);
+  if (S_ISREG(info.st_mode) || (shell && S_ISFIFO(info.st_mode))) return G2Z_OK;
   close(*file);
   *file = -1;
   if (S_ISDIR(info.st_mode)) return g2z_fail_file(services, EISDIR, "read", path);
@@ -2417,56 +2109,68 @@ G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path,
                   g2z__kind_of_file(&info));
 }
 
+/* Pipes have no size and files may grow: the end is where read() returns 0. */
+G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *path, int file,
+                                            size_t limit, void **text, size_t *bytes) {
+  struct stat info;
+  if (fstat(file, &info) != 0) return g2z_fail_file(services, errno, "read", path);
+  size_t need = (size_t)info.st_size, capacity = 0;
+  for (ssize_t got = 1; got != 0;) {
+    if (need > limit)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s has more than %zu bytes, the limit for a file of this kind: check "
+                      "that it is the right file", path, limit);
+    G2Z__TRY(g2z_grow(services, text, &capacity, *bytes, need + 2, 1)); /* a byte more, and a NUL */
+    got = read(file, (char *)*text + *bytes, capacity - *bytes - 1);
+    if (got < 0 && errno != EINTR) return g2z_fail_file(services, errno, "read", path);
+    if (got > 0) *bytes += (size_t)got;
+    if (need < *bytes) need = *bytes;
+  }
+  ((char *)*text)[*bytes] = 0;
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes) {
   int file;
-  *text = NULL;
+  void *memory = NULL;
   *bytes = 0;
   g2z_status status = g2z__open_read(services, path, &file);
-  if (status == G2Z_OK) status = g2z__read_file(services, path, file, limit, text, bytes);
+  if (status == G2Z_OK)
+    status = g2z__read_open_file(services, path, file, limit, &memory, bytes);
   if (file >= 0) close(file);
+  if (status != G2Z_OK) {
+    g2z_release(services, memory);
+    memory = NULL;
+    *bytes = 0;
+  }
+  *text = (char *)memory;
   return status;
 }
 
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) {
+  char prefix[PATH_MAX] = "";
   size_t length = strlen(path);
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, length + 1, 1, &memory));
-  char *prefix = (char *)memory;
-  g2z_status status = length ? G2Z_OK : g2z_fail_file(services, ENOENT, "create", path);
-  for (size_t i = 1; i <= length && status == G2Z_OK; i++) {
-    if (path[i] != '/' && path[i] != 0) continue;
-    memcpy(prefix, path, i); /* the rest is zero from the allocation */
-    /* mkdir's errno on a directory that exists is not always EEXIST (read-only mounts). */
+  if (length == 0 || length >= sizeof prefix)
+    return g2z_fail_file(services, length ? ENAMETOOLONG : ENOENT, "create", path);
+  for (size_t i = 1; i <= length; i++) {
     struct stat info;
+    if (path[i] != '/' && path[i] != 0) continue;
+    memcpy(prefix, path, i);
     if (mkdir(prefix, 0777) == 0) continue;
-    int error = errno;
+    int error = errno; /* not always EEXIST of a directory that exists (read-only mounts) */
     if (stat(prefix, &info) != 0 || !S_ISDIR(info.st_mode))
-      status = g2z_fail_file(services, error, "create the directory", prefix);
+      return g2z_fail_file(services, error, "create the directory", prefix);
   }
-  g2z_release(services, memory);
-  return status;
-}
-
-G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
-  *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
-  if (g2z__lock(*lock)) return G2Z_OK;
-  close(*lock);
-  *lock = -1;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
-                  "ends, or choose another directory", path);
-}
-
-G2Z_API void g2z_open_standard_files(void) {
-  for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++) /* the lowest free number comes */
-    if (fcntl(file, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
+  return G2Z_OK;
 }
 
 /* ===== >>i04 JSON ========================================================
  * In:  any bytes that claim to be JSON, or values to write. Out: values in place, or a text.
  * Law: no allocation, no recursion, nothing read beyond `end`, no locale; what RFC 8259 forbids is
  * an error with its line and column. */
+
+/* ----- reader ----- */
 
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
   if (json->status != G2Z_OK) return json->status; /* the first error explains the others */
@@ -2487,7 +2191,6 @@ G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
   return json->status;
 }
 
-/* Complains that something else stands here than `expected`. */
 G2Z__PRIVATE void g2z__json_expected(g2z_json *json, const char *expected) {
   if (json->at == json->end) g2z_json_fail(json, "expected %s, found the text's end", expected);
   else if (*json->at > 0x20 && *json->at < 0x7f)
@@ -2520,52 +2223,22 @@ G2Z_API char g2z_json_peek(g2z_json *json) {
   return (char)(c && strchr("{[\"tfn-0123456789", c) ? c : 0);
 }
 
-G2Z_API int g2z_json_enter(g2z_json *json, char open) {
-  if (g2z__json_space(json) != (unsigned char)open) {
-    g2z__json_expected(json, open == '{' ? "an object" : "an array");
-    return 0;
-  }
-  if (json->depth == G2Z_JSON_DEPTH) {
-    g2z_json_fail(json, "nested deeper than %d levels: flatten it", G2Z_JSON_DEPTH);
+/* Steps over the byte c, or complains that it is not there. */
+G2Z__PRIVATE int g2z__json_take(g2z_json *json, char c, const char *expected) {
+  if (g2z__json_space(json) != (unsigned char)c) {
+    g2z__json_expected(json, expected);
     return 0;
   }
   json->at++;
-  json->depth++;
-  json->first = 1;
   return 1;
 }
 
-G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key) {
-  unsigned char c = g2z__json_space(json);
-  if (key) memset(key, 0, sizeof *key);
-  if (json->status != G2Z_OK) return 0;
-  if (c == (unsigned char)close) {
-    json->at++;
-    json->depth--;
-    json->first = 0;
-    return 0;
-  }
-  if (!json->first) {
-    if (c != ',') {
-      g2z__json_expected(json, close == '}' ? "',' or '}'" : "',' or ']'");
-      return 0;
-    }
-    json->at++;
-  }
-  json->first = 0;
-  if (close == '}') {
-    if (g2z__json_space(json) != '"') {
-      g2z__json_expected(json, "a name in quotes");
-      return 0;
-    }
-    *key = g2z_json_string(json);
-    if (g2z__json_space(json) != ':') {
-      g2z__json_expected(json, "':'");
-      return 0;
-    }
-    json->at++;
-  }
-  return json->status == G2Z_OK;
+G2Z_API int g2z_json_enter(g2z_json *json, char open) {
+  if (!g2z__json_take(json, open, open == '{' ? "an object" : "an array")) return 0;
+  json->first = 1;
+  if (++json->depth <= G2Z_JSON_DEPTH) return 1;
+  g2z_json_fail(json, "nested deeper than %d levels: flatten it", G2Z_JSON_DEPTH);
+  return 0;
 }
 
 /* The value of four hexadecimal digits, or -1. */
@@ -2581,75 +2254,90 @@ G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *en
   return value;
 }
 
-G2Z_API g2z_json_text g2z_json_string(g2z_json *json) {
-  g2z_json_text text = {(const unsigned char *)"", 0}; /* not NULL, which none may add 0 to */
-  if (g2z__json_space(json) != '"') {
-    g2z__json_expected(json, "a string");
-    return text;
-  }
-  const unsigned char *c = json->at + 1, *end = json->end;
-  for (; c < end && *c != '"'; c++) {
-    const char *wrong = NULL;
-    if (*c < 0x20) wrong = "a control character in a string: escape it";
-    else if (*c == '\\') {
-      if (++c == end) break;
-      if (*c == 'u' && g2z__json_hex4(c + 1, end) < 0) wrong = "\\u needs four hexadecimal digits";
-      else if (*c == 0 || !strchr("\"\\/bfnrtu", *c)) wrong = "no such escape in JSON";
-    }
-    if (wrong) {
-      json->at = c;
-      g2z_json_fail(json, "%s", wrong);
-      return text;
-    }
-  }
-  if (c >= end) {
-    g2z_json_fail(json, "this string has no closing quote");
-    return text;
-  }
-  text.at = json->at + 1;
-  text.bytes = (size_t)(c - text.at);
-  json->at = c + 1;
-  return text;
-}
-
-/* Decodes what stands at *at, a byte or an escape, to UTF-8; returns its 1 to 4 bytes. The text
- * came from g2z_json_string, so that escapes are complete. */
-G2Z__PRIVATE size_t g2z__json_decode(const unsigned char **at, const unsigned char *end,
+/* Decodes the escape at *at to UTF-8 and steps over it; returns its 1 to 4 bytes, or 0 where JSON
+ * has no such escape. Half a surrogate pair becomes U+FFFD. */
+G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned char *end,
                                      unsigned char out[4]) {
-  unsigned char c = *(*at)++;
-  out[0] = c;
-  if (c != '\\' || *at == end) return 1;
-  c = *(*at)++;
-  if (c != 'u') {
-    const char *names = "bfnrt", *found = strchr(names, c);
-    out[0] = found ? (unsigned char)"\b\f\n\r\t"[found - names] : c;
+  static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+  const unsigned char *c = *at;
+  const void *name = end - c < 2 ? NULL : memchr(names, c[1], sizeof names - 1);
+  if (name) {
+    out[0] = (unsigned char)values[(const char *)name - names];
+    *at += 2;
     return 1;
   }
-  int code = g2z__json_hex4(*at, end);
-  *at += code < 0 ? 0 : 4;
-  if (code >= 0xd800 && code < 0xdc00 && end - *at >= 6 && (*at)[0] == '\\' && (*at)[1] == 'u') {
-    int low = g2z__json_hex4(*at + 2, end);
+  int code = end - c < 2 || c[1] != 'u' ? -1 : g2z__json_hex4(c + 2, end);
+  if (code < 0) return 0;
+  c += 6;
+  if (code >= 0xd800 && code < 0xdc00 && end - c >= 6 && c[0] == '\\' && c[1] == 'u') {
+    int low = g2z__json_hex4(c + 2, end);
     if (low >= 0xdc00 && low < 0xe000) {
       code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
-      *at += 6;
+      c += 6;
     }
   }
-  if (code < 0 || (code >= 0xd800 && code < 0xe000)) code = 0xfffd; /* a lone surrogate */
-  if (code < 0x80) {
-    out[0] = (unsigned char)code;
-    return 1;
-  }
-  size_t bytes = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+  *at = c;
+  if (code >= 0xd800 && code < 0xe000) code = 0xfffd;
+  size_t bytes = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
   for (size_t i = bytes - 1; i > 0; i--, code >>= 6) out[i] = (unsigned char)(0x80 | (code & 0x3f));
-  out[0] = (unsigned char)((0xf00 >> bytes & 0xf0) | code);
+  out[0] = (unsigned char)(bytes == 1 ? code : (0xf00 >> bytes & 0xf0) | code);
   return bytes;
+}
+
+G2Z__PRIVATE g2z_json_text g2z__json_quoted(g2z_json *json, const char *expected) {
+  g2z_json_text none = {(const unsigned char *)"", 0, NULL}, text = none; /* NULL + 0 is no C */
+  if (!g2z__json_take(json, '"', expected)) return none;
+  const unsigned char *c = json->at, *end = json->end;
+  text.at = c;
+  while (c < end && *c != '"' && *c >= 0x20) {
+    const unsigned char *escape = c;
+    unsigned char out[4];
+    size_t bytes = 1;
+    if (*c != '\\') c++;
+    else if ((bytes = g2z__json_escape(&c, end, out)) == 0) break;
+    int code = bytes == 3 && !text.lone ? g2z__json_hex4(escape + 2, end) : 0;
+    if (code >= 0xd800 && code < 0xe000) text.lone = escape;
+  }
+  if (c < end && *c == '"') {
+    text.bytes = (size_t)(c - text.at);
+    json->at = c + 1;
+    return text;
+  }
+  json->at = end - c < 2 ? text.at - 1 : c;
+  g2z_json_fail(json, end - c < 2    ? "this string has no closing quote"
+                      : *c != '\\'   ? "a control character in a string: escape it"
+                      : c[1] == 'u'  ? "\\u needs four hexadecimal digits"
+                                     : "no such escape in JSON");
+  return none;
+}
+
+G2Z_API g2z_json_text g2z_json_string(g2z_json *json) { return g2z__json_quoted(json, "a string"); }
+
+G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key) {
+  unsigned char c = g2z__json_space(json);
+  int first = json->first;
+  if (key) memset(key, 0, sizeof *key);
+  if (json->status != G2Z_OK) return 0;
+  json->first = 0;
+  if (c == (unsigned char)close) {
+    json->at++;
+    json->depth--;
+    return 0;
+  }
+  if (!first && !g2z__json_take(json, ',', close == '}' ? "',' or '}'" : "',' or ']'")) return 0;
+  if (close != '}') return 1;
+  *key = g2z__json_quoted(json, "a name in quotes");
+  return g2z__json_take(json, ':', "':'");
 }
 
 G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
   const unsigned char *at = text->at, *end = at + text->bytes, *want = (const unsigned char *)name;
   unsigned char got[4];
   while (at < end) {
-    size_t bytes = g2z__json_decode(&at, end, got);
+    size_t bytes = 1;
+    got[0] = *at;
+    if (*at != '\\') at++;
+    else if ((bytes = g2z__json_escape(&at, end, got)) == 0) return 0;
     for (size_t i = 0; i < bytes; i++, want++) /* an escaped NUL must not match the name's end */
       if (*want == 0 || *want != got[i]) return 0;
   }
@@ -2658,160 +2346,116 @@ G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
 
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out) {
   const unsigned char *at = text->at, *end = at + text->bytes;
-  unsigned char *to = out;
-  while (at < end) {
+  unsigned char *to = out, got[4];
+  for (size_t bytes = 1; at < end && bytes > 0;) {
     const void *escape = memchr(at, '\\', (size_t)(end - at));
     size_t plain = (size_t)((escape ? (const unsigned char *)escape : end) - at);
-    memcpy(to, at, plain);
+    memmove(to, at, plain);
     to += plain;
     at += plain;
-    if (at == end) break;
-    unsigned char got[4];
-    size_t bytes = g2z__json_decode(&at, end, got);
+    bytes = at < end ? g2z__json_escape(&at, end, got) : 0;
     memcpy(to, got, bytes);
     to += bytes;
   }
   return (size_t)(to - out);
 }
 
-G2Z_API const unsigned char *g2z_json_lone_surrogate(const g2z_json_text *text) {
-  const unsigned char *at = text->at, *end = at + text->bytes, *escape;
-  while ((escape = (const unsigned char *)memchr(at, '\\', (size_t)(end - at))) != NULL) {
-    unsigned char got[4];
-    at = escape;
-    if (g2z__json_decode(&at, end, got) != 3) continue; /* a pair has 4 bytes */
-    int code = g2z__json_hex4(escape + 2, end);
-    if (code >= 0xd800 && code < 0xe000) return escape;
-  }
-  return NULL;
+G2Z__PRIVATE const unsigned char *g2z__json_digits(const unsigned char *c,
+                                                   const unsigned char *end) {
+  while (c < end && *c >= '0' && *c <= '9') c++;
+  return c;
 }
 
-/* What a number consists of; digits are counted so that callers need not look again. */
-typedef struct g2z__json_digits {
-  const unsigned char *at;      /* the number, */
-  size_t bytes;                 /* 0 after an error */
-  int integral;                 /* neither fraction nor exponent */
-} g2z__json_digits;
-
-G2Z__PRIVATE size_t g2z__json_run(const g2z_json *json, const unsigned char *c) {
-  const unsigned char *begin = c;
-  while (c < json->end && *c >= '0' && *c <= '9') c++;
-  return (size_t)(c - begin);
-}
-
-G2Z__PRIVATE g2z__json_digits g2z__json_scan(g2z_json *json, const char *expected) {
-  g2z__json_digits number = {NULL, 0, 1};
+/* The length of the number at json->at, which stays there; 0 after an error. */
+G2Z__PRIVATE size_t g2z__json_scan(g2z_json *json, const char *expected) {
   unsigned char start = g2z__json_space(json);
   if (start != '-' && (start < '0' || start > '9')) {
     g2z__json_expected(json, expected);
-    return number;
+    return 0;
   }
-  const unsigned char *c = json->at + (start == '-'), *end = json->end;
-  size_t run = g2z__json_run(json, c);
-  int valid = run == 1 || (run > 1 && *c != '0');
-  c += run;
-  if (valid && c < end && *c == '.') {
-    number.integral = 0;
-    run = g2z__json_run(json, c + 1);
-    valid = run > 0;
-    c += 1 + run;
+  const unsigned char *end = json->end, *digits = json->at + (start == '-');
+  const unsigned char *c = g2z__json_digits(digits, end);
+  int valid = c == digits + 1 || (c > digits && *digits != '0');
+  if (c < end && *c == '.') {
+    digits = c + 1;
+    c = g2z__json_digits(digits, end);
+    valid &= c > digits;
   }
-  if (valid && c < end && (*c == 'e' || *c == 'E')) {
-    number.integral = 0;
-    c += 1 + (c + 1 < end && (c[1] == '+' || c[1] == '-'));
-    run = g2z__json_run(json, c);
-    valid = run > 0;
-    c += run;
+  if (c < end && (*c == 'e' || *c == 'E')) {
+    digits = c + 1 + (c + 1 < end && (c[1] == '+' || c[1] == '-'));
+    c = g2z__json_digits(digits, end);
+    valid &= c > digits;
   }
-  if (!valid) {
-    g2z_json_fail(json, "not a number as JSON writes it (such as 12, -0.5 or 1e-5)");
-    return number;
-  }
-  number.at = json->at;
-  number.bytes = (size_t)(c - json->at);
-  json->at = c;
-  return number;
+  if (!valid) g2z_json_fail(json, "not a number as JSON writes it (such as 12, -0.5 or 1e-5)");
+  return valid ? (size_t)(c - json->at) : 0;
+}
+
+/* The number at json->at, of `bytes` bytes, is not what it should be. */
+G2Z__PRIVATE void g2z__json_fail_number(g2z_json *json, size_t bytes, const char *why) {
+  g2z_json_fail(json, "%.*s %s", (int)(bytes < 40 ? bytes : 40), (const char *)json->at, why);
 }
 
 G2Z_API int64_t g2z_json_integer(g2z_json *json) {
-  g2z__json_digits number = g2z__json_scan(json, "an integer");
-  if (!number.bytes) return 0;
-  int show = (int)(number.bytes < 40 ? number.bytes : 40);
-  const unsigned char *c = number.at, *end = c + number.bytes;
-  int negative = *c == '-';
-  int64_t value = 0; /* kept negative: INT64_MIN has no positive counterpart */
-  int fits = number.integral;
-  for (c += negative; c < end && fits; c++) {
+  size_t bytes = g2z__json_scan(json, "an integer");
+  const unsigned char *c = json->at, *end = c + bytes;
+  int negative = bytes > 0 && *c == '-';
+  int64_t value = 0, least = negative ? INT64_MIN : -INT64_MAX; /* counts down: -2^63 has no 2^63 */
+  c += negative;
+  const char *why = g2z__json_digits(c, end) < end ? "is not an integer" : NULL;
+  for (; c < end && !why; c++) {
     int digit = *c - '0';
-    fits = value > INT64_MIN / 10 || (value == INT64_MIN / 10 && digit <= 8);
-    if (fits) value = value * 10 - digit;
+    if (value < (least + digit) / 10) why = "does not fit into 64 bits";
+    else value = value * 10 - digit;
   }
-  if (fits && !negative) {
-    fits = value != INT64_MIN;
-    if (fits) value = -value;
+  if (why) {
+    g2z__json_fail_number(json, bytes, why);
+    return 0;
   }
-  if (fits) return value;
-  json->at = number.at;
-  g2z_json_fail(json, number.integral ? "%.*s does not fit into 64 bits" : "%.*s is not an integer",
-                show, (const char *)number.at);
-  return 0;
+  json->at = end;
+  return negative ? value : -value;
 }
 
-/* strtod without its decimal point, which is a matter of the locale: 12.5e3 goes in as 125e2. 767
- * digits decide how a double rounds; of the digits beyond only their being non-zero counts. */
 G2Z_API double g2z_json_number(g2z_json *json) {
-  g2z__json_digits number = g2z__json_scan(json, "a number");
-  if (!number.bytes) return 0;
-  enum { DIGITS = 770 };
-  char text[DIGITS + 32];
-  size_t length = 0, digits = 0;
-  int64_t exponent = 0, written = 0;
-  int fraction = 0;
-  const unsigned char *c = number.at, *end = c + number.bytes;
-  if (*c == '-') text[length++] = (char)*c++;
-  for (; c < end && *c != 'e' && *c != 'E'; c++) {
-    if (*c == '.') {
-      fraction = 1;
-      continue;
-    }
-    exponent -= fraction;
-    if (digits < DIGITS) {
-      if (*c == '0' && digits == 0) continue;
-      text[length++] = (char)*c;
-      digits++;
-    } else {
-      exponent++;
-      if (*c != '0') text[length - 1] |= 1; /* '0', '2' ... become odd: never a tie */
-    }
+  size_t bytes = g2z__json_scan(json, "a number"), length = 0;
+  char text[4096], zero[16]; /* a double is told from its neighbours by at most 767 digits */
+  if (bytes == 0) return 0;
+  if (bytes > sizeof text - sizeof zero) {
+    g2z__json_fail_number(json, bytes, "... has more than 4000 characters: round it");
+    return 0;
   }
-  if (digits == 0) text[length++] = '0';
-  if (c < end) {
-    int down = *++c == '-';
-    for (c += down || *c == '+'; c < end; c++)
-      if (written < 1000000000000) written = written * 10 + (*c - '0');
-    exponent += down ? -written : written;
-  }
-  snprintf(text + length, sizeof text - length, "e%" PRId64, exponent);
+  /* strtod wants the locale's decimal point, which may take several bytes: "0.0" shows it. */
+  snprintf(zero, sizeof zero, "%.1f", 0.0);
+  size_t point = strlen(zero) - 2;
+  for (size_t i = 0; i < bytes; i++)
+    if (json->at[i] != '.') text[length++] = (char)json->at[i];
+    else {
+      memcpy(text + length, zero + 1, point);
+      length += point;
+    }
+  text[length] = 0;
   double value = strtod(text, NULL);
-  if (isfinite(value)) return value;
-  json->at = number.at;
-  g2z_json_fail(json, "%.*s is too large for a double",
-                (int)(number.bytes < 40 ? number.bytes : 40), (const char *)number.at);
+  if (isfinite(value)) {
+    json->at += bytes;
+    return value;
+  }
+  g2z__json_fail_number(json, bytes, "is too large for a double");
   return 0;
 }
 
 G2Z__PRIVATE int g2z__json_word(g2z_json *json, const char *word) {
   size_t length = strlen(word);
-  if ((size_t)(json->end - json->at) < length || memcmp(json->at, word, length) != 0) return 0;
+  g2z__json_space(json);
+  if (json->status != G2Z_OK || (size_t)(json->end - json->at) < length ||
+      memcmp(json->at, word, length) != 0)
+    return 0;
   json->at += length;
   return 1;
 }
 
 G2Z_API int g2z_json_bool(g2z_json *json) {
-  char c = g2z_json_peek(json);
-  if (c == 't' && g2z__json_word(json, "true")) return 1;
-  if (c != 'f' || !g2z__json_word(json, "false")) g2z__json_expected(json, "true or false");
-  return 0;
+  int value = g2z__json_word(json, "true");
+  if (!value && !g2z__json_word(json, "false")) g2z__json_expected(json, "true or false");
+  return value;
 }
 
 G2Z_API void g2z_json_skip(g2z_json *json) {
@@ -2824,7 +2468,10 @@ G2Z_API void g2z_json_skip(g2z_json *json) {
       closers[open++] = c == '{' ? '}' : ']';
     } else if (c == '"') g2z_json_string(json);
     else if (c == 't' || c == 'f') g2z_json_bool(json);
-    else if (c != 'n' || !g2z__json_word(json, "null")) g2z__json_scan(json, "a value");
+    else if (c != 'n' || !g2z__json_word(json, "null")) {
+      size_t bytes = g2z__json_scan(json, "a value");
+      json->at += bytes;
+    }
     g2z_json_text key;
     while (open > 0 && !g2z_json_next(json, closers[open - 1], &key)) {
       if (json->status != G2Z_OK) return;
@@ -2841,7 +2488,7 @@ G2Z_API g2z_status g2z_json_close(g2z_json *json) {
 
 /* ----- writer ----- */
 
-/* The length of the valid UTF-8 character at `at` (RFC 3629), 0 when there is none. */
+/* RFC 3629 */
 G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end) {
   unsigned char c = *at;
   if (c < 0x80) return 1;
@@ -2907,6 +2554,11 @@ G2Z_API void g2z_json_end(g2z_json_out *out, char close) {
   out->filled = out->depth > 0; /* another text may follow at level 0: .jsonl */
 }
 
+G2Z__PRIVATE void g2z__json_put(g2z_json_out *out, const char *key, const char *word) {
+  g2z__json_member(out, key);
+  g2z_writer_put(out->writer, word, strlen(word));
+}
+
 G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char *text) {
   g2z__json_member(out, key);
   if (text) g2z__json_quote(out->writer, text);
@@ -2914,12 +2566,12 @@ G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char 
 }
 
 G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value) {
-  g2z__json_member(out, key);
-  g2z_writer_printf(out->writer, "%" PRId64, value);
+  char text[32];
+  snprintf(text, sizeof text, "%" PRId64, value);
+  g2z__json_put(out, key, text);
 }
 
-/* What printf made of a number: the locale's decimal point, which may take several bytes, becomes
- * a full stop. */
+/* The locale's decimal point may take several bytes. */
 G2Z_API void g2z_plain_number(char *text) {
   char *to = text;
   for (const char *c = text; *c; c++) {
@@ -2931,25 +2583,16 @@ G2Z_API void g2z_plain_number(char *text) {
 }
 
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value) {
-  g2z__json_member(out, key);
-  if (!isfinite(value)) {
-    g2z_writer_put(out->writer, "null", 4);
-    return;
-  }
   char text[32];
   snprintf(text, sizeof text, "%.9g", value);
   g2z_plain_number(text);
-  g2z_writer_put(out->writer, text, strlen(text));
+  g2z__json_put(out, key, isfinite(value) ? text : "null");
 }
 
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
-  g2z__json_member(out, key);
-  g2z_writer_put(out->writer, value ? "true" : "false", value ? 4 : 5);
+  g2z__json_put(out, key, value ? "true" : "false");
 }
 
-G2Z_API void g2z_json_put_null(g2z_json_out *out, const char *key) {
-  g2z_json_put_string(out, key, NULL);
-}
 /* ===== >>i05 config ======================================================
  * In:  what the user wants. Out: a config whose values agree with each other, or a sentence.
  * Law: every value is checked here, once; the rooms below take them as sound. */
@@ -2985,8 +2628,7 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
 
 G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_gather_text, g2z_gather, G2Z_GATHER_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_reduce_text, g2z_reduce, G2Z_REDUCE_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_transport_text, g2z_transport, G2Z_TRANSPORT_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
 
@@ -3029,7 +2671,7 @@ G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model
   if (wanted->vocab) config->vocab = wanted->vocab;
 }
 
-/* The same for reals; `open` excludes `most` itself. NaN is outside. */
+/* g2z_check_range for reals. `open` excludes `most` itself; NaN is outside. */
 G2Z__PRIVATE g2z_status g2z__check_real(g2z_services *services, const char *name, double value,
                                         double least, double most, int open) {
   if (value >= least && (open ? value < most : value <= most)) return G2Z_OK;
@@ -3143,8 +2785,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
                     "take zero_stage=0, or strategy=zero", config->zero_stage);
-  G2Z__TRY(g2z_check_range(services, "gather", (int)config->gather, 0, G2Z_GATHER_COUNT - 1));
-  G2Z__TRY(g2z_check_range(services, "reduce", (int)config->reduce, 0, G2Z_REDUCE_COUNT - 1));
+  G2Z__TRY(g2z_check_range(services, "transport", (int)config->transport, 0,
+                           G2Z_TRANSPORT_COUNT - 1));
   G2Z__TRY(g2z_check_range(services, "recompute", (int)config->recompute, 0,
                            G2Z_RECOMPUTE_COUNT - 1));
   G2Z__TRY(g2z_check_range(services, "graph", config->graph, 0, 2));
@@ -3483,7 +3125,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan))
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
-  if (plan->inbox)
+  if (plan->reduce == G2Z_TRANSPORT_COPY)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->world) *
                                           (size_t)(plan->world - 1) * (size_t)plan->grad_bytes);
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
@@ -3578,7 +3220,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
   plan->wte_rows = g2z__plan_sends_rows(plan);
   /* Copies are faster for few tokens, symmetric windows for many. */
-  if (plan->gather_auto) plan->gather = plan->wte_rows ? G2Z_GATHER_COPY : G2Z_GATHER_SYMMETRIC;
+  plan->gather = plan->transport;
+  if (plan->gather == G2Z_TRANSPORT_AUTO)
+    plan->gather = plan->wte_rows ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL;
   int alone = plan->wte_rows && g2z__plan_head_alone(plan);
   plan->dwte_dtype = alone ? plan->grad_dtype : G2Z_FP32;
   plan->buckets = g2z__plan_count_buckets(plan);
@@ -3605,10 +3249,9 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
   plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
   plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
   int sharded = config->zero_stage > 0 && plan->world > 1 && device == G2Z_DEVICE_CUDA;
-  plan->inbox = sharded && config->reduce != G2Z_REDUCE_PLAIN;
+  plan->transport = sharded ? config->transport : G2Z_TRANSPORT_NCCL;
+  plan->reduce = plan->transport == G2Z_TRANSPORT_NCCL ? G2Z_TRANSPORT_NCCL : G2Z_TRANSPORT_COPY;
   plan->wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
-  plan->gather = sharded ? config->gather : G2Z_GATHER_PLAIN;
-  plan->gather_auto = plan->gather == G2Z_GATHER_AUTO;
   int halves = device == G2Z_DEVICE_CUDA;
   plan->dtype_bytes = halves && (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) ? 2 : 4;
   plan->grad_bytes = halves && plan->grad_dtype != G2Z_FP32 ? 2 : 4;
@@ -3664,7 +3307,7 @@ G2Z_API void g2z_plan_free(g2z_plan *plan) {
 
 G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan) {
   if (plan->world == 1 || plan->device != G2Z_DEVICE_CUDA) return 0;
-  int copies = plan->inbox && plan->gather == G2Z_GATHER_COPY;
+  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
   return (size_t)(copies ? 390 : 800) << 20;
 }
 
@@ -3811,7 +3454,7 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
   if (writer->finished) return G2Z_OK;
   if (writer->format == G2Z_SHARD_LLMC) {
     int32_t count = (int32_t)writer->tokens;
-    G2Z__TRY(g2z_writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
+    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
   }
   G2Z__TRY(g2z__writer_finish(writer->file));
   writer->finished = 1;
@@ -3946,10 +3589,10 @@ G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t
 #define G2Z__LOADER_FILES 128    /* descriptors kept open; a process often has 1024 */
 #define G2Z__LOADER_SAMPLES 1024 /* of all shards together: each may be a round trip to a server */
 
-typedef enum g2z__turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__turn;
+typedef enum g2z__prefetch_turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__prefetch_turn;
 
 /* In its turn the thread reads step loader->position; all else happens in the caller's. */
-typedef struct g2z__reader {
+typedef struct g2z__prefetch {
   g2z_services *caller;
   g2z_services services;         /* the caller's, with room for a sentence of the thread */
   glob_t found;                  /* owns the paths */
@@ -3960,16 +3603,16 @@ typedef struct g2z__reader {
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
   g2z_status status;             /* of what the thread read last */
-  g2z__turn turn;                /* under the lock */
+  g2z__prefetch_turn turn;                /* under the lock */
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;
   int started;
-} g2z__reader;
+} g2z__prefetch;
 
 /* Opens a shard if it is not open. With more shards than places, one is closed for another. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   g2z__shard *shard = &reader->shards[s], **place = &reader->open[s % G2Z__LOADER_FILES];
   if (*place == shard) return G2Z_OK;
   if (*place) close((*place)->file);
@@ -3991,7 +3634,7 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
 /* Sequence `index` of all shards into x[T], y[T]. */
 G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, int32_t *x,
                                              int32_t *y) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   size_t low = 0, high = reader->shard_count; /* the last shard whose first is not beyond index */
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
@@ -4037,7 +3680,7 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
 
 G2Z__PRIVATE void *g2z__loader_thread(void *user) {
   g2z_loader *loader = (g2z_loader *)user;
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   pthread_mutex_lock(&reader->lock);
   while (reader->turn != G2Z__TURN_QUIT) {
     if (reader->turn == G2Z__TURN_CALLER) {
@@ -4054,14 +3697,14 @@ G2Z__PRIVATE void *g2z__loader_thread(void *user) {
   return NULL;
 }
 
-G2Z__PRIVATE void g2z__loader_give(g2z__reader *reader, g2z__turn turn) {
+G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__prefetch_turn turn) {
   pthread_mutex_lock(&reader->lock);
   reader->turn = turn;
   pthread_cond_signal(&reader->changed);
   pthread_mutex_unlock(&reader->lock);
 }
 
-G2Z__PRIVATE void g2z__loader_wait(g2z__reader *reader) {
+G2Z__PRIVATE void g2z__loader_wait(g2z__prefetch *reader) {
   pthread_mutex_lock(&reader->lock);
   while (reader->turn != G2Z__TURN_CALLER) pthread_cond_wait(&reader->changed, &reader->lock);
   pthread_mutex_unlock(&reader->lock);
@@ -4073,7 +3716,7 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
 
 /* Lists the shards, in an order that does not depend on the locale, as glob's own does. */
 G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   g2z_services *services = &reader->services;
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
@@ -4124,7 +3767,7 @@ G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *s
 /* Opens and counts every shard once, so that a damaged one is known before the training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
-  const g2z__reader *reader = loader->reader;
+  const g2z__prefetch *reader = loader->reader;
   loader->data = loader->saved_data = G2Z__HASH;
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
@@ -4148,7 +3791,7 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
 }
 
 G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
   void *memory;
   G2Z__TRY(g2z__loader_find(loader, pattern));
@@ -4185,9 +3828,9 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
                     "pattern such as \"data/train_*.bin\"");
   void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader) + sizeof(g2z__reader), &memory));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader) + sizeof(g2z__prefetch), &memory));
   g2z_loader *loader = (g2z_loader *)memory;
-  loader->reader = (g2z__reader *)(loader + 1);
+  loader->reader = (g2z__prefetch *)(loader + 1);
   loader->reader->caller = services;
   loader->reader->services = *services;
   loader->config = *config;
@@ -4209,7 +3852,7 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
 
 G2Z_API void g2z_loader_free(g2z_loader *loader) {
   if (!loader) return;
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   if (reader->started) {
     g2z__loader_wait(reader);
     g2z__loader_give(reader, G2Z__TURN_QUIT);
@@ -4228,7 +3871,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
 
 /* A failure stays until a seek. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y) {
-  g2z__reader *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
   *x = *y = NULL;
   g2z__loader_wait(reader);
   if (reader->status != G2Z_OK) {
@@ -4444,6 +4087,8 @@ struct g2z_gpu_watch {
   void *library, *call[5];     /* NVML and its functions: room k70 */
 };
 
+static const g2z_ops *g2z__cpu_ops(void);
+
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
@@ -4453,19 +4098,6 @@ static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
 static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
 static void g2z__nvml_close(g2z_gpu_watch *watch);
-static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out);
-static void g2z__cuda_tune(g2z_device *device, int how);
-static g2z_status g2z__cuda_tuning(g2z_device *device, char **text);
-static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text);
-static g2z_status g2z__cuda_graph_begin(g2z_device *device);
-static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out);
-static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph);
-static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph);
-static g2z_status g2z__cuda_timers_open(g2z_device *device);
-static g2z_status g2z__cuda_timers_settle(g2z_device *device); /* all spans that have ended */
-static void g2z__cuda_timers_close(g2z_device *device);
-static void g2z__cuda_span_begin(const g2z_device *device, g2z_span span);
-static void g2z__cuda_span_end(const g2z_device *device, g2z_span span);
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -4495,45 +4127,6 @@ G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_
   return g2z__nvml_open(watch);
 }
 G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
-G2Z__PRIVATE void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
-  (void)device, (void)out;
-}
-G2Z__PRIVATE void g2z__cuda_tune(g2z_device *device, int how) { (void)device, (void)how; }
-G2Z__PRIVATE g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
-  (void)text;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
-  (void)device, (void)text;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_begin(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out) {
-  (void)out;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph) {
-  (void)graph;
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
-  (void)device, (void)graph;
-}
-G2Z__PRIVATE g2z_status g2z__cuda_timers_open(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE g2z_status g2z__cuda_timers_settle(g2z_device *device) {
-  return g2z__cuda_open(device);
-}
-G2Z__PRIVATE void g2z__cuda_timers_close(g2z_device *device) { (void)device; }
-G2Z__PRIVATE void g2z__cuda_span_begin(const g2z_device *device, g2z_span span) {
-  (void)device, (void)span;
-}
-G2Z__PRIVATE void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
-  (void)device, (void)span;
-}
 #endif
 
 G2Z_API g2z_device_kind g2z_device_default(void) {
@@ -4542,41 +4135,6 @@ G2Z_API g2z_device_kind g2z_device_default(void) {
 
 G2Z_API int g2z_device_count(g2z_device_kind kind) {
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
-}
-
-G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
-                                     g2z_dtype grad_dtype, g2z_device **out) {
-  *out = NULL;
-  if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "a device cannot have type %d with gradients of type %d: gradients have the "
-                    "same type or fp32", (int)dtype, (int)grad_dtype);
-  if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_device), &memory));
-  g2z_device *device = (g2z_device *)memory;
-  device->ops = g2z_cpu_ops();
-  device->services = services;
-  device->kind = kind;
-  device->dtype = dtype;
-  device->grad_dtype = grad_dtype;
-  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
-  if (status != G2Z_OK) {
-    g2z_release(services, device);
-    return status;
-  }
-  *out = device;
-  return G2Z_OK;
-}
-
-G2Z_API void g2z_device_free(g2z_device *device) {
-  if (!device) return;
-  if (device->timers && device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
-  g2z_release(device->services, device->timers);
-  device->ops->close(device);
-  g2z_release(device->services, device);
 }
 
 /* Dense TFLOP/s with fp32 accumulation: fp16 and bf16, tf32, fp32 outside of tensor cores, by
@@ -4623,11 +4181,41 @@ G2Z__PRIVATE double g2z__peak_flops(const char *name, g2z_dtype dtype) {
   return NAN;
 }
 
-G2Z_API void g2z_device_describe(const g2z_device *device, g2z_device_info *out) {
-  memset(out, 0, sizeof *out);
-  out->exponentials_per_s = NAN;
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_describe(device, out);
-  out->peak_flops = g2z__peak_flops(out->name, device->dtype);
+G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
+                                     g2z_dtype grad_dtype, g2z_device **out) {
+  *out = NULL;
+  if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "a device cannot have type %d with gradients of type %d: gradients have the "
+                    "same type or fp32", (int)dtype, (int)grad_dtype);
+  if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
+  void *memory;
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_device), &memory));
+  g2z_device *device = (g2z_device *)memory;
+  device->ops = g2z__cpu_ops();
+  device->services = services;
+  device->kind = kind;
+  device->dtype = dtype;
+  device->grad_dtype = grad_dtype;
+  device->tune = G2Z_TUNE_ON;
+  device->info.exponentials_per_s = NAN;
+  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
+  if (status != G2Z_OK) {
+    g2z_release(services, device);
+    return status;
+  }
+  device->info.peak_flops = g2z__peak_flops(device->info.name, dtype);
+  *out = device;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_device_free(g2z_device *device) {
+  if (!device) return;
+  device->ops->close(device);
+  g2z_release(device->services, device->timers);
+  g2z_release(device->services, device);
 }
 
 G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,
@@ -4659,23 +4247,10 @@ G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
   g2z_release(watch->services, watch);
 }
 
-G2Z_API void g2z_device_tune(g2z_device *device, int how) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_tune(device, how);
-}
-
-G2Z_API g2z_status g2z_device_tuning(g2z_device *device, char **text) {
-  *text = NULL;
-  if (device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_tuning(device, text);
-  void *empty;
-  G2Z__TRY(g2z_allocate(device->services, 1, 1, &empty));
-  *text = (char *)empty;
-  return G2Z_OK;
-}
-
 /* What each GPU's table begins with. The number is of the lines' form. */
 #define G2Z__TUNING_HEAD "gpt2_zero tuning 3, "
 
-G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) {
+G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
   int own = device->kind == G2Z_DEVICE_CPU && !*text;
   char first[49]; /* of the text's first line */
   snprintf(first, sizeof first, "%.*s", (int)strcspn(text, "\n"), text);
@@ -4684,34 +4259,7 @@ G2Z_API g2z_status g2z_device_tuning_read(g2z_device *device, const char *text) 
                     "no tuning table of this build: it begins with \"%s\" and not with \""
                     G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or none to tune anew",
                     first);
-  return device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_tuning_read(device, text) : G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__needs_graphs(const g2z_device *device) {
-  if (device->kind == G2Z_DEVICE_CUDA) return G2Z_OK;
-  return g2z_fail(device->services, G2Z_UNSUPPORTED,
-                  "device %s has no graphs: use --graph off, or a GPU",
-                  g2z_device_text(device->kind));
-}
-
-G2Z_API g2z_status g2z_graph_begin(g2z_device *device) {
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_begin(device);
-}
-
-G2Z_API g2z_status g2z_graph_end(g2z_device *device, g2z_graph **out) {
-  *out = NULL;
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_end(device, out);
-}
-
-G2Z_API g2z_status g2z_graph_run(g2z_device *device, const g2z_graph *graph) {
-  G2Z__TRY(g2z__needs_graphs(device));
-  return g2z__cuda_graph_run(device, graph);
-}
-
-G2Z_API void g2z_graph_free(g2z_device *device, g2z_graph *graph) {
-  if (graph) g2z__cuda_graph_free(device, graph);
+  return device->ops->tuning_read(device, text);
 }
 
 struct g2z__timers {
@@ -4731,34 +4279,19 @@ G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, dou
   s->count++;
 }
 
-G2Z_API void g2z_span_begin(const g2z_device *device, g2z_span span) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_begin(device, span);
-  else if (device->timers) device->timers->begun[span] = g2z_seconds();
-}
-
-G2Z_API void g2z_span_end(const g2z_device *device, g2z_span span) {
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_span_end(device, span);
-  else if (device->timers)
-    g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
-}
-
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
   void *memory;
   if (device->timers) return G2Z_OK;
   G2Z__TRY(g2z_allocate(device->services, 1, sizeof(struct g2z__timers), &memory));
   device->timers = (struct g2z__timers *)memory;
-  g2z_status status = device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_timers_open(device) : G2Z_OK;
-  if (status == G2Z_OK) return G2Z_OK;
-  if (device->kind == G2Z_DEVICE_CUDA) g2z__cuda_timers_close(device);
-  g2z_release(device->services, device->timers);
-  device->timers = NULL;
-  return status;
+  device->timers->status = device->ops->timers_open(device);
+  return device->timers->status;
 }
 
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]) {
   memset(out, 0, G2Z_SPAN_COUNT * sizeof *out);
   if (!device->timers) return G2Z_OK;
-  if (device->kind == G2Z_DEVICE_CUDA) G2Z__TRY(g2z__cuda_timers_settle(device));
+  G2Z__TRY(device->ops->timers_settle(device));
   memcpy(out, device->timers->span, G2Z_SPAN_COUNT * sizeof *out);
   return G2Z_OK;
 }
@@ -5485,7 +5018,33 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
 
 /* ----- the table -------------------------------------------------------- */
 
-G2Z_API const g2z_ops *g2z_cpu_ops(void) {
+G2Z__PRIVATE g2z_status g2z__cpu_graph_begin(g2z_device *device) {
+  return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                  "device cpu has no graphs: use --graph off, or a GPU");
+}
+
+G2Z__PRIVATE void g2z__cpu_span_begin(const g2z_device *device, g2z_span span) {
+  if (device->timers) device->timers->begun[span] = g2z_seconds();
+}
+
+G2Z__PRIVATE void g2z__cpu_span_end(const g2z_device *device, g2z_span span) {
+  if (!device->timers) return;
+  g2z__timers_add(device->timers, span, g2z_seconds() - device->timers->begun[span]);
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_tuning(g2z_device *device, char **text) {
+  void *empty = NULL;
+  g2z_status status = g2z_allocate(device->services, 1, 1, &empty);
+  *text = (char *)empty;
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_tuning_read(g2z_device *device, const char *text) {
+  (void)device, (void)text; /* products of a CPU have one algorithm */
+  return G2Z_OK;
+}
+
+static const g2z_ops *g2z__cpu_ops(void) {
   static const g2z_ops ops = {
       g2z__cpu_allocate,       g2z__cpu_release,         /* device memory is host memory */
       g2z__cpu_allocate,       g2z__cpu_release,
@@ -5493,6 +5052,10 @@ G2Z_API const g2z_ops *g2z_cpu_ops(void) {
       g2z__cpu_zero,
       g2z__cpu_event,          g2z__cpu_event,           /* mark, wait */
       g2z__cpu_synchronize,    g2z__cpu_close,
+      g2z__cpu_graph_begin,    NULL,                     NULL, NULL,
+      g2z__cpu_span_begin,     g2z__cpu_span_end,
+      g2z__cpu_synchronize,    g2z__cpu_synchronize,     /* timers_open, timers_settle */
+      g2z__cpu_tuning,         g2z__cpu_tuning_read,
       g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
       g2z__cpu_embed_order,    g2z__cpu_embed_add,
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
@@ -5875,242 +5438,6 @@ G2Z__PRIVATE int g2z__proves(const g2z_ranks *ranks, const void *body, const uin
   uint8_t right[16];
   g2z__siphash(ranks->key, body, (size_t)(proof - (const uint8_t *)body), right);
   return memcmp(right, proof, sizeof right) == 0;
-}
-
-/* ----- starting ranks ---------------------------------------------------- */
-
-static const int g2z__spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-#define G2Z__SPAWN_SIGNALS (sizeof g2z__spawn_signals / sizeof *g2z__spawn_signals)
-
-/* Between fork and exec: what comes from now on counts, and must not fall to a handler of the
- * program that is about to be replaced. What is ignored stays so, as exec has it. */
-G2Z__PRIVATE void g2z__spawn_unblock(const sigset_t *mask) {
-  struct sigaction action;
-  for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) {
-    if (sigaction(g2z__spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
-      continue;
-    action.sa_handler = SIG_DFL;
-    sigaction(g2z__spawn_signals[i], &action, NULL);
-  }
-  sigprocmask(SIG_SETMASK, mask, NULL);
-}
-
-#define G2Z__SPAWN_VARIABLES 9
-typedef struct g2z__spawn {       /* a job in the hands of its parent */
-  g2z_services *services;
-  const g2z_job *job;
-  int output;                     /* -1: as this process */
-  char texts[G2Z__SPAWN_VARIABLES][192]; /* what a launcher would set */
-  char **environment;             /* these, and this process's */
-  sigset_t signals, before;       /* those that are waited for; the mask that ranks get */
-  pid_t *processes;               /* [ranks]; 0: not started, or ended */
-  double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
-  int haste;                      /* 1: SIGTERM, 2: SIGKILL was sent to those that are left */
-  g2z_job_end *end;
-} g2z__spawn;
-
-/* The variables of all ranks, with a secret that is random unless the user has set one. */
-G2Z__PRIVATE g2z_status g2z__spawn_environment(g2z__spawn *spawn) {
-  extern char **environ;
-  char secret[128] = "", id[64];
-  uint8_t random[16];
-  size_t count = 0, kept = 0, room = sizeof *spawn->texts;
-  struct timespec now;
-  void *memory;
-  G2Z__TRY(g2z__random_bytes(spawn->services, random, sizeof random));
-  for (int i = 0; i < 16; i++) snprintf(secret + 2 * i, 3, "%02x", random[i]);
-  if (g2z__variable("G2Z_SECRET")) snprintf(secret, sizeof secret, "%s", getenv("G2Z_SECRET"));
-  clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
-  snprintf(spawn->texts[0], room, "RANK=");       /* these two for each rank */
-  snprintf(spawn->texts[1], room, "LOCAL_RANK=");
-  snprintf(spawn->texts[2], room, "WORLD_SIZE=%d", spawn->job->ranks);
-  snprintf(spawn->texts[3], room, "LOCAL_WORLD_SIZE=%d", spawn->job->ranks);
-  snprintf(spawn->texts[4], room, "MASTER_ADDR=127.0.0.1");
-  snprintf(spawn->texts[5], room, "MASTER_PORT=%d", g2z__job_port(id));
-  snprintf(spawn->texts[6], room, "G2Z_RUN_ID=%s", id);
-  snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
-  snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
-  while (environ[count]) count++;
-  G2Z__TRY(g2z_allocate(spawn->services, count + G2Z__SPAWN_VARIABLES + 1, sizeof(char *),
-                        &memory));
-  spawn->environment = (char **)memory;
-  for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
-  for (size_t i = 0; i < count; i++) {
-    int drop = 0;
-    for (int k = 0; k < G2Z__SPAWN_VARIABLES; k++)
-      drop |= strncmp(environ[i], spawn->texts[k], strcspn(spawn->texts[k], "=") + 1) == 0;
-    if (!drop) spawn->environment[kept++] = environ[i];
-  }
-  return G2Z_OK;
-}
-
-/* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
- * would otherwise come twice, and a second signal means haste. */
-G2Z__PRIVATE g2z_status g2z__spawn_one(g2z__spawn *spawn, int rank) {
-  snprintf(spawn->texts[0], sizeof *spawn->texts, "RANK=%d", rank);
-  snprintf(spawn->texts[1], sizeof *spawn->texts, "LOCAL_RANK=%d", rank);
-  pid_t parent = getpid(), child = fork();
-  if (child == 0) { /* from here to exec only what a signal handler may do */
-#if defined(__linux__)
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
-#endif
-    setpgid(0, 0);
-    g2z__spawn_unblock(&spawn->before);
-    int output = spawn->output;
-    int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
-                                  dup2(output, STDERR_FILENO) >= 0);
-    if (printing && getppid() == parent)
-      execve("/proc/self/exe", spawn->job->argv, spawn->environment);
-    _exit(127);
-  }
-  spawn->processes[rank] = child > 0 ? child : 0;
-  if (child > 0) return G2Z_OK;
-  return g2z_fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
-                  strerror(errno));
-}
-
-G2Z__PRIVATE void g2z__spawn_signal(const g2z__spawn *spawn, int signal) {
-  for (int r = 0; r < spawn->job->ranks; r++)
-    if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
-}
-
-/* Which of two ranks' exit codes tells more: the greater. */
-G2Z__PRIVATE int g2z__spawn_weight(int code) {
-  return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
-}
-
-/* A rank has ended. The first that failed by itself is named. */
-G2Z__PRIVATE void g2z__spawn_ended(g2z__spawn *spawn, int rank, int status,
-                                   const struct rusage *used) {
-  g2z_job_end *end = spawn->end;
-  end->cpu_s += (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
-                1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
-  size_t resident = (size_t)used->ru_maxrss * 1024; /* Linux counts in KiB */
-  if (resident > end->rank_bytes) end->rank_bytes = resident;
-  int killed = !WIFEXITED(status);
-  int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
-  if (g2z__spawn_weight(code) <= g2z__spawn_weight(end->exit_code)) return;
-  end->exit_code = code;
-  if (g2z__spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
-  const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
-  if (killed)
-    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
-            rank, process, signal, strsignal(signal));
-  else
-    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
-            process, code);
-}
-
-/* Until all have ended. The first look comes before anybody is asked whether they have. */
-G2Z__PRIVATE void g2z__spawn_wait(g2z__spawn *spawn) {
-  const g2z_job *job = spawn->job;
-  int running;
-  do {
-    if (job->watch) job->watch(job->user);
-    struct timespec pause = {0, 100000000};
-    int signal = sigtimedwait(&spawn->signals, NULL, &pause);
-    if (signal > 0 && signal != SIGCHLD) {
-      spawn->end->signal = signal;
-      g2z__spawn_signal(spawn, signal);
-    }
-    running = 0;
-    for (int r = 0; r < job->ranks; r++) {
-      int status;
-      struct rusage used;
-      if (spawn->processes[r] <= 0) continue;
-      running++;
-      if (wait4(spawn->processes[r], &status, WNOHANG, &used) != spawn->processes[r]) continue;
-      g2z__spawn_ended(spawn, r, status, &used);
-      spawn->processes[r] = 0;
-      running--;
-    }
-    double now = g2z_seconds();
-    if (spawn->failed == 0 && g2z__spawn_weight(spawn->end->exit_code) > 1) {
-      spawn->failed = now;
-      g2z__spawn_signal(spawn, SIGCONT); /* who was stopped may hear of it, and leave */
-    }
-    int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
-    if (late > spawn->haste) {
-      g2z__spawn_signal(spawn, late == 1 ? SIGTERM : SIGKILL);
-      spawn->haste = late;
-    }
-  } while (running > 0);
-}
-
-G2Z__PRIVATE g2z_status g2z__spawn_all(g2z__spawn *spawn) {
-  sigemptyset(&spawn->signals);
-  for (size_t i = 0; i < G2Z__SPAWN_SIGNALS; i++) sigaddset(&spawn->signals, g2z__spawn_signals[i]);
-  sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
-  struct sigaction ordinary, child;
-  memset(&ordinary, 0, sizeof ordinary);
-  ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
-  sigaction(SIGCHLD, &ordinary, &child);
-  g2z_status status = G2Z_OK;
-  for (int r = 0; r < spawn->job->ranks && status == G2Z_OK; r++)
-    status = g2z__spawn_one(spawn, r);
-  if (status != G2Z_OK) g2z__spawn_signal(spawn, SIGKILL);
-  g2z__spawn_wait(spawn);
-  sigaction(SIGCHLD, &child, NULL);
-  sigprocmask(SIG_SETMASK, &spawn->before, NULL);
-  return status;
-}
-
-/* Refuses to start ranks from a rank. */
-G2Z__PRIVATE g2z_status g2z__spawn_check(g2z_services *services, int ranks) {
-  g2z_place place;
-  if (ranks < 1 || ranks > G2Z__RANKS_MAX)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
-                    G2Z__RANKS_MAX);
-  if (g2z_place_find(services, &place) != G2Z_OK || place.world <= 1) return G2Z_OK;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                  "this process is rank %d of %d already (%s), and shall start %d more: leave "
-                  "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-                  ranks);
-}
-
-G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
-  void *memory;
-  g2z__spawn spawn;
-  memset(&spawn, 0, sizeof spawn);
-  memset(out, 0, sizeof *out);
-  spawn.services = services;
-  spawn.job = job;
-  spawn.end = out;
-  spawn.output = -1;
-  G2Z__TRY(g2z__spawn_check(services, job->ranks));
-  if (job->output) {
-    spawn.output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
-  }
-  g2z_status status = g2z_allocate(services, (size_t)job->ranks, sizeof(pid_t), &memory);
-  spawn.processes = (pid_t *)memory;
-  if (status == G2Z_OK) status = g2z__spawn_environment(&spawn);
-  if (status == G2Z_OK) status = g2z__spawn_all(&spawn);
-  g2z_release(services, spawn.environment);
-  g2z_release(services, spawn.processes);
-  if (spawn.output >= 0) close(spawn.output);
-  return status;
-}
-
-G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
-                                   int *exit_code) {
-  g2z_job job;
-  g2z_job_end end;
-  int parent;
-  *is_parent = *exit_code = 0;
-  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
-  if (ranks >= 1 && parent == (int)getppid()) return G2Z_OK;
-  G2Z__TRY(g2z__spawn_check(services, ranks));
-  if (ranks == 1) return G2Z_OK;
-  *is_parent = 1;
-  memset(&job, 0, sizeof job);
-  job.ranks = ranks;
-  job.argv = argv;
-  g2z_status status = g2z_ranks_run(services, &job, &end);
-  *exit_code = end.exit_code;
-  return status;
 }
 
 /* ----- connections ------------------------------------------------------- */
@@ -7373,10 +6700,10 @@ G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
   if (c->kind == G2Z_CALL_CAST) return g2z__one_play(comm, c);
   if (!reduces && c->kind != G2Z_CALL_GATHER && c->kind != G2Z_CALL_ROWS) return G2Z_OK;
   g2z_span span = g2z__call_span(c);
-  g2z_span_begin(comm->device, span);
+  comm->device->ops->span_begin(comm->device, span);
   double begin = g2z_seconds();
   g2z_status status = reduces ? g2z__star_reduce(comm, c) : g2z__star_rows(comm, c);
-  g2z_span_end(comm->device, span);
+  comm->device->ops->span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
@@ -7418,12 +6745,12 @@ G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
 G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
   g2z__record *record = comm->record;
   g2z_call graph = g2z_call_of(G2Z_CALL_GRAPH, NULL, NULL, 0);
-  G2Z__TRY(g2z_graph_end(comm->device, &graph.graph));
+  G2Z__TRY(comm->device->ops->graph_end(comm->device, &graph.graph));
   size_t at = record->meanwhile, later = record->count - at;
   if (graph.graph) {
     g2z_status status = g2z__record_add(comm, &graph);
     if (status != G2Z_OK) {
-      g2z_graph_free(comm->device, graph.graph);
+      comm->device->ops->graph_free(comm->device, graph.graph);
       return status;
     }
     memmove(&record->calls[at + 1], &record->calls[at], later * sizeof graph);
@@ -7438,7 +6765,8 @@ G2Z__PRIVATE g2z_status g2z__record_wait(g2z_comm *comm, const g2z_call *call) {
   g2z_status status = g2z__record_cut(comm);
   if (status == G2Z_OK) status = g2z__record_add(comm, call);
   comm->record->meanwhile = comm->record->count;
-  g2z_status begun = g2z_graph_begin(comm->device); /* also after a failure: end() ends it */
+  /* Also after a failure: g2z__record_end ends it. */
+  g2z_status begun = comm->device->ops->graph_begin(comm->device);
   return status != G2Z_OK ? status : begun;
 }
 
@@ -7476,14 +6804,15 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place) {
 }
 
 G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
-  for (size_t i = 0; i < record->count; i++) g2z_graph_free(comm->device, record->calls[i].graph);
+  for (size_t i = 0; i < record->count; i++)
+    comm->device->ops->graph_free(comm->device, record->calls[i].graph);
   g2z_release(comm->services, record->calls);
   memset(record, 0, sizeof *record);
 }
 
 /* Until end(), what comm and its device are given goes into the empty record. */
 G2Z__PRIVATE g2z_status g2z__record_begin(g2z_comm *comm, g2z__record *record) {
-  G2Z__TRY(g2z_graph_begin(comm->device));
+  G2Z__TRY(comm->device->ops->graph_begin(comm->device));
   comm->record = record;
   record->meanwhile = 0;
   return G2Z_OK;
@@ -7502,7 +6831,7 @@ G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
 G2Z__PRIVATE g2z_status g2z__record_play(g2z_comm *comm, const g2z__record *record) {
   for (size_t i = 0; i < record->count; i++) {
     const g2z_call *c = &record->calls[i];
-    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? g2z_graph_run(comm->device, c->graph)
+    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? comm->device->ops->graph_run(comm->device, c->graph)
                                        : comm->ops->play(comm, c));
   }
   return G2Z_OK;
@@ -7530,8 +6859,7 @@ G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, const g2z_comm_config *co
   else if (comm->device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_comm_open(comm, config);
   else {
     comm->ops = &g2z__star;
-    comm->gather = G2Z_GATHER_PLAIN;
-    comm->reduce = G2Z_REDUCE_PLAIN;
+    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
     if (comm->rank == 0)
       return g2z_allocate(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
   }
@@ -7556,6 +6884,11 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   if (status != G2Z_OK) g2z_comm_free(comm);
   else *out = comm;
   return status;
+}
+
+/* What carries a call, as a log names it. */
+G2Z__PRIVATE const char *g2z__comm_carrier(const g2z_comm *comm, g2z_transport transport) {
+  return transport == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name;
 }
 
 G2Z_API void g2z_comm_free(g2z_comm *comm) {
@@ -7600,7 +6933,750 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
   return G2Z_OK;
 }
 
-/* ===== >>i12 context and model ===========================================
+/* ===== >>i12 weights =====================================================
+ * In:  model.safetensors and config.json of a GPT-2.
+ * Out: its sizes, and its weights in fp32 and canonical order. For a model that is saved:
+ *      config.json, and model.safetensors with its header, behind which ranks write elements.
+ * Law: a header is checked completely before a tensor is read. */
+
+/* ----- safetensors, which know nothing of the model ----- */
+
+#define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
+#define G2Z__TENSOR_RANK 8
+
+enum { G2Z__F64, G2Z__F32, G2Z__F16, G2Z__BF16, G2Z__TENSOR_TYPES = 17 };
+static const struct { const char *name; uint64_t bytes; } g2z__tensor_types[G2Z__TENSOR_TYPES] = {
+    {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, /* these can be read as numbers */
+    {"I64", 8}, {"U64", 8}, {"C64", 8}, {"I32", 4}, {"U32", 4}, {"I16", 2}, {"U16", 2}, {"I8", 1},
+    {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+
+typedef struct g2z__safetensor {
+  const char *name;             /* lives as long as its file */
+  int type;                     /* index into g2z__tensor_types */
+  int rank;                     /* dimensions; 0: a scalar */
+  uint64_t shape[G2Z__TENSOR_RANK];
+  size_t elements;
+  uint64_t begin, bytes;        /* in the file */
+} g2z__safetensor;
+
+typedef struct g2z__safetensors {
+  g2z_services *services;
+  char *path;
+  int file;
+  char *header;                 /* the text; each name in it is unescaped in place */
+  g2z__safetensor *tensors;     /* in the order of names */
+  size_t count, capacity;
+} g2z__safetensors;
+
+/* ----- reading a header ----- */
+
+G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z__safetensor *tensor) {
+  g2z_json_text text = g2z_json_string(json);
+  for (tensor->type = 0; tensor->type < G2Z__TENSOR_TYPES; tensor->type++)
+    if (g2z_json_is(&text, g2z__tensor_types[tensor->type].name)) return;
+  g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
+                tensor->name, (int)(text.bytes < 20 ? text.bytes : 20), (const char *)text.at);
+}
+
+/* Up to `most` numbers that are not negative; returns how many there were. */
+G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *tensor,
+                                        const char *what, uint64_t *out, int most) {
+  int count = 0;
+  if (!g2z_json_enter(json, '[')) return 0;
+  while (g2z_json_next(json, ']', NULL)) {
+    int64_t value = g2z_json_integer(json);
+    if (value < 0 || count == most) {
+      g2z_json_fail(json, "tensor \"%.200s\" has a %s %s: the file is damaged", tensor->name, what,
+                    value < 0 ? "below zero" : "with too many numbers");
+      return 0;
+    }
+    out[count++] = (uint64_t)value;
+  }
+  return count;
+}
+
+/* Type, shape and offsets must agree. `begin` counts from the end of the header here. */
+G2Z__PRIVATE void g2z__tensor_measure(g2z_json *json, g2z__safetensor *tensor,
+                                      const uint64_t offsets[2]) {
+  uint64_t elements = 1, size = g2z__tensor_types[tensor->type].bytes;
+  for (int i = 0; i < tensor->rank; i++) {
+    if (tensor->shape[i] && elements > (uint64_t)INT64_MAX / size / tensor->shape[i]) {
+      g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
+                    tensor->name);
+      return;
+    }
+    elements *= tensor->shape[i];
+  }
+  tensor->elements = (size_t)elements;
+  tensor->begin = offsets[0];
+  tensor->bytes = elements * size;
+  if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != tensor->bytes)
+    g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
+                  ", but its shape takes %" PRIu64 " bytes: the file is damaged", tensor->name,
+                  offsets[0], offsets[1], tensor->bytes);
+}
+
+/* One entry of the header. */
+G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
+  uint64_t offsets[2] = {0, 0};
+  int bounds = 0;
+  g2z_json_text key;
+  tensor->type = tensor->rank = -1;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "dtype")) g2z__tensor_parse_type(json, tensor);
+    else if (g2z_json_is(&key, "shape"))
+      tensor->rank = g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z__TENSOR_RANK);
+    else if (g2z_json_is(&key, "data_offsets"))
+      bounds = g2z__tensor_parse_list(json, tensor, "pair of data_offsets", offsets, 2);
+    else g2z_json_skip(json);
+  }
+  if (json->status != G2Z_OK) return;
+  if (tensor->type >= 0 && tensor->rank >= 0 && bounds == 2)
+    g2z__tensor_measure(json, tensor, offsets);
+  else
+    g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: the "
+                  "file is damaged", tensor->name);
+}
+
+/* __metadata__ is a table of strings, which nothing here needs. */
+G2Z__PRIVATE void g2z__tensor_parse_metadata(g2z_json *json) {
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) g2z_json_string(json);
+}
+
+G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  const unsigned char *at = (const unsigned char *)file->header, *end = at + bytes;
+  for (size_t step; at < end; at += step) {
+    step = g2z_utf8_length(at, end);
+    if (step == 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
+                      bytes - (size_t)(end - at));
+  }
+  g2z_json_open(&json, file->services, file->path, file->header, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+      if (g2z_json_is(&key, "__metadata__")) {
+        g2z__tensor_parse_metadata(&json);
+        continue;
+      }
+      void *list = file->tensors;
+      g2z_status status = g2z_grow(file->services, &list, &file->capacity, file->count,
+                                   file->count + 1, sizeof(g2z__safetensor));
+      file->tensors = (g2z__safetensor *)list;
+      G2Z__TRY(status);
+      g2z__safetensor *tensor = &file->tensors[file->count++];
+      memset(tensor, 0, sizeof *tensor);
+      char *name = file->header + (key.at - json.begin);
+      size_t length = g2z_json_unescape(&key, (unsigned char *)name);
+      name[length] = 0; /* its closing quote at the latest */
+      tensor->name = name;
+      if (strlen(name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
+      g2z__tensor_parse(&json, tensor);
+    }
+  return g2z_json_close(&json);
+}
+
+G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
+  const g2z__safetensor *x = (const g2z__safetensor *)a, *y = (const g2z__safetensor *)b;
+  if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+  return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty ones before the one they touch */
+}
+
+G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
+  return strcmp(((const g2z__safetensor *)a)->name, ((const g2z__safetensor *)b)->name);
+}
+
+/* The tensors must tile the bytes behind the header, without a gap and without an overlap, and
+ * every name must be there once. Leaves them in the order of names. */
+G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t data,
+                                               uint64_t bytes) {
+  uint64_t end = 0;
+  if (file->count)
+    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_begin);
+  for (size_t i = 0; i < file->count; i++) {
+    g2z__safetensor *tensor = &file->tensors[i];
+    if (tensor->begin != end)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
+                      "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
+                      tensor->begin, end);
+    end += tensor->bytes; /* as data_offsets has it: below 2^63 */
+    if (end > bytes - data) break;
+    tensor->begin += data;
+  }
+  if (end != bytes - data)
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
+                    ": it was cut or is unfinished; copy it again", file->path,
+                    end > bytes - data ? "at least " : "", end, bytes - data);
+  if (file->count)
+    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_name);
+  for (size_t i = 1; i < file->count; i++)
+    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
+                      file->tensors[i].name);
+  return G2Z_OK;
+}
+
+/* Reads and checks the header of the open file. */
+G2Z__PRIVATE g2z_status g2z__safetensors_load(g2z__safetensors *file) {
+  struct stat info;
+  if (fstat(file->file, &info) != 0)
+    return g2z_fail_file(file->services, errno, "open", file->path);
+  uint64_t length = 0, bytes = (uint64_t)info.st_size;
+  int64_t got = g2z__pread(file->file, &length, sizeof length, 0);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
+  if (got < 8)
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
+                    file->path, bytes);
+  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8)
+    return g2z_fail(file->services, G2Z_FORMAT,
+                    "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
+                    "it was cut, or it is no safetensors file", file->path, length, bytes);
+  void *text;
+  G2Z__TRY(g2z_allocate(file->services, (size_t)length, 1, &text));
+  file->header = (char *)text;
+  got = g2z__pread(file->file, text, (size_t)length, 8);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
+  if ((uint64_t)got < length)
+    return g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
+                    file->path);
+  G2Z__TRY(g2z__safetensors_parse(file, (size_t)length));
+  return g2z__safetensors_check(file, 8 + length, bytes);
+}
+
+G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *file) {
+  if (!file) return;
+  if (file->file >= 0) close(file->file);
+  g2z_release(file->services, file->header);
+  g2z_release(file->services, file->tensors);
+  g2z_release(file->services, file);
+}
+
+G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char *path,
+                                              g2z__safetensors **out) {
+  size_t length = strlen(path) + 1;
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z__safetensors) + length, &memory));
+  g2z__safetensors *file = (g2z__safetensors *)memory;
+  file->services = services;
+  file->path = (char *)(file + 1);
+  memcpy(file->path, path, length);
+  g2z_status status = g2z__open_read(services, path, &file->file);
+  if (status == G2Z_OK) status = g2z__safetensors_load(file);
+  if (status == G2Z_OK) *out = file;
+  else g2z__safetensors_free(file);
+  return status;
+}
+
+/* The index of a tensor, -1: the file has none of that name. */
+G2Z__PRIVATE int g2z__safetensors_find(const g2z__safetensors *file, const char *name) {
+  g2z__safetensor key, *found = NULL;
+  key.name = name;
+  if (file->count)
+    found = (g2z__safetensor *)bsearch(&key, file->tensors, file->count, sizeof key,
+                                       g2z__tensor_by_name);
+  return found ? (int)(found - file->tensors) : -1;
+}
+
+/* ----- reading numbers ----- */
+
+G2Z__PRIVATE void g2z__tensor_widen(int type, const unsigned char *from, size_t count, float *out) {
+  for (size_t i = 0; i < count; i++) {
+    double wide;
+    uint16_t half;
+    if (type == G2Z__F64) {
+      memcpy(&wide, from + 8 * i, sizeof wide);
+      out[i] = (float)wide;
+    } else {
+      memcpy(&half, from + 2 * i, sizeof half);
+      out[i] = g2z__widen(type == G2Z__F16 ? G2Z_FP16 : G2Z_BF16, half);
+    }
+  }
+}
+
+G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z__safetensors *file,
+                                          const g2z__safetensor *tensor, uint64_t offset,
+                                          void *out, size_t bytes) {
+  int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
+  if ((size_t)got == bytes) return G2Z_OK;
+  return g2z_fail(file->services, G2Z_FORMAT,
+                  "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
+                  tensor->name);
+}
+
+/* Elements [first, first + count) of a tensor as fp32, from F32, F16, BF16 or F64. */
+G2Z__PRIVATE g2z_status g2z__safetensors_read(const g2z__safetensors *file, int index,
+                                              size_t first, size_t count, float *out) {
+  const g2z__safetensor *tensor = &file->tensors[index];
+  const size_t size = (size_t)g2z__tensor_types[tensor->type].bytes;
+  G2Z_ASSERT(count <= tensor->elements && first <= tensor->elements - count);
+  if (tensor->type == G2Z__F32)
+    return g2z__tensor_pread(file, tensor, first * size, out, count * size);
+  if (tensor->type > G2Z__BF16)
+    return g2z_fail(file->services, G2Z_UNSUPPORTED,
+                    "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
+                    "read: save it as F32", file->path, tensor->name,
+                    g2z__tensor_types[tensor->type].name);
+  unsigned char raw[8192];
+  for (size_t done = 0; done < count;) {
+    size_t n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
+    G2Z__TRY(g2z__tensor_pread(file, tensor, (first + done) * size, raw, n * size));
+    g2z__tensor_widen(tensor->type, raw, n, out + done);
+    done += n;
+  }
+  return G2Z_OK;
+}
+
+/* ----- writing ----- */
+
+/* The header, padded with spaces so that the data begins at a multiple of 8, as the reference
+ * implementation does. *bytes: of the data. */
+G2Z__PRIVATE g2z_status g2z__safetensors_header(g2z_writer *writer, const g2z__safetensor *tensors,
+                                                size_t count, uint64_t *bytes) {
+  uint64_t length = 0, offset = 0;
+  g2z_json_out json;
+  memset(&json, 0, sizeof json);
+  json.writer = writer;
+  g2z_writer_put(writer, &length, sizeof length);
+  g2z_json_begin(&json, NULL, '{');
+  g2z_json_begin(&json, "__metadata__", '{');
+  g2z_json_put_string(&json, "format", "pt"); /* transformers refuses a file without it */
+  g2z_json_end(&json, '}');
+  for (size_t i = 0; i < count; i++) {
+    uint64_t elements = 1;
+    G2Z_ASSERT(tensors[i].rank >= 0 && tensors[i].rank <= G2Z__TENSOR_RANK);
+    g2z_json_begin(&json, tensors[i].name, '{');
+    g2z_json_put_string(&json, "dtype", "F32");
+    g2z_json_begin(&json, "shape", '[');
+    for (int k = 0; k < tensors[i].rank; k++) {
+      g2z_json_put_integer(&json, NULL, (int64_t)tensors[i].shape[k]);
+      elements *= tensors[i].shape[k];
+    }
+    g2z_json_end(&json, ']');
+    g2z_json_begin(&json, "data_offsets", '[');
+    g2z_json_put_integer(&json, NULL, (int64_t)offset);
+    offset += 4 * elements;
+    g2z_json_put_integer(&json, NULL, (int64_t)offset);
+    g2z_json_end(&json, ']');
+    g2z_json_end(&json, '}');
+  }
+  g2z_json_end(&json, '}');
+  g2z_writer_put(writer, "       ", (size_t)(-writer->written & 7));
+  length = writer->written - sizeof length;
+  *bytes = offset;
+  return g2z__writer_patch(writer, 0, &length, sizeof length);
+}
+
+/* A file of F32 tensors, of which name, rank and shape are read. It has its whole length at once:
+ * the elements, in this order, are put into the writer or written at the offset writer->written. */
+G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const char *path,
+                                                const g2z__safetensor *tensors, size_t count,
+                                                g2z_writer **out) {
+  uint64_t bytes;
+  g2z_writer *writer;
+  *out = NULL;
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  g2z_status status = g2z__safetensors_header(writer, tensors, count, &bytes);
+  if (status == G2Z_OK) {
+    int done = ftruncate(fileno(writer->file), (off_t)(writer->written + bytes));
+    status = g2z__writer_check(writer, done == 0, "make room in");
+  }
+  if (status == G2Z_OK) *out = writer;
+  else g2z_writer_free(writer);
+  return status;
+}
+
+/* ----- GPT-2 in files ----- */
+
+#define G2Z__WEIGHTS_PREFIX "transformer."
+#define G2Z__WEIGHTS_CHUNK 65536 /* elements in flight between a file and a model */
+
+typedef struct g2z__weight {
+  char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
+  g2z__safetensor tensor;       /* name, rank, shape and elements that the model needs */
+  int index;                    /* in the file */
+} g2z__weight;
+
+G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind unit, int layer,
+                                   g2z__weight *list, size_t *count) {
+  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+    g2z_param_info info = g2z_param_describe(model, (g2z_param)p);
+    if (info.unit != unit) continue;
+    g2z__weight *weight = &list[(*count)++];
+    if (unit == G2Z_UNIT_BLOCK)
+      snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "h.%d.%s", layer,
+               info.hf_name);
+    else snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "%s", info.hf_name);
+    weight->tensor.name = weight->name;
+    weight->tensor.rank = info.rank;
+    weight->tensor.shape[0] = info.rank == 2 ? info.rows : info.cols;
+    weight->tensor.shape[1] = info.rank == 2 ? info.cols : 0;
+    weight->tensor.elements = info.elements;
+  }
+}
+
+/* Every tensor of the model, in canonical order; freed with g2z_release. */
+G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
+                                          g2z__weight **list, size_t *count) {
+  void *memory;
+  *count = 0;
+  G2Z__TRY(g2z_model_config_check(services, model));
+  G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
+                        sizeof(g2z__weight), &memory));
+  *list = (g2z__weight *)memory;
+  g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
+  for (int layer = model->layers - 1; layer >= 0; layer--)
+    g2z__weights_add(model, G2Z_UNIT_BLOCK, layer, *list, count);
+  g2z__weights_add(model, G2Z_UNIT_WPE, 0, *list, count);
+  g2z__weights_add(model, G2Z_UNIT_WTE, 0, *list, count);
+  return G2Z_OK;
+}
+
+/* model.safetensors with its header: the elements follow in canonical order. */
+G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
+                                            const g2z_model_config *model, g2z_writer **out) {
+  g2z__weight *list;
+  size_t count;
+  void *tensors;
+  *out = NULL;
+  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
+  g2z_status status = g2z_allocate(services, count, sizeof(g2z__safetensor), &tensors);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+    ((g2z__safetensor *)tensors)[i] = list[i].tensor;
+  if (status == G2Z_OK)
+    status = g2z__safetensors_create(services, path, (const g2z__safetensor *)tensors, count, out);
+  g2z_release(services, tensors);
+  g2z_release(services, list);
+  return status;
+}
+
+/* ----- config.json ----- */
+
+/* The sizes that GPT2Config has, and where the model keeps them. */
+static const struct { const char *name; size_t at; } g2z__config_sizes[] = {
+    {"n_layer", offsetof(g2z_model_config, layers)},
+    {"n_head", offsetof(g2z_model_config, heads)},
+    {"n_embd", offsetof(g2z_model_config, channels)},
+    {"n_positions", offsetof(g2z_model_config, context)},
+    {"vocab_size", offsetof(g2z_model_config, vocab)}};
+#define G2Z__CONFIG_SIZES (sizeof g2z__config_sizes / sizeof *g2z__config_sizes)
+
+/* Flags of GPT2Config, and the only value that this kit computes. */
+static const struct { const char *name; int value; } g2z__config_flags[] = {
+    {"scale_attn_weights", 1},
+    {"scale_attn_by_inverse_layer_idx", 0},
+    {"reorder_and_upcast_attn", 0},
+    {"add_cross_attention", 0},
+    {"tie_word_embeddings", 1}};
+#define G2Z__CONFIG_FLAGS (sizeof g2z__config_flags / sizeof *g2z__config_flags)
+
+G2Z__PRIVATE int g2z__config_get(const g2z_model_config *model, size_t i) {
+  int value;
+  memcpy(&value, (const char *)model + g2z__config_sizes[i].at, sizeof value);
+  return value;
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
+  const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
+  g2z_json_out json;
+  memset(&json, 0, sizeof json);
+  json.writer = writer;
+  json.indent = 2;
+  g2z_json_begin(&json, NULL, '{');
+  g2z_json_begin(&json, "architectures", '[');
+  g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
+  g2z_json_end(&json, ']');
+  g2z_json_put_string(&json, "model_type", "gpt2");
+  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
+    g2z_json_put_integer(&json, g2z__config_sizes[i].name, g2z__config_get(model, i));
+  g2z_json_put_integer(&json, "n_ctx", model->context); /* readers before 2021 look here */
+  g2z_json_put_string(&json, "n_inner", NULL);
+  g2z_json_put_string(&json, "activation_function", "gelu_new");
+  g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
+  g2z_json_put_number(&json, "initializer_range", 0.02);
+  g2z_json_put_number(&json, "attn_pdrop", 0.1); /* as published; only training in Python uses it */
+  g2z_json_put_number(&json, "embd_pdrop", 0.1);
+  g2z_json_put_number(&json, "resid_pdrop", 0.1);
+  for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
+    g2z_json_put_bool(&json, g2z__config_flags[i].name, g2z__config_flags[i].value);
+  g2z_json_put_integer(&json, "bos_token_id", eot);
+  g2z_json_put_integer(&json, "eos_token_id", eot);
+  g2z_json_put_string(&json, "dtype", "float32");
+  g2z_json_end(&json, '}');
+  return g2z_writer_put(writer, "\n", 1);
+}
+
+G2Z__PRIVATE int g2z__config_parse_size(g2z_json *json, const char *name) {
+  int64_t value = g2z_json_integer(json);
+  if (value >= 0 && value <= INT32_MAX) return (int)value;
+  g2z_json_fail(json, "%s=%" PRId64 " is not the size of a model", name, value);
+  return 0;
+}
+
+G2Z__PRIVATE void g2z__config_parse_flag(g2z_json *json, const char *name, int only) {
+  int value = g2z_json_bool(json);
+  if (value != only)
+    g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s", name,
+                  value ? "true" : "false", only ? "true" : "false");
+}
+
+/* The value must be one of two names. */
+G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const char *known,
+                                         const char *also) {
+  g2z_json_text text = g2z_json_string(json);
+  if (g2z_json_is(&text, known) || g2z_json_is(&text, also)) return;
+  g2z_json_fail(json, "%s is \"%.*s\", and this kit computes \"%s\"", name,
+                (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known);
+}
+
+/* A member that the model depends on; any other is skipped. */
+G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *key,
+                                           g2z_model_config *model, int *inner) {
+  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
+    if (g2z_json_is(key, g2z__config_sizes[i].name)) {
+      int value = g2z__config_parse_size(json, g2z__config_sizes[i].name);
+      memcpy((char *)model + g2z__config_sizes[i].at, &value, sizeof value);
+      return;
+    }
+  for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
+    if (g2z_json_is(key, g2z__config_flags[i].name)) {
+      g2z__config_parse_flag(json, g2z__config_flags[i].name, g2z__config_flags[i].value);
+      return;
+    }
+  if (g2z_json_is(key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
+    model->eot = g2z__config_parse_size(json, "eos_token_id"); /* else null, or a list */
+  else if (g2z_json_is(key, "n_inner") && g2z_json_peek(json) != 'n')
+    *inner = g2z__config_parse_size(json, "n_inner");
+  else if (g2z_json_is(key, "model_type"))
+    g2z__config_parse_word(json, "model_type", "gpt2", "gpt2");
+  else if (g2z_json_is(key, "activation_function"))
+    g2z__config_parse_word(json, "activation_function", "gelu_new", "gelu_pytorch_tanh");
+  else if (g2z_json_is(key, "layer_norm_epsilon")) {
+    double eps = g2z_json_number(json);
+    if (!(fabs(eps - 1e-5) < 1e-12))
+      g2z_json_fail(json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
+  } else g2z_json_skip(json);
+}
+
+G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *path,
+                                          const char *text, size_t bytes, g2z_model_config *model) {
+  g2z_json json;
+  g2z_json_text key;
+  int inner = 0;
+  g2z_json_open(&json, services, path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key))
+      g2z__config_parse_member(&json, &key, model, &inner);
+  G2Z__TRY(g2z_json_close(&json));
+  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
+    if (g2z__config_get(model, i) == 0)
+      return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
+                      path, g2z__config_sizes[i].name);
+  if (inner && inner != 4 * (int64_t)model->channels)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
+                    4 * (int64_t)model->channels);
+  return g2z_model_config_check(services, model);
+}
+
+G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
+                                      g2z_model_config *out) {
+  char *path, *text = NULL;
+  size_t bytes;
+  g2z_model_config model;
+  memset(out, 0, sizeof *out);
+  memset(&model, 0, sizeof model);
+  model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
+  G2Z__TRY(g2z_join_path(services, directory, "config.json", &path));
+  g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
+  if (status == G2Z_OK) status = g2z__config_parse(services, path, text, bytes, &model);
+  if (status == G2Z_OK) *out = model;
+  g2z_release(services, text);
+  g2z_release(services, path);
+  return status;
+}
+
+/* ----- reading a model ----- */
+
+/* "[50257, 768]" */
+G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z__safetensor *tensor, char text[200]) {
+  size_t length = 0;
+  text[length++] = '[';
+  for (int i = 0; i < tensor->rank; i++)
+    length += (size_t)snprintf(text + length, 200 - length, "%s%" PRIu64, i ? ", " : "",
+                               tensor->shape[i]);
+  text[length++] = ']';
+  text[length] = 0;
+  return text;
+}
+
+/* The tensor of the file must have the shape of `want`. */
+G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, int index,
+                                                 const g2z__safetensor *want) {
+  const g2z__safetensor *got = &file->tensors[index];
+  char got_text[200], want_text[200];
+  if (got->rank == want->rank &&
+      memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
+    return G2Z_OK;
+  return g2z_fail(file->services, G2Z_FORMAT,
+                  "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
+                  "sizes of the config.json that belongs to it", file->path, got->name,
+                  g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
+}
+
+/* Buffers that Hugging Face stores with the weights: h.N.attn.bias, h.N.attn.masked_bias. */
+G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
+  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
+  if (strncmp(name, G2Z__WEIGHTS_PREFIX, prefix) == 0) name += prefix;
+  if (strncmp(name, "h.", 2) != 0) return 0;
+  size_t digits = strspn(name + 2, "0123456789");
+  name += 2 + digits;
+  return digits > 0 && (strcmp(name, ".attn.bias") == 0 || strcmp(name, ".attn.masked_bias") == 0);
+}
+
+/* Finds every weight in the file, and nothing else there. used[file->count] is zeroed scratch. */
+G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int layers,
+                                           g2z__weight *list, size_t count, unsigned char *used) {
+  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
+  for (size_t i = 0; i < count; i++) {
+    int with = g2z__safetensors_find(file, list[i].name);
+    int without = g2z__safetensors_find(file, list[i].name + prefix);
+    if (with >= 0 && without >= 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
+                      list[i].name, list[i].name + prefix);
+    list[i].index = with >= 0 ? with : without;
+    if (list[i].index < 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
+                      "sizes of the config.json that belongs to it", file->path, list[i].name,
+                      layers);
+    G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
+    used[list[i].index] = 1;
+  }
+  int head = g2z__safetensors_find(file, "lm_head.weight");
+  if (head >= 0) {
+    G2Z__TRY(g2z__weights_check_shape(file, head, &list[count - 1].tensor)); /* wte */
+    used[head] = 1;
+  }
+  for (size_t i = 0; i < file->count; i++)
+    if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
+                      "the sizes of the config.json that belongs to it", file->path,
+                      file->tensors[i].name, layers);
+  return G2Z_OK;
+}
+
+/* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
+G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z__safetensors *file,
+                                                const g2z__weight *wte, float *chunk) {
+  const int head = g2z__safetensors_find(file, "lm_head.weight");
+  const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
+  for (size_t at = 0, n; head >= 0 && at < total; at += n) {
+    n = total - at < half ? total - at : half;
+    G2Z__TRY(g2z__safetensors_read(file, head, at, n, chunk));
+    G2Z__TRY(g2z__safetensors_read(file, wte->index, at, n, chunk + half));
+    if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
+      return g2z_fail(file->services, G2Z_UNSUPPORTED,
+                      "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
+                      "the model with tie_word_embeddings", file->path);
+  }
+  return G2Z_OK;
+}
+
+/* Takes canonical elements [canonical, canonical + count); calls come in canonical order. */
+typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t count,
+                                        const float *values);
+
+G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z__safetensors *file, int layers,
+                                              g2z__weight *list, size_t count,
+                                              g2z__weights_take take, void *user) {
+  g2z_services *services = file->services;
+  void *used, *chunk = NULL;
+  G2Z__TRY(g2z_allocate(services, file->count, 1, &used));
+  g2z_status status = g2z__weights_match(file, layers, list, count, (unsigned char *)used);
+  g2z_release(services, used);
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
+  status = g2z__weights_check_tied(file, &list[count - 1], (float *)chunk);
+  size_t canonical = 0;
+  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+    for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
+      n = list[i].tensor.elements - at;
+      if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
+      status = g2z__safetensors_read(file, list[i].index, at, n, (float *)chunk);
+      if (status == G2Z_OK) status = take(user, canonical, n, (const float *)chunk);
+      canonical += n;
+    }
+  g2z_release(services, chunk);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *directory,
+                                         const char *name, int *there) {
+  char *path;
+  G2Z__TRY(g2z_join_path(services, directory, name, &path));
+  *there = access(path, F_OK) == 0;
+  g2z_release(services, path);
+  return G2Z_OK;
+}
+
+/* A directory without model.safetensors may hold the weights in a form that is not read. */
+G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char *directory) {
+  int split, pickle;
+  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors.index.json", &split));
+  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &pickle));
+  if (split)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "the weights in %s are split into several files: save them as one, with "
+                    "save_pretrained(..., max_shard_size=\"100GB\")", directory);
+  if (pickle)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "the weights in %s are a pickle, pytorch_model.bin: save them as "
+                    "model.safetensors, with save_pretrained(..., safe_serialization=True)",
+                    directory);
+  return g2z_fail(services, G2Z_IO,
+                  "%s has no model.safetensors: name a directory that save_pretrained or "
+                  "--save-weights wrote", directory);
+}
+
+/* DIRECTORY/model.safetensors into `take`. All names and shapes are compared before its first
+ * call. */
+G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *directory,
+                                          const g2z_model_config *model, g2z__weights_take take,
+                                          void *user) {
+  char *path;
+  g2z__safetensors *file;
+  g2z__weight *list;
+  size_t count;
+  int there;
+  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
+  if (!there) return g2z__weights_missing(services, directory);
+  G2Z__TRY(g2z_join_path(services, directory, "model.safetensors", &path));
+  g2z_status status = g2z__safetensors_open(services, path, &file);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  status = g2z__weights_list(services, model, &list, &count);
+  if (status == G2Z_OK) {
+    status = g2z__weights_take_all(file, model->layers, list, count, take, user);
+    g2z_release(services, list);
+  }
+  g2z__safetensors_free(file);
+  return status;
+}
+
+/* ===== >>i13 context and model ===========================================
  * In:  tokens and the flat buffers. Out: loss, logits, gradients in the order of the plan.
  * Law: the model names ops and parameters, never a device and never an address: a tensor is the
  *      unit's base, asked of the model, plus the plan's offset. */
@@ -7916,7 +7992,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
 #undef G2Z__W
 #undef G2Z__G
 
-/* ===== >>i13 trainer =====================================================
+/* ===== >>i14 trainer =====================================================
  * In:  a config, then batches. Out: weights that fit the text, and a report per step.
  * Law: a step only enqueues. What it decides, it decides on the device from g2z_step_state; the
  *      host reads that state one step late, and never to decide about the step that runs. Whatever
@@ -8197,7 +8273,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   return status;
 }
 
-/* Weights from the sink of g2z_weights_read. */
+/* Weights from g2z__weights_read. */
 G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t count,
                                           const float *values) {
   return g2z_trainer_write((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, values);
@@ -8235,7 +8311,7 @@ G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   t->pass = g2z__trainer_pass(t, m);
   t->pass.write = m == 0 || t->grad_shard ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
   t->pass.rows = t->plan->wte_rows && m == t->plan->accum - 1;
-  g2z_span_begin(t->device, G2Z_SPAN_FORWARD);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_FORWARD);
   return G2Z_OK;
 }
 
@@ -8249,8 +8325,8 @@ G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
   G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS,
                           G2Z__HEAD_WITH_GRADIENT, (float)(1.0 / tokens), t->state));
-  g2z_span_end(t->device, G2Z_SPAN_FORWARD);
-  g2z_span_begin(t->device, G2Z_SPAN_BACKWARD);
+  t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
 }
 
@@ -8265,7 +8341,7 @@ G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
 /* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet,
  * when the queue has passed this place. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
-  g2z_span_end(t->device, G2Z_SPAN_BACKWARD);
+  t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
@@ -8370,10 +8446,10 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
     if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
     else t->pieces[count++] = slice;
   }
-  g2z_span_begin(t->device, G2Z_SPAN_NORM);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_NORM);
   G2Z__TRY(t->device->ops->grad_sumsq(t->device, g2z__my_verdict(t) + G2Z_VERDICT_SQUARES, t->sums,
                                       t->pieces, count));
-  g2z_span_end(t->device, G2Z_SPAN_NORM);
+  t->device->ops->span_end(t->device, G2Z_SPAN_NORM);
   return G2Z_OK;
 }
 
@@ -8400,7 +8476,7 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
   int last = plan->world == 1 ? 0 : completed - 1;
-  g2z_span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->wte_rows) G2Z__TRY(g2z__sort_rows(t));
   if (last > 0) {
     G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and all that went before */
@@ -8432,9 +8508,9 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   G2Z__TRY(g2z__exchange(t));
-  g2z_span_begin(t->device, G2Z_SPAN_DECIDE);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
-  g2z_span_end(t->device, G2Z_SPAN_DECIDE);
+  t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
   t->turn[0] = t->turn[1] = t->joined = t->stale = 0;
   return G2Z_OK;
 }
@@ -8444,10 +8520,10 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
 /* AdamW on what buckets [from, to) have of this rank's. */
 G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
   if (from == to) return G2Z_OK;
-  g2z_span_begin(t->device, G2Z_SPAN_ADAMW);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_ADAMW);
   G2Z__TRY(t->device->ops->adamw(t->device, &t->update, t->plan->bucket[from].update,
                                  t->plan->bucket[to].update));
-  g2z_span_end(t->device, G2Z_SPAN_ADAMW);
+  t->device->ops->span_end(t->device, G2Z_SPAN_ADAMW);
   return G2Z_OK;
 }
 
@@ -8509,7 +8585,7 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
  * needed. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
-  if (from == 0) g2z_span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   for (int bucket = to - 1; bucket >= from; bucket--) {
@@ -8560,10 +8636,10 @@ G2Z__PRIVATE g2z_status g2z__forward_only(g2z_trainer *t, const g2z__pass *pass)
 G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
   char *text;
   size_t bytes;
-  g2z_device_tune(t->device, t->config.tune);
+  t->device->tune = t->config.tune;
   if (!t->config.tuning) return G2Z_OK;
   G2Z__TRY(g2z_read_file(t->services, t->config.tuning, 1 << 24, &text, &bytes));
-  g2z_status status = g2z_device_tuning_read(t->device, text);
+  g2z_status status = g2z__tuning_read(t->device, text);
   g2z_release(t->services, text);
   char reason[G2Z_ERROR_BYTES];
   if (status != G2Z_FORMAT) return status;
@@ -8574,7 +8650,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   g2z_writer *writer = NULL;
   char *text;
-  G2Z__TRY(g2z_device_tuning(t->device, &text));
+  G2Z__TRY(t->device->ops->tuning(t->device, &text));
   g2z_status status = g2z_writer_create(t->services, path, &writer);
   if (status == G2Z_OK) status = g2z_writer_put(writer, text, strlen(text));
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
@@ -8645,7 +8721,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "heads=%d, but the weights in %s were trained with %d (n_head of its "
                     "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
-  return g2z_weights_read(t->services, from, model, g2z__trainer_take, t);
+  return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
 /* Weights, the state of a step that was never taken, and what AdamW will work on. */
@@ -8734,7 +8810,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.most = plan->bucket_elements;
   config.wire = plan->wire_dtype;
   config.gather = plan->gather;
-  config.reduce = plan->inbox ? G2Z_REDUCE_COPY : G2Z_REDUCE_PLAIN;
+  config.reduce = plan->reduce;
   g2z_status status = g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm);
   return g2z_ranks_agree(g2z_context_ranks(t->context), status);
 }
@@ -8746,10 +8822,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ngather=%s\nreduce=%s\nrecompute=%s\n"
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ntransport=%s\nrecompute=%s\n"
            "init_from=%.1000s\n", t->config.tune, t->config.tuning != NULL,
-           g2z_gather_text(t->config.gather), g2z_reduce_text(t->config.reduce),
-           g2z_recompute_text(t->config.recompute), t->config.init_from ? t->config.init_from : "");
+           g2z_transport_text(t->config.transport), g2z_recompute_text(t->config.recompute),
+           t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
@@ -8758,14 +8834,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z__trainer_share(t));
   if (t->plan->world > 1 && t->plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
-            "%d ranks through %s: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB, "
-            "gradients reduced: %s, parameters gathered: %s", t->plan->world, t->comm->ops->name,
-            g2z_strategy_text(t->plan->strategy), t->plan->zero_stage, t->plan->buckets,
+            "%d ranks: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB; gradients travel "
+            "by %s, parameters by %s", t->plan->world, g2z_strategy_text(t->plan->strategy),
+            t->plan->zero_stage, t->plan->buckets,
             (double)(t->plan->bucket_elements * (size_t)t->plan->grad_bytes) / 1048576.0,
-            t->plan->strategy == G2Z_STRATEGY_DP ? "on rank 0"
-            : t->plan->zero_stage == 0 ? "on all" : g2z_reduce_text(t->comm->reduce),
-            t->plan->strategy == G2Z_STRATEGY_DP ? "from rank 0"
-            : t->plan->zero_stage == 0 ? "not at all" : g2z_gather_text(t->comm->gather));
+            g2z__comm_carrier(t->comm, t->comm->reduce),
+            g2z__comm_carrier(t->comm, t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
@@ -8860,7 +8934,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
       G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
     }
   }
-  return g2z_device_tuning(t->device, text);
+  return t->device->ops->tuning(t->device, text);
 }
 
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
@@ -8887,7 +8961,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
     text = (char *)memory;
   } else if (status == G2Z_OK) status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, text, (size_t)bytes);
-  if (status == G2Z_OK && t->plan->rank > 0) status = g2z_device_tuning_read(t->device, text);
+  if (status == G2Z_OK && t->plan->rank > 0) status = g2z__tuning_read(t->device, text);
   g2z_release(t->services, text);
   return g2z_ranks_agree(ranks, status);
 }
@@ -9058,10 +9132,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, y, tokens);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
-    g2z_span_begin(dev, G2Z_SPAN_VAL_FORWARD);
+    dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__forward_only(t, &pass));
     G2Z__TRY(g2z__head_loss(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state));
-    g2z_span_end(dev, G2Z_SPAN_VAL_FORWARD);
+    dev->ops->span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
   return dev->ops->synchronize(dev);
@@ -9132,9 +9206,9 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
   G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
   G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
   g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
-  g2z_device_tune(t->device, G2Z_TUNE_OFF);
+  t->device->tune = G2Z_TUNE_OFF;
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
-  g2z_device_tune(t->device, t->config.tune);
+  t->device->tune = t->config.tune;
   return g2z__trainer_alone(t, status);
 }
 
@@ -9144,9 +9218,9 @@ G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->conte
 G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
 G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *t) { return t->device; }
 
-/* ===== >>i14 generation ==================================================
- * In:  a prompt's tokens. Out: the tokens that the model would write behind them.
- * Law: the draw is a pure function of logits, sampling and index; no generator has a state. */
+/* ===== >>i15 generation ==================================================
+ * In:  a prompt's tokens. Out: the tokens with which the model continues them.
+ * Law: a draw is a pure function of logits, sampling and index; no generator has a state. */
 
 G2Z_API g2z_sampling g2z_sampling_default(void) {
   g2z_sampling sampling;
@@ -9170,8 +9244,9 @@ G2Z__PRIVATE int g2z__draw_order(const void *a, const void *b) {
   return left->id < right->id ? -1 : left->id > right->id;
 }
 
-G2Z_API int g2z_sample(const float *logits, int vocab, const g2z_sampling *sampling,
-                       uint32_t index, float *scratch) {
+/* The token drawn from logits[vocab]; scratch[2 * vocab]. */
+G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling *sampling,
+                             uint32_t index, float *scratch) {
   g2z__draw *candidates = (g2z__draw *)(void *)scratch;
   int best = 0;
   for (int i = 1; i < vocab; i++)
@@ -9216,911 +9291,29 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
                   (double)sampling->top_p);
 }
 
-G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
-  if (!tokens) return;
-  if (tokens->services) g2z_release(tokens->services, tokens->ids);
-  memset(tokens, 0, sizeof *tokens);
-}
-
-G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need) {
-  void *ids = tokens->ids;
-  if (!tokens->services) tokens->services = services;
-  g2z_status status = g2z_grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
-                               sizeof(int32_t));
-  tokens->ids = (int32_t *)ids;
-  if (status != G2Z_OK && tokens->services != services)
-    memcpy(services->error, tokens->services->error, sizeof services->error);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__tokens_append(g2z_services *services, g2z_tokens *tokens, int id) {
-  G2Z__TRY(g2z_tokens_reserve(services, tokens, tokens->count + 1));
-  tokens->ids[tokens->count++] = id;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_generate(g2z_trainer *t, g2z_tokens *tokens, int count,
-                                const g2z_sampling *sampling, int stop,
-                                int (*token)(void *user, int id), void *user) {
-  int V = t->plan->model.vocab, window = g2z__trainer_window(t);
+G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, size_t most,
+                                const g2z_sampling *sampling, int stop) {
+  const size_t window = (size_t)g2z__trainer_window(t);
+  const int V = t->plan->model.vocab;
+  void *memory;
   G2Z__TRY(g2z_sampling_check(t->services, sampling));
-  if (tokens->count == 0)
+  if (*count == 0)
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "the prompt has no tokens: begin with the end-of-text token");
-  void *memory;
   G2Z__TRY(g2z_allocate(t->services, 3 * (size_t)V, sizeof(float), &memory));
   float *logits = (float *)memory, *scratch = logits + V;
   g2z_status status = G2Z_OK;
-  for (int i = 0; i < count && status == G2Z_OK; i++) {
-    int seen = tokens->count < (size_t)window ? (int)tokens->count : window;
-    status = g2z_trainer_logits(t, tokens->ids + tokens->count - seen, seen, 1, logits);
+  for (uint32_t drawn = 0; *count < most; drawn++) {
+    size_t seen = *count < window ? *count : window;
+    status = g2z_trainer_logits(t, ids + *count - seen, (int)seen, 1, logits);
     if (status != G2Z_OK) break;
-    int id = g2z_sample(logits, V, sampling, (uint32_t)i, scratch);
-    status = g2z__tokens_append(t->services, tokens, id);
-    if (id == stop || (token && status == G2Z_OK && !token(user, id))) break;
+    ids[*count] = g2z__sample(logits, V, sampling, drawn, scratch);
+    if (ids[(*count)++] == stop) break;
   }
   g2z_release(t->services, memory);
   return status;
 }
 
-
-/* ===== >>i15 weights =====================================================
- * In:  model.safetensors and config.json of GPT-2, or canonical ranges of fp32 weights.
- * Out: the other of the two.
- * Law: a header is checked completely before a tensor is read; files speak canonical ranges. */
-
-#define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
-
-struct g2z_safetensors {
-  g2z_services *services;
-  char *path;
-  int file;
-  char *names;                  /* of all tensors, one after the other */
-  g2z_safetensor *tensors;      /* by name */
-  size_t count, capacity;
-};
-
-G2Z__PRIVATE const char *g2z__tensor_text(g2z_tensor_type type) {
-  switch (type) {
-#define X(name, bytes) \
-  case G2Z_TENSOR_##name: return #name;
-    G2Z_TENSOR_LIST(X)
-#undef X
-    case G2Z_TENSOR_COUNT: break;
-  }
-  return "?";
-}
-
-G2Z__PRIVATE uint64_t g2z__tensor_bytes(g2z_tensor_type type) {
-  switch (type) {
-#define X(name, bytes) \
-  case G2Z_TENSOR_##name: return bytes;
-    G2Z_TENSOR_LIST(X)
-#undef X
-    case G2Z_TENSOR_COUNT: break;
-  }
-  return 0;
-}
-
-/* ----- reading a header ----- */
-
-G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z_safetensor *tensor) {
-  g2z_json_text text = g2z_json_string(json);
-  if (json->status != G2Z_OK) return;
-#define X(known, bytes)              \
-  if (g2z_json_is(&text, #known)) {  \
-    tensor->type = G2Z_TENSOR_##known; \
-    return;                          \
-  }
-  G2Z_TENSOR_LIST(X)
-#undef X
-  g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
-                tensor->name, (int)(text.bytes < 20 ? text.bytes : 20), (const char *)text.at);
-}
-
-/* Up to `most` numbers that are not negative; returns how many there were. */
-G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z_safetensor *tensor,
-                                        const char *what, uint64_t *out, int most) {
-  int count = 0;
-  if (!g2z_json_enter(json, '[')) return 0;
-  while (g2z_json_next(json, ']', NULL)) {
-    int64_t value = g2z_json_integer(json);
-    if (value < 0 || count == most) {
-      g2z_json_fail(json, "tensor \"%.200s\" has a %s %s: the file is damaged", tensor->name, what,
-                    value < 0 ? "below zero" : "with too many numbers");
-      return 0;
-    }
-    out[count++] = (uint64_t)value;
-  }
-  return count;
-}
-
-/* One entry of the header. `begin` counts from the end of the header here. */
-G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z_safetensor *tensor) {
-  enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
-  int seen = 0;
-  uint64_t offsets[2] = {0, 0};
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "dtype")) {
-      seen |= DTYPE;
-      g2z__tensor_parse_type(json, tensor);
-    } else if (g2z_json_is(&key, "shape")) {
-      seen |= SHAPE;
-      tensor->rank =
-          g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z_TENSOR_RANK);
-    } else if (g2z_json_is(&key, "data_offsets")) {
-      if (g2z__tensor_parse_list(json, tensor, "pair of data_offsets", offsets, 2) == 2)
-        seen |= OFFSETS;
-    } else g2z_json_skip(json);
-  }
-  if (json->status != G2Z_OK) return;
-  if (seen != (DTYPE | SHAPE | OFFSETS)) {
-    g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: the "
-                  "file is damaged", tensor->name);
-    return;
-  }
-  uint64_t elements = 1, most = (uint64_t)INT64_MAX / g2z__tensor_bytes(tensor->type);
-  for (int i = 0; i < tensor->rank; i++) {
-    if (tensor->shape[i] && elements > most / tensor->shape[i]) {
-      g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
-                    tensor->name);
-      return;
-    }
-    elements *= tensor->shape[i];
-  }
-  tensor->elements = (size_t)elements;
-  tensor->begin = offsets[0];
-  tensor->bytes = elements * g2z__tensor_bytes(tensor->type);
-  if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != tensor->bytes)
-    g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
-                  ", but its shape takes %" PRIu64 " bytes: the file is damaged", tensor->name,
-                  offsets[0], offsets[1], tensor->bytes);
-}
-
-/* __metadata__ is a table of strings, which nothing here needs. */
-G2Z__PRIVATE void g2z__tensor_parse_metadata(g2z_json *json) {
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) g2z_json_string(json);
-}
-
-G2Z__PRIVATE g2z_status g2z__tensors_parse(g2z_safetensors *file, const char *text, size_t bytes) {
-  g2z_json json;
-  g2z_json_text key;
-  char *name = file->names; /* as many bytes as the header: unescaped names and NULs fit */
-  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
-  for (size_t step; at < end; at += step) {
-    step = g2z_utf8_length(at, end);
-    if (step == 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
-                      (size_t)(at - (const unsigned char *)text));
-  }
-  g2z_json_open(&json, file->services, file->path, text, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-      if (g2z_json_is(&key, "__metadata__")) {
-        g2z__tensor_parse_metadata(&json);
-        continue;
-      }
-      void *list = file->tensors;
-      g2z_status status = g2z_grow(file->services, &list, &file->capacity, file->count,
-                                   file->count + 1, sizeof(g2z_safetensor));
-      file->tensors = (g2z_safetensor *)list;
-      G2Z__TRY(status);
-      g2z_safetensor *tensor = &file->tensors[file->count++];
-      memset(tensor, 0, sizeof *tensor);
-      size_t length = g2z_json_unescape(&key, (unsigned char *)name);
-      name[length] = 0;
-      tensor->name = name;
-      name += length + 1;
-      if (strlen(tensor->name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
-      g2z__tensor_parse(&json, tensor);
-    }
-  return g2z_json_close(&json);
-}
-
-G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
-  const g2z_safetensor *x = (const g2z_safetensor *)a, *y = (const g2z_safetensor *)b;
-  if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-  return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty ones before the one they touch */
-}
-
-G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
-  return strcmp(((const g2z_safetensor *)a)->name, ((const g2z_safetensor *)b)->name);
-}
-
-/* The tensors must tile the bytes behind the header, without a gap and without an overlap, and
- * every name must be there once. Leaves them in the order of names. */
-G2Z__PRIVATE g2z_status g2z__tensors_check(g2z_safetensors *file, uint64_t data, uint64_t bytes) {
-  uint64_t end = 0;
-  if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_begin);
-  for (size_t i = 0; i < file->count; i++) {
-    g2z_safetensor *tensor = &file->tensors[i];
-    if (tensor->begin != end)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
-                      "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
-                      tensor->begin, end);
-    end += tensor->bytes; /* as data_offsets has it: below 2^63 */
-    if (end > bytes - data) break;
-    tensor->begin += data;
-  }
-  if (end != bytes - data)
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
-                    ": it was cut or is unfinished; copy it again", file->path,
-                    end > bytes - data ? "at least " : "", end, bytes - data);
-  if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z_safetensor), g2z__tensor_by_name);
-  for (size_t i = 1; i < file->count; i++)
-    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
-                      file->tensors[i].name);
-  return G2Z_OK;
-}
-
-/* Reads and checks the header of the open file. */
-G2Z__PRIVATE g2z_status g2z__tensors_load(g2z_safetensors *file) {
-  struct stat info;
-  if (fstat(file->file, &info) != 0)
-    return g2z_fail_file(file->services, errno, "open", file->path);
-  if (!S_ISREG(info.st_mode))
-    return g2z_fail(file->services, G2Z_IO, "%s is no regular file: name a safetensors file",
-                    file->path);
-  uint64_t length = 0, bytes = (uint64_t)info.st_size;
-  int64_t got = g2z__pread(file->file, &length, sizeof length, 0);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
-  if (got < 8)
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
-                    file->path, bytes);
-  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8)
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
-                    "it was cut, or it is no safetensors file", file->path, length, bytes);
-  void *text;
-  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
-  file->names = (char *)text;
-  G2Z__TRY(g2z_allocate(file->services, (size_t)length + 1, 1, &text));
-  g2z_status status = G2Z_OK;
-  got = g2z__pread(file->file, text, (size_t)length, 8);
-  if (got < 0) status = g2z_fail_file(file->services, errno, "read", file->path);
-  else if ((uint64_t)got < length)
-    status = g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
-                      file->path);
-  else status = g2z__tensors_parse(file, (const char *)text, (size_t)length);
-  g2z_release(file->services, text);
-  G2Z__TRY(status);
-  return g2z__tensors_check(file, 8 + length, bytes);
-}
-
-G2Z_API g2z_status g2z_safetensors_open(g2z_services *services, const char *path,
-                                        g2z_safetensors **out) {
-  *out = NULL;
-  size_t length = strlen(path) + 1;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors) + length, &memory));
-  g2z_safetensors *file = (g2z_safetensors *)memory;
-  file->services = services;
-  file->path = (char *)(file + 1);
-  memcpy(file->path, path, length);
-  file->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
-  g2z_status status = file->file < 0 ? g2z_fail_file(services, errno, "open", path)
-                                     : g2z__tensors_load(file);
-  if (status != G2Z_OK) {
-    g2z_safetensors_free(file);
-    return status;
-  }
-  *out = file;
-  return G2Z_OK;
-}
-
-G2Z_API void g2z_safetensors_free(g2z_safetensors *file) {
-  if (!file) return;
-  if (file->file >= 0) close(file->file);
-  g2z_release(file->services, file->names);
-  g2z_release(file->services, file->tensors);
-  g2z_release(file->services, file);
-}
-
-G2Z_API int g2z_safetensors_count(const g2z_safetensors *file) { return (int)file->count; }
-
-G2Z_API int g2z_safetensors_find(const g2z_safetensors *file, const char *name) {
-  size_t low = 0, high = file->count;
-  while (low < high) {
-    size_t middle = low + (high - low) / 2;
-    int order = strcmp(file->tensors[middle].name, name);
-    if (order == 0) return (int)middle;
-    if (order < 0) low = middle + 1;
-    else high = middle;
-  }
-  return -1;
-}
-
-G2Z_API g2z_safetensor g2z_safetensors_tensor(const g2z_safetensors *file, int index) {
-  G2Z_ASSERT(index >= 0 && (size_t)index < file->count);
-  return file->tensors[index];
-}
-
-/* ----- reading numbers ----- */
-
-G2Z__PRIVATE void g2z__tensor_widen(g2z_tensor_type type, const unsigned char *from, size_t count,
-                                    float *out) {
-  for (size_t i = 0; i < count; i++) {
-    double wide;
-    uint16_t half;
-    if (type == G2Z_TENSOR_F64) {
-      memcpy(&wide, from + 8 * i, sizeof wide);
-      out[i] = (float)wide;
-    } else {
-      memcpy(&half, from + 2 * i, sizeof half);
-      out[i] = g2z__widen(type == G2Z_TENSOR_F16 ? G2Z_FP16 : G2Z_BF16, half);
-    }
-  }
-}
-
-G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z_safetensors *file, const g2z_safetensor *tensor,
-                                          uint64_t offset, void *out, size_t bytes) {
-  int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
-  if ((size_t)got == bytes) return G2Z_OK;
-  return g2z_fail(file->services, G2Z_FORMAT,
-                  "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
-                  tensor->name);
-}
-
-G2Z_API g2z_status g2z_safetensors_read(const g2z_safetensors *file, int index, size_t first,
-                                        size_t count, float *out) {
-  const g2z_safetensor tensor = g2z_safetensors_tensor(file, index);
-  const size_t size = (size_t)g2z__tensor_bytes(tensor.type);
-  if (count > tensor.elements || first > tensor.elements - count)
-    return g2z_fail(file->services, G2Z_BAD_ARGUMENT,
-                    "%s: tensor \"%.200s\" has %zu elements, and %zu from %zu on were asked for",
-                    file->path, tensor.name, tensor.elements, count, first);
-  if (tensor.type == G2Z_TENSOR_F32)
-    return g2z__tensor_pread(file, &tensor, first * size, out, count * size);
-  if (tensor.type != G2Z_TENSOR_F16 && tensor.type != G2Z_TENSOR_BF16 &&
-      tensor.type != G2Z_TENSOR_F64)
-    return g2z_fail(file->services, G2Z_UNSUPPORTED,
-                    "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
-                    "read: save it as F32", file->path, tensor.name,
-                    g2z__tensor_text(tensor.type));
-  unsigned char raw[8192];
-  for (size_t done = 0; done < count;) {
-    size_t n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
-    G2Z__TRY(g2z__tensor_pread(file, &tensor, (first + done) * size, raw, n * size));
-    g2z__tensor_widen(tensor.type, raw, n, out + done);
-    done += n;
-  }
-  return G2Z_OK;
-}
-
-/* ----- writing ----- */
-
-struct g2z_safetensors_writer {
-  g2z_services *services;
-  g2z_writer *file;
-  uint64_t promised, put;       /* elements */
-};
-
-/* The header, padded with spaces so that the data begins at a multiple of 8, as the reference
- * implementation does. */
-G2Z__PRIVATE g2z_status g2z__tensors_header(g2z_safetensors_writer *writer,
-                                            const g2z_safetensor *tensors, size_t count) {
-  uint64_t length = 0, offset = 0;
-  g2z_json_out json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer->file;
-  g2z_writer_put(writer->file, &length, sizeof length);
-  g2z_json_begin(&json, NULL, '{');
-  g2z_json_begin(&json, "__metadata__", '{');
-  g2z_json_put_string(&json, "format", "pt"); /* transformers refuses a file without it */
-  g2z_json_end(&json, '}');
-  for (size_t i = 0; i < count; i++) {
-    uint64_t elements = 1;
-    G2Z_ASSERT(tensors[i].rank >= 0 && tensors[i].rank <= G2Z_TENSOR_RANK);
-    g2z_json_begin(&json, tensors[i].name, '{');
-    g2z_json_put_string(&json, "dtype", "F32");
-    g2z_json_begin(&json, "shape", '[');
-    for (int k = 0; k < tensors[i].rank; k++) {
-      g2z_json_put_integer(&json, NULL, (int64_t)tensors[i].shape[k]);
-      elements *= tensors[i].shape[k];
-    }
-    g2z_json_end(&json, ']');
-    g2z_json_begin(&json, "data_offsets", '[');
-    g2z_json_put_integer(&json, NULL, (int64_t)offset);
-    offset += 4 * elements;
-    g2z_json_put_integer(&json, NULL, (int64_t)offset);
-    g2z_json_end(&json, ']');
-    g2z_json_end(&json, '}');
-  }
-  g2z_json_end(&json, '}');
-  uint64_t end = writer->file->written + writer->file->filled;
-  g2z_writer_put(writer->file, "       ", (size_t)(-end & 7));
-  length = end + (-end & 7) - sizeof length;
-  writer->promised = offset / 4;
-  return g2z_writer_patch(writer->file, 0, &length, sizeof length);
-}
-
-G2Z_API g2z_status g2z_safetensors_create(g2z_services *services, const char *path,
-                                          const g2z_safetensor *tensors, size_t count,
-                                          g2z_safetensors_writer **out) {
-  *out = NULL;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_safetensors_writer), &memory));
-  g2z_safetensors_writer *writer = (g2z_safetensors_writer *)memory;
-  writer->services = services;
-  g2z_status status = g2z_writer_create(services, path, &writer->file);
-  if (status == G2Z_OK) status = g2z__tensors_header(writer, tensors, count);
-  if (status != G2Z_OK) {
-    g2z_safetensors_writer_free(writer);
-    return status;
-  }
-  *out = writer;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_safetensors_put(g2z_safetensors_writer *writer, const float *values,
-                                       size_t count) {
-  writer->put += count;
-  return g2z_writer_put(writer->file, values, count * sizeof(float));
-}
-
-/* The file gets its length; others write the elements behind the header, which ends at *data. */
-G2Z__PRIVATE g2z_status g2z__tensors_reserve(g2z_safetensors_writer *writer, uint64_t *data) {
-  g2z_writer *file = writer->file;
-  G2Z__TRY(g2z_writer_flush(file));
-  *data = file->written;
-  file->written += writer->promised * sizeof(float);
-  writer->put = writer->promised;
-  if (ftruncate(file->file, (off_t)file->written) != 0)
-    return g2z__writer_fail(file, errno, "make room in");
-  return G2Z_OK;
-}
-
-/* Everything but the name. */
-G2Z__PRIVATE g2z_status g2z__tensors_finish(g2z_safetensors_writer *writer) {
-  if (writer->put != writer->promised)
-    return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
-                    "%s was given %" PRIu64 " elements, but its tensors have %" PRIu64
-                    ": put each element once", writer->file->path, writer->put, writer->promised);
-  return g2z__writer_finish(writer->file);
-}
-
-G2Z_API g2z_status g2z_safetensors_commit(g2z_safetensors_writer *writer) {
-  G2Z__TRY(g2z__tensors_finish(writer));
-  return g2z_writer_commit(writer->file);
-}
-
-G2Z_API void g2z_safetensors_writer_free(g2z_safetensors_writer *writer) {
-  if (!writer) return;
-  g2z_writer_free(writer->file);
-  g2z_release(writer->services, writer);
-}
-
-/* ----- GPT-2 in files ----- */
-
-#define G2Z__WEIGHTS_PREFIX "transformer."
-#define G2Z__WEIGHTS_CHUNK 65536 /* elements in flight between a file and a model */
-
-typedef struct g2z__weight {
-  char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
-  g2z_safetensor tensor;        /* as it should be; then: as the file has it */
-  int index;                    /* in the file */
-} g2z__weight;
-
-G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind unit, int layer,
-                                   g2z__weight *list, size_t *count) {
-  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-    g2z_param_info info = g2z_param_describe(model, (g2z_param)p);
-    if (info.unit != unit) continue;
-    g2z__weight *weight = &list[(*count)++];
-    if (unit == G2Z_UNIT_BLOCK)
-      snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "h.%d.%s", layer,
-               info.hf_name);
-    else snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "%s", info.hf_name);
-    weight->tensor.name = weight->name;
-    weight->tensor.rank = info.rank;
-    weight->tensor.shape[0] = info.rank == 2 ? info.rows : info.cols;
-    weight->tensor.shape[1] = info.rank == 2 ? info.cols : 0;
-    weight->tensor.elements = info.elements;
-  }
-}
-
-/* Every tensor of the model, in canonical order; freed with g2z_release. */
-G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
-                                          g2z__weight **list, size_t *count) {
-  void *memory;
-  *count = 0;
-  G2Z__TRY(g2z_model_config_check(services, model));
-  G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
-                        sizeof(g2z__weight), &memory));
-  *list = (g2z__weight *)memory;
-  g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
-  for (int layer = model->layers - 1; layer >= 0; layer--)
-    g2z__weights_add(model, G2Z_UNIT_BLOCK, layer, *list, count);
-  g2z__weights_add(model, G2Z_UNIT_WPE, 0, *list, count);
-  g2z__weights_add(model, G2Z_UNIT_WTE, 0, *list, count);
-  return G2Z_OK;
-}
-
-/* ----- config.json ----- */
-
-/* What GPT2Config may say besides the sizes, and the only value that this kit computes. */
-#define G2Z__WEIGHTS_FLAG_LIST(X)       \
-  X(scale_attn_weights, 1)              \
-  X(scale_attn_by_inverse_layer_idx, 0) \
-  X(reorder_and_upcast_attn, 0)         \
-  X(add_cross_attention, 0)             \
-  X(tie_word_embeddings, 1)
-
-G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
-  const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
-  g2z_json_out json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer;
-  json.indent = 2;
-  g2z_json_begin(&json, NULL, '{');
-  g2z_json_begin(&json, "architectures", '[');
-  g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
-  g2z_json_end(&json, ']');
-  g2z_json_put_string(&json, "model_type", "gpt2");
-  g2z_json_put_integer(&json, "n_layer", model->layers);
-  g2z_json_put_integer(&json, "n_head", model->heads);
-  g2z_json_put_integer(&json, "n_embd", model->channels);
-  g2z_json_put_integer(&json, "n_positions", model->context);
-  g2z_json_put_integer(&json, "n_ctx", model->context); /* readers before 2021 look here */
-  g2z_json_put_integer(&json, "vocab_size", model->vocab);
-  g2z_json_put_null(&json, "n_inner");
-  g2z_json_put_string(&json, "activation_function", "gelu_new");
-  g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
-  g2z_json_put_number(&json, "initializer_range", 0.02);
-  g2z_json_put_number(&json, "attn_pdrop", 0.1); /* as published; only training in Python uses it */
-  g2z_json_put_number(&json, "embd_pdrop", 0.1);
-  g2z_json_put_number(&json, "resid_pdrop", 0.1);
-#define X(name, value) g2z_json_put_bool(&json, #name, value);
-  G2Z__WEIGHTS_FLAG_LIST(X)
-#undef X
-  g2z_json_put_integer(&json, "bos_token_id", eot);
-  g2z_json_put_integer(&json, "eos_token_id", eot);
-  g2z_json_put_string(&json, "dtype", "float32");
-  g2z_json_end(&json, '}');
-  return g2z_writer_put(writer, "\n", 1);
-}
-
-G2Z__PRIVATE int g2z__weights_config_size(g2z_json *json, const char *name) {
-  int64_t value = g2z_json_integer(json);
-  if (value >= 0 && value <= INT32_MAX) return (int)value;
-  g2z_json_fail(json, "%s=%" PRId64 " is not the size of a model", name, value);
-  return 0;
-}
-
-G2Z__PRIVATE void g2z__weights_config_flag(g2z_json *json, const char *name, int only) {
-  int value = g2z_json_bool(json);
-  if (value != only)
-    g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s", name,
-                  value ? "true" : "false", only ? "true" : "false");
-}
-
-/* One of the names in `known`, which is a list that ends with NULL. */
-G2Z__PRIVATE void g2z__weights_config_word(g2z_json *json, const char *name,
-                                           const char *const *known) {
-  g2z_json_text text = g2z_json_string(json);
-  for (int i = 0; known[i]; i++)
-    if (json->status == G2Z_OK && g2z_json_is(&text, known[i])) return;
-  g2z_json_fail(json, "%s is \"%.*s\", and this kit computes \"%s\"", name,
-                (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known[0]);
-}
-
-G2Z__PRIVATE void g2z__weights_parse_config(g2z_json *json, g2z_model_config *model, int *inner) {
-  static const char *const types[] = {"gpt2", NULL};
-  static const char *const activations[] = {"gelu_new", "gelu_pytorch_tanh", NULL};
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "n_layer")) model->layers = g2z__weights_config_size(json, "n_layer");
-    else if (g2z_json_is(&key, "n_head")) model->heads = g2z__weights_config_size(json, "n_head");
-    else if (g2z_json_is(&key, "n_embd"))
-      model->channels = g2z__weights_config_size(json, "n_embd");
-    else if (g2z_json_is(&key, "n_positions"))
-      model->context = g2z__weights_config_size(json, "n_positions");
-    else if (g2z_json_is(&key, "vocab_size"))
-      model->vocab = g2z__weights_config_size(json, "vocab_size");
-    else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
-      model->eot = g2z__weights_config_size(json, "eos_token_id"); /* else null, or a list */
-    else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(json) != 'n')
-      *inner = g2z__weights_config_size(json, "n_inner");
-    else if (g2z_json_is(&key, "model_type")) g2z__weights_config_word(json, "model_type", types);
-    else if (g2z_json_is(&key, "activation_function"))
-      g2z__weights_config_word(json, "activation_function", activations);
-    else if (g2z_json_is(&key, "layer_norm_epsilon")) {
-      double eps = g2z_json_number(json);
-      if (!(fabs(eps - 1e-5) < 1e-12))
-        g2z_json_fail(json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
-    }
-#define X(name, only) \
-    else if (g2z_json_is(&key, #name)) g2z__weights_config_flag(json, #name, only);
-    G2Z__WEIGHTS_FLAG_LIST(X)
-#undef X
-    else g2z_json_skip(json);
-  }
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_check_config(g2z_services *services, const char *path,
-                                                  const g2z_model_config *model, int inner) {
-  const char *missing = !model->layers   ? "n_layer"
-                        : !model->heads    ? "n_head"
-                        : !model->channels ? "n_embd"
-                        : !model->context  ? "n_positions"
-                        : !model->vocab    ? "vocab_size"
-                                           : NULL;
-  if (missing)
-    return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
-                    path, missing);
-  if (inner && inner != 4 * (int64_t)model->channels)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
-                    4 * (int64_t)model->channels);
-  return g2z_model_config_check(services, model);
-}
-
-G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
-                                      g2z_model_config *out) {
-  memset(out, 0, sizeof *out);
-  char *path, *text = NULL;
-  size_t bytes;
-  int inner = 0;
-  g2z_model_config model;
-  memset(&model, 0, sizeof model);
-  model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
-  G2Z__TRY(g2z_join_path(services, directory, "config.json", &path));
-  g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
-  if (status == G2Z_OK) {
-    g2z_json json;
-    g2z_json_open(&json, services, path, text, bytes);
-    g2z__weights_parse_config(&json, &model, &inner);
-    status = g2z_json_close(&json);
-  }
-  if (status == G2Z_OK) status = g2z__weights_check_config(services, path, &model, inner);
-  if (status == G2Z_OK) *out = model;
-  g2z_release(services, text);
-  g2z_release(services, path);
-  return status;
-}
-
-/* ----- writing a model ----- */
-
-/* The header. The file keeps canonical order, so that behind it tensors need not be told apart. */
-G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
-                                            const g2z_model_config *model,
-                                            g2z_safetensors_writer **out) {
-  g2z__weight *list;
-  size_t count;
-  void *tensors;
-  *out = NULL;
-  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
-  g2z_status status = g2z_allocate(services, count, sizeof(g2z_safetensor), &tensors);
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
-    ((g2z_safetensor *)tensors)[i] = list[i].tensor;
-  if (status == G2Z_OK)
-    status = g2z_safetensors_create(services, path, (const g2z_safetensor *)tensors, count, out);
-  g2z_release(services, tensors);
-  g2z_release(services, list);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_put(g2z_services *services, const char *path,
-                                         const g2z_model_config *model, g2z_weights_give give,
-                                         void *user, g2z_safetensors_writer **out) {
-  void *chunk;
-  G2Z__TRY(g2z__weights_create(services, path, model, out));
-  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
-  g2z_status status = G2Z_OK;
-  size_t total = (size_t)(*out)->promised;
-  for (size_t at = 0; at < total && status == G2Z_OK;) {
-    size_t n = total - at < G2Z__WEIGHTS_CHUNK ? total - at : G2Z__WEIGHTS_CHUNK;
-    status = give(user, at, n, (float *)chunk);
-    if (status == G2Z_OK) status = g2z_safetensors_put(*out, (const float *)chunk, n);
-    at += n;
-  }
-  g2z_release(services, chunk);
-  return status;
-}
-
-G2Z_API g2z_status g2z_weights_write(g2z_services *services, const char *directory,
-                                     const g2z_model_config *model, g2z_weights_give give,
-                                     void *user) {
-  char *weights_path = NULL, *config_path = NULL;
-  g2z_safetensors_writer *weights = NULL;
-  g2z_writer *config = NULL;
-  g2z_status status = g2z_make_directory(services, directory);
-  if (status == G2Z_OK)
-    status = g2z_join_path(services, directory, "model.safetensors", &weights_path);
-  if (status == G2Z_OK) status = g2z_join_path(services, directory, "config.json", &config_path);
-  if (status == G2Z_OK) status = g2z_writer_create(services, config_path, &config);
-  if (status == G2Z_OK) status = g2z__weights_put_config(config, model);
-  if (status == G2Z_OK)
-    status = g2z__weights_put(services, weights_path, model, give, user, &weights);
-  /* Both are on the disk before the first takes its name: a full disk leaves the old pair. */
-  if (status == G2Z_OK) status = g2z__tensors_finish(weights);
-  if (status == G2Z_OK) status = g2z__writer_finish(config);
-  if (status == G2Z_OK) status = g2z_safetensors_commit(weights);
-  if (status == G2Z_OK) status = g2z_writer_commit(config);
-  g2z_safetensors_writer_free(weights);
-  g2z_writer_free(config);
-  g2z_release(services, config_path);
-  g2z_release(services, weights_path);
-  return status;
-}
-
-/* ----- reading a model ----- */
-
-/* "[50257, 768]" */
-G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z_safetensor *tensor, char text[200]) {
-  size_t length = 0;
-  text[length++] = '[';
-  for (int i = 0; i < tensor->rank; i++)
-    length += (size_t)snprintf(text + length, 200 - length, "%s%" PRIu64, i ? ", " : "",
-                               tensor->shape[i]);
-  text[length++] = ']';
-  text[length] = 0;
-  return text;
-}
-
-/* The tensor of the file must have the shape of `want`. */
-G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z_safetensors *file, int index,
-                                                 const g2z_safetensor *want) {
-  const g2z_safetensor *got = &file->tensors[index];
-  char got_text[200], want_text[200];
-  if (got->rank == want->rank &&
-      memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
-    return G2Z_OK;
-  return g2z_fail(file->services, G2Z_FORMAT,
-                  "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
-                  "sizes of the config.json that belongs to it", file->path, got->name,
-                  g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
-}
-
-/* Buffers that Hugging Face stores with the weights: h.N.attn.bias, h.N.attn.masked_bias. */
-G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
-  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
-  if (strncmp(name, G2Z__WEIGHTS_PREFIX, prefix) == 0) name += prefix;
-  if (strncmp(name, "h.", 2) != 0) return 0;
-  size_t digits = strspn(name + 2, "0123456789");
-  name += 2 + digits;
-  return digits > 0 && (strcmp(name, ".attn.bias") == 0 || strcmp(name, ".attn.masked_bias") == 0);
-}
-
-/* Finds every weight in the file, and nothing else there. */
-G2Z__PRIVATE g2z_status g2z__weights_match(const g2z_safetensors *file, int layers,
-                                           g2z__weight *list, size_t count, unsigned char *used) {
-  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
-  for (size_t i = 0; i < count; i++) {
-    int with = g2z_safetensors_find(file, list[i].name);
-    int without = g2z_safetensors_find(file, list[i].name + prefix);
-    if (with >= 0 && without >= 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
-                      list[i].name, list[i].name + prefix);
-    list[i].index = with >= 0 ? with : without;
-    if (list[i].index < 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
-                      "sizes of the config.json that belongs to it", file->path, list[i].name,
-                      layers);
-    G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
-    used[list[i].index] = 1;
-  }
-  int head = g2z_safetensors_find(file, "lm_head.weight");
-  if (head >= 0) {
-    G2Z__TRY(g2z__weights_check_shape(file, head, &list[count - 1].tensor)); /* wte */
-    used[head] = 1;
-  }
-  for (size_t i = 0; i < file->count; i++)
-    if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                      "the sizes of the config.json that belongs to it", file->path,
-                      file->tensors[i].name, layers);
-  return G2Z_OK;
-}
-
-/* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
-G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z_safetensors *file, const g2z__weight *wte,
-                                                float *chunk) {
-  const int head = g2z_safetensors_find(file, "lm_head.weight");
-  const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
-  for (size_t at = 0, n; head >= 0 && at < total; at += n) {
-    n = total - at < half ? total - at : half;
-    G2Z__TRY(g2z_safetensors_read(file, head, at, n, chunk));
-    G2Z__TRY(g2z_safetensors_read(file, wte->index, at, n, chunk + half));
-    if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
-      return g2z_fail(file->services, G2Z_UNSUPPORTED,
-                      "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
-                      "the model with tie_word_embeddings", file->path);
-  }
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z_safetensors *file, int layers,
-                                              g2z__weight *list, size_t count,
-                                              g2z_weights_take take, void *user) {
-  g2z_services *services = file->services;
-  void *used, *chunk = NULL;
-  G2Z__TRY(g2z_allocate(services, file->count, 1, &used));
-  g2z_status status = g2z__weights_match(file, layers, list, count, (unsigned char *)used);
-  g2z_release(services, used);
-  G2Z__TRY(status);
-  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
-  status = g2z__weights_check_tied(file, &list[count - 1], (float *)chunk);
-  size_t canonical = 0;
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
-    for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
-      n = list[i].tensor.elements - at;
-      if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
-      status = g2z_safetensors_read(file, list[i].index, at, n, (float *)chunk);
-      if (status == G2Z_OK) status = take(user, canonical, n, (const float *)chunk);
-      canonical += n;
-    }
-  g2z_release(services, chunk);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *directory,
-                                         const char *name, int *there) {
-  char *path;
-  G2Z__TRY(g2z_join_path(services, directory, name, &path));
-  *there = access(path, F_OK) == 0;
-  g2z_release(services, path);
-  return G2Z_OK;
-}
-
-/* A directory without model.safetensors may hold the weights in a form that is not read. */
-G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char *directory) {
-  int split, pickle;
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors.index.json", &split));
-  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &pickle));
-  if (split)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "the weights in %s are split into several files: save them as one, with "
-                    "save_pretrained(..., max_shard_size=\"100GB\")", directory);
-  if (pickle)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "the weights in %s are a pickle, pytorch_model.bin: save them as "
-                    "model.safetensors, with save_pretrained(..., safe_serialization=True)",
-                    directory);
-  return g2z_fail(services, G2Z_IO,
-                  "%s has no model.safetensors: name a directory that save_pretrained or "
-                  "--save-weights wrote", directory);
-}
-
-G2Z_API g2z_status g2z_weights_read(g2z_services *services, const char *directory,
-                                    const g2z_model_config *model, g2z_weights_take take,
-                                    void *user) {
-  char *path;
-  g2z_safetensors *file;
-  g2z__weight *list;
-  size_t count;
-  int there;
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
-  if (!there) return g2z__weights_missing(services, directory);
-  G2Z__TRY(g2z_join_path(services, directory, "model.safetensors", &path));
-  g2z_status status = g2z_safetensors_open(services, path, &file);
-  g2z_release(services, path);
-  G2Z__TRY(status);
-  status = g2z__weights_list(services, model, &list, &count);
-  if (status == G2Z_OK) {
-    status = g2z__weights_take_all(file, model->layers, list, count, take, user);
-    g2z_release(services, list);
-  }
-  g2z_safetensors_free(file);
-  return status;
-}
 /* ===== >>i16 checkpoints =================================================
  * In:  a trainer on every rank. Out: a directory with all of its state; and the way back.
  * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
@@ -10343,7 +9536,7 @@ typedef struct g2z__saver {
   const char *directory;        /* where it shall stand in the end */
   char *place;                  /* where it is written */
   char *model_path;             /* model.safetensors.partial there */
-  g2z_safetensors_writer *model; /* of rank 0 */
+  g2z_writer *model; /* of rank 0 */
   g2z__part *parts;             /* what this rank writes */
   size_t part_count;
   float *chunk;                 /* [g2z__checkpoint_chunk] */
@@ -10353,7 +9546,7 @@ typedef struct g2z__saver {
 
 G2Z__PRIVATE void g2z__saver_free(g2z__saver *saver) {
   g2z_services *services = saver->services;
-  g2z_safetensors_writer_free(saver->model);
+  g2z_writer_free(saver->model);
   if (saver->chunk) saver->t->device->ops->release_host(saver->t->device, saver->chunk);
   g2z_release(services, saver->place);
   g2z_release(services, saver->model_path);
@@ -10481,7 +9674,6 @@ G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
         if (wrote < 0) return g2z_fail_file(saver->services, errno, "write", saver->model_path);
         put += (size_t)wrote;
       }
-      g2z__send_to_disk(file, begin + done * sizeof(float), n * sizeof(float));
     }
     G2Z__TRY(g2z__span_add(saver->services, &saver->saved, G2Z__FILE_MODEL, begin,
                            part->elements * sizeof(float), crc));
@@ -10503,9 +9695,9 @@ G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensors_writer *writer) {
+G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_writer *writer) {
   const int file = G2Z__FILE_OPTIMIZER + saver->t->plan->rank;
-  uint64_t data = writer->file->written, at = data;
+  uint64_t data = writer->written, at = data;
   for (size_t i = 0; i < 2 * saver->part_count; i++) {
     const g2z__part *part = &saver->parts[i % saver->part_count];
     uint32_t crc = 0;
@@ -10513,13 +9705,13 @@ G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_safetensor
       g2z_buffer buffer = i < saver->part_count ? G2Z_BUFFER_M : G2Z_BUFFER_V;
       G2Z__TRY(g2z__saver_fetch(saver, buffer, part, done, &n));
       crc = g2z_crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
-      G2Z__TRY(g2z_safetensors_put(writer, saver->chunk, n));
+      G2Z__TRY(g2z_writer_put(writer, saver->chunk, n * sizeof(float)));
     }
     uint64_t bytes = part->elements * sizeof(float);
     G2Z__TRY(g2z__span_add(saver->services, &saver->saved, file, at, bytes, crc));
     at += bytes;
   }
-  G2Z__TRY(g2z_safetensors_commit(writer));
+  G2Z__TRY(g2z_writer_commit(writer));
   return g2z__saver_head(saver, file, data);
 }
 
@@ -10529,25 +9721,25 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__saver *saver) {
   char file[64], *path, (*names)[32];
   size_t count = saver->part_count;
   void *memory, *list = NULL;
-  g2z_safetensors_writer *writer = NULL;
+  g2z_writer *writer = NULL;
   g2z__checkpoint_file(G2Z__FILE_OPTIMIZER + plan->rank, plan->world, file);
   G2Z__TRY(g2z_join_path(saver->services, saver->place, file, &path));
   g2z_status status = g2z_allocate(saver->services, 2 * count, sizeof *names, &memory);
   names = (char (*)[32])memory;
   if (status == G2Z_OK)
-    status = g2z_allocate(saver->services, 2 * count, sizeof(g2z_safetensor), &list);
+    status = g2z_allocate(saver->services, 2 * count, sizeof(g2z__safetensor), &list);
   for (size_t i = 0; i < 2 * count && status == G2Z_OK; i++) {
-    g2z_safetensor *tensor = (g2z_safetensor *)list + i;
+    g2z__safetensor *tensor = (g2z__safetensor *)list + i;
     g2z__moment_name(i >= count, saver->parts[i % count].canonical, names[i]);
     tensor->name = names[i];
     tensor->rank = 1;
     tensor->shape[0] = saver->parts[i % count].elements;
   }
   if (status == G2Z_OK)
-    status = g2z_safetensors_create(saver->services, path, (const g2z_safetensor *)list, 2 * count,
-                                    &writer);
+    status = g2z__safetensors_create(saver->services, path, (const g2z__safetensor *)list,
+                                     2 * count, &writer);
   if (status == G2Z_OK) status = g2z__saver_put_moments(saver, writer);
-  g2z_safetensors_writer_free(writer);
+  g2z_writer_free(writer);
   g2z_release(saver->services, list);
   g2z_release(saver->services, memory);
   g2z_release(saver->services, path);
@@ -10563,7 +9755,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
                                           &saver->model);
   g2z_release(saver->services, path);
   G2Z__TRY(status);
-  return g2z__tensors_reserve(saver->model, data);
+  *data = saver->model->written;
+  return G2Z_OK;
 }
 
 /* Rank 0, of a checkpoint: what stands there may be the rest of a save that was killed, but what
@@ -10591,7 +9784,7 @@ G2Z__PRIVATE g2z_status g2z__saver_config(g2z__saver *saver, g2z_writer **out) {
 G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__saver *saver, uint64_t data) {
   g2z_writer *config = NULL;
   char *path;
-  G2Z__TRY(g2z_safetensors_commit(saver->model));
+  G2Z__TRY(g2z_writer_commit(saver->model));
   G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_MODEL, data));
   g2z_status status = g2z__saver_config(saver, &config);
   uint64_t bytes = config ? config->written : 0;
@@ -10772,7 +9965,7 @@ G2Z__PRIVATE g2z_status g2z__saver_put_state(g2z__saver *saver, g2z_writer *writ
   snprintf(sum, sizeof sum, "%08" PRIx32,
            g2z_crc32c(&saver->crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
   g2z_release(saver->services, text);
-  G2Z__TRY(g2z_writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
+  G2Z__TRY(g2z__writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
   return g2z_writer_commit(writer);
 }
 
@@ -10825,7 +10018,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
     int mine = t->plan->rank == 0 && access(directory, F_OK) != 0;
     status = g2z__saver_run(&saver);
     if (status != G2Z_OK && mine) {
-      g2z_safetensors_writer_free(saver.model); /* its own unfinished file goes with it */
+      g2z_writer_free(saver.model); /* its own unfinished file goes with it */
       saver.model = NULL;
       g2z_checkpoint_remove(saver.place);
     }
@@ -10845,7 +10038,7 @@ G2Z__PRIVATE g2z_status g2z__saver_run_weights(g2z__saver *saver) {
   G2Z__TRY(g2z_ranks_agree(saver->ranks, g2z__saver_model(saver)));
   if (first) {
     status = g2z__saver_config(saver, &config);
-    if (status == G2Z_OK) status = g2z_safetensors_commit(saver->model);
+    if (status == G2Z_OK) status = g2z_writer_commit(saver->model);
     if (status == G2Z_OK) status = g2z_writer_commit(config);
     g2z_writer_free(config);
   }
@@ -11095,10 +10288,10 @@ typedef struct g2z__resumer {
   g2z_services *services;
   const char *directory;
   g2z__saved saved;
-  g2z_safetensors **files;      /* of each rank that saved */
+  g2z__safetensors **files;      /* of each rank that saved */
   g2z__moment *moments;         /* m in canonical order, then v */
   size_t moment_count, moment_capacity;
-  g2z_safetensors *model;
+  g2z__safetensors *model;
   g2z__weight *weights;         /* in canonical order */
   size_t weight_count;
   g2z__part *parts;             /* what this rank takes */
@@ -11109,8 +10302,8 @@ typedef struct g2z__resumer {
 } g2z__resumer;
 
 G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
-  for (int64_t i = 0; r->files && i < r->saved.world; i++) g2z_safetensors_free(r->files[i]);
-  g2z_safetensors_free(r->model);
+  for (int64_t i = 0; r->files && i < r->saved.world; i++) g2z__safetensors_free(r->files[i]);
+  g2z__safetensors_free(r->model);
   if (r->chunk) r->t->device->ops->release_host(r->t->device, r->chunk);
   g2z_release(r->services, r->files);
   g2z_release(r->services, r->moments);
@@ -11215,8 +10408,8 @@ G2Z__PRIVATE int g2z__moment_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) {
   char *path;
   G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_OPTIMIZER + of_rank, &path));
-  g2z_safetensors *file;
-  g2z_status status = g2z_safetensors_open(r->services, path, &file);
+  g2z__safetensors *file;
+  g2z_status status = g2z__safetensors_open(r->services, path, &file);
   r->files[of_rank] = file;
   g2z_release(r->services, path);
   G2Z__TRY(status);
@@ -11226,13 +10419,13 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) 
   r->moments = (g2z__moment *)list;
   G2Z__TRY(status);
   for (size_t i = 0; i < file->count; i++) {
-    const g2z_safetensor *tensor = &file->tensors[i];
+    const g2z__safetensor *tensor = &file->tensors[i];
     g2z__moment *moment = &r->moments[r->moment_count++];
     moment->file = of_rank;
     moment->index = (int)i;
     moment->elements = tensor->elements;
     if (!g2z__moment_parse(tensor->name, &moment->which, &moment->canonical) ||
-        tensor->type != G2Z_TENSOR_F32 || tensor->rank != 1 || tensor->elements == 0)
+        tensor->type != G2Z__F32 || tensor->rank != 1 || tensor->elements == 0)
       return g2z_fail(r->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
                       file->path, tensor->name);
   }
@@ -11268,7 +10461,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_open_model(g2z__resumer *r) {
   char *path;
   void *used;
   G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_MODEL, &path));
-  g2z_status status = g2z_safetensors_open(r->services, path, &r->model);
+  g2z_status status = g2z__safetensors_open(r->services, path, &r->model);
   g2z_release(r->services, path);
   G2Z__TRY(status);
   G2Z__TRY(g2z__weights_list(r->services, &r->t->plan->model, &r->weights, &r->weight_count));
@@ -11292,8 +10485,8 @@ G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
   r->chunk = (float *)memory;
   G2Z__TRY(g2z__resumer_check_bytes(r));
   G2Z__TRY(g2z__resumer_open_model(r));
-  G2Z__TRY(g2z_allocate(r->services, (size_t)r->saved.world, sizeof(g2z_safetensors *), &memory));
-  r->files = (g2z_safetensors **)memory;
+  G2Z__TRY(g2z_allocate(r->services, (size_t)r->saved.world, sizeof(g2z__safetensors *), &memory));
+  r->files = (g2z__safetensors **)memory;
   for (int rank = 0; rank < (int)r->saved.world; rank++)
     G2Z__TRY(g2z__resumer_open_moments(r, rank));
   G2Z__TRY(g2z__resumer_check_moments(r));
@@ -11308,7 +10501,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_fetch(g2z__resumer *r, g2z_buffer buffer, s
     while (at >= begin + r->weights[i].tensor.elements) begin += r->weights[i++].tensor.elements;
     if (*n > begin + r->weights[i].tensor.elements - at)
       *n = begin + r->weights[i].tensor.elements - at;
-    return g2z_safetensors_read(r->model, r->weights[i].index, at - begin, *n, r->chunk);
+    return g2z__safetensors_read(r->model, r->weights[i].index, at - begin, *n, r->chunk);
   }
   size_t low = 0, high = r->moment_count; /* the last that does not begin behind `at` */
   const int which = buffer == G2Z_BUFFER_V;
@@ -11321,7 +10514,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_fetch(g2z__resumer *r, g2z_buffer buffer, s
   const g2z__moment *moment = &r->moments[low];
   if (*n > moment->canonical + moment->elements - at)
     *n = moment->canonical + moment->elements - at;
-  return g2z_safetensors_read(r->files[moment->file], moment->index, at - moment->canonical, *n,
+  return g2z__safetensors_read(r->files[moment->file], moment->index, at - moment->canonical, *n,
                               r->chunk);
 }
 
@@ -11462,7 +10655,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
   g2z_release(r->services, path);
   G2Z__TRY(status);
   if (bytes > 0 && r->t->plan->device == G2Z_DEVICE_CUDA &&
-      g2z_device_tuning_read(r->t->device, text) != G2Z_OK)
+      g2z__tuning_read(r->t->device, text) != G2Z_OK)
     g2z_log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
             "otherwise than in the run that saved", r->services->error);
   g2z_release(r->services, text);

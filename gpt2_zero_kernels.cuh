@@ -61,6 +61,7 @@
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one gains nothing */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
+static void g2z__cuda_timers_close(g2z_device *device);
 static g2z_status g2z__lt_open(g2z_device *device);
 static void g2z__lt_close(g2z_device *device);
 static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops); /* room k90 */
@@ -89,7 +90,6 @@ typedef struct g2z__cuda {       /* device->backend */
   void *lt_workspace;
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
   int product_count, products_timed, product_victim;
-  int tune;                      /* a g2z_tune */
   int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's, once it was looked up */
   g2z__kernel kernels[G2Z__KERNELS]; /* that CUDA was asked about */
@@ -353,6 +353,7 @@ static void g2z_cuda_close(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (!cuda) return;
   if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+  g2z__cuda_timers_close(device);
   g2z__lt_close(device);
   for (int i = 0; i < cuda->scratch_count; i++) cudaFree(cuda->scratch[i]);
   for (int i = 0; i < G2Z__EVENTS; i++)
@@ -371,15 +372,16 @@ struct g2z_graph {
 };
 
 /* Thread-local: calls of other threads, such as a loader's, stay out of the graph. */
-static g2z_status g2z__cuda_graph_begin(g2z_device *device) {
+static g2z_status g2z_cuda_graph_begin(g2z_device *device) {
   G2Z__CUDA(device, cudaStreamBeginCapture(g2z__cuda_of(device)->stream,
                                            cudaStreamCaptureModeThreadLocal));
   return G2Z_OK;
 }
 
-static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out) {
+static g2z_status g2z_cuda_graph_end(g2z_device *device, g2z_graph **out) {
   cudaGraph_t recorded = NULL;
   size_t nodes = 0;
+  *out = NULL;
   G2Z__CUDA(device, cudaStreamEndCapture(g2z__cuda_of(device)->stream, &recorded));
   cudaError_t error = cudaGraphGetNodes(recorded, NULL, &nodes);
   g2z_status status = G2Z_OK;
@@ -401,12 +403,13 @@ static g2z_status g2z__cuda_graph_end(g2z_device *device, g2z_graph **out) {
   return status;
 }
 
-static g2z_status g2z__cuda_graph_run(g2z_device *device, const g2z_graph *graph) {
+static g2z_status g2z_cuda_graph_run(g2z_device *device, const g2z_graph *graph) {
   G2Z__CUDA(device, cudaGraphLaunch(graph->exec, g2z__cuda_of(device)->stream));
   return G2Z_OK;
 }
 
-static void g2z__cuda_graph_free(g2z_device *device, g2z_graph *graph) {
+static void g2z_cuda_graph_free(g2z_device *device, g2z_graph *graph) {
+  if (!graph) return;
   cudaStreamSynchronize(g2z__cuda_of(device)->stream);
   cudaGraphExecDestroy(graph->exec);
   g2z_release(device->services, graph);
@@ -430,7 +433,7 @@ static g2z__cuda_spans *g2z__cuda_spans_of(const g2z_device *device) {
   return device->timers ? (g2z__cuda_spans *)device->timers->backend : NULL;
 }
 
-static g2z_status g2z__cuda_timers_open(g2z_device *device) {
+static g2z_status g2z_cuda_timers_open(g2z_device *device) {
   void *memory;
   G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda_spans), &memory));
   g2z__cuda_spans *s = (g2z__cuda_spans *)memory;
@@ -445,7 +448,8 @@ static g2z_status g2z__cuda_timers_open(g2z_device *device) {
 
 static void g2z__cuda_timers_close(g2z_device *device) {
   g2z__cuda_spans *s = g2z__cuda_spans_of(device);
-  for (int i = 0; s && i < G2Z__SPANS; i++) {
+  if (!s) return;
+  for (int i = 0; i < G2Z__SPANS; i++) {
     if (s->begin[i]) cudaEventDestroy(s->begin[i]);
     if (s->end[i]) cudaEventDestroy(s->end[i]);
   }
@@ -464,7 +468,7 @@ static g2z_status g2z__cuda_span_count(const g2z_device *device, int i) {
   return G2Z_OK;
 }
 
-static g2z_status g2z__cuda_timers_settle(g2z_device *device) {
+static g2z_status g2z_cuda_timers_settle(g2z_device *device) {
   for (int i = 0; i < G2Z__SPANS && device->timers->status == G2Z_OK; i++)
     device->timers->status = g2z__cuda_span_count(device, i);
   if (device->timers->status == G2Z_OK) return G2Z_OK;
@@ -505,7 +509,7 @@ static g2z_status g2z__cuda_span_shut(const g2z_device *device, g2z_span span,
   return G2Z_OK;
 }
 
-/* A failure ends the timing, not the training. g2z__cuda_timers_settle reports it. */
+/* A failure ends the timing, not the training. g2z_cuda_timers_settle reports it. */
 static void g2z__cuda_span_begin_on(const g2z_device *device, g2z_span span, cudaStream_t stream) {
   if (g2z__capturing(device)) return;
   nvtxRangePushA(g2z_span_text(span));
@@ -520,11 +524,11 @@ static void g2z__cuda_span_end_on(const g2z_device *device, g2z_span span, cudaS
     device->timers->status = g2z__cuda_span_shut(device, span, stream);
 }
 
-static void g2z__cuda_span_begin(const g2z_device *device, g2z_span span) {
+static void g2z_cuda_span_begin(const g2z_device *device, g2z_span span) {
   g2z__cuda_span_begin_on(device, span, g2z__cuda_of(device)->stream);
 }
 
-static void g2z__cuda_span_end(const g2z_device *device, g2z_span span) {
+static void g2z_cuda_span_end(const g2z_device *device, g2z_span span) {
   g2z__cuda_span_end_on(device, span, g2z__cuda_of(device)->stream);
 }
 
@@ -575,14 +579,33 @@ static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(services, error, "cudaMemGetInfo");
 }
 
+static void g2z__cuda_describe(g2z_device *device) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  g2z_device_info *out = &device->info;
+  int runtime = 0, nccl = 0, khz = 0;
+  cudaRuntimeGetVersion(&runtime);
+  snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
+  snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
+  if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
+  /* sm_75 to sm_100 make 16 in each clock of a multiprocessor. */
+  if (cuda->capability <= 100 &&
+      cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, cuda->ordinal) == cudaSuccess)
+    out->exponentials_per_s = 16.0 * cuda->sms * khz * 1e3;
+#if defined(G2Z__NCCL)
+  if (ncclGetVersion(&nccl) == ncclSuccess)
+    snprintf(out->collectives, sizeof out->collectives, "%d.%d.%d", nccl / 10000, nccl / 100 % 100,
+             nccl % 100);
+#else
+  (void)nccl;
+#endif
+}
+
 /* Logs what runs where in one line, and a warning if the build is for an older architecture than
  * the GPU's. */
 static void g2z__cuda_report(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   int driver = 0, runtime = 0;
   size_t free_bytes = 0, total_bytes = 0, lt = cublasLtGetVersion();
-  g2z_device_info info;
-  g2z_device_describe(device, &info);
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   cudaMemGetInfo(&free_bytes, &total_bytes);
@@ -592,7 +615,8 @@ static void g2z__cuda_report(const g2z_device *device) {
           cuda->built_for, cuda->sms, (double)free_bytes / 1073741824.0,
           (double)total_bytes / 1073741824.0,
           runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, lt / 10000,
-          lt / 100 % 100, lt % 100, info.collectives[0] ? info.collectives : "none",
+          lt / 100 % 100, lt % 100,
+          device->info.collectives[0] ? device->info.collectives : "none",
           g2z_dtype_text(device->dtype),
           g2z_dtype_text(device->grad_dtype));
   if (cuda->built_for < cuda->capability)
@@ -629,6 +653,7 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   G2Z__CUDA(device, cudaEventCreate(&cuda->begin));
   G2Z__CUDA(device, cudaEventCreate(&cuda->end));
   G2Z__TRY(g2z__lt_open(device));
+  g2z__cuda_describe(device);
   g2z__cuda_report(device);
   return G2Z_OK;
 }
@@ -643,7 +668,6 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
   G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda), &memory));
   g2z__cuda *cuda = (g2z__cuda *)memory;
   device->backend = cuda;
-  cuda->tune = G2Z_TUNE_ON;
   g2z_status status = g2z__cuda_fill_ops(device, &cuda->ops);
   if (status == G2Z_OK) status = g2z__cuda_open_gpu(device);
   if (status != G2Z_OK) g2z_cuda_close(device);
@@ -1905,7 +1929,7 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * Law: products accumulate in fp32. Split sums are kept in fp32 too: the reduction schemes that
  *      round partial sums to the output's type are left out. A choice changes the order of
  *      addition, so it is made once per shape, kept, and can be written down and read back
- *      (g2z_device_tuning, g2z_device_tuning_read).
+ *      (ops->tuning, ops->tuning_read).
  *
  * cuBLASLt speaks column-major: our row-major y[N,O] is its y'[O,N], so a product of rows is asked
  * for with its operands exchanged: y' = w' x'. Room k42's kernel is timed beside cuBLASLt's
@@ -2163,7 +2187,7 @@ static void g2z__lt_try(g2z_device *device, g2z__lt_product *best, g2z__way way,
 
 static int g2z__lt_may_time(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  return cuda->tune == G2Z_TUNE_ON && cuda->products_timed < G2Z__PRODUCTS_TIMED &&
+  return device->tune == G2Z_TUNE_ON && cuda->products_timed < G2Z__PRODUCTS_TIMED &&
          !g2z__capturing(device);
 }
 
@@ -2176,7 +2200,7 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   G2Z__TRY(g2z__lt_candidates(device, product, candidates, &count));
   product->algo = candidates[0].algo;
   int hopper = g2z__hopper_product_fits(device, &product->key, on);
-  if (hopper && g2z__cuda_of(device)->tune == G2Z_TUNE_OWN) product->way = G2Z__WAY_HOPPER;
+  if (hopper && device->tune == G2Z_TUNE_OWN) product->way = G2Z__WAY_HOPPER;
   if (!g2z__lt_may_time(device)) return G2Z_OK;
   g2z__lt_operands trial = *on;
   void *elsewhere = NULL;
@@ -2258,10 +2282,8 @@ static void g2z__lt_table_head(const g2z_device *device, char *text, size_t byte
            cuda->sms, cuda->gpu);
 }
 
-static void g2z__cuda_tune(g2z_device *device, int how) { g2z__cuda_of(device)->tune = how; }
-
 /* One line a product that was timed: key, way, algorithm in hexadecimal, microseconds. */
-static g2z_status g2z__cuda_tuning(g2z_device *device, char **text) {
+static g2z_status g2z_cuda_tuning(g2z_device *device, char **text) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   const size_t line = 640; /* a head, or a product's fields, words and time, at their longest */
   size_t room = (size_t)(cuda->product_count + 1) * line, at = 0;
@@ -2333,7 +2355,7 @@ static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g
 }
 
 /* `text` ends with a NUL. Shapes that the device has timed already keep their algorithm. */
-static g2z_status g2z__cuda_tuning_read(g2z_device *device, const char *text) {
+static g2z_status g2z_cuda_tuning_read(g2z_device *device, const char *text) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   char head[512];
   g2z__lt_table_head(device, head, sizeof head);
@@ -2430,7 +2452,7 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
     g2z__lt_product best; /* of the table only at the end: apart() adds its product there */
     memset(&best, 0, sizeof best);
     best.key = *key;
-    best.way = g2z__cuda_of(device)->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
+    best.way = device->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
     if (best.way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* its product is timed by itself */
     if (g2z__lt_may_time(device)) {
       g2z__lt_try(device, &best, G2Z__WAY_CUBLASLT, NULL, [&] { return apart() == G2Z_OK; });
@@ -5800,7 +5822,7 @@ static g2z__lt_key g2z__head_key(const g2z_device *device, int n, int C, int Vp)
 template <typename A>
 static int g2z__head_fits(const g2z_device *device, int n, int C, int Vp) {
   g2z__lt_key key = g2z__head_key<A>(device, n, C, Vp);
-  return g2z__cuda_of(device)->tune != G2Z_TUNE_OFF && g2z__hopper_product_fits(device, &key, NULL);
+  return device->tune != G2Z_TUNE_OFF && g2z__hopper_product_fits(device, &key, NULL);
 }
 
 static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, int n, int C,
@@ -6281,26 +6303,6 @@ static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
   return status;
 }
 
-static void g2z__cuda_describe(const g2z_device *device, g2z_device_info *out) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  int runtime = 0, nccl = 0, khz = 0;
-  cudaRuntimeGetVersion(&runtime);
-  snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
-  snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
-  if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
-  /* sm_75 to sm_100 make 16 in each clock of a multiprocessor. */
-  if (cuda->capability <= 100 &&
-      cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, cuda->ordinal) == cudaSuccess)
-    out->exponentials_per_s = 16.0 * cuda->sms * khz * 1e3;
-#if defined(G2Z__NCCL)
-  if (ncclGetVersion(&nccl) == ncclSuccess)
-    snprintf(out->collectives, sizeof out->collectives, "%d.%d.%d", nccl / 10000, nccl / 100 % 100,
-             nccl % 100);
-#else
-  (void)nccl;
-#endif
-}
-
 /* ===== >>k80 collectives =================================================
  * In:  gradients that are complete, parameters that are new. Out: sums and copies over all GPUs.
  * Law: one communicator, one stream of high priority; the two streams wait for each other by
@@ -6515,7 +6517,7 @@ static g2z_status g2z__nccl_after(g2z_comm *comm, int departure, int all) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   G2Z_ASSERT(departure >= 0 && (size_t)departure < nccl->departure_count);
   G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->departures[departure], 0));
-  return all && comm->gather == G2Z_GATHER_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
+  return all && comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
 }
 
 /* The device's own meeting: part of what it was given, also in a graph. */
@@ -6725,7 +6727,7 @@ static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
 }
 
 static g2z_status g2z__nccl_reduce(g2z_comm *comm, const g2z_call *c) {
-  if (c->owner != G2Z_OWNER_SLICES || comm->reduce != G2Z_REDUCE_COPY)
+  if (c->owner != G2Z_OWNER_SLICES || comm->reduce != G2Z_TRANSPORT_COPY)
     return g2z__nccl_sum(comm, c);
   return g2z__nccl_push(comm, c->to, (const char *)c->from, c->write, c->n / (size_t)comm->world);
 }
@@ -6765,32 +6767,29 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *re
 }
 
 /* Between hosts that is as it must be. */
-static void g2z__nccl_no_peers(g2z_comm *comm, const char *what, const char *how) {
+static void g2z__nccl_no_peers(g2z_comm *comm, const char *what) {
   int together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
   if (comm->rank == 0)
     g2z_log(comm->services, together ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
             "not all GPUs can write to each other's memory, or one has no room for what others "
-            "write: %s through NCCL, %s", what, how);
+            "write: %s by NCCL", what);
 }
 
 static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z_gather wanted = comm->gather;
   g2z__region region;
   *out = NULL;
   memset(&region, 0, sizeof region);
   G2Z_ASSERT(nccl->region_count < G2Z__REGIONS);
-  if (comm->gather == G2Z_GATHER_COPY) {
+  if (comm->gather == G2Z_TRANSPORT_COPY) {
     G2Z__TRY(g2z__nccl_open_flags(comm));
     if (nccl->flags.places) G2Z__TRY(g2z__nccl_share(comm, bytes, &region));
-    if (!region.mine) comm->gather = G2Z_GATHER_SYMMETRIC;
+    if (!region.mine) {
+      comm->gather = G2Z_TRANSPORT_NCCL;
+      g2z__nccl_no_peers(comm, "parameters are gathered");
+    }
   }
-  if (comm->gather == G2Z_GATHER_SYMMETRIC) {
-    G2Z__TRY(g2z__nccl_window(comm, bytes, &region));
-    if (!region.mine) comm->gather = G2Z_GATHER_PLAIN;
-  }
-  if (comm->gather != wanted)
-    g2z__nccl_no_peers(comm, "parameters are gathered", g2z_gather_text(comm->gather));
+  if (!region.mine) G2Z__TRY(g2z__nccl_window(comm, bytes, &region));
   if (!region.mine) return comm->device->ops->allocate(comm->device, bytes, out);
   *out = region.mine;
   nccl->regions[nccl->region_count++] = region;
@@ -6845,7 +6844,8 @@ static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, ch
 /* to[world][bytes] from all ranks' from[bytes]. */
 static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  const g2z__region *region = comm->gather == G2Z_GATHER_COPY ? g2z__nccl_region(comm, to) : NULL;
+  const g2z__region *region =
+      comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_region(comm, to) : NULL;
   if (region) return g2z__nccl_spread(comm, region, (char *)to, from, bytes);
   G2Z__NCCL_TRY(comm, ncclAllGather(from, to, bytes, ncclUint8, nccl->comm, nccl->stream));
   return G2Z_OK;
@@ -6872,7 +6872,7 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
     case G2Z_CALL_CAST:
       return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, c->from, G2Z_FP32,
                                G2Z_OVERWRITE, c->n);
-    case G2Z_CALL_GRAPH: return g2z_graph_run(comm->device, c->graph);
+    case G2Z_CALL_GRAPH: /* the record runs graphs itself */
     case G2Z_CALL_REDUCE:
     case G2Z_CALL_GATHER:
     case G2Z_CALL_ROWS: break;
@@ -6886,14 +6886,14 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
 static g2z_status g2z__nccl_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const g2z__region *region =
-      comm->gather == G2Z_GATHER_COPY ? g2z__nccl_region(comm, rows->to) : NULL;
+      comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_region(comm, rows->to) : NULL;
   *done = region && g2z__nccl_is_post(rows->n);
   if (!*done) return G2Z_OK;
   size_t place = (size_t)((char *)rows->to - region->mine) + (size_t)comm->rank * rows->n;
   g2z__post post = {region->places_there, place, (const uint32_t *)rows->from, (int)(rows->n / 4)};
-  g2z_span_begin(comm->device, rows->span);
+  comm->device->ops->span_begin(comm->device, rows->span);
   G2Z__TRY(g2z__nccl_meet_here(comm, post, nccl->signs->met_ns));
-  g2z_span_end(comm->device, rows->span);
+  comm->device->ops->span_end(comm->device, rows->span);
   return G2Z_OK;
 }
 
@@ -6959,16 +6959,16 @@ static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   size_t world = (size_t)comm->world, grad_bytes = g2z__nccl_bytes(comm->device->grad_dtype);
   nccl->inbox_half = most / world * (world - 1) * grad_bytes;
-  if (comm->reduce == G2Z_REDUCE_COPY) {
+  if (comm->reduce == G2Z_TRANSPORT_COPY) {
     G2Z__TRY(g2z__nccl_open_flags(comm));
     if (nccl->flags.places)
       G2Z__TRY(g2z__nccl_share(comm, 2 * nccl->inbox_half, &nccl->inbox));
     if (!nccl->inbox.places) {
-      comm->reduce = G2Z_REDUCE_PLAIN;
-      g2z__nccl_no_peers(comm, "gradients are reduced", "plain");
+      comm->reduce = G2Z_TRANSPORT_NCCL;
+      g2z__nccl_no_peers(comm, "gradients are reduced");
     }
   }
-  if (comm->reduce == G2Z_REDUCE_COPY) comm->wire = comm->device->grad_dtype;
+  if (comm->reduce == G2Z_TRANSPORT_COPY) comm->wire = comm->device->grad_dtype;
   if (g2z__nccl_type(comm->wire) != g2z__nccl_type(comm->device->grad_dtype))
     G2Z__CUDA(comm, cudaMalloc(&nccl->narrow, most * g2z__nccl_bytes(comm->wire)));
   return G2Z_OK;
@@ -7061,6 +7061,16 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->wait = g2z_cuda_wait;
   ops->synchronize = g2z_cuda_synchronize;
   ops->close = g2z_cuda_close;
+  ops->graph_begin = g2z_cuda_graph_begin;
+  ops->graph_end = g2z_cuda_graph_end;
+  ops->graph_run = g2z_cuda_graph_run;
+  ops->graph_free = g2z_cuda_graph_free;
+  ops->span_begin = g2z_cuda_span_begin;
+  ops->span_end = g2z_cuda_span_end;
+  ops->timers_open = g2z_cuda_timers_open;
+  ops->timers_settle = g2z_cuda_timers_settle;
+  ops->tuning = g2z_cuda_tuning;
+  ops->tuning_read = g2z_cuda_tuning_read;
   ops->embed_fwd = g2z_cuda_embed_fwd<A>;
   ops->embed_bwd = g2z_cuda_embed_bwd<A, G>;
   ops->embed_order = g2z_cuda_embed_order;

@@ -609,7 +609,7 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
     return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; --field names another",
                 names[0], field ? "" : " or \"content\"");
   const g2z_json_text *text = &found[have[0] ? 0 : 1];
-  json.at = w->o->strict ? g2z_json_lone_surrogate(text) : NULL;
+  json.at = w->o->strict ? text->lone : NULL;
   if (json.at)
     return g2z_json_fail(&json, "%.6s is half of a surrogate pair: write both halves, or leave "
                          "--strict away for U+FFFD", (const char *)json.at);

@@ -12,6 +12,7 @@
 
 #ifndef G2Z_FUZZ
 
+#include "tests/mutants.h"
 #include "tests/harness.h"
 #include "tests/base.h"
 #include "tests/layout.h"
@@ -20,6 +21,7 @@
 #include "tests/ops.h"
 #include "tests/cuda.h"
 #include "tests/weights.h"
+#include "tests/model.h"
 #include "tests/trainer.h"
 #include "tests/checkpoint.h"
 #include "tests/run.h"
@@ -33,6 +35,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"calls", rank_calls},
     {"stream", rank_stream},
     {"mismatch", rank_mismatch},
+    {"resume", rank_resume},
     {"zero", rank_zero},
     {"turns", rank_turns},
     {"trouble", rank_trouble},
@@ -178,7 +181,10 @@ static const g2z_test_entry test_table[] = {
     {"determinism", "two runs, stages and thread counts are bit-identical", test_determinism},
     {"recompute", "activations made again change no bit", test_recompute},
     {"cuda_recompute", "the same on a GPU, also as a graph", test_cuda_recompute},
-    {"cuda_configs", "random configs learn the same on a GPU as on the CPU", test_cuda_configs},
+    {"cuda_golden", "golden values on a GPU, in each type", test_cuda_golden},
+    {"cuda_resume", "stopped and repeated on GPUs, to the bit, with a tuning table", test_cuda_resume},
+    {"cuda_gradients", "random configs on a GPU: each tensor's gradient is the CPU's",
+     test_cuda_gradients},
     {"accumulation", "micro-steps add up to the larger batch", test_accumulation},
     {"loss_scale", "the scale grows, halves, skips and recovers", test_loss_scale},
     {"divergence", "fifty skips at the minimum scale end in a status", test_divergence},
@@ -343,6 +349,10 @@ int main(int argc, char **argv) {
   const int count = (int)(sizeof test_table / sizeof *test_table);
   int passed = 0, failed = 0, skipped = 0;
   if (argc > 1 && strcmp(argv[1], "--rank-program") == 0) return rank_program(argc - 2, argv + 2);
+  if (argc == 2 && strcmp(argv[1], "--mutants") == 0) {
+    mutants_print();
+    return 0;
+  }
   if (argc == 2 && strcmp(argv[1], "--list") == 0) {
     for (int i = 0; i < count; i++) printf("%-28s %s\n", test_table[i].name, test_table[i].about);
     return 0;

@@ -307,6 +307,9 @@ G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
+/* Now, as "2026-01-31T23:59:59Z". */
+G2Z_API void g2z_utc_now(char text[32]);
+
 #ifdef __cplusplus
 }
 #endif
@@ -347,6 +350,13 @@ extern "C" {
 /* ===== report ============================================================
  * In:  numbers, and text of any origin. Out: pages.
  * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
+
+G2Z_API void g2z_utc_now(char text[32]) {
+  time_t now = time(NULL);
+  struct tm utc;
+  gmtime_r(&now, &utc);
+  strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
 
 /* ----- pages ----- */
 
@@ -1062,7 +1072,7 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   if (status == G2Z_OK) status = g2z_writer_create(services, path, &e->writer);
   g2z_release(services, path);
   if (status == G2Z_OK) status = g2zp_events_head(e, first_step);
-  if (status == G2Z_OK) status = g2z_writer_publish(e->writer);
+  if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
   if (status != G2Z_OK) g2z_events_free(e);
   else *out = e;
   return status;
@@ -1958,7 +1968,7 @@ static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out,
   for (int i = 0; i < p->file_count && reports == 1; i++)
     if (g2zp_profile_is_report(p, i))
       g2z_json_put_string(out, "nsys_report", p->files[i]->d_name);
-  if (!reports) g2z_json_put_null(out, "nsys_report");
+  if (!reports) g2z_json_put_string(out, "nsys_report", NULL);
   g2zp_profile_put_files(p, out, "inputs", g2zp_profile_is_input, 0);
   for (int kind = 0; kind < 2; kind++) G2ZP_TRY(g2zp_profile_put_top(p, out, kind));
   g2z_json_end(out, '}');
@@ -2196,7 +2206,7 @@ static void g2zp_put_point(g2z_json_out *out, const g2z_summary *summary,
   g2zp_put_text(out, "series", point->series);
   g2z_json_put_string(out, "outcome", g2zp_outcomes[point->outcome]);
   if (point->reason[0]) g2zp_put_text(out, "reason", point->reason);
-  else g2z_json_put_null(out, "reason");
+  else g2z_json_put_string(out, "reason", NULL);
   g2z_json_begin(out, "runs", '[');
   for (int r = 0; r < point->repeats; r++) {
     snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);

@@ -26,7 +26,7 @@
  * prints nothing. It ends a process in one place: g2z_run_catch_signals, at a second signal. Names
  * that begin with g2zr_ or G2ZR_ are private.
  *
- * CONTENTS: run; flags; command line
+ * CONTENTS: run; flags; ranks of this host; command line
  *
  * RUN DIRECTORY, written by g2z_run_*
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
@@ -145,6 +145,9 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
+/* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
+ * where another one has it. Where the file system cannot lock, nobody is kept away. */
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
 
 /* ===== flags =============================================================
  * Command lines for programs around the library: one table is the parser, --help and the README.
@@ -185,6 +188,38 @@ G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *f
 /* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
+
+/* ===== ranks of this host ================================================
+ * Starting a job's ranks without mpirun: the same program, once for each rank. */
+
+/* Exit codes of programs around the library, which mpirun, srun and scripts see. */
+#define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
+#define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
+
+typedef struct g2z_job {    /* processes that this one starts and looks after */
+  int ranks;                      /* 1: also a process of its own */
+  char **argv;                    /* of each: this program, with these arguments; ends with NULL */
+  const char *output;             /* file at whose end they print; NULL: where this process does */
+  void (*watch)(void *user);      /* called at their start, then ten times a second; NULL: not */
+  void *user;
+} g2z_job;
+typedef struct g2z_job_end {
+  int exit_code;                  /* 0, or the first failure's that is no consequence of another's;
+                                   * 128 + signal of a rank that was killed */
+  int signal;                     /* the last one that was handed on; 0: none */
+  double cpu_s;                   /* of all processes, user and system */
+  size_t rank_bytes;              /* the most memory that one of them had resident */
+} g2z_job_end;
+/* Starts this program job->ranks times as ranks of one job on this host, which share a random
+ * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
+ * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
+ * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
+ * SIGKILL. Call it before anything starts a thread. */
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
+/* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
+ * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code);
 
 /* ===== command line ======================================================
  * The flags of a program that trains, and what it does beside its loop: train.cu shows all of it.
@@ -243,6 +278,9 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
  * or with --profile-mode, one every 10 seconds. *next begins with 0. */
 G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *event,
                           double *next);
+/* For the begin of main: standard input, output and error that the program was started without
+ * become /dev/null. Else the next file that is opened would be one of them. */
+G2Z_API void g2z_open_standard_files(void);
 
 #ifdef __cplusplus
 }
@@ -255,6 +293,7 @@ G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *e
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -263,10 +302,16 @@ G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *e
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 
 /* A caller's bug, not an input: overridable, and never has a side effect. */
 #ifndef G2Z_ASSERT
@@ -450,7 +495,7 @@ static g2z_status g2zr_open_stream(g2z_run *run, const char *name,
   }
   if (status == G2Z_OK) status = g2z_writer_create(run->services, path, out);
   if (status == G2Z_OK) g2z_writer_put(*out, text ? text : "", kept);
-  if (status == G2Z_OK) status = g2z_writer_publish(*out);
+  if (status == G2Z_OK) status = g2z_writer_commit(*out);
   g2z_release(run->services, text);
   g2z_release(run->services, path);
   return status;
@@ -545,7 +590,7 @@ static void g2zr_report_now_and_then(g2z_run *run) {
 }
 
 static void g2zr_put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
-  for (size_t i = 0; i < count; i++) g2z_json_put_null(out, names[i]);
+  for (size_t i = 0; i < count; i++) g2z_json_put_string(out, names[i], NULL);
 }
 #define G2ZR_PUT_NULLS(out, names) g2zr_put_nulls(out, names, sizeof names / sizeof *(names))
 
@@ -555,7 +600,7 @@ static void g2zr_put_environment_integer(g2z_json_out *out, const char *key,
   char *end = NULL;
   long long value = text ? strtoll(text, &end, 10) : 0;
   if (text && end != text && !*end) g2z_json_put_integer(out, key, value);
-  else g2z_json_put_null(out, key);
+  else g2z_json_put_string(out, key, NULL);
 }
 
 static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
@@ -566,13 +611,13 @@ static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   memset(&name, 0, sizeof name);
   uname(&name);
   snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
-  g2z_device_info info;
-  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
-  const char *gpu = info.name[0] ? info.name : NULL, *cuda = info.runtime[0] ? info.runtime : NULL;
+  const g2z_device_info *info = &g2z_trainer_device(run->trainer)->info;
+  const char *gpu = info->name[0] ? info->name : NULL;
+  const char *cuda = info->runtime[0] ? info->runtime : NULL;
   g2z_json_begin(out, "env", '{');
   G2ZR_PUT_NULLS(out, env);
   g2z_json_put_string(out, "cuda_version", cuda);
-  g2z_json_put_string(out, "nccl_version", info.collectives[0] ? info.collectives : NULL);
+  g2z_json_put_string(out, "nccl_version", info->collectives[0] ? info->collectives : NULL);
   g2z_json_end(out, '}');
   g2z_json_begin(out, "host", '{');
   g2z_json_put_string(out, "hostname", name.nodename);
@@ -580,7 +625,7 @@ static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   g2z_json_end(out, '}');
   g2z_json_begin(out, "hardware", '{');
   g2z_json_put_string(out, "gpu_name", gpu);
-  g2z_json_put_integer(out, "gpu_count_visible", info.count);
+  g2z_json_put_integer(out, "gpu_count_visible", info->count);
   g2z_json_put_integer(out, "world_size", g2z_context_world(run->context));
   g2z_json_put_string(out, "cuda_version", cuda);
   if (getenv("SLURM_JOB_ID")) {
@@ -673,10 +718,10 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
     g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
     double others = g2zr_bytes_of_others(run);
-    if (isnan(others)) g2z_json_put_null(out, memory[2]);
+    if (isnan(others)) g2z_json_put_string(out, memory[2], NULL);
     else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
   } else G2ZR_PUT_NULLS(out, memory);
-  g2z_json_put_null(out, "max_cuda_mem_reserved_bytes_global");
+  g2z_json_put_string(out, "max_cuda_mem_reserved_bytes_global", NULL);
   g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
   g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
   g2z_json_put_number(out, "step_time_p95_sec", epoch->p95_s);
@@ -973,7 +1018,7 @@ static g2z_status g2zr_sweep(g2z_run *run) {
 static g2z_status g2zr_sync(g2z_run *run) {
   g2z_writer *const streams[] = {run->metrics, run->log};
   for (int i = 0; i < 2; i++)
-    if (streams[i]) G2ZR_TRY(g2z_writer_sync(streams[i]));
+    if (streams[i]) G2ZR_TRY(g2z_writer_commit(streams[i]));
   return G2Z_OK;
 }
 
@@ -1124,6 +1169,9 @@ static g2z_status g2zr_open_prompt(g2z_run *run) {
   g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
                                  &run->sample);
   run->prompt = run->sample.count;
+  if (status == G2Z_OK)
+    status = g2z_tokens_reserve(run->services, &run->sample,
+                                run->prompt + (size_t)run->config.sample_tokens);
   g2z_encoder_free(encoder);
   return status;
 }
@@ -1556,6 +1604,16 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
                   run->config.run_dir, run->resumed, latest);
 }
 
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
+  *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
+  if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
+  close(*lock);
+  *lock = -1;
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
+                  "ends, or choose another directory", path);
+}
+
 /* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
 static g2z_status g2zr_lock(g2z_run *run) {
   const char *directory = run->config.run_dir;
@@ -1665,10 +1723,8 @@ static g2z_status g2zr_take_up(g2z_run *run) {
 static void g2zr_price(g2z_run *run) {
   const g2z_plan *plan = g2z_trainer_plan(run->trainer);
   double C = plan->model.channels, L = plan->model.layers;
-  g2z_device_info info;
-  g2z_device_describe(g2z_trainer_device(run->trainer), &info);
   run->flops_per_token = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
-  run->peak_flops = info.peak_flops * plan->world;
+  run->peak_flops = g2z_trainer_device(run->trainer)->info.peak_flops * plan->world;
 }
 
 /* Ranks validate, save and sample together: one that has other settings would wait for the rest of
@@ -1937,8 +1993,9 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   g2z_tokens *sample = &run->sample;
   sample->count = run->prompt;
-  G2ZR_TRY(g2z_generate(run->trainer, sample, run->config.sample_tokens, &run->config.sampling,
-                        g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
+  G2ZR_TRY(g2z_generate(run->trainer, sample->ids, &sample->count,
+                        run->prompt + (size_t)run->config.sample_tokens, &run->config.sampling,
+                        g2z_tokenizer_eot(run->tokenizer)));
   /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
   size_t kept = run->prompt;
   for (size_t i = kept; i < sample->count; i++)
@@ -2377,6 +2434,256 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
   return G2Z_OK;
 }
 
+/* ===== ranks of this host ================================================
+ * In:  a program and how many ranks. Out: what their ends come to.
+ * Law: no rank outlives this process, and the log names the rank that failed first by itself. */
+
+static const int g2zr_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+#define G2ZR_SPAWN_SIGNALS (sizeof g2zr_spawn_signals / sizeof *g2zr_spawn_signals)
+
+/* Between fork and exec: what comes from now on counts, and must not fall to a handler of the
+ * program that is about to be replaced. What is ignored stays so, as exec has it. */
+static void g2zr_spawn_unblock(const sigset_t *mask) {
+  struct sigaction action;
+  for (size_t i = 0; i < G2ZR_SPAWN_SIGNALS; i++) {
+    if (sigaction(g2zr_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
+      continue;
+    action.sa_handler = SIG_DFL;
+    sigaction(g2zr_spawn_signals[i], &action, NULL);
+  }
+  sigprocmask(SIG_SETMASK, mask, NULL);
+}
+
+#define G2ZR_SPAWN_RANKS 4096
+#define G2ZR_SPAWN_VARIABLES 9
+typedef struct g2zr_spawn {       /* a job in the hands of its parent */
+  g2z_services *services;
+  const g2z_job *job;
+  int output;                     /* -1: as this process */
+  char texts[G2ZR_SPAWN_VARIABLES][192]; /* what a launcher would set */
+  char **environment;             /* these, and this process's */
+  sigset_t signals, before;       /* those that are waited for; the mask that ranks get */
+  pid_t *processes;               /* [ranks]; 0: not started, or ended */
+  double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
+  int haste;                      /* 1: SIGTERM, 2: SIGKILL was sent to those that are left */
+  g2z_job_end *end;
+} g2zr_spawn;
+
+static g2z_status g2zr_spawn_random(g2z_services *services, void *out, size_t count) {
+  FILE *file = fopen("/dev/urandom", "rbe");
+  int whole = file && fread(out, 1, count, file) == count, error = errno;
+  if (file) fclose(file);
+  return whole ? G2Z_OK : g2z_fail_file(services, error, "read", "/dev/urandom");
+}
+
+/* The variables of all ranks, with a secret that is random unless the user has set one. */
+static g2z_status g2zr_spawn_environment(g2zr_spawn *spawn) {
+  extern char **environ;
+  char secret[128] = "", id[64];
+  const char *set = getenv("G2Z_SECRET");
+  uint8_t random[16];
+  size_t count = 0, kept = 0, room = sizeof *spawn->texts;
+  struct timespec now;
+  void *memory;
+  G2ZR_TRY(g2zr_spawn_random(spawn->services, random, sizeof random));
+  for (int i = 0; i < 16; i++) snprintf(secret + 2 * i, 3, "%02x", random[i]);
+  if (set && *set) snprintf(secret, sizeof secret, "%s", set);
+  clock_gettime(CLOCK_REALTIME, &now);
+  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
+  snprintf(spawn->texts[0], room, "RANK=");       /* these two for each rank */
+  snprintf(spawn->texts[1], room, "LOCAL_RANK=");
+  snprintf(spawn->texts[2], room, "WORLD_SIZE=%d", spawn->job->ranks);
+  snprintf(spawn->texts[3], room, "LOCAL_WORLD_SIZE=%d", spawn->job->ranks);
+  snprintf(spawn->texts[4], room, "MASTER_ADDR=127.0.0.1");
+  snprintf(spawn->texts[5], room, "MASTER_PORT=%d", 20000 + (random[0] << 8 | random[1]) % 9900);
+  snprintf(spawn->texts[6], room, "G2Z_RUN_ID=%s", id);
+  snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
+  snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
+  while (environ[count]) count++;
+  G2ZR_TRY(g2z_allocate(spawn->services, count + G2ZR_SPAWN_VARIABLES + 1, sizeof(char *),
+                        &memory));
+  spawn->environment = (char **)memory;
+  for (int k = 0; k < G2ZR_SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
+  for (size_t i = 0; i < count; i++) {
+    int drop = 0;
+    for (int k = 0; k < G2ZR_SPAWN_VARIABLES; k++)
+      drop |= strncmp(environ[i], spawn->texts[k], strcspn(spawn->texts[k], "=") + 1) == 0;
+    if (!drop) spawn->environment[kept++] = environ[i];
+  }
+  return G2Z_OK;
+}
+
+/* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
+ * would otherwise come twice, and a second signal means haste. */
+static g2z_status g2zr_spawn_one(g2zr_spawn *spawn, int rank) {
+  snprintf(spawn->texts[0], sizeof *spawn->texts, "RANK=%d", rank);
+  snprintf(spawn->texts[1], sizeof *spawn->texts, "LOCAL_RANK=%d", rank);
+  pid_t parent = getpid(), child = fork();
+  if (child == 0) { /* from here to exec only what a signal handler may do */
+#if defined(__linux__)
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
+#endif
+    setpgid(0, 0);
+    g2zr_spawn_unblock(&spawn->before);
+    int output = spawn->output;
+    int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
+                                  dup2(output, STDERR_FILENO) >= 0);
+    if (printing && getppid() == parent)
+      execve("/proc/self/exe", spawn->job->argv, spawn->environment);
+    _exit(127);
+  }
+  spawn->processes[rank] = child > 0 ? child : 0;
+  if (child > 0) return G2Z_OK;
+  return g2z_fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
+                  strerror(errno));
+}
+
+static void g2zr_spawn_signal(const g2zr_spawn *spawn, int signal) {
+  for (int r = 0; r < spawn->job->ranks; r++)
+    if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
+}
+
+/* Which of two ranks' exit codes tells more: the greater. */
+static int g2zr_spawn_weight(int code) {
+  return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
+}
+
+/* A rank has ended. The first that failed by itself is named. */
+static void g2zr_spawn_ended(g2zr_spawn *spawn, int rank, int status,
+                                   const struct rusage *used) {
+  g2z_job_end *end = spawn->end;
+  end->cpu_s += (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
+                1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
+  size_t resident = (size_t)used->ru_maxrss * 1024; /* Linux counts in KiB */
+  if (resident > end->rank_bytes) end->rank_bytes = resident;
+  int killed = !WIFEXITED(status);
+  int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
+  if (g2zr_spawn_weight(code) <= g2zr_spawn_weight(end->exit_code)) return;
+  end->exit_code = code;
+  if (g2zr_spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
+  const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
+  if (killed)
+    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
+            rank, process, signal, strsignal(signal));
+  else
+    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
+            process, code);
+}
+
+/* Until all have ended. The first look comes before anybody is asked whether they have. */
+static void g2zr_spawn_wait(g2zr_spawn *spawn) {
+  const g2z_job *job = spawn->job;
+  int running;
+  do {
+    if (job->watch) job->watch(job->user);
+    struct timespec pause = {0, 100000000};
+    int signal = sigtimedwait(&spawn->signals, NULL, &pause);
+    if (signal > 0 && signal != SIGCHLD) {
+      spawn->end->signal = signal;
+      g2zr_spawn_signal(spawn, signal);
+    }
+    running = 0;
+    for (int r = 0; r < job->ranks; r++) {
+      int status;
+      struct rusage used;
+      if (spawn->processes[r] <= 0) continue;
+      running++;
+      if (wait4(spawn->processes[r], &status, WNOHANG, &used) != spawn->processes[r]) continue;
+      g2zr_spawn_ended(spawn, r, status, &used);
+      spawn->processes[r] = 0;
+      running--;
+    }
+    double now = g2z_seconds();
+    if (spawn->failed == 0 && g2zr_spawn_weight(spawn->end->exit_code) > 1) {
+      spawn->failed = now;
+      g2zr_spawn_signal(spawn, SIGCONT); /* who was stopped may hear of it, and leave */
+    }
+    int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
+    if (late > spawn->haste) {
+      g2zr_spawn_signal(spawn, late == 1 ? SIGTERM : SIGKILL);
+      spawn->haste = late;
+    }
+  } while (running > 0);
+}
+
+static g2z_status g2zr_spawn_all(g2zr_spawn *spawn) {
+  sigemptyset(&spawn->signals);
+  for (size_t i = 0; i < G2ZR_SPAWN_SIGNALS; i++) sigaddset(&spawn->signals, g2zr_spawn_signals[i]);
+  sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
+  struct sigaction ordinary, child;
+  memset(&ordinary, 0, sizeof ordinary);
+  ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
+  sigaction(SIGCHLD, &ordinary, &child);
+  g2z_status status = G2Z_OK;
+  for (int r = 0; r < spawn->job->ranks && status == G2Z_OK; r++)
+    status = g2zr_spawn_one(spawn, r);
+  if (status != G2Z_OK) g2zr_spawn_signal(spawn, SIGKILL);
+  g2zr_spawn_wait(spawn);
+  sigaction(SIGCHLD, &child, NULL);
+  sigprocmask(SIG_SETMASK, &spawn->before, NULL);
+  return status;
+}
+
+/* Refuses to start ranks from a rank; *inside: it is one of those that this program started. */
+static g2z_status g2zr_spawn_check(g2z_services *services, int ranks, int *inside) {
+  g2z_place place;
+  *inside = 0;
+  if (ranks < 1 || ranks > G2ZR_SPAWN_RANKS)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                    G2ZR_SPAWN_RANKS);
+  if (g2z_place_find(services, &place) != G2Z_OK) return G2Z_OK;
+  *inside = strcmp(place.launcher, "ranks") == 0;
+  if (place.world <= 1 || *inside) return G2Z_OK;
+  return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                  "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                  "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                  ranks);
+}
+
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
+  void *memory;
+  g2zr_spawn spawn;
+  int inside;
+  memset(&spawn, 0, sizeof spawn);
+  memset(out, 0, sizeof *out);
+  spawn.services = services;
+  spawn.job = job;
+  spawn.end = out;
+  spawn.output = -1;
+  G2ZR_TRY(g2zr_spawn_check(services, job->ranks, &inside));
+  if (job->output) {
+    spawn.output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
+  }
+  g2z_status status = g2z_allocate(services, (size_t)job->ranks, sizeof(pid_t), &memory);
+  spawn.processes = (pid_t *)memory;
+  if (status == G2Z_OK) status = g2zr_spawn_environment(&spawn);
+  if (status == G2Z_OK) status = g2zr_spawn_all(&spawn);
+  g2z_release(services, spawn.environment);
+  g2z_release(services, spawn.processes);
+  if (spawn.output >= 0) close(spawn.output);
+  return status;
+}
+
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code) {
+  g2z_job job;
+  g2z_job_end end;
+  int inside;
+  *is_parent = *exit_code = 0;
+  G2ZR_TRY(g2zr_spawn_check(services, ranks, &inside));
+  if (inside) return G2Z_OK;
+  if (ranks == 1) return G2Z_OK;
+  *is_parent = 1;
+  memset(&job, 0, sizeof job);
+  job.ranks = ranks;
+  job.argv = argv;
+  g2z_status status = g2z_ranks_run(services, &job, &end);
+  *exit_code = end.exit_code;
+  return status;
+}
+
 /* ===== command line ======================================================
  * In:  argv. Out: a config, ranks that have met, and files that tell of the launch and of its end.
  * Law: every flag stands in one table. What flags say is checked before a file is written. */
@@ -2447,10 +2754,8 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
        "dp: rank 0 alone has the optimizer and updates for all")                                  \
   FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
        "of gradients, also between ranks; micro-steps add up in fp32")                            \
-  FLAG("gather", CHOICE, run.train.gather, 0, 0, G2Z_GATHER_LIST(G2ZR_WORD),                      \
-       "how GPUs exchange parameters: see the header")                                            \
-  FLAG("reduce", CHOICE, run.train.reduce, 0, 0, G2Z_REDUCE_LIST(G2ZR_WORD),                      \
-       "how GPUs add gradients up, also there")                                                   \
+  FLAG("transport", CHOICE, run.train.transport, 0, 0, G2Z_TRANSPORT_LIST(G2ZR_WORD),             \
+       "what carries gradients and parameters between GPUs: see the header")                      \
   FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
        "MiB of gradients per collective [64, and 1.9 x ranks]")                                   \
   FLAG("recompute", CHOICE, run.train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(G2ZR_WORD),             \
@@ -2909,6 +3214,11 @@ G2Z_API int g2z_run_shows(const g2z_run_options *o, const g2z_run_event *event, 
   if (now < *next) return 0;
   *next = now + 10;
   return 1;
+}
+
+G2Z_API void g2z_open_standard_files(void) {
+  for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++) /* open takes the lowest free one */
+    if (fcntl(file, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
 }
 
 #ifdef __cplusplus

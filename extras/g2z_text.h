@@ -88,6 +88,15 @@ G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
 
 /* ----- encode and decode ------------------------------------------------- */
 
+typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
+  int32_t *ids;
+  size_t count, capacity;
+  g2z_services *services;       /* set by the first call that appends */
+} g2z_tokens;
+/* Room for `need` ids, from the list's own services; the sentence of a failure is in `services`. */
+G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need);
+G2Z_API void g2z_tokens_free(g2z_tokens *tokens); /* NULL is fine */
+
 /* What one thread encodes with: 8 MiB, nearly all of it the cache, and 48 bytes for each byte of
  * the longest piece, up to a piece's first MiB. It keeps `services` and `tokenizer`. */
 typedef struct g2z_encoder g2z_encoder;
@@ -942,6 +951,23 @@ static void g2zt_batch_fill(const g2z_encoder *encoder, const unsigned char *p,
     batch->starts[++i] = p = next;
   }
   batch->count = i;
+}
+
+G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
+  if (!tokens) return;
+  if (tokens->services) g2z_release(tokens->services, tokens->ids);
+  memset(tokens, 0, sizeof *tokens);
+}
+
+G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need) {
+  void *ids = tokens->ids;
+  if (!tokens->services) tokens->services = services;
+  g2z_status status = g2z_grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
+                               sizeof(int32_t));
+  tokens->ids = (int32_t *)ids;
+  if (status != G2Z_OK && tokens->services != services)
+    memcpy(services->error, tokens->services->error, sizeof services->error);
+  return status;
 }
 
 /* Appends the ids of a word. All are copied and `count` of them kept: a copy of `count` would be a

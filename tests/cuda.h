@@ -48,6 +48,7 @@ static int test_pair_open(test_pair *p, g2z_test *t, int types) {
   g2z_dtype cpu_dtype = p->dtype == G2Z_TF32 ? G2Z_FP32 : p->dtype;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, cpu_dtype, p->grad_dtype, &p->cpu));
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, p->dtype, p->grad_dtype, &p->gpu));
+  mutate_device(p->gpu);
   return p->cpu && p->gpu;
 }
 
@@ -561,7 +562,7 @@ static void test_cuda_products(g2z_test *t) {
     if (test_pair_open(&p, t, types)) {
       const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
       int ours = 0, here = cuda->hopper && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16);
-      g2z_device_tune(p.gpu, G2Z_TUNE_OWN);
+      p.gpu->tune = G2Z_TUNE_OWN;
       test_cuda_linear_one(&p, 1, 8, 24);
       test_cuda_linear_one(&p, 37, 40, 120);
       test_cuda_linear_one(&p, 515, 1032, 136);
@@ -586,30 +587,30 @@ static void test_cuda_tuning(g2z_test *t) {
   if (!test_pair_open(&p, t, 2)) return;
   test_cuda_linear_one(&p, 131, 256, 768);
   char *text, *again;
-  CHECK_OK(t, g2z_device_tuning(p.gpu, &text));
+  CHECK_OK(t, p.gpu->ops->tuning(p.gpu, &text));
   size_t bytes = strlen(text);
   CHECK(t, bytes > 200);
   test_pair_close(&p);
 
   if (!test_pair_open(&p, t, 2)) return;
-  CHECK_OK(t, g2z_device_tuning_read(p.gpu, text));
+  CHECK_OK(t, g2z__tuning_read(p.gpu, text));
   test_cuda_linear_one(&p, 131, 256, 768); /* with the choices that were read */
-  CHECK_OK(t, g2z_device_tuning(p.gpu, &again));
+  CHECK_OK(t, p.gpu->ops->tuning(p.gpu, &again));
   CHECK(t, strcmp(text, again) == 0);
   test_pair_close(&p);
 
   if (!test_pair_open(&p, t, 2)) return;
   again[20] ^= 1;
-  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "another GPU");
+  CHECK_STATUS(t, g2z__tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "another GPU");
   again[20] ^= 1;
   again[bytes - 1] = 0;
-  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  CHECK_STATUS(t, g2z__tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
   again[bytes - 1] = '\n';
   char *way = strstr(again, " cublaslt ") ? strstr(again, " cublaslt ") : strstr(again, " hopper");
   CHECK(t, way != NULL);
   if (way) way[2] ^= 1;
-  CHECK_STATUS(t, g2z_device_tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
-  g2z_device_tune(p.gpu, G2Z_TUNE_OFF);
+  CHECK_STATUS(t, g2z__tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  p.gpu->tune = G2Z_TUNE_OFF;
   test_cuda_linear_one(&p, 131, 256, 768); /* the heuristic's choices */
   g2z_release(&t->services, text);
   g2z_release(&t->services, again);
@@ -781,7 +782,7 @@ static int test_head_exponentials(const test_pair *p) {
   if (halves)
     fits = p->dtype == G2Z_FP16 ? g2z__head_fits<__half>(p->gpu, 300, 136, 1024)
                                 : g2z__head_fits<__nv_bfloat16>(p->gpu, 300, 136, 1024);
-  CHECK(p->t, fits == (cuda->hopper && halves && cuda->tune != G2Z_TUNE_OFF));
+  CHECK(p->t, fits == (cuda->hopper && halves && p->gpu->tune != G2Z_TUNE_OFF));
 #else
   (void)p;
 #endif
@@ -813,7 +814,7 @@ static void test_cuda_head(g2z_test *t) {
     if (test_pair_open(&p, t, types)) {
       int fp16 = p.dtype == G2Z_FP16;
       for (int tune = G2Z_TUNE_OFF; tune <= G2Z_TUNE_OWN; tune += G2Z_TUNE_OWN - G2Z_TUNE_OFF) {
-        g2z_device_tune(p.gpu, (g2z_tune)tune); /* with logits in memory; with exponentials */
+        p.gpu->tune = (g2z_tune)tune; /* with logits in memory; with exponentials */
         int exponentials = test_head_exponentials(&p);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
           if (fp16 ? cases[i].spread < 10000 : cases[i].scale == 1024) /* 6 spreads are a number */
@@ -1067,7 +1068,7 @@ static void test_cuda_graph(g2z_test *t) {
   for (int run = 0; run < 4; run++) { /* eager, eager, recorded, and the graph once more */
     CHECK_OK(t, ops->zero(p.gpu, sum->gpu, sum->bytes));
     CHECK_OK(t, ops->zero(p.gpu, dwte->gpu, dwte->bytes));
-    if (run == 2) CHECK_OK(t, g2z_graph_begin(p.gpu));
+    if (run == 2) CHECK_OK(t, p.gpu->ops->graph_begin(p.gpu));
     if (run < 3) {
       CHECK_OK(t, ops->embed_fwd(p.gpu, x->gpu, (const int32_t *)tokens->gpu, wte->gpu, wpe->gpu,
                                  &drop, B, T, C));
@@ -1086,15 +1087,15 @@ static void test_cuda_graph(g2z_test *t) {
                                  (const int32_t *)tokens->gpu, G2Z_OVERWRITE, &drop, B, T, C));
       CHECK_OK(t, ops->mark(p.gpu, 2));
     }
-    if (run == 2) CHECK_OK(t, g2z_graph_end(p.gpu, &graph));
-    if (run >= 2 && graph) CHECK_OK(t, g2z_graph_run(p.gpu, graph));
+    if (run == 2) CHECK_OK(t, p.gpu->ops->graph_end(p.gpu, &graph));
+    if (run >= 2 && graph) CHECK_OK(t, p.gpu->ops->graph_run(p.gpu, graph));
     CHECK_OK(t, ops->wait(p.gpu, 2));
     CHECK_OK(t, ops->download(p.gpu, run ? again : first, dwte->gpu, dwte->bytes));
     CHECK_OK(t, ops->synchronize(p.gpu));
     if (run) CHECK(t, memcmp(first, again, dwte->bytes) == 0);
   }
-  g2z_graph_free(p.gpu, graph);
-  CHECK_STATUS(t, g2z_graph_begin(p.cpu), G2Z_UNSUPPORTED, &t->services, "no graphs");
+  p.gpu->ops->graph_free(p.gpu, graph);
+  CHECK_STATUS(t, p.cpu->ops->graph_begin(p.cpu), G2Z_UNSUPPORTED, &t->services, "no graphs");
   free(first);
   free(again);
   test_pair_close(&p);

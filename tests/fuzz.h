@@ -255,7 +255,7 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   const g2z_model_config tiny = {1, 1, 8, 4, 3, 2};
   g2z_services services;
   g2z_model_config model;
-  g2z_safetensors *file;
+  g2z__safetensors *file;
   fuzz_make_directory();
   memset(&services, 0, sizeof services);
   if (size < 1) return 0;
@@ -269,23 +269,23 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   fuzz_put("model.safetensors", data + 1, size - 1);
   char path[128];
   snprintf(path, sizeof path, "%s/model.safetensors", fuzz_directory);
-  g2z_status status = g2z_safetensors_open(&services, path, &file);
+  g2z_status status = g2z__safetensors_open(&services, path, &file);
   fuzz_check((status == G2Z_OK) == (file != NULL));
   uint64_t bytes = 0;
-  for (int i = 0; file && i < g2z_safetensors_count(file); i++) {
-    g2z_safetensor tensor = g2z_safetensors_tensor(file, i);
-    fuzz_check(g2z_safetensors_find(file, tensor.name) == i);
+  for (int i = 0; file && i < (int)file->count; i++) {
+    g2z__safetensor tensor = file->tensors[i];
+    fuzz_check(g2z__safetensors_find(file, tensor.name) == i);
     fuzz_check(tensor.begin + tensor.bytes <= size - 1 && tensor.elements <= tensor.bytes);
     bytes += tensor.bytes;
     float *values = (float *)malloc(tensor.elements ? tensor.elements * sizeof(float) : 1);
-    status = g2z_safetensors_read(file, i, 0, tensor.elements, values);
+    status = g2z__safetensors_read(file, i, 0, tensor.elements, values);
     fuzz_check(status == G2Z_OK || status == G2Z_UNSUPPORTED);
     free(values);
   }
   fuzz_check(!file || bytes <= size);
-  g2z_safetensors_free(file);
+  g2z__safetensors_free(file);
   size_t next = 0;
-  status = g2z_weights_read(&services, fuzz_directory, &tiny, fuzz_take, &next);
+  status = g2z__weights_read(&services, fuzz_directory, &tiny, fuzz_take, &next);
   fuzz_check(status == G2Z_OK ? next == 944 : services.error[0] != 0);
   return 0;
 }

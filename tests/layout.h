@@ -279,10 +279,10 @@ static void test_plan_bytes(g2z_test *t) {
       CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_GRADS], 2 * (grads + inbox), 2 * padding + 512);
       CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
       size_t symmetric = g2z_plan_nccl_bytes(plan); /* of 8 x 8 x 1024 tokens, that is many */
-      CHECK(t, plan->gather == (stage ? G2Z_GATHER_SYMMETRIC : G2Z_GATHER_PLAIN));
+      CHECK(t, plan->gather == G2Z_TRANSPORT_NCCL);
       config.batch = 2;
       plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 5, 8);
-      CHECK(t, plan->gather == (stage ? G2Z_GATHER_COPY : G2Z_GATHER_PLAIN));
+      CHECK(t, plan->gather == (stage ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL));
       CHECK(t, (g2z_plan_nccl_bytes(plan) < symmetric) == (stage > 0));
     }
 }
@@ -316,12 +316,12 @@ static void test_plan_largest_batch(g2z_test *t) {
     CHECK(t, g2z_plan_largest_batch(plan, 1 << 20) == 0);
   }
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
-  for (int gather = 0; gather < G2Z_GATHER_COUNT; gather++)
+  for (int transport = 0; transport < G2Z_TRANSPORT_COUNT; transport++)
     for (int batch = 1; batch <= 32; batch *= 2) { /* what a batch needs is enough for it and no */
       g2z_train_config config = g2z_train_config_default(); /* more, whatever batch asks */
       const g2z_plan *plan, *other;
       config.dtype = G2Z_FP16;
-      config.gather = (g2z_gather)gather;
+      config.transport = (g2z_transport)transport;
       config.batch = batch;
       plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 8);
       size_t needs = plan->bytes_total + g2z_plan_nccl_bytes(plan);

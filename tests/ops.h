@@ -25,6 +25,7 @@ static void ops_open(ops_env *e, g2z_test *t, g2z_dtype dtype, g2z_dtype grad_dt
   e->t = t;
   e->seed = 1;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, dtype, grad_dtype, &e->device));
+  mutate_device(e->device);
   e->ops = e->device->ops;
 }
 
@@ -301,13 +302,13 @@ static void test_ops_device(g2z_test *t) {
   CHECK_OK(t, g2z_device_memory(s, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
   CHECK(t, free_bytes >= 1 << 20 && free_bytes <= total_bytes);
   CHECK_OK(t, g2z_device_create(s, G2Z_DEVICE_CPU, G2Z_BF16, G2Z_FP32, &device));
-  CHECK_OK(t, g2z_device_tuning_read(device, "")); /* its own, and a GPU's */
-  CHECK_OK(t, g2z_device_tuning_read(device, "gpt2_zero tuning 3, cuBLASLt 1, 2 SMs, x\n1 2\n"));
-  CHECK_STATUS(t, g2z_device_tuning_read(device, "gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\n"),
+  CHECK_OK(t, g2z__tuning_read(device, "")); /* its own, and a GPU's */
+  CHECK_OK(t, g2z__tuning_read(device, "gpt2_zero tuning 3, cuBLASLt 1, 2 SMs, x\n1 2\n"));
+  CHECK_STATUS(t, g2z__tuning_read(device, "gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\n"),
                G2Z_FORMAT, s, "begins with \"gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\"");
-  CHECK_STATUS(t, g2z_device_tuning_read(device, "\n"), G2Z_FORMAT, s, "a run's tuning.txt");
+  CHECK_STATUS(t, g2z__tuning_read(device, "\n"), G2Z_FORMAT, s, "a run's tuning.txt");
   CHECK(t, device->dtype == G2Z_BF16 && device->grad_dtype == G2Z_FP32 && device->services == s);
-  CHECK(t, device->kind == G2Z_DEVICE_CPU && device->ops == g2z_cpu_ops());
+  CHECK(t, device->kind == G2Z_DEVICE_CPU && device->ops == g2z__cpu_ops());
   void *memory;
   CHECK_OK(t, device->ops->allocate(device, 1000, &memory));
   int zero = 1;
@@ -1204,6 +1205,12 @@ static void test_ops_sums_and_casts(g2z_test *t) {
     CHECK(t, memcmp(grad, x, n * sizeof *x) == 0);
     int exact = 1;
     for (size_t j = 0; j < n; j++) exact &= act[j] == g2z_round(G2Z_FP16, x[j]);
+    CHECK(t, exact);
+    for (int again = 0; again < 2; again++) {
+      g2z_write write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+      CHECK_OK(t, e.ops->grad_add(e.device, grad, x, write, n));
+      for (size_t j = 0; j < n; j++) exact &= grad[j] == (again ? x[j] + x[j] : x[j]);
+    }
     CHECK(t, exact);
     if (!n) continue;
     /* Squares of 1e38 are finite in double; one infinity or NaN anywhere is seen. */

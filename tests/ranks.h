@@ -250,7 +250,7 @@ static int rank_slow(int argc, char **argv) {
   g2z_train_config config = zero_config(0, 0, 2, G2Z_FP32);
   config.batch = 1;
   config.accum = 10;
-  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
+  if (status == G2Z_OK) status = test_trainer_create(context, &config, &trainer);
   if (status == G2Z_OK && g2z_context_rank(context) == 1) {
     slow_right = trainer->device->ops;
     slow_ops = *slow_right;

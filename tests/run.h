@@ -198,6 +198,7 @@ static void test_run_init_from(g2z_test *t) {
   CHECK_STATUS(t, test_run_all(t, &s.config, &second), G2Z_BAD_ARGUMENT, &t->services, "n_head");
 }
 
+/* internals */
 /* <|endoftext|> of a config.json, and as many rows of wte as its vocab_size says; -1: neither. */
 static int64_t test_run_eot(g2z_test *t, const char *directory, int vocab) {
   static const char *const keys[] = {"vocab_size", "bos_token_id", "eos_token_id"};
@@ -211,12 +212,12 @@ static int64_t test_run_eot(g2z_test *t, const char *directory, int vocab) {
     if (at) found[i] = strtoll(at + strlen(key), NULL, 10);
   }
   g2z_release(&t->services, text);
-  g2z_safetensors *file = NULL;
+  g2z__safetensors *file = NULL;
   snprintf(path, sizeof path, "%s/model.safetensors", directory);
-  CHECK_OK(t, g2z_safetensors_open(&t->services, path, &file));
-  int index = file ? g2z_safetensors_find(file, "transformer.wte.weight") : -1;
-  CHECK(t, index >= 0 && g2z_safetensors_tensor(file, index).shape[0] == (uint64_t)vocab);
-  g2z_safetensors_free(file);
+  CHECK_OK(t, g2z__safetensors_open(&t->services, path, &file));
+  int index = file ? g2z__safetensors_find(file, "transformer.wte.weight") : -1;
+  CHECK(t, index >= 0 && file->tensors[index].shape[0] == (uint64_t)vocab);
+  g2z__safetensors_free(file);
   return found[0] == vocab && found[1] == found[2] ? found[2] : -1;
 }
 

@@ -1,251 +1,6 @@
-/* Tests of the rooms model, trainer and generation: golden values, gradients against differences,
- * steps, accumulation, loss scale, sampling; and ZeRO, where several ranks compute what one
- * computes. Tests that use private names of the header: cuda_early, finite_differences, generate,
- * tokens_services; "internals" stands above what writes such names. */
-
-/* ----- model: golden values, finite differences -------------------------- */
-
-/* The tensor `name` of golden/values.safetensors; freed with free. */
-static float *test_golden(g2z_test *t, const char *name, size_t *count) {
-  g2z_safetensors *file = NULL;
-  g2z_safetensor tensor;
-  float *values = NULL;
-  *count = 0;
-  CHECK_OK(t, g2z_safetensors_open(&t->services, "golden/values.safetensors", &file));
-  if (!file) return NULL;
-  int index = g2z_safetensors_find(file, name);
-  CHECK(t, index >= 0);
-  if (index >= 0) {
-    tensor = g2z_safetensors_tensor(file, index);
-    values = (float *)malloc(tensor.elements * sizeof(float));
-    CHECK_OK(t, g2z_safetensors_read(file, index, 0, tensor.elements, values));
-    *count = tensor.elements;
-  }
-  g2z_safetensors_free(file);
-  return values;
-}
-
-static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count) {
-  float *values = test_golden(t, name, count);
-  int32_t *tokens = (int32_t *)malloc((*count ? *count : 1) * sizeof(int32_t));
-  for (size_t i = 0; i < *count; i++) tokens[i] = (int32_t)values[i];
-  free(values);
-  return tokens;
-}
-
-/* The tiny model of golden/, at its batch of 3 x 20 tokens. */
-static g2z_status test_golden_config(g2z_test *t, g2z_train_config *config) {
-  *config = g2z_train_config_default();
-  config->init_from = "golden/tiny";
-  config->batch = 3;
-  config->seq = 20;
-  config->optimizer.schedule = G2Z_SCHEDULE_CONSTANT;
-  config->optimizer.warmup = 0;
-  config->optimizer.lr = 1e-3f;
-  config->optimizer.min_lr = 0;
-  return g2z_weights_config(&t->services, config->init_from, &config->model);
-}
-
-static void test_golden_forward(g2z_test *t) {
-  g2z_train_config config;
-  test_trainer tt;
-  REQUIRE_OK(t, test_golden_config(t, &config));
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  size_t count, logits_count;
-  int32_t *x = test_golden_tokens(t, "x", &count);
-  float *want = test_golden(t, "logits", &logits_count);
-  int V = config.model.vocab, T = config.seq;
-  float *got = (float *)malloc((size_t)T * (size_t)V * sizeof(float));
-  double worst = 0;
-  CHECK(t, count == 60 && logits_count == 60u * 131u);
-  for (int b = 0; b < config.batch && want; b++) {
-    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 0, got));
-    for (int i = 0; i < T * V; i++)
-      worst = fmax(worst, fabs((double)got[i] - (double)want[b * T * V + i]));
-    float last[131]; /* the same row alone */
-    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 1, last));
-    CHECK(t, memcmp(last, got + (T - 1) * V, sizeof last) == 0);
-  }
-  CHECK(t, worst > 0 && worst <= 1e-5);
-  free(got);
-  free(want);
-  free(x);
-  test_trainer_close(&tt);
-}
-
-/* L2 error of each gradient against its norm. Adding a constant to every key of a head shifts all
- * scores of a query alike: the key bias has no gradient, and only its absolute size means
- * anything. */
-static void test_golden_gradients(g2z_test *t) {
-  g2z_train_config config;
-  test_trainer tt;
-  g2z_report report;
-  size_t count;
-  REQUIRE_OK(t, test_golden_config(t, &config));
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
-  float *loss = test_golden(t, "loss", &count);
-  CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
-  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
-  CHECK_NEAR(t, report.loss, loss[0], 1e-5);
-  const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
-  size_t C = (size_t)config.model.channels;
-  for (int unit = 0; unit < plan->units; unit++) {
-    size_t at = plan->unit[unit].canonical;
-    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
-      if (info.unit != plan->unit[unit].kind) continue;
-      char name[96], block[16] = "";
-      if (info.unit == G2Z_UNIT_BLOCK)
-        snprintf(block, sizeof block, "h.%d.", config.model.layers - unit);
-      snprintf(name, sizeof name, "grad.transformer.%s%s", block, info.hf_name);
-      float *want = test_golden(t, name, &count);
-      float *got = (float *)malloc(info.elements * sizeof(float));
-      CHECK(t, want && count == info.elements);
-      CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, info.elements, got));
-      double error = 0, norm = 0;
-      for (size_t i = 0; want && i < count; i++) {
-        if (p == G2Z_QKVB && i >= C && i < 2 * C) {
-          CHECK_NEAR(t, got[i], 0, 1e-6);
-          continue;
-        }
-        error += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
-        norm += (double)want[i] * want[i];
-      }
-      CHECK(t, norm > 0);
-      if (!(sqrt(error) <= 1e-4 * sqrt(norm)))
-        test_fail(t, __FILE__, __LINE__, "%s: error %.3g of norm %.3g", name, sqrt(error),
-                  sqrt(norm));
-      at += info.elements;
-      free(got);
-      free(want);
-    }
-  }
-  free(loss);
-  free(x);
-  free(y);
-  test_trainer_close(&tt);
-}
-
-static void test_golden_adamw(g2z_test *t) {
-  g2z_train_config config;
-  test_trainer tt;
-  g2z_report report;
-  size_t count, steps;
-  REQUIRE_OK(t, test_golden_config(t, &config));
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  int32_t *x = test_golden_tokens(t, "step_x", &count), *y = test_golden_tokens(t, "step_y", &count);
-  float *want = test_golden(t, "step_loss", &steps);
-  CHECK(t, steps == 10 && count == 600);
-  for (size_t s = 0; s < steps; s++) {
-    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x + s * 60, y + s * 60, &report));
-    CHECK(t, report.step == (int64_t)s + 1 && report.loss_step == (int64_t)s); /* one step late */
-    if (s > 0) CHECK_NEAR(t, report.loss, want[s - 1], 1e-4);
-  }
-  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
-  CHECK(t, report.loss_step == 10 && report.applied == 10);
-  CHECK_NEAR(t, report.loss, want[9], 1e-4);
-  free(want);
-  free(x);
-  free(y);
-  test_trainer_close(&tt);
-}
-
-/* internals */
-/* Along a random direction in each tensor: (loss(w + h d) - loss(w - h d)) / 2h against grad . d.
- * The loss has about 1e-7 of rounding: with h d of norm 1e-2 that is 1e-5 of slope. */
-static void test_finite_differences(g2z_test *t) {
-  g2z_train_config config = test_config_of(2, 2, 32, 12, 61);
-  config.optimizer.lr = config.optimizer.min_lr = 0; /* a step measures and does not move */
-  config.dropout = 0.2f; /* the mask is keyed by the step: each trainer's first step draws the same */
-  const g2z_plan *plan;
-  int32_t x[24], y[24];
-  test_tokens(x, 24, 61, 1);
-  test_tokens(y, 24, 61, 2);
-  plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
-  float *weights = (float *)malloc(plan->parameters * sizeof(float));
-  float *grads = (float *)malloc(plan->parameters * sizeof(float));
-  for (size_t i = 0; i < plan->parameters; i += 4) {
-    double four[4];
-    g2z__normal4(7, i / 4, four);
-    for (int k = 0; k < 4; k++) weights[i + (size_t)k] = (float)(0.15 * four[k]);
-  }
-  for (int unit = 0, probe = 0; unit < plan->units; unit++) {
-    size_t at = plan->unit[unit].canonical;
-    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
-      if (info.unit != plan->unit[unit].kind) continue;
-      double losses[3], norm = 0, slope = 0, h = 2e-2;
-      for (size_t i = 0; i < info.elements; i++) {
-        double four[4];
-        g2z__normal4(100 + (uint64_t)probe, i, four);
-        norm += four[0] * four[0];
-      }
-      for (int side = -1; side <= 1; side++) {
-        test_trainer tt;
-        g2z_report report;
-        REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, weights));
-        float *moved = (float *)malloc(info.elements * sizeof(float));
-        for (size_t i = 0; i < info.elements; i++) {
-          double four[4];
-          g2z__normal4(100 + (uint64_t)probe, i, four);
-          moved[i] = (float)((double)weights[at + i] + side * h * four[0] / sqrt(norm));
-        }
-        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, at, info.elements, moved));
-        CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
-        CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
-        losses[side + 1] = (double)report.loss;
-        if (side == 0) {
-          CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, info.elements, grads));
-          for (size_t i = 0; i < info.elements; i++) {
-            double four[4];
-            g2z__normal4(100 + (uint64_t)probe, i, four);
-            slope += (double)grads[i] * four[0] / sqrt(norm);
-          }
-        }
-        free(moved);
-        test_trainer_close(&tt);
-      }
-      CHECK_NEAR(t, slope, (losses[2] - losses[0]) / (2 * h), 3e-5 + 0.01 * fabs(slope));
-      at += info.elements;
-      probe++;
-    }
-  }
-  free(weights);
-  free(grads);
-}
-
-/* No token sees a later one, in logits of any length. */
-static void test_causality(g2z_test *t) {
-  g2z_train_config config = test_config_of(2, 2, 32, 40, 61);
-  test_trainer tt;
-  int32_t x[40];
-  float whole[40 * 61], part[40 * 61];
-  test_tokens(x, 40, 61, 3);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 40, 0, whole));
-  for (int count = 1; count < 40; count += 6) {
-    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, count, 0, part));
-    for (int i = 0; i < count * 61; i++) CHECK_NEAR(t, part[i], whole[i], 2e-6);
-  }
-  x[39] = (x[39] + 1) % 61;
-  CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 40, 0, part));
-  CHECK(t, memcmp(part, whole, 39 * 61 * sizeof(float)) == 0);
-  CHECK(t, memcmp(part + 39 * 61, whole + 39 * 61, 61 * sizeof(float)) != 0);
-  x[5] = 61;
-  CHECK_STATUS(t, g2z_trainer_logits(tt.trainer, x, 40, 0, part), G2Z_BAD_ARGUMENT, &t->services,
-               "token=61");
-  int32_t batch[80];
-  g2z_report report;
-  test_tokens(batch, 80, 61, 3);
-  batch[79] = -1;
-  CHECK_STATUS(t, g2z_trainer_step_batch(tt.trainer, batch, batch, &report), G2Z_BAD_ARGUMENT,
-               &t->services, "token=-1 at position 79");
-  CHECK_STATUS(t, g2z_trainer_logits(tt.trainer, x, 41, 0, part), G2Z_BAD_ARGUMENT, &t->services,
-               "tokens=41");
-  test_trainer_close(&tt);
-}
+/* Tests of the rooms trainer and generation: steps, accumulation, loss scale, sampling; and ZeRO,
+ * where several ranks compute what one computes. Tests that use private names of the header:
+ * cuda_early, sampling; "internals" stands above what writes such names. */
 
 /* ----- trainer ----------------------------------------------------------- */
 
@@ -367,7 +122,7 @@ static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_tr
   test_tokens(x, 96, 61, 5);
   test_tokens(y, 96, 61, 6);
   REQUIRE_OK(t, g2z_context_create(&cc, &tt.context));
-  g2z_status status = g2z_trainer_create(tt.context, config, &tt.trainer);
+  g2z_status status = test_trainer_create(tt.context, config, &tt.trainer);
   CHECK_OK(t, status);
   if (status == G2Z_OK) {
     test_steps(t, tt.trainer, x, y, RECOMPUTE_STEPS - 1, out->losses, NULL);
@@ -404,7 +159,7 @@ static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph) {
     config.zero_stage = (i + 1) % 3;
     config.bucket_mb = 0.02;
     config.graph = graph;
-    config.tune = 0; /* two trainers may time one product otherwise */
+    config.tune = i % 2 ? G2Z_TUNE_OWN : G2Z_TUNE_OFF; /* no trainer times a product */
     test_recompute_run(t, device, &config, &kept);
     config.recompute = G2Z_RECOMPUTE_BLOCK;
     test_recompute_run(t, device, &config, &again);
@@ -425,94 +180,6 @@ static void test_cuda_recompute(g2z_test *t) {
   CUDA_OR_SKIP(t);
   test_recompute_on(t, G2Z_DEVICE_CUDA, 0);
   test_recompute_on(t, G2Z_DEVICE_CUDA, 1);
-}
-
-enum { CONFIGS = 64, CONFIGS_STEPS = 3, CONFIGS_TOKENS = 1024 };
-
-/* One of a list that ends with -1. */
-static int test_pick(uint64_t *state, const int *list) {
-  int count = 0;
-  while (list[count] >= 0) count++;
-  *state = *state * 6364136223846793005u + 1442695040888963407u;
-  return list[(*state >> 33) % (uint64_t)count];
-}
-
-/* Number i of as many configs as one likes: shapes that tiles fit and that they do not. */
-static g2z_train_config test_configs_at(int i) {
-  static const int layers[] = {1, 1, 2, 3, -1}, heads[] = {1, 1, 2, 3, 4, 5, 6, -1};
-  static const int sizes[] = {8, 16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 104, 120, 128, -1};
-  static const int seqs[] = {1,   2,   7,   15,  16,  17,  31,  33,  63,  64,   65,
-                             100, 127, 128, 129, 200, 255, 257, 400, 512, 1023, -1};
-  static const int batches[] = {1, 2, 3, 4, 5, 8, 13, -1}, accums[] = {1, 1, 2, 3, -1};
-  static const int vocabs[] = {257, 258, 300, 1000, 4097, 12345, 50257, 65536, -1};
-  static const int halves[] = {0, 0, 1, -1};
-  static const g2z_dtype dtypes[] = {G2Z_FP32, G2Z_TF32, G2Z_FP16, G2Z_BF16};
-  uint64_t state = (uint64_t)i;
-  int L = test_pick(&state, layers), NH = test_pick(&state, heads);
-  int HS = test_pick(&state, sizes), T = test_pick(&state, seqs), V = test_pick(&state, vocabs);
-  g2z_train_config config = test_config_of(L, NH, NH * HS, T, V);
-  config.batch = test_pick(&state, batches);
-  config.accum = test_pick(&state, accums);
-  while (config.batch > 1 && config.accum * config.batch * config.seq > CONFIGS_TOKENS)
-    config.batch /= 2;
-  while (config.accum * config.seq > CONFIGS_TOKENS) config.accum--;
-  config.dtype = dtypes[i % 4];
-  config.dropout = test_pick(&state, halves) ? 0.1f : 0;
-  config.graph = test_pick(&state, halves);
-  config.recompute = test_pick(&state, halves) ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
-  config.optimizer.lr = 1e-3f;
-  config.optimizer.warmup = 0;
-  return config;
-}
-
-/* Losses and norms of a config's steps. */
-static g2z_status test_configs_run(g2z_test *t, g2z_device_kind device, g2z_train_config config,
-                                   float (*out)[2]) {
-  int32_t x[CONFIGS_TOKENS], y[CONFIGS_TOKENS];
-  test_trainer tt;
-  g2z_report report;
-  g2z_context_config cc = g2z_context_config_default(&t->services);
-  memset(&tt, 0, sizeof tt);
-  cc.device = device;
-  if (device == G2Z_DEVICE_CPU) { /* which has neither */
-    config.graph = 0;
-    if (config.dtype == G2Z_TF32) config.dtype = G2Z_FP32;
-  }
-  test_tokens(x, CONFIGS_TOKENS, config.model.vocab, 5);
-  test_tokens(y, CONFIGS_TOKENS, config.model.vocab, 6);
-  g2z_status status = g2z_context_create(&cc, &tt.context);
-  if (status == G2Z_OK) status = g2z_trainer_create(tt.context, &config, &tt.trainer);
-  for (int step = 0; step <= CONFIGS_STEPS && status == G2Z_OK; step++) {
-    status = step < CONFIGS_STEPS ? g2z_trainer_step_batch(tt.trainer, x, y, &report)
-                                  : g2z_trainer_flush(tt.trainer, &report);
-    if (step == 0 || status != G2Z_OK) continue;
-    out[report.loss_step - 1][0] = report.loss;
-    out[report.loss_step - 1][1] = report.grad_norm;
-  }
-  test_trainer_close(&tt);
-  return status;
-}
-
-/* Three steps of random configs. 668 of such, of up to 4,200 tokens, were at most a sixth as far
- * apart as 2e-5, 3e-3, 4e-3 and 3e-2 of the loss in fp32, tf32, fp16 and bf16, and ten times that
- * of the norm. G2Z_TEST_CONFIGS tries more of them. */
-static void test_cuda_configs(g2z_test *t) {
-  CUDA_OR_SKIP(t);
-  static const double bounds[] = {1e-5, 1e-3, 2e-3, 1e-2}; /* by i % 4, as the types */
-  const char *wanted = getenv("G2Z_TEST_CONFIGS");
-  for (int i = 0; i < (wanted ? atoi(wanted) : CONFIGS); i++) {
-    g2z_train_config config = test_configs_at(i);
-    float gpu[CONFIGS_STEPS][2], cpu[CONFIGS_STEPS][2];
-    int failures = t->failures;
-    if (!test_wants(config.dtype)) continue;
-    CHECK_OK(t, test_configs_run(t, G2Z_DEVICE_CUDA, config, gpu));
-    CHECK_OK(t, test_configs_run(t, G2Z_DEVICE_CPU, config, cpu));
-    for (int step = 0; step < CONFIGS_STEPS; step++) {
-      CHECK_NEAR(t, gpu[step][0], cpu[step][0], bounds[i % 4] * fabs(cpu[step][0]));
-      CHECK_NEAR(t, gpu[step][1], cpu[step][1], 10 * bounds[i % 4] * fabs(cpu[step][1]));
-    }
-    if (t->failures > failures) printf("    that was config %d\n", i);
-  }
 }
 
 enum { EARLY_STEPS = 15, EARLY_TOKENS = 2 * 4 * 128, EARLY_MOST = 3000000 };
@@ -537,7 +204,7 @@ static void test_early_run(g2z_test *t, const g2z_train_config *config, int earl
   test_tokens(x, EARLY_TOKENS, 1003, 5);
   test_tokens(y, EARLY_TOKENS, 1003, 6);
   REQUIRE_OK(t, g2z_context_create(&cc, &tt.context));
-  g2z_status status = g2z_trainer_create(tt.context, config, &tt.trainer);
+  g2z_status status = test_trainer_create(tt.context, config, &tt.trainer);
   CHECK_OK(t, status);
   if (status == G2Z_OK) {
 #ifdef __CUDACC__
@@ -569,7 +236,7 @@ static void test_cuda_early(g2z_test *t) {
     while (test_attention_leaves_out(config.dtype, 4 * 4 * config.seq)) config.seq /= 2;
     config.dropout = i % 2 ? 0.1f : 0;
     config.optimizer.warmup = 0;
-    config.tune = 0;
+    config.tune = i % 2 ? G2Z_TUNE_OFF : G2Z_TUNE_OWN; /* no trainer times a product */
     config.graph = i / 3;
     test_early_run(t, &config, 0, losses[0], weights[0]);
     for (int again = 0; again < 4; again++) {
@@ -810,40 +477,41 @@ static void test_context_refusals(g2z_test *t) {
 
 /* ----- generation -------------------------------------------------------- */
 
+/* internals */
 static void test_sampling(g2z_test *t) {
   const float logits[5] = {1.0f, 3.0f, 2.0f, 0.0f, 3.0f};
   float scratch[10];
   g2z_sampling s = g2z_sampling_default();
   s.temperature = 0;
-  CHECK(t, g2z_sample(logits, 5, &s, 0, scratch) == 1); /* equals: the smaller id */
+  CHECK(t, g2z__sample(logits, 5, &s, 0, scratch) == 1); /* equals: the smaller id */
   s.temperature = 1;
   int count[5] = {0, 0, 0, 0, 0};
   double sum = 0;
   for (int i = 0; i < 5; i++) sum += exp((double)logits[i]);
-  for (uint32_t i = 0; i < 20000; i++) count[g2z_sample(logits, 5, &s, i, scratch)]++;
+  for (uint32_t i = 0; i < 20000; i++) count[g2z__sample(logits, 5, &s, i, scratch)]++;
   for (int i = 0; i < 5; i++) { /* five standard deviations of a binomial */
     double p = exp((double)logits[i]) / sum;
     CHECK_NEAR(t, count[i] / 20000.0, p, 5 * sqrt(p * (1 - p) / 20000));
   }
   s.top_k = 3;
   for (uint32_t i = 0; i < 2000; i++) {
-    int id = g2z_sample(logits, 5, &s, i, scratch);
+    int id = g2z__sample(logits, 5, &s, i, scratch);
     CHECK(t, id == 1 || id == 2 || id == 4);
   }
   s.top_k = 0;
   s.top_p = 0.5f; /* ids 1 and 4 have 0.42 each */
   memset(count, 0, sizeof count);
-  for (uint32_t i = 0; i < 2000; i++) count[g2z_sample(logits, 5, &s, i, scratch)]++;
+  for (uint32_t i = 0; i < 2000; i++) count[g2z__sample(logits, 5, &s, i, scratch)]++;
   CHECK(t, count[1] + count[4] == 2000 && count[1] > 800 && count[4] > 800);
   s.top_p = 1e-9f;
-  CHECK(t, g2z_sample(logits, 5, &s, 9, scratch) == 1);
+  CHECK(t, g2z__sample(logits, 5, &s, 9, scratch) == 1);
   const float one_broken[3] = {NAN, 1.0f, 2.0f};
-  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  CHECK(t, g2z__sample(one_broken, 3, &s, 9, scratch) == 2);
   s.temperature = 0;
-  CHECK(t, g2z_sample(one_broken, 3, &s, 9, scratch) == 2);
+  CHECK(t, g2z__sample(one_broken, 3, &s, 9, scratch) == 2);
   s.temperature = 1;
   const float broken[3] = {NAN, NAN, NAN};
-  int id = g2z_sample(broken, 3, &s, 9, scratch);
+  int id = g2z__sample(broken, 3, &s, 9, scratch);
   CHECK(t, id >= 0 && id < 3);
 }
 
@@ -863,38 +531,35 @@ static void test_generate_cycle(g2z_test *t) {
   }
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   test_steps(t, tt.trainer, x, y, 80, NULL, NULL);
-  g2z_tokens tokens;
-  memset(&tokens, 0, sizeof tokens);
+  int32_t ids[600];
+  size_t count = 0;
   g2z_sampling s = g2z_sampling_default();
   s.temperature = 0;
-  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 4, &s, -1, NULL, NULL), G2Z_BAD_ARGUMENT,
+  CHECK_STATUS(t, g2z_generate(tt.trainer, ids, &count, 4, &s, -1), G2Z_BAD_ARGUMENT,
                &t->services, "no tokens");
-  for (int i = 0; i < 3; i++) CHECK_OK(t, g2z__tokens_append(&t->services, &tokens, x[i]));
-  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 13, &s, -1, NULL, NULL));
-  CHECK(t, tokens.count == 16);
-  for (size_t i = 0; i < tokens.count; i++) CHECK(t, tokens.ids[i] == 10 + 5 * (int)(i % PERIOD));
-  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 10, &s, -1, NULL, NULL));
-  CHECK(t, tokens.count == 26); /* the window slides: no position beyond the context is asked for */
+  for (; count < 3; count++) ids[count] = x[count];
+  CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 16, &s, -1));
+  CHECK(t, count == 16);
+  for (size_t i = 0; i < count; i++) CHECK(t, ids[i] == 10 + 5 * (int)(i % PERIOD));
+  CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 26, &s, -1));
+  CHECK(t, count == 26); /* the window slides: no position beyond the context is asked for */
+  CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 26, &s, -1));
+  CHECK(t, count == 26); /* it is full */
   s.temperature = 1;
-  size_t before = tokens.count;
-  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 500, &s, 10, NULL, NULL));
-  CHECK(t, tokens.ids[tokens.count - 1] == 10 || tokens.count == before + 500);
+  CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 526, &s, 10));
+  CHECK(t, count == 526 || (count > 26 && ids[count - 1] == 10));
   s.top_p = 0;
-  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 1, &s, -1, NULL, NULL), G2Z_BAD_ARGUMENT,
+  CHECK_STATUS(t, g2z_generate(tt.trainer, ids, &count, 600, &s, -1), G2Z_BAD_ARGUMENT,
                &t->services, "top_p=0");
-  g2z_tokens_free(&tokens);
   test_trainer_close(&tt);
 }
 
-/* internals */
 /* A list of tokens belongs to the services it began with, whoever adds to it. */
 static void test_tokens_services(g2z_test *t) {
-  g2z_train_config config = test_config_of(1, 2, 32, 16, 61);
   static g2z_test other;
   g2z_tokenizer *tokenizer = NULL;
   g2z_encoder *encoder = NULL;
   g2z_tokens tokens;
-  test_trainer tt;
   char text[300];
   memset(&other, 0, sizeof other);
   memset(&tokens, 0, sizeof tokens);
@@ -902,31 +567,21 @@ static void test_tokens_services(g2z_test *t) {
   other.services.allocate = test_allocate;
   other.services.release = test_release;
   other.services.user = &other;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
   CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
-  CHECK_OK(t, g2z__tokens_append(&other.services, &tokens, 1));
+  CHECK_OK(t, g2z_tokens_reserve(&other.services, &tokens, 1));
   other.fail_at = 1; /* the sentence goes to the services of the call */
   CHECK_STATUS(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens),
                G2Z_NO_MEMORY, &t->services, "bytes");
   other.fail_at = 0;
   CHECK_OK(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens));
-  CHECK(t, tokens.services == &other.services && other.allocations == 1 && tokens.count == 301);
+  CHECK(t, tokens.services == &other.services && other.allocations == 1 && tokens.count == 300);
   long live = t->allocations;
-  g2z_sampling sampling = g2z_sampling_default();
-  CHECK_OK(t, g2z_generate(tt.trainer, &tokens, 300, &sampling, -1, NULL, NULL));
-  CHECK(t, tokens.services == &other.services && other.allocations == 1 && t->allocations == live);
-  other.fail_at = 1;
-  t->services.error[0] = 0;
-  CHECK_STATUS(t, g2z_generate(tt.trainer, &tokens, 3000, &sampling, -1, NULL, NULL),
-               G2Z_NO_MEMORY, &t->services, "bytes");
-  other.fail_at = 0;
   g2z_tokens_free(&tokens);
   g2z_tokens_free(NULL);
   CHECK(t, other.allocations == 0 && t->allocations == live);
   g2z_encoder_free(encoder);
   g2z_tokenizer_free(tokenizer);
-  test_trainer_close(&tt);
 }
 
 /* ----- rank programs: ZeRO ----- */
@@ -1067,6 +722,10 @@ static int rank_zero(int argc, char **argv) {
   for (int i = 0; i < cases && status == G2Z_OK; i++) {
     g2z_train_config config = zero_config(i, gpu, g2z_context_world(context), (g2z_dtype)dtype);
     g2z_trainer *trainer;
+    if (g2z_context_world(context) == 1) { /* the judge knows no ZeRO */
+      config.zero_stage = 0;
+      config.strategy = G2Z_STRATEGY_ZERO;
+    }
     config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     int rounded = how > ZERO_ROUNDED ? how - ZERO_ROUNDED : 0;
     int like = rounded ? rounded : how > ZERO_LIKE ? how - ZERO_LIKE : 1;
@@ -1074,7 +733,7 @@ static int rank_zero(int argc, char **argv) {
     config.accum *= like;
     int faulty = how >= ZERO_FAULT && how <= ZERO_FAULT_REDUCE;
     if (rounded || faulty) config.graph = 0; /* the host takes part in the middle of a step */
-    status = g2z_trainer_create(context, &config, &trainer);
+    status = test_trainer_create(context, &config, &trainer);
     if (status != G2Z_OK) break;
     if (faulty) zero_break(trainer, how);
     if (rounded) zero_round(trainer, rounded, config.dtype);
@@ -1134,7 +793,7 @@ static int rank_turns(int argc, char **argv) {
   cc.device = G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
   g2z_train_config config = zero_config(atoi(argv[0]), 0, g2z_context_world(context), G2Z_FP32);
-  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &t);
+  if (status == G2Z_OK) status = test_trainer_create(context, &config, &t);
   if (status == G2Z_OK) {
     zero_right = t->comm->ops;
     zero_faulty = *zero_right;
@@ -1218,7 +877,7 @@ static int rank_trouble(int argc, char **argv) {
   g2z_status status = g2z_context_create(&cc, &context);
   g2z_train_config config = zero_config(atoi(argv[2]), gpu, g2z_context_world(context), G2Z_FP32);
   config.graph = gpu;
-  if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
+  if (status == G2Z_OK) status = test_trainer_create(context, &config, &trainer);
   int32_t x[ZERO_SEQUENCES * ZERO_SEQ] = {0}, y[ZERO_SEQUENCES * ZERO_SEQ];
   g2z_report report;
   char saved[512], said[G2Z_ERROR_BYTES];

@@ -1,4 +1,5 @@
-/* Tests of the room "weights": safetensors, and models in the layout of Hugging Face. */
+/* Tests of the room "weights": safetensors, and models in the layout of Hugging Face. All but
+ * weights_configs use private names of the header. */
 
 /* ----- safetensors and weights ------------------------------------------- */
 
@@ -41,14 +42,14 @@ static void test_safetensors_types(g2z_test *t) {
   fwrite("\1\0\1", 3, 1, file);
   CHECK(t, fclose(file) == 0);
 
-  g2z_safetensors *st;
-  CHECK_OK(t, g2z_safetensors_open(&t->services, test_path(t, "types"), &st));
+  g2z__safetensors *st;
+  CHECK_OK(t, g2z__safetensors_open(&t->services, test_path(t, "types"), &st));
   if (!st) return;
-  CHECK(t, g2z_safetensors_count(st) == 6 && g2z_safetensors_find(st, "f") == -1);
-  g2z_safetensor tensor = g2z_safetensors_tensor(st, g2z_safetensors_find(st, "fh"));
-  CHECK(t, tensor.type == G2Z_TENSOR_F16 && tensor.rank == 2 && tensor.shape[1] == 32768 &&
+  CHECK(t, st->count == 6 && g2z__safetensors_find(st, "f") == -1);
+  g2z__safetensor tensor = st->tensors[g2z__safetensors_find(st, "fh")];
+  CHECK(t, tensor.type == G2Z__F16 && tensor.rank == 2 && tensor.shape[1] == 32768 &&
                tensor.elements == 65536 && tensor.bytes == 131072 && tensor.begin == 8 + length);
-  CHECK_OK(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "fh"), 0, 65536, got));
+  CHECK_OK(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "fh"), 0, 65536, got));
   int wrong = 0;
   for (int i = 0; i < 65536; i++) {
     int exponent = i >> 10 & 31, fraction = i & 1023;
@@ -58,31 +59,27 @@ static void test_safetensors_types(g2z_test *t) {
     wrong += !(isnan(value) ? isnan(got[i]) : got[i] == value && !signbit(got[i]) == !(i >> 15));
   }
   CHECK(t, wrong == 0);
-  CHECK_OK(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "bf"), 1, 65535, got));
+  CHECK_OK(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "bf"), 1, 65535, got));
   for (int i = 1; i < 65536; i++) {
     uint32_t bits;
     memcpy(&bits, &got[i - 1], sizeof bits);
     wrong += bits != (uint32_t)i << 16;
   }
   CHECK(t, wrong == 0);
-  int at = g2z_safetensors_find(st, "wide");
-  CHECK_OK(t, g2z_safetensors_read(st, at, 0, 3, got));
+  int at = g2z__safetensors_find(st, "wide");
+  CHECK_OK(t, g2z__safetensors_read(st, at, 0, 3, got));
   CHECK(t, got[0] == 0.1f && got[1] == 0 && got[2] == 16777216.0f);
-  CHECK_OK(t, g2z_safetensors_read(st, at, 3, 0, got));
-  CHECK_STATUS(t, g2z_safetensors_read(st, at, 2, 2, got), G2Z_BAD_ARGUMENT, &t->services,
-               "\"wide\" has 3 elements, and 2 from 2 on");
-  CHECK_STATUS(t, g2z_safetensors_read(st, at, SIZE_MAX, 2, got), G2Z_BAD_ARGUMENT, &t->services,
-               "wide");
-  CHECK_OK(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "one"), 0, 1, got));
+  CHECK_OK(t, g2z__safetensors_read(st, at, 3, 0, got));
+  CHECK_OK(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "one"), 0, 1, got));
   CHECK(t, got[0] == 1.5f);
-  CHECK_OK(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "none"), 0, 0, got));
-  CHECK_STATUS(t, g2z_safetensors_read(st, g2z_safetensors_find(st, "bits"), 0, 3, got),
+  CHECK_OK(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "none"), 0, 0, got));
+  CHECK_STATUS(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "bits"), 0, 3, got),
                G2Z_UNSUPPORTED, &t->services, "is of type BOOL");
   CHECK(t, truncate(test_path(t, "types"), 262150) == 0); /* after it was opened */
-  CHECK_STATUS(t, g2z_safetensors_read(st, at, 0, 3, got), G2Z_FORMAT, &t->services,
+  CHECK_STATUS(t, g2z__safetensors_read(st, at, 0, 3, got), G2Z_FORMAT, &t->services,
                "shrank while tensor \"wide\" was read");
-  g2z_safetensors_free(st);
-  g2z_safetensors_free(NULL);
+  g2z__safetensors_free(st);
+  g2z__safetensors_free(NULL);
 }
 
 static void test_safetensors_refused(g2z_test *t) {
@@ -126,10 +123,10 @@ static void test_safetensors_refused(g2z_test *t) {
       {"{\"\xe9\":1}", 0, "byte 2 of the header is not UTF-8"}};
 #undef TENSOR
   g2z_services *services = &t->services;
-  g2z_safetensors *file;
+  g2z__safetensors *file;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *path = test_weights_file(t, cases[i].header, cases[i].data);
-    CHECK_STATUS(t, g2z_safetensors_open(services, path, &file), G2Z_FORMAT, services,
+    CHECK_STATUS(t, g2z__safetensors_open(services, path, &file), G2Z_FORMAT, services,
                  cases[i].sentence);
     CHECK(t, file == NULL);
   }
@@ -139,17 +136,17 @@ static void test_safetensors_refused(g2z_test *t) {
     char bytes[17] = "12345678{}      ";
     memcpy(bytes, &lengths[i], 8);
     test_write_file(t, path, bytes, 16);
-    CHECK_STATUS(t, g2z_safetensors_open(services, path, &file), G2Z_FORMAT, services,
+    CHECK_STATUS(t, g2z__safetensors_open(services, path, &file), G2Z_FORMAT, services,
                  "bytes and has 16 bytes in all");
   }
-  CHECK_STATUS(t, g2z_safetensors_open(services, test_path(t, "no"), &file), G2Z_IO, services,
+  CHECK_STATUS(t, g2z__safetensors_open(services, test_path(t, "no"), &file), G2Z_IO, services,
                "No such file");
-  CHECK_STATUS(t, g2z_safetensors_open(services, t->directory, &file), G2Z_IO, services,
-               "no regular file");
+  CHECK_STATUS(t, g2z__safetensors_open(services, t->directory, &file), G2Z_IO, services,
+               "it is a directory: name a file");
 
   /* Cut at every byte; every byte of the header changed. */
-  g2z_safetensors_writer *writer;
-  g2z_safetensor tensors[2];
+  g2z_writer *writer;
+  g2z__safetensor tensors[2];
   float values[7] = {1, 2, 3, 4, 5, 6, 7};
   memset(tensors, 0, sizeof tensors);
   tensors[0].name = "b";
@@ -158,36 +155,32 @@ static void test_safetensors_refused(g2z_test *t) {
   tensors[0].shape[1] = 3;
   tensors[1].name = "a\"\\\n\xc3\xa9"; /* rank 0: a scalar */
   path = test_path(t, "two");
-  CHECK_OK(t, g2z_safetensors_create(services, path, tensors, 2, &writer));
-  CHECK_OK(t, g2z_safetensors_put(writer, values, 2));
-  CHECK_STATUS(t, g2z_safetensors_commit(writer), G2Z_BAD_ARGUMENT, services,
-               "was given 2 elements, but its tensors have 7");
-  CHECK_OK(t, g2z_safetensors_put(writer, values + 2, 5));
-  CHECK_OK(t, g2z_safetensors_commit(writer));
-  g2z_safetensors_writer_free(writer);
-  g2z_safetensors_writer_free(NULL);
-  CHECK_OK(t, g2z_safetensors_open(services, path, &file));
+  CHECK_OK(t, g2z__safetensors_create(services, path, tensors, 2, &writer));
+  CHECK_OK(t, g2z_writer_put(writer, values, sizeof values));
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
+  CHECK_OK(t, g2z__safetensors_open(services, path, &file));
   if (!file) return;
-  CHECK(t, g2z_safetensors_tensor(file, 1).begin % 8 == 0);
+  CHECK(t, file->tensors[1].begin % 8 == 0);
   float back = 0;
-  CHECK_OK(t, g2z_safetensors_read(file, g2z_safetensors_find(file, tensors[1].name), 0, 1, &back));
+  CHECK_OK(t, g2z__safetensors_read(file, g2z__safetensors_find(file, tensors[1].name), 0, 1, &back));
   CHECK(t, back == 7);
-  g2z_safetensors_free(file);
+  g2z__safetensors_free(file);
   char *text;
   size_t bytes;
   CHECK_OK(t, g2z_read_file(services, path, 10000, &text, &bytes));
   for (size_t n = 0; n < bytes - 28; n++) {
     for (int bit = 0; bit < 8; bit++) {
       test_files_poke(t, path, n, text[n] ^ (1 << bit));
-      g2z_status status = g2z_safetensors_open(services, path, &file);
+      g2z_status status = g2z__safetensors_open(services, path, &file);
       CHECK(t, status == G2Z_FORMAT || status == G2Z_OK);
-      g2z_safetensors_free(file);
+      g2z__safetensors_free(file);
     }
     test_files_poke(t, path, n, text[n]);
   }
   for (size_t n = bytes; n-- > 0;) {
     CHECK(t, truncate(path, (off_t)n) == 0);
-    CHECK(t, g2z_safetensors_open(services, path, &file) == G2Z_FORMAT && file == NULL);
+    CHECK(t, g2z__safetensors_open(services, path, &file) == G2Z_FORMAT && file == NULL);
   }
   g2z_release(services, text);
 }
@@ -199,11 +192,24 @@ typedef struct test_weights {
   size_t fail_at;               /* calls at or beyond this element fail */
 } test_weights;
 
-static g2z_status test_weights_give(void *user, size_t canonical, size_t count, float *out) {
-  test_weights *w = (test_weights *)user;
-  if (canonical + count > w->count || canonical >= w->fail_at) return G2Z_STOPPED;
-  memcpy(out, w->values + canonical, count * sizeof(float));
-  return G2Z_OK;
+/* DIRECTORY/model.safetensors and config.json. */
+static g2z_status test_weights_write(g2z_services *services, const char *directory,
+                                     const g2z_model_config *model, const test_weights *w) {
+  char path[600];
+  g2z_writer *weights, *config;
+  snprintf(path, sizeof path, "%s/model.safetensors", directory);
+  g2z_status status = g2z__weights_create(services, path, model, &weights);
+  if (status != G2Z_OK) return status;
+  g2z_writer_put(weights, w->values, w->count * sizeof(float));
+  status = g2z_writer_commit(weights);
+  g2z_writer_free(weights);
+  snprintf(path, sizeof path, "%s/config.json", directory);
+  if (status == G2Z_OK) status = g2z_writer_create(services, path, &config);
+  if (status != G2Z_OK) return status;
+  g2z__weights_put_config(config, model);
+  status = g2z_writer_commit(config);
+  g2z_writer_free(config);
+  return status;
 }
 
 static g2z_status test_weights_take(void *user, size_t canonical, size_t count,
@@ -237,62 +243,60 @@ static void test_weights_round_trip(g2z_test *t) {
   memset(back.values, 0, back.count * sizeof(float));
   char directory[512];
   snprintf(directory, sizeof directory, "%s", test_path(t, "new/dir"));
-  CHECK_OK(t, g2z_weights_write(services, directory, &model, test_weights_give, &w));
+  CHECK_OK(t, g2z_make_directory(services, directory));
+  CHECK_OK(t, test_weights_write(services, directory, &model, &w));
   CHECK(t, test_files_count(t, "new/dir/") == 2);
   g2z_model_config read;
   CHECK_OK(t, g2z_weights_config(services, directory, &read));
   CHECK(t, memcmp(&read, &model, sizeof read) == 0);
-  CHECK_OK(t, g2z_weights_read(services, directory, &read, test_weights_take, &back));
+  CHECK_OK(t, g2z__weights_read(services, directory, &read, test_weights_take, &back));
   CHECK(t, back.next == back.count && memcmp(back.values, w.values, w.count * sizeof(float)) == 0);
 
   /* Names, shapes and places as Hugging Face has them: [in, out], block 0 after block 1. */
-  g2z_safetensors *file;
+  g2z__safetensors *file;
   float value = 0;
-  CHECK_OK(t, g2z_safetensors_open(services, test_path(t, "new/dir/model.safetensors"), &file));
+  CHECK_OK(t, g2z__safetensors_open(services, test_path(t, "new/dir/model.safetensors"), &file));
   if (!file) return;
-  CHECK(t, g2z_safetensors_count(file) == 4 + 2 * 12);
-  int index = g2z_safetensors_find(file, "transformer.h.1.mlp.c_fc.weight");
+  CHECK(t, file->count == 4 + 2 * 12);
+  int index = g2z__safetensors_find(file, "transformer.h.1.mlp.c_fc.weight");
   CHECK(t, index >= 0);
-  g2z_safetensor tensor = g2z_safetensors_tensor(file, index < 0 ? 0 : index);
+  g2z__safetensor tensor = file->tensors[index < 0 ? 0 : index];
   CHECK(t, tensor.rank == 2 && tensor.shape[0] == 8 && tensor.shape[1] == 32);
-  CHECK_OK(t, g2z_safetensors_read(file, index, 1, 1, &value));
+  CHECK_OK(t, g2z__safetensors_read(file, index, 1, 1, &value));
   CHECK(t, value == 16 + 8 + 256 + 32 + 1 + 0.25f); /* behind lnf, fcprojb, fcprojw and fcb */
-  index = g2z_safetensors_find(file, "transformer.wte.weight");
-  CHECK_OK(t, g2z_safetensors_read(file, index, 9001 * 8 - 1, 1, &value));
+  index = g2z__safetensors_find(file, "transformer.wte.weight");
+  CHECK_OK(t, g2z__safetensors_read(file, index, 9001 * 8 - 1, 1, &value));
   CHECK(t, value == (float)(w.count - 1) + 0.25f);
-  CHECK(t, g2z_safetensors_find(file, "lm_head.weight") == -1);
-  g2z_safetensors_free(file);
+  CHECK(t, g2z__safetensors_find(file, "lm_head.weight") == -1);
+  g2z__safetensors_free(file);
 
   /* Two writes of the same weights are the same bytes. */
   char *first, *second;
   size_t bytes = 0, again = 1;
   CHECK_OK(t, g2z_read_file(services, test_path(t, "new/dir/model.safetensors"), 1 << 24, &first,
                             &bytes));
-  CHECK_OK(t, g2z_weights_write(services, directory, &model, test_weights_give, &w));
+  CHECK_OK(t, test_weights_write(services, directory, &model, &w));
   CHECK_OK(t, g2z_read_file(services, test_path(t, "new/dir/model.safetensors"), 1 << 24, &second,
                             &again));
   CHECK(t, bytes == again && memcmp(first, second, bytes) == 0);
   g2z_release(services, first);
   g2z_release(services, second);
 
-  /* Who gives or takes may stop it; a write that stops leaves the old pair. */
-  w.fail_at = 65536; /* the second chunk */
-  CHECK(t, g2z_weights_write(services, directory, &model, test_weights_give, &w) == G2Z_STOPPED);
+  /* Who takes may stop it; a full disk leaves the old file. */
   back.fail_at = 1000;
   back.next = 0;
-  CHECK(t, g2z_weights_read(services, directory, &model, test_weights_take, &back) == G2Z_STOPPED);
-  w.fail_at = SIZE_MAX;
+  CHECK(t, g2z__weights_read(services, directory, &model, test_weights_take, &back) == G2Z_STOPPED);
   struct rlimit before = test_files_limit(100000); /* the weights take 300 KB */
-  CHECK_STATUS(t, g2z_weights_write(services, directory, &model, test_weights_give, &w), G2Z_IO,
+  CHECK_STATUS(t, test_weights_write(services, directory, &model, &w), G2Z_IO,
                services, "File too large");
   test_files_unlimit(&before);
   CHECK(t, test_files_count(t, "new/dir/") == 2);
   back.fail_at = SIZE_MAX;
   back.next = 0;
-  CHECK_OK(t, g2z_weights_read(services, directory, &model, test_weights_take, &back));
+  CHECK_OK(t, g2z__weights_read(services, directory, &model, test_weights_take, &back));
   g2z_model_config bad = model;
   bad.heads = 3;
-  CHECK_STATUS(t, g2z_weights_write(services, directory, &bad, test_weights_give, &w),
+  CHECK_STATUS(t, test_weights_write(services, directory, &bad, &w),
                G2Z_BAD_ARGUMENT, services, "heads=3");
   free(w.values);
   free(back.values);
@@ -301,7 +305,7 @@ static void test_weights_round_trip(g2z_test *t) {
 /* The file of a model of one layer, 8 channels, 4 positions and 3 tokens, with changes: tensor
  * `which` gets another name (NULL: is left out) and row count, and extra ones follow. */
 static void test_weights_variant(g2z_test *t, const char *prefix, int which, const char *rename,
-                                 uint64_t rows, const g2z_safetensor *extra, size_t extras) {
+                                 uint64_t rows, const g2z__safetensor *extra, size_t extras) {
   struct named { const char *name; int rank; uint64_t shape[2]; };
   static const struct named names[] = {
       {"ln_f.weight", 1, {8, 0}}, {"ln_f.bias", 1, {8, 0}},
@@ -313,7 +317,7 @@ static void test_weights_variant(g2z_test *t, const char *prefix, int which, con
       {"h.0.ln_1.weight", 1, {8, 0}}, {"h.0.ln_1.bias", 1, {8, 0}},
       {"wpe.weight", 2, {4, 8}}, {"wte.weight", 2, {3, 8}}};
   enum { COUNT = sizeof names / sizeof *names };
-  g2z_safetensor tensors[COUNT + 4];
+  g2z__safetensor tensors[COUNT + 4];
   char text[COUNT][64];
   memset(tensors, 0, sizeof tensors);
   size_t count = 0;
@@ -328,8 +332,8 @@ static void test_weights_variant(g2z_test *t, const char *prefix, int which, con
     count++;
   }
   for (size_t i = 0; i < extras; i++) tensors[count++] = extra[i];
-  g2z_safetensors_writer *writer;
-  CHECK_OK(t, g2z_safetensors_create(&t->services, test_path(t, "model.safetensors"), tensors,
+  g2z_writer *writer;
+  CHECK_OK(t, g2z__safetensors_create(&t->services, test_path(t, "model.safetensors"), tensors,
                                      count, &writer));
   for (size_t i = 0; i < count; i++) {
     size_t elements = 1;
@@ -337,10 +341,10 @@ static void test_weights_variant(g2z_test *t, const char *prefix, int which, con
     int tied = strstr(tensors[i].name, "wte") || strcmp(tensors[i].name, "lm_head.weight") == 0;
     for (size_t k = 0; k < elements; k++) values[k] = (float)(tied ? 1 : i) + (float)k / 256;
     if (tensors[i].begin) values[elements - 1] += 1; /* a head that is not tied */
-    CHECK_OK(t, g2z_safetensors_put(writer, values, elements));
+    CHECK_OK(t, g2z_writer_put(writer, values, elements * sizeof(float)));
   }
-  CHECK_OK(t, g2z_safetensors_commit(writer));
-  g2z_safetensors_writer_free(writer);
+  CHECK_OK(t, g2z_writer_commit(writer));
+  g2z_writer_free(writer);
 }
 
 static void test_weights_variants(g2z_test *t) {
@@ -349,8 +353,8 @@ static void test_weights_variants(g2z_test *t) {
   float values[2][16 + 872 + 56];
   test_weights w[2] = {{values[0], 944, 0, SIZE_MAX}, {values[1], 944, 0, SIZE_MAX}};
 #define READ(i) (w[i].next = 0, \
-                 g2z_weights_read(services, t->directory, &model, test_weights_take, &w[i]))
-  g2z_safetensor extra[4];
+                 g2z__weights_read(services, t->directory, &model, test_weights_take, &w[i]))
+  g2z__safetensor extra[4];
   memset(extra, 0, sizeof extra);
   extra[0].name = "h.0.attn.bias";
   extra[1].name = "transformer.h.11.attn.masked_bias";
@@ -468,13 +472,13 @@ static void test_weights_no_memory(g2z_test *t) {
     w.next = 0;
     t->fail_at = n;
     g2z_status status =
-        g2z_weights_write(&t->services, t->directory, &model, test_weights_give, &w);
+        test_weights_write(&t->services, t->directory, &model, &w);
     if (status == G2Z_OK) status = g2z_weights_config(&t->services, t->directory, &read);
     if (status == G2Z_OK)
-      status = g2z_weights_read(&t->services, t->directory, &model, test_weights_take, &w);
+      status = g2z__weights_read(&t->services, t->directory, &model, test_weights_take, &w);
     t->fail_at = 0;
     done = status == G2Z_OK;
-    CHECK(t, done ? n > 15 : status == G2Z_NO_MEMORY);
+    CHECK(t, done ? n > 10 : status == G2Z_NO_MEMORY);
     CHECK(t, t->allocations == 0);
     CHECK(t, test_files_count(t, "*.partial") == 0);
   }

@@ -1,0 +1,543 @@
+/* Tests of the room model: golden values of another implementation, gradients against differences,
+ * and whole models on a GPU against the same on the CPU. Tests that use private names of the header:
+ * golden_*, finite_differences; "internals" stands above what writes such names. */
+
+/* ----- golden values ------------------------------------------------------ */
+
+/* internals */
+/* The tensor `name` of golden/values.safetensors; freed with free. */
+static float *test_golden(g2z_test *t, const char *name, size_t *count) {
+  g2z__safetensors *file = NULL;
+  float *values = NULL;
+  *count = 0;
+  CHECK_OK(t, g2z__safetensors_open(&t->services, "golden/values.safetensors", &file));
+  if (!file) return NULL;
+  int index = g2z__safetensors_find(file, name);
+  CHECK(t, index >= 0);
+  if (index >= 0) {
+    g2z__safetensor tensor = file->tensors[index];
+    values = (float *)malloc(tensor.elements * sizeof(float));
+    CHECK_OK(t, g2z__safetensors_read(file, index, 0, tensor.elements, values));
+    *count = tensor.elements;
+  }
+  g2z__safetensors_free(file);
+  return values;
+}
+
+static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count) {
+  float *values = test_golden(t, name, count);
+  int32_t *tokens = (int32_t *)malloc((*count ? *count : 1) * sizeof(int32_t));
+  for (size_t i = 0; i < *count; i++) tokens[i] = (int32_t)values[i];
+  free(values);
+  return tokens;
+}
+
+/* The tiny model of golden/, at its batch of 3 x 20 tokens. */
+static g2z_status test_golden_config(g2z_test *t, g2z_train_config *config) {
+  *config = g2z_train_config_default();
+  config->init_from = "golden/tiny";
+  config->batch = 3;
+  config->seq = 20;
+  config->optimizer.schedule = G2Z_SCHEDULE_CONSTANT;
+  config->optimizer.warmup = 0;
+  config->optimizer.lr = 1e-3f;
+  config->optimizer.min_lr = 0;
+  return g2z_weights_config(&t->services, config->init_from, &config->model);
+}
+
+/* How far a type's results may be from those of fp32. Values are rounded where they are stored, some
+ * thirty times between a token and its loss, each time by half a unit in the last place at most and
+ * at random: sqrt(30) / 2 units of what they are, and three times that for the largest of many. AdamW
+ * divides by a gradient's size, so a rounded gradient moves ten steps' losses by as much again. tf32
+ * rounds the inputs of products alone, to as many bits as fp16 has. */
+typedef struct golden_bounds {
+  g2z_device_kind device;
+  g2z_dtype dtype;
+  double logits, loss, gradient, steps; /* the third is of a tensor's norm */
+} golden_bounds;
+
+static const golden_bounds golden_cpu = {G2Z_DEVICE_CPU, G2Z_FP32, 1e-5, 1e-5, 1e-4, 1e-4};
+static const golden_bounds golden_gpu[] = {{G2Z_DEVICE_CUDA, G2Z_FP32, 1e-5, 1e-5, 1e-4, 1e-4},
+                                           {G2Z_DEVICE_CUDA, G2Z_TF32, 8e-3, 2e-3, 8e-3, 5e-3},
+                                           {G2Z_DEVICE_CUDA, G2Z_FP16, 8e-3, 2e-3, 8e-3, 5e-3},
+                                           {G2Z_DEVICE_CUDA, G2Z_BF16, 6e-2, 2e-2, 6e-2, 4e-2}};
+
+/* The tiny model of golden/, at its batch of 3 x 20 tokens. */
+static g2z_status test_golden_open(g2z_test *t, const golden_bounds *bounds, int tune,
+                                   g2z_train_config *config, test_trainer *out) {
+  *config = g2z_train_config_default();
+  memset(out, 0, sizeof *out);
+  config->init_from = "golden/tiny";
+  config->batch = 3;
+  config->seq = 20;
+  config->dtype = bounds->dtype;
+  config->tune = tune;
+  config->optimizer.schedule = G2Z_SCHEDULE_CONSTANT;
+  config->optimizer.warmup = 0;
+  config->optimizer.lr = 1e-3f;
+  config->optimizer.min_lr = 0;
+  config->optimizer.loss_scale = 1024;
+  g2z_status status = g2z_weights_config(&t->services, config->init_from, &config->model);
+  return status == G2Z_OK ? test_trainer_on(t, bounds->device, config, out) : status;
+}
+
+static void test_golden_forward_on(g2z_test *t, const golden_bounds *bounds, int tune) {
+  g2z_train_config config;
+  test_trainer tt;
+  REQUIRE_OK(t, test_golden_open(t, bounds, tune, &config, &tt));
+  size_t count, logits_count;
+  int32_t *x = test_golden_tokens(t, "x", &count);
+  float *want = test_golden(t, "logits", &logits_count);
+  int V = config.model.vocab, T = config.seq;
+  float *got = (float *)malloc((size_t)T * (size_t)V * sizeof(float));
+  double worst = 0;
+  CHECK(t, count == 60 && logits_count == 60u * 131u);
+  for (int b = 0; b < config.batch && want; b++) {
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 0, got));
+    for (int i = 0; i < T * V; i++)
+      worst = fmax(worst, fabs((double)got[i] - (double)want[b * T * V + i]));
+    float last[131]; /* the same row alone */
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 1, last));
+    CHECK(t, memcmp(last, got + (T - 1) * V, sizeof last) == 0);
+  }
+  CHECK(t, worst > 0);
+  CHECK_NEAR(t, worst, 0, bounds->logits);
+  free(got);
+  free(want);
+  free(x);
+  test_trainer_close(&tt);
+}
+
+/* Calls `each` for all tensors of a plan, with their canonical begin. */
+typedef void (*test_tensor)(g2z_test *t, void *user, const char *name, g2z_param param,
+                            size_t canonical, size_t elements);
+static void test_tensors(g2z_test *t, const g2z_plan *plan, test_tensor each, void *user) {
+  for (int unit = 0; unit < plan->units; unit++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      char name[96], block[16] = "";
+      if (info.unit != plan->unit[unit].kind) continue;
+      if (info.unit == G2Z_UNIT_BLOCK)
+        snprintf(block, sizeof block, "h.%d.", plan->model.layers - unit);
+      snprintf(name, sizeof name, "%s%s", block, info.hf_name);
+      each(t, user, name, (g2z_param)p, plan->unit[unit].canonical + plan->offset[p],
+           info.elements);
+    }
+}
+
+/* The L2 error of a gradient against its norm. Adding a constant to every key of a head shifts all
+ * scores of a query alike: the key bias has no gradient but rounding, which is held against the norm
+ * of the bias's other two thirds. */
+static void test_gradient_near(g2z_test *t, const char *name, const float *got, const float *want,
+                               size_t count, double bound) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < count; i++) {
+    error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+    norm += (double)want[i] * (double)want[i];
+  }
+  t->checks++;
+  if (!(norm > 0) || !(sqrt(error) <= bound * sqrt(norm)))
+    test_fail(t, __FILE__, __LINE__, "gradient of %s: error %.3g of norm %.3g, within %.3g", name,
+              sqrt(error), sqrt(norm), bound * sqrt(norm));
+}
+
+typedef struct golden_gradients {
+  g2z_trainer *trainer;
+  double bound, scale;           /* scale: what the gradients are multiplied with */
+} golden_gradients;
+
+static void test_golden_gradient(g2z_test *t, void *user, const char *name, g2z_param param,
+                                 size_t canonical, size_t elements) {
+  const golden_gradients *g = (const golden_gradients *)user;
+  char full[128];
+  size_t count;
+  (void)param;
+  snprintf(full, sizeof full, "grad.transformer.%s", name);
+  float *want = test_golden(t, full, &count), *got = (float *)malloc(elements * sizeof(float));
+  CHECK(t, want && count == elements);
+  CHECK_OK(t, g2z_trainer_read(g->trainer, G2Z_BUFFER_GRADS, canonical, elements, got));
+  for (size_t i = 0; i < elements; i++) got[i] = (float)((double)got[i] / g->scale);
+  if (want && count == elements) test_gradient_near(t, name, got, want, elements, g->bound);
+  free(got);
+  free(want);
+}
+
+static void test_golden_gradients_on(g2z_test *t, const golden_bounds *bounds, int tune) {
+  g2z_train_config config;
+  test_trainer tt;
+  g2z_report report;
+  size_t count;
+  REQUIRE_OK(t, test_golden_open(t, bounds, tune, &config, &tt));
+  int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
+  float *loss = test_golden(t, "loss", &count);
+  CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
+  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  CHECK_NEAR(t, report.loss, loss[0], bounds->loss);
+  golden_gradients g = {tt.trainer, bounds->gradient, (double)report.loss_scale};
+  test_tensors(t, tt.trainer->plan, test_golden_gradient, &g);
+  free(loss);
+  free(x);
+  free(y);
+  test_trainer_close(&tt);
+}
+
+static void test_golden_adamw_on(g2z_test *t, const golden_bounds *bounds, int tune) {
+  g2z_train_config config;
+  test_trainer tt;
+  g2z_report report;
+  size_t count, steps;
+  REQUIRE_OK(t, test_golden_open(t, bounds, tune, &config, &tt));
+  int32_t *x = test_golden_tokens(t, "step_x", &count), *y = test_golden_tokens(t, "step_y", &count);
+  float *want = test_golden(t, "step_loss", &steps);
+  CHECK(t, steps == 10 && count == 600);
+  for (size_t s = 0; s < steps; s++) {
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x + s * 60, y + s * 60, &report));
+    CHECK(t, report.step == (int64_t)s + 1 && report.loss_step == (int64_t)s); /* one step late */
+    if (s > 0) CHECK_NEAR(t, report.loss, want[s - 1], bounds->steps);
+  }
+  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  CHECK(t, report.loss_step == 10 && report.applied == 10);
+  CHECK_NEAR(t, report.loss, want[9], bounds->steps);
+  free(want);
+  free(x);
+  free(y);
+  test_trainer_close(&tt);
+}
+
+static void test_golden_forward(g2z_test *t) { test_golden_forward_on(t, &golden_cpu, 0); }
+static void test_golden_gradients(g2z_test *t) { test_golden_gradients_on(t, &golden_cpu, 0); }
+static void test_golden_adamw(g2z_test *t) { test_golden_adamw_on(t, &golden_cpu, 0); }
+
+/* In each type, with the library's first choice of products, the clock's, and our own. */
+static void test_cuda_golden(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (size_t i = 0; i < sizeof golden_gpu / sizeof *golden_gpu; i++)
+    for (int tune = G2Z_TUNE_OFF; tune <= G2Z_TUNE_OWN; tune++) {
+      if (!test_wants(golden_gpu[i].dtype)) continue;
+      test_golden_forward_on(t, &golden_gpu[i], tune);
+      test_golden_gradients_on(t, &golden_gpu[i], tune);
+      test_golden_adamw_on(t, &golden_gpu[i], tune);
+    }
+}
+
+/* ----- finite differences, causality -------------------------------------- */
+
+/* internals */
+/* Along a random direction in each tensor: (loss(w + h d) - loss(w - h d)) / 2h against grad . d.
+ * The loss has about 1e-7 of rounding: with h d of norm 1e-2 that is 1e-5 of slope. */
+static void test_finite_differences(g2z_test *t) {
+  g2z_train_config config = test_config_of(2, 2, 32, 12, 61);
+  config.optimizer.lr = config.optimizer.min_lr = 0; /* a step measures and does not move */
+  config.dropout = 0.2f; /* the mask is keyed by the step: each trainer's first step draws the same */
+  const g2z_plan *plan;
+  int32_t x[24], y[24];
+  test_tokens(x, 24, 61, 1);
+  test_tokens(y, 24, 61, 2);
+  plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+  float *weights = (float *)malloc(plan->parameters * sizeof(float));
+  float *grads = (float *)malloc(plan->parameters * sizeof(float));
+  for (size_t i = 0; i < plan->parameters; i += 4) {
+    double four[4];
+    g2z__normal4(7, i / 4, four);
+    for (int k = 0; k < 4; k++) weights[i + (size_t)k] = (float)(0.15 * four[k]);
+  }
+  for (int unit = 0, probe = 0; unit < plan->units; unit++) {
+    size_t at = plan->unit[unit].canonical;
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
+      if (info.unit != plan->unit[unit].kind) continue;
+      double losses[3], norm = 0, slope = 0, h = 2e-2;
+      for (size_t i = 0; i < info.elements; i++) {
+        double four[4];
+        g2z__normal4(100 + (uint64_t)probe, i, four);
+        norm += four[0] * four[0];
+      }
+      for (int side = -1; side <= 1; side++) {
+        test_trainer tt;
+        g2z_report report;
+        REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, weights));
+        float *moved = (float *)malloc(info.elements * sizeof(float));
+        for (size_t i = 0; i < info.elements; i++) {
+          double four[4];
+          g2z__normal4(100 + (uint64_t)probe, i, four);
+          moved[i] = (float)((double)weights[at + i] + side * h * four[0] / sqrt(norm));
+        }
+        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, at, info.elements, moved));
+        CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
+        CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+        losses[side + 1] = (double)report.loss;
+        if (side == 0) {
+          CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, info.elements, grads));
+          for (size_t i = 0; i < info.elements; i++) {
+            double four[4];
+            g2z__normal4(100 + (uint64_t)probe, i, four);
+            slope += (double)grads[i] * four[0] / sqrt(norm);
+          }
+        }
+        free(moved);
+        test_trainer_close(&tt);
+      }
+      CHECK_NEAR(t, slope, (losses[2] - losses[0]) / (2 * h), 3e-5 + 0.01 * fabs(slope));
+      at += info.elements;
+      probe++;
+    }
+  }
+  free(weights);
+  free(grads);
+}
+
+/* No token sees a later one, in logits of any length. */
+static void test_causality(g2z_test *t) {
+  g2z_train_config config = test_config_of(2, 2, 32, 40, 61);
+  test_trainer tt;
+  int32_t x[40];
+  float whole[40 * 61], part[40 * 61];
+  test_tokens(x, 40, 61, 3);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 40, 0, whole));
+  for (int count = 1; count < 40; count += 6) {
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, count, 0, part));
+    for (int i = 0; i < count * 61; i++) CHECK_NEAR(t, part[i], whole[i], 2e-6);
+  }
+  x[39] = (x[39] + 1) % 61;
+  CHECK_OK(t, g2z_trainer_logits(tt.trainer, x, 40, 0, part));
+  CHECK(t, memcmp(part, whole, 39 * 61 * sizeof(float)) == 0);
+  CHECK(t, memcmp(part + 39 * 61, whole + 39 * 61, 61 * sizeof(float)) != 0);
+  x[5] = 61;
+  CHECK_STATUS(t, g2z_trainer_logits(tt.trainer, x, 40, 0, part), G2Z_BAD_ARGUMENT, &t->services,
+               "token=61");
+  int32_t batch[80];
+  g2z_report report;
+  test_tokens(batch, 80, 61, 3);
+  batch[79] = -1;
+  CHECK_STATUS(t, g2z_trainer_step_batch(tt.trainer, batch, batch, &report), G2Z_BAD_ARGUMENT,
+               &t->services, "token=-1 at position 79");
+  CHECK_STATUS(t, g2z_trainer_logits(tt.trainer, x, 41, 0, part), G2Z_BAD_ARGUMENT, &t->services,
+               "tokens=41");
+  test_trainer_close(&tt);
+}
+
+/* ----- whole models on a GPU ---------------------------------------------- */
+
+enum { CONFIGS = 64, CONFIGS_STEPS = 3, CONFIGS_TOKENS = 1024 };
+
+/* One of a list that ends with -1. */
+static int test_pick(uint64_t *state, const int *list) {
+  int count = 0;
+  while (list[count] >= 0) count++;
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return list[(*state >> 33) % (uint64_t)count];
+}
+
+/* Number i of as many configs as one likes: shapes that tiles fit and that they do not. */
+static g2z_train_config test_configs_at(int i) {
+  static const int layers[] = {1, 1, 2, 3, -1}, heads[] = {1, 1, 2, 3, 4, 5, 6, -1};
+  static const int sizes[] = {8, 16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 104, 120, 128, -1};
+  static const int seqs[] = {1,   2,   7,   15,  16,  17,  31,  33,  63,  64,   65,
+                             100, 127, 128, 129, 200, 255, 257, 400, 512, 1023, -1};
+  static const int batches[] = {1, 2, 3, 4, 5, 8, 13, -1}, accums[] = {1, 1, 2, 3, -1};
+  static const int vocabs[] = {257, 258, 300, 1000, 4097, 12345, 50257, 65536, -1};
+  static const int halves[] = {0, 0, 1, -1};
+  static const g2z_dtype dtypes[] = {G2Z_FP32, G2Z_TF32, G2Z_FP16, G2Z_BF16};
+  uint64_t state = (uint64_t)i;
+  int L = test_pick(&state, layers), NH = test_pick(&state, heads);
+  int HS = test_pick(&state, sizes), T = test_pick(&state, seqs), V = test_pick(&state, vocabs);
+  g2z_train_config config = test_config_of(L, NH, NH * HS, T, V);
+  config.batch = test_pick(&state, batches);
+  config.accum = test_pick(&state, accums);
+  while (config.batch > 1 && config.accum * config.batch * config.seq > CONFIGS_TOKENS)
+    config.batch /= 2;
+  while (config.accum * config.seq > CONFIGS_TOKENS) config.accum--;
+  config.dtype = dtypes[i % 4];
+  config.dropout = test_pick(&state, halves) ? 0.1f : 0;
+  config.graph = test_pick(&state, halves);
+  config.recompute = test_pick(&state, halves) ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
+  config.optimizer.lr = 1e-3f;
+  config.optimizer.warmup = 0;
+  return config;
+}
+
+/* What a config's steps leave: losses, norms, and the first step's gradients. */
+typedef struct test_learnt {
+  float loss[CONFIGS_STEPS], norm[CONFIGS_STEPS];
+  float *grads;                  /* canonical, [parameters] */
+} test_learnt;
+
+static g2z_status test_configs_run(g2z_test *t, g2z_device_kind device, g2z_train_config config,
+                                   test_learnt *out) {
+  int32_t x[CONFIGS_TOKENS], y[CONFIGS_TOKENS];
+  test_trainer tt;
+  g2z_report report;
+  if (device == G2Z_DEVICE_CPU) { /* which has no graphs; the judge is fp32 */
+    config.graph = 0;
+    config.dtype = G2Z_FP32;
+  }
+  test_tokens(x, CONFIGS_TOKENS, config.model.vocab, 5);
+  test_tokens(y, CONFIGS_TOKENS, config.model.vocab, 6);
+  g2z_status status = test_trainer_on(t, device, &config, &tt);
+  for (int step = 0; step < CONFIGS_STEPS && status == G2Z_OK; step++) {
+    status = g2z_trainer_step_batch(tt.trainer, x, y, &report);
+    if (status == G2Z_OK) status = g2z_trainer_flush(tt.trainer, &report);
+    if (status != G2Z_OK) break;
+    out->loss[step] = report.loss;
+    out->norm[step] = report.grad_norm;
+    const size_t count = tt.trainer->plan->parameters;
+    if (step == 0) out->grads = (float *)malloc(count * sizeof(float));
+    if (step == 0) status = g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, count, out->grads);
+    for (size_t i = 0; step == 0 && i < count; i++) out->grads[i] /= report.loss_scale;
+  }
+  test_trainer_close(&tt);
+  return status;
+}
+
+typedef struct test_both {
+  const float *got, *want;
+  double bound;
+} test_both;
+static void test_both_near(g2z_test *t, void *user, const char *name, g2z_param param,
+                           size_t canonical, size_t elements) {
+  const test_both *both = (const test_both *)user;
+  (void)param;
+  test_gradient_near(t, name, both->got + canonical, both->want + canonical, elements, both->bound);
+}
+
+/* Random configs against the CPU in fp32: each tensor's gradient, and the losses and norms of three
+ * steps. The bounds are those of golden_bounds' comment: a relative error of 3 sqrt(30) / 2 units in
+ * the last place for a tensor of one micro-step; fp32's sums run in another order, over up to 65,536
+ * terms. G2Z_TEST_CONFIGS tries more configs. */
+static void test_cuda_gradients(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  static const double bounds[] = {2e-5, 8e-3, 8e-3, 6e-2}; /* by i % 4, as the types */
+  const char *wanted = getenv("G2Z_TEST_CONFIGS");
+  for (int i = 0; i < (wanted ? atoi(wanted) : CONFIGS); i++) {
+    g2z_train_config config = test_configs_at(i);
+    test_learnt gpu = {{0}, {0}, NULL}, cpu = {{0}, {0}, NULL};
+    int failures = t->failures;
+    if (!test_wants(config.dtype)) continue;
+    config.tune = i / 4 % 3;
+    config.optimizer.loss_scale = 1024;
+    CHECK_OK(t, test_configs_run(t, G2Z_DEVICE_CUDA, config, &gpu));
+    CHECK_OK(t, test_configs_run(t, G2Z_DEVICE_CPU, config, &cpu));
+    for (int step = 0; step < CONFIGS_STEPS; step++) {
+      CHECK_NEAR(t, gpu.loss[step], cpu.loss[step], bounds[i % 4] * fabs(cpu.loss[step]));
+      CHECK_NEAR(t, gpu.norm[step], cpu.norm[step], bounds[i % 4] * fabs(cpu.norm[step]));
+    }
+    if (gpu.grads && cpu.grads) {
+      test_both both = {gpu.grads, cpu.grads, bounds[i % 4]};
+      test_tensors(t, test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1), test_both_near, &both);
+    }
+    if (t->failures > failures) printf("    that was config %d\n", i);
+    free(gpu.grads);
+    free(cpu.grads);
+  }
+}
+
+/* ----- stopping and resuming on GPUs --------------------------------------- */
+
+enum { RESUME_STEPS = 12, RESUME_TOKENS = 4 * 128, RESUME_CASES = 20 };
+
+/* Stages 0 to 3 and dp, in fp16 and bf16, with graphs and without, over each transport. */
+static g2z_train_config resume_config(int index) {
+  g2z_train_config config = test_config_of(3, 4, 256, 128, 1003);
+  int column = index % 5;
+  config.batch = 4;
+  config.zero_stage = column < 4 ? column : 0;
+  config.strategy = column < 4 ? G2Z_STRATEGY_ZERO : G2Z_STRATEGY_DP;
+  config.dtype = index / 5 % 2 ? G2Z_BF16 : G2Z_FP16;
+  config.graph = index / 10 % 2;
+  config.transport = (g2z_transport)(index % G2Z_TRANSPORT_COUNT);
+  config.accum = 1 + index % 2;
+  config.bucket_mb = 1;
+  config.dropout = 0.1f;
+  config.optimizer.warmup = 2;
+  return config;
+}
+
+/* Steps first..last - 1; losses[s] and norms[s] of each. */
+static g2z_status resume_steps(g2z_trainer *trainer, int first, int last, float (*out)[2]) {
+  int32_t x[2 * RESUME_TOKENS], y[2 * RESUME_TOKENS];
+  g2z_status status = G2Z_OK;
+  g2z_report report;
+  for (int step = first; step < last && status == G2Z_OK; step++) {
+    uint64_t seed = 10 * (uint64_t)step + (uint64_t)trainer->plan->rank;
+    test_tokens(x, 2 * RESUME_TOKENS, 1003, seed);
+    test_tokens(y, 2 * RESUME_TOKENS, 1003, seed + 1000);
+    status = g2z_trainer_step_batch(trainer, x, y, &report);
+    if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
+    out[step][0] = report.loss;
+    out[step][1] = report.grad_norm;
+  }
+  return status;
+}
+
+/* The weights, and a trainer that is no more. */
+static g2z_status resume_end(g2z_trainer *trainer, g2z_status status, float *weights) {
+  if (status == G2Z_OK)
+    status = g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, trainer->plan->parameters, weights);
+  g2z_trainer_free(trainer);
+  return status;
+}
+
+/* resume DEVICE DIRECTORY: for each case one training that saves in the middle, one that goes on from
+ * there, and one from the beginning, both with the first one's tuning table. */
+static int rank_resume(int argc, char **argv) {
+  g2z_services services;
+  g2z_context *context = NULL;
+  g2z_context_config cc = g2z_context_config_default(&services);
+  memset(&services, 0, sizeof services);
+  if (argc != 2) return 2;
+  cc.device = atoi(argv[0]) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  g2z_status status = g2z_context_create(&cc, &context);
+  int wrong = 0;
+  for (int i = 0; i < RESUME_CASES && status == G2Z_OK; i++) {
+    float seen[3][RESUME_STEPS][2], *weights[3] = {NULL, NULL, NULL};
+    char saved[600], tuning[600];
+    g2z_train_config config = resume_config(i);
+    g2z_trainer *trainer = NULL;
+    if (cc.device == G2Z_DEVICE_CPU) config.graph = 0;
+    snprintf(saved, sizeof saved, "%.500s/case%d", argv[1], i);
+    snprintf(tuning, sizeof tuning, "%.500s/tuning%d.txt", argv[1], i);
+    memset(seen, 0, sizeof seen);
+    for (int turn = 0; turn < 3 && status == G2Z_OK; turn++) {
+      int from = turn == 1 ? RESUME_STEPS / 2 : 0;
+      config.tuning = turn ? tuning : NULL;
+      status = test_trainer_create(context, &config, &trainer);
+      if (status != G2Z_OK) break;
+      weights[turn] = (float *)calloc(trainer->plan->parameters, sizeof(float));
+      if (turn == 1) status = g2z_trainer_load(trainer, saved);
+      if (turn == 0) status = resume_steps(trainer, 0, RESUME_STEPS / 2, seen[0]);
+      if (turn == 0 && status == G2Z_OK) status = g2z_trainer_save(trainer, saved);
+      if (status == G2Z_OK)
+        status = resume_steps(trainer, turn ? from : RESUME_STEPS / 2, RESUME_STEPS, seen[turn]);
+      if (turn == 0 && status == G2Z_OK && trainer->plan->rank == 0)
+        status = g2z_trainer_write_tuning(trainer, tuning);
+      status = g2z_ranks_agree(g2z_context_ranks(context), status);
+      size_t bytes = trainer->plan->parameters * sizeof(float);
+      status = resume_end(trainer, status, weights[turn]);
+      if (status != G2Z_OK || !turn) continue;
+      int same = memcmp(seen[turn][from], seen[0][from],
+                        (size_t)(RESUME_STEPS - from) * sizeof seen[0][0]) == 0 &&
+                 memcmp(weights[turn], weights[0], bytes) == 0;
+      if (!same) printf("case %d differs when it is %s\n", i, turn == 1 ? "resumed" : "repeated");
+      wrong += !same || !(seen[turn][from][0] > 0);
+    }
+    for (int turn = 0; turn < 3; turn++) free(weights[turn]);
+  }
+  if (status != G2Z_OK) printf("%s\n", services.error);
+  g2z_context_free(context);
+  return status != G2Z_OK || wrong;
+}
+
+static void test_cuda_resume(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  int world = g2z_device_count(G2Z_DEVICE_CUDA) > 1 ? 2 : 1;
+  char arguments[600];
+  test_ranks ranks;
+  snprintf(arguments, sizeof arguments, "resume 1 %s", t->directory);
+  test_ranks_open(&ranks, world);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+  test_ranks_wait(t, &ranks, 300);
+  for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+  test_ranks_free(t, &ranks);
+}

@@ -1,0 +1,523 @@
+/* Faults on purpose. G2Z_MUTANT=NAME breaks one thing in every device and communicator that a test
+ * opens: ops and collectives are tables, so a wrapped entry calls the real one and changes what goes
+ * in or what comes out. G2Z_MUTANT_DEVICE, "cpu" or "cuda", says in which backend. tests/mutants.sh
+ * runs against each mutant the tests that its row names; one that passes all of them is a hole in the
+ * tests. All changes may be recorded in a graph: they are copies and zeros in the device's queue. */
+
+/* Columns: the name; what is wrong; the tests that could see it on a CPU, and on a GPU. */
+#define MUTANT_LIST(X)                                                                             \
+  X(embed_last_row, "the last token's embedding is zero",                                          \
+    "ops_embedding golden_forward", "cuda_embed cuda_golden")                                      \
+  X(embed_position, "the second token has the first one's embedding",                               \
+    "ops_embedding golden_forward", "cuda_embed cuda_golden")                                      \
+  X(embed_mask, "forward drops other elements of the embedding than backward",                     \
+    "ops_dropout finite_differences", "cuda_embed cuda_gradients")                                 \
+  X(embed_bwd_row, "the last token gives wte and wpe no gradient",                                 \
+    "ops_embedding golden_gradients", "cuda_embed cuda_golden")                                    \
+  X(embed_bwd_overwrite, "wpe's gradient forgets the micro-steps before",                          \
+    "ops_embedding accumulation", "cuda_embed cuda_gradients")                                     \
+  X(embed_bwd_mask, "wte's gradient has another dropout mask than forward",                        \
+    "ops_dropout finite_differences", "cuda_embed cuda_gradients")                                 \
+  X(embed_add_part, "the last part of wte's rows gets nothing",                                    \
+    "ops_embedding zero_alone", "cuda_embed cuda_gradients")                                       \
+  X(norm_mean, "a row is centred for backward with another row's mean",                            \
+    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
+  X(norm_rstd, "a row is scaled for backward with another row's deviation",                        \
+    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
+  X(norm_row, "the last row is the first one's",                                                   \
+    "ops_layernorm golden_forward", "cuda_layernorm cuda_golden")                                  \
+  X(norm_weight, "LayerNorm's weight gets no gradient",                                            \
+    "ops_layernorm golden_gradients finite_differences", "cuda_layernorm cuda_golden")             \
+  X(norm_bias, "LayerNorm's bias gets no gradient",                                                \
+    "ops_layernorm golden_gradients finite_differences", "cuda_layernorm cuda_golden")             \
+  X(norm_dbias, "the projection before LayerNorm gets no bias gradient",                           \
+    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
+  X(norm_bwd_row, "backward leaves out the last row",                                              \
+    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
+  X(norm_overwrite, "LayerNorm's gradients forget the micro-steps before",                         \
+    "ops_layernorm accumulation", "cuda_layernorm cuda_gradients")                                 \
+  X(norm_accumulate, "LayerNorm's gradients keep those of the last step",                          \
+    "ops_layernorm golden_adamw", "cuda_layernorm cuda_golden")                                    \
+  X(norm_residual, "the residual's gradient is overwritten",                                       \
+    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
+  X(norm_mask, "the projection's gradient has another dropout mask than forward",                  \
+    "ops_dropout finite_differences", "cuda_layernorm cuda_gradients")                             \
+  X(linear_bias, "a product adds the first row of its weights as bias",                            \
+    "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
+  X(linear_residual, "a product leaves the residual out",                                          \
+    "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
+  X(linear_row, "a product leaves the last row as it was",                                         \
+    "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
+  X(linear_mask, "a projection drops other elements than backward",                                \
+    "ops_dropout finite_differences", "cuda_linear cuda_gradients")                                \
+  X(gelu_slope, "the last row's GELU has slope zero",                                              \
+    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
+  X(data_slope, "backward leaves GELU's slope out",                                                \
+    "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
+  X(data_row, "the last row's data gradient stays as it was",                                      \
+    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
+  X(data_bias, "fc gets no bias gradient",                                                         \
+    "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
+  X(data_overwrite, "fc's bias gradient forgets the micro-steps before",                           \
+    "ops_linear accumulation", "cuda_linear cuda_gradients")                                       \
+  X(weight_zero, "matrices get no gradient",                                                       \
+    "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
+  X(weight_row, "weight gradients leave out the last token",                                       \
+    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
+  X(weight_overwrite, "weight gradients forget the micro-steps before",                            \
+    "ops_linear accumulation", "cuda_linear cuda_gradients")                                       \
+  X(weight_accumulate, "weight gradients keep those of the last step",                             \
+    "ops_linear golden_adamw", "cuda_linear cuda_golden")                                          \
+  X(attention_mask, "the first query sees what the second one sees",                               \
+    "ops_attention golden_forward causality", "cuda_attention cuda_golden")                        \
+  X(attention_head, "in the last row one head is another",                                         \
+    "ops_attention golden_forward", "cuda_attention cuda_golden")                                  \
+  X(attention_lse, "a row's softmax is normalised for backward as its neighbour",                  \
+    "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
+  X(attention_dropout, "forward drops other weights than backward",                                \
+    "ops_dropout finite_differences", "cuda_attention cuda_gradients")                             \
+  X(attention_dq, "queries get no gradient",                                                       \
+    "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
+  X(attention_dk, "keys get no gradient",                                                          \
+    "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
+  X(attention_dv, "values get no gradient",                                                        \
+    "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
+  X(attention_dv_tail, "the last key's value gets no gradient",                                    \
+    "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
+  X(attention_dq_head, "the first head's queries get no gradient",                                 \
+    "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
+  X(attention_bias, "qkv gets no bias gradient",                                                   \
+    "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
+  X(attention_overwrite, "qkv's bias gradient forgets the micro-steps before",                     \
+    "ops_attention accumulation", "cuda_attention cuda_gradients")                                 \
+  X(head_scale, "the loss scale is applied twice",                                                 \
+    "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
+  X(head_dh, "the LM head sends no gradient to the model",                                         \
+    "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
+  X(head_dwte, "the LM head gives wte no gradient",                                                \
+    "ops_head golden_gradients finite_differences", "cuda_head cuda_golden")                       \
+  X(head_padding, "rows of padding reach the softmax",                                             \
+    "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
+  X(head_row, "the last token has no loss",                                                        \
+    "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
+  X(head_overwrite, "the LM head's part forgets the micro-steps before",                           \
+    "ops_head accumulation", "cuda_head cuda_gradients")                                           \
+  X(norm_of_grads, "the norm leaves the last range out",                                           \
+    "ops_sums_and_casts zero_equal", "cuda_optimizer cuda_golden")                     \
+  X(decide_tokens, "the loss is the mean over twice as many tokens",                               \
+    "ops_decide golden_gradients", "cuda_optimizer cuda_golden")                                   \
+  X(decide_clip, "gradients are not clipped",                                                      \
+    "ops_decide golden_adamw", "cuda_optimizer cuda_golden")                                       \
+  X(adamw_correction, "AdamW corrects no bias",                                                    \
+    "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
+  X(adamw_decay, "weights do not decay",                                                           \
+    "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
+  X(adamw_moments, "AdamW's two moments change places",                                            \
+    "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
+  X(adamw_range, "the last range of weights stays as it was",                                      \
+    "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
+  X(cast_tail, "a cast to gradients leaves out the last eight",                                    \
+    "ops_sums_and_casts", "cuda_cast cuda_gradients")                                                   \
+  X(add_overwrite, "the shard of sums forgets the micro-steps before",                             \
+    "ops_sums_and_casts zero_equal", "cuda_sums")                                                  \
+  X(gather_once, "one all-gather or broadcast is left out", "zero_equal", "cuda_zero")             \
+  X(reduce_once, "one reduction is left out", "zero_equal", "cuda_zero")                           \
+  X(reduce_stale, "every seventh sum is added to what lay in its place", "zero_equal", "cuda_zero")  \
+  X(reduce_overwrite, "sums forget the micro-steps before", "zero_equal", "cuda_zero")             \
+  X(rows_once, "the other ranks' rows of wte's gradient stay away once", "zero_equal", "cuda_zero") \
+  X(verdict_own, "each rank decides by its own verdict alone", "zero_equal", "cuda_zero")
+
+typedef enum mutant {
+  MUTANT_NONE,
+#define X(name, about, cpu, gpu) MUTANT_##name,
+  MUTANT_LIST(X)
+#undef X
+  MUTANT_COUNT
+} mutant;
+
+static const struct { const char *name, *about, *tests[2]; } mutants[] = {
+    {"none", "", {"", ""}},
+#define X(name, about, cpu, gpu) {#name, about, {cpu, gpu}},
+    MUTANT_LIST(X)
+#undef X
+};
+
+/* The mutant that this process has for a kind of device. */
+static mutant mutant_of(g2z_device_kind kind) {
+  const char *name = getenv("G2Z_MUTANT"), *device = getenv("G2Z_MUTANT_DEVICE");
+  if (!name || !device || strcmp(device, g2z_device_text(kind)) != 0) return MUTANT_NONE;
+  for (int i = 1; i < MUTANT_COUNT; i++)
+    if (strcmp(name, mutants[i].name) == 0) return (mutant)i;
+  fprintf(stderr, "no mutant is called \"%s\": ./test_gpt2 --mutants lists them\n", name);
+  exit(2);
+}
+
+/* A table whose entries are wrapped; the real one is behind it. */
+typedef struct mutated {
+  g2z_ops ops;
+  const g2z_ops *right;
+  mutant is;
+  g2z_step_state *state;         /* adamw_correction: device memory */
+} mutated;
+
+static mutated *mutated_of(const g2z_device *device) { return (mutated *)device->ops; }
+
+#define RIGHT(device) mutated_of(device)->right
+#define IS(device, name) (mutated_of(device)->is == MUTANT_##name)
+
+/* ----- changes in the device's queue ------------------------------------- */
+
+static size_t mutant_bytes(const g2z_device *device, g2z_dtype dtype) {
+  int half = dtype == G2Z_FP16 || dtype == G2Z_BF16;
+  return device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
+}
+
+static g2z_status mutant_copy(g2z_device *device, void *to, const void *from, size_t bytes) {
+  if (device->kind == G2Z_DEVICE_CPU) {
+    memmove(to, from, bytes);
+    return G2Z_OK;
+  }
+#ifdef __CUDACC__
+  G2Z__CUDA(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice,
+                                    g2z__cuda_of(device)->stream));
+#endif
+  return G2Z_OK;
+}
+
+/* Elements [at, at + count) of type `dtype` become those from `from` on. */
+static g2z_status mutant_move(g2z_device *device, g2z_dtype dtype, void *to, size_t at, size_t from,
+                              size_t count) {
+  size_t size = mutant_bytes(device, dtype);
+  return mutant_copy(device, (char *)to + at * size, (char *)to + from * size, count * size);
+}
+
+/* Zeroes columns [at, at + count) of the first `rows` rows of `stride` elements; to NULL: nothing. */
+static g2z_status mutant_zero(g2z_device *device, g2z_dtype dtype, void *to, size_t rows,
+                              size_t stride, size_t at, size_t count) {
+  size_t size = mutant_bytes(device, dtype);
+  if (!to || !rows) return G2Z_OK;
+  if (device->kind == G2Z_DEVICE_CPU) {
+    for (size_t r = 0; r < rows; r++) memset((char *)to + (r * stride + at) * size, 0, count * size);
+    return G2Z_OK;
+  }
+#ifdef __CUDACC__
+  G2Z__CUDA(device, cudaMemset2DAsync((char *)to + at * size, stride * size, 0, count * size, rows,
+                                      g2z__cuda_of(device)->stream));
+#endif
+  return G2Z_OK;
+}
+
+/* Dropout with another key, in `other`. */
+static const g2z_dropout *mutant_key(const g2z_dropout *dropout, g2z_dropout *other) {
+  if (!dropout) return NULL;
+  *other = *dropout;
+  other->seed ^= 1;
+  return other;
+}
+
+/* ----- ops ---------------------------------------------------------------- */
+
+static void mutant_close(g2z_device *device) {
+  mutated *m = mutated_of(device);
+  if (m->state) m->right->release(device, m->state);
+  m->right->close(device);
+  free(m);
+}
+
+static g2z_status mutant_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
+                                   const void *wte, const void *wpe, const g2z_dropout *dropout,
+                                   int B, int T, int C) {
+  g2z_dropout other;
+  size_t N = (size_t)B * (size_t)T, c = (size_t)C;
+  if (IS(device, embed_mask)) dropout = mutant_key(dropout, &other);
+  G2Z__TRY(RIGHT(device)->embed_fwd(device, out, tokens, wte, wpe, dropout, B, T, C));
+  if (IS(device, embed_last_row))
+    return mutant_zero(device, device->dtype, out, 1, 0, (N - 1) * c, c);
+  if (IS(device, embed_position) && N > 1)
+    return mutant_move(device, device->dtype, out, c, 0, c);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_embed_bwd(g2z_device *device, float *dwte, void *dwpe, const void *dout,
+                                   const int32_t *tokens, g2z_write mode,
+                                   const g2z_dropout *dropout, int B, int T, int C) {
+  g2z_dropout other;
+  size_t c = (size_t)C, last = (size_t)B * (size_t)T - 1;
+  if (IS(device, embed_bwd_overwrite)) mode = G2Z_OVERWRITE;
+  if (IS(device, embed_bwd_mask)) dropout = mutant_key(dropout, &other);
+  if (IS(device, embed_bwd_row))
+    G2Z__TRY(mutant_zero(device, device->dtype, (void *)dout, 1, 0, last * c, c));
+  return RIGHT(device)->embed_bwd(device, dwte, dwpe, dout, tokens, mode, dropout, B, T, C);
+}
+
+static g2z_status mutant_embed_add(g2z_device *device, void *grads, const g2z_row_part *parts,
+                                   int count, const void *rows, const int32_t *order, int N,
+                                   int C) {
+  if (IS(device, embed_add_part) && count > 0) count--;
+  return RIGHT(device)->embed_add(device, grads, parts, count, rows, order, N, C);
+}
+
+static g2z_status mutant_layernorm_fwd(g2z_device *device, void *y, float *mean, float *rstd,
+                                       const void *x, const void *w, const void *b, int N, int C) {
+  size_t last = (size_t)N - 1, c = (size_t)C;
+  G2Z__TRY(RIGHT(device)->layernorm_fwd(device, y, mean, rstd, x, w, b, N, C));
+  if (IS(device, norm_mean)) return mutant_move(device, G2Z_FP32, mean, last, 0, 1);
+  if (IS(device, norm_rstd)) return mutant_move(device, G2Z_FP32, rstd, last, 0, 1);
+  if (IS(device, norm_row)) return mutant_move(device, device->dtype, y, last * c, 0, c);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_layernorm_bwd(g2z_device *device, void *dres, void *dropped, void *dw,
+                                       void *db, void *dbias, const void *dy, const void *x,
+                                       const void *w, const float *mean, const float *rstd,
+                                       g2z_write res_mode, g2z_write mode,
+                                       const g2z_dropout *dropout, int N, int C) {
+  g2z_dropout other;
+  const size_t c = (size_t)C;
+  if (IS(device, norm_mask)) dropout = mutant_key(dropout, &other);
+  if (IS(device, norm_overwrite)) mode = G2Z_OVERWRITE;
+  if (IS(device, norm_accumulate)) mode = G2Z_ACCUMULATE;
+  if (IS(device, norm_residual)) res_mode = G2Z_OVERWRITE;
+  if (IS(device, norm_bwd_row) && N > 1) N--;
+  G2Z__TRY(RIGHT(device)->layernorm_bwd(device, dres, dropped, dw, db, dbias, dy, x, w, mean, rstd,
+                                        res_mode, mode, dropout, N, C));
+  if (IS(device, norm_weight)) return mutant_zero(device, device->grad_dtype, dw, 1, 0, 0, c);
+  if (IS(device, norm_bias)) return mutant_zero(device, device->grad_dtype, db, 1, 0, 0, c);
+  if (IS(device, norm_dbias)) return mutant_zero(device, device->grad_dtype, dbias, 1, 0, 0, c);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
+                                    const void *w, const void *bias, const void *residual,
+                                    const g2z_dropout *dropout, int N, int K, int O) {
+  g2z_dropout other;
+  const size_t o = (size_t)O;
+  if (IS(device, linear_bias)) bias = w;
+  if (IS(device, linear_residual)) residual = NULL;
+  if (IS(device, linear_mask)) dropout = mutant_key(dropout, &other);
+  if (IS(device, linear_row) && N > 1) N--;
+  if (!residual) dropout = NULL;
+  G2Z__TRY(RIGHT(device)->linear_fwd(device, y, slope, x, w, bias, residual, dropout, N, K, O));
+  if (IS(device, gelu_slope))
+    return mutant_zero(device, device->dtype, slope, 1, 0, ((size_t)N - 1) * o, o);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_linear_bwd_data(g2z_device *device, void *dx, void *dbias, const void *dy,
+                                         const void *w, const void *slope, g2z_write mode, int N,
+                                         int K, int O) {
+  if (IS(device, data_overwrite)) mode = G2Z_OVERWRITE;
+  if (IS(device, data_row) && N > 1) N--;
+  if (IS(device, data_slope)) slope = dbias = NULL;
+  G2Z__TRY(RIGHT(device)->linear_bwd_data(device, dx, dbias, dy, w, slope, mode, N, K, O));
+  if (IS(device, data_bias))
+    return mutant_zero(device, device->grad_dtype, dbias, 1, 0, 0, (size_t)K);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
+                                           const void *dy, g2z_write mode, int N, int K, int O) {
+  if (IS(device, weight_overwrite)) mode = G2Z_OVERWRITE;
+  if (IS(device, weight_accumulate)) mode = G2Z_ACCUMULATE;
+  if (IS(device, weight_row) && N > 1) N--;
+  G2Z__TRY(RIGHT(device)->linear_bwd_weight(device, dw, x, dy, mode, N, K, O));
+  if (IS(device, weight_zero))
+    return mutant_zero(device, device->grad_dtype, dw, 1, 0, 0, (size_t)K * (size_t)O);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_attention_fwd(g2z_device *device, void *out, float *lse, const void *qkv,
+                                       const g2z_dropout *dropout, int B, int T, int C, int NH) {
+  g2z_dropout other;
+  const size_t c = (size_t)C, HS = (size_t)(C / NH), last = (size_t)B * (size_t)T - 1;
+  if (IS(device, attention_dropout)) dropout = mutant_key(dropout, &other);
+  G2Z__TRY(RIGHT(device)->attention_fwd(device, out, lse, qkv, dropout, B, T, C, NH));
+  if (IS(device, attention_mask) && T > 1) return mutant_move(device, device->dtype, out, 0, c, c);
+  if (IS(device, attention_head) && NH > 1)
+    return mutant_move(device, device->dtype, out, last * c, last * c + HS, HS);
+  if (IS(device, attention_lse) && T > 1) return mutant_move(device, G2Z_FP32, lse, 1, 0, 1);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
+                                       const void *dout, const void *out, const float *lse,
+                                       const void *qkv, g2z_write mode, const g2z_dropout *dropout,
+                                       int B, int T, int C, int NH) {
+  const size_t c = (size_t)C, N = (size_t)B * (size_t)T, HS = (size_t)(C / NH);
+  if (IS(device, attention_overwrite)) mode = G2Z_OVERWRITE;
+  G2Z__TRY(RIGHT(device)->attention_bwd(device, dqkv, dbias, dout, out, lse, qkv, mode, dropout, B,
+                                        T, C, NH));
+  if (IS(device, attention_dq)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 0, c);
+  if (IS(device, attention_dk)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, c, c);
+  if (IS(device, attention_dv)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 2 * c, c);
+  if (IS(device, attention_dq_head))
+    return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 0, HS);
+  if (IS(device, attention_dv_tail))
+    return mutant_zero(device, device->dtype, dqkv, 1, 0, (N - 1) * 3 * c + 2 * c, c);
+  if (IS(device, attention_bias))
+    return mutant_zero(device, device->grad_dtype, dbias, 1, 0, 0, 3 * c);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
+                                   void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
+                                   const void *wte, const int32_t *targets, float dloss,
+                                   const g2z_step_state *state, g2z_write mode, int N, int C, int V,
+                                   int Vp, int chunk) {
+  const size_t c = (size_t)C;
+  if (IS(device, head_scale)) dloss *= 2;
+  if (IS(device, head_padding)) V = Vp;
+  if (IS(device, head_row) && N > 1) N--;
+  if (IS(device, head_overwrite)) mode = G2Z_OVERWRITE;
+  G2Z__TRY(RIGHT(device)->head_loss(device, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte,
+                                    targets, dloss, state, mode, N, C, V, Vp, chunk));
+  if (IS(device, head_dh)) return mutant_zero(device, device->dtype, dh, 1, 0, 0, (size_t)N * c);
+  if (IS(device, head_dwte))
+    return mutant_zero(device, dwte_dtype, dwte, 1, 0, 0, (size_t)Vp * c);
+  return G2Z_OK;
+}
+
+static g2z_status mutant_cast_grad(g2z_device *device, void *to, const float *from, size_t n) {
+  if (IS(device, cast_tail)) n = n > 8 ? n - 8 : 0;
+  return RIGHT(device)->cast_grad(device, to, from, n);
+}
+
+static g2z_status mutant_grad_add(g2z_device *device, void *to, const void *from, g2z_write mode,
+                                  size_t n) {
+  if (IS(device, add_overwrite)) mode = G2Z_OVERWRITE;
+  return RIGHT(device)->grad_add(device, to, from, mode, n);
+}
+
+static g2z_status mutant_grad_sumsq(g2z_device *device, double *sum, const void *grads,
+                                    const g2z_range *ranges, int count) {
+  if (IS(device, norm_of_grads)) count--;
+  return RIGHT(device)->grad_sumsq(device, sum, grads, ranges, count);
+}
+
+static g2z_status mutant_decide(g2z_device *device, g2z_step_state *state,
+                                const g2z_verdict *verdict, const g2z_optimizer_config *config,
+                                int64_t tokens) {
+  g2z_optimizer_config other = *config;
+  if (IS(device, decide_tokens)) tokens *= 2;
+  if (IS(device, decide_clip)) other.clip = 0;
+  return RIGHT(device)->decide(device, state, verdict, &other, tokens);
+}
+
+static g2z_status mutant_adamw(g2z_device *device, const g2z_update *update, size_t begin,
+                               size_t end) {
+  mutated *m = mutated_of(device);
+  g2z_optimizer_config config = *update->config;
+  g2z_update other = *update;
+  other.config = &config;
+  if (IS(device, adamw_decay)) config.weight_decay = 0;
+  if (IS(device, adamw_moments)) other.m = update->v, other.v = update->m;
+  if (IS(device, adamw_range) && end > begin) end--;
+  if (IS(device, adamw_correction)) { /* of a step so late that there is nothing to correct */
+    if (!m->state) G2Z__TRY(m->right->allocate(device, sizeof *m->state, (void **)&m->state));
+    G2Z__TRY(mutant_copy(device, m->state, update->state, sizeof *m->state));
+    /* A loss scale's bits, such as 0x44800000, are a large number of steps. */
+    G2Z__TRY(mutant_copy(device, &m->state->applied, &m->state->loss_scale, sizeof(float)));
+    other.state = m->state;
+  }
+  return m->right->adamw(device, &other, begin, end);
+}
+
+static void mutate_device(g2z_device *device) {
+  mutant is = device ? mutant_of(device->kind) : MUTANT_NONE;
+  mutated *m = is ? (mutated *)calloc(1, sizeof *m) : NULL;
+  if (!m) return;
+  m->right = device->ops;
+  m->ops = *device->ops;
+  m->is = is;
+  m->ops.close = mutant_close;
+  m->ops.embed_fwd = mutant_embed_fwd;
+  m->ops.embed_bwd = mutant_embed_bwd;
+  m->ops.embed_add = mutant_embed_add;
+  m->ops.layernorm_fwd = mutant_layernorm_fwd;
+  m->ops.layernorm_bwd = mutant_layernorm_bwd;
+  m->ops.linear_fwd = mutant_linear_fwd;
+  m->ops.linear_bwd_data = mutant_linear_bwd_data;
+  m->ops.linear_bwd_weight = mutant_linear_bwd_weight;
+  m->ops.attention_fwd = mutant_attention_fwd;
+  m->ops.attention_bwd = mutant_attention_bwd;
+  m->ops.head_loss = mutant_head_loss;
+  m->ops.cast_grad = mutant_cast_grad;
+  m->ops.grad_add = mutant_grad_add;
+  m->ops.grad_sumsq = mutant_grad_sumsq;
+  m->ops.decide = mutant_decide;
+  m->ops.adamw = mutant_adamw;
+  device->ops = &m->ops;
+}
+
+/* ----- collectives -------------------------------------------------------- */
+
+typedef struct mutated_comm {
+  g2z_collectives ops;
+  const g2z_collectives *right;
+  mutant is;
+  int seen;                      /* calls of the kind that is broken */
+} mutated_comm;
+
+static g2z_status mutant_play(g2z_comm *comm, const g2z_call *call) {
+  enum { WHICH = 7 };            /* the call that is left out once */
+  mutated_comm *m = (mutated_comm *)comm->ops;
+  g2z_call other = *call;
+  int gathers = call->kind == G2Z_CALL_GATHER, reduces = call->kind == G2Z_CALL_REDUCE;
+  if (m->is == MUTANT_gather_once && gathers && ++m->seen == WHICH) return G2Z_OK;
+  if (m->is == MUTANT_reduce_once && reduces && ++m->seen == WHICH) return G2Z_OK;
+  if (m->is == MUTANT_reduce_overwrite) other.write = G2Z_OVERWRITE;
+  if (m->is == MUTANT_reduce_stale && reduces && ++m->seen % WHICH == 0)
+    other.write = G2Z_ACCUMULATE;
+  if (m->is == MUTANT_rows_once && call->kind == G2Z_CALL_ROWS &&
+      call->span == G2Z_SPAN_EMBEDDING_ROWS && ++m->seen == 4) /* a step's second: the rows */
+    return mutant_copy(comm->device, (char *)call->to + (size_t)comm->rank * call->n, call->from,
+                       call->n);
+  return m->right->play(comm, &other);
+}
+
+static g2z_status mutant_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
+  mutated_comm *m = (mutated_comm *)comm->ops;
+  if (m->is != MUTANT_verdict_own || rows->span != G2Z_SPAN_VERDICT)
+    return m->right->exchange(comm, rows, done);
+  *done = 1;
+  return G2Z_OK;
+}
+
+static void mutant_comm_close(g2z_comm *comm) {
+  mutated_comm *m = (mutated_comm *)comm->ops;
+  m->right->close(comm);
+  free(m);
+}
+
+static void mutate_comm(g2z_comm *comm) {
+  mutant is = comm && comm->world > 1 ? mutant_of(comm->device->kind) : MUTANT_NONE;
+  mutated_comm *m = is >= MUTANT_gather_once ? (mutated_comm *)calloc(1, sizeof *m) : NULL;
+  if (!m) return;
+  m->right = comm->ops;
+  m->ops = *comm->ops;
+  m->is = is;
+  m->ops.play = mutant_play;
+  m->ops.exchange = mutant_exchange;
+  m->ops.close = mutant_comm_close;
+  comm->ops = &m->ops;
+}
+
+#undef RIGHT
+#undef IS
+
+/* g2z_trainer_create, with the mutant of this process. */
+static g2z_status test_trainer_create(g2z_context *context, const g2z_train_config *config,
+                                      g2z_trainer **out) {
+  g2z_status status = g2z_trainer_create(context, config, out);
+  if (status != G2Z_OK) return status;
+  mutate_device((*out)->device);
+  mutate_comm((*out)->comm);
+  return G2Z_OK;
+}
+
+/* A line for each: its name, its tests on a CPU, its tests on a GPU, and what is wrong. */
+static void mutants_print(void) {
+  for (int i = 1; i < MUTANT_COUNT; i++)
+    printf("%s:%s:%s:%s\n", mutants[i].name, mutants[i].tests[0], mutants[i].tests[1],
+           mutants[i].about);
+}
