@@ -93,6 +93,9 @@ bench: $(HERE)/bench ## steps, ops, scaling over the GPUs there are; without one
 	  echo; ./bench $$experiment --out runs/bench/$$experiment || failed=1; done; \
 	./bench report runs/bench && exit $$failed
 
+mutants: test_gpt2 ## break 63 things on purpose: a test must see each; on a GPU if there is one
+	tests/mutants.sh $(if $(and $(NVCC),$(ARCH)),cuda,cpu)
+
 traces: ## compare with an earlier commit, to the bit: tests/traces.sh --help
 	tests/traces.sh
 
@@ -283,4 +286,4 @@ help: ## this list
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
 
-.PHONY: all run profile test bench traces sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help
+.PHONY: all run profile test bench mutants traces sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help

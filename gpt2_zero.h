@@ -3589,7 +3589,11 @@ G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t
 #define G2Z__LOADER_FILES 128    /* descriptors kept open; a process often has 1024 */
 #define G2Z__LOADER_SAMPLES 1024 /* of all shards together: each may be a round trip to a server */
 
-typedef enum g2z__prefetch_turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__prefetch_turn;
+typedef enum g2z__prefetch_turn {
+  G2Z__TURN_CALLER,
+  G2Z__TURN_THREAD,
+  G2Z__TURN_QUIT
+} g2z__prefetch_turn;
 
 /* In its turn the thread reads step loader->position; all else happens in the caller's. */
 typedef struct g2z__prefetch {
@@ -3603,7 +3607,7 @@ typedef struct g2z__prefetch {
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
   g2z_status status;             /* of what the thread read last */
-  g2z__prefetch_turn turn;                /* under the lock */
+  g2z__prefetch_turn turn;       /* under the lock */
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;

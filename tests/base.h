@@ -125,8 +125,8 @@ static void test_files_refused(g2z_test *t) {
   g2z_release(services, text);
 }
 
-/* What stands where a file is read or written, and is none: a FIFO, to which nobody writes, would be
- * waited for, and a link leads to a file that nobody named. */
+/* A FIFO in place of a file must not be waited for, and a link must not lead to a file that nobody
+ * named. */
 static void test_files_special(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *writer;
@@ -484,7 +484,7 @@ static void test_json_numbers(g2z_test *t) {
   memset(endless, '1', 5000);
   endless[5000] = 0;
   CHECK_STATUS(t, (test_json_double(t, endless, &status), status), G2Z_FORMAT, &t->services,
-               "double, line 1, column 1: 1111111111111111111111111111111111111111 ... has more than");
+               "line 1, column 1: 1111111111111111111111111111111111111111 ... has more than 4000");
 }
 
 static void test_json_strings(g2z_test *t) {

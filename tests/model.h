@@ -32,19 +32,6 @@ static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count)
   return tokens;
 }
 
-/* The tiny model of golden/, at its batch of 3 x 20 tokens. */
-static g2z_status test_golden_config(g2z_test *t, g2z_train_config *config) {
-  *config = g2z_train_config_default();
-  config->init_from = "golden/tiny";
-  config->batch = 3;
-  config->seq = 20;
-  config->optimizer.schedule = G2Z_SCHEDULE_CONSTANT;
-  config->optimizer.warmup = 0;
-  config->optimizer.lr = 1e-3f;
-  config->optimizer.min_lr = 0;
-  return g2z_weights_config(&t->services, config->init_from, &config->model);
-}
-
 /* How far a type's results may be from those of fp32. Values are rounded where they are stored, some
  * thirty times between a token and its loss, each time by half a unit in the last place at most and
  * at random: sqrt(30) / 2 units of what they are, and three times that for the largest of many. AdamW
@@ -98,7 +85,10 @@ static void test_golden_forward_on(g2z_test *t, const golden_bounds *bounds, int
       worst = fmax(worst, fabs((double)got[i] - (double)want[b * T * V + i]));
     float last[131]; /* the same row alone */
     CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 1, last));
-    CHECK(t, memcmp(last, got + (T - 1) * V, sizeof last) == 0);
+    /* On a GPU the order of a product's sums depends on its number of rows. */
+    if (bounds->device == G2Z_DEVICE_CPU)
+      CHECK(t, memcmp(last, got + (T - 1) * V, sizeof last) == 0);
+    for (int i = 0; i < V; i++) CHECK_NEAR(t, last[i], got[(T - 1) * V + i], bounds->logits);
   }
   CHECK(t, worst > 0);
   CHECK_NEAR(t, worst, 0, bounds->logits);

@@ -40,15 +40,16 @@ xargs -P "$jobs" -d '\n' -I {} bash -c 'job "{}"' < "$work/jobs"
 
 caught=0 alive=0
 while IFS=: read -r name cpu cuda about; do
-  tests=$cpu; [[ $device == cuda ]] && tests=$cuda
-  seen= blind=
+  tests=$cpu seen='' blind=''
+  [[ $device == cuda ]] && tests=$cuda
   for test in $tests; do
     how=$(< "$work/$name.$test")
     if [[ $how == caught && $(< "$work/none.$test") == passed ]]; then seen+=" $test"
-    else blind+=" $test${how/#passed/}"; fi
+    else blind+=" $test ($how)"; fi
   done
   if [[ $seen ]]; then ((caught++)); else ((alive++)); fi
-  printf '%-20s %-8s%-44s%s\n' "$name" "${seen:+caught}${seen:-ALIVE}" "" "${blind:+(not by$blind)}" | tr -s ' '
+  printf '%-20s %-62s %s\n' "$name" "${seen:-ALIVE: $about}" \
+    "${blind:+not by$blind}"
 done < "$work/list"
 echo "$device: $((caught + alive)) mutants, $caught caught, $alive alive, in $((SECONDS - begin)) s"
 [[ $alive == 0 && -z $bad ]]
