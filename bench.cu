@@ -452,6 +452,39 @@ static g2z_status time_steps(g2z_context *context, const options *o, stopwatch *
 
 /* ----- ops -------------------------------------------------------------- */
 
+/* What the ops read and write. An element has the bytes of act, grad or f32, or of its type. */
+#define BUFFER_LIST(X)                                                  \
+  /* type  name  begins as  bytes  elements */                          \
+  X(void, a1, noise, act, N * C)                                        \
+  X(void, b1, noise, act, N * C)                                        \
+  X(void, c1, noise, act, N * C)                                        \
+  X(void, a3, noise, act, N * 3 * C)                                    \
+  X(void, b3, noise, act, N * 3 * C)                                    \
+  X(void, a4, noise, act, N * 4 * C)                                    \
+  X(void, b4, noise, act, N * 4 * C)                                    \
+  X(void, w, noise, act, rows * 4 * C)                                  \
+  X(void, wte, noise, act, Vp * C)                                      \
+  X(void, bias, noise, act, 4 * C > side ? 4 * C : side)                \
+  X(void, params, noise, act, P)                                        \
+  X(void, logits, zeros, act, (size_t)b->chunk * Vp)                    \
+  X(void, gw, zeros, grad, 4 * C * C)                                   \
+  X(void, gb, zeros, grad, 4 * C)                                       \
+  X(void, gwpe, zeros, grad, rows * C)                                  \
+  X(void, grads, zeros, grad, P)                                        \
+  X(float, mean, zeros, f32, N)                                         \
+  X(float, rstd, zeros, f32, N)                                         \
+  X(float, lse, zeros, f32, N * (size_t)b->NH)                          \
+  X(float, losses, zeros, f32, N)                                       \
+  X(float, dwte, zeros, f32, Vp * C)                                    \
+  X(float, master, zeros, f32, P)                                       \
+  X(float, m, zeros, f32, P)                                            \
+  X(float, v, zeros, f32, P)                                            \
+  X(double, sum, zeros, sizeof(double), 1)                              \
+  X(int32_t, tokens, zeros, sizeof(int32_t), N)                         \
+  X(int32_t, order, zeros, sizeof(int32_t), 2 * N)                      \
+  X(g2z_step_state, state, zeros, sizeof(g2z_step_state), 1)            \
+  X(g2z_update_range, ranges, zeros, sizeof(g2z_update_range), b->plan->updates)
+
 typedef struct bench {
   g2z_device *device;
   const g2z_plan *plan;
@@ -459,15 +492,10 @@ typedef struct bench {
   g2z_optimizer_config optimizer;
   int B, T, C, L, NH, V, Vp, N, chunk, accum;
   g2z_dropout dropout;
-  /* act: a1 [N,C], b1 [N,C], c1 [N,C], a3 [N,3C], b3 [N,3C], a4 [N,4C], b4 [N,4C]; weights w
-   * [C,4C], wte [Vp,C], bias [4C], logits [chunk,Vp]; copies from and to, f32 and act. */
-  void *a1, *b1, *c1, *a3, *b3, *a4, *b4, *w, *wte, *bias, *logits, *params;
-  void *gw, *gb, *gwpe, *grads;                /* grad */
-  float *mean, *rstd, *lse, *losses, *dwte, *master, *m, *v, *noise;
-  double *sum;
-  int32_t *tokens, *order;
-  g2z_step_state *state;
-  g2z_update_range *ranges;
+#define X(type, name, begins, bytes, elements) type *name;
+  BUFFER_LIST(X)
+#undef X
+  float *noise;
   g2z_update update;
   int side;                                    /* of the large product: square[i] [side,side] act */
   void *square[3];
@@ -615,9 +643,8 @@ static void close_bench(bench *b) {
 }
 
 /* `elements` of act with noise in them: zeros would flatter a GPU, whose clock follows the load. */
-static g2z_status device_noise(bench *b, size_t elements, void *out) {
+static g2z_status device_noise(bench *b, size_t elements, size_t size, void *out) {
   void *memory;
-  size_t size = (size_t)b->plan->dtype_bytes;
   TRY(device_zeros(b, elements, size, &memory));
   for (size_t done = 0; done < elements; done += COPY_ELEMENTS) {
     size_t count = elements - done < COPY_ELEMENTS ? elements - done : COPY_ELEMENTS;
@@ -646,36 +673,14 @@ static g2z_status allocate_bench(bench *b) {
   size_t grad = (size_t)b->plan->grad_bytes, f32 = sizeof(float), side = (size_t)b->side;
   size_t square = side * side > COPY_ELEMENTS ? side * side : COPY_ELEMENTS; /* the copy's end */
   size_t rows = C > (size_t)b->T ? C : (size_t)b->T;
+  size_t act = (size_t)b->plan->dtype_bytes;
   TRY(fill_noise(b));
-  for (int i = 0; i < 3; i++) TRY(device_noise(b, i ? side * side : square, &b->square[i]));
-  TRY(device_noise(b, N * C, &b->a1));
-  TRY(device_noise(b, N * C, &b->b1));
-  TRY(device_noise(b, N * C, &b->c1));
-  TRY(device_noise(b, N * 3 * C, &b->a3));
-  TRY(device_noise(b, N * 3 * C, &b->b3));
-  TRY(device_noise(b, N * 4 * C, &b->a4));
-  TRY(device_noise(b, N * 4 * C, &b->b4));
-  TRY(device_noise(b, rows * 4 * C, &b->w));
-  TRY(device_noise(b, Vp * C, &b->wte));
-  TRY(device_noise(b, 4 * C > side ? 4 * C : side, &b->bias));
-  TRY(device_noise(b, P, &b->params));
-  TRY(device_zeros(b, (size_t)b->chunk * Vp, (size_t)b->plan->dtype_bytes, &b->logits));
-  TRY(device_zeros(b, 4 * C * C, grad, &b->gw));
-  TRY(device_zeros(b, 4 * C, grad, &b->gb));
-  TRY(device_zeros(b, rows * C, grad, &b->gwpe));
-  TRY(device_zeros(b, P, grad, &b->grads));
-  TRY(device_zeros(b, N, f32, &b->mean));
-  TRY(device_zeros(b, N, f32, &b->rstd));
-  TRY(device_zeros(b, N * (size_t)b->NH, f32, &b->lse));
-  TRY(device_zeros(b, N, f32, &b->losses));
-  TRY(device_zeros(b, Vp * C, f32, &b->dwte));
-  TRY(device_zeros(b, P, f32, &b->master));
-  TRY(device_zeros(b, P, f32, &b->m));
-  TRY(device_zeros(b, P, f32, &b->v));
-  TRY(device_zeros(b, 1, sizeof(double), &b->sum));
-  TRY(device_zeros(b, N, sizeof(int32_t), &b->tokens));
-  TRY(device_zeros(b, 2 * N, sizeof(int32_t), &b->order));
-  return device_zeros(b, 1, sizeof(g2z_step_state), &b->state);
+  for (int i = 0; i < 3; i++) TRY(device_noise(b, i ? side * side : square, act, &b->square[i]));
+#define X(type, name, begins, bytes, elements) \
+  TRY(device_##begins(b, elements, bytes, &b->name));
+  BUFFER_LIST(X)
+#undef X
+  return G2Z_OK;
 }
 
 static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
@@ -699,7 +704,6 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   TRY(allocate_bench(b));
   size_t N = (size_t)b->N;
   int32_t *tokens = (int32_t *)host_memory(N * sizeof *tokens);
-  TRY(device_zeros(b, plan->updates, sizeof *b->ranges, &b->ranges));
   TRY(b->device->ops->upload(b->device, b->ranges, plan->update,
                              plan->updates * sizeof *b->ranges));
   g2z_update update = {b->params, b->master,    b->m,          b->v,    b->grads,
