@@ -22,7 +22,7 @@ NCCL    = $(if $(shell echo '\#include <nccl.h>' | $(NVCC) -E -x cu - > /dev/nul
 SPLIT   = $(if $(shell $(NVCC) --help | grep split-compile),-split-compile=0)
 ifneq ($(and $(NVCC),$(ARCH)),)
 BUILD   = $(NVCC) -std=c++17 -O3 $(SPLIT) -gencode arch=compute_$(ARCH),code=sm_$(ARCH) -Xcompiler -march=native,-fopenmp -x cu
-CUDA    = -lcublasLt $(NCCL) -ldl
+CUDA    = -lcublasLt $(NCCL)
 else
 BUILD   = $(HOST) -x c
 endif
@@ -222,7 +222,7 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 	@printf '%s\n' '#define GPT2_ZERO_IMPLEMENTATION' '#include "gpt2_zero.h"' > build/check/library.cu
 	@$(NVCC) -std=c++17 -O3 -I. -c build/check/library.cu -o build/check/library.o
 	@$(CC) -std=c11 -I. -c build/check/main.c -o build/check/main.o
-	@$(NVCC) build/check/main.o build/check/library.o -o build/check/linked -lcublasLt $(NCCL) -ldl
+	@$(NVCC) build/check/main.o build/check/library.o -o build/check/linked -lcublasLt $(NCCL)
 	@./build/check/linked && echo 'ok    a C program linked with what nvcc compiled'
 
 # Every tag of the header's table of contents heads one room, and every room is in the table.

@@ -584,7 +584,6 @@ typedef enum g2z_device_kind {
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
-G2Z_API const char *g2z_transport_text(g2z_transport transport);
 G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
@@ -609,7 +608,6 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
 /* What is not 0 in `wanted` replaces config's. Heads that it does not say follow its channels: one
  * for 64 of them. */
 G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted);
-G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config);
 
 typedef struct g2z_optimizer_config {     /* AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101 */
   float lr, min_lr;                       /* peak and final learning rate */
@@ -651,7 +649,6 @@ typedef struct g2z_train_config {
 
 G2Z_API g2z_train_config g2z_train_config_default(void);
 /* Checks every value against every other; the sentence names both and the remedy. */
-G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_train_config *config);
 
 /* The learning rate of applied step `applied` (0 is the first): warm-up, then the schedule. */
 static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *config,
@@ -764,7 +761,6 @@ typedef enum g2z_memory {
 #undef X
   G2Z_MEMORY_COUNT
 } g2z_memory;
-G2Z_API const char *g2z_memory_text(g2z_memory category);
 
 typedef enum g2z_owner {       /* of the n elements of a buffer; n is a multiple of 8 * world */
   G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
@@ -839,6 +835,9 @@ typedef struct g2z_plan {
                                    * for each token of each rank; 0: with the rest of it */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
+  size_t nccl_bytes;              /* beside these: what NCCL 2.28 takes of each GPU, which a single
+                                   * process cannot measure: 390 MiB for a communicator, 800 once
+                                   * its kernels carried something large */
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
   g2z_owner owner;                /* of a bucket: its sum goes to them, its parameters come from
@@ -861,15 +860,9 @@ typedef struct g2z_range {
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
                                    g2z_device_kind device, int rank, int world, g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
-/* What NCCL takes of each GPU in the plan's job, which a single process cannot measure. Seen with
- * 2.28 on 2 and 4 H200s: 390 MiB for a communicator, 800 once its kernels carried something large,
- * as they do where the plan's copies cannot be had. */
-G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan);
-/* The largest B whose plan fits into `free_bytes`, beside what NCCL takes; 0 when none does. */
-G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
-/* The plan as a table for people, line by line, with what the device takes beside it and against
- * `free_bytes` of memory (0: unknown). */
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t free_bytes,
+/* The plan as a table for people, line by line, against `free_bytes` of memory (0: unknown), with
+ * the largest B that fits. */
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user);
 static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
   return plan->model.layers - layer;
@@ -1214,32 +1207,12 @@ struct g2z_device {
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
-/* CUDA when this build has it and a GPU answers, else the CPU. */
-G2Z_API g2z_device_kind g2z_device_default(void);
-/* How many of a kind this process sees; of CPUs one. */
+/* How many of a kind this process sees; of CPUs one, of GPUs none where this build has no CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
 /* Free and total memory in bytes that a device of this kind has now; of a CPU no more than the
  * control groups of this process (a container's, a batch job's) leave to it. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
-
-/* What the process takes of the device beside the plan: CUDA's context and the libraries' code and
- * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
- * device. */
-G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind, size_t *bytes);
-
-/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes
- * nothing of a GPU. */
-typedef struct g2z_gpu_sample {
-  double busy_percent;         /* of the last moments, in which a kernel ran */
-  size_t used_bytes;           /* by all processes */
-} g2z_gpu_sample;
-typedef struct g2z_gpu_watch g2z_gpu_watch;
-/* G2Z_UNSUPPORTED where there is no NVML. */
-G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out);
-/* The GPU that this process sees as number `gpu`, now. */
-G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
-G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
 typedef struct g2z_span_times {
   int64_t count;
@@ -1251,8 +1224,6 @@ G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
 /* What they took; waits for the device. All 0 where they are not timed. */
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
 
-/* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
-G2Z_API float g2z_round(g2z_dtype dtype, float x);
 
 /* ===== >>d09 CPU ops =====================================================
  * The oracle of every other backend, and fast enough to train a small model: plain loops, OpenMP
@@ -1326,9 +1297,6 @@ G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t cou
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 /* G2Z_BAD_ARGUMENT on all, naming the first line in which a rank's text differs from rank 0's. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
-/* What heartbeats tell the others. Each call is progress: hang_s starts again, and is
- * hang_s + extra_s until the next call. */
-G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
 /* How many of this rank's last 1,024 collectives moved a bucket in a step. Those of a graph
  * count in the step that recorded it only. */
 G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
@@ -1401,8 +1369,6 @@ typedef struct g2z_collectives { /* a transport */
   void (*close)(g2z_comm *comm);
 } g2z_collectives;
 
-typedef struct g2z__record g2z__record;
-
 struct g2z_comm {
   const g2z_collectives *ops;
   g2z_services *services;
@@ -1415,7 +1381,7 @@ struct g2z_comm {
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
-  g2z__record *record;         /* while a step is recorded */
+  struct g2z__record *record;  /* while a step is recorded */
   void *backend;
 };
 
@@ -1453,7 +1419,12 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
 /* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
 
-typedef struct g2z_context g2z_context;
+typedef struct g2z_context {      /* to read */
+  g2z_services *services;
+  g2z_device_kind device;
+  int rank, world;
+  g2z_ranks *ranks;
+} g2z_context;
 typedef struct g2z_context_config {
   g2z_services *services;         /* must outlive the context; never NULL */
   g2z_device_kind device;
@@ -1464,11 +1435,6 @@ typedef struct g2z_context_config {
 G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services);
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out);
 G2Z_API void g2z_context_free(g2z_context *context); /* NULL is fine */
-G2Z_API g2z_services *g2z_context_services(const g2z_context *context);
-G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context);
-G2Z_API int g2z_context_rank(const g2z_context *context);
-G2Z_API int g2z_context_world(const g2z_context *context);
-G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context);
 
 /* ===== >>d14 trainer =====================================================
  * A model in training, driven step by step. A step is enqueued and its results are read one step
@@ -1490,6 +1456,84 @@ typedef struct g2z_report {
   double exposed_comm_ms;/* the device waited for other ranks, in WAITs as long as in
                           * the last step that was timed, one of 8; NaN: not measured */
 } g2z_report;
+
+/* ----- the trainer, whose first members may be read ----- */
+
+typedef struct g2z__model {
+  const g2z_plan *plan;
+  g2z_device *device;
+  char *params, *grads;     /* flat; where what lies, the plan says */
+  char *activations;
+  char *logits;             /* [head_chunk, Vp] act */
+  void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
+                             * their type */
+} g2z__model;
+
+/* One pass over a micro-batch: what forward and backward both need to know. */
+typedef struct g2z__pass {
+  const int32_t *x;         /* device, [B,T] */
+  const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
+  int B, T;
+  g2z_dropout dropout;      /* `site` is set for each use */
+  g2z_write write;          /* gradients are written, or added to what earlier micro-steps left */
+  int rows;                 /* 1: what the embedding adds to wte's gradient is not added, but left
+                             * as a row for each token: see g2z__gather_rows */
+} g2z__pass;
+
+typedef struct g2z__record {
+  g2z_call *calls;
+  size_t count, capacity;
+  size_t meanwhile;            /* the first call since the last graph */
+} g2z__record;
+
+struct g2z_trainer {
+  g2z_context *context;              /* to read, as all up to `loader` */
+  g2z_services *services;
+  g2z_train_config config;
+  g2z_plan *plan;
+  g2z_device *device;
+  g2z_loader *loader;                /* NULL without shards */
+  /* The rest is the trainer's own. */
+  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
+                                      * the embedding's rows */
+  g2z__model model;
+  g2z__record record;                /* of a step; empty until one was recorded */
+  void *shared[3];                   /* the communicator's: parameters, logits, votes */
+  float *master, *m, *v;             /* [shard_elements] */
+  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
+                                      * else NULL */
+  char *sums;                        /* that shard, or the model's gradients: where the sums over
+                                      * ranks lie that this rank owns */
+  g2z_step_state *state;             /* device */
+  g2z_verdict verdict;
+  double *ballot[2];                 /* host: status and stop request of this rank, by parity */
+  double voted[2];                   /* the ballot that lies in the verdict */
+  double *eval_sum;
+  g2z_update_range *ranges;          /* device: the plan's */
+  g2z_update update;                 /* what AdamW takes */
+  g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
+  g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
+  int row_part_count;
+  int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
+  const void *rows;                  /* device: what the embedding adds to wte's gradient, a row */
+  const int32_t *row_tokens;         /* for each token, and the tokens, of all ranks */
+  int32_t *staged[2];                /* host, x and y of one step one after the other */
+  double data_s[2];                  /* waiting for tokens, by parity of the step */
+  int64_t stagings, enqueued;
+  int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
+  int micro_step;                    /* that is being enqueued */
+  g2z__pass pass;                    /* its tokens, and how its gradients are written */
+  int stale;                         /* 1: slices of other ranks are older than their masters */
+  int joined;                        /* the device waited for so many gathers, in their order */
+  int needed;                        /* the unit whose parameters were asked for last */
+  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
+                                      * places, or come there; 0: none */
+  int turn_joined[2];                /* 1: the device waited for them */
+  int tuned;                         /* 1: rank 0's choices of products are everybody's */
+  int stop_requested, stop_agreed;
+  g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
+  char failure[G2Z_ERROR_BYTES];
+};
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out);
@@ -1516,11 +1560,6 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader
  * last_only: [1,V]. Of several ranks all call it. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
                                       int last_only, float *logits);
-G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
-G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *trainer);
-G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *trainer);
-G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *trainer); /* NULL without shards */
-G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *trainer);
 /* Trained on so far, over all ranks, with what came before a checkpoint that was loaded. */
 G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
 /* Something beside the steps failed on this rank, for a reason that services->error holds: all
@@ -2627,7 +2666,6 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
 
 G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_transport_text, g2z_transport, G2Z_TRANSPORT_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
 
@@ -2678,7 +2716,8 @@ G2Z__PRIVATE g2z_status g2z__check_real(g2z_services *services, const char *name
                   least, open ? "below" : "at most", most);
 }
 
-G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config) {
+G2Z__PRIVATE g2z_status g2z__model_config_check(g2z_services *services,
+                                                const g2z_model_config *config) {
   G2Z__TRY(g2z_check_range(services, "layers", config->layers, 1, G2Z__MAX_LAYERS));
   G2Z__TRY(g2z_check_range(services, "channels", config->channels, 8, G2Z__MAX_CHANNELS));
   G2Z__TRY(g2z_check_range(services, "heads", config->heads, 1, config->channels));
@@ -2748,12 +2787,13 @@ G2Z__PRIVATE g2z_status g2z__optimizer_config_check(g2z_services *services,
                          1 << 30);
 }
 
-G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_train_config *config) {
+G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
+                                                const g2z_train_config *config) {
   if (config->stamp != G2Z__STAMP)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "this g2z_train_config was never initialised: start from "
                     "g2z_train_config_default()");
-  G2Z__TRY(g2z_model_config_check(services, &config->model));
+  G2Z__TRY(g2z__model_config_check(services, &config->model));
   G2Z__TRY(g2z_check_range(services, "batch", config->batch, 1, G2Z__MAX_BATCH));
   G2Z__TRY(g2z_check_range(services, "accum", config->accum, 1, G2Z__MAX_ACCUM));
   G2Z__TRY(g2z_check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
@@ -2884,8 +2924,6 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
   info.elements = info.rows * info.cols;
   return info;
 }
-
-G2Z__DEFINE_TEXT(g2z_memory_text, g2z_memory, G2Z_MEMORY_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
   return (count + grain - 1) / grain * grain;
@@ -3142,6 +3180,9 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
       g2z__align(g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)) +
       g2z__align(sizeof(double));
   bytes[G2Z_MEMORY_SCRATCH] = g2z__plan_scratch_bytes(plan);
+  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
+  plan->nccl_bytes = plan->world == 1 || plan->device != G2Z_DEVICE_CUDA ? 0
+                     : (size_t)(copies ? 390 : 800) << 20;
   plan->bytes_total = 0;
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++) plan->bytes_total += bytes[i];
 }
@@ -3281,7 +3322,7 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
                                    g2z_device_kind device, int rank, int world, g2z_plan **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z_train_config_check(services, config));
+  G2Z__TRY(g2z__train_config_check(services, config));
   G2Z__TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
   G2Z__TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
   G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_plan), &memory));
@@ -3304,18 +3345,13 @@ G2Z_API void g2z_plan_free(g2z_plan *plan) {
   g2z_release(plan->services, plan);
 }
 
-G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan) {
-  if (plan->world == 1 || plan->device != G2Z_DEVICE_CUDA) return 0;
-  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
-  return (size_t)(copies ? 390 : 800) << 20;
-}
-
 /* What must be free when a process has its context, and nothing else yet. */
 G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
-  return plan->bytes_total + g2z_plan_nccl_bytes(plan);
+  return plan->bytes_total + plan->nccl_bytes;
 }
 
-G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
+/* The largest B whose plan fits into `free_bytes`, beside what NCCL takes; 0 when none does. */
+G2Z__PRIVATE int g2z__plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
   int fits = 0;
   for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* bytes grow with B: a binary search */
     g2z_plan trial = *plan;
@@ -3339,12 +3375,12 @@ G2Z__PRIVATE void g2z__plan_line(void (*line)(void *user, const char *text), voi
   line(user, text);
 }
 
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t free_bytes,
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user) {
   const g2z_model_config *m = &plan->model;
   g2z__plan_line(line, user,
-                 "model       %d layers, %d heads, %d channels, context %d, vocab %d (padded to %d): "
-                 "%.2f M parameters", m->layers, m->heads, m->channels, m->context, m->vocab,
+                 "model       %d layers, %d heads, %d channels, context %d, vocab %d (padded to "
+                 "%d): %.2f M parameters", m->layers, m->heads, m->channels, m->context, m->vocab,
                  plan->vocab_padded, (double)plan->parameters * 1e-6);
   g2z__plan_line(line, user, "step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens",
                  plan->batch, plan->seq, plan->accum, plan->world,
@@ -3370,20 +3406,18 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
     g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
                    g2z_recompute_text(plan->recompute));
+  static const char *const texts[] = {G2Z_MEMORY_LIST(G2Z__SECOND)};
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
-    g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]),
-                   g2z_memory_text((g2z_memory)i));
-  if (overhead_bytes)
-    g2z__plan_line(line, user, "memory      %9.3f GiB  CUDA context and libraries, measured%s",
-                   g2z__gib(overhead_bytes), plan->world > 1 ? ", and NCCL as usual" : "");
-  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s",
-                 g2z__gib(plan->bytes_total + overhead_bytes),
+    g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]), texts[i]);
+  if (plan->nccl_bytes)
+    g2z__plan_line(line, user, "memory      %9.3f GiB  NCCL, as usual", g2z__gib(plan->nccl_bytes));
+  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s", g2z__gib(g2z__plan_needs(plan)),
                  plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
   if (!free_bytes) return;
   g2z__plan_line(line, user, "free        %9.3f GiB  per rank: %s", g2z__gib(free_bytes),
                  g2z__plan_needs(plan) <= free_bytes ? "it fits" : "IT DOES NOT FIT");
   g2z__plan_line(line, user, "largest B   %9d      micro-batch that fits",
-                 g2z_plan_largest_batch(plan, free_bytes));
+                 g2z__plan_largest_batch(plan, free_bytes));
 }
 
 /* ===== >>i07 shards and loader ===========================================
@@ -3947,7 +3981,8 @@ static inline G2Z_HOST_DEVICE float g2z__round_bf16(float x) {
   return g2z__from_bits(rounded);
 }
 
-G2Z_API float g2z_round(g2z_dtype dtype, float x) {
+/* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
+G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   switch (dtype) {
     case G2Z_FP16: return g2z__round_fp16(x);
     case G2Z_BF16: return g2z__round_bf16(x);
@@ -4085,22 +4120,13 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 
 /* ----- devices ---------------------------------------------------------- */
 
-struct g2z_gpu_watch {
-  g2z_services *services;
-  void *library, *call[5];     /* NVML and its functions: room k70 */
-};
-
 static const g2z_ops *g2z__cpu_ops(void);
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
-static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
-static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
-static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
-static void g2z__nvml_close(g2z_gpu_watch *watch);
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -4114,27 +4140,11 @@ G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank,
   (void)local_rank, (void)id;
   return g2z__cuda_memory(services, &none, &none);
 }
-G2Z__PRIVATE g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
-  return g2z__cuda_memory(services, bytes, bytes);
-}
 G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
   return g2z__cuda_memory(device->services, &none, &none);
 }
-G2Z__PRIVATE g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
-  size_t none;
-  return g2z__cuda_memory(watch->services, &none, &none);
-}
-G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
-  (void)gpu, (void)out;
-  return g2z__nvml_open(watch);
-}
-G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
 #endif
-
-G2Z_API g2z_device_kind g2z_device_default(void) {
-  return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
-}
 
 G2Z_API int g2z_device_count(g2z_device_kind kind) {
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
@@ -4219,35 +4229,6 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   device->ops->close(device);
   g2z_release(device->services, device->timers);
   g2z_release(device->services, device);
-}
-
-G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,
-                                       size_t *bytes) {
-  *bytes = 0;
-  return kind == G2Z_DEVICE_CUDA ? g2z__cuda_overhead(services, bytes) : G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out) {
-  void *memory;
-  *out = NULL;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_gpu_watch), &memory));
-  g2z_gpu_watch *watch = (g2z_gpu_watch *)memory;
-  watch->services = services;
-  g2z_status status = g2z__nvml_open(watch);
-  if (status != G2Z_OK) g2z_gpu_watch_free(watch);
-  else *out = watch;
-  return status;
-}
-
-G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
-  memset(out, 0, sizeof *out);
-  return g2z__nvml_sample(watch, gpu, out);
-}
-
-G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
-  if (!watch) return;
-  g2z__nvml_close(watch);
-  g2z_release(watch->services, watch);
 }
 
 /* What each GPU's table begins with. The number is of the lines' form. */
@@ -4534,13 +4515,13 @@ static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, 
   if (p->bias) y += p->bias[column];
   if (p->slope) {
     y = g2z__cpu_gelu(y, p->slope + at);
-    p->slope[at] = g2z_round(p->dtype, p->slope[at]);
+    p->slope[at] = g2z__round(p->dtype, p->slope[at]);
   }
   if (p->times) y *= p->times[at];
   if (p->residual)
     y = p->residual[at] + y * g2z__cpu_row_factor(p->dropout, row, column, p->N);
   if (p->mode == G2Z_ACCUMULATE) y += p->out[at];
-  p->out[at] = g2z_round(p->dtype, y);
+  p->out[at] = g2z__round(p->dtype, y);
 }
 
 G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
@@ -4590,7 +4571,7 @@ G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mod
     }
     for (int j = 0; j < width; j++) {
       float *to = (float *)out + c + j;
-      *to = g2z_round(dtype, (float)(mode == G2Z_ACCUMULATE ? (double)*to + sums[j] : sums[j]));
+      *to = g2z__round(dtype, (float)(mode == G2Z_ACCUMULATE ? (double)*to + sums[j] : sums[j]));
     }
   }
 }
@@ -4635,7 +4616,7 @@ G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
 G2Z__PRIVATE g2z_status g2z__cpu_cast_act(g2z_device *device, void *to, const float *from,
                                           size_t n) {
   G2Z__PARALLEL((double)n)
-  for (int64_t i = 0; i < (int64_t)n; i++) ((float *)to)[i] = g2z_round(device->dtype, from[i]);
+  for (int64_t i = 0; i < (int64_t)n; i++) ((float *)to)[i] = g2z__round(device->dtype, from[i]);
   return G2Z_OK;
 }
 
@@ -4643,7 +4624,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const f
                                            size_t n) {
   G2Z__PARALLEL((double)n)
   for (int64_t i = 0; i < (int64_t)n; i++)
-    ((float *)to)[i] = g2z_round(device->grad_dtype, from[i]);
+    ((float *)to)[i] = g2z__round(device->grad_dtype, from[i]);
   return G2Z_OK;
 }
 
@@ -4659,7 +4640,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const 
     const float *token = (const float *)wte + (size_t)tokens[n] * (size_t)C;
     const float *position = (const float *)wpe + (size_t)(n % T) * (size_t)C;
     for (int c = 0; c < C; c++)
-      to[c] = g2z_round(device->dtype, (token[c] + position[c]) *
+      to[c] = g2z__round(device->dtype, (token[c] + position[c]) *
                                            g2z__cpu_row_factor(dropout, n, c, C));
   }
   return G2Z_OK;
@@ -4682,7 +4663,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void
         sum += (double)g;
         if (dwte) dwte[(size_t)tokens[n] * (size_t)C + (size_t)c] += g;
       }
-      *to = g2z_round(device->grad_dtype, (float)sum);
+      *to = g2z__round(device->grad_dtype, (float)sum);
     }
   return G2Z_OK;
 }
@@ -4718,7 +4699,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
         float sum = 0, *to = (float *)grads + parts[i].at + (row + c - parts[i].first);
         for (int n = first; n < N && order[n] == order[first]; n++)
           sum += ((const float *)rows)[(size_t)order[N + n] * (size_t)C + c];
-        *to = g2z_round(device->grad_dtype, *to + sum);
+        *to = g2z__round(device->grad_dtype, *to + sum);
       }
   }
   return G2Z_OK;
@@ -4741,7 +4722,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, floa
     for (int c = 0; c < C; c++) squares += (double)(from[c] - m) * (double)(from[c] - m);
     float r = (float)(1.0 / sqrt(squares / C + (double)G2Z_LAYERNORM_EPS));
     for (int c = 0; c < C; c++)
-      to[c] = g2z_round(device->dtype, (from[c] - m) * r * scale[c] + shift[c]);
+      to[c] = g2z__round(device->dtype, (from[c] - m) * r * scale[c] + shift[c]);
     mean[n] = m;
     rstd[n] = r;
   }
@@ -4775,10 +4756,10 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
     for (int c = 0; c < C; c++) {
       float xhat = (in[c] - mean[n]) * rstd[n];
       float dx = rstd[n] * (out[c] * scale[c] - average - xhat * slope);
-      to[c] = g2z_round(device->dtype, res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
+      to[c] = g2z__round(device->dtype, res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
     }
     for (int c = 0; c < C && drops; c++)
-      cut[c] = g2z_round(device->dtype, to[c] * g2z__cpu_row_factor(dropout, n, c, C));
+      cut[c] = g2z__round(device->dtype, to[c] * g2z__cpu_row_factor(dropout, n, c, C));
   }
   g2z__cpu_column_sums(device->grad_dtype, dw, mode, dy, x, mean, rstd, N, C);
   g2z__cpu_column_sums(device->grad_dtype, db, mode, dy, NULL, NULL, NULL, N, C);
@@ -4855,7 +4836,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, fl
       total += (double)p;
       g2z__cpu_add(sums, f * p, v + key * row, HS);
     }
-    for (int c = 0; c < HS; c++) to[c] = g2z_round(device->dtype, sums[c] / (float)total);
+    for (int c = 0; c < HS; c++) to[c] = g2z__round(device->dtype, sums[c] / (float)total);
     lse[i] = (float)((double)max + log(total));
   }
   return G2Z_OK;
@@ -4915,7 +4896,7 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   }
   for (int i = 0; i < V; i++) {
     float p = logits[i] / (float)sum;
-    logits[i] = g2z_round(dtype, (i == target ? p - 1.0f : p) * gradient);
+    logits[i] = g2z__round(dtype, (i == target ? p - 1.0f : p) * gradient);
   }
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
@@ -4976,7 +4957,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   float *out = (float *)to;
   const float *in = (const float *)from;
   for (size_t i = 0; i < n; i++)
-    out[i] = mode == G2Z_ACCUMULATE ? g2z_round(device->grad_dtype, out[i] + in[i]) : in[i];
+    out[i] = mode == G2Z_ACCUMULATE ? g2z__round(device->grad_dtype, out[i] + in[i]) : in[i];
   return G2Z_OK;
 }
 
@@ -5013,7 +4994,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     G2Z__PARALLEL(16.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++) {
       masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
-      weights[e] = g2z_round(device->dtype, masters[e]);
+      weights[e] = g2z__round(device->dtype, masters[e]);
     }
   }
   return G2Z_OK;
@@ -6169,6 +6150,23 @@ G2Z_API g2z_ranks_config g2z_ranks_config_default(void) {
   return config;
 }
 
+G2Z__PRIVATE void g2z__ranks_move(g2z_ranks *ranks) {
+  ranks->self.moves++;
+  ranks->moved = g2z_seconds();
+}
+
+/* What heartbeats tell the others. Each call is progress: hang_s starts again, and is
+ * hang_s + extra_s until the next call. */
+G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step,
+                                   double extra_s) {
+  pthread_mutex_lock(&ranks->lock);
+  snprintf(ranks->self.phase, sizeof ranks->self.phase, "%s", phase);
+  ranks->self.step = step;
+  ranks->self.limit_s = ranks->config.hang_s > 0 ? ranks->config.hang_s + extra_s : 0;
+  g2z__ranks_move(ranks);
+  pthread_mutex_unlock(&ranks->lock);
+}
+
 /* What this rank says of itself. */
 G2Z__PRIVATE g2z_status g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello) {
   const g2z_ranks_config *config = &ranks->config;
@@ -6229,7 +6227,7 @@ G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config
   ranks->wake = -1;
   pthread_mutex_init(&ranks->lock, NULL);
   ranks->began = g2z_seconds();
-  g2z_ranks_phase(ranks, "start", 0, 0);
+  g2z__ranks_phase(ranks, "start", 0, 0);
   g2z_status status = g2z__ranks_meet(ranks);
   if (status != G2Z_OK) g2z_ranks_leave(ranks);
   else *out = ranks;
@@ -6260,20 +6258,6 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks->config.place; }
 
 /* ----- progress and the flight recorder ---------------------------------- */
-
-G2Z__PRIVATE void g2z__ranks_move(g2z_ranks *ranks) {
-  ranks->self.moves++;
-  ranks->moved = g2z_seconds();
-}
-
-G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s) {
-  pthread_mutex_lock(&ranks->lock);
-  snprintf(ranks->self.phase, sizeof ranks->self.phase, "%s", phase);
-  ranks->self.step = step;
-  ranks->self.limit_s = ranks->config.hang_s > 0 ? ranks->config.hang_s + extra_s : 0;
-  g2z__ranks_move(ranks);
-  pthread_mutex_unlock(&ranks->lock);
-}
 
 /* A word that the device counts up as its collectives end, in memory that the host can read: it
  * goes on when the host does not. NULL before that memory is freed. */
@@ -6620,7 +6604,7 @@ static const g2z_collectives g2z__one_rank = {
 /* What travels is of the wire's type. */
 G2Z__PRIVATE void g2z__star_round(const g2z_comm *comm, float *buffer, size_t n) {
   if (comm->wire != G2Z_FP16 && comm->wire != G2Z_BF16) return;
-  for (size_t i = 0; i < n; i++) buffer[i] = g2z_round(comm->wire, buffer[i]);
+  for (size_t i = 0; i < n; i++) buffer[i] = g2z__round(comm->wire, buffer[i]);
 }
 
 /* buffer[n], on rank 0, becomes the sum over the ranks: in fp32, rounded once. */
@@ -6728,12 +6712,6 @@ static const g2z_collectives g2z__star = {
  * follow places inside it. Calls are issued again as ordinary calls, so that what a step sends last
  * travels beside the beginning of the next step, and waiting can be timed. In a job of one all
  * calls are work of the device, and the step is one graph. */
-struct g2z__record {
-  g2z_call *calls;
-  size_t count, capacity;
-  size_t meanwhile;            /* the first call since the last graph */
-};
-
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
   void *calls = record->calls;
@@ -7333,7 +7311,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
                                           g2z__weight **list, size_t *count) {
   void *memory;
   *count = 0;
-  G2Z__TRY(g2z_model_config_check(services, model));
+  G2Z__TRY(g2z__model_config_check(services, model));
   G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
                         sizeof(g2z__weight), &memory));
   *list = (g2z__weight *)memory;
@@ -7489,7 +7467,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
                     4 * (int64_t)model->channels);
-  return g2z_model_config_check(services, model);
+  return g2z__model_config_check(services, model);
 }
 
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
@@ -7696,17 +7674,11 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
 #define G2Z__BUILD G2Z__BUILD_COMMIT __VERSION__
 #endif
 
-struct g2z_context {
-  g2z_services *services;
-  g2z_device_kind device;
-  g2z_ranks *ranks;
-};
-
 G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
   g2z_context_config config;
   memset(&config, 0, sizeof config);
   config.services = services;
-  config.device = g2z_device_default();
+  config.device = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   config.ranks = g2z_ranks_config_default();
   config.ranks.place.world = 0;
   return config;
@@ -7740,6 +7712,8 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   g2z_context *context = (g2z_context *)memory;
   context->services = services;
   context->device = config->device;
+  context->rank = ranks.place.rank;
+  context->world = ranks.place.world;
   g2z_status status = g2z_ranks_join(services, &ranks, &context->ranks);
   if (status != G2Z_OK) {
     g2z_context_free(context);
@@ -7756,27 +7730,7 @@ G2Z_API void g2z_context_free(g2z_context *context) {
   g2z_release(context->services, context);
 }
 
-G2Z_API g2z_services *g2z_context_services(const g2z_context *context) { return context->services; }
-G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context) { return context->device; }
-G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context) { return context->ranks; }
-G2Z_API int g2z_context_rank(const g2z_context *context) {
-  return g2z_ranks_place(context->ranks)->rank;
-}
-G2Z_API int g2z_context_world(const g2z_context *context) {
-  return g2z_ranks_place(context->ranks)->world;
-}
-
 /* ----- the model: pointers into the buffers that the trainer owns -------- */
-
-typedef struct g2z__model {
-  const g2z_plan *plan;
-  g2z_device *device;
-  char *params, *grads;     /* flat; where what lies, the plan says */
-  char *activations;
-  char *logits;             /* [head_chunk, Vp] act */
-  void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
-                             * their type */
-} g2z__model;
 
 G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
   size_t element = model->plan->unit[unit].param_at + model->plan->offset[param];
@@ -7791,17 +7745,6 @@ G2Z__PRIVATE void *g2z__grad(const g2z__model *model, int unit, g2z_param param)
 G2Z__PRIVATE void *g2z__activation_at(const g2z__model *model, g2z__activation which, int layer) {
   return model->activations + g2z__activation_offset(model->plan, which, layer);
 }
-
-/* One pass over a micro-batch: what forward and backward both need to know. */
-typedef struct g2z__pass {
-  const int32_t *x;         /* device, [B,T] */
-  const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
-  int B, T;
-  g2z_dropout dropout;      /* `site` is set for each use */
-  g2z_write write;          /* gradients are written, or added to what earlier micro-steps left */
-  int rows;                 /* 1: what the embedding adds to wte's gradient is not added, but left
-                             * as a row for each token: see g2z__gather_rows */
-} g2z__pass;
 
 /* Dropout sites: 0 the embedding; then three a layer. The embedding stands where the last one of a
  * layer -1 would. */
@@ -8005,54 +7948,6 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
 /* Places in the queue that the host may wait for. Two of each: one is in flight, one is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-struct g2z_trainer {
-  g2z_context *context;
-  g2z_services *services;
-  g2z_train_config config;
-  g2z_plan *plan;
-  g2z_device *device;
-  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
-                                      * the embedding's rows */
-  g2z__model model;
-  g2z__record record;                /* of a step; empty until one was recorded */
-  g2z_loader *loader;
-  void *shared[3];                   /* the communicator's: parameters, logits, votes */
-  float *master, *m, *v;             /* [shard_elements] */
-  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
-                                      * else NULL */
-  char *sums;                        /* that shard, or the model's gradients: where the sums over
-                                      * ranks lie that this rank owns */
-  g2z_step_state *state;             /* device */
-  g2z_verdict verdict;
-  double *ballot[2];                 /* host: status and stop request of this rank, by parity */
-  double voted[2];                   /* the ballot that lies in the verdict */
-  double *eval_sum;
-  g2z_update_range *ranges;          /* device: the plan's */
-  g2z_update update;                 /* what AdamW takes */
-  g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
-  g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
-  int row_part_count;
-  int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
-  const void *rows;                  /* device: what the embedding adds to wte's gradient, a row */
-  const int32_t *row_tokens;         /* for each token, and the tokens, of all ranks */
-  int32_t *staged[2];                /* host, x and y of one step one after the other */
-  double data_s[2];                  /* waiting for tokens, by parity of the step */
-  int64_t stagings, enqueued;
-  int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
-  int micro_step;                    /* that is being enqueued */
-  g2z__pass pass;                    /* its tokens, and how its gradients are written */
-  int stale;                         /* 1: slices of other ranks are older than their masters */
-  int joined;                        /* the device waited for so many gathers, in their order */
-  int needed;                        /* the unit whose parameters were asked for last */
-  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
-                                      * places, or come there; 0: none */
-  int turn_joined[2];                /* 1: the device waited for them */
-  int tuned;                         /* 1: rank 0's choices of products are everybody's */
-  int stop_requested, stop_agreed;
-  g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
-  char failure[G2Z_ERROR_BYTES];
-};
-
 /* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
@@ -8106,15 +8001,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
  * host's. */
 G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
-  int sharing = g2z_ranks_place(g2z_context_ranks(t->context))->local_world;
+  int sharing = g2z_ranks_place(t->context->ranks)->local_world;
   if (t->plan->device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
   G2Z__TRY(g2z_device_memory(t->services, t->plan->device, &free_bytes, &total_bytes));
   free_bytes /= (size_t)sharing;
   if (g2z__plan_needs(t->plan) <= free_bytes) return G2Z_OK;
   g2z_plan leaner = *t->plan;
   leaner.recompute = G2Z_RECOMPUTE_BLOCK;
-  int largest = g2z_plan_largest_batch(t->plan, free_bytes);
-  int most = g2z_plan_largest_batch(&leaner, free_bytes);
+  int largest = g2z__plan_largest_batch(t->plan, free_bytes);
+  int most = g2z__plan_largest_batch(&leaner, free_bytes);
   char remedy[96] = "", each[64] = "";
   if (sharing > 1)
     snprintf(each, sizeof each, " for each of the %d ranks on this host", sharing);
@@ -8345,7 +8240,7 @@ G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
  * when the queue has passed this place. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
+  g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   return g2z_comm_mark(t->comm, 2 * t->plan->buckets + 2);
@@ -8397,7 +8292,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   call.owner = t->plan->owner;
   call.write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
   G2Z__TRY(g2z__cast_wte(t, b));
-  g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, b->elements * size);
+  g2z__ranks_record(t->context->ranks, "reduce", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z_comm_mark(t->comm, bucket);
@@ -8413,7 +8308,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   size_t bytes = rows.count / (size_t)plan->world * sizeof(int32_t);
   int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
   t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
-  g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
+  g2z__ranks_record(t->context->ranks, "tokens", -1, bytes);
   G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all are done with their logits */
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
@@ -8430,7 +8325,7 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
   const void *mine = g2z__dropped(&t->model, &t->pass);
   t->rows = plan->world == 1 ? mine : t->model.logits;
-  g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
+  g2z__ranks_record(t->context->ranks, "rows", -1, bytes);
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
@@ -8497,7 +8392,7 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t) {
   size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
   call.span = G2Z_SPAN_VERDICT;
-  g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1, bytes);
+  g2z__ranks_record(t->context->ranks, "verdict", -1, bytes);
   G2Z__TRY(t->comm->ops->exchange(t->comm, &call, &done));
   if (done) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
@@ -8538,7 +8433,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   g2z_call call = g2z_call_of(G2Z_CALL_GATHER, t->model.params + b->param_at * size,
                               t->model.params + b->own_param_at * size, b->elements);
   call.owner = t->plan->owner;
-  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, b->elements * size);
+  g2z__ranks_record(t->context->ranks, "gather", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z_comm_mark(t->comm, t->plan->buckets + bucket);
 }
@@ -8682,8 +8577,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
 /* The plan, the data, the device, and whether it has room: all that needs no other rank. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
-  G2Z__TRY(g2z_plan_create(t->services, config, g2z_context_device(t->context),
-                           g2z_context_rank(t->context), g2z_context_world(t->context), &t->plan));
+  G2Z__TRY(g2z_plan_create(t->services, config, t->context->device,
+                           t->context->rank, t->context->world, &t->plan));
   if (config->train_glob) {
     g2z_loader_config shards;
     memset(&shards, 0, sizeof shards);
@@ -8771,7 +8666,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
-           g2z__exact(c->bucket_mb, 0).text, g2z_device_text(g2z_context_device(t->context)),
+           g2z__exact(c->bucket_mb, 0).text, g2z_device_text(t->context->device),
            c->graph, g2z__exact(c->dropout, 1).text, c->seed, g2z__exact(o->lr, 1).text,
            g2z__exact(o->min_lr, 1).text, g2z__exact(o->beta1, 1).text,
            g2z__exact(o->beta2, 1).text, g2z__exact(o->eps, 1).text,
@@ -8798,7 +8693,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
     void *memory;
     g2z_status status = t->comm->ops->allocate(t->comm, bytes[i], &memory);
     if (status == G2Z_OK) t->shared[i] = memory;
-    G2Z__TRY(g2z_ranks_agree(g2z_context_ranks(t->context), status));
+    G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
   }
   t->model.params = (char *)t->shared[0];
   t->model.logits = (char *)t->shared[1];
@@ -8814,20 +8709,20 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.wire = plan->wire_dtype;
   config.gather = plan->gather;
   config.reduce = plan->reduce;
-  g2z_status status = g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm);
-  return g2z_ranks_agree(g2z_context_ranks(t->context), status);
+  g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
+  return g2z_ranks_agree(t->context->ranks, status);
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[1536];
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z_ranks *ranks = t->context->ranks;
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ntransport=%s\nrecompute=%s\n"
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ntransport=%d\nrecompute=%s\n"
            "init_from=%.1000s\n", t->config.tune, t->config.tuning != NULL,
-           g2z_transport_text(t->config.transport), g2z_recompute_text(t->config.recompute),
+           (int)t->config.transport, g2z_recompute_text(t->config.recompute),
            t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
@@ -8850,7 +8745,7 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
                                       g2z_trainer **out) {
   *out = NULL;
   void *memory;
-  g2z_services *services = g2z_context_services(context);
+  g2z_services *services = context->services;
   G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_trainer), &memory));
   g2z_trainer *t = (g2z_trainer *)memory;
   t->context = context;
@@ -8943,13 +8838,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
  * addition, and a run that is repeated has only one tuning table to read. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z_ranks *ranks = t->context->ranks;
   char *text = NULL;
   uint64_t bytes = 0;
   if (t->plan->world == 1 || t->plan->device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
-  g2z_ranks_phase(ranks, "tuning", t->enqueued, 600);
+  g2z__ranks_phase(ranks, "tuning", t->enqueued, 600);
   G2Z__TRY(g2z__restore(t));
   for (int unit = t->plan->wte; unit >= 0; unit--) /* all that has a place has arrived */
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
@@ -8978,14 +8873,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
     G2Z__TRY(g2z__record_begin(t->comm, &t->record));
     G2Z__TRY(g2z__record_end(t->comm, g2z__zero_step(t, t->plan)));
   }
-  g2z__ranks_record(g2z_context_ranks(t->context), "graph", -1, 0);
+  g2z__ranks_record(t->context->ranks, "graph", -1, 0);
   return g2z__record_play(t->comm, &t->record);
 }
 
 /* A rank failed, and all know it: they return its status and its sentence. */
 G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
   memcpy(t->services->error, t->failure, sizeof t->failure);
-  g2z_status status = g2z_ranks_agree(g2z_context_ranks(t->context), t->failed);
+  g2z_status status = g2z_ranks_agree(t->context->ranks, t->failed);
   if (status != G2Z_OK) return status;
   return g2z_fail(t->services, G2Z_LOST, "a rank failed in step %" PRId64 " and does not say why",
                   step);
@@ -8993,7 +8888,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
 
 /* The status of what a verdict cannot tell the others any more. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
-  if (status != G2Z_OK) g2z__ranks_alone(g2z_context_ranks(t->context));
+  if (status != G2Z_OK) g2z__ranks_alone(t->context->ranks);
   return status;
 }
 
@@ -9072,7 +8967,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   g2z_trainer_fail(t, status);
   int64_t step = t->enqueued + 1;
   int slot = (int)(step % 2);
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", step, 0);
+  g2z__ranks_phase(t->context->ranks, "step", step, 0);
   t->comm->ops->lap(t->comm, slot);
   G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_vote(t)));
   G2Z__TRY(g2z__trainer_share_tuning(t));
@@ -9130,7 +9025,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
   G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
-    g2z_ranks_phase(g2z_context_ranks(t->context), "validation", t->enqueued, 0); /* progress */
+    g2z__ranks_phase(t->context->ranks, "validation", t->enqueued, 0); /* progress */
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, y, tokens);
@@ -9146,7 +9041,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
 
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                         double *loss) {
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z_ranks *ranks = t->context->ranks;
   double sum = 0, all = 0;
   void *sums;
   *loss = NAN;
@@ -9164,7 +9059,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   g2z_release(t->services, sums);
   double tokens = (double)steps * t->plan->batch * t->plan->seq * t->plan->world;
   if (status == G2Z_OK && steps > 0) *loss = g2z__nan_unsigned(all / tokens);
-  g2z_ranks_phase(ranks, "step", t->enqueued, 0);
+  g2z__ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
 
@@ -9208,18 +9103,13 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
                                       int last_only, float *logits) {
   G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
   G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
-  g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
+  g2z__ranks_phase(t->context->ranks, "sample", t->enqueued, 0);
   t->device->tune = G2Z_TUNE_OFF;
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
   t->device->tune = t->config.tune;
   return g2z__trainer_alone(t, status);
 }
 
-G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *t) { return t->plan; }
-G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *t) { return &t->config; }
-G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->context; }
-G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
-G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *t) { return t->device; }
 
 /* ===== >>i15 generation ==================================================
  * In:  a prompt's tokens. Out: the tokens with which the model continues them.
@@ -9575,7 +9465,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   memset(x, 0, sizeof *x);
   x->t = t;
   x->services = t->services;
-  x->ranks = g2z_context_ranks(t->context);
+  x->ranks = t->context->ranks;
   x->file = x->descriptor = -1;
   g2z__crc_init(&x->crc);
   while (length > 1 && directory[length - 1] == '/') length--;
@@ -10040,8 +9930,8 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory, 
 G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int weights_only,
                                   g2z_note note, void *user) {
   g2z__transfer x;
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
-  g2z_ranks_phase(ranks, "save", t->enqueued, 3600);
+  g2z_ranks *ranks = t->context->ranks;
+  g2z__ranks_phase(ranks, "save", t->enqueued, 3600);
   g2z_status status = g2z__transfer_open(&x, t, directory, weights_only ? "" : ".partial");
   x.weights_only = weights_only;
   if (status == G2Z_OK) status = g2z__saver_open(&x, t, directory);
@@ -10055,7 +9945,7 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
     }
   }
   g2z__transfer_free(&x);
-  g2z_ranks_phase(ranks, "step", t->enqueued, 0);
+  g2z__ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
 
@@ -10531,9 +10421,9 @@ G2Z__PRIVATE void g2z__loading_compare(g2z__transfer *x) {
 }
 
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z_ranks *ranks = t->context->ranks;
   g2z__transfer x;
-  g2z_ranks_phase(ranks, "load", t->enqueued, 3600);
+  g2z__ranks_phase(ranks, "load", t->enqueued, 3600);
   g2z_status status = g2z__transfer_open(&x, t, directory, "");
   if (status == G2Z_OK) status = t->device->ops->synchronize(t->device);
   if (status == G2Z_OK) status = g2z__loading_open(&x, directory);
@@ -10550,7 +10440,7 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
     t->tuned = 0;
   }
   g2z__transfer_free(&x);
-  g2z_ranks_phase(ranks, "step", t->enqueued, 0);
+  g2z__ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
 

@@ -18,7 +18,6 @@
  *   >>k42 products on Hopper   with what is done to their sums, beside cuBLASLt's
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
- *   >>k70 memory      what CUDA takes beside the plan; what a GPU is
  *   >>k80 collectives NCCL, beside the computation
  *   >>k90 table       the ops of each dtype, and what room 08 calls
  *
@@ -41,7 +40,6 @@
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 #include <type_traits>
-#include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>
 #if !defined(G2Z_NO_NCCL) && __has_include(<nccl.h>)
 #include <nccl.h>
@@ -6196,111 +6194,6 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
                      (unsigned)(chunks < most ? chunks : most), 256, 0, (A *)u->params, u->master,
                      u->m, u->v, (const G *)u->grads, u->ranges + begin, end - begin, *u->config,
                      u->state);
-}
-
-/* ===== >>k70 memory ======================================================
- * In:  a GPU. Out: what a process takes of it beside the plan (CUDA's context, the libraries' code
- *      and workspaces), how busy it is, and what it is.
- * Law: NVML measures memory and load. It is opened at run time: a build needs nothing of it. */
-
-/* NVML's functions, in the order of g2z_gpu_watch.call. */
-typedef struct {
-  unsigned version;
-  unsigned long long total, reserved, free, used;
-} g2z__nvml_memory;
-typedef struct { unsigned gpu, memory; } g2z__nvml_rates;
-#define G2Z__NVML_LIST(X)                                                    \
-  X(INIT,     "nvmlInit_v2",                      (void))                    \
-  X(SHUTDOWN, "nvmlShutdown",                     (void))                    \
-  X(FIND,     "nvmlDeviceGetHandleByPciBusId_v2", (const char *, void **))   \
-  X(MEMORY,   "nvmlDeviceGetMemoryInfo_v2",       (void *, g2z__nvml_memory *)) \
-  X(BUSY,     "nvmlDeviceGetUtilizationRates",    (void *, g2z__nvml_rates *))
-enum {
-#define X(name, symbol, arguments) G2Z__NVML_##name,
-  G2Z__NVML_LIST(X)
-#undef X
-  G2Z__NVML_COUNT
-};
-#define X(name, symbol, arguments) typedef int (*g2z__nvml_##name) arguments;
-G2Z__NVML_LIST(X)
-#undef X
-static_assert(G2Z__NVML_COUNT == sizeof(g2z_gpu_watch::call) / sizeof(void *),
-              "g2z_gpu_watch has a place for each function");
-#define G2Z__NVML(watch, name) ((g2z__nvml_##name)(watch)->call[G2Z__NVML_##name])
-
-static void g2z__nvml_close(g2z_gpu_watch *watch) {
-  if (watch->call[G2Z__NVML_SHUTDOWN]) G2Z__NVML(watch, SHUTDOWN)();
-  if (watch->library) dlclose(watch->library);
-}
-
-static g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
-  static const char *const symbols[] = {
-#define X(name, symbol, arguments) symbol,
-      G2Z__NVML_LIST(X)
-#undef X
-  };
-  watch->library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-  int all = watch->library != NULL;
-  for (int i = 0; i < G2Z__NVML_COUNT && all; i++)
-    all = (watch->call[i] = dlsym(watch->library, symbols[i])) != NULL;
-  if (all && G2Z__NVML(watch, INIT)() == 0) return G2Z_OK;
-  watch->call[G2Z__NVML_SHUTDOWN] = NULL; /* there is nothing to shut down */
-  return g2z_fail(watch->services, G2Z_UNSUPPORTED,
-                  "libnvidia-ml.so.1 is not here, or no driver answers it: how busy GPUs are is "
-                  "not known");
-}
-
-static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
-  char bus[32];
-  void *handle;
-  g2z__nvml_memory memory;
-  g2z__nvml_rates rates;
-  memset(&memory, 0, sizeof memory);
-  memset(&rates, 0, sizeof rates);
-  memory.version = (unsigned)sizeof memory | 2u << 24;
-  if (cudaDeviceGetPCIBusId(bus, (int)sizeof bus, gpu) != cudaSuccess ||
-      G2Z__NVML(watch, FIND)(bus, &handle) != 0 ||
-      G2Z__NVML(watch, MEMORY)(handle, &memory) != 0)
-    return g2z_fail(watch->services, G2Z_UNSUPPORTED, "NVML knows nothing of GPU %d", gpu);
-  /* A MIG slice has no utilisation. */
-  out->busy_percent = G2Z__NVML(watch, BUSY)(handle, &rates) == 0 ? (double)rates.gpu : NAN;
-  out->used_bytes = (size_t)memory.used; /* without what the driver keeps for itself */
-  return G2Z_OK;
-}
-
-/* Bytes in use on the current GPU by all processes; 0 without NVML. */
-static size_t g2z__gpu_bytes_used(g2z_services *services) {
-  g2z_gpu_watch *watch;
-  g2z_gpu_sample sample;
-  int ordinal = 0;
-  memset(&sample, 0, sizeof sample);
-  if (cudaGetDevice(&ordinal) != cudaSuccess) return 0;
-  if (g2z_gpu_watch_create(services, &watch) == G2Z_OK)
-    g2z_gpu_watch_sample(watch, ordinal, &sample);
-  g2z_gpu_watch_free(watch);
-  return sample.used_bytes;
-}
-
-/* The bytes in use once this process has run a product, minus those before it had a context. */
-static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
-  enum { SIDE = 256 };
-  *bytes = 0;
-  size_t before = g2z__gpu_bytes_used(services);
-  g2z_device *device;
-  void *x = NULL, *y = NULL;
-  G2Z__TRY(g2z_device_create(services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &device));
-  g2z_status status = device->ops->allocate(device, SIDE * SIDE * 2, &x);
-  if (status == G2Z_OK) status = device->ops->allocate(device, SIDE * SIDE * 2, &y);
-  if (status == G2Z_OK)
-    status = device->ops->linear_bwd_data(device, y, NULL, x, x, NULL, G2Z_OVERWRITE, SIDE, SIDE,
-                                          SIDE);
-  if (status == G2Z_OK) status = device->ops->synchronize(device);
-  size_t after = g2z__gpu_bytes_used(services);
-  if (after > before) *bytes = after - before;
-  if (x) device->ops->release(device, x);
-  if (y) device->ops->release(device, y);
-  g2z_device_free(device);
-  return status;
 }
 
 /* ===== >>k80 collectives =================================================

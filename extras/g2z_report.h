@@ -217,7 +217,7 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
   X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
   X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
   X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
-  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: NVML")       \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: nvidia-smi")  \
   X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
   X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
   X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \

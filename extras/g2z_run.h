@@ -483,7 +483,7 @@ static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
 /* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
  * wait for what will not come: it travels in the verdict of the next step. */
 static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
-  if (status == G2Z_OK || !run->trainer || g2z_context_world(run->context) == 1) return status;
+  if (status == G2Z_OK || !run->trainer || run->context->world == 1) return status;
   g2zr_note_failure(run, &run->held, status);
   g2z_trainer_fail(run->trainer, status);
   return G2Z_OK;
@@ -492,7 +492,7 @@ static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
 /* The same status on all ranks, of this and of what was held. */
 static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->held);
-  return g2z_ranks_agree(g2z_context_ranks(run->context), status);
+  return g2z_ranks_agree(run->context->ranks, status);
 }
 
 /* "DIRECTORY/name". Neither run_dir nor save_weights is so long that it would be cut off. */
@@ -564,7 +564,7 @@ static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
   va_start(arguments, format);
   vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
-  if (g2z_context_rank(run->context) == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
+  if (run->context->rank == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
   return g2zr_log(run, line);
 }
 
@@ -675,7 +675,7 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
 static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   struct utsname name;
   char os[2 * sizeof name.release];
-  const g2z_device_info *info = &g2z_trainer_device(run->trainer)->info;
+  const g2z_device_info *info = &run->trainer->device->info;
   const char *cuda = info->runtime[0] ? info->runtime : NULL;
   memset(&name, 0, sizeof name);
   uname(&name);
@@ -695,7 +695,7 @@ static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
   G2ZR_OPEN("hardware");
   G2ZR_TEXT("gpu_name", info->name[0] ? info->name : NULL);
   G2ZR_WHOLE("gpu_count_visible", info->count);
-  G2ZR_WHOLE("world_size", g2z_context_world(run->context));
+  G2ZR_WHOLE("world_size", run->context->world);
   G2ZR_TEXT("cuda_version", cuda);
   if (getenv("SLURM_JOB_ID")) {
     G2ZR_OPEN("cluster");
@@ -715,7 +715,7 @@ static double g2zr_decimal(float value) {
 }
 
 static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_plan *plan = run->trainer->plan;
   char size[96];
   snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
            plan->model.heads, plan->model.channels);
@@ -749,10 +749,10 @@ static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
 
 /* Of all ranks but 0, whose plans are of one size; NaN: there is no memory to make one. */
 static double g2zr_bytes_of_others(const g2z_run *run) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_plan *plan = run->trainer->plan;
   g2z_plan *other;
   if (plan->world == 1) return 0;
-  if (g2z_plan_create(run->services, g2z_trainer_config(run->trainer), plan->device, 1,
+  if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1,
                       plan->world, &other) != G2Z_OK)
     return NAN;
   double bytes = (double)other->bytes_total * (plan->world - 1);
@@ -767,7 +767,7 @@ static void g2zr_put_bytes(g2z_json_out *out, const char *key, double bytes) {
 }
 
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_plan *plan = run->trainer->plan;
   const double steps = epoch->steps, applied = steps - epoch->skipped;
   double planned = NAN, reserved = NAN, all = NAN;
   size_t free_bytes = 0, total_bytes = 0;
@@ -873,13 +873,13 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
 static g2z_status g2zr_write_profile(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
   if (!run->config.profile) return G2Z_OK;
-  G2ZR_TRY(g2z_device_span_times(g2z_trainer_device(run->trainer), times));
+  G2ZR_TRY(g2z_device_span_times(run->trainer->device, times));
   return g2z_profile_write_spans(run->services, run->config.run_dir, times);
 }
 
 /* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
 static g2z_status g2zr_write_artifacts(g2z_run *run) {
-  if (g2z_context_device(run->context) == G2Z_DEVICE_CUDA)
+  if (run->context->device == G2Z_DEVICE_CUDA)
     G2ZR_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
   G2ZR_TRY(g2zr_write_json(run->services, g2zr_in(run, "training_metrics.json").text,
                            g2zr_put_artifact, run));
@@ -961,7 +961,7 @@ static g2z_status g2zr_complete(g2z_run *run) {
   g2z_utc_now(now);
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
-           "total_wall_time_sec=%.3f timestamp_utc=%s", saved, g2z_context_world(run->context),
+           "total_wall_time_sec=%.3f timestamp_utc=%s", saved, run->context->world,
            g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
   if (run->log.file < 0) return G2Z_OK;
   G2ZR_TRY(g2zr_log(run, run->line));
@@ -979,7 +979,7 @@ static g2z_status g2zr_complete(g2z_run *run) {
 
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights;
-  const int first = g2z_context_rank(run->context) == 0;
+  const int first = run->context->rank == 0;
   if (saved) {
     G2ZR_TRY(g2z_trainer_save_weights(run->trainer, saved));
     G2ZR_TRY(g2zr_agree(run, first ? g2zr_save_tokenizer(run) : G2Z_OK));
@@ -1226,8 +1226,8 @@ static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int a
   shards.batch = train->batch;
   shards.seq = train->seq;
   shards.accum = accum;
-  shards.rank = g2z_context_rank(run->context);
-  shards.world = g2z_context_world(run->context);
+  shards.rank = run->context->rank;
+  shards.world = run->context->world;
   shards.vocab = train->model.vocab;
   shards.order = order;
   shards.seed = train->seed;
@@ -1290,8 +1290,8 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
   g2z_plan *plan;
-  G2ZR_TRY(g2z_plan_create(run->services, &probe, g2z_context_device(run->context),
-                           g2z_context_rank(run->context), g2z_context_world(run->context), &plan));
+  G2ZR_TRY(g2z_plan_create(run->services, &probe, run->context->device,
+                           run->context->rank, run->context->world, &plan));
   g2z_plan_free(plan);
   const char *needs = config->save_every > 0 ? "save_every"
                       : config->save_epochs  ? "save_epochs"
@@ -1360,8 +1360,8 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
 
 /* counts[count] becomes the sum over all ranks. */
 static g2z_status g2zr_sum_counts(g2z_run *run, int64_t *counts, size_t count) {
-  int world = g2z_context_world(run->context);
-  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  int world = run->context->world;
+  g2z_ranks *ranks = run->context->ranks;
   void *all;
   if (world == 1) return G2Z_OK;
   G2ZR_TRY(g2z_ranks_agree(ranks, g2z_allocate(run->services, count * (size_t)world, sizeof *counts,
@@ -1389,7 +1389,7 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
     status = g2z_loader_next(run->val, &x, &y);
     for (int64_t i = 0; status == G2Z_OK && i < tokens; i++) counts[y[i]]++;
   }
-  status = g2z_ranks_agree(g2z_context_ranks(run->context), status);
+  status = g2z_ranks_agree(run->context->ranks, status);
   if (status == G2Z_OK) status = g2zr_sum_counts(run, counts, vocab);
   for (size_t i = 0; i < vocab; i++) total += counts[i];
   double sum = 0;
@@ -1415,7 +1415,7 @@ static g2z_status g2zr_open_val(g2z_run *run) {
 
 /* What is going to happen, for people. */
 static g2z_status g2zr_introduce(g2z_run *run) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_plan *plan = run->trainer->plan;
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
@@ -1614,7 +1614,7 @@ static int g2zr_passes_over(g2z_run *run) {
   const char *sentence = run->services->error;
   const size_t used = strlen(run->passed_over);
   if (!run->damaged || !run->found.own || strcmp(run->config.resume, "latest") != 0) return 0;
-  if (g2z_context_rank(run->context) == 0)
+  if (run->context->rank == 0)
     g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", run->resume, sentence);
   snprintf(run->passed_over + used, sizeof run->passed_over - used, "%sstep %" PRId64,
            used ? ", " : "", run->before);
@@ -1712,8 +1712,8 @@ static g2z_status g2zr_lock(g2z_run *run) {
 
 /* All ranks take rank 0's word for the run directory and the checkpoint. */
 static g2z_status g2zr_find(g2z_run *run) {
-  g2z_ranks *ranks = g2z_context_ranks(run->context);
-  const int first = g2z_context_rank(run->context) == 0;
+  g2z_ranks *ranks = run->context->ranks;
+  const int first = run->context->rank == 0;
   const char *run_dir = run->config.run_dir;
   g2z_status status = G2Z_OK;
   memset(&run->found, 0, sizeof run->found);
@@ -1732,7 +1732,7 @@ static g2z_status g2zr_find(g2z_run *run) {
 static g2z_status g2zr_open_files(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   int64_t metrics, log;
-  if (g2z_context_rank(run->context) != 0) return G2Z_OK;
+  if (run->context->rank != 0) return G2Z_OK;
   if (config->save_weights) G2ZR_TRY(g2zr_check_weights(run));
   if (!config->run_dir) return G2Z_OK;
   G2ZR_TRY(g2z_make_directory(run->services, config->run_dir));
@@ -1746,7 +1746,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
 
 /* Rank 0, of a run that goes on: what is left of its last end. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
-  if (g2z_context_rank(run->context) != 0 || !run->found.continues) return G2Z_OK;
+  if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
   g2zr_sweep(run);
   G2ZR_TRY(g2zr_set_aside(run));
   unlink(g2zr_in(run, "RUN_COMPLETE.txt").text);
@@ -1765,7 +1765,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   G2ZR_TRY(g2zr_open_tokenizer(run));
   G2ZR_TRY(g2zr_open_val(run));
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
-                         g2z_context_world(run->context);
+                         run->context->world;
   const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
   if (run->config.dataset_name)
     snprintf(run->dataset, sizeof run->dataset, "%s", run->config.dataset_name);
@@ -1788,10 +1788,10 @@ static void g2zr_take_up(g2z_run *run) {
 /* Six operations for each weight of a matrix and token, forward and backward, and attention's
  * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
 static void g2zr_price(g2z_run *run) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_plan *plan = run->trainer->plan;
   double C = plan->model.channels, L = plan->model.layers;
   run->flops_per_token = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
-  run->peak_flops = g2z_trainer_device(run->trainer)->info.peak_flops * plan->world;
+  run->peak_flops = run->trainer->device->info.peak_flops * plan->world;
 }
 
 /* Ranks validate, save and sample together: one that has other settings would wait for the rest of
@@ -1816,7 +1816,7 @@ static void g2zr_price(g2z_run *run) {
 
 static g2z_status g2zr_same(g2z_run *run) {
   const g2z_run_config *config = &run->config;
-  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  g2z_ranks *ranks = run->context->ranks;
   char text[1024];
   int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
                       (double)config->sampling.temperature, (double)config->sampling.top_p);
@@ -1831,7 +1831,7 @@ static g2z_status g2zr_same(g2z_run *run) {
 
 /* All that depends on which checkpoint it is. */
 static g2z_status g2zr_load(g2z_run *run) {
-  const int first = g2z_context_rank(run->context) == 0;
+  const int first = run->context->rank == 0;
   run->damaged = 0;
   G2ZR_TRY(g2zr_find(run));
   G2ZR_TRY(g2zr_agree(run, g2zr_open_alone(run)));
@@ -1842,7 +1842,7 @@ static g2z_status g2zr_load(g2z_run *run) {
   if (run->val) {
     char text[32];
     snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
-    G2ZR_TRY(g2z_ranks_same(g2z_context_ranks(run->context), "validation data", text));
+    G2ZR_TRY(g2z_ranks_same(run->context->ranks, "validation data", text));
     G2ZR_TRY(g2zr_val_entropy(run));
   }
   G2ZR_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
@@ -1873,7 +1873,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   } while (status != G2Z_OK && g2zr_passes_over(run));
   G2ZR_TRY(status);
   if (run->config.profile)
-    G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(g2z_trainer_device(run->trainer))));
+    G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   g2zr_price(run);
   run->sum.best_val_loss = NAN;
   status = run->found.own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
@@ -1883,7 +1883,7 @@ static g2z_status g2zr_open(g2z_run *run) {
                (run->config.sample_tokens > 0 ? G2ZR_DUE_SAMPLE : 0) | G2ZR_DUE_EPOCH_END |
                G2ZR_DUE_FINISH;
   g2zr_take_up(run);
-  g2z_loader *loader = g2z_trainer_loader(run->trainer);
+  g2z_loader *loader = run->trainer->loader;
   if (loader) run->epoch_step = loader->position.step;
   if (run->resume) {
     g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
@@ -1901,7 +1901,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
                                   g2z_run **out) {
   *out = NULL;
   void *memory;
-  g2z_services *services = g2z_context_services(context);
+  g2z_services *services = context->services;
   G2ZR_TRY(g2z_allocate(services, 1, sizeof(g2z_run), &memory));
   g2z_run *run = (g2z_run *)memory;
   run->services = services;
@@ -1988,7 +1988,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   m->mfu = run->flops_per_token * m->tok_s / run->peak_flops;
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
-  m->mem_gib = (double)g2z_trainer_plan(run->trainer)->bytes_total / 1073741824.0;
+  m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
   G2ZR_TRY(g2zr_account(run));
   return g2zr_write_metrics(run);
 }
@@ -2112,8 +2112,8 @@ static g2z_status g2zr_end_epoch(g2z_run *run) {
 /* The state is saved: what is left is to say how it ended. All ranks know the signal, whichever of
  * them it reached. */
 static g2z_status g2zr_stop(g2z_run *run) {
-  int world = g2z_context_world(run->context);
-  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  int world = run->context->world;
+  g2z_ranks *ranks = run->context->ranks;
   void *all;
   char name[32];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED);
@@ -3199,7 +3199,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   const g2z_place *place = &config->ranks.place;
   *run = NULL;
   G2ZR_TRY(g2z_context_create(config, context));
-  g2z_ranks *ranks = g2z_context_ranks(*context);
+  g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);

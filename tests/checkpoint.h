@@ -149,7 +149,7 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   config.batch = 3; /* 41 steps of 3 in an epoch of 125 */
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   test_saved_steps(t, tt.trainer, 7, losses, NULL);
-  size_t P = g2z_trainer_plan(tt.trainer)->parameters;
+  size_t P = tt.trainer->plan->parameters;
   CHECK(t, P <= 20000);
   if (P > 20000) P = 20000;
   for (int b = 0; b < 3; b++)
@@ -170,7 +170,7 @@ static void test_checkpoint_reshaped(g2z_test *t) {
     for (int b = 0; b < 3; b++)
       CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)b, 0, P, is + (size_t)b * P));
     CHECK(t, memcmp(was, is, 3 * P * sizeof(float)) == 0);
-    g2z_loader_position position = g2z_trainer_loader(tt.trainer)->position;
+    g2z_loader_position position = tt.trainer->loader->position;
     CHECK(t, position.epoch == 0 && position.step == shapes[i].step);
     CHECK_OK(t, g2z_trainer_step(tt.trainer, &report));
     CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
@@ -187,7 +187,7 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   config.train_glob = shard;
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-  CHECK(t, g2z_trainer_loader(tt.trainer)->position.step == 0);
+  CHECK(t, tt.trainer->loader->position.step == 0);
   test_trainer_close(&tt);
   /* As many sequences: it goes on where they are the same, by whatever name, and where a checkpoint
    * does not say which they were. */
@@ -197,14 +197,14 @@ static void test_checkpoint_reshaped(g2z_test *t) {
     if (i) test_files_poke(t, shard, ends[i], '7');
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
     CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-    CHECK(t, g2z_trainer_loader(tt.trainer)->position.step == (i ? 0 : 1));
+    CHECK(t, tt.trainer->loader->position.step == (i ? 0 : 1));
     test_trainer_close(&tt);
   }
   test_saved_replace(t, at, "trainer_state.json", "\"data\": ", "\"date\": ");
   test_saved_sign(t, at, "config.json");
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-  CHECK(t, g2z_trainer_loader(tt.trainer)->position.step == 1);
+  CHECK(t, tt.trainer->loader->position.step == 1);
   test_trainer_close(&tt);
   for (int dynamic = 0; dynamic < 2; dynamic++) { /* a fixed scale is not one that was found */
     snprintf(at, sizeof at, "%s", test_path(t, "fixed"));

@@ -262,7 +262,7 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   if (data[0] & 1) {
     fuzz_put("config.json", data + 1, size - 1);
     g2z_status status = g2z_weights_config(&services, fuzz_directory, &model);
-    fuzz_check(status == G2Z_OK ? g2z_model_config_check(&services, &model) == G2Z_OK
+    fuzz_check(status == G2Z_OK ? g2z__model_config_check(&services, &model) == G2Z_OK
                            : model.layers == 0 && services.error[0]);
     return 0;
   }
