@@ -2679,7 +2679,8 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
 }
 
 /* Rounds the 16 rows in `c`, each times a factor, and writes those inside the rectangle: lanes
- * first exchange their pairs, so that each writes 16 bytes. */
+ * first exchange their pairs, so that each writes 16 bytes. nvcc splits a plain store of a uint4
+ * into four when its parts come from lanes; __stcg stays whole. */
 template <int HSP, typename A>
 static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (&c)[HSP / 8][4],
                                            int row, float factor_low, float factor_high) {
@@ -2697,8 +2698,8 @@ static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (
       g2z__transpose<1>(words);
       int x = n * 8 + g2z__lane() % 4 * 8;
       if (y < to.T && x < to.HS)
-        *reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+        __stcg(reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x),
+               make_uint4(words[0], words[1], words[2], words[3]));
     }
   }
 }
