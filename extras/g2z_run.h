@@ -248,7 +248,7 @@ typedef struct g2z_run_options {
   const char *run_id;
   int nccl_logs, profile_mode;
   int dry_run, help;           /* for the program to do */
-  char run_dir_text[1024], vocab_text[4128];
+  char run_dir_text[1024], weights_text[1040], vocab_text[4128];
   g2z_ranks *met;              /* NULL until all ranks have met and run_dir is rank 0's */
 } g2z_run_options;
 
@@ -2878,7 +2878,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   GROUP("Results")                                                                                \
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
-       "model.safetensors and config.json at the end, with the tokenizer")                        \
+       "where model, config and tokenizer go at the end [RUN_DIR/weights]; none: nowhere")        \
   FLAG("tensorboard", CHOICE, run.tensorboard, 0, 0, "|off|on",                                   \
        "event files of the metrics in the run directory")                                         \
   FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
@@ -3194,6 +3194,15 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   return g2zr_write_output_of(services, directory, "ibstat.txt", "ibstat");
 }
 
+/* A training leaves its weights, unless it is told not to: who has forgotten a flag would lose
+ * them after hours. */
+static void g2zr_settle_weights_directory(g2z_run_options *o) {
+  const char *said = o->run.save_weights;
+  snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
+  if (said && strcmp(said, "none") == 0) o->run.save_weights = NULL;
+  else if (!said && o->run.run_dir && o->run.train.train_glob) o->run.save_weights = o->weights_text;
+}
+
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run) {
   const g2z_place *place = &config->ranks.place;
@@ -3202,6 +3211,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
+    g2zr_settle_weights_directory(o);
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
     status = g2z_ranks_agree(ranks, g2zr_log_nccl(config->services, o, place));
   }

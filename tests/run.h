@@ -811,6 +811,24 @@ static void test_train_run(g2z_test *t) {
   }
 }
 
+/* A training without --save-weights leaves its weights in the run directory; "none" leaves none. */
+static void test_train_weights(g2z_test *t) {
+  char output[16384], arguments[1800];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_run_shard(t, "x_train_0.bin", 2000);
+  for (int none = 0; none < 2; none++) {
+    snprintf(arguments, sizeof arguments,
+             "--train '%s' --vocab-size 257 --device cpu --layers 1 --channels 32 --heads 4 "
+             "--context 16 --steps 2 --sample-tokens 0 --run-dir %s%s",
+             test_path(t, "x_train_*.bin"), test_path(t, none ? "two" : "one"),
+             none ? " --save-weights none" : "");
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  }
+  CHECK(t, access(test_path(t, "one/weights/model.safetensors"), R_OK) == 0);
+  CHECK(t, access(test_path(t, "one/weights/config.json"), R_OK) == 0);
+  CHECK(t, access(test_path(t, "two/weights"), F_OK) != 0 && access("none", F_OK) != 0);
+}
+
 /* What make would do in a directory whose name has a space. */
 static void test_make_space(g2z_test *t) {
   char line[1500], output[8192];
