@@ -139,9 +139,8 @@ int main(int argc, char **argv) {
   g2z_services services;
   program p;
   int is_parent = 0, code = 0;
-  g2z_open_standard_files();
+  g2z_begin_program(argv);
   signal(SIGPIPE, SIG_IGN); /* who reads the console may leave: train.log has every line */
-  signal(SIGXFSZ, SIG_IGN); /* a file beyond `ulimit -f` becomes an error of the write */
   memset(&services, 0, sizeof services);
   memset(&p, 0, sizeof p);
   services.log = print_log;

@@ -280,9 +280,11 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
  * or with --profile-mode, one every 10 seconds. *next begins with 0. */
 G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *event,
                           double *next);
-/* For the begin of main: standard input, output and error that the program was started without
- * become /dev/null. Else the next file that is opened would be one of them. */
-G2Z_API void g2z_open_standard_files(void);
+/* For the begin of main. Standard input, output and error that the program was started without
+ * become /dev/null: else the next file that is opened would be one of them. A file beyond
+ * `ulimit -f` becomes an error of the write. OpenMP's threads sleep while they wait, unless
+ * OMP_WAIT_POLICY is set: where something else runs on a core, spinning costs most of the speed. */
+G2Z_API void g2z_begin_program(char **argv);
 
 #ifdef __cplusplus
 }
@@ -3310,9 +3312,17 @@ G2Z_API int g2z_run_shows(const g2z_run_options *o, const g2z_run_event *event, 
   return 1;
 }
 
-G2Z_API void g2z_open_standard_files(void) {
-  for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++) /* open takes the lowest free one */
-    if (fcntl(file, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
+G2Z_API void g2z_begin_program(char **argv) {
+  int open_files = 1;
+  for (int file = STDIN_FILENO; file <= STDERR_FILENO && open_files; file++)
+    if (fcntl(file, F_GETFD) < 0) open_files = open("/dev/null", O_RDWR) >= 0; /* the lowest free */
+  signal(SIGXFSZ, SIG_IGN);
+#ifdef _OPENMP /* its runtime has read the variable before main: this process begins again */
+  if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
+    execv("/proc/self/exe", argv);
+#else
+  (void)argv;
+#endif
 }
 
 #ifdef __cplusplus

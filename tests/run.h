@@ -829,6 +829,39 @@ static void test_train_weights(g2z_test *t) {
   CHECK(t, access(test_path(t, "two/weights"), F_OK) != 0 && access("none", F_OK) != 0);
 }
 
+/* Waiting threads sleep without a variable of the user's, and as a variable says. */
+static void test_train_waits(g2z_test *t) {
+#ifdef _OPENMP
+  static const char *const before[] = {NULL, "active"};
+  char output[16384], arguments[1800];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  const char *set = getenv("OMP_WAIT_POLICY");
+  char *saved = set ? strdup(set) : NULL;
+  test_run_shard(t, "x_train_0.bin", 2000);
+  for (int i = 0; i < 2; i++) {
+    const char *path = test_path(t, i ? "two/launcher_metadata.json" : "one/launcher_metadata.json");
+    char *text;
+    size_t bytes;
+    if (before[i]) setenv("OMP_WAIT_POLICY", before[i], 1);
+    else unsetenv("OMP_WAIT_POLICY");
+    snprintf(arguments, sizeof arguments,
+             "--train '%s' --vocab-size 257 --device cpu --layers 1 --channels 32 --heads 4 "
+             "--context 16 --steps 2 --sample-tokens 0 --run-dir %s",
+             test_path(t, "x_train_*.bin"), test_path(t, i ? "two" : "one"));
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+    REQUIRE_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+    CHECK(t, strstr(text, i ? "\"OMP_WAIT_POLICY\": \"active\""
+                            : "\"OMP_WAIT_POLICY\": \"passive\"") != NULL);
+    g2z_release(&t->services, text);
+  }
+  if (saved) setenv("OMP_WAIT_POLICY", saved, 1);
+  else unsetenv("OMP_WAIT_POLICY");
+  free(saved);
+#else
+  SKIP(t, "this build has no OpenMP");
+#endif
+}
+
 /* What make would do in a directory whose name has a space. */
 static void test_make_space(g2z_test *t) {
   char line[1500], output[8192];
