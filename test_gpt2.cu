@@ -172,6 +172,7 @@ static const g2z_test_entry test_table[] = {
     {"train_refusals", "bad flags: a sentence and exit code 1", test_train_refusals},
     {"train_device", "--device cuda without one", test_train_device},
     {"train_run", "the program, from shard to weights", test_train_run},
+    {"train_console", "steps share one line of a terminal, which never wraps", test_train_console},
     {"train_waits", "threads that wait sleep", test_train_waits},
     {"train_weights", "a training leaves its weights", test_train_weights},
     {"golden_forward", "logits equal Hugging Face's GPT-2", test_golden_forward},

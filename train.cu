@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #ifndef G2Z_GIT_COMMIT
@@ -26,6 +27,14 @@ typedef struct program {
   g2z_context_config context;
 } program;
 
+static size_t in_place; /* columns of the step that stands on the terminal's last line */
+
+/* What comes next begins on an empty line. */
+static void leave_place(void) {
+  if (in_place) printf("\r%*s\r", (int)in_place, "");
+  in_place = 0;
+}
+
 static void print_line(void *user, const char *text) {
   (void)user;
   puts(text);
@@ -35,13 +44,46 @@ static void print_line(void *user, const char *text) {
 static void print_log(void *user, g2z_log_level level, const char *sentence) {
   const g2z_place *place = (const g2z_place *)user;
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
+  leave_place();
   if (place->rank == 0) printf("%s%s\n", warning, sentence);
   else if (*warning) printf("[rank %d] %s%s\n", place->rank, warning, sentence);
   fflush(stdout);
 }
 
+/* Steps replace each other on a terminal's last line, which must not wrap: ten a second at most.
+ * A file gets one every 5 seconds. Everything else, the last step too, is a line of its own. */
+static void print_event(const program *p, const g2z_run_event *event) {
+  static double next;
+  struct winsize window;
+  const double now = g2z_seconds();
+  const int terminal = isatty(STDOUT_FILENO) && !p->options.profile_mode;
+  const g2z_run_config *run = &p->options.run;
+  if (p->context.ranks.place.rank != 0) return;
+  if (!run->train.train_glob && !run->val_glob) { /* who lets it write wants the text alone */
+    if (event->kind == G2Z_RUN_SAMPLE) puts(event->sample);
+    return;
+  }
+  if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps) {
+    print_log((void *)&p->context.ranks.place, G2Z_LOG_INFO, event->line);
+    return;
+  }
+  if (now < next) return;
+  next = now + (terminal ? 0.1 : 5);
+  if (!terminal) puts(event->line);
+  else {
+    int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 ? window.ws_col - 1 : 79;
+    if (columns <= 0 || columns > 79) columns = 79;
+    leave_place();
+    printf("%.*s", columns, event->line);
+    in_place = strlen(event->line) < (size_t)columns ? strlen(event->line) : (size_t)columns;
+  }
+  fflush(stdout);
+}
+
 /* "[rank 3] train: sentence". */
 static void print_error(const g2z_place *place, const char *sentence) {
+  leave_place();
+  fflush(stdout);
   if (place->world > 1) fprintf(stderr, "[rank %d] train: %s\n", place->rank, sentence);
   else fprintf(stderr, "train: %s\n", sentence);
 }
@@ -111,15 +153,13 @@ static g2z_status train(program *p) {
   g2z_context *context;
   g2z_run *run;
   g2z_run_event event;
-  double next_line = 0;
   p->context.ranks.on_fault = on_fault;
   p->context.ranks.user = p;
   TRY(g2z_run_launch(&p->options, &p->context, &context, &run));
   g2z_run_catch_signals(run);
   g2z_status status;
   while ((status = g2z_run_next(run, &event)) == G2Z_OK) {
-    if (g2z_run_shows(&p->options, &event, &next_line))
-      print_log(&p->context.ranks.place, G2Z_LOG_INFO, event.line);
+    print_event(p, &event);
     if (event.kind == G2Z_RUN_DONE) break;
   }
   g2z_run_catch_signals(NULL);

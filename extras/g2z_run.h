@@ -125,7 +125,8 @@ typedef enum g2z_run_kind {
 
 typedef struct g2z_run_event {
   g2z_run_kind kind;
-  const char *line;             /* the event for people; valid until the next call, as is sample */
+  const char *line;             /* the event for people, of a step what matters most first; valid
+                                 * until the next call, as is sample */
   g2z_metrics metrics;          /* of the last step whose loss is known */
   int64_t steps;                /* of the whole run */
   double tokens_per_second;     /* smoothed over the last steps */
@@ -276,10 +277,6 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault
  * program at once. A terminal's Ctrl-C may come twice, from the terminal and from the launcher:
  * within half a second it is one. NULL: from now on the first ends the program. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run);
-/* 1: the event's line is due on standard output: each for someone who watches; of steps, for a file
- * or with --profile-mode, one every 10 seconds. *next begins with 0. */
-G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *event,
-                          double *next);
 /* For the begin of main. Standard input, output and error that the program was started without
  * become /dev/null: else the next file that is opened would be one of them. A file beyond
  * `ulimit -f` becomes an error of the write. OpenMP's threads sleep while they wait, unless
@@ -979,14 +976,58 @@ static g2z_status g2zr_complete(g2z_run *run) {
   return status;
 }
 
+/* "59 s", "12:34", "1:02:03". */
+static void g2zr_duration_text(double seconds, char out[32]) {
+  int64_t s = (int64_t)(seconds + 0.5);
+  if (s < 60) snprintf(out, 32, "%" PRId64 " s", s);
+  else if (s < 3600) snprintf(out, 32, "%" PRId64 ":%02d", s / 60, (int)(s % 60));
+  else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
+}
+
+/* Which flag set the run's length, and to what. */
+static const char *g2zr_length(const g2z_run *run, int64_t *value) {
+  const g2z_run_config *c = &run->config;
+  const int cut = run->steps < c->train.optimizer.steps;
+  *value = cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps;
+  return cut ? "--max-train-steps" : c->epochs > 0 ? "--epochs" : "--steps";
+}
+
+/* What came of a training, and the commands that a user may want to type next. */
+static g2z_status g2zr_conclude(g2z_run *run) {
+  const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
+  const char *command = run->config.command_line ? run->config.command_line : "./train";
+  char time[32], best[64] = "";
+  int64_t length;
+  const char *flag = g2zr_length(run, &length);
+  if (!run->steps) return G2Z_OK;
+  g2zr_duration_text(g2zr_wall_s(run), time);
+  if (!isnan(run->sum.best_val_loss))
+    snprintf(best, sizeof best, ", best validation loss %.4f", run->sum.best_val_loss);
+  G2ZR_TRY(g2zr_say(run, "done: loss %.4f%s, %" PRId64 " steps, %" PRId64 " tokens, %s",
+                    run->known.loss, best, run->known.step, run->known.tokens, time));
+  if (run_dir) G2ZR_TRY(g2zr_say(run, "curves: %s/report.html", run_dir));
+  if (saved) {
+    G2ZR_TRY(g2zr_say(run, "weights: %s", saved));
+    G2ZR_TRY(g2zr_say(run, "let it write: %.*s --init-from %s --prompt \"The\"%s",
+                      (int)strcspn(command, " "), command, saved,
+                      run->tokenizer ? "" : " --vocab FILE"));
+  }
+  if (run->saved >= 0)
+    return g2zr_say(run, "train on: the same command with --run-dir %s --resume latest %s %" PRId64,
+                    run_dir, flag, 2 * length);
+  if (!saved) return G2Z_OK;
+  return g2zr_say(run, "train on: the same command with --init-from %s and another --run-dir; "
+                  "--save-every N saves checkpoints for --resume", saved);
+}
+
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights;
   const int first = run->context->rank == 0;
   if (saved) {
     G2ZR_TRY(g2z_trainer_save_weights(run->trainer, saved));
     G2ZR_TRY(g2zr_agree(run, first ? g2zr_save_tokenizer(run) : G2Z_OK));
-    G2ZR_TRY(g2zr_say(run, "weights saved in %s", saved));
   }
+  G2ZR_TRY(g2zr_conclude(run));
   return g2zr_agree(run, g2zr_complete(run));
 }
 
@@ -1421,6 +1462,7 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
+  if (!run->steps && !run->val && !run->resume) return G2Z_OK; /* it writes: only the text counts */
   G2ZR_TRY(g2zr_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
                     "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
                     model->context, model->vocab, (double)plan->parameters * 1e-6,
@@ -1447,19 +1489,17 @@ static g2z_status g2zr_introduce(g2z_run *run) {
                       run->val_entropy));
   if (run->config.run_dir) G2ZR_TRY(g2zr_say(run, "run directory: %s", run->config.run_dir));
   if (run->resume) {
-    const g2z_run_config *c = &run->config;
-    int cut = run->steps < train->optimizer.steps;
+    int64_t length;
+    const char *flag = g2zr_length(run, &length);
     G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s%s", run->resumed,
                       run->resume, run->resume_s,
                       run->found.own && !run->from.note
                           ? "; it has no sums of the steps before it: times and mean losses begin "
                             "here" : ""));
     if (run->steps > run->resumed) return G2Z_OK;
-    return g2zr_say(run, "no step is left: the last is %" PRId64 ", and the checkpoint is of "
-                    "step %" PRId64 "; a larger %s=%" PRId64 " goes on", run->steps,
-                    run->resumed,
-                    cut ? "max_train_steps" : c->epochs > 0 ? "epochs" : "steps",
-                    cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps);
+    return g2zr_say(run, "no step is left: the run has %" PRId64 " steps, and the checkpoint is of "
+                    "step %" PRId64 "; to train on, give more than %s %" PRId64, run->steps,
+                    run->resumed, flag, length);
   }
   if (run->config.resume)
     return g2zr_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
@@ -1995,14 +2035,6 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   return g2zr_write_metrics(run);
 }
 
-/* "59 s", "12:34", "1:02:03". */
-static void g2zr_duration_text(double seconds, char out[32]) {
-  int64_t s = (int64_t)(seconds + 0.5);
-  if (s < 60) snprintf(out, 32, "%" PRId64 " s", s);
-  else if (s < 3600) snprintf(out, 32, "%" PRId64 ":%02d", s / 60, (int)(s % 60));
-  else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
-}
-
 static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
   const g2z_metrics *m = &run->known;
   double step_s = run->sum.smooth_s / run->sum.smooth_weight;
@@ -2016,9 +2048,8 @@ static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
     snprintf(scale, sizeof scale, " | scale %.0f%s", m->loss_scale, m->skipped ? ", skipped" : "");
   else if (m->skipped) snprintf(scale, sizeof scale, " | skipped");
   snprintf(run->line, sizeof run->line,
-           "step %" PRId64 "/%" PRId64 " | loss %.4f | lr %.2e | norm %.3f%s | %.1f ms | "
-           "%.0f tok/s | eta %s", m->step, run->steps, m->loss, m->lr, m->grad_norm, scale,
-           m->step_ms, event->tokens_per_second, eta);
+           "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm %.3f%s",
+           m->step, run->steps, m->loss, eta, event->tokens_per_second, m->lr, m->grad_norm, scale);
   return g2zr_log(run, run->line);
 }
 
@@ -2888,7 +2919,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
   FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
        "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
-  FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 10 s at most")       \
+  FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 5 s, on a terminal too")\
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
 
 G2Z_API g2z_run_options g2z_run_options_default(void) {
@@ -3041,12 +3072,13 @@ static g2z_status g2zr_settle_accum(g2z_services *services, const g2z_run_option
   return G2Z_OK;
 }
 
-/* The run directory's name, from the time unless a flag says it. */
+/* The run directory's name, from the time unless a flag says it. Writing alone needs none. */
 static void g2zr_settle_directory(g2z_run_options *o) {
   time_t now = time(NULL);
   struct tm utc;
   strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
            gmtime_r(&now, &utc));
+  if (!o->run.train.train_glob && !o->run.val_glob) strcpy(o->run_dir_text, "none");
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
   o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
 }
@@ -3300,17 +3332,7 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run) {
   }
 }
 
-/* ----- the console ----- */
-
-G2Z_API int g2z_run_shows(const g2z_run_options *o, const g2z_run_event *event, double *next) {
-  int step = event->kind == G2Z_RUN_STEP;
-  double now = g2z_seconds();
-  if (!step || event->metrics.step == event->steps) return 1;
-  if (isatty(STDOUT_FILENO) && !o->profile_mode) return 1;
-  if (now < *next) return 0;
-  *next = now + 10;
-  return 1;
-}
+/* ----- the process ----- */
 
 G2Z_API void g2z_begin_program(char **argv) {
   int open_files = 1;

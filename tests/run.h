@@ -783,6 +783,9 @@ static void test_train_run(g2z_test *t) {
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   CHECK(t, strstr(output, "step 10/10 | loss") && strstr(output, "val loss"));
   CHECK(t, strstr(output, "unigram entropy") && strstr(output, "[Rank 0] RUN_COMPLETE"));
+  CHECK(t, strstr(output, "\ndone: loss ") && strstr(output, ", best validation loss "));
+  CHECK(t, strstr(output, ", 10 steps, 640 tokens, ") && strstr(output, "/run/report.html\n"));
+  CHECK(t, strstr(output, "/weights --prompt \"") && strstr(output, "train on: the same command"));
   CHECK(t, access(test_path(t, "run/RUN_COMPLETE.txt"), R_OK) == 0);
 
   /* The tokenizer lies beside the weights, so nothing else has to be said to let them write. */
@@ -790,7 +793,8 @@ static void test_train_run(g2z_test *t) {
            "--init-from %s --prompt '1 2' --temperature 0 --sample-tokens 4 --run-dir none "
            "--device cpu", test_path(t, "weights"));
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
-  CHECK(t, strstr(output, "sample after step 0:\n1 2") != NULL);
+  CHECK(t, strncmp(output, "1 2", 3) == 0 && test_times(output, "\n") == 1);
+  CHECK(t, access("runs", F_OK) != 0 || test_times(output, "run_") == 0);
   setenv("NCCL_LOGS", "1", 1);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   unsetenv("NCCL_LOGS");
@@ -801,8 +805,8 @@ static void test_train_run(g2z_test *t) {
       {"--channels 32 --vocab-size 300", "have vocab=257: leave it out, or name other weights"},
       {"--model gpt2", "--model says layers=12, but the weights in "},
       {"--model gpt2 --layers 1", "--model says channels=768, but the weights in "},
-      {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", "RUN_COMPLETE"},
-      {"--channels 32 --vocab-size 257", "RUN_COMPLETE"}};
+      {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", "1"},
+      {"--channels 32 --vocab-size 257", "1"}};
   for (int i = 0; i < 6; i++) {
     snprintf(arguments, sizeof arguments, "--init-from %s --prompt 1 --sample-tokens 1 --run-dir "
              "none --device cpu %s", test_path(t, "weights"), said[i][0]);
@@ -860,6 +864,70 @@ static void test_train_waits(g2z_test *t) {
 #else
   SKIP(t, "this build has no OpenMP");
 #endif
+}
+
+/* ./train on a terminal of so many columns; what it printed there. */
+static int test_train_terminal(g2z_test *t, int columns, const char *arguments, char *output,
+                               size_t room) {
+  struct winsize size;
+  size_t used = 0;
+  ssize_t got;
+  char command[2048];
+  int status = -1, master = posix_openpt(O_RDWR | O_NOCTTY);
+  CHECK(t, master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+  int terminal = open(ptsname(master), O_RDWR | O_NOCTTY);
+  memset(&size, 0, sizeof size);
+  size.ws_row = 24;
+  size.ws_col = (unsigned short)columns;
+  CHECK(t, terminal >= 0 && ioctl(terminal, TIOCSWINSZ, &size) == 0);
+  const char *program = getenv("G2Z_TRAIN");
+  snprintf(command, sizeof command, "exec %s %s", program ? program : "./train", arguments);
+  fflush(stdout);
+  pid_t child = fork();
+  if (child == 0) {
+    dup2(terminal, STDOUT_FILENO);
+    dup2(terminal, STDERR_FILENO);
+    execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+    _exit(127);
+  }
+  close(terminal);
+  while ((got = read(master, output + used, room - 1 - used)) > 0) used += (size_t)got;
+  output[used] = 0;
+  close(master);
+  CHECK(t, waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* On a terminal steps share one line, which never wraps; validations are lines of their own. */
+static void test_train_console(g2z_test *t) {
+  static const int widths[] = {80, 40};
+  static char output[1 << 20];
+  char arguments[1800];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_run_shard(t, "x_train_0.bin", 2000);
+  for (int i = 0; i < 2; i++) {
+    int longest = 0, steps = 0, lines = 0, vals = 0, column = 0;
+    snprintf(arguments, sizeof arguments,
+             "--train '%s' --val '%s' --vocab-size 257 --device cpu --layers 2 --channels 64 "
+             "--heads 4 --context 32 --batch 4 --steps 300 --val-every 150 --val-steps 1 "
+             "--sample-tokens 0 --run-dir none",
+             test_path(t, "x_train_*.bin"), test_path(t, "x_train_*.bin"));
+    CHECK(t, test_train_terminal(t, widths[i], arguments, output, sizeof output) == 0);
+    for (const char *c = output; *c; c++) {
+      if (strncmp(c, "step ", 5) == 0 && column == 0) {
+        const int line = (int)strcspn(c, "\r\n"), own = strncmp(c + line, "\r\n", 2) == 0;
+        steps++;
+        lines += own;
+        vals += own && strstr(c, "val loss") && strstr(c, "val loss") < c + line;
+        if (!own && line > longest) longest = line;
+      }
+      column = *c == '\r' || *c == '\n' ? 0 : column + 1;
+    }
+    CHECK(t, longest > 20 && longest < widths[i]);
+    CHECK(t, steps > lines && steps < 300); /* some were replaced, and not each was drawn */
+    CHECK(t, vals >= 2 && lines == vals + 1);
+    CHECK(t, strstr(output, "\nstep 300/300 | loss ") || strstr(output, "\rstep 300/300 | loss "));
+  }
 }
 
 /* What make would do in a directory whose name has a space. */
