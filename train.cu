@@ -123,7 +123,11 @@ static void on_fault(void *user, const g2z_fault *fault) {
 
 static void print_help(void) {
   puts("train: trains a GPT-2 on token shards that prepare_data made, and lets it write\n"
-       "  ./train --train 'data/NAME_train_*.bin' --val 'data/NAME_val_*.bin' --vocab FILE\n");
+       "train      ./train --train 'data/NAME_train_*.bin' --val 'data/NAME_val_*.bin' \\\n"
+       "             --vocab FILE --run-dir RUN_DIR --save-every 1000\n"
+       "fine-tune  the same with --init-from DIR --lr 3e-5\n"
+       "resume     the same command with --resume latest\n"
+       "write      ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n");
   g2z_run_options_print(print_line, NULL);
 }
 
@@ -189,8 +193,9 @@ int main(int argc, char **argv) {
   char *command_line = NULL;
   g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
   if (status == G2Z_OK) status = g2z_run_options_parse(&services, argc, argv, &p.options);
-  const int help = status == G2Z_OK && p.options.help;
-  if (help) print_help();
+  const int help = status == G2Z_OK && (p.options.help || p.options.version);
+  if (help && p.options.version) puts("train " G2Z_VERSION);
+  else if (help) print_help();
   else if (status == G2Z_OK && !p.options.dry_run)
     status = g2z_run_options_spawn(&services, &p.options, argv, &is_parent, &code);
   if (status == G2Z_OK && !help && !is_parent) {
@@ -203,6 +208,7 @@ int main(int argc, char **argv) {
   }
   int said = status == G2Z_STOPPED && p.context.ranks.place.rank != 0; /* by rank 0, for all */
   if (status != G2Z_OK && !said) print_error(&p.context.ranks.place, services.error);
+  g2z_release(&services, p.options.flags_text);
   g2z_release(&services, command_line);
   return code ? code : exit_code(status);
 }

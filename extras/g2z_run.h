@@ -160,6 +160,8 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
+  G2Z_FLAG_FILE,     /* char *: a file of flags, "--name VALUE" a line and # before a comment; its
+                      * text, to which their values point, is freed with g2z_release */
   G2Z_FLAG_CHOICE,   /* int or enum: the index of the value among the words of `value` */
   G2Z_FLAG_INT,      /* int */
   G2Z_FLAG_INT64,    /* int64_t */
@@ -177,7 +179,8 @@ typedef struct g2z_flag {
 } g2z_flag;
 
 /* Arguments that are no flags are moved to argv[1..*rest], in their order; with rest NULL they are
- * an error. The sentence of an unknown flag names the nearest one. */
+ * an error. The sentence of an unknown flag names the nearest one, or ours for another program's.
+ * -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int *rest);
 /* The table for people. Print it before parsing: it shows what the destinations hold. */
@@ -248,7 +251,8 @@ typedef struct g2z_run_options {
   float join_timeout, silence_timeout, hang_timeout;
   const char *run_id;
   int nccl_logs, profile_mode;
-  int dry_run, help;           /* for the program to do */
+  int dry_run, help, version;  /* for the program to do */
+  char *flags_text;            /* of --flags: what texts point to; freed with g2z_release */
   char run_dir_text[1024], weights_text[1040], vocab_text[4128];
   g2z_ranks *met;              /* NULL until all ranks have met and run_dir is rank 0's */
 } g2z_run_options;
@@ -1724,8 +1728,9 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
                                  name};
     for (size_t i = 0; i < G2ZR_COUNT(files); i++)
       if (g2zr_has(run->config.run_dir, files[i]))
-        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): choose "
-                        "another run directory, or remove it", run->config.run_dir, files[i]);
+        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): --resume "
+                        "latest goes on with it; a new run needs another run directory",
+                        run->config.run_dir, files[i]);
     return G2Z_OK;
   }
   if (latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
@@ -2279,8 +2284,54 @@ static const g2z_flag *g2zr_flag_find(const g2z_flag *flags, int count, const ch
   return NULL;
 }
 
+/* The flags of nanoGPT, llm.c and Hugging Face's Trainer, and ours. */
+static const char *const g2zr_foreign[][2] = {
+    {"max_iters", "steps"}, {"max_steps", "steps"}, {"lr_decay_iters", "steps"}, {"-x", "steps"},
+    {"num_train_epochs", "epochs"}, {"batch_size", "batch"}, {"-b", "batch"},
+    {"per_device_train_batch_size", "batch"}, {"micro_batch_size_per_gpu", "batch"},
+    {"train_batch_size", "global-batch"}, {"-d", "global-batch"}, {"block_size", "seq"},
+    {"max_length", "seq"}, {"max_seq_length", "seq"}, {"-t", "seq"}, {"n_positions", "context"},
+    {"gradient_accumulation_steps", "accum"}, {"grad_accum_steps", "accum"},
+    {"learning_rate", "lr"}, {"-l", "lr"}, {"lr_scheduler_type", "schedule"}, {"-k", "schedule"},
+    {"warmup_iters", "warmup"}, {"warmup_steps", "warmup"}, {"-u", "warmup"}, {"-c", "weight-decay"},
+    {"grad_clip", "clip"}, {"max_grad_norm", "clip"}, {"adam_beta1", "beta1"},
+    {"adam_beta2", "beta2"}, {"adam_epsilon", "eps"}, {"n_layer", "layers"},
+    {"num_hidden_layers", "layers"}, {"n_head", "heads"}, {"num_attention_heads", "heads"},
+    {"n_embd", "channels"}, {"hidden_size", "channels"}, {"vocab_size", "vocab-size"},
+    {"model_type", "model"}, {"model_name_or_path", "init-from"}, {"-e", "init-from"},
+    {"train_file", "train"}, {"dataset", "train"}, {"-i", "train"}, {"validation_file", "val"},
+    {"-j", "val"}, {"tokenizer_name", "vocab"}, {"eval_interval", "val-every"},
+    {"eval_steps", "val-every"}, {"-v", "val-every"}, {"eval_iters", "val-steps"},
+    {"-m", "val-steps"}, {"-s", "sample-every"}, {"-g", "sample-tokens"},
+    {"max_new_tokens", "sample-tokens"}, {"start", "prompt"}, {"save_steps", "save-every"},
+    {"-n", "save-every"}, {"save_total_limit", "keep"}, {"-y", "resume"},
+    {"resume_from_checkpoint", "resume"}, {"out_dir", "run-dir"}, {"output_dir", "run-dir"},
+    {"-o", "run-dir"}, {"fp16", "dtype"}, {"bf16", "dtype"}, {"precision", "dtype"},
+    {"gradient_checkpointing", "recompute"}, {"-r", "recompute"}, {"zero_stage", "zero"},
+    {"-z", "zero"}, {"nproc_per_node", "gpus"}, {"num_gpus", "gpus"}, {"config", "flags"}};
+
+/* Ours for another program's flag, where this program has it; NULL: nobody's. Those programs write
+ * _ or -. */
+static const g2z_flag *g2zr_flag_foreign(const g2z_flag *flags, int count, const char *name,
+                                         size_t length) {
+  for (size_t i = 0; i < G2ZR_COUNT(g2zr_foreign); i++) {
+    const char *theirs = g2zr_foreign[i][0], *ours = g2zr_foreign[i][1];
+    size_t same = 0;
+    while (same < length && (theirs[same] == name[same] ||
+                             (same > 0 && theirs[same] == '_' && name[same] == '-')))
+      same++;
+    if (same == length && !theirs[length]) return g2zr_flag_find(flags, count, ours, strlen(ours));
+  }
+  return NULL;
+}
+
 static g2z_status g2zr_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
                                     const char *name, size_t length) {
+  const g2z_flag *ours = g2zr_flag_foreign(flags, count, name, length);
+  if (ours)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; here it is --%s %s: %s",
+                    (int)length, name, ours->name,
+                    ours->value + (ours->kind == G2Z_FLAG_CHOICE), ours->help);
   const char *nearest = NULL;
   int least = 3; /* more edits than this are another word, not a slip */
   for (int i = 0; i < count; i++) {
@@ -2380,6 +2431,9 @@ static g2z_status g2zr_flag_set(g2z_services *services, const g2z_flag *flag,
                   g2zr_shown(text), flag->value + 1);
 }
 
+static g2z_status g2zr_flag_file(g2z_services *services, const g2z_flag *flags, int count,
+                                 const g2z_flag *flag, const char *path);
+
 /* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
 static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, int count,
                                  int argc, char **argv, int *at) {
@@ -2404,22 +2458,64 @@ static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, 
   if (!value)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
                     flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
+  if (flag->kind == G2Z_FLAG_FILE) return g2zr_flag_file(services, flags, count, flag, value);
   return g2zr_flag_set(services, flag, value);
+}
+
+/* The lines of a file as if they stood on the command line in its place. Where one flag has taken a
+ * file, a second one would lose the texts of the first. */
+static g2z_status g2zr_flag_file(g2z_services *services, const g2z_flag *flags, int count,
+                                 const g2z_flag *flag, const char *path) {
+  char **text = (char **)flag->destination, *line, *next;
+  char sentence[G2Z_ERROR_BYTES];
+  size_t bytes;
+  if (*text)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes one file: join them", flag->name);
+  G2ZR_TRY(g2z_read_file(services, path, 1 << 20, text, &bytes));
+  char *end = *text + bytes;
+  for (line = *text; line < end; line = next) {
+    char *stop = line + strcspn(line, "\n");
+    next = stop + 1;
+    while (stop > line && strchr(" \t\r", stop[-1])) stop--;
+    *stop = 0;
+    line += strspn(line, " \t");
+    if (!*line || *line == '#') continue;
+    char *space = line + strcspn(line, " \t="), *value = space + strspn(space, " \t");
+    char *arguments[2] = {line, value};
+    int at = 0, given = *space && *space != '=';
+    if (given) *space = 0;
+    g2z_status status =
+        strncmp(line, "--", 2) == 0
+            ? g2zr_flag_take(services, flags, count, 1 + given, arguments, &at)
+            : g2z_fail(services, G2Z_BAD_ARGUMENT, "a line is a flag, --name VALUE, or a # and a "
+                       "comment, and not %.80s", line);
+    if (status == G2Z_OK && at == given) continue;
+    if (status == G2Z_OK)
+      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s takes no value: leave %.80s away", line,
+                        value);
+    snprintf(sentence, sizeof sentence, "%.600s", services->error);
+    return g2z_fail(services, status, "%.150s: %s", path, sentence);
+  }
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int *rest) {
   int kept = 0;
   for (int i = 1; i < argc; i++) {
+    static char help[] = "--help";
+    if (strcmp(argv[i], "-h") == 0) argv[i] = help;
     char *argument = argv[i];
     if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
       G2ZR_TRY(g2zr_flag_take(services, flags, count, argc, argv, &i));
       continue;
     }
-    /* A lone - is standard input; -h and -x are slips. */
+    /* A lone - is standard input; -x is a slip, or llm.c's. */
+    const g2z_flag *ours = g2zr_flag_foreign(flags, count, argument, strlen(argument));
     if (argument[0] == '-' && argument[1])
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "%.80s: flags are written with two dashes; --help lists them", argument);
+                      "%.80s: flags are written with two dashes%s%s; --help lists them", argument,
+                      ours ? ", and llm.c's is here --" : "", ours ? ours->name : "");
     if (!rest)
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
                       "%.80s: this program takes flags only, each with one value at most: quote "
@@ -2436,6 +2532,7 @@ static void g2zr_flag_default(const g2z_flag *flag, char text[64]) {
   double number = 0, minimum = flag->minimum, maximum = flag->maximum;
   switch (flag->kind) {
     case G2Z_FLAG_GROUP:
+    case G2Z_FLAG_FILE:
     case G2Z_FLAG_SWITCH: return;
     case G2Z_FLAG_TEXT: {
       const char *value = *(const char **)flag->destination;
@@ -2920,6 +3017,9 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
        "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
   FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 5 s, on a terminal too")\
+  FLAG("flags", FILE, flags_text, 0, 0, "FILE",                                                   \
+       "more flags, one a line: --name VALUE; a line with # is a comment")                        \
+  FLAG("version", SWITCH, version, 0, 0, "", "print the version")                                 \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
 
 G2Z_API g2z_run_options g2z_run_options_default(void) {
@@ -2974,10 +3074,35 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
+/* The commonest slips: a name or a file where a directory is wanted, and the reverse. */
+static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, const char *path,
+                                  int directory) {
+  static const char *const files[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
+  struct stat info;
+  const char *name = "FILE";
+  const int there = stat(path, &info) == 0;
+  if (directory && !there && *path && !strchr(path, '/'))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.200s: there is no such directory here. For "
+                    "OpenAI's weights: git lfs install; git clone https://huggingface.co/gpt2; for "
+                    "random weights of that size: --model gpt2", flag, path);
+  if (!there || directory == !!S_ISDIR(info.st_mode)) return G2Z_OK;
+  if (directory) {
+    const char *slash = strrchr(path, '/');
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.400s is a file, and a directory is wanted: "
+                    "%s %.*s", flag, path, flag, slash ? (int)(slash - path) : 1,
+                    slash ? path : ".");
+  }
+  for (size_t i = G2ZR_COUNT(files); i-- > 0;)
+    if (g2zr_has(path, files[i])) name = files[i];
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a directory, and a file is wanted: "
+                  "%s %.300s/%s", flag, path, flag, path, name);
+}
+
 /* The weights' own shape. Flags may say the same; heads that they do not say are any. */
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *weights = o->run.train.init_from;
+  G2ZR_TRY(g2zr_check_kind(services, "--init-from", weights, 1));
   G2ZR_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     G2ZR_TRY(g2z_model_config_named(services, o->model, &wanted));
@@ -3008,6 +3133,10 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   const char *preset = o->model ? o->model : "gpt2";
   int custom = o->shape.layers || o->shape.heads || o->shape.channels || o->shape.context;
   o->run.model_name = custom || o->run.train.init_from ? "custom" : preset;
+  if (o->run.vocab) G2ZR_TRY(g2zr_check_kind(services, "--vocab", o->run.vocab, 0));
+  if (o->run.prompt && !o->run.train.train_glob && !o->run.val_glob && !o->run.train.init_from)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--prompt needs a model that has learnt: name its "
+                    "weights, --init-from RUN_DIR/weights, or shards to train on, --train GLOB");
   if (o->run.train.init_from) return g2zr_settle_weights(services, o);
   G2ZR_TRY(g2z_model_config_named(services, preset, model));
   if (o->run.vocab) {
@@ -3098,6 +3227,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   ranks->silence_s = o->silence_timeout;
   ranks->hang_s = o->hang_timeout;
   G2ZR_TRY(g2zr_settle_model(services, o));
+  if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs none of them */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                  : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;

@@ -656,6 +656,34 @@ static void test_train_help(g2z_test *t) {
     t->checks++;
     if (!strstr(output, flag)) test_fail(t, __FILE__, __LINE__, "--help lacks --%s", flags[i]);
   }
+  CHECK(t, strstr(output, "\nfine-tune ") && strstr(output, "\nresume ") && strstr(output, "\nwrite "));
+  CHECK(t, test_train(t, "-h", output, sizeof output) == 0 && strstr(output, "\nwrite "));
+  CHECK(t, test_train(t, "--version", output, sizeof output) == 0);
+  CHECK(t, strcmp(output, "train " G2Z_VERSION "\n") == 0);
+}
+
+/* Flags from a file, among those of the command line, of which the last counts. */
+static void test_train_flags(g2z_test *t) {
+  static const char file[] = "# a small model\n\n--layers 1\n  --channels=64  \n--heads 4\r\n"
+                             "--context 32\n--vocab-size 257\n--run-id # is a sign \n--device cpu";
+  static const char *const wrong[][2] = {
+      {"--layers", "flags: --layers needs a value"},   {"--layers x", "flags: --layers x: not a"},
+      {"layers 1", "flags: a line is a flag, --name"}, {"--dry-run 1", "flags: --dry-run takes no"},
+      {"--flags x", "flags: --flags takes one file"}};
+  char output[16384], arguments[900];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_write_file(t, test_path(t, "flags"), file, sizeof file - 1);
+  snprintf(arguments, sizeof arguments, "--layers 3 --flags %s --channels 128 --dry-run",
+           test_path(t, "flags"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "1 layers, 4 heads, 128 channels") != NULL);
+  for (int i = 0; i < 5; i++) {
+    test_write_file(t, test_path(t, "flags"), wrong[i][0], strlen(wrong[i][0]));
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+    t->checks++;
+    if (!strstr(output, wrong[i][1]))
+      test_fail(t, __FILE__, __LINE__, "\"%s\" lacks \"%s\"", output, wrong[i][1]);
+  }
 }
 
 static void test_train_refusals(g2z_test *t) {
@@ -671,6 +699,17 @@ static void test_train_refusals(g2z_test *t) {
       {"--lr 1e", "--lr 1e: not a number"},
       {"--lr nan", "--lr nan: must be from"},
       {"--lr", "--lr needs a value"},
+      {"--max_iters 10", "no flag --max_iters; here it is --steps N: "},
+      {"--learning-rate 1", "no flag --learning-rate; here it is --lr X: "},
+      {"--batch-size=8", "no flag --batch-size; here it is --batch N: "},
+      {"--micro_batch_size_per_gpu 8", "here it is --batch N: "},
+      {"--fp16", "no flag --fp16; here it is --dtype fp32|tf32|fp16|bf16: "},
+      {"-x 10", "-x: flags are written with two dashes, and llm.c's is here --steps; --help"},
+      {"--prompt x", "--prompt needs a model that has learnt: name its weights, --init-from"},
+      {"--train $SHARD --init-from gpt2", "git clone https://huggingface.co/gpt2; for random weights"},
+      {"--train $SHARD --init-from $SHARD", "shard.bin is a file, and a directory is wanted: --init-"},
+      {"--train $SHARD --vocab /tmp", "--vocab /tmp is a directory, and a file is wanted: --vocab /tmp"},
+      {"--train $SHARD --flags /nowhere/flags", "/nowhere/flags"},
       {"--steps 0", "--steps 0: must be from 1"},
       {"--dtype fp8", "must be one of fp32|tf32|fp16|bf16"},
       {"--schedule step", "must be one of cosine|"},
@@ -744,16 +783,20 @@ static void test_train_refusals(g2z_test *t) {
 }
 
 static void test_train_device(g2z_test *t) {
-  char output[16384];
+  char output[16384], arguments[900];
   size_t free_bytes, total_bytes;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   if (g2z_device_memory(&t->services, G2Z_DEVICE_CUDA, &free_bytes, &total_bytes) == G2Z_OK)
     SKIP(t, "there is a GPU, so --device cuda is no error");
-  CHECK(t, test_train(t, "--device cuda --prompt x --vocab-size 257 --run-dir none", output,
-                      sizeof output) == 1);
+  test_run_shard(t, "x.bin", 2000);
+  snprintf(arguments, sizeof arguments, "--device cuda --train %s --vocab-size 257 --run-dir none",
+           test_path(t, "x.bin"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   CHECK(t, strncmp(output, "train: ", 7) == 0);
   CHECK(t, strstr(output, "CUDA") || strstr(output, "cuda") || strstr(output, "GPU"));
   /* A plan is arithmetic: it needs neither the GPU nor the other ranks. */
+  CHECK(t, test_train(t, "--gpus 8 --model gpt2-xl --dry-run", output, sizeof output) == 0);
+  CHECK(t, strstr(output, "rank 0 of 8") && strstr(output, "fp16"));
   CHECK(t, test_train(t, "--device cuda --gpus 8 --model gpt2-xl --dry-run", output,
                       sizeof output) == 0);
   CHECK(t, strstr(output, "rank 0 of 8") && strstr(output, "no such device"));
