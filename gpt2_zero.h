@@ -7369,7 +7369,10 @@ G2Z__PRIVATE int g2z__config_get(const g2z_model_config *model, size_t i) {
   return value;
 }
 
-G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model) {
+/* dropout: as in training, so that whoever trains on in Python does the same. */
+G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model,
+                                                float dropout) {
+  static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
   const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
   g2z_json_out json;
   memset(&json, 0, sizeof json);
@@ -7387,9 +7390,8 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_put_string(&json, "activation_function", "gelu_new");
   g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
   g2z_json_put_number(&json, "initializer_range", 0.02);
-  g2z_json_put_number(&json, "attn_pdrop", 0.1); /* as published; only training in Python uses it */
-  g2z_json_put_number(&json, "embd_pdrop", 0.1);
-  g2z_json_put_number(&json, "resid_pdrop", 0.1);
+  for (int i = 0; i < 3; i++) /* 0.1 and not 0.100000001, which is the float */
+    g2z_json_put_number(&json, dropouts[i], rint((double)dropout * 1e6) * 1e-6);
   for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
     g2z_json_put_bool(&json, g2z__config_flags[i].name, g2z__config_flags[i].value);
   g2z_json_put_integer(&json, "bos_token_id", eot);
@@ -9723,7 +9725,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z_writer *config;
   G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, "", &path));
   g2z_status status = g2z_writer_create(x->services, path, &config);
-  if (status == G2Z_OK) status = g2z__weights_put_config(config, &x->t->plan->model);
+  if (status == G2Z_OK) status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
   if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);

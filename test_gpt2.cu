@@ -274,6 +274,7 @@ static const g2z_test_entry test_table[] = {
     {"train_ranks_trouble", "what befalls one rank while saving is told by all",
      test_train_ranks_trouble},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
+    {"report_curves", "smoothed losses, and two runs in one chart", test_report_curves},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
     {"run_report_epochs", "the page of a run of 2,000 epochs, in one pass", test_run_report_epochs},
     {"run_short", "runs of no step and one step leave what readers want", test_run_short},

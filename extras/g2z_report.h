@@ -67,7 +67,8 @@ extern "C" {
 typedef enum g2z_mark {
   G2Z_MARK_LINE,
   G2Z_MARK_POINTS,                   /* a line with a point at each of up to 64 values */
-  G2Z_MARK_DASHED                    /* something ideal that others are compared with */
+  G2Z_MARK_DASHED,                   /* something ideal that others are compared with */
+  G2Z_MARK_FAINT                     /* the raw values behind a smoothed line */
 } g2z_mark;
 
 typedef enum g2z_axis {
@@ -388,7 +389,7 @@ static const char g2zp_page_style[] =
     "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
     "h1{font-size:1.6rem;line-height:1.2;margin:0 0 1rem}\n"
     "h2{font-size:1.15rem;margin:2rem 0 .6rem}\n"
-    "p{max-width:70ch;margin:.5rem 0}\n"
+    "p{max-width:70ch;margin:.5rem 0;white-space:pre-wrap}\n"
     "dl,.charts{display:grid;gap:12px;margin:1rem 0}\n"
     "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
     "dt{color:var(--soft);font-size:.8rem}\n"
@@ -406,7 +407,7 @@ static const char g2zp_page_style[] =
     ".legend span::before{content:'';display:inline-block;width:1.3em;margin-right:.4em;"
     "border-top:3px solid var(--c);vertical-align:.22em}\n"
     ".legend .dash::before{border-top-style:dashed;border-top-width:2px}\n"
-    "svg{display:block;width:100%;height:auto;margin-top:6px}\n"
+    "svg{display:block;width:100%;height:auto;margin-top:6px;overflow:visible}\n"
     "svg text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}\n"
     "svg .end{text-anchor:end}\n"
     "svg .mid{text-anchor:middle}\n"
@@ -415,6 +416,9 @@ static const char g2zp_page_style[] =
     "svg .series{fill:none;stroke:var(--c);stroke-width:1.7;stroke-linejoin:round;"
     "stroke-linecap:round}\n"
     "svg .many{stroke-width:1.1}\n"
+    "svg .faint{opacity:.35}\n"
+    "svg .here{fill:transparent}\n"
+    "svg .here:hover{fill:var(--soft);opacity:.25}\n"
     "svg .dash{stroke-dasharray:5 5;stroke-width:1.4}\n"
     "svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.2}\n"
     "svg .bar{fill:var(--c)}\n"
@@ -605,6 +609,7 @@ G2Z_API void g2z_page_free(g2z_page *page) {
 
 #define G2ZP_CHART_WIDTH 440.0 /* one is about 1 px on a wide page, and 0.72 px on a telephone */
 #define G2ZP_CHART_HEIGHT 260.0
+#define G2ZP_CHART_DIGIT 8.6 /* how wide a digit is on a telephone, where the texts are larger */
 #define G2ZP_TICKS 12
 #define G2ZP_OWN_TICKS 8
 
@@ -842,7 +847,8 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
                        ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
   int drawn = 0;                     /* points since the last gap */
   g2zp_put(writer, "<path class=\"series$$\" style=\"--c:var(--s#)\" d=\"",
-           series->mark == G2Z_MARK_DASHED ? " dash" : "", series->count > 200 ? " many" : "",
+           series->mark == G2Z_MARK_DASHED  ? " dash"
+           : series->mark == G2Z_MARK_FAINT ? " faint" : "", series->count > 200 ? " many" : "",
            index);
   for (size_t begin = 0; begin < series->count; begin += stretch) {
     size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
@@ -854,6 +860,47 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
     if (gap) drawn = 0;
   }
   g2zp_put(writer, "\"/>\n");
+}
+
+/* Numbers for people: whole ones and those from 100 on without decimals, others to three
+ * significant digits. */
+static void g2zp_number_text(double value, char out[32]) {
+  const int plain = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
+  snprintf(out, 32, plain ? "%.0f" : "%.3g", value);
+  g2z_plain_number(out);
+}
+
+/* Columns over the picture: a pointer that rests on one is told the values of all series there. */
+static void g2zp_chart_values(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
+                              const g2zp_scale *y) {
+  enum { COLUMNS = 120 };
+  size_t at[G2Z_CHART_SERIES][COLUMNS];
+  const double wide = (x->to - x->from) / COLUMNS;
+  char text[32];
+  memset(at, 0, sizeof at); /* 0: none, else the index + 1 of the column's last point */
+  for (int s = 0; s < chart->series_count; s++)
+    for (size_t i = 0; i < chart->series[s].count; i++) {
+      double column = (g2zp_scale_at(x, chart->series[s].x[i]) - x->from) / wide;
+      if (isnan(g2zp_scale_at(y, chart->series[s].y[i])) || !(column >= 0 && column <= COLUMNS))
+        continue;
+      at[s][column < COLUMNS ? (int)column : COLUMNS - 1] = i + 1;
+    }
+  for (int c = 0; c < COLUMNS; c++) {
+    int values = 0;
+    for (int s = 0; s < chart->series_count; s++) {
+      const g2z_series *series = &chart->series[s];
+      if (!at[s][c]) continue;
+      if (!values++) {
+        g2zp_number_text(series->x[at[s][c] - 1], text);
+        g2zp_put(writer, "<rect class=here x=\"@\" y=\"@\" width=\"@\" height=\"@\"><title>~ $",
+                 x->from + c * wide, y->to, wide, y->from - y->to,
+                 chart->x_name ? chart->x_name : "", text);
+      }
+      g2zp_number_text(series->y[at[s][c] - 1], text);
+      g2zp_put(writer, "\n~: $", series->name, text);
+    }
+    if (values) g2zp_put(writer, "</title></rect>\n");
+  }
 }
 
 /* A pointer that rests on a point is told its value. */
@@ -888,7 +935,7 @@ static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
     g2zp_tick_text(&y, y.tick[i], text);
     if (strlen(text) > widest) widest = strlen(text);
   }
-  x.from = 12 + 7.5 * (double)widest;
+  x.from = 12 + G2ZP_CHART_DIGIT * (double)widest;
   x.to = G2ZP_CHART_WIDTH - 14;
   y.from = G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
   y.to = 10;
@@ -898,6 +945,7 @@ static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
     g2zp_svg_text(page->writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
   for (int i = 0; i < chart->series_count; i++)
     g2zp_chart_line(page->writer, &chart->series[i], i, &x, &y);
+  g2zp_chart_values(page->writer, chart, &x, &y);
   for (int i = 0; i < chart->series_count; i++)
     g2zp_chart_points(page->writer, &chart->series[i], i, &x, &y);
 }
@@ -938,8 +986,8 @@ static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
   for (size_t at = 0; at < groups; at++)
     if (strlen(chart->labels[at]) > widest) widest = strlen(chart->labels[at]);
   g2zp_scale_make(&x, &extent, G2Z_AXIS_ZERO, 1);
-  x.from = fmin(12 + 7.5 * (double)widest, 0.45 * G2ZP_CHART_WIDTH);
-  x.to = G2ZP_CHART_WIDTH - 52;      /* room for the value behind the longest bar */
+  x.from = fmin(12 + G2ZP_CHART_DIGIT * (double)widest, 0.45 * G2ZP_CHART_WIDTH);
+  x.to = G2ZP_CHART_WIDTH - 12 - G2ZP_CHART_DIGIT * 7; /* room for the longest bar's value */
   double group = 14.0 * chart->series_count + 10;
   memset(&y, 0, sizeof y);
   y.to = 4;
@@ -1291,6 +1339,8 @@ enum { /* columns: the metrics of each step, and what is made from them */
   G2Z_METRIC_LIST(X)
 #undef X
   G2ZP_COLUMN_skips,                 /* steps that were skipped so far */
+  G2ZP_COLUMN_time_s,                /* that steps took so far */
+  G2ZP_COLUMN_smooth,                /* loss, an exponential mean; NaN: there are too few steps */
   G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_loss,
   G2ZP_COLUMNS
 };
@@ -1300,35 +1350,37 @@ typedef struct g2zp_curves {
   double *column[G2ZP_COLUMNS];      /* [steps], the last two [validations]; one block of memory */
   size_t steps, validations;
   int64_t skips;
+  double time_s;
   double spent_s[5];                 /* training, waiting for tokens, validation, saving, samples */
 } g2zp_curves;
 
 static const char *const g2zp_spent_names[] = {"training", "waiting for tokens", "validation",
                                                "checkpoints", "samples"};
 
-/* Charts in the order of the page; a second series of -1: there is none. One whose values are all
+/* Charts in the order of the page. One whose values are all
  * the same becomes a line in the head of the page. */
 static const struct {
   const char *title, *about;
   g2z_axis axis;
-  int series[2];
-  const char *names[2];
+  int series[3];                     /* 0, the step: none */
+  const char *names[3];
 } g2zp_report_charts[] = {
-    {"Loss", "nats per token", G2Z_AXIS_AUTO, {G2ZP_COLUMN_loss, G2ZP_COLUMN_val_loss},
-     {"training", "validation"}},
-    {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2ZP_COLUMN_lr, -1}, {"learning rate", NULL}},
-    {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2ZP_COLUMN_grad_norm, -1},
-     {"gradient norm", NULL}},
-    {"Loss scale", NULL, G2Z_AXIS_AUTO, {G2ZP_COLUMN_loss_scale, -1}, {"loss scale", NULL}},
-    {"Skipped steps", "so far", G2Z_AXIS_ZERO, {G2ZP_COLUMN_skips, -1}, {"skipped steps", NULL}},
-    {"Throughput", "tokens per second, all ranks", G2Z_AXIS_ZERO, {G2ZP_COLUMN_tok_s, -1},
-     {"tokens per second", NULL}},
-    {"Utilisation", "share of the device's peak", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mfu, -1},
-     {"model flops utilisation", NULL}},
+    {"Loss", "nats per token", G2Z_AXIS_AUTO,
+     {G2ZP_COLUMN_loss, G2ZP_COLUMN_smooth, G2ZP_COLUMN_val_loss},
+     {"training", "smoothed", "validation"}},
+    {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2ZP_COLUMN_lr}, {"learning rate"}},
+    {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2ZP_COLUMN_grad_norm},
+     {"gradient norm"}},
+    {"Loss scale", NULL, G2Z_AXIS_AUTO, {G2ZP_COLUMN_loss_scale}, {"loss scale"}},
+    {"Skipped steps", "so far", G2Z_AXIS_ZERO, {G2ZP_COLUMN_skips}, {"skipped steps"}},
+    {"Throughput", "tokens per second, all ranks", G2Z_AXIS_ZERO, {G2ZP_COLUMN_tok_s},
+     {"tokens per second"}},
+    {"Utilisation", "share of the device's peak", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mfu},
+     {"model flops utilisation"}},
     {"Waiting", "ms per step", G2Z_AXIS_ZERO, {G2ZP_COLUMN_exposed_comm_ms, G2ZP_COLUMN_data_ms},
      {"exposed communication, ms", "tokens, ms"}},
-    {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mem_gib, -1},
-     {"planned memory per device, GiB", NULL}}};
+    {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mem_gib},
+     {"planned memory per device, GiB"}}};
 
 /* A line of metrics.jsonl, into the columns and sums. */
 static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
@@ -1347,7 +1399,24 @@ static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
   G2Z_METRIC_LIST(X)
 #undef X
   c->skips += m->skipped != 0;
+  c->time_s += m->step_ms * 1e-3;
+  c->column[G2ZP_COLUMN_time_s][c->steps] = c->time_s;
   c->column[G2ZP_COLUMN_skips][c->steps++] = (double)c->skips;
+}
+
+/* The mean of about the last fiftieth of the steps, weighted so that it begins with the first loss.
+ * A skipped step may have no finite loss. */
+static void g2zp_curves_smooth(g2zp_curves *c) {
+  const double keep = c->steps < 100 ? NAN : 1 - 50.0 / (double)c->steps;
+  double sum = 0, weight = 0;
+  for (size_t i = 0; i < c->steps; i++) {
+    const double loss = c->column[G2ZP_COLUMN_loss][i];
+    if (isfinite(loss)) {
+      sum = keep * sum + (1 - keep) * loss;
+      weight = keep * weight + (1 - keep);
+    }
+    c->column[G2ZP_COLUMN_smooth][i] = sum / weight;
+  }
 }
 
 static g2z_status g2zp_curves_fill(g2zp_curves *c, const char *path, const char *text,
@@ -1380,6 +1449,7 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
     status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &memory);
   for (size_t i = 0; i < G2ZP_COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
   if (status == G2Z_OK) status = g2zp_curves_fill(c, path, text, bytes);
+  if (status == G2Z_OK) g2zp_curves_smooth(c);
   g2z_release(services, text);
   g2z_release(services, path);
   return status;
@@ -1397,20 +1467,21 @@ static int g2zp_column_constant(const double *column, size_t count, double *valu
 }
 
 /* The series of a chart of which something is known; *varies: they are worth a picture. */
-static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series[2],
-                              double constant[2], int *varies) {
+static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series[3],
+                              double constant[3], int *varies) {
   int count = 0;
   *varies = 0;
-  memset(series, 0, 2 * sizeof *series);
-  for (int i = 0; i < 2; i++) {
+  memset(series, 0, 3 * sizeof *series);
+  for (int i = 0; i < 3; i++) {
     int column = g2zp_report_charts[chart].series[i], val = column == G2ZP_COLUMN_val_loss;
-    if (column < 0) continue;
+    if (!column) continue;
     g2z_series *s = &series[count];
     s->name = g2zp_report_charts[chart].names[i];
     s->x = c->column[val ? G2ZP_COLUMN_val_step : G2ZP_COLUMN_step];
     s->y = c->column[column];
     s->count = val ? c->validations : c->steps;
-    s->mark = s->count <= 64 ? G2Z_MARK_POINTS : G2Z_MARK_LINE;
+    s->mark = s->count <= 64 ? G2Z_MARK_POINTS
+              : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
     int same = g2zp_column_constant(s->y, s->count, &constant[count]);
     if (!same) *varies = 1;
     if (!same || !isnan(constant[count])) count++;
@@ -1423,15 +1494,14 @@ static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series
 /* Charts of what varies; `head`: instead, in the head of the page, what was the same in all
  * steps. */
 static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
-  g2z_series series[2];
-  double constant[2];
+  g2z_series series[3];
+  double constant[3];
   char text[32];
   for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
     g2z_chart chart;
     int varies, count = g2zp_report_series(c, i, series, constant, &varies);
     for (int k = 0; k < count && head && !varies; k++) {
-      snprintf(text, sizeof text, "%.6g", constant[k]);
-      g2z_plain_number(text);
+      g2zp_number_text(constant[k], text);
       g2z_page_fact(page, series[k].name, "%s", text);
     }
     if (head || !varies) continue;
@@ -1469,6 +1539,7 @@ typedef struct g2zp_report_fact {
 static const g2zp_report_fact g2zp_ended_facts[] = {
     {"model", "training_config.model_name"},
     {"size", "training_config.model_size"},
+    {"parameters", "training_config.parameters"},
     {"GPU", "hardware.gpu_name"},
     {"ranks", "hardware.world_size"},
     {"host", "host.hostname"},
@@ -1501,8 +1572,7 @@ static g2z_status g2zp_report_facts(g2z_page *page, const g2zp_told *told,
   for (; fact->name; fact++) {
     G2ZP_TRY(g2zp_told_text(told, fact->at, &text));
     double value = text ? NAN : g2zp_told_number(told, fact->at);
-    snprintf(number, sizeof number, "%.7g", value);
-    g2z_plain_number(number);
+    g2zp_number_text(value, number);
     if (text || !isnan(value)) g2z_page_fact(page, fact->name, "%s", text ? text : number);
     g2z_release(told->services, text);
   }
@@ -1544,6 +1614,35 @@ static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files
   else g2z_page_fact(page, "result", "it had not ended at %s", now);
   g2z_release(files->metrics.services, reason);
   g2z_release(files->metrics.services, detail);
+  return status;
+}
+
+/* What the run has reached, in the head of the page. */
+static void g2zp_report_reached(g2z_page *page, const g2zp_curves *c) {
+  char text[32];
+  if (c->steps) {
+    g2zp_number_text(c->column[G2ZP_COLUMN_loss][c->steps - 1], text);
+    g2z_page_fact(page, "loss of the last step", "%s", text);
+  }
+  if (!c->validations) return;
+  const double loss = c->column[G2ZP_COLUMN_val_loss][c->validations - 1];
+  g2zp_number_text(loss, text);
+  g2z_page_fact(page, "last validation loss", "%s", text);
+  g2zp_number_text(exp(loss), text);
+  g2z_page_fact(page, "perplexity", "%s", text);
+}
+
+/* The text that the model wrote last, if there is one. */
+static g2z_status g2zp_report_sample(g2z_page *page, g2z_services *services, const char *run_dir) {
+  char *path, *text = NULL;
+  size_t bytes;
+  g2z_status status = G2Z_OK;
+  G2ZP_TRY(g2z_join_path(services, run_dir, "sample.txt", &path));
+  if (access(path, F_OK) == 0) status = g2z_read_file(services, path, 1 << 26, &text, &bytes);
+  if (text) g2z_page_heading(page, "Sample");
+  if (text) g2z_page_text(page, "%s", text);
+  g2z_release(services, text);
+  g2z_release(services, path);
   return status;
 }
 
@@ -1607,11 +1706,13 @@ static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
   if (status == G2Z_OK)
     status = ended ? g2zp_report_facts(page, &files->metrics, g2zp_ended_facts)
                    : g2zp_report_facts(page, &files->launcher, g2zp_running_facts);
+  g2zp_report_reached(page, curves);
   g2zp_report_curves(page, curves, 1);
   g2z_page_heading(page, "Curves");
   g2zp_report_curves(page, curves, 0);
   g2zp_report_spent(page, curves);
   g2zp_report_epochs(page, &files->metrics);
+  if (status == G2Z_OK) status = g2zp_report_sample(page, services, run_dir);
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
   return status;
@@ -2708,6 +2809,52 @@ static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
   }
 }
 
+/* The losses of the first runs over each other; a run without metrics.jsonl has no curve. */
+static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page) {
+  static const struct {
+    const char *title, *name;
+    int column;
+  } axes[] = {{"Loss over steps", "step", G2ZP_COLUMN_step},
+              {"Loss over tokens", "tokens", G2ZP_COLUMN_tokens},
+              {"Loss over time", "seconds of training", G2ZP_COLUMN_time_s}};
+  g2zp_curves curves[G2Z_CHART_SERIES];
+  g2z_series series[G2Z_CHART_SERIES];
+  g2z_chart chart;
+  char names[G2Z_CHART_SERIES][200];
+  int count = 0, column[G2Z_CHART_SERIES];
+  memset(&chart, 0, sizeof chart);
+  memset(series, 0, sizeof series);
+  g2z_status status = G2Z_OK;
+  for (size_t i = 0; i < results->run_count && count < G2Z_CHART_SERIES && status == G2Z_OK; i++) {
+    char directory[PATH_MAX];
+    const char *path = results->runs[i].path;
+    snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(path, '/') - path), path);
+    const size_t length = strlen(directory);
+    snprintf(names[count], sizeof names[count], "%s", directory + (length > 60 ? length - 60 : 0));
+    status = g2zp_curves_read(results->services, directory, &curves[count]);
+    column[count] = curves[count].steps < 100 ? G2ZP_COLUMN_loss : G2ZP_COLUMN_smooth;
+    if (status == G2Z_IO) status = G2Z_OK; /* its table is worth showing */
+    else count++;
+  }
+  if (count && status == G2Z_OK) g2z_page_heading(page, "Curves");
+  for (size_t a = 0; a < 3 && count && status == G2Z_OK; a++) {
+    for (int i = 0; i < count; i++) {
+      series[i].name = names[i];
+      series[i].x = curves[i].column[axes[a].column];
+      series[i].y = curves[i].column[column[i]];
+      series[i].count = curves[i].steps;
+    }
+    chart.title = axes[a].title;
+    chart.about = "nats per token, smoothed";
+    chart.x_name = axes[a].name;
+    chart.series = series;
+    chart.series_count = count;
+    g2z_page_chart(page, &chart);
+  }
+  for (int i = 0; i < count; i++) g2z_release(results->services, curves[i].column[0]);
+  return status;
+}
+
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
   char now[32];
   g2z_page *page;
@@ -2718,7 +2865,8 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   g2z_page_fact(page, "made", "%s", now);
   for (size_t i = 0; i < results->summary_count; i++) g2z_summary_page(results->summaries[i], page);
   if (results->run_count) g2zp_results_runs(results, page);
-  g2z_status status = g2z_page_commit(page);
+  g2z_status status = g2zp_results_curves(results, page);
+  if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
   return status;
 }

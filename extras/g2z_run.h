@@ -35,6 +35,7 @@
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
+ *     sample.txt              the last sample
  *     report.html             for people: how it ended, curves, epochs; also while it goes on
  *     events.out.tfevents.*   the same scalars for TensorBoard, a file for each start
  *     profiles/               with train --profile: timers_HOST.txt, profile_summary.json; of nsys
@@ -725,6 +726,7 @@ static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
   G2ZR_OPEN("training_config");
   G2ZR_TEXT("model_name", run->config.model_name ? run->config.model_name : "custom");
   G2ZR_TEXT("model_size", size);
+  G2ZR_WHOLE("parameters", plan->parameters);
   G2ZR_WHOLE("seq_len", plan->seq);
   G2ZR_WHOLE("epochs", run->epochs);
   G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
@@ -890,19 +892,50 @@ static g2z_status g2zr_write_artifacts(g2z_run *run) {
   return g2zr_write_profile(run);
 }
 
-static const struct {
-  const char *name;
-  g2z_status (*write)(g2z_services *services, const g2z_tokenizer *tokenizer, const char *path);
-} g2zr_tokenizer_files[] = {{"merges.txt", g2z_tokenizer_write_merges},
-                            {"vocab.json", g2z_tokenizer_write_vocab}};
+static void g2zr_put_tokenizer(void *user, g2z_json_out *out) {
+  const g2z_run *run = (const g2z_run *)user;
+  static const char *const roles[] = {"bos_token", "eos_token", "unk_token"};
+  G2ZR_TEXT("tokenizer_class", "GPT2Tokenizer");
+  g2z_json_put_bool(out, "add_prefix_space", 0);
+  G2ZR_WHOLE("model_max_length", run->config.train.model.context);
+  for (int i = 0; i < 3 && g2z_tokenizer_eot(run->tokenizer) >= 0; i++)
+    G2ZR_TEXT(roles[i], "<|endoftext|>");
+}
 
-/* Rank 0: the tokenizer beside the weights. */
-static g2z_status g2zr_save_tokenizer(g2z_run *run) {
-  for (int i = 0; run->tokenizer && i < 2; i++)
-    G2ZR_TRY(g2zr_tokenizer_files[i].write(
-        run->services, run->tokenizer,
-        g2zr_join(run->config.save_weights, g2zr_tokenizer_files[i].name).text));
-  return G2Z_OK;
+/* generation_config.json: how this run's samples were drawn. */
+static void g2zr_put_generation(void *user, g2z_json_out *out) {
+  const g2z_run *run = (const g2z_run *)user;
+  const g2z_sampling *sampling = &run->config.sampling;
+  const int eot = g2z_tokenizer_eot(run->tokenizer);
+  if (eot >= 0) G2ZR_WHOLE("bos_token_id", eot);
+  if (eot >= 0) G2ZR_WHOLE("eos_token_id", eot);
+  g2z_json_put_bool(out, "do_sample", sampling->temperature > 0);
+  if (!(sampling->temperature > 0)) return;
+  G2ZR_REAL("temperature", g2zr_decimal(sampling->temperature));
+  G2ZR_WHOLE("top_k", sampling->top_k);
+  G2ZR_REAL("top_p", g2zr_decimal(sampling->top_p));
+}
+
+static const char *const g2zr_tokenizer_files[] = {"merges.txt", "vocab.json",
+                                                   "tokenizer_config.json",
+                                                   "generation_config.json"};
+
+/* Rank 0: the tokenizer beside weights, as transformers and --init-from find it. */
+static g2z_status g2zr_save_tokenizer(g2z_run *run, const char *directory) {
+  g2zr_path path[4];
+  g2z_services *services = run->services;
+  if (!run->tokenizer || run->context->rank != 0) return G2Z_OK;
+  for (int i = 0; i < 4; i++) path[i] = g2zr_join(directory, g2zr_tokenizer_files[i]);
+  G2ZR_TRY(g2z_tokenizer_write_merges(services, run->tokenizer, path[0].text));
+  G2ZR_TRY(g2z_tokenizer_write_vocab(services, run->tokenizer, path[1].text));
+  G2ZR_TRY(g2zr_write_json(services, path[2].text, g2zr_put_tokenizer, run));
+  return g2zr_write_json(services, path[3].text, g2zr_put_generation, run);
+}
+
+/* A checkpoint and the tokenizer that lies in it. */
+static int g2zr_remove_checkpoint(const char *path) {
+  for (int i = 0; i < 4; i++) unlink(g2zr_join(path, g2zr_tokenizer_files[i]).text);
+  return g2z_checkpoint_remove(path);
 }
 
 /* What the logs hold is on the disk, and they are where they were. */
@@ -922,11 +955,11 @@ static g2z_status g2zr_check_weights(const g2z_run *run) {
   const char *directory = run->config.save_weights;
   g2z_writer *writer;
   for (int i = 0; !run->tokenizer && i < 2; i++)
-    if (g2zr_has(directory, g2zr_tokenizer_files[i].name))
+    if (g2zr_has(directory, g2zr_tokenizer_files[i]))
       return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                       "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
                       "vocab, remove that file, or save the weights in another directory",
-                      directory, g2zr_tokenizer_files[i].name);
+                      directory, g2zr_tokenizer_files[i]);
   if (g2zr_has(directory, "trainer_state.json"))
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                     "%.400s is a checkpoint, whose weights belong to its other files: save these "
@@ -1026,10 +1059,9 @@ static g2z_status g2zr_conclude(g2z_run *run) {
 
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights;
-  const int first = run->context->rank == 0;
   if (saved) {
     G2ZR_TRY(g2z_trainer_save_weights(run->trainer, saved));
-    G2ZR_TRY(g2zr_agree(run, first ? g2zr_save_tokenizer(run) : G2Z_OK));
+    G2ZR_TRY(g2zr_agree(run, g2zr_save_tokenizer(run, saved)));
   }
   G2ZR_TRY(g2zr_conclude(run));
   return g2zr_agree(run, g2zr_complete(run));
@@ -1085,9 +1117,9 @@ static void g2zr_prune(g2z_run *run, int64_t saved) {
     if (i < run->config.keep) continue;
     const g2zr_path path = g2zr_checkpoint(run, old, ""),
                     partial = g2zr_checkpoint(run, old, ".partial");
-    g2z_checkpoint_remove(partial.text);
+    g2zr_remove_checkpoint(partial.text);
     if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
-    else if (!g2z_checkpoint_remove(partial.text)) g2zr_stays(run, partial.text);
+    else if (!g2zr_remove_checkpoint(partial.text)) g2zr_stays(run, partial.text);
   }
 }
 
@@ -1096,7 +1128,7 @@ static void g2zr_sweep(g2z_run *run) {
   int64_t step = INT64_MAX;
   while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
     const g2zr_path path = g2zr_checkpoint(run, step, ".partial");
-    if (!g2z_checkpoint_remove(path.text)) g2zr_stays(run, path.text);
+    if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
   }
 }
 
@@ -1235,6 +1267,7 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   G2ZR_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note counts on what the logs hold */
   G2ZR_TRY(g2z_trainer_save_with(run->trainer, path.text, g2zr_put_note, run));
+  G2ZR_TRY(g2zr_agree(run, g2zr_save_tokenizer(run, path.text)));
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
   snprintf(run->line, sizeof run->line,
@@ -2116,6 +2149,16 @@ static g2z_status g2zr_sample_text(g2z_run *run, g2z_run_event *event) {
   return status;
 }
 
+/* Rank 0: sample.txt, for report.html. */
+static g2z_status g2zr_keep_sample(g2z_run *run) {
+  g2z_writer *writer;
+  G2ZR_TRY(g2z_writer_create(run->services, g2zr_in(run, "sample.txt").text, &writer));
+  g2z_writer_printf(writer, "%s\n", run->sample_text);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
 static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   g2z_tokens *sample = &run->sample;
@@ -2132,6 +2175,7 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   G2ZR_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
+  if (run->log.file >= 0) G2ZR_TRY(g2zr_hold(run, g2zr_keep_sample(run)));
   return g2zr_log(run, run->sample_text);
 }
 

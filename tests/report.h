@@ -206,7 +206,9 @@ static void test_run_report(g2z_test *t) {
       "<dt>precision</dt><dd>fp16</dd>", "<b>Loss</b>", "<b>Learning rate</b>",
       "<b>Gradient norm</b>", "<b>Throughput</b>", "<dt>loss scale</dt><dd>65536</dd>",
       "<dt>skipped steps</dt><dd>0</dd>", "<dt>planned memory per device, GiB</dt>",
-      ">validation</span>", "Where the time went", "<th>training loss"};
+      ">validation</span>", "Where the time went", "<th>training loss",
+      "<dt>parameters</dt><dd>", "<dt>loss of the last step</dt><dd>", "<dt>perplexity</dt><dd>",
+      "<rect class=here ", "<title>step 1\ntraining: ", "<h2>Sample</h2>\n<p>sample after step "};
   for (size_t i = 0; text && i < sizeof parts / sizeof *parts; i++) {
     t->checks++;
     if (!strstr(text, parts[i])) test_fail(t, __FILE__, __LINE__, "no %s in the page", parts[i]);
@@ -251,6 +253,46 @@ static void test_run_report(g2z_test *t) {
       break;
     }
   }
+}
+
+/* Long runs have a smoothed loss over the raw one; two runs have their losses in one chart. */
+static void test_report_curves(g2z_test *t) {
+  static const char *const names[] = {"one", "two"};
+  g2z_results *results;
+  char line[200], path[600];
+  size_t bytes;
+  REQUIRE_OK(t, g2z_results_create(&t->services, &results));
+  for (int r = 0; r < 2; r++) {
+    CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, names[r])));
+    snprintf(path, sizeof path, "%s/metrics.jsonl", test_path(t, names[r]));
+    FILE *file = fopen(path, "wb");
+    for (int i = 1; file && i <= 200; i++) { /* in turn 3 and 5: smooth it is 4 */
+      snprintf(line, sizeof line, "{\"step\": %d, \"tokens\": %d, \"loss\": %d, \"skipped\": 0, "
+               "\"step_ms\": 12.5, \"data_ms\": 0}\n", i, 64 * i, i % 2 ? 3 : 5);
+      fputs(line, file);
+    }
+    CHECK(t, file && fclose(file) == 0);
+    snprintf(path, sizeof path, "%s/training_metrics.json", test_path(t, names[r]));
+    snprintf(line, sizeof line, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
+             "\"summary\": {\"total_wall_time_sec\": 3.14159, \"mean_tokens_per_sec_global\": "
+             "12842.8}, \"epochs\": []}");
+    test_write_file(t, path, line, strlen(line));
+    CHECK_OK(t, g2z_results_add(results, test_path(t, names[r])));
+  }
+  CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "one")));
+  char *text = test_run_read(t, test_path(t, "one"), "report.html", &bytes);
+  CHECK(t, text && strstr(text, "<path class=\"series faint\"") && strstr(text, ">smoothed</span>"));
+  CHECK(t, text && strstr(text, "\nsmoothed: 4.0") && strstr(text, "<dd>3.14</dd>"));
+  CHECK(t, text && strstr(text, "<dd>12843</dd>"));
+  g2z_release(&t->services, text);
+  CHECK_OK(t, g2z_results_page(results, test_path(t, "both.html")));
+  text = test_run_read(t, t->directory, "both.html", &bytes);
+  CHECK(t, text && strstr(text, "<b>Loss over steps</b>") && strstr(text, "<b>Loss over tokens</b>"));
+  CHECK(t, text && strstr(text, "<b>Loss over time</b>") && strstr(text, ">seconds of training<"));
+  CHECK(t, text && test_page_count(text, "<path class=\"series") == 6);
+  CHECK(t, text && test_page_count(text, "/two</span>") == 3);
+  g2z_release(&t->services, text);
+  g2z_results_free(results);
 }
 
 /* A run of 2,000 epochs: a page that reads all of them for each of its 18,000 figures takes 10 s on

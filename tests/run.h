@@ -831,6 +831,13 @@ static void test_train_run(g2z_test *t) {
   CHECK(t, strstr(output, "/weights --prompt \"") && strstr(output, "train on: the same command"));
   CHECK(t, access(test_path(t, "run/RUN_COMPLETE.txt"), R_OK) == 0);
 
+  /* config.json says what training had; Python finds the tokenizer and how to sample. */
+  test_sh(t, "grep -q '\"attn_pdrop\": 0.1,' %s/config.json && grep -q GPT2Tokenizer "
+          "%s/tokenizer_config.json", test_path(t, "weights"), test_path(t, "weights"));
+  test_sh(t, "grep -q '\"eos_token_id\": 256' %s/generation_config.json && grep -q "
+          "'\"temperature\": 0.8' %s/generation_config.json", test_path(t, "weights"),
+          test_path(t, "weights"));
+
   /* The tokenizer lies beside the weights, so nothing else has to be said to let them write. */
   snprintf(arguments, sizeof arguments,
            "--init-from %s --prompt '1 2' --temperature 0 --sample-tokens 4 --run-dir none "
@@ -866,13 +873,17 @@ static void test_train_weights(g2z_test *t) {
   for (int none = 0; none < 2; none++) {
     snprintf(arguments, sizeof arguments,
              "--train '%s' --vocab-size 257 --device cpu --layers 1 --channels 32 --heads 4 "
-             "--context 16 --steps 2 --sample-tokens 0 --run-dir %s%s",
+             "--context 16 --steps 3 --save-every 1 --keep 2 --sample-tokens 0 --run-dir %s%s",
              test_path(t, "x_train_*.bin"), test_path(t, none ? "two" : "one"),
              none ? " --save-weights none" : "");
     CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   }
   CHECK(t, access(test_path(t, "one/weights/model.safetensors"), R_OK) == 0);
   CHECK(t, access(test_path(t, "one/weights/config.json"), R_OK) == 0);
+  CHECK(t, access(test_path(t, "one/step-000003/tokenizer_config.json"), R_OK) == 0);
+  CHECK(t, access(test_path(t, "one/step-000002/merges.txt"), R_OK) == 0);
+  CHECK(t, test_files_count(t, "one/step-") == 2); /* what is pruned goes with its tokenizer */
+  test_sh(t, "grep -q '\"attn_pdrop\": 0,' %s/one/weights/config.json%s", t->directory, "");
   CHECK(t, access(test_path(t, "two/weights"), F_OK) != 0 && access("none", F_OK) != 0);
 }
 
@@ -1134,8 +1145,8 @@ static void test_run_resume(g2z_test *t) {
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
   CHECK(t, seen.steps == 0 && seen.done && access(test_path(t, "b/RUN_COMPLETE.txt"), F_OK) == 0);
   log = test_run_read(t, b.run_dir, "train.log", &bytes);
-  CHECK(t, test_times(log, "no step is left: the last is 8, and the checkpoint is of step 8; a "
-                           "larger epochs=2 goes on") == 1);
+  CHECK(t, test_times(log, "no step is left: the run has 8 steps, and the checkpoint is of step "
+                           "8; to train on, give more than --epochs 2") == 1);
   g2z_release(&t->services, log);
   test_runs_equal(t, a.run_dir, b.run_dir);
   b.config.epochs = 3;

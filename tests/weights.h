@@ -207,7 +207,7 @@ static g2z_status test_weights_write(g2z_services *services, const char *directo
   snprintf(path, sizeof path, "%s/config.json", directory);
   if (status == G2Z_OK) status = g2z_writer_create(services, path, &config);
   if (status != G2Z_OK) return status;
-  g2z__weights_put_config(config, model);
+  g2z__weights_put_config(config, model, 0);
   status = g2z_writer_commit(config);
   g2z_writer_free(config);
   return status;
