@@ -970,6 +970,7 @@ static void test_prepare_threads(g2z_test *t) {
   uint32_t state = 11;
   size_t bytes = 0;
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  for (; bytes < 66000; bytes += 6) memcpy(text + bytes, "plain ", 6); /* a begin in UTF-8 */
   while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
   test_write_file(t, test_path(t, "long.txt"), text, bytes);
   CHECK(t, test_prepare(t, output, "", "--train-bpe 400 --val-tokens 1000 --out $D/1 --threads 1 "
@@ -1111,6 +1112,7 @@ static void test_prepare_packed(g2z_test *t) {
   size_t bytes = 0;
   int found = 0;
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  for (; bytes < 66000; bytes += 6) memcpy(text + bytes, "plain ", 6); /* a begin in UTF-8 */
   while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
   test_write_file(t, test_path(t, "p.txt"), text, bytes);
   test_write_file(t, test_path(t, "not.gz"), "no gzip", 7);
