@@ -204,7 +204,8 @@
  *     stopped and, where there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
- *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
+ *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
+ *                           (0: not known), zeros; then uint16 tokens
  *     token shard, raw      uint16 tokens, nothing else
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
@@ -870,9 +871,10 @@ static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
 
 /* ===== >>d07 shards and loader ===========================================
  * Shards are files of uint16 tokens, with llm.c's header (256 int32: 20240520, 1, count) or raw,
- * told apart by content. A sequence is T+1 consecutive tokens of one shard: x, and y one token
- * later. Sequence i of a shard starts at token i*T, so a shard of n tokens holds (n-1)/T sequences
- * and a rest of fewer than T+1 tokens is not used.
+ * told apart by content. Behind the three numbers that llm.c reads, the header may have a hash of
+ * the vocabulary: one loader refuses shards of two. A sequence is T+1 consecutive tokens of one
+ * shard: x, and y one token later. Sequence i of a shard starts at token i*T, so a shard of n
+ * tokens holds (n-1)/T sequences and a rest of fewer than T+1 tokens is not used.
  *
  * An epoch takes every sequence of all shards in an order that is a permutation keyed by (seed,
  * epoch), or file order. Step s of an epoch takes positions [s*G, (s+1)*G) of that order, where
@@ -890,6 +892,8 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 /* ids are 0..65535. */
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
+/* The hash of the vocabulary that the ids belong to, for llm.c's header; before the finish. */
+G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash);
 /* All of a commit but the rename: a program that writes several shards finishes each in its turn
  * and commits them together at the end. Nothing may be appended after it. Closed, it takes no file
  * descriptor any more, but nothing keeps another writer away from its name either. */
@@ -923,6 +927,8 @@ typedef struct g2z_loader {     /* to be read; the functions below write it */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
   uint64_t data;                /* hash of each shard's length, its ends and samples between */
   uint64_t saved_data;          /* without the samples: manual, CHECKPOINTS */
+  uint64_t vocab_hash;          /* that the shards name; 0: none does */
+  const char *vocab_shard;      /* a shard that names it */
   struct g2z__prefetch *reader;
 } g2z_loader;
 
@@ -933,6 +939,9 @@ G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
  * call. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
+/* Refuses two names or patterns of shards that share a file; one without a file is left to the
+ * loader. */
+G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
 /* The order of an epoch as a pure function: which of `count` sequences stands at `position`. */
 G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position);
 
@@ -3435,7 +3444,7 @@ struct g2z_shard_writer {
   g2z_services *services;
   g2z_writer *file;
   g2z_shard_format format;
-  uint64_t tokens;
+  uint64_t tokens, vocab_hash;
   int finished;
 };
 
@@ -3483,11 +3492,17 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   return G2Z_OK;
 }
 
+G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash) {
+  G2Z_ASSERT(!writer->finished);
+  writer->vocab_hash = hash;
+}
+
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
   if (writer->finished) return G2Z_OK;
   if (writer->format == G2Z_SHARD_LLMC) {
-    int32_t count = (int32_t)writer->tokens;
-    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
+    int32_t header[3] = {(int32_t)writer->tokens, 0, 0}; /* behind the magic number and version */
+    memcpy(header + 1, &writer->vocab_hash, sizeof writer->vocab_hash);
+    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof header[0], header, sizeof header));
   }
   G2Z__TRY(g2z__writer_finish(writer->file));
   writer->finished = 1;
@@ -3519,7 +3534,15 @@ typedef struct g2z__shard {
   uint64_t bytes;    /* of the file; 0: never opened */
   int64_t tokens;
   int64_t first;     /* index of its first sequence among those of all shards */
+  uint64_t vocab_hash;
 } g2z__shard;
+
+/* Files of llm.c that are no shards of GPT-2's tokens. */
+static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
+    {20240801, "a shard of llm.c with uint32 tokens of Llama 3: prepare the text with GPT-2's "
+               "vocabulary"},
+    {20240522, "an evaluation file of llm.c, such as HellaSwag's, not a token shard: name shards "
+               "that prepare_data made of a text"}};
 
 /* Text is the file that is named by mistake most often. Of GPT-2's tokens in prose or code one in
  * fifteen looks like two printable bytes, so that 32 of them in a row are not tokens. */
@@ -3532,8 +3555,12 @@ G2Z__PRIVATE int g2z__looks_like_text(const unsigned char *bytes, size_t count) 
 /* Says what a file holds, from its size and its first bytes: sets begin and tokens. */
 G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard,
                                          const unsigned char *head, size_t head_bytes) {
-  int32_t header[3] = {0, 0, 0};
+  int32_t header[5] = {0, 0, 0, 0, 0};
   memcpy(header, head, head_bytes < sizeof header ? head_bytes : sizeof header);
+  for (size_t i = 0; i < sizeof g2z__shard_others / sizeof *g2z__shard_others; i++)
+    if (header[0] == g2z__shard_others[i].magic)
+      return g2z_fail(services, G2Z_UNSUPPORTED, "%s is %s", shard->path,
+                      g2z__shard_others[i].what);
   shard->begin = header[0] == G2Z__SHARD_MAGIC && head_bytes >= 4 ? G2Z__SHARD_HEADER : 0;
   uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
   if (shard->bytes == 0)
@@ -3554,17 +3581,15 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
                     G2Z__SHARD_HEADER);
   if (shard->begin && header[1] != 1)
     return g2z_fail(services, G2Z_UNSUPPORTED,
-                    header[1] == 7
-                    ? "%s is version %d of llm.c's shards, uint32 tokens of Llama 3: prepare the "
-                      "text with GPT-2's vocabulary"
-                    : "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) is "
-                      "known: prepare it again", shard->path, header[1]);
+                    "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) is "
+                    "known: prepare it again", shard->path, header[1]);
   if (shard->begin && (header[2] < 0 || promised != shard->bytes))
     return g2z_fail(services, G2Z_FORMAT,
                     "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it is "
                     "unfinished or was cut; copy or prepare it again", shard->path, header[2],
                     promised, shard->bytes);
   shard->tokens = (int64_t)((shard->bytes - shard->begin) / 2);
+  if (shard->begin) memcpy(&shard->vocab_hash, header + 3, sizeof shard->vocab_hash);
   return G2Z_OK;
 }
 
@@ -3751,10 +3776,10 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
   return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Lists the shards, in an order that does not depend on the locale, as glob's own does. */
-G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
-  g2z__prefetch *reader = loader->reader;
-  g2z_services *services = &reader->services;
+/* Lists shards, in an order that does not depend on the locale, as glob's own does. `found` is
+ * zeroed, and freed with globfree. */
+G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given,
+                                         glob_t *found) {
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
   void *memory;
@@ -3762,15 +3787,56 @@ G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) 
   char *pattern = (char *)memory, *end = pattern;
   for (const char *at = given; *at; *end++ = *at++)
     if (is_name && *at != '/') *end++ = '\\';
-  int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, &reader->found);
+  int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, found);
   int number = error == GLOB_NOSPACE ? ENOMEM : errno;
   g2z_release(services, memory);
   if (error == GLOB_NOMATCH)
     return g2z_fail(services, G2Z_IO, "no file is called or matches \"%s\": check the path, and "
                     "quote a pattern in the shell", given);
   if (error) return g2z_fail_file(services, number, "list the files of", given);
-  qsort(reader->found.gl_pathv, reader->found.gl_pathc, sizeof(char *), g2z__loader_by_name);
-  G2Z__TRY(g2z_allocate(services, reader->found.gl_pathc, sizeof(g2z__shard), &memory));
+  qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), g2z__loader_by_name);
+  return G2Z_OK;
+}
+
+/* A file that stands in both lists, also under two names; NULL: none. others[b->gl_pathc]. */
+G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b,
+                                            struct stat *others) {
+  struct stat one;
+  for (size_t k = 0; k < b->gl_pathc; k++) /* a file that is gone keeps zeros */
+    if (stat(b->gl_pathv[k], &others[k]) != 0) memset(&others[k], 0, sizeof others[k]);
+  for (size_t i = 0; i < a->gl_pathc; i++) {
+    if (stat(a->gl_pathv[i], &one) != 0) continue;
+    for (size_t k = 0; k < b->gl_pathc; k++)
+      if (one.st_ino == others[k].st_ino && one.st_dev == others[k].st_dev) return a->gl_pathv[i];
+  }
+  return NULL;
+}
+
+G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
+  glob_t found[2];
+  void *others = NULL;
+  const char *shared = NULL;
+  memset(found, 0, sizeof found);
+  g2z_status status = G2Z_OK;
+  if (g2z__shards_find(services, train, &found[0]) == G2Z_OK &&
+      g2z__shards_find(services, val, &found[1]) == G2Z_OK)
+    status = g2z_allocate(services, found[1].gl_pathc, sizeof(struct stat), &others);
+  if (others) shared = g2z__shards_shared(&found[0], &found[1], (struct stat *)others);
+  if (shared)
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%s is named to train on and to validate on, by \"%s\" and by \"%s\": "
+                      "narrow one of them, as to *_train_*.bin or *_val_*.bin", shared, train, val);
+  g2z_release(services, others);
+  globfree(&found[0]);
+  globfree(&found[1]);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
+  g2z__prefetch *reader = loader->reader;
+  void *memory;
+  G2Z__TRY(g2z__shards_find(&reader->services, given, &reader->found));
+  G2Z__TRY(g2z_allocate(&reader->services, reader->found.gl_pathc, sizeof(g2z__shard), &memory));
   reader->shards = (g2z__shard *)memory;
   reader->shard_count = reader->found.gl_pathc;
   for (size_t s = 0; s < reader->shard_count; s++)
@@ -3801,6 +3867,18 @@ G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *s
                  : G2Z_OK;
 }
 
+/* Ids mean other texts in another vocabulary: shards must not name two. */
+G2Z__PRIVATE g2z_status g2z__loader_vocab(g2z_loader *loader, const g2z__shard *shard) {
+  if (!shard->vocab_hash || shard->vocab_hash == loader->vocab_hash) return G2Z_OK;
+  if (loader->vocab_hash)
+    return g2z_fail(&loader->reader->services, G2Z_FORMAT,
+                    "%s and %s were made with different vocabularies: narrow the pattern, or "
+                    "prepare their texts again with one --vocab", loader->vocab_shard, shard->path);
+  loader->vocab_hash = shard->vocab_hash;
+  loader->vocab_shard = shard->path;
+  return G2Z_OK;
+}
+
 /* Opens and counts every shard once, so that a damaged one is known before the training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
@@ -3809,6 +3887,7 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
     G2Z__TRY(g2z__loader_file(loader, s));
+    G2Z__TRY(g2z__loader_vocab(loader, shard));
     G2Z__TRY(g2z__loader_hash(loader, shard));
     shard->first = loader->sequences;
     loader->tokens += shard->tokens;
