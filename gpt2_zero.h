@@ -209,7 +209,8 @@
  *     token shard, raw      uint16 tokens, nothing else
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
- *                           out]
+ *                           out]. In place of it is read model.safetensors.index.json, whose
+ *                           weight_map {tensor: file} names several such files
  *     config.json           its GPT2Config; vocab_size is V, the rows of wte; eos_token_id is the
  *                           tokenizer's <|endoftext|>, also where V was rounded up beyond it
  *
@@ -1418,8 +1419,9 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d12 weights =====================================================
- * GPT-2 in the files of Hugging Face's GPT2LMHeadModel: model.safetensors and config.json. A
- * trainer begins with them (init_from) and saves them (g2z_trainer_save_weights). */
+ * GPT-2 in the files of Hugging Face's GPT2LMHeadModel: model.safetensors, whole or in several
+ * files, and config.json. A trainer begins with them (init_from) and saves them, as one file
+ * (g2z_trainer_save_weights). */
 
 /* The model of DIRECTORY/config.json; refuses what is no GPT-2 as published. */
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
@@ -6994,7 +6996,7 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
 }
 
 /* ===== >>i12 weights =====================================================
- * In:  model.safetensors and config.json of a GPT-2.
+ * In:  model.safetensors, or the files of its index, and config.json of a GPT-2.
  * Out: its sizes, and its weights in fp32 and canonical order. For a model that is saved:
  *      config.json, and model.safetensors with its header, behind which ranks write elements.
  * Law: a header is checked completely before a tensor is read. */
@@ -7010,8 +7012,11 @@ static const struct { const char *name; uint64_t bytes; } g2z__tensor_types[G2Z_
     {"I64", 8}, {"U64", 8}, {"C64", 8}, {"I32", 4}, {"U32", 4}, {"I16", 2}, {"U16", 2}, {"I8", 1},
     {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
 
+struct g2z__safetensors;
+
 typedef struct g2z__safetensor {
   const char *name;             /* lives as long as its file */
+  struct g2z__safetensors *in;  /* that file */
   int type;                     /* index into g2z__tensor_types */
   int rank;                     /* dimensions; 0: a scalar */
   uint64_t shape[G2Z__TENSOR_RANK];
@@ -7019,13 +7024,16 @@ typedef struct g2z__safetensor {
   uint64_t begin, bytes;        /* in the file */
 } g2z__safetensor;
 
+/* A file, or the files of an index, of which one is open at a time. */
 typedef struct g2z__safetensors {
   g2z_services *services;
-  char *path;
-  int file;
+  char *path;                   /* of the file, or of the index */
+  int file;                     /* -1: not open */
   char *header;                 /* the text; each name in it is unescaped in place */
-  g2z__safetensor *tensors;     /* in the order of names */
+  g2z__safetensor *tensors;     /* in the order of names; of an index: of all its files */
   size_t count, capacity;
+  struct g2z__safetensors *parts, *next; /* an index owns a list of files */
+  struct g2z__safetensors *open; /* of an index: the file that is */
 } g2z__safetensors;
 
 /* ----- reading a header ----- */
@@ -7131,6 +7139,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t by
       G2Z__TRY(status);
       g2z__safetensor *tensor = &file->tensors[file->count++];
       memset(tensor, 0, sizeof *tensor);
+      tensor->in = file;
       char *name = file->header + (key.at - json.begin);
       size_t length = g2z_json_unescape(&key, (unsigned char *)name);
       name[length] = 0; /* its closing quote at the latest */
@@ -7151,8 +7160,20 @@ G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
   return strcmp(((const g2z__safetensor *)a)->name, ((const g2z__safetensor *)b)->name);
 }
 
-/* The tensors must tile the bytes behind the header, without a gap and without an overlap, and
- * every name must be there once. Leaves them in the order of names. */
+/* Brings the tensors into the order of names, of which each must be there once. */
+G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *file) {
+  if (file->count)
+    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_name);
+  for (size_t i = 1; i < file->count; i++)
+    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
+                      file->tensors[i].name);
+  return G2Z_OK;
+}
+
+/* The tensors must tile the bytes behind the header, without a gap and without an overlap. Leaves
+ * them in the order of names. */
 G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t data,
                                                uint64_t bytes) {
   uint64_t end = 0;
@@ -7174,14 +7195,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t 
                     "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
                     ": it was cut or is unfinished; copy it again", file->path,
                     end > bytes - data ? "at least " : "", end, bytes - data);
-  if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_name);
-  for (size_t i = 1; i < file->count; i++)
-    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
-                      file->tensors[i].name);
-  return G2Z_OK;
+  return g2z__safetensors_sort(file);
 }
 
 /* Reads and checks the header of the open file. */
@@ -7212,28 +7226,114 @@ G2Z__PRIVATE g2z_status g2z__safetensors_load(g2z__safetensors *file) {
   return g2z__safetensors_check(file, 8 + length, bytes);
 }
 
+G2Z__PRIVATE void g2z__safetensors_close(g2z__safetensors *file) {
+  if (file->file >= 0) close(file->file);
+  file->file = -1;
+}
+
 G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *file) {
   if (!file) return;
-  if (file->file >= 0) close(file->file);
+  for (g2z__safetensors *part = file->parts, *next; part; part = next) {
+    next = part->next;
+    g2z__safetensors_free(part);
+  }
+  g2z__safetensors_close(file);
   g2z_release(file->services, file->header);
   g2z_release(file->services, file->tensors);
   g2z_release(file->services, file);
 }
 
-G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char *path,
-                                              g2z__safetensors **out) {
+/* A file without tensors, which is not open. */
+G2Z__PRIVATE g2z_status g2z__safetensors_new(g2z_services *services, const char *path,
+                                             g2z__safetensors **out) {
   size_t length = strlen(path) + 1;
   void *memory;
   *out = NULL;
   G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z__safetensors) + length, &memory));
-  g2z__safetensors *file = (g2z__safetensors *)memory;
-  file->services = services;
-  file->path = (char *)(file + 1);
-  memcpy(file->path, path, length);
-  g2z_status status = g2z__open_read(services, path, &file->file);
-  if (status == G2Z_OK) status = g2z__safetensors_load(file);
-  if (status == G2Z_OK) *out = file;
-  else g2z__safetensors_free(file);
+  *out = (g2z__safetensors *)memory;
+  (*out)->services = services;
+  (*out)->path = (char *)(*out + 1);
+  (*out)->file = -1;
+  memcpy((*out)->path, path, length);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char *path,
+                                              g2z__safetensors **out) {
+  G2Z__TRY(g2z__safetensors_new(services, path, out));
+  g2z_status status = g2z__open_read(services, path, &(*out)->file);
+  if (status == G2Z_OK) status = g2z__safetensors_load(*out);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z__safetensors_free(*out);
+  *out = NULL;
+  return status;
+}
+
+/* ----- several files and their index ----- */
+
+/* Adds a file and its tensors, unless it is there already, and leaves it closed. */
+G2Z__PRIVATE g2z_status g2z__index_add(g2z__safetensors *index, const char *path) {
+  g2z__safetensors *part = index->parts;
+  while (part && strcmp(part->path, path) != 0) part = part->next;
+  if (part) return G2Z_OK;
+  G2Z__TRY(g2z__safetensors_open(index->services, path, &part));
+  g2z__safetensors_close(part);
+  part->next = index->parts;
+  index->parts = part;
+  void *list = index->tensors;
+  g2z_status status = g2z_grow(index->services, &list, &index->capacity, index->count,
+                               index->count + part->count, sizeof(g2z__safetensor));
+  index->tensors = (g2z__safetensor *)list;
+  for (size_t i = 0; status == G2Z_OK && i < part->count; i++)
+    index->tensors[index->count++] = part->tensors[i];
+  return status;
+}
+
+/* A value of weight_map: the name of a file beside the index. */
+G2Z__PRIVATE void g2z__index_parse_file(g2z_json *json, const char *directory,
+                                        g2z__safetensors *index) {
+  char name[256], *path;
+  g2z_json_text text = g2z_json_string(json);
+  if (text.bytes >= sizeof name) g2z_json_fail(json, "a file's name of more than 255 bytes");
+  if (json->status != G2Z_OK) return;
+  name[g2z_json_unescape(&text, (unsigned char *)name)] = 0;
+  json->status = g2z_join_path(index->services, directory, name, &path);
+  if (json->status == G2Z_OK) json->status = g2z__index_add(index, path);
+  g2z_release(index->services, path);
+}
+
+G2Z__PRIVATE g2z_status g2z__index_parse(g2z__safetensors *index, const char *directory,
+                                         const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  g2z_json_open(&json, index->services, index->path, text, bytes);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (!g2z_json_is(&key, "weight_map")) {
+      g2z_json_skip(&json);
+      continue;
+    }
+    g2z_json_enter(&json, '{');
+    while (g2z_json_next(&json, '}', &key)) g2z__index_parse_file(&json, directory, index);
+  }
+  G2Z__TRY(g2z_json_close(&json));
+  if (index->count) return g2z__safetensors_sort(index);
+  return g2z_fail(index->services, G2Z_FORMAT, "%s has no weight_map that names files of tensors: "
+                  "copy the model again", index->path);
+}
+
+/* All tensors of the files that an index in a directory names. */
+G2Z__PRIVATE g2z_status g2z__safetensors_open_index(g2z_services *services, const char *directory,
+                                                    const char *path, g2z__safetensors **out) {
+  char *text = NULL;
+  size_t bytes;
+  G2Z__TRY(g2z__safetensors_new(services, path, out));
+  g2z_status status = g2z_read_file(services, path, G2Z__TENSOR_HEADER_MOST, &text, &bytes);
+  if (status == G2Z_OK) status = g2z__index_parse(*out, directory, text, bytes);
+  g2z_release(services, text);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z__safetensors_free(*out);
+  *out = NULL;
   return status;
 }
 
@@ -7263,20 +7363,25 @@ G2Z__PRIVATE void g2z__tensor_widen(int type, const unsigned char *from, size_t 
   }
 }
 
-G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z__safetensors *file,
-                                          const g2z__safetensor *tensor, uint64_t offset,
-                                          void *out, size_t bytes) {
-  int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
+G2Z__PRIVATE g2z_status g2z__tensor_pread(g2z__safetensors *file, const g2z__safetensor *tensor,
+                                          uint64_t offset, void *out, size_t bytes) {
+  g2z__safetensors *in = tensor->in;
+  if (in->file < 0) { /* another file of the index was open */
+    if (file->open) g2z__safetensors_close(file->open);
+    file->open = in;
+    G2Z__TRY(g2z__open_read(file->services, in->path, &in->file));
+  }
+  int64_t got = g2z__pread(in->file, out, bytes, tensor->begin + offset);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", in->path);
   if ((size_t)got == bytes) return G2Z_OK;
   return g2z_fail(file->services, G2Z_FORMAT,
-                  "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
+                  "%s shrank while tensor \"%.200s\" was read: copy it again", in->path,
                   tensor->name);
 }
 
 /* Elements [first, first + count) of a tensor as fp32, from F32, F16, BF16 or F64. */
-G2Z__PRIVATE g2z_status g2z__safetensors_read(const g2z__safetensors *file, int index,
-                                              size_t first, size_t count, float *out) {
+G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *file, int index, size_t first,
+                                              size_t count, float *out) {
   const g2z__safetensor *tensor = &file->tensors[index];
   const size_t size = (size_t)g2z__tensor_types[tensor->type].bytes;
   G2Z_ASSERT(count <= tensor->elements && first <= tensor->elements - count);
@@ -7285,7 +7390,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(const g2z__safetensors *file, int 
   if (tensor->type > G2Z__BF16)
     return g2z_fail(file->services, G2Z_UNSUPPORTED,
                     "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
-                    "read: save it as F32", file->path, tensor->name,
+                    "read: save it as F32", tensor->in->path, tensor->name,
                     g2z__tensor_types[tensor->type].name);
   unsigned char raw[8192];
   for (size_t done = 0; done < count;) {
@@ -7590,7 +7695,7 @@ G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, i
     return G2Z_OK;
   return g2z_fail(file->services, G2Z_FORMAT,
                   "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
-                  "sizes of the config.json that belongs to it", file->path, got->name,
+                  "sizes of the config.json that belongs to it", got->in->path, got->name,
                   g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
 }
 
@@ -7633,14 +7738,14 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
     if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
       return g2z_fail(file->services, G2Z_FORMAT,
                       "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                      "the sizes of the config.json that belongs to it", file->path,
+                      "the sizes of the config.json that belongs to it", file->tensors[i].in->path,
                       file->tensors[i].name, layers);
   return G2Z_OK;
 }
 
 /* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
-G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z__safetensors *file,
-                                                const g2z__weight *wte, float *chunk) {
+G2Z__PRIVATE g2z_status g2z__weights_check_tied(g2z__safetensors *file, const g2z__weight *wte,
+                                                float *chunk) {
   const int head = g2z__safetensors_find(file, "lm_head.weight");
   const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
   for (size_t at = 0, n; head >= 0 && at < total; at += n) {
@@ -7659,7 +7764,7 @@ G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z__safetensors *file,
 typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t count,
                                         const float *values);
 
-G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z__safetensors *file, int layers,
+G2Z__PRIVATE g2z_status g2z__weights_take_all(g2z__safetensors *file, int layers,
                                               g2z__weight *list, size_t count,
                                               g2z__weights_take take, void *user) {
   g2z_services *services = file->services;
@@ -7692,16 +7797,24 @@ G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *dir
   return G2Z_OK;
 }
 
-/* A directory without model.safetensors may hold the weights in a form that is not read. */
-G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char *directory) {
-  int split, pickle;
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors.index.json", &split));
-  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &pickle));
-  if (split)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "the weights in %s are split into several files: save them as one, with "
-                    "save_pretrained(..., max_shard_size=\"100GB\")", directory);
-  if (pickle)
+/* DIRECTORY/model.safetensors, or else the files of its index. */
+G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *directory,
+                                          g2z__safetensors **out) {
+  const char *whole = "model.safetensors", *index = "model.safetensors.index.json";
+  char *path;
+  int is_whole, is_split, is_pickle;
+  *out = NULL;
+  G2Z__TRY(g2z__weights_has(services, directory, whole, &is_whole));
+  G2Z__TRY(g2z__weights_has(services, directory, index, &is_split));
+  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &is_pickle));
+  if (is_whole || is_split) {
+    G2Z__TRY(g2z_join_path(services, directory, is_whole ? whole : index, &path));
+    g2z_status status = is_whole ? g2z__safetensors_open(services, path, out)
+                                 : g2z__safetensors_open_index(services, directory, path, out);
+    g2z_release(services, path);
+    return status;
+  }
+  if (is_pickle)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "the weights in %s are a pickle, pytorch_model.bin: save them as "
                     "model.safetensors, with save_pretrained(..., safe_serialization=True)",
@@ -7711,23 +7824,16 @@ G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char 
                   "--save-weights wrote", directory);
 }
 
-/* DIRECTORY/model.safetensors into `take`. All names and shapes are compared before its first
+/* The weights of a directory into `take`. All names and shapes are compared before its first
  * call. */
 G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *directory,
                                           const g2z_model_config *model, g2z__weights_take take,
                                           void *user) {
-  char *path;
   g2z__safetensors *file;
   g2z__weight *list;
   size_t count;
-  int there;
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
-  if (!there) return g2z__weights_missing(services, directory);
-  G2Z__TRY(g2z_join_path(services, directory, "model.safetensors", &path));
-  g2z_status status = g2z__safetensors_open(services, path, &file);
-  g2z_release(services, path);
-  G2Z__TRY(status);
-  status = g2z__weights_list(services, model, &list, &count);
+  G2Z__TRY(g2z__weights_open(services, directory, &file));
+  g2z_status status = g2z__weights_list(services, model, &list, &count);
   if (status == G2Z_OK) {
     status = g2z__weights_take_all(file, model->layers, list, count, take, user);
     g2z_release(services, list);
