@@ -21,6 +21,7 @@
 #include "tests/ops.h"
 #include "tests/cuda.h"
 #include "tests/weights.h"
+#include "tests/inputs.h"
 #include "tests/model.h"
 #include "tests/trainer.h"
 #include "tests/checkpoint.h"
@@ -154,6 +155,9 @@ static const g2z_test_entry test_table[] = {
     {"weights_variants", "names with and without a prefix, masks, tied heads", test_weights_variants},
     {"weights_configs", "what is no GPT-2 is refused", test_weights_configs},
     {"weights_no_memory", "weights survive every failing allocation", test_weights_no_memory},
+    {"weights_split", "weights in several files, one open at a time", test_weights_split},
+    {"vocab_hash", "shards name their vocabulary", test_vocab_hash},
+    {"inputs", "what is handed in by mistake: exit code and sentence", test_inputs_rows},
     {"run_artifacts", "a run directory, field by field", test_run_artifacts},
     {"run_determinism", "two runs write the same bytes", test_run_determinism},
     {"run_length", "steps, epochs and limits", test_run_length},
