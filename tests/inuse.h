@@ -19,8 +19,8 @@ static void inuse_close(g2z_context *context, g2z_model *model) {
   g2z_context_free(context);
 }
 
-/* Scores and logits of golden/tiny equal Hugging Face's; a target that is left out makes no loss and
- * changes no other; more sequences than run at a time change nothing. */
+/* Scores and logits of golden/tiny equal Hugging Face's; a target that is left out makes no loss
+ * and changes no other; more sequences than run at a time change nothing. */
 static void test_model_scores(g2z_test *t) {
   enum { B = 3, T = 20, V = 131, MANY = 500 };
   g2z_context *context = NULL;
@@ -153,7 +153,8 @@ static void test_model_generates(g2z_test *t) {
     int stop = plain[1][20];
     size_t end = begins[1];
     while (plain[1][end] != stop) end++;
-    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, stop, NULL, NULL));
+    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, stop, NULL,
+                                   NULL));
     CHECK(t, lengths[0] == end + 1 && memcmp(plain[1], cached[1], (end + 1) * 4) == 0);
     heard.count = 0, heard.stop_after = 3, lengths[0] = begins[1];
     CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, -1, inuse_hear,
