@@ -5575,7 +5575,7 @@ G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   packet.head.magic = G2Z__MAGIC;
   packet.head.kind = kind;
   packet.head.bytes = size;
-  if (size) memcpy(&packet.body, body, size);
+  if (body) memcpy(&packet.body, body, size);
   return send(socket, &packet, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
