@@ -253,6 +253,7 @@ static const g2z_test_entry test_table[] = {
      test_run_resume_refusals},
     {"run_goes_on", "what a run said at its end goes when it goes on", test_run_goes_on},
     {"run_stop", "a stop saves, says so and can be resumed", test_run_stop},
+    {"train_removed", "a run whose files are removed under it fails", test_train_removed},
     {"train_unread", "a console that is closed or that nobody reads", test_train_unread},
     {"train_signals", "signals: checkpoint and exit code 75; a second one ends at once",
      test_train_signals},

@@ -217,7 +217,7 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
   X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
   X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
   X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
-  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: NVML")       \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: nvidia-smi")  \
   X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
   X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
   X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
@@ -975,7 +975,6 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
 struct g2z_events {
   g2z_services *services;
   g2z_writer *writer;
-  g2z_crc crc;
   unsigned char data[G2ZP_EVENT_BYTES];
   size_t used;
 };
@@ -1011,17 +1010,22 @@ static void g2zp_event_begin(g2z_events *e, int64_t step) {
   g2zp_event_varint(e, (uint64_t)step);
 }
 
-static uint32_t g2zp_event_mask(const g2z_events *e, const void *bytes, size_t count) {
-  uint32_t sum = g2z_crc32c(&e->crc, 0, bytes, count);
+static uint32_t g2zp_event_mask(const void *bytes, size_t count) {
+  uint32_t sum = ~0u; /* CRC-32C, bit by bit: a record has a few hundred bytes */
+  for (size_t bit = 0; bit < 8 * count; bit++) {
+    if (bit % 8 == 0) sum ^= ((const unsigned char *)bytes)[bit / 8];
+    sum = sum >> 1 ^ (sum & 1 ? 0x82f63b78u : 0);
+  }
+  sum = ~sum;
   return (sum >> 15 | sum << 17) + 0xa282ead8u;
 }
 
 static g2z_status g2zp_event_end(g2z_events *e) {
   uint64_t length = e->used;
-  uint32_t sum = g2zp_event_mask(e, &length, sizeof length);
+  uint32_t sum = g2zp_event_mask(&length, sizeof length);
   g2z_writer_put(e->writer, &length, sizeof length);
   g2z_writer_put(e->writer, &sum, sizeof sum);
-  sum = g2zp_event_mask(e, e->data, e->used);
+  sum = g2zp_event_mask(e->data, e->used);
   g2z_writer_put(e->writer, e->data, e->used);
   g2z_writer_put(e->writer, &sum, sizeof sum);
   return g2z_writer_flush(e->writer);
@@ -1067,7 +1071,6 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
-  g2z_crc_init(&e->crc);
   g2z_status status = g2zp_events_path(services, directory, &path);
   if (status == G2Z_OK) status = g2z_writer_create(services, path, &e->writer);
   g2z_release(services, path);

@@ -588,38 +588,38 @@ static void test_config_checks(g2z_test *t) {
     CHECK(t, memcmp(&model, &wanted[i][1], sizeof model) == 0);
   }
   model = g2z_model_config_default();
-  CHECK_OK(t, g2z_model_config_check(s, &model));
+  CHECK_OK(t, g2z__model_config_check(s, &model));
   model.heads = 7;
-  CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s,
+  CHECK_STATUS(t, g2z__model_config_check(s, &model), G2Z_BAD_ARGUMENT, s,
                "channels=768 must divide by heads=7");
   model.heads = 64; /* head size 12 */
-  CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "head size of 12");
+  CHECK_STATUS(t, g2z__model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "head size of 12");
   model.heads = 4; /* head size 192 */
-  CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "up to 128");
+  CHECK_STATUS(t, g2z__model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "up to 128");
   for (model.channels = 8; model.channels < 300; model.channels++) /* a remedy is one */
     for (model.heads = 1; model.heads < 4; model.heads++) {
-      if (model.channels % model.heads || g2z_model_config_check(s, &model) == G2Z_OK) continue;
+      if (model.channels % model.heads || g2z__model_config_check(s, &model) == G2Z_OK) continue;
       g2z_model_config advised = model;
       const char *channels = strstr(s->error, "with channels="), *heads = strrchr(s->error, '=');
       if (channels) advised.channels = atoi(channels + strlen("with channels="));
       if (heads) advised.heads = atoi(heads + 1);
-      CHECK_OK(t, g2z_model_config_check(s, &advised));
+      CHECK_OK(t, g2z__model_config_check(s, &advised));
     }
   model = g2z_model_config_default();
   model.layers = 0;
-  CHECK_STATUS(t, g2z_model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "layers=0");
+  CHECK_STATUS(t, g2z__model_config_check(s, &model), G2Z_BAD_ARGUMENT, s, "layers=0");
 
   g2z_train_config config;
   memset(&config, 0, sizeof config);
-  CHECK_STATUS(t, g2z_train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, "never initialised");
+  CHECK_STATUS(t, g2z__train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, "never initialised");
   config = g2z_train_config_default();
-  CHECK_OK(t, g2z_train_config_check(s, &config));
+  CHECK_OK(t, g2z__train_config_check(s, &config));
   config.seq = 2048;
-  CHECK_STATUS(t, g2z_train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, "context=1024");
+  CHECK_STATUS(t, g2z__train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, "context=1024");
 #define REFUSED(member, value, part)                                                          \
   config = g2z_train_config_default();                                                        \
   config.member = value;                                                                      \
-  CHECK_STATUS(t, g2z_train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, part)
+  CHECK_STATUS(t, g2z__train_config_check(s, &config), G2Z_BAD_ARGUMENT, s, part)
   REFUSED(batch, 0, "batch=0");
   REFUSED(batch, 1 << 20, "2^28 tokens");
   REFUSED(accum, -1, "accum=-1");
@@ -643,12 +643,12 @@ static void test_config_checks(g2z_test *t) {
   config.model.heads = 16;
   config.model.channels = 1024;
   config.model.context = config.seq = 32769;
-  CHECK_OK(t, g2z_train_config_check(s, &config));
+  CHECK_OK(t, g2z__train_config_check(s, &config));
   config.dropout = 0.1f;
-  CHECK_STATUS(t, g2z_train_config_check(s, &config), G2Z_BAD_ARGUMENT, s,
+  CHECK_STATUS(t, g2z__train_config_check(s, &config), G2Z_BAD_ARGUMENT, s,
                "heads=16 x seq=32769 x seq is 17180917776");
   config.seq = 32768; /* 2^34 scores: the last four have the last number of 32 bits */
-  CHECK_OK(t, g2z_train_config_check(s, &config));
+  CHECK_OK(t, g2z__train_config_check(s, &config));
 }
 
 static void test_schedules(g2z_test *t) {

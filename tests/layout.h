@@ -278,12 +278,12 @@ static void test_plan_bytes(g2z_test *t) {
       CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
       CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_GRADS], 2 * (grads + inbox), 2 * padding + 512);
       CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
-      size_t symmetric = g2z_plan_nccl_bytes(plan); /* of 8 x 8 x 1024 tokens, that is many */
+      size_t symmetric = plan->nccl_bytes; /* of 8 x 8 x 1024 tokens, that is many */
       CHECK(t, plan->gather == G2Z_TRANSPORT_NCCL);
       config.batch = 2;
       plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 5, 8);
       CHECK(t, plan->gather == (stage ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL));
-      CHECK(t, (g2z_plan_nccl_bytes(plan) < symmetric) == (stage > 0));
+      CHECK(t, (plan->nccl_bytes < symmetric) == (stage > 0));
     }
 }
 
@@ -306,14 +306,14 @@ static void test_plan_largest_batch(g2z_test *t) {
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, world);
     size_t budget = (size_t)40 << 30;
-    CHECK(t, (g2z_plan_nccl_bytes(plan) > 0) == (world > 1));
-    config.batch = largest[i] = g2z_plan_largest_batch(plan, budget);
+    CHECK(t, (plan->nccl_bytes > 0) == (world > 1));
+    config.batch = largest[i] = g2z__plan_largest_batch(plan, budget);
     plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, world);
-    CHECK(t, plan->bytes_total + g2z_plan_nccl_bytes(plan) <= budget);
+    CHECK(t, plan->bytes_total + plan->nccl_bytes <= budget);
     config.batch = largest[i] + 1;
     plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, world);
-    CHECK(t, plan->bytes_total + g2z_plan_nccl_bytes(plan) > budget);
-    CHECK(t, g2z_plan_largest_batch(plan, 1 << 20) == 0);
+    CHECK(t, plan->bytes_total + plan->nccl_bytes > budget);
+    CHECK(t, g2z__plan_largest_batch(plan, 1 << 20) == 0);
   }
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
   for (int transport = 0; transport < G2Z_TRANSPORT_COUNT; transport++)
@@ -324,18 +324,18 @@ static void test_plan_largest_batch(g2z_test *t) {
       config.transport = (g2z_transport)transport;
       config.batch = batch;
       plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 8);
-      size_t needs = plan->bytes_total + g2z_plan_nccl_bytes(plan);
+      size_t needs = plan->bytes_total + plan->nccl_bytes;
       for (config.batch = 1; config.batch <= 64; config.batch *= 8) {
         other = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 8);
-        CHECK(t, g2z_plan_largest_batch(other, needs) == batch);
-        CHECK(t, g2z_plan_largest_batch(other, needs - 1) == batch - 1);
+        CHECK(t, g2z__plan_largest_batch(other, needs) == batch);
+        CHECK(t, g2z__plan_largest_batch(other, needs - 1) == batch - 1);
       }
     }
   g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* what fits must be allowed too */
   const g2z_plan *plan;
   plan = test_plan(t, &tiny, G2Z_DEVICE_CUDA, 0, 1);
-  tiny.batch = g2z_plan_largest_batch(plan, SIZE_MAX);
-  CHECK_OK(t, g2z_train_config_check(&t->services, &tiny));
+  tiny.batch = g2z__plan_largest_batch(plan, SIZE_MAX);
+  CHECK_OK(t, g2z__train_config_check(&t->services, &tiny));
 }
 
 /* internals */
