@@ -26,7 +26,6 @@
  *
  * DOES NOT
  *     - split the computation of a model: each rank runs all of it, on sequences of its own;
- *     - keep a key-value cache: a generated token costs a forward pass over the window;
  *     - read tokens wider than 16 bits, or sharded safetensors;
  *     - exit, abort or print: it returns a status, and the log is a callback.
  *
