@@ -26,7 +26,6 @@
  *
  * DOES NOT
  *     - split the computation of a model: each rank runs all of it, on sequences of its own;
- *     - keep a key-value cache: a generated token costs a forward pass over the window;
  *     - read tokens wider than 16 bits, or sharded safetensors;
  *     - exit, abort or print: it returns a status, and the log is a callback.
  *
@@ -58,7 +57,7 @@
  *     >>d12 >>i12   weights             safetensors; GPT-2 as Hugging Face stores it
  *     >>d13 >>i13   context and model   a process's place; forward and backward
  *     >>d14 >>i14   trainer             one step after the other
- *     >>d15 >>i15   generation          sampling, writing on
+ *     >>d15 >>i15   model in use        scoring a text, writing on, with a key-value cache
  *     >>d16 >>i16   checkpoints         a state that any number of ranks can take up again
  *
  * VOCABULARY
@@ -812,6 +811,7 @@ typedef struct g2z_plan {
   g2z_strategy strategy;
   int dropout;                    /* 1: there is some */
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
+  int forward_only;               /* 1: no backward pass follows; 2: and each layer's QKV stays */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
@@ -1123,6 +1123,16 @@ typedef struct g2z_ops {
   g2z_status (*embed_add)(g2z_device *device, void *grads, const g2z_row_part *parts, int count,
                           const void *rows, const int32_t *order, int N, int C);
 
+  /* The next token of each of B sequences, positions[b] (device) others before it:
+   * out[B,C] act = wte[tokens[b]] + wpe[positions[b]] */
+  g2z_status (*embed_next)(g2z_device *device, void *out, const int32_t *tokens,
+                           const int32_t *positions, const void *wte, const void *wpe, int B,
+                           int C);
+  /* Its attention: row b of rows[B,3,NH,HS] act becomes row positions[b] of past[B,T,3,NH,HS] act,
+   * and out[B,NH,HS] act attends to rows 0..positions[b] of it. */
+  g2z_status (*attention_next)(g2z_device *device, void *out, void *past, const void *rows,
+                               const int32_t *positions, int B, int T, int C, int NH);
+
   /* y[N,C] act = (x - mean) * rstd * w + b; mean[N], rstd[N] f32 are kept for backward. */
   g2z_status (*layernorm_fwd)(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
                               const void *w, const void *b, int N, int C);
@@ -1162,7 +1172,8 @@ typedef struct g2z_ops {
   /* LM head and cross-entropy, `chunk` tokens of logits at a time. losses[N] f32: each token's;
    * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] (mode), of the loss
    * times dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if dwte is overwritten
-   * by a single chunk. logits[chunk,Vp] act: scratch. Rows V..Vp-1 of wte never
+   * by a single chunk. logits[chunk,Vp] act: scratch. Without dh a target of -1 makes no loss, 0.
+   * Rows V..Vp-1 of wte never
    * reach the softmax; those of dwte are written as 0. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
@@ -1489,6 +1500,10 @@ typedef struct g2z__pass {
   g2z_write write;          /* gradients are written, or added to what earlier micro-steps left */
   int rows;                 /* 1: what the embedding adds to wte's gradient is not added, but left
                              * as a row for each token: see g2z__gather_rows */
+  const int32_t *positions; /* device, [B]: the next token of each sequence, T = 1, with so many
+                             * before it in the cache of [B,window]; NULL: whole sequences */
+  int window, sequence;     /* whole sequences of a model that generates: where the first one's rows
+                             * lie in that cache */
 } g2z__pass;
 
 typedef struct g2z__record {
@@ -1595,8 +1610,35 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *pa
 /* model.safetensors and config.json of the master weights in Hugging Face's form. */
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
 
-/* ===== >>d15 generation ==================================================
- * Sampling without a key-value cache: each token runs the model over the whole window again. */
+/* ===== >>d15 model in use =================================================
+ * A trained or published GPT-2: weights alone, in any type, with a workspace of its own. It scores
+ * texts and continues them. A trainer continues texts too, for samples while it trains. */
+
+typedef struct g2z_model {
+  g2z_services *services;       /* to read, as the next four */
+  g2z_model_config config;
+  g2z_device *device;
+  g2z_plan *plan;
+  size_t bytes;                 /* that it holds on the device */
+  /* The rest is the model's own. */
+  g2z__model inner;
+  int32_t *tokens, *targets;    /* device, [tokens of the plan]; targets are positions, too */
+  double *sum;                  /* device */
+} g2z_model;
+
+/* Opens DIRECTORY/model.safetensors and config.json: of Hugging Face's form, or a checkpoint's.
+ * Each rank of a job has a model of its own. */
+G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
+                                  g2z_model **out);
+G2Z_API void g2z_model_free(g2z_model *model); /* NULL is fine */
+/* losses[B,T]: -log of the probability that the model gives targets[B,T] behind tokens[B,T]; 0
+ * where the target is -1, which is not counted. *mean: of those that are; NaN if none is. losses
+ * may be NULL. T is at most config.context. */
+G2Z_API g2z_status g2z_model_score(g2z_model *model, const int32_t *tokens, const int32_t *targets,
+                                   int B, int T, float *losses, double *mean);
+/* logits[B,T,V] behind each token. */
+G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int B, int T,
+                                    float *logits);
 
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
@@ -1612,6 +1654,16 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
  * the parameters together. */
 G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, int32_t *ids, size_t *count, size_t most,
                                 const g2z_sampling *sampling, int stop);
+
+/* Hears of each token as it is drawn; not 0: the sequence ends with it. */
+typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
+/* Continues `count` sequences together, each with a key-value cache: ids[count][room] hold
+ * lengths[count] tokens, and in the end what was appended. A sequence ends behind `stop` (-1: none)
+ * or where its room is full. Sequence i draws as one that is alone with seed sampling->seed + i.
+ * Behind config.context tokens a sequence goes on from the last half of them. each NULL: nobody. */
+G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
+                                      size_t *lengths, const g2z_sampling *sampling, int stop,
+                                      g2z_each_token each, void *user);
 
 /* ===== >>d16 checkpoints =================================================
  * All that a training needs to go on, in a directory that appears whole or not at all
@@ -2847,19 +2899,22 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
  * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
  * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
 
-/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers
- * exist once per layer, and LAYER buffers too, but with recomputation all layers share one set of
- * those. Types: A the plan's dtype, F fp32. Some live a second life:
+/* Activations of a forward pass that backward needs, and backward's own scratch. How many there
+ * are: in training STREAM, LAYER and CACHE have one for each layer, but with recomputation all
+ * layers share one of LAYER and CACHE. A model that is only run forward needs one of each and none
+ * of BACKWARD; to generate it keeps each layer's QKV, its key-value cache. Types: A the plan's
+ * dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
- *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output
+ *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output; where
+ *           one token follows others, takes its row of qkv before that enters the cache
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
 #define G2Z__ACTIVATION_LIST(X)                                          \
-  /*  name      scope   type  elements */                                \
+  /*  name      copies  type  elements */                                \
   X(EMBED,     ONCE,    A,    (N) * C)      /* residual stream at block 0 */ \
   X(LN1,       LAYER,   A,    (N) * C)                                   \
   X(LN1_MEAN,  LAYER,   F,    (N))                                       \
   X(LN1_RSTD,  LAYER,   F,    (N))                                       \
-  X(QKV,       LAYER,   A,    (N) * 3 * C)                               \
+  X(QKV,       CACHE,   A,    (N) * 3 * C)                               \
   X(ATT,       LAYER,   A,    (N) * C)                                   \
   X(LSE,       LAYER,   F,    (N) * NH)                                  \
   X(RES2,      LAYER,   A,    (N) * C)      /* residual stream behind attention */ \
@@ -2873,8 +2928,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   X(LNF_MEAN,  ONCE,    F,    (N))                                       \
   X(LNF_RSTD,  ONCE,    F,    (N))                                       \
   X(LOSSES,    ONCE,    F,    (N))                                       \
-  X(DRES,      ONCE,    A,    (N) * C)      /* gradient of the residual stream */ \
-  X(WIDE,      ONCE,    A,    (N) * 4 * C)
+  X(DRES,      BACKWARD, A,   (N) * C)      /* gradient of the residual stream */ \
+  X(WIDE,      BACKWARD, A,   (N) * 4 * C)
 
 typedef enum g2z__activation {
 #define X(name, scope, type, elements) G2Z__ACT_##name,
@@ -2889,27 +2944,21 @@ G2Z__PRIVATE size_t g2z__align(size_t bytes) {
   return (bytes + G2Z__ALIGN - 1) / G2Z__ALIGN * G2Z__ALIGN;
 }
 
-/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. The
- * STREAM buffers of all layers come first, then the LAYER buffers, those of one layer together,
- * then the ONCE buffers. */
+/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. */
 G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
-  enum { ONCE, STREAM, LAYER, SCOPES };
-  size_t before[SCOPES] = {0, 0, 0}, bytes[SCOPES] = {0, 0, 0}; /* of one layer */
-  int scope_of_which = ONCE;
-#define X(name, scope, type, elements)                                  \
-  if (which == G2Z__ACT_##name) scope_of_which = scope;                 \
-  if (G2Z__ACT_##name < which) before[scope] = bytes[scope] + g2z__align((elements) * type); \
-  bytes[scope] += g2z__align((elements) * type);
+  size_t layers = (size_t)plan->model.layers, at = 0, forward = plan->forward_only > 0;
+  size_t LAYER = forward || plan->recompute == G2Z_RECOMPUTE_BLOCK ? 1 : layers;
+  size_t CACHE = plan->forward_only == 2 ? layers : LAYER, STREAM = forward ? 1 : layers;
+  size_t ONCE = 1, BACKWARD = !forward;
+#define X(name, copies, type, elements)                                                     \
+  if (which == G2Z__ACT_##name)                                                             \
+    return at + (copies > 1 ? (size_t)layer : 0) * g2z__align((elements) * type);           \
+  at += copies * g2z__align((elements) * type);
   G2Z__ACTIVATION_LIST(X)
 #undef X
-  int once = plan->recompute == G2Z_RECOMPUTE_BLOCK;
-  size_t layers = (size_t)plan->model.layers, at = (size_t)layer;
-  size_t streams = layers * bytes[STREAM], kept = (once ? 1 : layers) * bytes[LAYER];
-  if (scope_of_which == STREAM) return at * bytes[STREAM] + before[STREAM];
-  if (scope_of_which == LAYER) return streams + (once ? 0 : at) * bytes[LAYER] + before[LAYER];
-  return streams + kept + before[ONCE];
+  return at;
 }
 
 G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param) {
@@ -4727,6 +4776,18 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const 
   return G2Z_OK;
 }
 
+G2Z__PRIVATE g2z_status g2z__cpu_embed_next(g2z_device *device, void *out, const int32_t *tokens,
+                                            const int32_t *positions, const void *wte,
+                                            const void *wpe, int B, int C) {
+  for (int b = 0; b < B; b++) {
+    const float *token = (const float *)wte + (size_t)tokens[b] * (size_t)C;
+    const float *position = (const float *)wpe + (size_t)positions[b] * (size_t)C;
+    float *to = (float *)out + (size_t)b * (size_t)C;
+    for (int c = 0; c < C; c++) to[c] = g2z__round(device->dtype, token[c] + position[c]);
+  }
+  return G2Z_OK;
+}
+
 /* With g = dropout'(dout): dwte[token n] += g[n], in fp32; dwpe[t] = (or +=) the sum of g[n] over
  * the sequences, rounded once. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void *dwpe,
@@ -4892,33 +4953,57 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw,
  * Query by query, as the formula has it: no matrix of scores exists. */
 
 /* With s = scale * q k and the largest of them, max: p = exp(s - max), over the keys up to the
- * query; out = sum of f p v / sum of p, where f is dropout's factor; lse = max + log(sum of p). */
+ * query; to[HS] = sum of f p v / sum of p, where f is dropout's factor for element e on of sequence
+ * b. Returns max + log(sum of p). `first` is token 0 of the head in qkv. */
+G2Z__PRIVATE float g2z__cpu_attend(g2z_dtype dtype, float *to, const float *first, ptrdiff_t query,
+                                   const g2z_dropout *dropout, int b, uint64_t e, int C, int HS) {
+  const ptrdiff_t row = 3 * C; /* from token to token in qkv */
+  const float scale = 1.0f / sqrtf((float)HS);
+  const float *q = first + query * row, *k = first + C, *v = first + 2 * C;
+  float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
+  double total = 0;
+  for (ptrdiff_t key = 0; key <= query; key++) {
+    float s = scale * g2z__cpu_dot(q, k + key * row, HS);
+    max = s > max ? s : max;
+  }
+  for (ptrdiff_t key = 0; key <= query; key++) {
+    float p = expf(scale * g2z__cpu_dot(q, k + key * row, HS) - max);
+    float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
+    total += (double)p;
+    g2z__cpu_add(sums, f * p, v + key * row, HS);
+  }
+  for (int c = 0; c < HS; c++) to[c] = g2z__round(dtype, sums[c] / (float)total);
+  return (float)((double)max + log(total));
+}
+
 G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, float *lse,
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
-  const int HS = C / NH, row = 3 * C; /* from token to token in qkv */
-  const float scale = 1.0f / sqrtf((float)HS);
+  const int HS = C / NH;
   G2Z__PARALLEL(6.0 * B * T * T * C)
   for (int64_t i = 0; i < (int64_t)B * NH * T; i++) {
     int query = (int)(i % T), h = (int)(i / T % NH), b = (int)(i / T / NH);
-    const float *first = (const float *)qkv + ((ptrdiff_t)b * T * row + (ptrdiff_t)h * HS);
-    const float *q = first + (ptrdiff_t)query * row, *k = first + C, *v = first + 2 * C;
+    const float *first = (const float *)qkv + ((ptrdiff_t)b * T * 3 * C + (ptrdiff_t)h * HS);
     float *to = (float *)out + (((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS);
     uint64_t e = (uint64_t)(h * (int64_t)T + query) * (uint64_t)T; /* dropout's, of key 0 */
-    float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
-    double total = 0;
-    for (ptrdiff_t key = 0; key <= query; key++) {
-      float s = scale * g2z__cpu_dot(q, k + key * row, HS);
-      max = s > max ? s : max;
-    }
-    for (ptrdiff_t key = 0; key <= query; key++) {
-      float p = expf(scale * g2z__cpu_dot(q, k + key * row, HS) - max);
-      float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
-      total += (double)p;
-      g2z__cpu_add(sums, f * p, v + key * row, HS);
-    }
-    for (int c = 0; c < HS; c++) to[c] = g2z__round(device->dtype, sums[c] / (float)total);
-    lse[i] = (float)((double)max + log(total));
+    lse[i] = g2z__cpu_attend(device->dtype, to, first, query, dropout, b, e, C, HS);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_attention_next(g2z_device *device, void *out, void *past,
+                                                const void *rows, const int32_t *positions, int B,
+                                                int T, int C, int NH) {
+  const int HS = C / NH;
+  for (ptrdiff_t b = 0; b < B; b++)
+    memcpy((float *)past + (b * T + positions[b]) * 3 * C, (const float *)rows + b * 3 * C,
+           3 * (size_t)C * sizeof(float));
+  G2Z__PARALLEL(6.0 * B * T * C)
+  for (int i = 0; i < B * NH; i++) {
+    const ptrdiff_t b = i / NH, h = i % NH;
+    g2z__cpu_attend(device->dtype, (float *)out + (b * C + h * HS),
+                    (const float *)past + (b * T * 3 * C + h * HS), positions[b], NULL, (int)b, 0,
+                    C, HS);
   }
   return G2Z_OK;
 }
@@ -4968,8 +5053,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
  * the loss times `gradient`, which is softmax less 1 at the target, rounded. */
 G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int32_t target,
                                      float gradient) {
-  float max = -INFINITY, at_target = logits[target];
+  float max = -INFINITY, at_target = target < 0 ? 0 : logits[target];
   double sum = 0;
+  if (target < 0) return 0;
   for (int i = 0; i < V; i++) max = logits[i] > max ? logits[i] : max;
   for (int i = 0; i < V; i++) {
     logits[i] = expf(logits[i] - max);
@@ -5123,6 +5209,7 @@ static const g2z_ops *g2z__cpu_ops(void) {
       g2z__cpu_tuning,         g2z__cpu_tuning_read,
       g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
       g2z__cpu_embed_order,    g2z__cpu_embed_add,
+      g2z__cpu_embed_next,     g2z__cpu_attention_next,
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
       g2z__cpu_linear_fwd,     g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
       g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
@@ -5568,7 +5655,7 @@ G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   packet.head.magic = G2Z__MAGIC;
   packet.head.kind = kind;
   packet.head.bytes = size;
-  if (size) memcpy(&packet.body, body, size);
+  if (body) memcpy(&packet.body, body, size);
   return send(socket, &packet, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
@@ -7961,14 +8048,20 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2
   int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
-  void *res = g2z__residual(model, layer);
+  void *res = g2z__residual(model, layer), *qkv = G2Z__A(QKV), *next = G2Z__A(FC);
+  qkv = (char *)qkv + (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C *
+                          (size_t)model->plan->dtype_bytes;
 
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
-  G2Z__TRY(op->linear_fwd(dev, G2Z__A(QKV), NULL, G2Z__A(LN1), G2Z__W(QKVW), G2Z__W(QKVB), NULL,
-                          NULL, N, C, 3 * C));
-  G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), G2Z__F(LSE), G2Z__A(QKV), &drop_att, pass->B,
-                             pass->T, C, NH));
+  G2Z__TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, G2Z__A(LN1), G2Z__W(QKVW),
+                          G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
+  if (pass->positions)
+    G2Z__TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
+                                pass->window, C, NH));
+  else
+    G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), G2Z__F(LSE), qkv, &drop_att, pass->B, pass->T, C,
+                               NH));
   G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, G2Z__A(ATT), G2Z__W(ATTPROJW),
                           G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
@@ -7997,6 +8090,10 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pa
   switch (plan->unit[unit].kind) {
     case G2Z_UNIT_WTE: return G2Z_OK;
     case G2Z_UNIT_WPE:
+      if (pass->positions)
+        return dev->ops->embed_next(dev, g2z__residual(model, 0), pass->x, pass->positions,
+                                    g2z__parameter(model, plan->wte, G2Z_WTE), G2Z__W(WPE),
+                                    pass->B, C);
       return dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
                                  g2z__parameter(model, plan->wte, G2Z_WTE), G2Z__W(WPE), &dropout,
                                  pass->B, pass->T, C);
@@ -9296,8 +9393,8 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
 }
 
 
-/* ===== >>i15 generation ==================================================
- * In:  a prompt's tokens. Out: the tokens with which the model continues them.
+/* ===== >>i15 model in use =================================================
+ * In:  weights and tokens. Out: losses, logits, the tokens with which a model continues others.
  * Law: a draw is a pure function of logits, sampling and index; no generator has a state. */
 
 G2Z_API g2z_sampling g2z_sampling_default(void) {
@@ -9389,6 +9486,382 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, siz
     if (ids[(*count)++] == stop) break;
   }
   g2z_release(t->services, memory);
+  return status;
+}
+
+/* ----- a model of its own -------------------------------------------------- */
+
+/* Elements that are uploaded at a time. */
+#define G2Z__MODEL_CHUNK G2Z__WEIGHTS_CHUNK
+
+G2Z__PRIVATE g2z_status g2z__model_allocate(g2z_model *m, size_t bytes, void **out) {
+  G2Z__TRY(m->device->ops->allocate(m->device, bytes, out));
+  m->bytes += bytes;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE void g2z__model_release(g2z_model *m, void *memory) {
+  if (memory) m->device->ops->release(m->device, memory);
+}
+
+/* Gives back the workspace. */
+G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
+  g2z__model_release(m, m->inner.activations);
+  g2z__model_release(m, m->inner.logits);
+  g2z__model_release(m, m->tokens);
+  g2z__model_release(m, m->targets);
+  g2z_plan_free(m->plan);
+  m->inner.activations = m->inner.logits = NULL;
+  m->tokens = m->targets = NULL;
+  m->plan = NULL;
+  m->inner.plan = NULL;
+}
+
+/* A workspace for [B,T] tokens; `use` as plan->forward_only. One that is large enough stays. */
+G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int use) {
+  const size_t tokens = (size_t)B * (size_t)T;
+  g2z_train_config config = g2z_train_config_default();
+  void *memory;
+  if (m->plan && m->plan->forward_only >= use &&
+      (size_t)m->plan->batch * (size_t)m->plan->seq >= tokens)
+    return G2Z_OK;
+  g2z__model_shrink(m);
+  config.model = m->config;
+  config.batch = B;
+  config.seq = T;
+  config.dtype = m->device->dtype;
+  config.optimizer.warmup = 0;
+  G2Z__TRY(g2z_plan_create(m->services, &config, m->device->kind, 0, 1, &m->plan));
+  m->plan->forward_only = use;
+  g2z__plan_batch(m->plan, B);
+  m->inner.plan = m->plan;
+  m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
+  G2Z__TRY(g2z__model_allocate(m, m->plan->bytes[G2Z_MEMORY_ACTIVATIONS], &memory));
+  m->inner.activations = (char *)memory;
+  G2Z__TRY(g2z__model_allocate(m, g2z__plan_logits_bytes(m->plan), &memory));
+  m->inner.logits = (char *)memory;
+  G2Z__TRY(g2z__model_allocate(m, tokens * sizeof(int32_t), &memory));
+  m->tokens = (int32_t *)memory;
+  G2Z__TRY(g2z__model_allocate(m, tokens * sizeof(int32_t), &memory));
+  m->targets = (int32_t *)memory;
+  return G2Z_OK;
+}
+
+/* Weights from g2z__weights_read, rounded to the model's type on the device. */
+typedef struct g2z__model_loader {
+  g2z_model *model;
+  float *staged;               /* device, [G2Z__MODEL_CHUNK] */
+} g2z__model_loader;
+G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t count,
+                                        const float *values) {
+  const g2z__model_loader *loader = (const g2z__model_loader *)user;
+  g2z_model *m = loader->model;
+  g2z_device *dev = m->device;
+  int u = 0;
+  while (u < m->plan->wte && m->plan->unit[u + 1].canonical <= canonical) u++;
+  while (count) {
+    const g2z_unit *unit = &m->plan->unit[u++];
+    size_t inside = canonical - unit->canonical, n = unit->elements - inside;
+    if (n > count) n = count;
+    char *to = m->inner.params + (unit->param_at + inside) * (size_t)m->plan->dtype_bytes;
+    G2Z__TRY(dev->ops->upload(dev, loader->staged, values, n * sizeof(float)));
+    G2Z__TRY(dev->ops->cast_act(dev, to, loader->staged, n));
+    G2Z__TRY(dev->ops->synchronize(dev));
+    canonical += n, values += n, count -= n;
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
+  g2z__model_loader loader;
+  void *memory;
+  G2Z__TRY(g2z__model_fit(m, 1, 1, 1));
+  G2Z__TRY(m->device->ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
+  m->inner.params = (char *)memory;
+  G2Z__TRY(m->device->ops->allocate(m->device, sizeof(double), &memory));
+  m->sum = (double *)memory;
+  G2Z__TRY(m->device->ops->allocate(m->device, G2Z__MODEL_CHUNK * sizeof(float), &memory));
+  loader.model = m;
+  loader.staged = (float *)memory;
+  g2z_status status = g2z__weights_read(m->services, directory, &m->config, g2z__model_take,
+                                        &loader);
+  m->device->ops->release(m->device, memory);
+  return status;
+}
+
+G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
+                                  g2z_model **out) {
+  g2z_services *services = context->services;
+  g2z_model_config config;
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z_weights_config(services, directory, &config));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_model), &memory));
+  g2z_model *m = (g2z_model *)memory;
+  m->services = services;
+  m->config = config;
+  g2z_status status = g2z_device_create(services, context->device, dtype, dtype, &m->device);
+  if (status == G2Z_OK) {
+    m->device->tune = G2Z_TUNE_OFF; /* each length is a new shape: too many to time */
+    m->inner.device = m->device;
+    status = g2z__model_load(m, directory);
+  }
+  if (status != G2Z_OK) g2z_model_free(m);
+  else *out = m;
+  return status;
+}
+
+G2Z_API void g2z_model_free(g2z_model *m) {
+  if (!m) return;
+  if (m->device) {
+    g2z__model_shrink(m);
+    g2z__model_release(m, m->inner.params);
+    g2z__model_release(m, m->sum);
+  }
+  g2z_device_free(m->device);
+  g2z_release(m->services, m);
+}
+
+/* Tokens from `least` on, below the vocabulary's end. */
+G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const char *what, const int32_t *ids,
+                                         size_t count, int least) {
+  for (size_t i = 0; i < count; i++)
+    if (ids[i] < least || ids[i] >= m->config.vocab)
+      return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
+                      "%s=%d at position %zu must lie between %d and %d, the vocabulary's last",
+                      what, (int)ids[i], i, least, m->config.vocab - 1);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) {
+  for (int unit = m->plan->wte; unit >= 0; unit--)
+    G2Z__TRY(g2z__unit_forward(&m->inner, pass, unit));
+  return G2Z_OK;
+}
+
+/* logits[rows,V] of the final LayerNorm's rows from `first` on, to the host. */
+G2Z__PRIVATE g2z_status g2z__model_head(g2z_model *m, size_t first, size_t rows, float *logits) {
+  const size_t C = (size_t)m->config.channels, V = (size_t)m->config.vocab;
+  const size_t most = g2z__plan_logits_bytes(m->plan) / (V * sizeof(float));
+  const void *wte = g2z__parameter(&m->inner, m->plan->wte, G2Z_WTE);
+  g2z_device *dev = m->device;
+  for (size_t done = 0, n; done < rows; done += n) {
+    n = rows - done < most ? rows - done : most;
+    const char *h = (const char *)g2z__activation_at(&m->inner, G2Z__ACT_LNF, 0) +
+                    (first + done) * C * (size_t)m->plan->dtype_bytes;
+    G2Z__TRY(dev->ops->head_logits(dev, (float *)m->inner.logits, h, wte, (int)n, (int)C, (int)V));
+    G2Z__TRY(dev->ops->download(dev, logits + done * V, m->inner.logits, n * V * sizeof(float)));
+    G2Z__TRY(dev->ops->synchronize(dev));
+  }
+  return G2Z_OK;
+}
+
+/* Sequences that run at a time. No result depends on it, and a workspace stays small. */
+G2Z__PRIVATE int g2z__model_group(int B, int T) {
+  int most = 8192 / T > 0 ? 8192 / T : 1;
+  return B < most ? B : most;
+}
+
+/* Whole sequences, forward: [B,T] tokens from the host. */
+G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, const int32_t *tokens, int B, int T,
+                                       g2z__pass *pass) {
+  g2z_device *dev = m->device;
+  const size_t bytes = (size_t)B * (size_t)T * sizeof(int32_t);
+  memset(pass, 0, sizeof *pass);
+  G2Z__TRY(dev->ops->upload(dev, m->tokens, tokens, bytes));
+  pass->x = m->tokens;
+  pass->y = m->targets;
+  pass->B = B;
+  pass->T = T;
+  return g2z__model_forward(m, pass);
+}
+
+G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const int32_t *targets,
+                                   int B, int T, float *losses, double *mean) {
+  const size_t count = (size_t)B * (size_t)T;
+  g2z_device *dev = m->device;
+  void *memory;
+  double sum = 0;
+  size_t counted = 0;
+  *mean = NAN;
+  G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
+  G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
+  G2Z__TRY(g2z__model_check(m, "token", tokens, count, 0));
+  G2Z__TRY(g2z__model_check(m, "target", targets, count, -1));
+  int group = g2z__model_group(B, T);
+  G2Z__TRY(g2z__model_fit(m, group, T, 1));
+  G2Z__TRY(g2z_allocate(m->services, (size_t)group * (size_t)T, sizeof(float), &memory));
+  float *some = (float *)memory;
+  g2z_status status = G2Z_OK;
+  for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
+    n = B - b < group ? B - b : group;
+    const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
+    g2z__pass pass;
+    status = dev->ops->upload(dev, m->targets, targets + at, rows * sizeof(int32_t));
+    if (status == G2Z_OK) status = g2z__model_run(m, tokens + at, n, T, &pass);
+    if (status == G2Z_OK)
+      status = g2z__head_loss(&m->inner, &pass, m->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL);
+    if (status == G2Z_OK)
+      status = dev->ops->download(dev, some, g2z__activation_at(&m->inner, G2Z__ACT_LOSSES, 0),
+                                  rows * sizeof(float));
+    if (status == G2Z_OK) status = dev->ops->synchronize(dev);
+    for (size_t i = 0; i < rows && status == G2Z_OK; i++) {
+      counted += targets[at + i] >= 0;
+      sum += (double)some[i];
+    }
+    if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
+  }
+  g2z_release(m->services, memory);
+  if (status == G2Z_OK && counted) *mean = sum / (double)counted;
+  return status;
+}
+
+G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, int T,
+                                    float *logits) {
+  const size_t row = (size_t)m->config.vocab;
+  G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
+  G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
+  G2Z__TRY(g2z__model_check(m, "token", tokens, (size_t)B * (size_t)T, 0));
+  int group = g2z__model_group(B, T);
+  G2Z__TRY(g2z__model_fit(m, group, T, 1));
+  for (int b = 0, n; b < B; b += n) {
+    n = B - b < group ? B - b : group;
+    const size_t at = (size_t)b * (size_t)T;
+    g2z__pass pass;
+    G2Z__TRY(g2z__model_run(m, tokens + at, n, T, &pass));
+    G2Z__TRY(g2z__model_head(m, 0, (size_t)n * (size_t)T, logits + at * row));
+  }
+  return G2Z_OK;
+}
+
+/* ----- generation with a key-value cache ----------------------------------- */
+
+/* Sequences that are continued together. */
+typedef struct g2z__continued {
+  g2z_model *model;
+  const g2z_sampling *sampling;
+  int count, window, stop;
+  int32_t *ids;                /* [count][room] */
+  size_t room, *lengths;
+  int32_t *next, *positions;   /* [count]: the token that goes in next, how many are before it */
+  uint32_t *drawn;             /* [count] */
+  int *going;                  /* [count]: 0: it has ended */
+  float *logits, *scratch;     /* [count,V], [2 V] */
+} g2z__continued;
+
+/* Runs a sequence's last tokens at once, into its place in the cache. What does not fit into the
+ * window begins with the last half of it. */
+G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
+  g2z_model *m = g->model;
+  size_t length = g->lengths[i], kept = length;
+  if (kept >= (size_t)g->window) kept = (size_t)g->window / 2 + 1;
+  const int32_t *from = g->ids + (size_t)i * g->room + (length - kept);
+  g2z_device *dev = m->device;
+  g2z__pass pass;
+  memset(&pass, 0, sizeof pass);
+  G2Z__TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
+  pass.x = m->tokens;
+  pass.B = 1;
+  pass.T = (int)kept;
+  pass.window = g->window;
+  pass.sequence = i;
+  G2Z__TRY(g2z__model_forward(m, &pass));
+  g->positions[i] = (int32_t)kept;
+  return g2z__model_head(m, kept - 1, 1, g->logits + (size_t)i * (size_t)m->config.vocab);
+}
+
+/* One token of each sequence into the cache, and the logits behind it. Sequences that have ended
+ * run along: their row of the cache is written again and nobody reads it. */
+G2Z__PRIVATE g2z_status g2z__advance(g2z__continued *g) {
+  g2z_model *m = g->model;
+  g2z_device *dev = m->device;
+  const size_t bytes = (size_t)g->count * sizeof(int32_t);
+  g2z__pass pass;
+  memset(&pass, 0, sizeof pass);
+  G2Z__TRY(dev->ops->upload(dev, m->tokens, g->next, bytes));
+  G2Z__TRY(dev->ops->upload(dev, m->targets, g->positions, bytes));
+  pass.x = m->tokens;
+  pass.positions = m->targets;
+  pass.B = g->count;
+  pass.T = 1;
+  pass.window = g->window;
+  G2Z__TRY(g2z__model_forward(m, &pass));
+  return g2z__model_head(m, 0, (size_t)g->count, g->logits);
+}
+
+/* Draws a token for each sequence that goes on; returns how many still do. */
+G2Z__PRIVATE int g2z__draw_all(g2z__continued *g, g2z_each_token each, void *user) {
+  const int V = g->model->config.vocab;
+  int going = 0;
+  for (int i = 0; i < g->count; i++) {
+    if (!g->going[i]) continue;
+    g2z_sampling own = *g->sampling;
+    own.seed += (uint64_t)i;
+    int32_t id = g2z__sample(g->logits + (size_t)i * (size_t)V, V, &own, g->drawn[i]++, g->scratch);
+    g->next[i] = g->ids[(size_t)i * g->room + g->lengths[i]++] = id;
+    int ended = each && each(user, i, id);
+    g->going[i] = !ended && id != g->stop && g->lengths[i] < g->room;
+    going += g->going[i];
+  }
+  return going;
+}
+
+/* A sequence whose window is full stands at position 0 until it is run anew. */
+G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, void *user) {
+  for (int i = 0; i < g->count; i++)
+    if (g->going[i]) G2Z__TRY(g2z__prefill(g, i));
+  while (g2z__draw_all(g, each, user) > 0) {
+    int ahead = 0;
+    for (int i = 0; i < g->count; i++) {
+      if (g->positions[i] == g->window) g->positions[i] = 0;
+      ahead |= g->going[i] && g->positions[i];
+    }
+    if (ahead) G2Z__TRY(g2z__advance(g));
+    for (int i = 0; i < g->count; i++) {
+      if (!g->going[i]) continue;
+      if (g->positions[i]) g->positions[i]++;
+      else G2Z__TRY(g2z__prefill(g, i));
+    }
+  }
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, size_t room,
+                                      size_t *lengths, const g2z_sampling *sampling, int stop,
+                                      g2z_each_token each, void *user) {
+  const size_t V = (size_t)m->config.vocab;
+  g2z__continued g;
+  void *memory;
+  memset(&g, 0, sizeof g);
+  G2Z__TRY(g2z_sampling_check(m->services, sampling));
+  G2Z__TRY(g2z_check_range(m->services, "count", count, 1, 1 << 16));
+  for (int i = 0; i < count; i++) {
+    if (!lengths[i] || lengths[i] > room)
+      return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
+                      "sequence %d has %zu tokens, and must have 1 to %zu: begin with the "
+                      "end-of-text token", i, lengths[i], room);
+    G2Z__TRY(g2z__model_check(m, "token", ids + (size_t)i * room, lengths[i], 0));
+  }
+  g.model = m;
+  g.sampling = sampling;
+  g.count = count;
+  g.stop = stop;
+  g.ids = ids;
+  g.room = room;
+  g.lengths = lengths;
+  g.window = room < (size_t)m->config.context ? (int)room : m->config.context;
+  G2Z__TRY(g2z__model_fit(m, count, g.window, 2));
+  size_t floats = (size_t)count * V + 2 * V;
+  G2Z__TRY(g2z_allocate(m->services, floats + 4 * (size_t)count, sizeof(float), &memory));
+  g.logits = (float *)memory;
+  g.scratch = g.logits + (size_t)count * V;
+  g.next = (int32_t *)(g.logits + floats);
+  g.positions = g.next + count;
+  g.drawn = (uint32_t *)(g.positions + count);
+  g.going = (int *)(g.drawn + count);
+  for (int i = 0; i < count; i++) g.going[i] = lengths[i] < room;
+  g2z_status status = g2z__continue(&g, each, user);
+  g2z_release(m->services, memory);
   return status;
 }
 

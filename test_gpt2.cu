@@ -23,6 +23,7 @@
 #include "tests/weights.h"
 #include "tests/inputs.h"
 #include "tests/model.h"
+#include "tests/inuse.h"
 #include "tests/trainer.h"
 #include "tests/checkpoint.h"
 #include "tests/run.h"
@@ -228,6 +229,13 @@ static const g2z_test_entry test_table[] = {
     {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
+    {"model_scores", "scores and logits equal Hugging Face's; targets that are left out", test_model_scores},
+    {"model_memory", "a model holds weights and one block's activations", test_model_memory},
+    {"model_generates", "with a cache the same tokens as without", test_model_generates},
+    {"model_context", "a text goes on behind the context", test_model_context},
+    {"cuda_next", "the next token's ops on a GPU", test_cuda_next},
+    {"cuda_model", "a model in use on a GPU", test_cuda_model},
+    {"model_no_memory", "a model survives every failing allocation", test_model_no_memory},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"tokens_services", "tokens belong to the services they began with", test_tokens_services},
     {"zero_equal", "stages 0 to 3 and dp on 2, 3 and 4 ranks learn what one learns",
