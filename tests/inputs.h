@@ -63,7 +63,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"cat $D/latin1 | $P --field text -", 1, "-t utf-8 FILE | ./prepare_data --field text -"},
     {"{ head -c 3 $D/tar; sleep 0.2; tail -c +4 $D/tar; } | $P -", 1, "standard input is a tar "},
     {"gzip -c $D/tar > $D/tar.gz; $P $D/tar.gz", 1, "$D/tar.gz is a tar archive, not text in "
-                                                    "UTF-8: type gzip -dc $D/tar.gz | tar -xOf - |"},
+                                                    "UTF-8: type gzip -dc $D/tar.gz | tar -xOf - "},
     {"ls $D/out", 0, ""},
     {"rmdir $D/out", 0, ""},
     {"$P $D/some", 0, "train  "}, /* 1 % and no more is replaced */
@@ -73,8 +73,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"head -c 60000 gpt2_zero.h > $D/a.txt; $P --train-bpe 300 $D/a.txt && mv $D/out/a* $D", 0, ""},
     {"tail -c 60000 gpt2_zero.h > $D/b.txt; $P --train-bpe 300 $D/b.txt && mv $D/out/b* $D", 0, ""},
     {"cd $D; for n in a b; do for s in train val; do mv ${n}_${s}_000000.bin $n-$s.bin; done; "
-     "done; { head -c 12 a-train.bin; head -c 1012 /dev/zero; tail -c +1025 a-train.bin; } > old.bin", 0,
-     ""},
+     "done; { head -c 12 a-train.bin; head -c 1012 /dev/zero; tail -c +1025 a-train.bin; } > "
+     "old.bin", 0, ""},
     {"$T --train $D/a-train.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""},
     {"$T --train $D/a-train.bin --vocab $D/b.bpe", 1, "$D/a-train.bin was made with another "
      "vocabulary than $D/b.bpe: give --vocab the file that the shards were made with, or make them "
@@ -176,7 +176,8 @@ static void test_inputs_split(g2z_test *t, const char *directory, const test_wei
   FILE *index = fopen(path, "w");
   for (size_t i = 0; i < count && index; i++)
     fprintf(index, "%s\"%s\": \"model-%zu.safetensors\"",
-            i ? ", " : "{\"metadata\": {\"total_size\": 9}, \"weight_map\": {", list[i].name, i % 2);
+            i ? ", " : "{\"metadata\": {\"total_size\": 9}, \"weight_map\": {", list[i].name,
+            i % 2);
   CHECK(t, index && fputs("}}\n", index) >= 0 && fclose(index) == 0);
   snprintf(path, sizeof path, "%s/model.safetensors", directory);
   CHECK(t, unlink(path) == 0);
