@@ -233,6 +233,7 @@ static const g2z_test_entry test_table[] = {
     {"model_context", "a text goes on behind the context", test_model_context},
     {"cuda_next", "the next token's ops on a GPU", test_cuda_next},
     {"cuda_model", "a model in use on a GPU", test_cuda_model},
+    {"masked", "targets that are left out of loss and gradient", test_masked},
     {"eval_questions", "questions with endings, as counted by hand", test_eval_questions},
     {"eval_texts", "a text, documents and tokens have the same loss", test_eval_texts},
     {"model_no_memory", "a model survives every failing allocation", test_model_no_memory},
