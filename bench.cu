@@ -265,7 +265,7 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
                   argv[1]);
     first = 1;
   }
-  g2z_device_kind kind = g2z_device_default();
+  g2z_device_kind kind = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   for (int pass = 0; pass < 2; pass++) {
     *o = default_options(command, kind);
     if (pass == 0) o->steps = 0;
@@ -412,10 +412,10 @@ static void open_watch(stopwatch *w, int steps) {
 /* values[count] of a step each becomes the least that any rank has, most[count] the most: what all
  * ranks wait they wait for communication, the rest for a slower one. */
 static g2z_status over_ranks(g2z_context *context, double *values, double *most, int count) {
-  int world = g2z_context_world(context);
+  int world = context->world;
   size_t size = (size_t)count * sizeof *values;
   double *all = (double *)host_memory((size_t)world * size);
-  g2z_status status = g2z_ranks_all_gather(g2z_context_ranks(context), values, size, all);
+  g2z_status status = g2z_ranks_all_gather(context->ranks, values, size, all);
   memcpy(most, all, size);
   memcpy(values, all, size);
   for (int i = 0; i < world * count; i++) {
@@ -452,6 +452,39 @@ static g2z_status time_steps(g2z_context *context, const options *o, stopwatch *
 
 /* ----- ops -------------------------------------------------------------- */
 
+/* What the ops read and write. An element has the bytes of act, grad or f32, or of its type. */
+#define BUFFER_LIST(X)                                                  \
+  /* type  name  begins as  bytes  elements */                          \
+  X(void, a1, noise, act, N * C)                                        \
+  X(void, b1, noise, act, N * C)                                        \
+  X(void, c1, noise, act, N * C)                                        \
+  X(void, a3, noise, act, N * 3 * C)                                    \
+  X(void, b3, noise, act, N * 3 * C)                                    \
+  X(void, a4, noise, act, N * 4 * C)                                    \
+  X(void, b4, noise, act, N * 4 * C)                                    \
+  X(void, w, noise, act, rows * 4 * C)                                  \
+  X(void, wte, noise, act, Vp * C)                                      \
+  X(void, bias, noise, act, 4 * C > side ? 4 * C : side)                \
+  X(void, params, noise, act, P)                                        \
+  X(void, logits, zeros, act, (size_t)b->chunk * Vp)                    \
+  X(void, gw, zeros, grad, 4 * C * C)                                   \
+  X(void, gb, zeros, grad, 4 * C)                                       \
+  X(void, gwpe, zeros, grad, rows * C)                                  \
+  X(void, grads, zeros, grad, P)                                        \
+  X(float, mean, zeros, f32, N)                                         \
+  X(float, rstd, zeros, f32, N)                                         \
+  X(float, lse, zeros, f32, N * (size_t)b->NH)                          \
+  X(float, losses, zeros, f32, N)                                       \
+  X(float, dwte, zeros, f32, Vp * C)                                    \
+  X(float, master, zeros, f32, P)                                       \
+  X(float, m, zeros, f32, P)                                            \
+  X(float, v, zeros, f32, P)                                            \
+  X(double, sum, zeros, sizeof(double), 1)                              \
+  X(int32_t, tokens, zeros, sizeof(int32_t), N)                         \
+  X(int32_t, order, zeros, sizeof(int32_t), 2 * N)                      \
+  X(g2z_step_state, state, zeros, sizeof(g2z_step_state), 1)            \
+  X(g2z_update_range, ranges, zeros, sizeof(g2z_update_range), b->plan->updates)
+
 typedef struct bench {
   g2z_device *device;
   const g2z_plan *plan;
@@ -459,15 +492,10 @@ typedef struct bench {
   g2z_optimizer_config optimizer;
   int B, T, C, L, NH, V, Vp, N, chunk, accum;
   g2z_dropout dropout;
-  /* act: a1 [N,C], b1 [N,C], c1 [N,C], a3 [N,3C], b3 [N,3C], a4 [N,4C], b4 [N,4C]; weights w
-   * [C,4C], wte [Vp,C], bias [4C], logits [chunk,Vp]; copies from and to, f32 and act. */
-  void *a1, *b1, *c1, *a3, *b3, *a4, *b4, *w, *wte, *bias, *logits, *params;
-  void *gw, *gb, *gwpe, *grads;                /* grad */
-  float *mean, *rstd, *lse, *losses, *dwte, *master, *m, *v, *noise;
-  double *sum;
-  int32_t *tokens, *order;
-  g2z_step_state *state;
-  g2z_update_range *ranges;
+#define X(type, name, begins, bytes, elements) type *name;
+  BUFFER_LIST(X)
+#undef X
+  float *noise;
   g2z_update update;
   int side;                                    /* of the large product: square[i] [side,side] act */
   void *square[3];
@@ -615,9 +643,8 @@ static void close_bench(bench *b) {
 }
 
 /* `elements` of act with noise in them: zeros would flatter a GPU, whose clock follows the load. */
-static g2z_status device_noise(bench *b, size_t elements, void *out) {
+static g2z_status device_noise(bench *b, size_t elements, size_t size, void *out) {
   void *memory;
-  size_t size = (size_t)b->plan->dtype_bytes;
   TRY(device_zeros(b, elements, size, &memory));
   for (size_t done = 0; done < elements; done += COPY_ELEMENTS) {
     size_t count = elements - done < COPY_ELEMENTS ? elements - done : COPY_ELEMENTS;
@@ -646,36 +673,14 @@ static g2z_status allocate_bench(bench *b) {
   size_t grad = (size_t)b->plan->grad_bytes, f32 = sizeof(float), side = (size_t)b->side;
   size_t square = side * side > COPY_ELEMENTS ? side * side : COPY_ELEMENTS; /* the copy's end */
   size_t rows = C > (size_t)b->T ? C : (size_t)b->T;
+  size_t act = (size_t)b->plan->dtype_bytes;
   TRY(fill_noise(b));
-  for (int i = 0; i < 3; i++) TRY(device_noise(b, i ? side * side : square, &b->square[i]));
-  TRY(device_noise(b, N * C, &b->a1));
-  TRY(device_noise(b, N * C, &b->b1));
-  TRY(device_noise(b, N * C, &b->c1));
-  TRY(device_noise(b, N * 3 * C, &b->a3));
-  TRY(device_noise(b, N * 3 * C, &b->b3));
-  TRY(device_noise(b, N * 4 * C, &b->a4));
-  TRY(device_noise(b, N * 4 * C, &b->b4));
-  TRY(device_noise(b, rows * 4 * C, &b->w));
-  TRY(device_noise(b, Vp * C, &b->wte));
-  TRY(device_noise(b, 4 * C > side ? 4 * C : side, &b->bias));
-  TRY(device_noise(b, P, &b->params));
-  TRY(device_zeros(b, (size_t)b->chunk * Vp, (size_t)b->plan->dtype_bytes, &b->logits));
-  TRY(device_zeros(b, 4 * C * C, grad, &b->gw));
-  TRY(device_zeros(b, 4 * C, grad, &b->gb));
-  TRY(device_zeros(b, rows * C, grad, &b->gwpe));
-  TRY(device_zeros(b, P, grad, &b->grads));
-  TRY(device_zeros(b, N, f32, &b->mean));
-  TRY(device_zeros(b, N, f32, &b->rstd));
-  TRY(device_zeros(b, N * (size_t)b->NH, f32, &b->lse));
-  TRY(device_zeros(b, N, f32, &b->losses));
-  TRY(device_zeros(b, Vp * C, f32, &b->dwte));
-  TRY(device_zeros(b, P, f32, &b->master));
-  TRY(device_zeros(b, P, f32, &b->m));
-  TRY(device_zeros(b, P, f32, &b->v));
-  TRY(device_zeros(b, 1, sizeof(double), &b->sum));
-  TRY(device_zeros(b, N, sizeof(int32_t), &b->tokens));
-  TRY(device_zeros(b, 2 * N, sizeof(int32_t), &b->order));
-  return device_zeros(b, 1, sizeof(g2z_step_state), &b->state);
+  for (int i = 0; i < 3; i++) TRY(device_noise(b, i ? side * side : square, act, &b->square[i]));
+#define X(type, name, begins, bytes, elements) \
+  TRY(device_##begins(b, elements, bytes, &b->name));
+  BUFFER_LIST(X)
+#undef X
+  return G2Z_OK;
 }
 
 static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
@@ -699,7 +704,6 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   TRY(allocate_bench(b));
   size_t N = (size_t)b->N;
   int32_t *tokens = (int32_t *)host_memory(N * sizeof *tokens);
-  TRY(device_zeros(b, plan->updates, sizeof *b->ranges, &b->ranges));
   TRY(b->device->ops->upload(b->device, b->ranges, plan->update,
                              plan->updates * sizeof *b->ranges));
   g2z_update update = {b->params, b->master,    b->m,          b->v,    b->grads,
@@ -908,7 +912,7 @@ static g2z_status run_step(g2z_services *services, options *o, g2z_context_confi
   const g2z_place *place = &config->ranks.place;
   TRY(check_peer(services, o, config));
   TRY(g2z_plan_create(services, &o->train, config->device, place->rank, place->world, &plan));
-  g2z_plan_print(plan, 0, 0, print_line, NULL);
+  g2z_plan_print(plan, 0, print_line, NULL);
   open_watch(&w, o->steps);
   g2z_status status = g2z_context_create(config, &context);
   if (status == G2Z_OK) {
@@ -927,7 +931,7 @@ static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config
     return fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and others beside it would "
                 "slow it down: start it alone, not as one of %d", config->ranks.place.world);
   TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
-  g2z_plan_print(plan, 0, 0, print_line, NULL);
+  g2z_plan_print(plan, 0, print_line, NULL);
   g2z_status status = time_plan_ops(services, o, plan, NAN);
   g2z_plan_free(plan);
   return status;
@@ -976,7 +980,7 @@ static void watch_step(stopwatch *w, const options *o, g2z_context *context,
                        const g2z_metrics *m) {
   const int last = o->warmup + o->steps;
   if (m->step == 1 && last > 1) /* the second is enqueued: no first parameters, and not played */
-    w->collectives = g2z_ranks_collectives(g2z_context_ranks(context), 2);
+    w->collectives = g2z_ranks_collectives(context->ranks, 2);
   if (m->step <= o->warmup) {
     w->began = g2z_seconds();
     w->cpu_s = used_cpu_s();
@@ -1023,15 +1027,15 @@ static void fill_measured(g2z_figures *f, const options *o, stopwatch *w, int wo
 
 /* The CPU time of all ranks together goes to rank 0, which writes what it knows. */
 static g2z_status write_measured(g2z_context *context, const options *o, stopwatch *w) {
-  g2z_services *services = g2z_context_services(context);
-  int world = g2z_context_world(context);
+  g2z_services *services = context->services;
+  int world = context->world;
   double *cpu_s = (double *)host_memory((size_t)world * sizeof *cpu_s);
-  g2z_status status = g2z_ranks_all_gather(g2z_context_ranks(context), &w->cpu_s, sizeof w->cpu_s,
+  g2z_status status = g2z_ranks_all_gather(context->ranks, &w->cpu_s, sizeof w->cpu_s,
                                            cpu_s);
   if (status == G2Z_OK) status = over_ranks(context, w->exposed_s, w->waited_s, w->count);
   g2z_summary *s = NULL;
   g2z_point *p;
-  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+  if (status == G2Z_OK && context->rank == 0) {
     char path[1200];
     snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
     status = new_summary(services, o, "point", &s);
@@ -1065,7 +1069,7 @@ static g2z_status train_point(g2z_context *context, const options *o, stopwatch 
     config.val_steps = o->val_steps;
   }
   TRY(g2z_run_create(context, &config, &run));
-  describe_hardware(g2z_context_services(context), g2z_trainer_device(g2z_run_trainer(run)),
+  describe_hardware(context->services, g2z_run_trainer(run)->device,
                     w->hardware);
   w->began = g2z_seconds();
   w->cpu_s = used_cpu_s();
@@ -1202,13 +1206,13 @@ static g2z_status exchange_transport(g2z_context *context, const options *o, g2z
   void *buffer;
   TRY(read_list(device->services, "sizes", o->size_list, NULL, SIZE_LEAST, 65536, &sizes));
   for (int i = 0; i < sizes.count; i++) most = sizes.at[i] > most ? sizes.at[i] : most;
-  size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)g2z_context_world(context);
+  size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)context->world;
   memset(&config, 0, sizeof config);
   config.places = 1;
   config.most = bytes / 2;
   config.wire = device->dtype;
   config.gather = config.reduce = transport;
-  TRY(g2z_comm_create(g2z_context_ranks(context), device, &config, &comm));
+  TRY(g2z_comm_create(context->ranks, device, &config, &comm));
   g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
   status = g2z_ranks_agree(comm->ranks, status);
   double *all = (double *)host_memory((size_t)comm->world * sizeof *all);
@@ -1231,10 +1235,10 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   g2z_status status = new_summary(services, o, "comm", &s);
   if (status == G2Z_OK)
     status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype, &device);
-  status = g2z_ranks_agree(g2z_context_ranks(context), status);
+  status = g2z_ranks_agree(context->ranks, status);
   for (int i = G2Z_TRANSPORT_NCCL; i <= G2Z_TRANSPORT_COPY && status == G2Z_OK; i++)
     status = exchange_transport(context, o, device, (g2z_transport)i, s);
-  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+  if (status == G2Z_OK && context->rank == 0) {
     char path[1200];
     snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
     describe_hardware(services, device, s->hardware);
@@ -1268,7 +1272,6 @@ typedef struct experiment {
   work *works;                  /* one for each point; of comm only the number of ranks counts */
   g2z_figures *samples;         /* [POINTS_MAX][G2Z_REPEATS] */
   char out[1024], tokens[1100];
-  g2z_gpu_watch *gpus;          /* NULL: there is no NVML */
   int lock;                     /* `out` is this experiment's; -1: not yet */
   int runs, all_runs;           /* done and to be done */
   double began;
@@ -1457,31 +1460,48 @@ static g2z_status check_stop(const experiment *e) {
   return fail(e->services, G2Z_STOPPED, "stopped by signal %d", (int)stop_signal);
 }
 
-typedef struct moment {         /* what NVML said at a time, over the GPUs of a point */
+typedef struct moment {         /* what nvidia-smi said of one GPU at a time */
   double at, busy_percent, used_bytes;
 } moment;
 
 typedef struct observer {       /* of a point's ranks, while they run */
-  g2z_gpu_watch *gpus;
-  int world, count, room;
-  double next;
-  double before[64];            /* bytes in use on each GPU when nothing ran yet */
+  FILE *smi;                    /* NULL: there are no GPUs to look at */
+  char line[128];               /* what of a line has come */
+  size_t used;
+  double before[64];            /* bytes in use on each GPU when nothing ran yet; NaN: not known */
   moment *moments;
+  int count, room;
 } observer;
 
-static void observe(void *user) {
-  observer *seen = (observer *)user;
-  moment now = {g2z_seconds(), 0, 0};
-  if (stop_signal) raise(stop_signal); /* it came before the ranks: it is handed on now */
-  if (!seen->gpus || now.at < seen->next) return;
-  seen->next = now.at + 0.2;
-  for (int gpu = 0; gpu < seen->world && gpu < 64; gpu++) {
-    g2z_gpu_sample sample;
-    if (g2z_gpu_watch_sample(seen->gpus, gpu, &sample) != G2Z_OK) return;
-    double used = (double)sample.used_bytes - seen->before[gpu];
-    now.busy_percent += sample.busy_percent / seen->world;
-    if (used > now.used_bytes) now.used_bytes = used;
+/* nvidia-smi prints a line for each GPU of a point, five times a second, until its pipe closes. It
+ * may not be there: then nothing is known. */
+static void open_smi(observer *seen, int world) {
+  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+  char only[512] = "", command[800];
+  for (int gpu = 0; gpu < world && gpu < 64; gpu++) {
+    int length = visible ? (int)strcspn(visible, ",") : 0;
+    size_t used = strlen(only);
+    const char *comma = gpu ? "," : "";
+    if (visible) snprintf(only + used, sizeof only - used, "%s%.*s", comma, length, visible);
+    else snprintf(only + used, sizeof only - used, "%s%d", comma, gpu);
+    if (visible && visible[length]) visible += length + 1;
+    seen->before[gpu] = NAN;
   }
+  snprintf(command, sizeof command, "exec nvidia-smi -i '%s' --loop-ms=200 --format=csv,noheader,"
+           "nounits --query-gpu=index,utilization.gpu,memory.used 2> /dev/null", only);
+  seen->smi = popen(command, "r");
+  if (seen->smi) fcntl(fileno(seen->smi), F_SETFL, O_NONBLOCK);
+}
+
+static void note_moment(observer *seen) {
+  char busy[32];
+  int gpu;
+  double mib;
+  moment now = {g2z_seconds(), NAN, 0};
+  if (sscanf(seen->line, "%d, %31[^,], %lf", &gpu, busy, &mib) != 3 || gpu < 0 || gpu > 63) return;
+  sscanf(busy, "%lf", &now.busy_percent); /* "[N/A]" of a part of a GPU */
+  if (isnan(seen->before[gpu])) seen->before[gpu] = mib * 1048576.0;
+  now.used_bytes = mib * 1048576.0 - seen->before[gpu];
   if (seen->count == seen->room) {
     int room = seen->room ? 2 * seen->room : 256;
     moment *grown = (moment *)realloc(seen->moments, (size_t)room * sizeof *grown);
@@ -1490,6 +1510,17 @@ static void observe(void *user) {
     seen->room = room;
   }
   seen->moments[seen->count++] = now;
+}
+
+static void observe(void *user) {
+  observer *seen = (observer *)user;
+  if (stop_signal) raise(stop_signal); /* it came before the ranks: it is handed on now */
+  while (seen->smi && read(fileno(seen->smi), seen->line + seen->used, 1) == 1) {
+    int ends = seen->line[seen->used] == '\n';
+    seen->line[ends ? seen->used : seen->used + 1] = 0;
+    if (ends) note_moment(seen);
+    seen->used = ends || seen->used + 2 == sizeof seen->line ? 0 : seen->used + 1;
+  }
 }
 
 /* GPUs: how busy between the first and the last step that counts, and the most memory ever. CPU:
@@ -1506,7 +1537,7 @@ static void fill_watched(const observer *seen, const g2z_job_end *end, double wa
     inside++;
   }
   if (inside) f->gpu_percent = busy / inside;
-  if (!seen->gpus) most = (double)end->rank_bytes;
+  if (!seen->smi) most = (double)end->rank_bytes;
   f->peak_memory_gib = most / 1073741824.0;
   f->total_wall_time_sec = wall_s;
 }
@@ -1554,13 +1585,7 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   job.output = console;
   job.watch = observe;
   job.user = &seen;
-  for (int gpu = 0; e->gpus && gpu < world && gpu < 64; gpu++) {
-    g2z_gpu_sample sample;
-    if (g2z_gpu_watch_sample(e->gpus, gpu, &sample) == G2Z_OK)
-      seen.before[gpu] = (double)sample.used_bytes;
-  }
-  seen.gpus = e->gpus;
-  seen.world = world;
+  if (e->device == G2Z_DEVICE_CUDA) open_smi(&seen, world);
   double begin = g2z_seconds();
   g2z_status status = g2z_ranks_run(e->services, &job, &end);
   double wall_s = g2z_seconds() - begin;
@@ -1580,6 +1605,7 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   for (size_t i = 0; *told && i < (*told)->count; i++)
     fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
   if (*told) memcpy(e->s->hardware, (*told)->hardware, sizeof e->s->hardware);
+  if (seen.smi) pclose(seen.smi);
   free(seen.moments);
   return status;
 }
@@ -1777,8 +1803,6 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
   e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
   memset(e->works, 0, POINTS_MAX * sizeof *e->works);
   e->samples = (g2z_figures *)host_memory(POINTS_MAX * G2Z_REPEATS * sizeof *e->samples);
-  if (e->device == G2Z_DEVICE_CUDA && g2z_gpu_watch_create(services, &e->gpus) != G2Z_OK)
-    printf("warning: %s\n", services->error);
   return G2Z_OK;
 }
 
@@ -1797,7 +1821,6 @@ static g2z_status take_out(experiment *e) {
 static void close_experiment(experiment *e) {
   if (e->tokens[0]) unlink(e->tokens);
   if (e->lock >= 0) close(e->lock);
-  g2z_gpu_watch_free(e->gpus);
   free(e->samples);
   free(e->works);
   g2z_summary_free(e->s);

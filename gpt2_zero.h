@@ -58,7 +58,7 @@
  *     >>d12 >>i12   weights             safetensors; GPT-2 as Hugging Face stores it
  *     >>d13 >>i13   context and model   a process's place; forward and backward
  *     >>d14 >>i14   trainer             one step after the other
- *     >>d15 >>i15   generation          sampling, writing on
+ *     >>d15 >>i15   model in use        scoring a text, writing on, with a key-value cache
  *     >>d16 >>i16   checkpoints         a state that any number of ranks can take up again
  *
  * VOCABULARY
@@ -218,6 +218,8 @@
  *                           "m.0000000123" holds AdamW's m of canonical elements 123, 124, ...;
  *                           then "v.", the same ranges. All files together hold each element once
  *     tuning.txt            the algorithms that a GPU had chosen; empty on a CPU
+ *     note.json             what the program keeps beside the state (g2z_trainer_save_with), with
+ *                           the same crc32c; not all checkpoints have it, and loading does without
  *     trainer_state.json    written last, an object with these members in this order:
  *         format, version     "gpt2_zero checkpoint", 1
  *         tokens              trained on so far
@@ -582,7 +584,6 @@ typedef enum g2z_device_kind {
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
 G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
-G2Z_API const char *g2z_transport_text(g2z_transport transport);
 G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 
@@ -607,7 +608,6 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
 /* What is not 0 in `wanted` replaces config's. Heads that it does not say follow its channels: one
  * for 64 of them. */
 G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted);
-G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config);
 
 typedef struct g2z_optimizer_config {     /* AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101 */
   float lr, min_lr;                       /* peak and final learning rate */
@@ -649,7 +649,6 @@ typedef struct g2z_train_config {
 
 G2Z_API g2z_train_config g2z_train_config_default(void);
 /* Checks every value against every other; the sentence names both and the remedy. */
-G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_train_config *config);
 
 /* The learning rate of applied step `applied` (0 is the first): warm-up, then the schedule. */
 static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *config,
@@ -762,7 +761,6 @@ typedef enum g2z_memory {
 #undef X
   G2Z_MEMORY_COUNT
 } g2z_memory;
-G2Z_API const char *g2z_memory_text(g2z_memory category);
 
 typedef enum g2z_owner {       /* of the n elements of a buffer; n is a multiple of 8 * world */
   G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
@@ -812,6 +810,7 @@ typedef struct g2z_plan {
   g2z_strategy strategy;
   int dropout;                    /* 1: there is some */
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
+  int forward_only;               /* 1: no backward pass follows; 2: and each layer's QKV stays */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
@@ -837,6 +836,9 @@ typedef struct g2z_plan {
                                    * for each token of each rank; 0: with the rest of it */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
+  size_t nccl_bytes;              /* beside these: what NCCL 2.28 takes of each GPU, which a single
+                                   * process cannot measure: 390 MiB for a communicator, 800 once
+                                   * its kernels carried something large */
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
   g2z_owner owner;                /* of a bucket: its sum goes to them, its parameters come from
@@ -859,15 +861,9 @@ typedef struct g2z_range {
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
                                    g2z_device_kind device, int rank, int world, g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
-/* What NCCL takes of each GPU in the plan's job, which a single process cannot measure. Seen with
- * 2.28 on 2 and 4 H200s: 390 MiB for a communicator, 800 once its kernels carried something large,
- * as they do where the plan's copies cannot be had. */
-G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan);
-/* The largest B whose plan fits into `free_bytes`, beside what NCCL takes; 0 when none does. */
-G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
-/* The plan as a table for people, line by line, with what the device takes beside it and against
- * `free_bytes` of memory (0: unknown). */
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t free_bytes,
+/* The plan as a table for people, line by line, against `free_bytes` of memory (0: unknown), with
+ * the largest B that fits. */
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user);
 static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
   return plan->model.layers - layer;
@@ -1118,6 +1114,16 @@ typedef struct g2z_ops {
   g2z_status (*embed_add)(g2z_device *device, void *grads, const g2z_row_part *parts, int count,
                           const void *rows, const int32_t *order, int N, int C);
 
+  /* The next token of each of B sequences, positions[b] (device) others before it:
+   * out[B,C] act = wte[tokens[b]] + wpe[positions[b]] */
+  g2z_status (*embed_next)(g2z_device *device, void *out, const int32_t *tokens,
+                           const int32_t *positions, const void *wte, const void *wpe, int B,
+                           int C);
+  /* Its attention: row b of rows[B,3,NH,HS] act becomes row positions[b] of past[B,T,3,NH,HS] act,
+   * and out[B,NH,HS] act attends to rows 0..positions[b] of it. */
+  g2z_status (*attention_next)(g2z_device *device, void *out, void *past, const void *rows,
+                               const int32_t *positions, int B, int T, int C, int NH);
+
   /* y[N,C] act = (x - mean) * rstd * w + b; mean[N], rstd[N] f32 are kept for backward. */
   g2z_status (*layernorm_fwd)(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
                               const void *w, const void *b, int N, int C);
@@ -1157,7 +1163,8 @@ typedef struct g2z_ops {
   /* LM head and cross-entropy, `chunk` tokens of logits at a time. losses[N] f32: each token's;
    * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] (mode), of the loss
    * times dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if dwte is overwritten
-   * by a single chunk. logits[chunk,Vp] act: scratch. Rows V..Vp-1 of wte never
+   * by a single chunk. logits[chunk,Vp] act: scratch. Without dh a target of -1 makes no loss, 0.
+   * Rows V..Vp-1 of wte never
    * reach the softmax; those of dwte are written as 0. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
@@ -1212,32 +1219,12 @@ struct g2z_device {
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
-/* CUDA when this build has it and a GPU answers, else the CPU. */
-G2Z_API g2z_device_kind g2z_device_default(void);
-/* How many of a kind this process sees; of CPUs one. */
+/* How many of a kind this process sees; of CPUs one, of GPUs none where this build has no CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
 /* Free and total memory in bytes that a device of this kind has now; of a CPU no more than the
  * control groups of this process (a container's, a batch job's) leave to it. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
-
-/* What the process takes of the device beside the plan: CUDA's context and the libraries' code and
- * workspaces, measured now; 0 where there is nothing to measure. Ask before anything else opens the
- * device. */
-G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind, size_t *bytes);
-
-/* GPUs as NVML sees them, which is opened at run time. It needs no context: who watches takes
- * nothing of a GPU. */
-typedef struct g2z_gpu_sample {
-  double busy_percent;         /* of the last moments, in which a kernel ran */
-  size_t used_bytes;           /* by all processes */
-} g2z_gpu_sample;
-typedef struct g2z_gpu_watch g2z_gpu_watch;
-/* G2Z_UNSUPPORTED where there is no NVML. */
-G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out);
-/* The GPU that this process sees as number `gpu`, now. */
-G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
-G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch); /* NULL is fine */
 
 typedef struct g2z_span_times {
   int64_t count;
@@ -1249,8 +1236,6 @@ G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
 /* What they took; waits for the device. All 0 where they are not timed. */
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
 
-/* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
-G2Z_API float g2z_round(g2z_dtype dtype, float x);
 
 /* ===== >>d09 CPU ops =====================================================
  * The oracle of every other backend, and fast enough to train a small model: plain loops, OpenMP
@@ -1324,9 +1309,6 @@ G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t cou
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 /* G2Z_BAD_ARGUMENT on all, naming the first line in which a rank's text differs from rank 0's. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
-/* What heartbeats tell the others. Each call is progress: hang_s starts again, and is
- * hang_s + extra_s until the next call. */
-G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s);
 /* How many of this rank's last 1,024 collectives moved a bucket in a step. Those of a graph
  * count in the step that recorded it only. */
 G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
@@ -1399,8 +1381,6 @@ typedef struct g2z_collectives { /* a transport */
   void (*close)(g2z_comm *comm);
 } g2z_collectives;
 
-typedef struct g2z__record g2z__record;
-
 struct g2z_comm {
   const g2z_collectives *ops;
   g2z_services *services;
@@ -1413,7 +1393,7 @@ struct g2z_comm {
   int lap_now;
   double lap_s[2];
   void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
-  g2z__record *record;         /* while a step is recorded */
+  struct g2z__record *record;  /* while a step is recorded */
   void *backend;
 };
 
@@ -1451,7 +1431,12 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
 /* ===== >>d13 context and model ===========================================
  * The context is this process's place in the job: services, device, rank. */
 
-typedef struct g2z_context g2z_context;
+typedef struct g2z_context {      /* to read */
+  g2z_services *services;
+  g2z_device_kind device;
+  int rank, world;
+  g2z_ranks *ranks;
+} g2z_context;
 typedef struct g2z_context_config {
   g2z_services *services;         /* must outlive the context; never NULL */
   g2z_device_kind device;
@@ -1462,11 +1447,6 @@ typedef struct g2z_context_config {
 G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services);
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out);
 G2Z_API void g2z_context_free(g2z_context *context); /* NULL is fine */
-G2Z_API g2z_services *g2z_context_services(const g2z_context *context);
-G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context);
-G2Z_API int g2z_context_rank(const g2z_context *context);
-G2Z_API int g2z_context_world(const g2z_context *context);
-G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context);
 
 /* ===== >>d14 trainer =====================================================
  * A model in training, driven step by step. A step is enqueued and its results are read one step
@@ -1488,6 +1468,88 @@ typedef struct g2z_report {
   double exposed_comm_ms;/* the device waited for other ranks, in WAITs as long as in
                           * the last step that was timed, one of 8; NaN: not measured */
 } g2z_report;
+
+/* ----- the trainer, whose first members may be read ----- */
+
+typedef struct g2z__model {
+  const g2z_plan *plan;
+  g2z_device *device;
+  char *params, *grads;     /* flat; where what lies, the plan says */
+  char *activations;
+  char *logits;             /* [head_chunk, Vp] act */
+  void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
+                             * their type */
+} g2z__model;
+
+/* One pass over a micro-batch: what forward and backward both need to know. */
+typedef struct g2z__pass {
+  const int32_t *x;         /* device, [B,T] */
+  const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
+  int B, T;
+  g2z_dropout dropout;      /* `site` is set for each use */
+  g2z_write write;          /* gradients are written, or added to what earlier micro-steps left */
+  int rows;                 /* 1: what the embedding adds to wte's gradient is not added, but left
+                             * as a row for each token: see g2z__gather_rows */
+  const int32_t *positions; /* device, [B]: the next token of each sequence, T = 1, with so many
+                             * before it in the cache of [B,window]; NULL: whole sequences */
+  int window, sequence;     /* whole sequences of a model that generates: where the first one's rows
+                             * lie in that cache */
+} g2z__pass;
+
+typedef struct g2z__record {
+  g2z_call *calls;
+  size_t count, capacity;
+  size_t meanwhile;            /* the first call since the last graph */
+} g2z__record;
+
+struct g2z_trainer {
+  g2z_context *context;              /* to read, as all up to `loader` */
+  g2z_services *services;
+  g2z_train_config config;
+  g2z_plan *plan;
+  g2z_device *device;
+  g2z_loader *loader;                /* NULL without shards */
+  /* The rest is the trainer's own. */
+  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
+                                      * the embedding's rows */
+  g2z__model model;
+  g2z__record record;                /* of a step; empty until one was recorded */
+  void *shared[3];                   /* the communicator's: parameters, logits, votes */
+  float *master, *m, *v;             /* [shard_elements] */
+  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
+                                      * else NULL */
+  char *sums;                        /* that shard, or the model's gradients: where the sums over
+                                      * ranks lie that this rank owns */
+  g2z_step_state *state;             /* device */
+  g2z_verdict verdict;
+  double *ballot[2];                 /* host: status and stop request of this rank, by parity */
+  double voted[2];                   /* the ballot that lies in the verdict */
+  double *eval_sum;
+  g2z_update_range *ranges;          /* device: the plan's */
+  g2z_update update;                 /* what AdamW takes */
+  g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
+  g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
+  int row_part_count;
+  int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
+  const void *rows;                  /* device: what the embedding adds to wte's gradient, a row */
+  const int32_t *row_tokens;         /* for each token, and the tokens, of all ranks */
+  int32_t *staged[2];                /* host, x and y of one step one after the other */
+  double data_s[2];                  /* waiting for tokens, by parity of the step */
+  int64_t stagings, enqueued;
+  int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
+  int micro_step;                    /* that is being enqueued */
+  g2z__pass pass;                    /* its tokens, and how its gradients are written */
+  int stale;                         /* 1: slices of other ranks are older than their masters */
+  int joined;                        /* the device waited for so many gathers, in their order */
+  int needed;                        /* the unit whose parameters were asked for last */
+  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
+                                      * places, or come there; 0: none */
+  int turn_joined[2];                /* 1: the device waited for them */
+  int tuned;                         /* 1: rank 0's choices of products are everybody's */
+  int stop_requested, stop_agreed;
+  g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
+  char failure[G2Z_ERROR_BYTES];
+};
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out);
@@ -1514,11 +1576,6 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader
  * last_only: [1,V]. Of several ranks all call it. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
                                       int last_only, float *logits);
-G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *trainer);
-G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *trainer);
-G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *trainer);
-G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *trainer); /* NULL without shards */
-G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *trainer);
 /* Trained on so far, over all ranks, with what came before a checkpoint that was loaded. */
 G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
 /* Something beside the steps failed on this rank, for a reason that services->error holds: all
@@ -1543,8 +1600,35 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *pa
 /* model.safetensors and config.json of the master weights in Hugging Face's form. */
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
 
-/* ===== >>d15 generation ==================================================
- * Sampling without a key-value cache: each token runs the model over the whole window again. */
+/* ===== >>d15 model in use =================================================
+ * A trained or published GPT-2: weights alone, in any type, with a workspace of its own. It scores
+ * texts and continues them. A trainer continues texts too, for samples while it trains. */
+
+typedef struct g2z_model {
+  g2z_services *services;       /* to read, as the next four */
+  g2z_model_config config;
+  g2z_device *device;
+  g2z_plan *plan;
+  size_t bytes;                 /* that it holds on the device */
+  /* The rest is the model's own. */
+  g2z__model inner;
+  int32_t *tokens, *targets;    /* device, [tokens of the plan]; targets are positions, too */
+  double *sum;                  /* device */
+} g2z_model;
+
+/* Opens DIRECTORY/model.safetensors and config.json: of Hugging Face's form, or a checkpoint's.
+ * Each rank of a job has a model of its own. */
+G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
+                                  g2z_model **out);
+G2Z_API void g2z_model_free(g2z_model *model); /* NULL is fine */
+/* losses[B,T]: -log of the probability that the model gives targets[B,T] behind tokens[B,T]; 0
+ * where the target is -1, which is not counted. *mean: of those that are; NaN if none is. losses
+ * may be NULL. T is at most config.context. */
+G2Z_API g2z_status g2z_model_score(g2z_model *model, const int32_t *tokens, const int32_t *targets,
+                                   int B, int T, float *losses, double *mean);
+/* logits[B,T,V] behind each token. */
+G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int B, int T,
+                                    float *logits);
 
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
@@ -1561,14 +1645,29 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
 G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, int32_t *ids, size_t *count, size_t most,
                                 const g2z_sampling *sampling, int stop);
 
+/* Hears of each token as it is drawn; not 0: the sequence ends with it. */
+typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
+/* Continues `count` sequences together, each with a key-value cache: ids[count][room] hold
+ * lengths[count] tokens, and in the end what was appended. A sequence ends behind `stop` (-1: none)
+ * or where its room is full. Sequence i draws as one that is alone with seed sampling->seed + i.
+ * Behind config.context tokens a sequence goes on from the last half of them. `each` may be NULL. */
+G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
+                                      size_t *lengths, const g2z_sampling *sampling, int stop,
+                                      g2z_each_token each, void *user);
+
 /* ===== >>d16 checkpoints =================================================
  * All that a training needs to go on, in a directory that appears whole or not at all
  * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can take it up: files speak
- * canonical ranges. All ranks call these together. */
+ * canonical ranges. All ranks call save and load together. */
 
 /* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. A failure on
  * any rank is a failure on all, and leaves nothing behind. Steps under way are waited for. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
+/* The same with a note of the program's own beside the state: on rank 0 `note` puts members, which
+ * become the object in DIRECTORY/note.json. */
+typedef void (*g2z_note)(void *user, g2z_json_out *out);
+G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *directory,
+                                         g2z_note note, void *user);
 /* Checks every byte before anything of the trainer changes. On the same world, config and machine
  * the steps that follow are, to the bit, those of the run that saved. The model must be the same;
  * any other setting is the trainer's own, and the log names those that differ. With another global
@@ -1581,23 +1680,15 @@ typedef struct g2z_checkpoint {
   int64_t step, tokens;         /* trained on so far */
   int64_t epoch, epoch_step;    /* of the run that saved: steps of that epoch that were read */
   g2z_loader_position next;     /* where a trainer that loads it goes on with the loader's data */
+  char *note;                   /* note.json, freed with g2z_release; NULL: there is none */
 } g2z_checkpoint;
-/* What trainer_state.json says. loader NULL: `next` stays zero. */
+/* What trainer_state.json and note.json say: G2Z_FORMAT where one of them is damaged. loader NULL:
+ * `next` stays zero. */
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out);
-/* Reads all of it: G2Z_FORMAT where it is damaged. */
-G2Z_API g2z_status g2z_checkpoint_check(g2z_services *services, const char *directory);
 /* Removes a checkpoint, whole or not, and nothing that somebody else put there or keeps elsewhere,
  * behind a link. 0: the directory is still there, and errno says why. */
 G2Z_API int g2z_checkpoint_remove(const char *directory);
-
-/* CRC-32C (RFC 3720), of which a checkpoint has one for each range. `sum` is that of the bytes
- * before these; 0 begins. */
-typedef struct g2z_crc {
-  uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
-} g2z_crc;
-G2Z_API void g2z_crc_init(g2z_crc *crc);
-G2Z_API uint32_t g2z_crc32c(const g2z_crc *crc, uint32_t sum, const void *bytes, size_t count);
 
 #ifdef __cplusplus
 }
@@ -2628,7 +2719,6 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
 
 G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_transport_text, g2z_transport, G2Z_TRANSPORT_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
 
@@ -2679,7 +2769,8 @@ G2Z__PRIVATE g2z_status g2z__check_real(g2z_services *services, const char *name
                   least, open ? "below" : "at most", most);
 }
 
-G2Z_API g2z_status g2z_model_config_check(g2z_services *services, const g2z_model_config *config) {
+G2Z__PRIVATE g2z_status g2z__model_config_check(g2z_services *services,
+                                                const g2z_model_config *config) {
   G2Z__TRY(g2z_check_range(services, "layers", config->layers, 1, G2Z__MAX_LAYERS));
   G2Z__TRY(g2z_check_range(services, "channels", config->channels, 8, G2Z__MAX_CHANNELS));
   G2Z__TRY(g2z_check_range(services, "heads", config->heads, 1, config->channels));
@@ -2749,12 +2840,13 @@ G2Z__PRIVATE g2z_status g2z__optimizer_config_check(g2z_services *services,
                          1 << 30);
 }
 
-G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_train_config *config) {
+G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
+                                                const g2z_train_config *config) {
   if (config->stamp != G2Z__STAMP)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "this g2z_train_config was never initialised: start from "
                     "g2z_train_config_default()");
-  G2Z__TRY(g2z_model_config_check(services, &config->model));
+  G2Z__TRY(g2z__model_config_check(services, &config->model));
   G2Z__TRY(g2z_check_range(services, "batch", config->batch, 1, G2Z__MAX_BATCH));
   G2Z__TRY(g2z_check_range(services, "accum", config->accum, 1, G2Z__MAX_ACCUM));
   G2Z__TRY(g2z_check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
@@ -2797,19 +2889,22 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
  * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
  * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
 
-/* Activations of a forward pass that backward needs, and backward's own scratch. STREAM buffers
- * exist once per layer, and LAYER buffers too, but with recomputation all layers share one set of
- * those. Types: A the plan's dtype, F fp32. Some live a second life:
+/* Activations of a forward pass that backward needs, and backward's own scratch. How many there
+ * are: in training STREAM, LAYER and CACHE have one for each layer, but with recomputation all
+ * layers share one of LAYER and CACHE. A model that is only run forward needs one of each and none
+ * of BACKWARD; to generate it keeps each layer's QKV, its key-value cache. Types: A the plan's
+ * dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
- *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output
+ *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output; where
+ *           one token follows others, takes its row of qkv before that enters the cache
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
 #define G2Z__ACTIVATION_LIST(X)                                          \
-  /*  name      scope   type  elements */                                \
+  /*  name      copies  type  elements */                                \
   X(EMBED,     ONCE,    A,    (N) * C)      /* residual stream at block 0 */ \
   X(LN1,       LAYER,   A,    (N) * C)                                   \
   X(LN1_MEAN,  LAYER,   F,    (N))                                       \
   X(LN1_RSTD,  LAYER,   F,    (N))                                       \
-  X(QKV,       LAYER,   A,    (N) * 3 * C)                               \
+  X(QKV,       CACHE,   A,    (N) * 3 * C)                               \
   X(ATT,       LAYER,   A,    (N) * C)                                   \
   X(LSE,       LAYER,   F,    (N) * NH)                                  \
   X(RES2,      LAYER,   A,    (N) * C)      /* residual stream behind attention */ \
@@ -2823,8 +2918,8 @@ G2Z_API g2z_status g2z_train_config_check(g2z_services *services, const g2z_trai
   X(LNF_MEAN,  ONCE,    F,    (N))                                       \
   X(LNF_RSTD,  ONCE,    F,    (N))                                       \
   X(LOSSES,    ONCE,    F,    (N))                                       \
-  X(DRES,      ONCE,    A,    (N) * C)      /* gradient of the residual stream */ \
-  X(WIDE,      ONCE,    A,    (N) * 4 * C)
+  X(DRES,      BACKWARD, A,   (N) * C)      /* gradient of the residual stream */ \
+  X(WIDE,      BACKWARD, A,   (N) * 4 * C)
 
 typedef enum g2z__activation {
 #define X(name, scope, type, elements) G2Z__ACT_##name,
@@ -2839,27 +2934,21 @@ G2Z__PRIVATE size_t g2z__align(size_t bytes) {
   return (bytes + G2Z__ALIGN - 1) / G2Z__ALIGN * G2Z__ALIGN;
 }
 
-/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. The
- * STREAM buffers of all layers come first, then the LAYER buffers, those of one layer together,
- * then the ONCE buffers. */
+/* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. */
 G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
-  enum { ONCE, STREAM, LAYER, SCOPES };
-  size_t before[SCOPES] = {0, 0, 0}, bytes[SCOPES] = {0, 0, 0}; /* of one layer */
-  int scope_of_which = ONCE;
-#define X(name, scope, type, elements)                                  \
-  if (which == G2Z__ACT_##name) scope_of_which = scope;                 \
-  if (G2Z__ACT_##name < which) before[scope] = bytes[scope] + g2z__align((elements) * type); \
-  bytes[scope] += g2z__align((elements) * type);
+  size_t layers = (size_t)plan->model.layers, at = 0, forward = plan->forward_only > 0;
+  size_t LAYER = forward || plan->recompute == G2Z_RECOMPUTE_BLOCK ? 1 : layers;
+  size_t CACHE = plan->forward_only == 2 ? layers : LAYER, STREAM = forward ? 1 : layers;
+  size_t ONCE = 1, BACKWARD = !forward;
+#define X(name, copies, type, elements)                                                     \
+  if (which == G2Z__ACT_##name)                                                             \
+    return at + (copies > 1 ? (size_t)layer : 0) * g2z__align((elements) * type);           \
+  at += copies * g2z__align((elements) * type);
   G2Z__ACTIVATION_LIST(X)
 #undef X
-  int once = plan->recompute == G2Z_RECOMPUTE_BLOCK;
-  size_t layers = (size_t)plan->model.layers, at = (size_t)layer;
-  size_t streams = layers * bytes[STREAM], kept = (once ? 1 : layers) * bytes[LAYER];
-  if (scope_of_which == STREAM) return at * bytes[STREAM] + before[STREAM];
-  if (scope_of_which == LAYER) return streams + (once ? 0 : at) * bytes[LAYER] + before[LAYER];
-  return streams + kept + before[ONCE];
+  return at;
 }
 
 G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param) {
@@ -2885,8 +2974,6 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
   info.elements = info.rows * info.cols;
   return info;
 }
-
-G2Z__DEFINE_TEXT(g2z_memory_text, g2z_memory, G2Z_MEMORY_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
   return (count + grain - 1) / grain * grain;
@@ -3143,6 +3230,9 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
       g2z__align(g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)) +
       g2z__align(sizeof(double));
   bytes[G2Z_MEMORY_SCRATCH] = g2z__plan_scratch_bytes(plan);
+  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
+  plan->nccl_bytes = plan->world == 1 || plan->device != G2Z_DEVICE_CUDA ? 0
+                     : (size_t)(copies ? 390 : 800) << 20;
   plan->bytes_total = 0;
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++) plan->bytes_total += bytes[i];
 }
@@ -3282,7 +3372,7 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
                                    g2z_device_kind device, int rank, int world, g2z_plan **out) {
   void *memory;
   *out = NULL;
-  G2Z__TRY(g2z_train_config_check(services, config));
+  G2Z__TRY(g2z__train_config_check(services, config));
   G2Z__TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
   G2Z__TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
   G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_plan), &memory));
@@ -3305,18 +3395,13 @@ G2Z_API void g2z_plan_free(g2z_plan *plan) {
   g2z_release(plan->services, plan);
 }
 
-G2Z_API size_t g2z_plan_nccl_bytes(const g2z_plan *plan) {
-  if (plan->world == 1 || plan->device != G2Z_DEVICE_CUDA) return 0;
-  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
-  return (size_t)(copies ? 390 : 800) << 20;
-}
-
 /* What must be free when a process has its context, and nothing else yet. */
 G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
-  return plan->bytes_total + g2z_plan_nccl_bytes(plan);
+  return plan->bytes_total + plan->nccl_bytes;
 }
 
-G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
+/* The largest B whose plan fits into `free_bytes`, beside what NCCL takes; 0 when none does. */
+G2Z__PRIVATE int g2z__plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
   int fits = 0;
   for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* bytes grow with B: a binary search */
     g2z_plan trial = *plan;
@@ -3340,12 +3425,12 @@ G2Z__PRIVATE void g2z__plan_line(void (*line)(void *user, const char *text), voi
   line(user, text);
 }
 
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t free_bytes,
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user) {
   const g2z_model_config *m = &plan->model;
   g2z__plan_line(line, user,
-                 "model       %d layers, %d heads, %d channels, context %d, vocab %d (padded to %d): "
-                 "%.2f M parameters", m->layers, m->heads, m->channels, m->context, m->vocab,
+                 "model       %d layers, %d heads, %d channels, context %d, vocab %d (padded to "
+                 "%d): %.2f M parameters", m->layers, m->heads, m->channels, m->context, m->vocab,
                  plan->vocab_padded, (double)plan->parameters * 1e-6);
   g2z__plan_line(line, user, "step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens",
                  plan->batch, plan->seq, plan->accum, plan->world,
@@ -3371,20 +3456,18 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t overhead_bytes, size_t 
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
     g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
                    g2z_recompute_text(plan->recompute));
+  static const char *const texts[] = {G2Z_MEMORY_LIST(G2Z__SECOND)};
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
-    g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]),
-                   g2z_memory_text((g2z_memory)i));
-  if (overhead_bytes)
-    g2z__plan_line(line, user, "memory      %9.3f GiB  CUDA context and libraries, measured%s",
-                   g2z__gib(overhead_bytes), plan->world > 1 ? ", and NCCL as usual" : "");
-  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s",
-                 g2z__gib(plan->bytes_total + overhead_bytes),
+    g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]), texts[i]);
+  if (plan->nccl_bytes)
+    g2z__plan_line(line, user, "memory      %9.3f GiB  NCCL, as usual", g2z__gib(plan->nccl_bytes));
+  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s", g2z__gib(g2z__plan_needs(plan)),
                  plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
   if (!free_bytes) return;
   g2z__plan_line(line, user, "free        %9.3f GiB  per rank: %s", g2z__gib(free_bytes),
                  g2z__plan_needs(plan) <= free_bytes ? "it fits" : "IT DOES NOT FIT");
   g2z__plan_line(line, user, "largest B   %9d      micro-batch that fits",
-                 g2z_plan_largest_batch(plan, free_bytes));
+                 g2z__plan_largest_batch(plan, free_bytes));
 }
 
 /* ===== >>i07 shards and loader ===========================================
@@ -3948,7 +4031,8 @@ static inline G2Z_HOST_DEVICE float g2z__round_bf16(float x) {
   return g2z__from_bits(rounded);
 }
 
-G2Z_API float g2z_round(g2z_dtype dtype, float x) {
+/* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
+G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   switch (dtype) {
     case G2Z_FP16: return g2z__round_fp16(x);
     case G2Z_BF16: return g2z__round_bf16(x);
@@ -4086,22 +4170,13 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
 
 /* ----- devices ---------------------------------------------------------- */
 
-struct g2z_gpu_watch {
-  g2z_services *services;
-  void *library, *call[5];     /* NVML and its functions: room k70 */
-};
-
 static const g2z_ops *g2z__cpu_ops(void);
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
-static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes);
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
-static g2z_status g2z__nvml_open(g2z_gpu_watch *watch);
-static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out);
-static void g2z__nvml_close(g2z_gpu_watch *watch);
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
@@ -4115,27 +4190,11 @@ G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank,
   (void)local_rank, (void)id;
   return g2z__cuda_memory(services, &none, &none);
 }
-G2Z__PRIVATE g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
-  return g2z__cuda_memory(services, bytes, bytes);
-}
 G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
   size_t none;
   return g2z__cuda_memory(device->services, &none, &none);
 }
-G2Z__PRIVATE g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
-  size_t none;
-  return g2z__cuda_memory(watch->services, &none, &none);
-}
-G2Z__PRIVATE g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
-  (void)gpu, (void)out;
-  return g2z__nvml_open(watch);
-}
-G2Z__PRIVATE void g2z__nvml_close(g2z_gpu_watch *watch) { (void)watch; }
 #endif
-
-G2Z_API g2z_device_kind g2z_device_default(void) {
-  return g2z__cuda_count() ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
-}
 
 G2Z_API int g2z_device_count(g2z_device_kind kind) {
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
@@ -4220,35 +4279,6 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   device->ops->close(device);
   g2z_release(device->services, device->timers);
   g2z_release(device->services, device);
-}
-
-G2Z_API g2z_status g2z_device_overhead(g2z_services *services, g2z_device_kind kind,
-                                       size_t *bytes) {
-  *bytes = 0;
-  return kind == G2Z_DEVICE_CUDA ? g2z__cuda_overhead(services, bytes) : G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_gpu_watch_create(g2z_services *services, g2z_gpu_watch **out) {
-  void *memory;
-  *out = NULL;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_gpu_watch), &memory));
-  g2z_gpu_watch *watch = (g2z_gpu_watch *)memory;
-  watch->services = services;
-  g2z_status status = g2z__nvml_open(watch);
-  if (status != G2Z_OK) g2z_gpu_watch_free(watch);
-  else *out = watch;
-  return status;
-}
-
-G2Z_API g2z_status g2z_gpu_watch_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
-  memset(out, 0, sizeof *out);
-  return g2z__nvml_sample(watch, gpu, out);
-}
-
-G2Z_API void g2z_gpu_watch_free(g2z_gpu_watch *watch) {
-  if (!watch) return;
-  g2z__nvml_close(watch);
-  g2z_release(watch->services, watch);
 }
 
 /* What each GPU's table begins with. The number is of the lines' form. */
@@ -4535,13 +4565,13 @@ static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, 
   if (p->bias) y += p->bias[column];
   if (p->slope) {
     y = g2z__cpu_gelu(y, p->slope + at);
-    p->slope[at] = g2z_round(p->dtype, p->slope[at]);
+    p->slope[at] = g2z__round(p->dtype, p->slope[at]);
   }
   if (p->times) y *= p->times[at];
   if (p->residual)
     y = p->residual[at] + y * g2z__cpu_row_factor(p->dropout, row, column, p->N);
   if (p->mode == G2Z_ACCUMULATE) y += p->out[at];
-  p->out[at] = g2z_round(p->dtype, y);
+  p->out[at] = g2z__round(p->dtype, y);
 }
 
 G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
@@ -4591,7 +4621,7 @@ G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mod
     }
     for (int j = 0; j < width; j++) {
       float *to = (float *)out + c + j;
-      *to = g2z_round(dtype, (float)(mode == G2Z_ACCUMULATE ? (double)*to + sums[j] : sums[j]));
+      *to = g2z__round(dtype, (float)(mode == G2Z_ACCUMULATE ? (double)*to + sums[j] : sums[j]));
     }
   }
 }
@@ -4636,7 +4666,7 @@ G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
 G2Z__PRIVATE g2z_status g2z__cpu_cast_act(g2z_device *device, void *to, const float *from,
                                           size_t n) {
   G2Z__PARALLEL((double)n)
-  for (int64_t i = 0; i < (int64_t)n; i++) ((float *)to)[i] = g2z_round(device->dtype, from[i]);
+  for (int64_t i = 0; i < (int64_t)n; i++) ((float *)to)[i] = g2z__round(device->dtype, from[i]);
   return G2Z_OK;
 }
 
@@ -4644,7 +4674,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const f
                                            size_t n) {
   G2Z__PARALLEL((double)n)
   for (int64_t i = 0; i < (int64_t)n; i++)
-    ((float *)to)[i] = g2z_round(device->grad_dtype, from[i]);
+    ((float *)to)[i] = g2z__round(device->grad_dtype, from[i]);
   return G2Z_OK;
 }
 
@@ -4660,8 +4690,20 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const 
     const float *token = (const float *)wte + (size_t)tokens[n] * (size_t)C;
     const float *position = (const float *)wpe + (size_t)(n % T) * (size_t)C;
     for (int c = 0; c < C; c++)
-      to[c] = g2z_round(device->dtype, (token[c] + position[c]) *
+      to[c] = g2z__round(device->dtype, (token[c] + position[c]) *
                                            g2z__cpu_row_factor(dropout, n, c, C));
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_embed_next(g2z_device *device, void *out, const int32_t *tokens,
+                                            const int32_t *positions, const void *wte,
+                                            const void *wpe, int B, int C) {
+  for (int b = 0; b < B; b++) {
+    const float *token = (const float *)wte + (size_t)tokens[b] * (size_t)C;
+    const float *position = (const float *)wpe + (size_t)positions[b] * (size_t)C;
+    float *to = (float *)out + (size_t)b * (size_t)C;
+    for (int c = 0; c < C; c++) to[c] = g2z__round(device->dtype, token[c] + position[c]);
   }
   return G2Z_OK;
 }
@@ -4683,7 +4725,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void
         sum += (double)g;
         if (dwte) dwte[(size_t)tokens[n] * (size_t)C + (size_t)c] += g;
       }
-      *to = g2z_round(device->grad_dtype, (float)sum);
+      *to = g2z__round(device->grad_dtype, (float)sum);
     }
   return G2Z_OK;
 }
@@ -4719,7 +4761,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
         float sum = 0, *to = (float *)grads + parts[i].at + (row + c - parts[i].first);
         for (int n = first; n < N && order[n] == order[first]; n++)
           sum += ((const float *)rows)[(size_t)order[N + n] * (size_t)C + c];
-        *to = g2z_round(device->grad_dtype, *to + sum);
+        *to = g2z__round(device->grad_dtype, *to + sum);
       }
   }
   return G2Z_OK;
@@ -4742,7 +4784,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, floa
     for (int c = 0; c < C; c++) squares += (double)(from[c] - m) * (double)(from[c] - m);
     float r = (float)(1.0 / sqrt(squares / C + (double)G2Z_LAYERNORM_EPS));
     for (int c = 0; c < C; c++)
-      to[c] = g2z_round(device->dtype, (from[c] - m) * r * scale[c] + shift[c]);
+      to[c] = g2z__round(device->dtype, (from[c] - m) * r * scale[c] + shift[c]);
     mean[n] = m;
     rstd[n] = r;
   }
@@ -4776,10 +4818,10 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
     for (int c = 0; c < C; c++) {
       float xhat = (in[c] - mean[n]) * rstd[n];
       float dx = rstd[n] * (out[c] * scale[c] - average - xhat * slope);
-      to[c] = g2z_round(device->dtype, res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
+      to[c] = g2z__round(device->dtype, res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
     }
     for (int c = 0; c < C && drops; c++)
-      cut[c] = g2z_round(device->dtype, to[c] * g2z__cpu_row_factor(dropout, n, c, C));
+      cut[c] = g2z__round(device->dtype, to[c] * g2z__cpu_row_factor(dropout, n, c, C));
   }
   g2z__cpu_column_sums(device->grad_dtype, dw, mode, dy, x, mean, rstd, N, C);
   g2z__cpu_column_sums(device->grad_dtype, db, mode, dy, NULL, NULL, NULL, N, C);
@@ -4831,33 +4873,57 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw,
  * Query by query, as the formula has it: no matrix of scores exists. */
 
 /* With s = scale * q k and the largest of them, max: p = exp(s - max), over the keys up to the
- * query; out = sum of f p v / sum of p, where f is dropout's factor; lse = max + log(sum of p). */
+ * query; to[HS] = sum of f p v / sum of p, where f is dropout's factor for element e on of sequence
+ * b. Returns max + log(sum of p). `first` is token 0 of the head in qkv. */
+G2Z__PRIVATE float g2z__cpu_attend(g2z_dtype dtype, float *to, const float *first, ptrdiff_t query,
+                                   const g2z_dropout *dropout, int b, uint64_t e, int C, int HS) {
+  const ptrdiff_t row = 3 * C; /* from token to token in qkv */
+  const float scale = 1.0f / sqrtf((float)HS);
+  const float *q = first + query * row, *k = first + C, *v = first + 2 * C;
+  float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
+  double total = 0;
+  for (ptrdiff_t key = 0; key <= query; key++) {
+    float s = scale * g2z__cpu_dot(q, k + key * row, HS);
+    max = s > max ? s : max;
+  }
+  for (ptrdiff_t key = 0; key <= query; key++) {
+    float p = expf(scale * g2z__cpu_dot(q, k + key * row, HS) - max);
+    float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
+    total += (double)p;
+    g2z__cpu_add(sums, f * p, v + key * row, HS);
+  }
+  for (int c = 0; c < HS; c++) to[c] = g2z__round(dtype, sums[c] / (float)total);
+  return (float)((double)max + log(total));
+}
+
 G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, float *lse,
                                                const void *qkv, const g2z_dropout *dropout, int B,
                                                int T, int C, int NH) {
-  const int HS = C / NH, row = 3 * C; /* from token to token in qkv */
-  const float scale = 1.0f / sqrtf((float)HS);
+  const int HS = C / NH;
   G2Z__PARALLEL(6.0 * B * T * T * C)
   for (int64_t i = 0; i < (int64_t)B * NH * T; i++) {
     int query = (int)(i % T), h = (int)(i / T % NH), b = (int)(i / T / NH);
-    const float *first = (const float *)qkv + ((ptrdiff_t)b * T * row + (ptrdiff_t)h * HS);
-    const float *q = first + (ptrdiff_t)query * row, *k = first + C, *v = first + 2 * C;
+    const float *first = (const float *)qkv + ((ptrdiff_t)b * T * 3 * C + (ptrdiff_t)h * HS);
     float *to = (float *)out + (((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS);
     uint64_t e = (uint64_t)(h * (int64_t)T + query) * (uint64_t)T; /* dropout's, of key 0 */
-    float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
-    double total = 0;
-    for (ptrdiff_t key = 0; key <= query; key++) {
-      float s = scale * g2z__cpu_dot(q, k + key * row, HS);
-      max = s > max ? s : max;
-    }
-    for (ptrdiff_t key = 0; key <= query; key++) {
-      float p = expf(scale * g2z__cpu_dot(q, k + key * row, HS) - max);
-      float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
-      total += (double)p;
-      g2z__cpu_add(sums, f * p, v + key * row, HS);
-    }
-    for (int c = 0; c < HS; c++) to[c] = g2z_round(device->dtype, sums[c] / (float)total);
-    lse[i] = (float)((double)max + log(total));
+    lse[i] = g2z__cpu_attend(device->dtype, to, first, query, dropout, b, e, C, HS);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_attention_next(g2z_device *device, void *out, void *past,
+                                                const void *rows, const int32_t *positions, int B,
+                                                int T, int C, int NH) {
+  const int HS = C / NH;
+  for (ptrdiff_t b = 0; b < B; b++)
+    memcpy((float *)past + (b * T + positions[b]) * 3 * C, (const float *)rows + b * 3 * C,
+           3 * (size_t)C * sizeof(float));
+  G2Z__PARALLEL(6.0 * B * T * C)
+  for (int i = 0; i < B * NH; i++) {
+    const ptrdiff_t b = i / NH, h = i % NH;
+    g2z__cpu_attend(device->dtype, (float *)out + (b * C + h * HS),
+                    (const float *)past + (b * T * 3 * C + h * HS), positions[b], NULL, (int)b, 0,
+                    C, HS);
   }
   return G2Z_OK;
 }
@@ -4907,8 +4973,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
  * the loss times `gradient`, which is softmax less 1 at the target, rounded. */
 G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int32_t target,
                                      float gradient) {
-  float max = -INFINITY, at_target = logits[target];
+  float max = -INFINITY, at_target = target < 0 ? 0 : logits[target];
   double sum = 0;
+  if (target < 0) return 0;
   for (int i = 0; i < V; i++) max = logits[i] > max ? logits[i] : max;
   for (int i = 0; i < V; i++) {
     logits[i] = expf(logits[i] - max);
@@ -4916,7 +4983,7 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   }
   for (int i = 0; i < V; i++) {
     float p = logits[i] / (float)sum;
-    logits[i] = g2z_round(dtype, (i == target ? p - 1.0f : p) * gradient);
+    logits[i] = g2z__round(dtype, (i == target ? p - 1.0f : p) * gradient);
   }
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
@@ -4977,7 +5044,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   float *out = (float *)to;
   const float *in = (const float *)from;
   for (size_t i = 0; i < n; i++)
-    out[i] = mode == G2Z_ACCUMULATE ? g2z_round(device->grad_dtype, out[i] + in[i]) : in[i];
+    out[i] = mode == G2Z_ACCUMULATE ? g2z__round(device->grad_dtype, out[i] + in[i]) : in[i];
   return G2Z_OK;
 }
 
@@ -5014,7 +5081,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     G2Z__PARALLEL(16.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++) {
       masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
-      weights[e] = g2z_round(device->dtype, masters[e]);
+      weights[e] = g2z__round(device->dtype, masters[e]);
     }
   }
   return G2Z_OK;
@@ -5062,6 +5129,7 @@ static const g2z_ops *g2z__cpu_ops(void) {
       g2z__cpu_tuning,         g2z__cpu_tuning_read,
       g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
       g2z__cpu_embed_order,    g2z__cpu_embed_add,
+      g2z__cpu_embed_next,     g2z__cpu_attention_next,
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
       g2z__cpu_linear_fwd,     g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
       g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
@@ -6170,6 +6238,23 @@ G2Z_API g2z_ranks_config g2z_ranks_config_default(void) {
   return config;
 }
 
+G2Z__PRIVATE void g2z__ranks_move(g2z_ranks *ranks) {
+  ranks->self.moves++;
+  ranks->moved = g2z_seconds();
+}
+
+/* What heartbeats tell the others. Each call is progress: hang_s starts again, and is
+ * hang_s + extra_s until the next call. */
+G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step,
+                                   double extra_s) {
+  pthread_mutex_lock(&ranks->lock);
+  snprintf(ranks->self.phase, sizeof ranks->self.phase, "%s", phase);
+  ranks->self.step = step;
+  ranks->self.limit_s = ranks->config.hang_s > 0 ? ranks->config.hang_s + extra_s : 0;
+  g2z__ranks_move(ranks);
+  pthread_mutex_unlock(&ranks->lock);
+}
+
 /* What this rank says of itself. */
 G2Z__PRIVATE g2z_status g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello) {
   const g2z_ranks_config *config = &ranks->config;
@@ -6230,7 +6315,7 @@ G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config
   ranks->wake = -1;
   pthread_mutex_init(&ranks->lock, NULL);
   ranks->began = g2z_seconds();
-  g2z_ranks_phase(ranks, "start", 0, 0);
+  g2z__ranks_phase(ranks, "start", 0, 0);
   g2z_status status = g2z__ranks_meet(ranks);
   if (status != G2Z_OK) g2z_ranks_leave(ranks);
   else *out = ranks;
@@ -6261,20 +6346,6 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks->config.place; }
 
 /* ----- progress and the flight recorder ---------------------------------- */
-
-G2Z__PRIVATE void g2z__ranks_move(g2z_ranks *ranks) {
-  ranks->self.moves++;
-  ranks->moved = g2z_seconds();
-}
-
-G2Z_API void g2z_ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step, double extra_s) {
-  pthread_mutex_lock(&ranks->lock);
-  snprintf(ranks->self.phase, sizeof ranks->self.phase, "%s", phase);
-  ranks->self.step = step;
-  ranks->self.limit_s = ranks->config.hang_s > 0 ? ranks->config.hang_s + extra_s : 0;
-  g2z__ranks_move(ranks);
-  pthread_mutex_unlock(&ranks->lock);
-}
 
 /* A word that the device counts up as its collectives end, in memory that the host can read: it
  * goes on when the host does not. NULL before that memory is freed. */
@@ -6621,7 +6692,7 @@ static const g2z_collectives g2z__one_rank = {
 /* What travels is of the wire's type. */
 G2Z__PRIVATE void g2z__star_round(const g2z_comm *comm, float *buffer, size_t n) {
   if (comm->wire != G2Z_FP16 && comm->wire != G2Z_BF16) return;
-  for (size_t i = 0; i < n; i++) buffer[i] = g2z_round(comm->wire, buffer[i]);
+  for (size_t i = 0; i < n; i++) buffer[i] = g2z__round(comm->wire, buffer[i]);
 }
 
 /* buffer[n], on rank 0, becomes the sum over the ranks: in fp32, rounded once. */
@@ -6729,12 +6800,6 @@ static const g2z_collectives g2z__star = {
  * follow places inside it. Calls are issued again as ordinary calls, so that what a step sends last
  * travels beside the beginning of the next step, and waiting can be timed. In a job of one all
  * calls are work of the device, and the step is one graph. */
-struct g2z__record {
-  g2z_call *calls;
-  size_t count, capacity;
-  size_t meanwhile;            /* the first call since the last graph */
-};
-
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
   void *calls = record->calls;
@@ -7334,7 +7399,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
                                           g2z__weight **list, size_t *count) {
   void *memory;
   *count = 0;
-  G2Z__TRY(g2z_model_config_check(services, model));
+  G2Z__TRY(g2z__model_config_check(services, model));
   G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
                         sizeof(g2z__weight), &memory));
   *list = (g2z__weight *)memory;
@@ -7490,7 +7555,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
                     4 * (int64_t)model->channels);
-  return g2z_model_config_check(services, model);
+  return g2z__model_config_check(services, model);
 }
 
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
@@ -7697,17 +7762,11 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
 #define G2Z__BUILD G2Z__BUILD_COMMIT __VERSION__
 #endif
 
-struct g2z_context {
-  g2z_services *services;
-  g2z_device_kind device;
-  g2z_ranks *ranks;
-};
-
 G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
   g2z_context_config config;
   memset(&config, 0, sizeof config);
   config.services = services;
-  config.device = g2z_device_default();
+  config.device = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   config.ranks = g2z_ranks_config_default();
   config.ranks.place.world = 0;
   return config;
@@ -7741,6 +7800,8 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   g2z_context *context = (g2z_context *)memory;
   context->services = services;
   context->device = config->device;
+  context->rank = ranks.place.rank;
+  context->world = ranks.place.world;
   g2z_status status = g2z_ranks_join(services, &ranks, &context->ranks);
   if (status != G2Z_OK) {
     g2z_context_free(context);
@@ -7757,27 +7818,7 @@ G2Z_API void g2z_context_free(g2z_context *context) {
   g2z_release(context->services, context);
 }
 
-G2Z_API g2z_services *g2z_context_services(const g2z_context *context) { return context->services; }
-G2Z_API g2z_device_kind g2z_context_device(const g2z_context *context) { return context->device; }
-G2Z_API g2z_ranks *g2z_context_ranks(const g2z_context *context) { return context->ranks; }
-G2Z_API int g2z_context_rank(const g2z_context *context) {
-  return g2z_ranks_place(context->ranks)->rank;
-}
-G2Z_API int g2z_context_world(const g2z_context *context) {
-  return g2z_ranks_place(context->ranks)->world;
-}
-
 /* ----- the model: pointers into the buffers that the trainer owns -------- */
-
-typedef struct g2z__model {
-  const g2z_plan *plan;
-  g2z_device *device;
-  char *params, *grads;     /* flat; where what lies, the plan says */
-  char *activations;
-  char *logits;             /* [head_chunk, Vp] act */
-  void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
-                             * their type */
-} g2z__model;
 
 G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
   size_t element = model->plan->unit[unit].param_at + model->plan->offset[param];
@@ -7792,17 +7833,6 @@ G2Z__PRIVATE void *g2z__grad(const g2z__model *model, int unit, g2z_param param)
 G2Z__PRIVATE void *g2z__activation_at(const g2z__model *model, g2z__activation which, int layer) {
   return model->activations + g2z__activation_offset(model->plan, which, layer);
 }
-
-/* One pass over a micro-batch: what forward and backward both need to know. */
-typedef struct g2z__pass {
-  const int32_t *x;         /* device, [B,T] */
-  const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
-  int B, T;
-  g2z_dropout dropout;      /* `site` is set for each use */
-  g2z_write write;          /* gradients are written, or added to what earlier micro-steps left */
-  int rows;                 /* 1: what the embedding adds to wte's gradient is not added, but left
-                             * as a row for each token: see g2z__gather_rows */
-} g2z__pass;
 
 /* Dropout sites: 0 the embedding; then three a layer. The embedding stands where the last one of a
  * layer -1 would. */
@@ -7834,14 +7864,20 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2
   int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
-  void *res = g2z__residual(model, layer);
+  void *res = g2z__residual(model, layer), *qkv = G2Z__A(QKV), *next = G2Z__A(FC);
+  qkv = (char *)qkv + (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C *
+                          (size_t)model->plan->dtype_bytes;
 
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
-  G2Z__TRY(op->linear_fwd(dev, G2Z__A(QKV), NULL, G2Z__A(LN1), G2Z__W(QKVW), G2Z__W(QKVB), NULL,
-                          NULL, N, C, 3 * C));
-  G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), G2Z__F(LSE), G2Z__A(QKV), &drop_att, pass->B,
-                             pass->T, C, NH));
+  G2Z__TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, G2Z__A(LN1), G2Z__W(QKVW),
+                          G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
+  if (pass->positions)
+    G2Z__TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
+                                pass->window, C, NH));
+  else
+    G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), G2Z__F(LSE), qkv, &drop_att, pass->B, pass->T, C,
+                               NH));
   G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, G2Z__A(ATT), G2Z__W(ATTPROJW),
                           G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
@@ -7870,6 +7906,10 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pa
   switch (plan->unit[unit].kind) {
     case G2Z_UNIT_WTE: return G2Z_OK;
     case G2Z_UNIT_WPE:
+      if (pass->positions)
+        return dev->ops->embed_next(dev, g2z__residual(model, 0), pass->x, pass->positions,
+                                    g2z__parameter(model, plan->wte, G2Z_WTE), G2Z__W(WPE),
+                                    pass->B, C);
       return dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
                                  g2z__parameter(model, plan->wte, G2Z_WTE), G2Z__W(WPE), &dropout,
                                  pass->B, pass->T, C);
@@ -8006,54 +8046,6 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
 /* Places in the queue that the host may wait for. Two of each: one is in flight, one is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-struct g2z_trainer {
-  g2z_context *context;
-  g2z_services *services;
-  g2z_train_config config;
-  g2z_plan *plan;
-  g2z_device *device;
-  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
-                                      * the embedding's rows */
-  g2z__model model;
-  g2z__record record;                /* of a step; empty until one was recorded */
-  g2z_loader *loader;
-  void *shared[3];                   /* the communicator's: parameters, logits, votes */
-  float *master, *m, *v;             /* [shard_elements] */
-  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
-                                      * else NULL */
-  char *sums;                        /* that shard, or the model's gradients: where the sums over
-                                      * ranks lie that this rank owns */
-  g2z_step_state *state;             /* device */
-  g2z_verdict verdict;
-  double *ballot[2];                 /* host: status and stop request of this rank, by parity */
-  double voted[2];                   /* the ballot that lies in the verdict */
-  double *eval_sum;
-  g2z_update_range *ranges;          /* device: the plan's */
-  g2z_update update;                 /* what AdamW takes */
-  g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
-  g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
-  int row_part_count;
-  int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
-  const void *rows;                  /* device: what the embedding adds to wte's gradient, a row */
-  const int32_t *row_tokens;         /* for each token, and the tokens, of all ranks */
-  int32_t *staged[2];                /* host, x and y of one step one after the other */
-  double data_s[2];                  /* waiting for tokens, by parity of the step */
-  int64_t stagings, enqueued;
-  int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
-  int micro_step;                    /* that is being enqueued */
-  g2z__pass pass;                    /* its tokens, and how its gradients are written */
-  int stale;                         /* 1: slices of other ranks are older than their masters */
-  int joined;                        /* the device waited for so many gathers, in their order */
-  int needed;                        /* the unit whose parameters were asked for last */
-  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
-                                      * places, or come there; 0: none */
-  int turn_joined[2];                /* 1: the device waited for them */
-  int tuned;                         /* 1: rank 0's choices of products are everybody's */
-  int stop_requested, stop_agreed;
-  g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
-  char failure[G2Z_ERROR_BYTES];
-};
-
 /* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
@@ -8107,15 +8099,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
  * host's. */
 G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
-  int sharing = g2z_ranks_place(g2z_context_ranks(t->context))->local_world;
+  int sharing = g2z_ranks_place(t->context->ranks)->local_world;
   if (t->plan->device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
   G2Z__TRY(g2z_device_memory(t->services, t->plan->device, &free_bytes, &total_bytes));
   free_bytes /= (size_t)sharing;
   if (g2z__plan_needs(t->plan) <= free_bytes) return G2Z_OK;
   g2z_plan leaner = *t->plan;
   leaner.recompute = G2Z_RECOMPUTE_BLOCK;
-  int largest = g2z_plan_largest_batch(t->plan, free_bytes);
-  int most = g2z_plan_largest_batch(&leaner, free_bytes);
+  int largest = g2z__plan_largest_batch(t->plan, free_bytes);
+  int most = g2z__plan_largest_batch(&leaner, free_bytes);
   char remedy[96] = "", each[64] = "";
   if (sharing > 1)
     snprintf(each, sizeof each, " for each of the %d ranks on this host", sharing);
@@ -8346,7 +8338,7 @@ G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
  * when the queue has passed this place. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued + 1, 0);
+  g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   return g2z_comm_mark(t->comm, 2 * t->plan->buckets + 2);
@@ -8398,7 +8390,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   call.owner = t->plan->owner;
   call.write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
   G2Z__TRY(g2z__cast_wte(t, b));
-  g2z__ranks_record(g2z_context_ranks(t->context), "reduce", bucket, b->elements * size);
+  g2z__ranks_record(t->context->ranks, "reduce", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z_comm_mark(t->comm, bucket);
@@ -8414,7 +8406,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   size_t bytes = rows.count / (size_t)plan->world * sizeof(int32_t);
   int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
   t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
-  g2z__ranks_record(g2z_context_ranks(t->context), "tokens", -1, bytes);
+  g2z__ranks_record(t->context->ranks, "tokens", -1, bytes);
   G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all are done with their logits */
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
@@ -8431,7 +8423,7 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
   const void *mine = g2z__dropped(&t->model, &t->pass);
   t->rows = plan->world == 1 ? mine : t->model.logits;
-  g2z__ranks_record(g2z_context_ranks(t->context), "rows", -1, bytes);
+  g2z__ranks_record(t->context->ranks, "rows", -1, bytes);
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
@@ -8498,7 +8490,7 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t) {
   size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
   call.span = G2Z_SPAN_VERDICT;
-  g2z__ranks_record(g2z_context_ranks(t->context), "verdict", -1, bytes);
+  g2z__ranks_record(t->context->ranks, "verdict", -1, bytes);
   G2Z__TRY(t->comm->ops->exchange(t->comm, &call, &done));
   if (done) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
@@ -8539,7 +8531,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   g2z_call call = g2z_call_of(G2Z_CALL_GATHER, t->model.params + b->param_at * size,
                               t->model.params + b->own_param_at * size, b->elements);
   call.owner = t->plan->owner;
-  g2z__ranks_record(g2z_context_ranks(t->context), "gather", bucket, b->elements * size);
+  g2z__ranks_record(t->context->ranks, "gather", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z_comm_mark(t->comm, t->plan->buckets + bucket);
 }
@@ -8683,8 +8675,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
 /* The plan, the data, the device, and whether it has room: all that needs no other rank. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
-  G2Z__TRY(g2z_plan_create(t->services, config, g2z_context_device(t->context),
-                           g2z_context_rank(t->context), g2z_context_world(t->context), &t->plan));
+  G2Z__TRY(g2z_plan_create(t->services, config, t->context->device,
+                           t->context->rank, t->context->world, &t->plan));
   if (config->train_glob) {
     g2z_loader_config shards;
     memset(&shards, 0, sizeof shards);
@@ -8772,7 +8764,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
-           g2z__exact(c->bucket_mb, 0).text, g2z_device_text(g2z_context_device(t->context)),
+           g2z__exact(c->bucket_mb, 0).text, g2z_device_text(t->context->device),
            c->graph, g2z__exact(c->dropout, 1).text, c->seed, g2z__exact(o->lr, 1).text,
            g2z__exact(o->min_lr, 1).text, g2z__exact(o->beta1, 1).text,
            g2z__exact(o->beta2, 1).text, g2z__exact(o->eps, 1).text,
@@ -8799,7 +8791,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
     void *memory;
     g2z_status status = t->comm->ops->allocate(t->comm, bytes[i], &memory);
     if (status == G2Z_OK) t->shared[i] = memory;
-    G2Z__TRY(g2z_ranks_agree(g2z_context_ranks(t->context), status));
+    G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
   }
   t->model.params = (char *)t->shared[0];
   t->model.logits = (char *)t->shared[1];
@@ -8815,20 +8807,20 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
   config.wire = plan->wire_dtype;
   config.gather = plan->gather;
   config.reduce = plan->reduce;
-  g2z_status status = g2z_comm_create(g2z_context_ranks(t->context), t->device, &config, &t->comm);
-  return g2z_ranks_agree(g2z_context_ranks(t->context), status);
+  g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
+  return g2z_ranks_agree(t->context->ranks, status);
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[1536];
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z_ranks *ranks = t->context->ranks;
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   g2z__trainer_describe(t, text, sizeof text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ntransport=%s\nrecompute=%s\n"
+  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ntransport=%d\nrecompute=%s\n"
            "init_from=%.1000s\n", t->config.tune, t->config.tuning != NULL,
-           g2z_transport_text(t->config.transport), g2z_recompute_text(t->config.recompute),
+           (int)t->config.transport, g2z_recompute_text(t->config.recompute),
            t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
@@ -8851,7 +8843,7 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
                                       g2z_trainer **out) {
   *out = NULL;
   void *memory;
-  g2z_services *services = g2z_context_services(context);
+  g2z_services *services = context->services;
   G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_trainer), &memory));
   g2z_trainer *t = (g2z_trainer *)memory;
   t->context = context;
@@ -8944,13 +8936,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
 /* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
  * addition, and a run that is repeated has only one tuning table to read. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z_ranks *ranks = t->context->ranks;
   char *text = NULL;
   uint64_t bytes = 0;
   if (t->plan->world == 1 || t->plan->device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
-  g2z_ranks_phase(ranks, "tuning", t->enqueued, 600);
+  g2z__ranks_phase(ranks, "tuning", t->enqueued, 600);
   G2Z__TRY(g2z__restore(t));
   for (int unit = t->plan->wte; unit >= 0; unit--) /* all that has a place has arrived */
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
@@ -8979,14 +8971,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
     G2Z__TRY(g2z__record_begin(t->comm, &t->record));
     G2Z__TRY(g2z__record_end(t->comm, g2z__zero_step(t, t->plan)));
   }
-  g2z__ranks_record(g2z_context_ranks(t->context), "graph", -1, 0);
+  g2z__ranks_record(t->context->ranks, "graph", -1, 0);
   return g2z__record_play(t->comm, &t->record);
 }
 
 /* A rank failed, and all know it: they return its status and its sentence. */
 G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
   memcpy(t->services->error, t->failure, sizeof t->failure);
-  g2z_status status = g2z_ranks_agree(g2z_context_ranks(t->context), t->failed);
+  g2z_status status = g2z_ranks_agree(t->context->ranks, t->failed);
   if (status != G2Z_OK) return status;
   return g2z_fail(t->services, G2Z_LOST, "a rank failed in step %" PRId64 " and does not say why",
                   step);
@@ -8994,7 +8986,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
 
 /* The status of what a verdict cannot tell the others any more. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
-  if (status != G2Z_OK) g2z__ranks_alone(g2z_context_ranks(t->context));
+  if (status != G2Z_OK) g2z__ranks_alone(t->context->ranks);
   return status;
 }
 
@@ -9073,7 +9065,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   g2z_trainer_fail(t, status);
   int64_t step = t->enqueued + 1;
   int slot = (int)(step % 2);
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", step, 0);
+  g2z__ranks_phase(t->context->ranks, "step", step, 0);
   t->comm->ops->lap(t->comm, slot);
   G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_vote(t)));
   G2Z__TRY(g2z__trainer_share_tuning(t));
@@ -9131,7 +9123,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
   G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
-    g2z_ranks_phase(g2z_context_ranks(t->context), "validation", t->enqueued, 0); /* progress */
+    g2z__ranks_phase(t->context->ranks, "validation", t->enqueued, 0); /* progress */
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, y, tokens);
@@ -9147,7 +9139,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
 
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                         double *loss) {
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
+  g2z_ranks *ranks = t->context->ranks;
   double sum = 0, all = 0;
   void *sums;
   *loss = NAN;
@@ -9165,7 +9157,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   g2z_release(t->services, sums);
   double tokens = (double)steps * t->plan->batch * t->plan->seq * t->plan->world;
   if (status == G2Z_OK && steps > 0) *loss = g2z__nan_unsigned(all / tokens);
-  g2z_ranks_phase(ranks, "step", t->enqueued, 0);
+  g2z__ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
 
@@ -9209,21 +9201,16 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
                                       int last_only, float *logits) {
   G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
   G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
-  g2z_ranks_phase(g2z_context_ranks(t->context), "sample", t->enqueued, 0);
+  g2z__ranks_phase(t->context->ranks, "sample", t->enqueued, 0);
   t->device->tune = G2Z_TUNE_OFF;
   g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
   t->device->tune = t->config.tune;
   return g2z__trainer_alone(t, status);
 }
 
-G2Z_API const g2z_plan *g2z_trainer_plan(const g2z_trainer *t) { return t->plan; }
-G2Z_API const g2z_train_config *g2z_trainer_config(const g2z_trainer *t) { return &t->config; }
-G2Z_API g2z_context *g2z_trainer_context(const g2z_trainer *t) { return t->context; }
-G2Z_API g2z_loader *g2z_trainer_loader(g2z_trainer *t) { return t->loader; }
-G2Z_API g2z_device *g2z_trainer_device(g2z_trainer *t) { return t->device; }
 
-/* ===== >>i15 generation ==================================================
- * In:  a prompt's tokens. Out: the tokens with which the model continues them.
+/* ===== >>i15 model in use =================================================
+ * In:  weights and tokens. Out: losses, logits, the tokens with which a model continues others.
  * Law: a draw is a pure function of logits, sampling and index; no generator has a state. */
 
 G2Z_API g2z_sampling g2z_sampling_default(void) {
@@ -9318,20 +9305,402 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, siz
   return status;
 }
 
+/* ----- a model of its own -------------------------------------------------- */
+
+/* Elements that are uploaded at a time. */
+#define G2Z__MODEL_CHUNK G2Z__WEIGHTS_CHUNK
+
+G2Z__PRIVATE g2z_status g2z__model_allocate(g2z_model *m, size_t bytes, void **out) {
+  G2Z__TRY(m->device->ops->allocate(m->device, bytes, out));
+  m->bytes += bytes;
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE void g2z__model_release(g2z_model *m, void *memory) {
+  if (memory) m->device->ops->release(m->device, memory);
+}
+
+/* Gives back the workspace. */
+G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
+  g2z__model_release(m, m->inner.activations);
+  g2z__model_release(m, m->inner.logits);
+  g2z__model_release(m, m->tokens);
+  g2z__model_release(m, m->targets);
+  g2z_plan_free(m->plan);
+  m->inner.activations = m->inner.logits = NULL;
+  m->tokens = m->targets = NULL;
+  m->plan = NULL;
+  m->inner.plan = NULL;
+}
+
+/* A workspace for [B,T] tokens; `use` as plan->forward_only. One that is large enough stays. */
+G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int use) {
+  const size_t tokens = (size_t)B * (size_t)T;
+  g2z_train_config config = g2z_train_config_default();
+  void *memory;
+  if (m->plan && m->plan->forward_only >= use &&
+      (size_t)m->plan->batch * (size_t)m->plan->seq >= tokens)
+    return G2Z_OK;
+  g2z__model_shrink(m);
+  config.model = m->config;
+  config.batch = B;
+  config.seq = T;
+  config.dtype = m->device->dtype;
+  config.optimizer.warmup = 0;
+  G2Z__TRY(g2z_plan_create(m->services, &config, m->device->kind, 0, 1, &m->plan));
+  m->plan->forward_only = use;
+  g2z__plan_batch(m->plan, B);
+  m->inner.plan = m->plan;
+  m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
+  G2Z__TRY(g2z__model_allocate(m, m->plan->bytes[G2Z_MEMORY_ACTIVATIONS], &memory));
+  m->inner.activations = (char *)memory;
+  G2Z__TRY(g2z__model_allocate(m, g2z__plan_logits_bytes(m->plan), &memory));
+  m->inner.logits = (char *)memory;
+  G2Z__TRY(g2z__model_allocate(m, tokens * sizeof(int32_t), &memory));
+  m->tokens = (int32_t *)memory;
+  G2Z__TRY(g2z__model_allocate(m, tokens * sizeof(int32_t), &memory));
+  m->targets = (int32_t *)memory;
+  return G2Z_OK;
+}
+
+/* Weights from g2z__weights_read, rounded to the model's type on the device. */
+typedef struct g2z__model_loader {
+  g2z_model *model;
+  float *staged;               /* device, [G2Z__MODEL_CHUNK] */
+} g2z__model_loader;
+G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t count,
+                                        const float *values) {
+  const g2z__model_loader *loader = (const g2z__model_loader *)user;
+  g2z_model *m = loader->model;
+  g2z_device *dev = m->device;
+  int u = 0;
+  while (m->plan->unit[u + 1].canonical <= canonical) u++;
+  while (count) {
+    const g2z_unit *unit = &m->plan->unit[u++];
+    size_t inside = canonical - unit->canonical, n = unit->elements - inside;
+    if (n > count) n = count;
+    char *to = m->inner.params + (unit->param_at + inside) * (size_t)m->plan->dtype_bytes;
+    G2Z__TRY(dev->ops->upload(dev, loader->staged, values, n * sizeof(float)));
+    G2Z__TRY(dev->ops->cast_act(dev, to, loader->staged, n));
+    G2Z__TRY(dev->ops->synchronize(dev));
+    canonical += n, values += n, count -= n;
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
+  g2z__model_loader loader;
+  void *memory;
+  G2Z__TRY(g2z__model_fit(m, 1, 1, 1));
+  G2Z__TRY(m->device->ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
+  m->inner.params = (char *)memory;
+  G2Z__TRY(m->device->ops->allocate(m->device, sizeof(double), &memory));
+  m->sum = (double *)memory;
+  G2Z__TRY(m->device->ops->allocate(m->device, G2Z__MODEL_CHUNK * sizeof(float), &memory));
+  loader.model = m;
+  loader.staged = (float *)memory;
+  g2z_status status = g2z__weights_read(m->services, directory, &m->config, g2z__model_take,
+                                        &loader);
+  m->device->ops->release(m->device, memory);
+  return status;
+}
+
+G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
+                                  g2z_model **out) {
+  g2z_services *services = context->services;
+  g2z_model_config config;
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z_weights_config(services, directory, &config));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_model), &memory));
+  g2z_model *m = (g2z_model *)memory;
+  m->services = services;
+  m->config = config;
+  g2z_status status = g2z_device_create(services, context->device, dtype, dtype, &m->device);
+  if (status == G2Z_OK) {
+    m->device->tune = G2Z_TUNE_OFF; /* each length is a new shape: too many to time */
+    m->inner.device = m->device;
+    status = g2z__model_load(m, directory);
+  }
+  if (status != G2Z_OK) g2z_model_free(m);
+  else *out = m;
+  return status;
+}
+
+G2Z_API void g2z_model_free(g2z_model *m) {
+  if (!m) return;
+  if (m->device) {
+    g2z__model_shrink(m);
+    g2z__model_release(m, m->inner.params);
+    g2z__model_release(m, m->sum);
+  }
+  g2z_device_free(m->device);
+  g2z_release(m->services, m);
+}
+
+/* Tokens from `least` on, below the vocabulary's end. */
+G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const char *what, const int32_t *ids,
+                                         size_t count, int least) {
+  for (size_t i = 0; i < count; i++)
+    if (ids[i] < least || ids[i] >= m->config.vocab)
+      return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
+                      "%s=%d at position %zu must lie between %d and %d, the vocabulary's last",
+                      what, (int)ids[i], i, least, m->config.vocab - 1);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) {
+  for (int unit = m->plan->wte; unit >= 0; unit--)
+    G2Z__TRY(g2z__unit_forward(&m->inner, pass, unit));
+  return G2Z_OK;
+}
+
+/* logits[rows,V] of the final LayerNorm's rows from `first` on, to the host. */
+G2Z__PRIVATE g2z_status g2z__model_head(g2z_model *m, size_t first, size_t rows, float *logits) {
+  const size_t C = (size_t)m->config.channels, V = (size_t)m->config.vocab;
+  const size_t most = g2z__plan_logits_bytes(m->plan) / (V * sizeof(float));
+  const void *wte = g2z__parameter(&m->inner, m->plan->wte, G2Z_WTE);
+  g2z_device *dev = m->device;
+  for (size_t done = 0, n; done < rows; done += n) {
+    n = rows - done < most ? rows - done : most;
+    const char *h = (const char *)g2z__activation_at(&m->inner, G2Z__ACT_LNF, 0) +
+                    (first + done) * C * (size_t)m->plan->dtype_bytes;
+    G2Z__TRY(dev->ops->head_logits(dev, (float *)m->inner.logits, h, wte, (int)n, (int)C, (int)V));
+    G2Z__TRY(dev->ops->download(dev, logits + done * V, m->inner.logits, n * V * sizeof(float)));
+    G2Z__TRY(dev->ops->synchronize(dev));
+  }
+  return G2Z_OK;
+}
+
+/* Sequences of T tokens that run at a time: no result depends on it, and a workspace stays small. */
+G2Z__PRIVATE int g2z__model_group(int B, int T) {
+  int most = 8192 / T > 0 ? 8192 / T : 1;
+  return B < most ? B : most;
+}
+
+/* Whole sequences, forward: [B,T] tokens from the host. */
+G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, const int32_t *tokens, int B, int T,
+                                       g2z__pass *pass) {
+  g2z_device *dev = m->device;
+  const size_t bytes = (size_t)B * (size_t)T * sizeof(int32_t);
+  memset(pass, 0, sizeof *pass);
+  G2Z__TRY(dev->ops->upload(dev, m->tokens, tokens, bytes));
+  pass->x = m->tokens;
+  pass->y = m->targets;
+  pass->B = B;
+  pass->T = T;
+  return g2z__model_forward(m, pass);
+}
+
+G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const int32_t *targets,
+                                   int B, int T, float *losses, double *mean) {
+  const size_t count = (size_t)B * (size_t)T;
+  g2z_device *dev = m->device;
+  void *memory;
+  double sum = 0;
+  size_t counted = 0;
+  *mean = NAN;
+  G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
+  G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
+  G2Z__TRY(g2z__model_check(m, "token", tokens, count, 0));
+  G2Z__TRY(g2z__model_check(m, "target", targets, count, -1));
+  int group = g2z__model_group(B, T);
+  G2Z__TRY(g2z__model_fit(m, group, T, 1));
+  G2Z__TRY(g2z_allocate(m->services, (size_t)group * (size_t)T, sizeof(float), &memory));
+  float *some = (float *)memory;
+  g2z_status status = G2Z_OK;
+  for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
+    n = B - b < group ? B - b : group;
+    const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
+    g2z__pass pass;
+    status = dev->ops->upload(dev, m->targets, targets + at, rows * sizeof(int32_t));
+    if (status == G2Z_OK) status = g2z__model_run(m, tokens + at, n, T, &pass);
+    if (status == G2Z_OK)
+      status = g2z__head_loss(&m->inner, &pass, m->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL);
+    if (status == G2Z_OK)
+      status = dev->ops->download(dev, some, g2z__activation_at(&m->inner, G2Z__ACT_LOSSES, 0),
+                                  rows * sizeof(float));
+    if (status == G2Z_OK) status = dev->ops->synchronize(dev);
+    for (size_t i = 0; i < rows && status == G2Z_OK; i++) {
+      counted += targets[at + i] >= 0;
+      sum += (double)some[i];
+    }
+    if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
+  }
+  g2z_release(m->services, memory);
+  if (status == G2Z_OK && counted) *mean = sum / (double)counted;
+  return status;
+}
+
+G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, int T,
+                                    float *logits) {
+  const size_t row = (size_t)m->config.vocab;
+  G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
+  G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
+  G2Z__TRY(g2z__model_check(m, "token", tokens, (size_t)B * (size_t)T, 0));
+  int group = g2z__model_group(B, T);
+  G2Z__TRY(g2z__model_fit(m, group, T, 1));
+  for (int b = 0, n; b < B; b += n) {
+    n = B - b < group ? B - b : group;
+    const size_t at = (size_t)b * (size_t)T;
+    g2z__pass pass;
+    G2Z__TRY(g2z__model_run(m, tokens + at, n, T, &pass));
+    G2Z__TRY(g2z__model_head(m, 0, (size_t)n * (size_t)T, logits + at * row));
+  }
+  return G2Z_OK;
+}
+
+/* ----- generation with a key-value cache ----------------------------------- */
+
+/* Sequences that are continued together. */
+typedef struct g2z__continued {
+  g2z_model *model;
+  const g2z_sampling *sampling;
+  int count, window, stop;
+  int32_t *ids;                /* [count][room] */
+  size_t room, *lengths;
+  int32_t *next, *positions;   /* [count]: the token that goes in next, and how many are before it */
+  uint32_t *drawn;             /* [count] */
+  int *going;                  /* [count]: 0: it has ended */
+  float *logits, *scratch;     /* [count,V], [2 V] */
+} g2z__continued;
+
+/* Runs a sequence's last tokens at once, into its place in the cache. What does not fit into the
+ * window begins with the last half of it. */
+G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
+  g2z_model *m = g->model;
+  size_t length = g->lengths[i], kept = length;
+  if (kept >= (size_t)g->window) kept = (size_t)g->window / 2 + 1;
+  const int32_t *from = g->ids + (size_t)i * g->room + (length - kept);
+  g2z_device *dev = m->device;
+  g2z__pass pass;
+  memset(&pass, 0, sizeof pass);
+  G2Z__TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
+  pass.x = m->tokens;
+  pass.B = 1;
+  pass.T = (int)kept;
+  pass.window = g->window;
+  pass.sequence = i;
+  G2Z__TRY(g2z__model_forward(m, &pass));
+  g->positions[i] = (int32_t)kept;
+  return g2z__model_head(m, kept - 1, 1, g->logits + (size_t)i * (size_t)m->config.vocab);
+}
+
+/* One token of each sequence into the cache, and the logits behind it. Sequences that have ended
+ * run along: their row of the cache is written again and nobody reads it. */
+G2Z__PRIVATE g2z_status g2z__advance(g2z__continued *g) {
+  g2z_model *m = g->model;
+  g2z_device *dev = m->device;
+  const size_t bytes = (size_t)g->count * sizeof(int32_t);
+  g2z__pass pass;
+  memset(&pass, 0, sizeof pass);
+  G2Z__TRY(dev->ops->upload(dev, m->tokens, g->next, bytes));
+  G2Z__TRY(dev->ops->upload(dev, m->targets, g->positions, bytes));
+  pass.x = m->tokens;
+  pass.positions = m->targets;
+  pass.B = g->count;
+  pass.T = 1;
+  pass.window = g->window;
+  G2Z__TRY(g2z__model_forward(m, &pass));
+  return g2z__model_head(m, 0, (size_t)g->count, g->logits);
+}
+
+/* Draws a token for each sequence that goes on; returns how many still do. */
+G2Z__PRIVATE int g2z__draw_all(g2z__continued *g, g2z_each_token each, void *user) {
+  const int V = g->model->config.vocab;
+  int going = 0;
+  for (int i = 0; i < g->count; i++) {
+    if (!g->going[i]) continue;
+    g2z_sampling own = *g->sampling;
+    own.seed += (uint64_t)i;
+    int32_t id = g2z__sample(g->logits + (size_t)i * (size_t)V, V, &own, g->drawn[i]++, g->scratch);
+    g->next[i] = g->ids[(size_t)i * g->room + g->lengths[i]++] = id;
+    int ended = each && each(user, i, id);
+    g->going[i] = !ended && id != g->stop && g->lengths[i] < g->room;
+    going += g->going[i];
+  }
+  return going;
+}
+
+/* A sequence whose window is full stands at position 0 until it is run anew. */
+G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, void *user) {
+  for (int i = 0; i < g->count; i++)
+    if (g->going[i]) G2Z__TRY(g2z__prefill(g, i));
+  while (g2z__draw_all(g, each, user) > 0) {
+    int ahead = 0;
+    for (int i = 0; i < g->count; i++) {
+      if (g->positions[i] == g->window) g->positions[i] = 0;
+      ahead |= g->going[i] && g->positions[i];
+    }
+    if (ahead) G2Z__TRY(g2z__advance(g));
+    for (int i = 0; i < g->count; i++) {
+      if (!g->going[i]) continue;
+      if (g->positions[i]) g->positions[i]++;
+      else G2Z__TRY(g2z__prefill(g, i));
+    }
+  }
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, size_t room,
+                                      size_t *lengths, const g2z_sampling *sampling, int stop,
+                                      g2z_each_token each, void *user) {
+  const size_t V = (size_t)m->config.vocab;
+  g2z__continued g;
+  void *memory;
+  memset(&g, 0, sizeof g);
+  G2Z__TRY(g2z_sampling_check(m->services, sampling));
+  G2Z__TRY(g2z_check_range(m->services, "count", count, 1, 1 << 16));
+  for (int i = 0; i < count; i++) {
+    if (!lengths[i] || lengths[i] > room)
+      return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
+                      "sequence %d has %zu tokens, and must have 1 to %zu: begin with the "
+                      "end-of-text token", i, lengths[i], room);
+    G2Z__TRY(g2z__model_check(m, "token", ids + (size_t)i * room, lengths[i], 0));
+  }
+  g.model = m;
+  g.sampling = sampling;
+  g.count = count;
+  g.stop = stop;
+  g.ids = ids;
+  g.room = room;
+  g.lengths = lengths;
+  g.window = room < (size_t)m->config.context ? (int)room : m->config.context;
+  G2Z__TRY(g2z__model_fit(m, count, g.window, 2));
+  size_t floats = (size_t)count * V + 2 * V;
+  G2Z__TRY(g2z_allocate(m->services, floats + 4 * (size_t)count, sizeof(float), &memory));
+  g.logits = (float *)memory;
+  g.scratch = g.logits + (size_t)count * V;
+  g.next = (int32_t *)(g.logits + floats);
+  g.positions = g.next + count;
+  g.drawn = (uint32_t *)(g.positions + count);
+  g.going = (int *)(g.drawn + count);
+  for (int i = 0; i < count; i++) g.going[i] = lengths[i] < room;
+  g2z_status status = g2z__continue(&g, each, user);
+  g2z_release(m->services, memory);
+  return status;
+}
+
 /* ===== >>i16 checkpoints =================================================
  * In:  a trainer on every rank. Out: a directory with all of its state; and the way back.
  * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
- *      of the trainer changes before every byte that will be read was checked. */
+ *      of the trainer changes before every byte that will be read was checked.
+ *
+ * A span is a piece of a file under one checksum: a header, a small file, or elements that lie
+ * together both in the file and in a rank's shard. Each rank sums up what it writes. Rank 0 gathers
+ * all spans and lists them in trainer_state.json, which ends with its own checksum. */
 
-#define G2Z__CHECKPOINT_FORMAT "gpt2_zero checkpoint"
 #define G2Z__CHECKPOINT_VERSION 1
-#define G2Z__CHECKPOINT_SPAN ((size_t)1 << 24)  /* most elements under one checksum: 64 MiB */
 #define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements in flight between file and device */
-#define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* 2^19 tensors make a header of about 60 MB */
+#define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* update ranges: a header of about 60 MB */
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
-G2Z_API void g2z_crc_init(g2z_crc *crc) {
+typedef struct g2z__crc {
+  uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
+} g2z__crc;
+
+G2Z__PRIVATE void g2z__crc_init(g2z__crc *crc) {
   for (uint32_t byte = 0; byte < 256; byte++) {
     uint32_t value = byte;
     for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0x82f63b78u : 0);
@@ -9344,165 +9713,38 @@ G2Z_API void g2z_crc_init(g2z_crc *crc) {
     }
 }
 
-/* Eight bytes a turn, by tables: about 2 GB/s. */
-G2Z__PRIVATE uint32_t g2z__crc_tables(const g2z_crc *crc, uint32_t sum, const void *bytes,
-                                      size_t count) {
+/* `sum` is that of the bytes before these; 0 begins. Eight bytes a turn: by an instruction, or by
+ * tables, at about 2 GB/s. */
+G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void *bytes,
+                                  size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
   sum = ~sum;
   for (; count >= 8; at += 8, count -= 8) {
     uint64_t word;
     memcpy(&word, at, sizeof word);
+#if defined(__SSE4_2__) && defined(__x86_64__)
+    sum = (uint32_t)_mm_crc32_u64(sum, word);
+#else
     word ^= sum;
     sum = 0;
     for (int k = 0; k < 8; k++) sum ^= crc->table[7 - k][word >> (8 * k) & 255];
+#endif
   }
   for (; count > 0; at++, count--) sum = sum >> 8 ^ crc->table[0][(sum ^ *at) & 255];
   return ~sum;
 }
 
-G2Z_API uint32_t g2z_crc32c(const g2z_crc *crc, uint32_t sum, const void *bytes, size_t count) {
-#if defined(__SSE4_2__) && defined(__x86_64__)
-  const unsigned char *at = (const unsigned char *)bytes;
-  uint64_t wide = ~sum; /* the instruction: 8 bytes in 3 cycles */
-  size_t words = count / 8;
-  for (size_t i = 0; i < words; i++, at += 8) {
-    unsigned long long word;
-    memcpy(&word, at, sizeof word);
-    wide = _mm_crc32_u64(wide, word);
-  }
-  return g2z__crc_tables(crc, ~(uint32_t)wide, at, count % 8);
-#else
-  return g2z__crc_tables(crc, sum, bytes, count);
-#endif
-}
-
 /* ----- what stands where ----- */
 
-/* The files beside trainer_state.json, which names them in this order; then one of each rank. */
+/* The files beside trainer_state.json, which lists them in this order; then one of each rank. */
 enum { G2Z__FILE_MODEL, G2Z__FILE_CONFIG, G2Z__FILE_TUNING, G2Z__FILE_OPTIMIZER };
 
-G2Z__PRIVATE void g2z__checkpoint_file(int file, int world, char name[64]) {
+G2Z__PRIVATE void g2z__checkpoint_file(int file, int64_t world, char name[64]) {
   static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt"};
   if (file < G2Z__FILE_OPTIMIZER) snprintf(name, 64, "%s", names[file]);
-  else snprintf(name, 64, "optimizer-%05d-of-%05d.safetensors", file - G2Z__FILE_OPTIMIZER, world);
-}
-
-/* "m.0000000123": m from canonical element 123 on. `which` is 0 for m and 1 for v. */
-G2Z__PRIVATE void g2z__moment_name(int which, size_t canonical, char name[32]) {
-  snprintf(name, 32, "%c.%010zu", "mv"[which], canonical);
-}
-G2Z__PRIVATE int g2z__moment_parse(const char *name, int *which, size_t *canonical) {
-  char same[32];
-  *which = name[0] == 'v';
-  if (!name[0] || name[1] != '.' || strlen(name) > 21) return 0;
-  *canonical = (size_t)strtoull(name + 2, NULL, 10);
-  g2z__moment_name(*which, *canonical, same);
-  return strcmp(name, same) == 0;
-}
-
-/* Bytes of a file under one checksum. */
-typedef struct g2z__span {
-  uint64_t begin, bytes;
-  int32_t file;
-  uint32_t crc;
-} g2z__span;
-
-/* The integers of trainer_state.json. Positions are of the step that comes next. */
-#define G2Z__SAVED_LIST(X) \
-  X(tokens)      /* trained on so far */           \
-  X(epoch)       /* of the loader */               \
-  X(epoch_step)  /* in the epoch */                \
-  X(sequences)   /* of the data; 0: no loader */   \
-  X(data)        /* which: g2z__saved_data */      \
-  X(layers)                                        \
-  X(heads)                                         \
-  X(channels)                                      \
-  X(context)                                       \
-  X(vocab)                                         \
-  X(batch)                                         \
-  X(seq)                                           \
-  X(accum)                                         \
-  X(world)                                         \
-  X(zero_stage)
-
-/* Of g2z_step_state, all that outlives a step. */
-#define G2Z__STATE_LIST(X)                  \
-  X(INTEGER, int64_t, step)                 \
-  X(INTEGER, int64_t, applied)              \
-  X(INTEGER, int64_t, skipped)              \
-  X(INTEGER, int32_t, skipped_at_minimum)   \
-  X(INTEGER, int32_t, good_steps)           \
-  X(INTEGER, int32_t, hysteresis)           \
-  X(INTEGER, int32_t, skip)                 \
-  X(NUMBER,  float,   loss_scale)           \
-  X(NUMBER,  float,   grad_multiplier)      \
-  X(NUMBER,  float,   loss)                 \
-  X(NUMBER,  float,   grad_norm)            \
-  X(NUMBER,  float,   lr)                   \
-  X(NUMBER,  float,   used_loss_scale)
-
-/* trainer_state.json */
-typedef struct g2z__saved {
-#define X(name) int64_t name;
-  G2Z__SAVED_LIST(X)
-#undef X
-  g2z_step_state state;
-  char dtype[16];
-  char settings[1536];          /* what g2z__trainer_describe said */
-  uint64_t *file_bytes;         /* of each file */
-  int64_t file_count;
-  g2z__span *spans;             /* in the order of files and of bytes */
-  size_t span_count, span_capacity;
-} g2z__saved;
-
-/* The hash of the data as a JSON integer, which is never negative. */
-G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
-  return (int64_t)(loader->saved_data >> 1);
-}
-
-/* A range of this rank's shard that lies together in canonical order as well. */
-typedef struct g2z__part {
-  size_t canonical, shard, elements;
-} g2z__part;
-
-/* Elements in flight: no more than there are, so that a small model takes little. */
-G2Z__PRIVATE size_t g2z__checkpoint_chunk(const g2z_trainer *t) {
-  return t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters : G2Z__CHECKPOINT_CHUNK;
-}
-
-/* What this rank owns of canonical [begin, end), in parts of at most G2Z__CHECKPOINT_SPAN. */
-G2Z__PRIVATE g2z_status g2z__parts_list(const g2z_trainer *t, size_t begin, size_t end,
-                                        g2z__part **list, size_t *count) {
-  size_t capacity = 0;
-  *list = NULL;
-  *count = 0;
-  for (size_t i = 0; i < t->plan->updates; i++) {
-    const g2z_update_range *range = &t->plan->update[i];
-    size_t at = range->canonical > begin ? range->canonical : begin;
-    size_t stop = range->canonical + range->elements;
-    if (stop > end) stop = end;
-    while (at < stop) {
-      size_t shard = range->shard + (at - range->canonical), n = stop - at;
-      g2z__part *last = *count ? &(*list)[*count - 1] : NULL;
-      int joins = last && last->canonical + last->elements == at &&
-                  last->shard + last->elements == shard && last->elements < G2Z__CHECKPOINT_SPAN;
-      if (!joins) {
-        void *memory = *list;
-        g2z_status status = g2z_grow(t->services, &memory, &capacity, *count, *count + 1,
-                                     sizeof(g2z__part));
-        *list = (g2z__part *)memory;
-        G2Z__TRY(status);
-        last = &(*list)[(*count)++];
-        last->canonical = at;
-        last->shard = shard;
-        last->elements = 0;
-      }
-      if (n > G2Z__CHECKPOINT_SPAN - last->elements) n = G2Z__CHECKPOINT_SPAN - last->elements;
-      last->elements += n;
-      at += n;
-    }
-  }
-  return G2Z_OK;
+  else
+    snprintf(name, 64, "optimizer-%05d-of-%05" PRId64 ".safetensors", file - G2Z__FILE_OPTIMIZER,
+             world);
 }
 
 /* 1: a checkpoint of some world has a file of that name, or has it while it is written. */
@@ -9513,7 +9755,7 @@ G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
   if (length > 8 && strcmp(name + length - 8, ".partial") == 0) length -= 8;
   snprintf(base, sizeof base, "%.*s", (int)length, name);
   sscanf(base, "optimizer-%5d-of-%5d", &rank, &world);
-  int has = strcmp(base, "trainer_state.json") == 0;
+  int has = strcmp(base, "trainer_state.json") == 0 || strcmp(base, "note.json") == 0;
   for (int file = 0; file <= G2Z__FILE_OPTIMIZER; file++) {
     g2z__checkpoint_file(file < G2Z__FILE_OPTIMIZER ? file : file + rank, world, own);
     has |= strcmp(base, own) == 0;
@@ -9531,72 +9773,89 @@ G2Z_API int g2z_checkpoint_remove(const char *path) {
   return rmdir(path) == 0 || errno == ENOENT;
 }
 
-/* ----- saving ----- */
-
-typedef struct g2z__saver {
-  g2z_trainer *t;
-  g2z_services *services;
-  g2z_ranks *ranks;
-  const char *directory;        /* where it shall stand in the end */
-  char *place;                  /* where it is written */
-  char *model_path;             /* model.safetensors.partial there */
-  g2z_writer *model; /* of rank 0 */
-  g2z__part *parts;             /* what this rank writes */
-  size_t part_count;
-  float *chunk;                 /* [g2z__checkpoint_chunk] */
-  g2z__saved saved;             /* spans: this rank's, and on rank 0 all, once gathered */
-  g2z_crc crc;
-} g2z__saver;
-
-G2Z__PRIVATE void g2z__saver_free(g2z__saver *saver) {
-  g2z_services *services = saver->services;
-  g2z_writer_free(saver->model);
-  if (saver->chunk) saver->t->device->ops->release_host(saver->t->device, saver->chunk);
-  g2z_release(services, saver->place);
-  g2z_release(services, saver->model_path);
-  g2z_release(services, saver->parts);
-  g2z_release(services, saver->saved.spans);
+/* "m.0000000123": m from canonical element 123 on. */
+G2Z__PRIVATE void g2z__moment_name(g2z_buffer buffer, size_t canonical, char name[32]) {
+  snprintf(name, 32, "%c.%010zu", buffer == G2Z_BUFFER_M ? 'm' : 'v', canonical);
+}
+G2Z__PRIVATE int g2z__moment_parse(const char *name, g2z_buffer *buffer, size_t *canonical) {
+  char same[32];
+  *buffer = name[0] == 'm' ? G2Z_BUFFER_M : G2Z_BUFFER_V;
+  if (!name[0] || name[1] != '.' || strlen(name) > 21) return 0;
+  *canonical = (size_t)strtoull(name + 2, NULL, 10);
+  g2z__moment_name(*buffer, *canonical, same);
+  return strcmp(name, same) == 0;
 }
 
-/* Without slashes at its end. */
-G2Z__PRIVATE size_t g2z__directory_length(const char *path) {
-  size_t length = strlen(path);
-  while (length > 1 && path[length - 1] == '/') length--;
-  return length;
-}
+typedef struct g2z__span {
+  uint64_t begin, bytes;
+  int32_t file;
+  uint32_t crc;
+} g2z__span;
 
-/* Where all ranks hold everything, each writes its share of it. */
-G2Z__PRIVATE g2z_status g2z__saver_open(g2z__saver *saver, g2z_trainer *t, const char *directory,
-                                        const char *suffix) {
-  const g2z_plan *plan = t->plan;
-  void *memory;
-  memset(saver, 0, sizeof *saver);
-  saver->t = t;
-  saver->services = t->services;
-  saver->ranks = g2z_context_ranks(t->context);
-  saver->directory = directory;
-  g2z_crc_init(&saver->crc);
-  size_t length = g2z__directory_length(directory), P = plan->parameters; /* beside, not inside */
-  size_t bytes = length + strlen(suffix) + 1;
-  G2Z__TRY(g2z_allocate(t->services, bytes, 1, &memory));
-  saver->place = (char *)memory;
-  snprintf(saver->place, bytes, "%.*s%s", (int)length, directory, suffix);
-  G2Z__TRY(g2z_join_path(t->services, saver->place, "model.safetensors.partial",
-                         &saver->model_path));
-  size_t begin = 0, end = P;
-  if (plan->owner == G2Z_OWNER_ALL) {
-    begin = (size_t)((uint64_t)P * (uint64_t)plan->rank / (uint64_t)plan->world);
-    end = (size_t)((uint64_t)P * (uint64_t)(plan->rank + 1) / (uint64_t)plan->world);
-  }
-  G2Z__TRY(g2z__parts_list(t, begin, end, &saver->parts, &saver->part_count));
-  if (saver->part_count > G2Z__CHECKPOINT_PARTS)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                    "%d buckets cut this rank's share into %zu ranges, too many for one file: "
-                    "raise bucket_mb", plan->buckets, saver->part_count);
-  G2Z__TRY(t->device->ops->allocate_host(t->device, g2z__checkpoint_chunk(t) * sizeof(float),
-                                         &memory));
-  saver->chunk = (float *)memory;
-  return G2Z_OK;
+/* The integers of trainer_state.json. Positions are of the step that comes next. */
+#define G2Z__SAVED_LIST(X) \
+  X(tokens)      /* trained on so far */           \
+  X(epoch)       /* of the loader */               \
+  X(epoch_step)  /* in the epoch */                \
+  X(sequences)   /* of the data; 0: no loader */   \
+  X(data)        /* which: g2z__saved_data */      \
+  G2Z__SAVED_MODEL(X)                              \
+  G2Z__SAVED_PLAN(X)
+#define G2Z__SAVED_MODEL(X) X(layers) X(heads) X(channels) X(context) X(vocab)
+#define G2Z__SAVED_PLAN(X) X(batch) X(seq) X(accum) X(world) X(zero_stage)
+
+/* Of g2z_step_state, all that outlives a step. */
+#define G2Z__STATE_LIST(X)      \
+  X(INT64, step)                \
+  X(INT64, applied)             \
+  X(INT64, skipped)             \
+  X(INT32, skipped_at_minimum)  \
+  X(INT32, good_steps)          \
+  X(INT32, hysteresis)          \
+  X(INT32, skip)                \
+  X(FLOAT, loss_scale)          \
+  X(FLOAT, grad_multiplier)     \
+  X(FLOAT, loss)                \
+  X(FLOAT, grad_norm)           \
+  X(FLOAT, lr)                  \
+  X(FLOAT, used_loss_scale)
+
+/* trainer_state.json */
+typedef struct g2z__saved {
+#define X(name) int64_t name;
+  G2Z__SAVED_LIST(X)
+#undef X
+  g2z_step_state state;
+  char dtype[16];
+  char settings[1536];          /* what g2z__trainer_describe said */
+  int64_t file_count;
+  g2z__span *spans;             /* in the order of files and of bytes */
+  size_t span_count, span_capacity;
+} g2z__saved;
+
+/* Its numbers: those of SAVED_LIST, then those of `state`. */
+enum { G2Z__FIELD_INT64, G2Z__FIELD_INT32, G2Z__FIELD_FLOAT };
+static const struct {
+  const char *name;
+  size_t at;
+  int kind;
+} g2z__fields[] = {
+#define X(name) {#name, offsetof(g2z__saved, name), G2Z__FIELD_INT64},
+    G2Z__SAVED_LIST(X)
+#undef X
+#define X(kind, name) {#name, offsetof(g2z__saved, state) + offsetof(g2z_step_state, name), \
+                       G2Z__FIELD_##kind},
+    G2Z__STATE_LIST(X)
+#undef X
+};
+#define X(name) +1
+enum { G2Z__STATE_FIELDS = 0 G2Z__SAVED_LIST(X), /* begin here */
+       G2Z__ALL_FIELDS = sizeof g2z__fields / sizeof *g2z__fields };
+#undef X
+
+G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
+  g2z_release(services, saved->spans);
+  saved->spans = NULL;
 }
 
 G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved, int file,
@@ -9607,7 +9866,6 @@ G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved,
   saved->spans = (g2z__span *)list;
   G2Z__TRY(status);
   g2z__span *span = &saved->spans[saved->span_count++];
-  memset(span, 0, sizeof *span);
   span->file = file;
   span->begin = begin;
   span->bytes = bytes;
@@ -9615,195 +9873,352 @@ G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved,
   return G2Z_OK;
 }
 
-/* The checksum of a file's first `bytes`, which are on their way to the disk. */
-G2Z__PRIVATE g2z_status g2z__saver_head(g2z__saver *saver, int file, uint64_t bytes) {
-  char name[64], *path, *text = NULL;
-  size_t got;
-  g2z__checkpoint_file(file, saver->t->plan->world, name);
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, name, &path));
-  g2z_status status = G2Z_OK;
-  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) status = g2z_fail_file(saver->services, errno, "open", path);
-  void *memory = NULL;
-  if (status == G2Z_OK) status = g2z_allocate(saver->services, (size_t)bytes, 1, &memory);
-  text = (char *)memory;
-  got = status == G2Z_OK ? (size_t)g2z__pread(descriptor, text, (size_t)bytes, 0) : 0;
-  if (status == G2Z_OK && got != bytes)
-    status = g2z_fail(saver->services, G2Z_IO, "cannot read back %s", path);
-  if (status == G2Z_OK && bytes > 0)
-    status = g2z__span_add(saver->services, &saver->saved, file, 0, bytes,
-                           g2z_crc32c(&saver->crc, 0, text, (size_t)bytes));
-  if (descriptor >= 0) close(descriptor);
-  g2z_release(saver->services, memory);
-  g2z_release(saver->services, path);
-  return status;
+/* The length of a file, which its spans tile. */
+G2Z__PRIVATE uint64_t g2z__saved_bytes(const g2z__saved *saved, int file) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < saved->span_count; i++)
+    if (saved->spans[i].file == file) bytes += saved->spans[i].bytes;
+  return bytes;
 }
 
-/* Bytes of the device, there when it returns. The others may wait for parameters that come from
- * this device, and then no agreement reaches them. */
-G2Z__PRIVATE g2z_status g2z__saver_download(g2z__saver *saver, void *to, const void *from,
-                                            size_t bytes) {
-  g2z_device *dev = saver->t->device;
-  g2z_status status = dev->ops->download(dev, to, from, bytes);
-  if (status == G2Z_OK) status = dev->ops->synchronize(dev);
-  return g2z__trainer_alone(saver->t, status);
+/* The hash of the data as a JSON integer, which is never negative. */
+G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
+  return (int64_t)(loader->saved_data >> 1);
 }
 
-/* Elements [done, done + *n) of a part, in saver->chunk. */
-G2Z__PRIVATE g2z_status g2z__saver_fetch(g2z__saver *saver, g2z_buffer buffer,
-                                         const g2z__part *part, size_t done, size_t *n) {
-  size_t left = part->elements - done, most = g2z__checkpoint_chunk(saver->t);
-  *n = left < most ? left : most;
-  return g2z__saver_download(saver, saver->chunk,
-                             g2z__trainer_shard(saver->t, buffer) + part->shard + done,
-                             *n * sizeof(float));
-}
+/* ----- between files and the device ----- */
 
-/* This rank's parts of the master weights into the file that rank 0 made. */
-G2Z__PRIVATE g2z_status g2z__saver_put_parts(g2z__saver *saver, int file) {
-  uint64_t header = 0;
-  if (g2z__pread(file, &header, sizeof header, 0) != (int64_t)sizeof header)
-    return g2z_fail(saver->services, G2Z_IO, "cannot read back %s", saver->model_path);
-  for (size_t p = 0; p < saver->part_count; p++) {
-    const g2z__part *part = &saver->parts[p];
-    uint64_t begin = sizeof header + header + part->canonical * sizeof(float);
-    uint32_t crc = 0;
-    for (size_t done = 0, n; done < part->elements; done += n) {
-      G2Z__TRY(g2z__saver_fetch(saver, G2Z_BUFFER_MASTER, part, done, &n));
-      crc = g2z_crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
-      for (size_t put = 0; put < n * sizeof(float);) {
-        ssize_t wrote = pwrite(file, (const char *)saver->chunk + put, n * sizeof(float) - put,
-                               (off_t)(begin + done * sizeof(float) + put));
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return g2z_fail_file(saver->services, errno, "write", saver->model_path);
-        put += (size_t)wrote;
-      }
-    }
-    G2Z__TRY(g2z__span_add(saver->services, &saver->saved, G2Z__FILE_MODEL, begin,
-                           part->elements * sizeof(float), crc));
-  }
-  if (g2z__sync(file) == 0) return G2Z_OK;
-  return g2z_fail_file(saver->services, errno, "sync", saver->model_path);
-}
+/* Elements of a buffer that a tensor in a file holds. */
+typedef struct g2z__extent {
+  g2z_buffer buffer;
+  int file;
+  size_t canonical, elements;
+  uint64_t begin;               /* byte of the file */
+} g2z__extent;
 
-G2Z__PRIVATE g2z_status g2z__saver_model(g2z__saver *saver) {
-  int file = open(saver->model_path, O_RDWR | O_CLOEXEC), rank = saver->t->plan->rank;
-  if (file < 0 && errno == ENOENT && rank > 0)
-    return g2z_fail(saver->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose "
-                    "a directory on a file system that all ranks share", rank,
-                    saver->model_path);
-  if (file < 0) return g2z_fail_file(saver->services, errno, "open", saver->model_path);
-  g2z_status status = g2z__saver_put_parts(saver, file);
-  if (close(file) != 0 && status == G2Z_OK)
-    status = g2z_fail_file(saver->services, errno, "close", saver->model_path);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__saver_put_moments(g2z__saver *saver, g2z_writer *writer) {
-  const int file = G2Z__FILE_OPTIMIZER + saver->t->plan->rank;
-  uint64_t data = writer->written, at = data;
-  for (size_t i = 0; i < 2 * saver->part_count; i++) {
-    const g2z__part *part = &saver->parts[i % saver->part_count];
-    uint32_t crc = 0;
-    for (size_t done = 0, n; done < part->elements; done += n) {
-      g2z_buffer buffer = i < saver->part_count ? G2Z_BUFFER_M : G2Z_BUFFER_V;
-      G2Z__TRY(g2z__saver_fetch(saver, buffer, part, done, &n));
-      crc = g2z_crc32c(&saver->crc, crc, saver->chunk, n * sizeof(float));
-      G2Z__TRY(g2z_writer_put(writer, saver->chunk, n * sizeof(float)));
-    }
-    uint64_t bytes = part->elements * sizeof(float);
-    G2Z__TRY(g2z__span_add(saver->services, &saver->saved, file, at, bytes, crc));
-    at += bytes;
-  }
-  G2Z__TRY(g2z_writer_commit(writer));
-  return g2z__saver_head(saver, file, data);
-}
-
-/* This rank's m and v: first all of m, then all of v. */
-G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__saver *saver) {
-  const g2z_plan *plan = saver->t->plan;
-  char file[64], *path, (*names)[32];
-  size_t count = saver->part_count;
-  void *memory, *list = NULL;
-  g2z_writer *writer = NULL;
-  g2z__checkpoint_file(G2Z__FILE_OPTIMIZER + plan->rank, plan->world, file);
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, file, &path));
-  g2z_status status = g2z_allocate(saver->services, 2 * count, sizeof *names, &memory);
-  names = (char (*)[32])memory;
-  if (status == G2Z_OK)
-    status = g2z_allocate(saver->services, 2 * count, sizeof(g2z__safetensor), &list);
-  for (size_t i = 0; i < 2 * count && status == G2Z_OK; i++) {
-    g2z__safetensor *tensor = (g2z__safetensor *)list + i;
-    g2z__moment_name(i >= count, saver->parts[i % count].canonical, names[i]);
-    tensor->name = names[i];
-    tensor->rank = 1;
-    tensor->shape[0] = saver->parts[i % count].elements;
-  }
-  if (status == G2Z_OK)
-    status = g2z__safetensors_create(saver->services, path, (const g2z__safetensor *)list,
-                                     2 * count, &writer);
-  if (status == G2Z_OK) status = g2z__saver_put_moments(saver, writer);
-  g2z_writer_free(writer);
-  g2z_release(saver->services, list);
-  g2z_release(saver->services, memory);
-  g2z_release(saver->services, path);
-  return status;
-}
-
-/* Rank 0: the directory, which must be new, and the model's file with its header. */
-G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__saver *saver, uint64_t *data) {
+/* A checkpoint that this rank writes or reads. */
+typedef struct g2z__transfer {
+  g2z_trainer *t;
+  g2z_services *services;
+  g2z_ranks *ranks;
+  char *place;                  /* the directory: while it is written, DIRECTORY.partial */
+  g2z__saved saved;             /* spans: this rank's, and once gathered all */
+  g2z__crc crc;
+  float *chunk;                 /* [chunk_elements], pinned memory of the device */
+  size_t chunk_elements;
+  int file, descriptor;         /* the one file that is open; -1: none */
   char *path;
-  G2Z__TRY(g2z_make_directory(saver->services, saver->place));
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "model.safetensors", &path));
-  g2z_status status = g2z__weights_create(saver->services, path, &saver->t->plan->model,
-                                          &saver->model);
-  g2z_release(saver->services, path);
-  G2Z__TRY(status);
-  *data = saver->model->written;
+  int weights_only;             /* saving: no checkpoint */
+  size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
+  g2z_writer *model;            /* of rank 0: model.safetensors */
+  g2z__extent *extents;         /* loading: by buffer, in canonical order */
+  size_t extent_count, extent_capacity;
+} g2z__transfer;
+
+G2Z__PRIVATE void g2z__transfer_shut(g2z__transfer *x) {
+  if (x->descriptor >= 0) close(x->descriptor);
+  g2z_release(x->services, x->path);
+  x->file = x->descriptor = -1;
+  x->path = NULL;
+}
+
+G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
+  g2z__transfer_shut(x);
+  g2z_writer_free(x->model);
+  if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
+  g2z_release(x->services, x->place);
+  g2z_release(x->services, x->extents);
+  g2z__saved_free(x->services, &x->saved);
+}
+
+/* DIRECTORY without slashes at its end, so that the suffix stands beside it and not inside. */
+G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, const char *directory,
+                                           const char *suffix) {
+  size_t length = strlen(directory), bytes = length + strlen(suffix) + 1;
+  void *memory;
+  memset(x, 0, sizeof *x);
+  x->t = t;
+  x->services = t->services;
+  x->ranks = t->context->ranks;
+  x->file = x->descriptor = -1;
+  g2z__crc_init(&x->crc);
+  while (length > 1 && directory[length - 1] == '/') length--;
+  G2Z__TRY(g2z_allocate(t->services, bytes, 1, &memory));
+  x->place = (char *)memory;
+  snprintf(x->place, bytes, "%.*s%s", (int)length, directory, suffix);
+  x->chunk_elements = t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters
+                                                                  : G2Z__CHECKPOINT_CHUNK;
+  G2Z__TRY(t->device->ops->allocate_host(t->device, x->chunk_elements * sizeof(float), &memory));
+  x->chunk = (float *)memory;
   return G2Z_OK;
 }
 
-/* Rank 0, of a checkpoint: what stands there may be the rest of a save that was killed, but what
- * has the final name is whole and stays. */
-G2Z__PRIVATE g2z_status g2z__saver_begin_new(g2z__saver *saver, uint64_t *data) {
-  if (access(saver->directory, F_OK) == 0)
-    return g2z_fail(saver->services, G2Z_BAD_ARGUMENT,
-                    "%s exists already: remove it, or save under another name", saver->directory);
-  g2z_checkpoint_remove(saver->place);
-  return g2z__saver_begin(saver, data);
+/* "DIRECTORY/name" of a file, with a suffix; freed with g2z_release. */
+G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file, const char *suffix,
+                                           char **path) {
+  char name[64], whole[80];
+  g2z__checkpoint_file(file, x->saved.world, name);
+  snprintf(whole, sizeof whole, "%s%s", name, suffix);
+  return g2z_join_path(x->services, x->place, whole, path);
 }
 
-/* config.json, which gets its name when it is whole. */
-G2Z__PRIVATE g2z_status g2z__saver_config(g2z__saver *saver, g2z_writer **out) {
+/* Opens a file in place of the one that is open. */
+G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, int file, const char *suffix,
+                                           int flags) {
+  const int rank = x->t->plan->rank;
+  if (x->file == file) return G2Z_OK;
+  g2z__transfer_shut(x);
+  G2Z__TRY(g2z__transfer_path(x, file, suffix, &x->path));
+  x->descriptor = open(x->path, flags | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
+  if (x->descriptor >= 0) x->file = file;
+  else if (errno == ENOENT && flags == O_RDONLY)
+    return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
+                    "checkpoint again", x->place, x->path + strlen(x->place) + 1);
+  else if (errno == ENOENT && rank > 0)
+    return g2z_fail(x->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
+                    "directory on a file system that all ranks share", rank, x->path);
+  else return g2z_fail_file(x->services, errno, "open", x->path);
+  return G2Z_OK;
+}
+
+/* Opens a file that must have this length. */
+G2Z__PRIVATE g2z_status g2z__transfer_whole(g2z__transfer *x, int file, uint64_t bytes) {
+  struct stat info;
+  G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
+  if (fstat(x->descriptor, &info) != 0) return g2z_fail_file(x->services, errno, "read", x->path);
+  if (!S_ISREG(info.st_mode))
+    return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path,
+                    g2z__kind_of_file(&info));
+  if ((uint64_t)info.st_size == bytes) return G2Z_OK;
+  return g2z_fail(x->services, G2Z_FORMAT,
+                  "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
+                  "copy the checkpoint again", x->path, (uint64_t)info.st_size, bytes);
+}
+
+/* Bytes of the open file. */
+G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, void *out,
+                                           size_t bytes) {
+  int64_t got = g2z__pread(x->descriptor, out, bytes, begin);
+  if (got < 0) return g2z_fail_file(x->services, errno, "read", x->path);
+  if ((size_t)got == bytes) return G2Z_OK;
+  return g2z_fail(x->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint again",
+                  x->path);
+}
+
+/* The checksum of bytes of the open file. */
+G2Z__PRIVATE g2z_status g2z__transfer_sum(g2z__transfer *x, uint64_t begin, uint64_t bytes,
+                                          uint32_t *sum) {
+  const size_t most = x->chunk_elements * sizeof(float);
+  *sum = 0;
+  for (uint64_t done = 0, n; done < bytes; done += n) {
+    n = bytes - done < most ? bytes - done : most;
+    G2Z__TRY(g2z__transfer_read(x, begin + done, x->chunk, (size_t)n));
+    *sum = g2z__crc32c(&x->crc, *sum, x->chunk, (size_t)n);
+  }
+  return G2Z_OK;
+}
+
+/* ----- JSON that ends with its own checksum ----- */
+
+/* The last line but one is the checksum of everything before its digits. */
+#define G2Z__SAVED_TAIL "\"\n}\n"
+#define G2Z__SAVED_TAIL_BYTES (8 + sizeof G2Z__SAVED_TAIL - 1)
+
+G2Z__PRIVATE void g2z__sealed_sum(const char *text, size_t bytes, char sum[16]) {
+  g2z__crc crc;
+  g2z__crc_init(&crc);
+  snprintf(sum, 16, "%08" PRIx32 "%s", g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES),
+           G2Z__SAVED_TAIL);
+}
+
+G2Z__PRIVATE g2z_status g2z__sealed_check(g2z_services *services, const char *path,
+                                          const char *text, size_t bytes) {
+  char sum[16] = "";
+  if (bytes > G2Z__SAVED_TAIL_BYTES) g2z__sealed_sum(text, bytes, sum);
+  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
+    return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT,
+                  "%s does not have the checksum %.8s that ends it: it is damaged; take an "
+                  "earlier checkpoint", path, sum);
+}
+
+G2Z__PRIVATE g2z_status g2z__sealed_put(g2z_services *services, g2z_writer *writer, g2z_note put,
+                                        void *user) {
+  g2z_json_out out;
+  char *text, sum[16];
+  size_t bytes;
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  put(user, &out);
+  g2z_json_put_string(&out, "crc32c", "00000000");
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  G2Z__TRY(g2z_writer_flush(writer));
+  G2Z__TRY(g2z_read_file(services, writer->partial, (size_t)1 << 30, &text, &bytes));
+  g2z__sealed_sum(text, bytes, sum);
+  g2z_release(services, text);
+  G2Z__TRY(g2z__writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
+  return g2z_writer_commit(writer);
+}
+
+G2Z__PRIVATE g2z_status g2z__sealed_write(g2z__transfer *x, const char *name, g2z_note put,
+                                          void *user) {
   char *path;
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "config.json", &path));
-  g2z_status status = g2z_writer_create(saver->services, path, out);
-  g2z_release(saver->services, path);
-  if (status == G2Z_OK) status = g2z__weights_put_config(*out, &saver->t->plan->model);
-  if (status == G2Z_OK) status = g2z__writer_finish(*out);
+  g2z_writer *writer;
+  G2Z__TRY(g2z_join_path(x->services, x->place, name, &path));
+  g2z_status status = g2z_writer_create(x->services, path, &writer);
+  if (status == G2Z_OK) status = g2z__sealed_put(x->services, writer, put, user);
+  g2z_writer_free(writer);
+  g2z_release(x->services, path);
   return status;
 }
 
-/* Rank 0: what is not sharded. */
-G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__saver *saver, uint64_t data) {
-  g2z_writer *config = NULL;
+/* ----- saving ----- */
+
+/* Bytes of the device, there when it returns. The others may wait for parameters that come from
+ * this device, and then no agreement reaches them. */
+G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const void *from,
+                                            size_t bytes) {
+  g2z_device *dev = x->t->device;
+  g2z_status status = dev->ops->download(dev, to, from, bytes);
+  if (status == G2Z_OK) status = dev->ops->synchronize(dev);
+  return g2z__trainer_alone(x->t, status);
+}
+
+/* A span of the open file that is there already. */
+G2Z__PRIVATE g2z_status g2z__saver_span(g2z__transfer *x, uint64_t bytes) {
+  uint32_t crc;
+  if (bytes == 0) return G2Z_OK;
+  G2Z__TRY(g2z__transfer_sum(x, 0, bytes, &crc));
+  return g2z__span_add(x->services, &x->saved, x->file, 0, bytes, crc);
+}
+
+/* Elements of this rank's shard to byte `at` of the open file. */
+G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
+                                       const g2z_update_range *range, uint64_t at) {
+  const float *shard = g2z__trainer_shard(x->t, buffer) + range->shard;
+  uint32_t crc = 0;
+  for (size_t done = 0, n; done < range->elements; done += n) {
+    n = range->elements - done < x->chunk_elements ? range->elements - done : x->chunk_elements;
+    const size_t bytes = n * sizeof(float);
+    G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, bytes));
+    crc = g2z__crc32c(&x->crc, crc, x->chunk, bytes);
+    for (size_t put = 0; put < bytes;) {
+      ssize_t wrote = pwrite(x->descriptor, (const char *)x->chunk + put, bytes - put,
+                             (off_t)(at + done * sizeof(float) + put));
+      if (wrote < 0 && errno != EINTR) return g2z_fail_file(x->services, errno, "write", x->path);
+      if (wrote > 0) put += (size_t)wrote;
+    }
+  }
+  return g2z__span_add(x->services, &x->saved, x->file, at, range->elements * sizeof(float), crc);
+}
+
+/* What this rank saves, into a file that has its header and its length, but not yet its name: the
+ * masters into the model's, which rank 0 made, in canonical order; all of m, then all of v into its
+ * own. */
+G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
+  const int model = file == G2Z__FILE_MODEL;
+  uint64_t header = 0;
+  g2z_update_range range;
+  G2Z__TRY(g2z__transfer_file(x, file, ".partial", O_RDWR));
+  G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
+  header += sizeof header;
+  if (!model || x->t->plan->rank == 0) G2Z__TRY(g2z__saver_span(x, header));
+  uint64_t at = header;
+  const int first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
+  for (int b = first; b <= (model ? first : G2Z_BUFFER_V); b++)
+    for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range);) {
+      if (model) at = header + range.canonical * sizeof(float);
+      G2Z__TRY(g2z__saver_put(x, (g2z_buffer)b, &range, at));
+      at += range.elements * sizeof(float);
+    }
+  if (g2z__sync(x->descriptor) != 0) return g2z_fail_file(x->services, errno, "sync", x->path);
+  g2z__transfer_shut(x);
+  return G2Z_OK;
+}
+
+/* This rank's optimizer file with its header and room for the rest. */
+G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, const char *path,
+                                                  g2z_writer **writer) {
+  typedef char name[32];
+  const size_t most = 2 * x->t->plan->updates;
+  size_t count = 0;
+  void *names, *memory = NULL;
+  g2z_update_range range;
+  G2Z__TRY(g2z_allocate(x->services, most, sizeof(name), &names));
+  g2z_status status = g2z_allocate(x->services, most, sizeof(g2z__safetensor), &memory);
+  g2z__safetensor *list = (g2z__safetensor *)memory;
+  for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V && status == G2Z_OK; b++)
+    for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range); count++) {
+      list[count].name = ((name *)names)[count];
+      list[count].rank = 1;
+      list[count].shape[0] = range.elements;
+      g2z__moment_name((g2z_buffer)b, range.canonical, ((name *)names)[count]);
+    }
+  if (status == G2Z_OK)
+    status = g2z__safetensors_create(x->services, path, list, count, writer);
+  g2z_release(x->services, list);
+  g2z_release(x->services, names);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
+  const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
+  g2z_writer *writer = NULL;
   char *path;
-  G2Z__TRY(g2z_writer_commit(saver->model));
-  G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_MODEL, data));
-  g2z_status status = g2z__saver_config(saver, &config);
-  uint64_t bytes = config ? config->written : 0;
+  G2Z__TRY(g2z__transfer_path(x, file, "", &path));
+  g2z_status status = g2z__saver_moments_header(x, path, &writer);
+  if (status == G2Z_OK) status = g2z__saver_fill(x, file);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  g2z_release(x->services, path);
+  return status;
+}
+
+/* Rank 0: the directory, and the model's file with its header and room for the rest. */
+G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
+  char *path;
+  if (!x->weights_only) g2z_checkpoint_remove(x->place); /* of a save that was killed */
+  G2Z__TRY(g2z_make_directory(x->services, x->place));
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, "", &path));
+  g2z_status status = g2z__weights_create(x->services, path, &x->t->plan->model, &x->model);
+  g2z_release(x->services, path);
+  return status;
+}
+
+/* Rank 0: the model's file and config.json get their names when both are whole: a full disk leaves
+ * the old pair. */
+G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
+  char *path;
+  g2z_writer *config;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, "", &path));
+  g2z_status status = g2z_writer_create(x->services, path, &config);
+  if (status == G2Z_OK) status = g2z__weights_put_config(config, &x->t->plan->model);
+  if (status == G2Z_OK) status = g2z__writer_finish(config);
+  if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);
-  G2Z__TRY(status);
-  G2Z__TRY(g2z__saver_head(saver, G2Z__FILE_CONFIG, bytes));
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "tuning.txt", &path));
-  status = g2z_trainer_write_tuning(saver->t, path);
+  g2z_release(x->services, path);
+  return status;
+}
+
+/* Rank 0, of a checkpoint: the tuning table, and the spans of the small files. */
+G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__transfer *x) {
+  char *path;
   struct stat info;
-  if (status == G2Z_OK && stat(path, &info) != 0)
-    status = g2z_fail_file(saver->services, errno, "read back", path);
-  g2z_release(saver->services, path);
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, "", &path));
+  g2z_status status = g2z_trainer_write_tuning(x->t, path);
+  g2z_release(x->services, path);
   G2Z__TRY(status);
-  return g2z__saver_head(saver, G2Z__FILE_TUNING, (uint64_t)info.st_size);
+  for (int file = G2Z__FILE_CONFIG; file <= G2Z__FILE_TUNING; file++) {
+    G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
+    if (fstat(x->descriptor, &info) != 0)
+      return g2z_fail_file(x->services, errno, "read back", x->path);
+    G2Z__TRY(g2z__saver_span(x, (uint64_t)info.st_size));
+  }
+  return G2Z_OK;
 }
 
 G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
@@ -9812,52 +10227,30 @@ G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
   return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Everybody's spans, in the order of files and bytes. */
-G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__saver *saver) {
-  g2z_services *services = saver->services;
-  g2z__saved *saved = &saver->saved;
-  size_t world = (size_t)saver->t->plan->world, most = 0, count = 0;
-  void *counts, *mine = NULL, *all = NULL;
-  uint64_t own = saved->span_count;
-  g2z_status status = g2z_allocate(services, world, sizeof own, &counts);
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
-  status = g2z_ranks_all_gather(saver->ranks, &own, sizeof own, counts);
-  for (size_t r = 0; r < world; r++)
-    if (((const uint64_t *)counts)[r] > most) most = (size_t)((const uint64_t *)counts)[r];
-  if (status == G2Z_OK) {
-    status = g2z_allocate(services, most, sizeof(g2z__span), &mine);
-    if (status == G2Z_OK) status = g2z_allocate(services, most * world, sizeof(g2z__span), &all);
-    status = g2z_ranks_agree(saver->ranks, status);
-  }
-  if (status == G2Z_OK) {
-    if (own) memcpy(mine, saved->spans, own * sizeof(g2z__span));
-    status = g2z_ranks_all_gather(saver->ranks, mine, most * sizeof(g2z__span), all);
-  }
-  for (size_t r = 0; r < world && status == G2Z_OK; r++) {
-    size_t of_rank = (size_t)((const uint64_t *)counts)[r];
-    g2z__span *list = (g2z__span *)all;
-    memmove(list + count, list + r * most, of_rank * sizeof(g2z__span));
-    count += of_rank;
-  }
-  if (status == G2Z_OK) {
-    qsort(all, count, sizeof(g2z__span), g2z__span_order);
-    g2z_release(services, saved->spans);
-    saved->spans = (g2z__span *)all;
-    saved->span_count = saved->span_capacity = count;
-    all = NULL;
-  }
-  g2z_release(services, all);
-  g2z_release(services, mine);
-  g2z_release(services, counts);
+/* Everybody's spans, in the order of files and bytes. Each rank has room for as many. */
+G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__transfer *x) {
+  g2z__saved *saved = &x->saved;
+  const size_t most = saved->span_capacity, all = most * (size_t)x->t->plan->world;
+  void *memory;
+  g2z_status status = g2z_allocate(x->services, all, sizeof(g2z__span), &memory);
+  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  g2z__span *list = (g2z__span *)memory;
+  status = g2z_ranks_all_gather(x->ranks, saved->spans, most * sizeof(g2z__span), list);
+  g2z_release(x->services, saved->spans);
+  saved->spans = list;
+  saved->span_count = 0;
+  for (size_t i = 0; i < all; i++)
+    if (list[i].bytes) list[saved->span_count++] = list[i];
+  qsort(list, saved->span_count, sizeof(g2z__span), g2z__span_order);
   return status;
 }
 
 /* The numbers of trainer_state.json from a trainer that waits. */
-G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
-  const g2z_trainer *t = saver->t;
+G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
+  const g2z_trainer *t = x->t;
   const g2z_plan *plan = t->plan;
-  g2z__saved *saved = &saver->saved;
-  G2Z__TRY(g2z__saver_download(saver, &saved->state, t->state, sizeof saved->state));
+  g2z__saved *saved = &x->saved;
+  G2Z__TRY(g2z__saver_download(x, &saved->state, t->state, sizeof saved->state));
   saved->tokens = g2z_trainer_tokens(t);
   if (t->loader) {
     g2z_loader_position position = t->loader->position;
@@ -9866,227 +10259,209 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__saver *saver) {
     saved->sequences = t->loader->sequences;
     saved->data = g2z__saved_data(t->loader);
   }
-  saved->layers = plan->model.layers;
-  saved->heads = plan->model.heads;
-  saved->channels = plan->model.channels;
-  saved->context = plan->model.context;
-  saved->vocab = plan->model.vocab;
-  saved->batch = plan->batch;
-  saved->seq = plan->seq;
-  saved->accum = plan->accum;
-  saved->world = plan->world;
-  saved->zero_stage = plan->zero_stage;
+#define X(name) saved->name = plan->model.name;
+  G2Z__SAVED_MODEL(X)
+#undef X
+#define X(name) saved->name = plan->name;
+  G2Z__SAVED_PLAN(X)
+#undef X
+  saved->file_count = G2Z__FILE_OPTIMIZER + plan->world;
   snprintf(saved->dtype, sizeof saved->dtype, "%s", g2z_dtype_text(plan->dtype));
   g2z__trainer_describe(t, saved->settings, sizeof saved->settings);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__saved_put_settings(g2z_json_out *out, const g2z__saved *saved) {
-  g2z_json_begin(out, "settings", '[');
-  const char *end;
-  for (const char *line = saved->settings; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-    char text[256];
-    snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
-    g2z_json_put_string(out, NULL, text);
+G2Z__PRIVATE void g2z__saved_put_fields(const g2z__saved *saved, g2z_json_out *out, int begin,
+                                        int end) {
+  for (int i = begin; i < end; i++) {
+    const char *at = (const char *)saved + g2z__fields[i].at;
+    if (g2z__fields[i].kind == G2Z__FIELD_FLOAT)
+      g2z_json_put_number(out, g2z__fields[i].name, (double)*(const float *)at);
+    else
+      g2z_json_put_integer(out, g2z__fields[i].name, g2z__fields[i].kind == G2Z__FIELD_INT32
+                                                         ? *(const int32_t *)at
+                                                         : *(const int64_t *)at);
   }
-  g2z_json_end(out, ']');
 }
 
-/* The files as rank 0 sees them; their spans tile them. */
-G2Z__PRIVATE g2z_status g2z__saver_put_files(g2z__saver *saver, g2z_json_out *out) {
-  const g2z__saved *saved = &saver->saved;
-  int world = saver->t->plan->world;
+G2Z__PRIVATE void g2z__saved_put_files(const g2z__saved *saved, g2z_json_out *out) {
   size_t at = 0;
   g2z_json_begin(out, "files", '[');
-  for (int file = 0; file < G2Z__FILE_OPTIMIZER + world; file++) {
-    char name[64], *path;
-    struct stat info;
-    uint64_t end = 0;
-    g2z__checkpoint_file(file, world, name);
+  for (int file = 0; file < (int)saved->file_count; file++) {
+    char text[64];
+    g2z__checkpoint_file(file, saved->world, text);
     g2z_json_begin(out, NULL, '{');
-    g2z_json_put_string(out, "name", name);
+    g2z_json_put_string(out, "name", text);
     g2z_json_begin(out, "spans", '[');
     for (; at < saved->span_count && saved->spans[at].file == file; at++) {
       const g2z__span *span = &saved->spans[at];
-      char text[64];
-      G2Z_ASSERT(span->begin == end);
-      end += span->bytes;
       snprintf(text, sizeof text, "%" PRIu64 " %" PRIu64 " %08" PRIx32, span->begin, span->bytes,
                span->crc);
       g2z_json_put_string(out, NULL, text);
     }
     g2z_json_end(out, ']');
-    g2z_json_put_integer(out, "bytes", (int64_t)end);
+    g2z_json_put_integer(out, "bytes", (int64_t)g2z__saved_bytes(saved, file));
     g2z_json_end(out, '}');
-    G2Z__TRY(g2z_join_path(saver->services, saver->place, name, &path));
-    int seen = stat(path, &info) == 0 && (uint64_t)info.st_size == end;
-    g2z_release(saver->services, path);
-    if (!seen)
-      return g2z_fail(saver->services, G2Z_IO,
-                      "rank 0 does not see %s with the %" PRIu64 " bytes that rank %d wrote into "
-                      "%s: choose a directory on a file system that all ranks share", name, end,
-                      file > G2Z__FILE_OPTIMIZER ? file - G2Z__FILE_OPTIMIZER : 0, saver->place);
   }
   g2z_json_end(out, ']');
+}
+
+/* The members of trainer_state.json. */
+G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
+  const g2z__saved *saved = (const g2z__saved *)user;
+  char text[256];
+  g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
+  g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
+  g2z__saved_put_fields(saved, out, 0, G2Z__STATE_FIELDS);
+  g2z_json_put_string(out, "dtype", saved->dtype);
+  g2z_json_begin(out, "state", '{');
+  g2z__saved_put_fields(saved, out, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS);
+  g2z_json_end(out, '}');
+  g2z_json_begin(out, "settings", '[');
+  const char *end;
+  for (const char *line = saved->settings; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+    snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
+    g2z_json_put_string(out, NULL, text);
+  }
+  g2z_json_end(out, ']');
+  g2z__saved_put_files(saved, out);
+}
+
+/* Rank 0 must see what the others wrote. */
+G2Z__PRIVATE g2z_status g2z__saver_see(g2z__transfer *x) {
+  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++) {
+    g2z_status status = g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file));
+    if (status == G2Z_FORMAT)
+      status = g2z_fail(x->services, G2Z_IO, "rank 0 does not see all that rank %d wrote into %s: "
+                        "choose a directory on a file system that all ranks share",
+                        file - G2Z__FILE_OPTIMIZER, x->path);
+    G2Z__TRY(status);
+  }
   return G2Z_OK;
 }
 
-/* The last line but one is the checksum of everything before its digits. */
-#define G2Z__SAVED_TAIL "\"\n}\n"
-#define G2Z__SAVED_TAIL_BYTES (8 + sizeof G2Z__SAVED_TAIL - 1)
-
-G2Z__PRIVATE g2z_status g2z__saver_put_state(g2z__saver *saver, g2z_writer *writer) {
-  const g2z__saved *saved = &saver->saved;
-  g2z_json_out json, *out = &json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer;
-  json.indent = 2;
-  g2z_json_begin(out, NULL, '{');
-  g2z_json_put_string(out, "format", G2Z__CHECKPOINT_FORMAT);
-  g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
-#define X(name) g2z_json_put_integer(out, #name, saved->name);
-  G2Z__SAVED_LIST(X)
-#undef X
-  g2z_json_put_string(out, "dtype", saved->dtype);
-  g2z_json_begin(out, "state", '{');
-#define G2Z__PUT_INTEGER(name) g2z_json_put_integer(out, #name, saved->state.name);
-#define G2Z__PUT_NUMBER(name) g2z_json_put_number(out, #name, (double)saved->state.name);
-#define X(kind, type, name) G2Z__PUT_##kind(name)
-  G2Z__STATE_LIST(X)
-#undef X
-#undef G2Z__PUT_INTEGER
-#undef G2Z__PUT_NUMBER
-  g2z_json_end(out, '}');
-  g2z__saved_put_settings(out, saved);
-  G2Z__TRY(g2z__saver_put_files(saver, out));
-  g2z_json_put_string(out, "crc32c", "00000000");
-  g2z_json_end(out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  G2Z__TRY(g2z_writer_flush(writer));
-  char *text, sum[16];
-  size_t bytes;
-  G2Z__TRY(g2z_read_file(saver->services, writer->partial, (size_t)1 << 30, &text, &bytes));
-  snprintf(sum, sizeof sum, "%08" PRIx32,
-           g2z_crc32c(&saver->crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
-  g2z_release(saver->services, text);
-  G2Z__TRY(g2z__writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
-  return g2z_writer_commit(writer);
-}
-
-/* Rank 0, when all have written: the last file, and the final name. */
-G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__saver *saver) {
+/* Rank 0, when all have written: the last files, and the final name. */
+G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory, g2z_note note,
+                                           void *user) {
   char *path;
-  g2z_writer *writer = NULL;
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "trainer_state.json", &path));
-  g2z_status status = g2z_writer_create(saver->services, path, &writer);
-  if (status == G2Z_OK) status = g2z__saver_put_state(saver, writer);
-  g2z_writer_free(writer);
-  g2z_release(saver->services, path);
-  G2Z__TRY(status);
+  g2z_status status = G2Z_OK;
+  G2Z__TRY(g2z__saver_see(x));
+  if (note) G2Z__TRY(g2z__sealed_write(x, "note.json", note, user));
+  G2Z__TRY(g2z__sealed_write(x, "trainer_state.json", g2z__saved_put, &x->saved));
   /* The directory above is opened first: once the name is there, only its sync can fail. */
-  G2Z__TRY(g2z_join_path(saver->services, saver->place, "..", &path));
+  G2Z__TRY(g2z_join_path(x->services, x->place, "..", &path));
   int above = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  g2z_release(saver->services, path);
-  if (rename(saver->place, saver->directory) != 0)
-    status = g2z_fail_file(saver->services, errno, "rename a complete checkpoint to",
-                           saver->directory);
+  g2z_release(x->services, path);
+  if (rename(x->place, directory) != 0)
+    status = g2z_fail_file(x->services, errno, "rename a complete checkpoint to", directory);
   else if (above >= 0 && g2z__sync(above) != 0 &&
            (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-    status = g2z_fail_file(saver->services, errno, "sync the directory above",
-                           saver->directory);
+    status = g2z_fail_file(x->services, errno, "sync the directory above", directory);
   if (above >= 0) close(above);
   return status;
 }
 
+/* Where all ranks hold everything, each saves its share of it. */
+G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const char *directory) {
+  const g2z_plan *plan = t->plan;
+  const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
+  const int all = plan->owner == G2Z_OWNER_ALL;
+  void *memory;
+  x->saved.world = plan->world;
+  x->begin = all ? P / W * rank + P % W * rank / W : 0;
+  x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
+  if (rank == 0 && !x->weights_only && access(directory, F_OK) == 0) /* that is whole and stays */
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "%s exists already: remove it, or save under another name", directory);
+  if (plan->updates > G2Z__CHECKPOINT_PARTS)
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "%d buckets cut this rank's share into %zu ranges, too many for one file: "
+                    "raise bucket_mb", plan->buckets, plan->updates);
+  x->saved.span_capacity = 3 * g2z__plan_updates_limit(plan) + 4; /* and headers, small files */
+  G2Z__TRY(g2z_allocate(t->services, x->saved.span_capacity, sizeof(g2z__span), &memory));
+  x->saved.spans = (g2z__span *)memory;
+  return G2Z_OK;
+}
+
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
-G2Z__PRIVATE g2z_status g2z__saver_run(g2z__saver *saver) {
-  const int first = saver->t->plan->rank == 0;
-  uint64_t data = 0;
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, first ? g2z__saver_begin_new(saver, &data) : G2Z_OK));
-  g2z_status status = g2z__saver_state(saver);
-  if (status == G2Z_OK) status = g2z__saver_model(saver);
-  if (status == G2Z_OK) status = g2z__saver_moments(saver);
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
-  status = first ? g2z__saver_small_files(saver, data) : G2Z_OK;
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
-  G2Z__TRY(g2z__saver_gather(saver));
-  return g2z_ranks_agree(saver->ranks, first ? g2z__saver_publish(saver) : G2Z_OK);
+G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory, g2z_note note,
+                                       void *user) {
+  const int first = x->t->plan->rank == 0;
+  G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_begin(x) : G2Z_OK));
+  g2z_status status = g2z__saver_state(x);
+  if (status == G2Z_OK) status = g2z__saver_fill(x, G2Z__FILE_MODEL);
+  if (status == G2Z_OK && !x->weights_only) status = g2z__saver_moments(x);
+  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  if (first) status = g2z__saver_commit(x);
+  if (first && status == G2Z_OK && !x->weights_only) status = g2z__saver_small_files(x);
+  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  if (x->weights_only) return G2Z_OK;
+  status = g2z__saver_gather(x);
+  if (first && status == G2Z_OK) status = g2z__saver_publish(x, directory, note, user);
+  return g2z_ranks_agree(x->ranks, status);
+}
+
+G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int weights_only,
+                                  g2z_note note, void *user) {
+  g2z__transfer x;
+  g2z_ranks *ranks = t->context->ranks;
+  g2z__ranks_phase(ranks, "save", t->enqueued, 3600);
+  g2z_status status = g2z__transfer_open(&x, t, directory, weights_only ? "" : ".partial");
+  x.weights_only = weights_only;
+  if (status == G2Z_OK) status = g2z__saver_open(&x, t, directory);
+  status = g2z_ranks_agree(ranks, status);
+  if (status == G2Z_OK) {
+    status = g2z__saver_run(&x, directory, note, user);
+    if (status != G2Z_OK && t->plan->rank == 0 && !weights_only) {
+      g2z_writer_free(x.model); /* its own unfinished file goes with it */
+      x.model = NULL;
+      g2z_checkpoint_remove(x.place);
+    }
+  }
+  g2z__transfer_free(&x);
+  g2z__ranks_phase(ranks, "step", t->enqueued, 0);
+  return status;
 }
 
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
-  g2z__saver saver;
-  g2z_ranks_phase(g2z_context_ranks(t->context), "save", t->enqueued, 3600);
-  g2z_status status = g2z__saver_open(&saver, t, directory, ".partial");
-  status = g2z_ranks_agree(saver.ranks, status);
-  if (status == G2Z_OK) {
-    int mine = t->plan->rank == 0 && access(directory, F_OK) != 0;
-    status = g2z__saver_run(&saver);
-    if (status != G2Z_OK && mine) {
-      g2z_writer_free(saver.model); /* its own unfinished file goes with it */
-      saver.model = NULL;
-      g2z_checkpoint_remove(saver.place);
-    }
-  }
-  g2z__saver_free(&saver);
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued, 0);
-  return status;
+  return g2z__save(t, directory, 0, NULL, NULL);
 }
 
-/* Both files get their names when both are whole: a full disk leaves the old pair. */
-G2Z__PRIVATE g2z_status g2z__saver_run_weights(g2z__saver *saver) {
-  const int first = saver->t->plan->rank == 0;
-  uint64_t data = 0;
-  g2z_writer *config = NULL;
-  g2z_status status = first ? g2z__saver_begin(saver, &data) : G2Z_OK;
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, status));
-  G2Z__TRY(g2z_ranks_agree(saver->ranks, g2z__saver_model(saver)));
-  if (first) {
-    status = g2z__saver_config(saver, &config);
-    if (status == G2Z_OK) status = g2z_writer_commit(saver->model);
-    if (status == G2Z_OK) status = g2z_writer_commit(config);
-    g2z_writer_free(config);
-  }
-  return g2z_ranks_agree(saver->ranks, status);
+G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *t, const char *directory, g2z_note note,
+                                         void *user) {
+  return g2z__save(t, directory, 0, note, user);
 }
 
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *directory) {
-  g2z__saver saver;
-  g2z_ranks_phase(g2z_context_ranks(t->context), "save", t->enqueued, 3600);
-  g2z_status status = g2z__saver_open(&saver, t, directory, "");
-  status = g2z_ranks_agree(saver.ranks, status);
-  if (status == G2Z_OK) status = g2z__saver_run_weights(&saver);
-  g2z__saver_free(&saver);
-  g2z_ranks_phase(g2z_context_ranks(t->context), "step", t->enqueued, 0);
-  return status;
+  return g2z__save(t, directory, 1, NULL, NULL);
 }
 
 /* ----- reading trainer_state.json ----- */
 
-G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
-  g2z_release(services, saved->file_bytes);
-  g2z_release(services, saved->spans);
-  saved->file_bytes = NULL;
-  saved->spans = NULL;
+/* Takes the value behind the key, where one of the numbers has that name. */
+G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g2z_json_text *key,
+                                      int begin, int end) {
+  int i = begin;
+  while (i < end && !g2z_json_is(key, g2z__fields[i].name)) i++;
+  if (i == end) return 0;
+  char *at = (char *)saved + g2z__fields[i].at;
+  if (g2z__fields[i].kind == G2Z__FIELD_INT64) *(int64_t *)at = g2z_json_integer(json);
+  else if (g2z__fields[i].kind == G2Z__FIELD_INT32)
+    *(int32_t *)at = (int32_t)g2z_json_integer(json);
+  else if (g2z_json_peek(json) != 'n') *(float *)at = (float)g2z_json_number(json);
+  else { /* null: a norm that was not finite */
+    g2z_json_skip(json);
+    *(float *)at = NAN;
+  }
+  return 1;
 }
 
-G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z_step_state *state) {
+G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z__saved *saved) {
   g2z_json_text key;
   if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-#define G2Z__GET_INTEGER(type) (type)g2z_json_integer(json)
-#define G2Z__GET_NUMBER(type) (type)(g2z_json_peek(json) == 'n' ? (g2z_json_skip(json), NAN) \
-                                                                : g2z_json_number(json))
-#define X(kind, type, name)                                                   \
-    if (g2z_json_is(&key, #name)) {                                           \
-      state->name = G2Z__GET_##kind(type); /* null: a norm that was not finite */ \
-      continue;                                                               \
-    }
-    G2Z__STATE_LIST(X)
-#undef X
-#undef G2Z__GET_INTEGER
-#undef G2Z__GET_NUMBER
-    g2z_json_skip(json);
-  }
+  while (g2z_json_next(json, '}', &key))
+    if (!g2z__saved_get_field(saved, json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
+      g2z_json_skip(json);
 }
 
 G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
@@ -10102,69 +10477,51 @@ G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   }
 }
 
-/* One file of the list: its spans must tile it. */
+/* A text of the file as a string: cut off, it is none of those that are expected. */
+G2Z__PRIVATE void g2z__saved_parse_text(g2z_json *json, char *out, size_t room) {
+  g2z_json_text text = g2z_json_string(json);
+  snprintf(out, room, "%.*s", (int)(text.bytes < room ? text.bytes : room - 1),
+           text.at ? (const char *)text.at : "");
+}
+
+/* The spans of a file, which must tile it: returns its length. */
+G2Z__PRIVATE uint64_t g2z__saved_parse_spans(g2z_json *json, g2z__saved *saved, int file) {
+  uint64_t end = 0;
+  if (!g2z_json_enter(json, '[')) return 0;
+  while (g2z_json_next(json, ']', NULL)) {
+    uint64_t begin = 0, bytes = 0;
+    uint32_t crc = 0;
+    char line[64];
+    g2z__saved_parse_text(json, line, sizeof line);
+    int got = sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNx32, &begin, &bytes, &crc);
+    if (json->status != G2Z_OK) return end;
+    if (got != 3 || begin != end || bytes > (uint64_t)INT64_MAX - end)
+      g2z_json_fail(json, "the checksum \"%s\" does not follow on byte %" PRIu64, line, end);
+    else if (g2z__span_add(json->services, saved, file, begin, bytes, crc) != G2Z_OK)
+      json->status = G2Z_NO_MEMORY;
+    end += bytes;
+  }
+  return end;
+}
+
 G2Z__PRIVATE void g2z__saved_parse_file(g2z_json *json, g2z__saved *saved, int file) {
   g2z_json_text key;
   uint64_t end = 0;
+  char name[64], found[64] = "";
   if (!g2z_json_enter(json, '{')) return;
+  g2z__checkpoint_file(file, saved->world, name);
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "name")) {
-      char name[64];
-      g2z__checkpoint_file(file, (int)saved->world, name);
-      g2z_json_text text = g2z_json_string(json);
-      if (json->status == G2Z_OK && !g2z_json_is(&text, name))
-        g2z_json_fail(json, "the file %.*s stands where %s must",
-                      (int)(text.bytes < 64 ? text.bytes : 64), (const char *)text.at, name);
+      g2z__saved_parse_text(json, found, sizeof found);
+      if (json->status == G2Z_OK && strcmp(found, name) != 0)
+        g2z_json_fail(json, "the file %s stands where %s must", found, name);
     } else if (g2z_json_is(&key, "bytes")) {
       int64_t bytes = g2z_json_integer(json);
       if (bytes < 0 || (uint64_t)bytes != end)
         g2z_json_fail(json, "a file of %" PRId64 " bytes has checksums for %" PRIu64, bytes, end);
-      if (json->status == G2Z_OK) saved->file_bytes[file] = end;
-    } else if (g2z_json_is(&key, "spans") && g2z_json_enter(json, '[')) {
-      while (g2z_json_next(json, ']', NULL)) {
-        uint64_t begin = 0, bytes = 0;
-        uint32_t crc = 0;
-        char line[64];
-        g2z_json_text text = g2z_json_string(json);
-        snprintf(line, sizeof line, "%.*s", (int)(text.bytes < 63 ? text.bytes : 63),
-                 (const char *)text.at);
-        int got = sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNx32, &begin, &bytes, &crc);
-        if (json->status != G2Z_OK) return;
-        if (got != 3 || begin != end || bytes > (uint64_t)INT64_MAX - end)
-          g2z_json_fail(json, "the checksum \"%s\" does not follow on byte %" PRIu64, line, end);
-        else if (g2z__span_add(json->services, saved, file, begin, bytes, crc) != G2Z_OK)
-          json->status = G2Z_NO_MEMORY;
-        end += bytes;
-      }
-    } else g2z_json_skip(json);
-  }
-}
-
-G2Z__PRIVATE void g2z__saved_parse_files(g2z_json *json, g2z__saved *saved) {
-  void *memory;
-  int64_t count = 0;
-  if (saved->world < 1 || saved->world > 1 << 16 || saved->file_bytes) {
-    g2z_json_fail(json, "world=%" PRId64 " is no number of ranks, or the files are listed twice",
-                  saved->world);
-    return;
-  }
-  saved->file_count = G2Z__FILE_OPTIMIZER + saved->world;
-  g2z_status status = g2z_allocate(json->services, (size_t)saved->file_count, sizeof(uint64_t),
-                                   &memory);
-  if (status != G2Z_OK) {
-    json->status = status;
-    return;
-  }
-  saved->file_bytes = (uint64_t *)memory;
-  if (!g2z_json_enter(json, '[')) return;
-  while (g2z_json_next(json, ']', NULL)) {
-    if (count < saved->file_count) g2z__saved_parse_file(json, saved, (int)count);
+    } else if (g2z_json_is(&key, "spans")) end = g2z__saved_parse_spans(json, saved, file);
     else g2z_json_skip(json);
-    count++;
   }
-  if (json->status == G2Z_OK && count != saved->file_count)
-    g2z_json_fail(json, "%" PRId64 " files are listed, but %" PRId64 " ranks wrote %" PRId64, count,
-                  saved->world, saved->file_count);
 }
 
 G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *path,
@@ -10174,74 +10531,43 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   g2z_json_open(&json, services, path, text, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
-#define X(name)                                \
-      if (g2z_json_is(&key, #name)) {          \
-        saved->name = g2z_json_integer(&json); \
-        continue;                              \
-      }
-      G2Z__SAVED_LIST(X)
-#undef X
-      if (g2z_json_is(&key, "dtype")) {
-        g2z_json_text word = g2z_json_string(&json);
-        snprintf(saved->dtype, sizeof saved->dtype, "%.*s", (int)(word.bytes < 15 ? word.bytes : 15),
-                 (const char *)word.at);
-      } else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, &saved->state);
+      if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
+      if (g2z_json_is(&key, "dtype"))
+        g2z__saved_parse_text(&json, saved->dtype, sizeof saved->dtype);
+      else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, saved);
       else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
-      else if (g2z_json_is(&key, "files")) g2z__saved_parse_files(&json, saved);
+      else if (g2z_json_is(&key, "files") && g2z_json_enter(&json, '['))
+        while (g2z_json_next(&json, ']', NULL) && saved->file_count < 1 << 17)
+          g2z__saved_parse_file(&json, saved, (int)saved->file_count++);
       else g2z_json_skip(&json);
     }
   G2Z__TRY(g2z_json_close(&json));
   const int64_t most = INT64_C(1) << 60, *const counts[] = {
       &saved->state.step, &saved->tokens, &saved->epoch, &saved->epoch_step, &saved->sequences};
-  int bad = !saved->file_bytes || saved->file_count != G2Z__FILE_OPTIMIZER + saved->world ||
-            saved->batch < 1 || saved->accum < 1 || saved->seq < 1 || saved->epoch > 1 << 30 ||
+  int bad = saved->world < 1 || saved->world > 1 << 16 ||
+            saved->file_count != G2Z__FILE_OPTIMIZER + saved->world || saved->batch < 1 ||
+            saved->accum < 1 || saved->seq < 1 || saved->epoch > 1 << 30 ||
             saved->batch > G2Z__MAX_BATCH || saved->accum > G2Z__MAX_ACCUM ||
             saved->seq > G2Z__MAX_CONTEXT;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;
   if (bad)
-    return g2z_fail(services, G2Z_FORMAT, "%s lacks its list of files, or a number in it cannot "
-                    "be: it is damaged", path);
+    return g2z_fail(services, G2Z_FORMAT, "%s lacks some of its list of files, or a number in it "
+                    "cannot be: it is damaged", path);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__saved_check_sum(g2z_services *services, const char *path,
-                                             const char *text, size_t bytes) {
-  g2z_crc crc;
-  char sum[16] = "";
-  g2z_crc_init(&crc);
-  if (bytes > G2Z__SAVED_TAIL_BYTES)
-    snprintf(sum, sizeof sum, "%08" PRIx32 "%s",
-             g2z_crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES), G2Z__SAVED_TAIL);
-  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
-    return G2Z_OK;
-  return g2z_fail(services, G2Z_FORMAT,
-                  "%s does not have the checksum %.8s that ends it: it is damaged; take an "
-                  "earlier checkpoint", path, sum);
-}
-
-/* The format and the version stand first, and say how to read the rest. */
-G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const char *path,
-                                                 const char *text, size_t bytes) {
-  g2z_json json;
-  g2z_json_text key;
+/* The version stands first, and says how to read the rest. One that no other byte agrees with is
+ * damage. */
+G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *path,
+                                         const char *text, size_t bytes) {
   int64_t version = -1;
-  int known = 0;
-  g2z_json_open(&json, services, path, text, bytes);
-  if (g2z_json_enter(&json, '{') && g2z_json_next(&json, '}', &key) &&
-      g2z_json_is(&key, "format")) {
-    g2z_json_text format = g2z_json_string(&json);
-    known = json.status == G2Z_OK && g2z_json_is(&format, G2Z__CHECKPOINT_FORMAT);
-    if (g2z_json_next(&json, '}', &key) && g2z_json_is(&key, "version"))
-      version = g2z_json_integer(&json);
-  }
-  if (!known || json.status != G2Z_OK || version < 0)
+  if (sscanf(text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64, &version) != 1)
     return g2z_fail(services, G2Z_FORMAT,
                     "%s does not begin as the state of a checkpoint does: it is damaged, or it "
                     "is something else", path);
-  if (version == G2Z__CHECKPOINT_VERSION) return G2Z_OK;
-  /* A version that no other byte agrees with is damage. */
-  g2z_status status = g2z__saved_check_sum(services, path, text, bytes);
+  g2z_status status = g2z__sealed_check(services, path, text, bytes);
+  if (version == G2Z__CHECKPOINT_VERSION) return status;
   return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                   "%s has version=%" PRId64 " of the format, and this program reads version %d: "
                   "resume with the program that wrote it", path, version,
@@ -10252,27 +10578,26 @@ G2Z__PRIVATE g2z_status g2z__saved_check_version(g2z_services *services, const c
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
   char *path, *text = NULL;
-  size_t bytes = 0, length = g2z__directory_length(directory);
+  size_t bytes = 0, length = strlen(directory);
   int weights = 0, state = 0;
   struct stat info;
   memset(saved, 0, sizeof *saved);
   if (stat(directory, &info) != 0)
     return g2z_fail_file(services, errno, "open the checkpoint", directory);
+  while (length > 1 && directory[length - 1] == '/') length--;
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
                     "whole: take an earlier checkpoint", directory);
   G2Z__TRY(g2z__weights_has(services, directory, "trainer_state.json", &state));
   G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &weights));
-  if (!state && weights)
-    return g2z_fail(services, G2Z_FORMAT, "%s has weights but no trainer_state.json, so it is no "
-                    "checkpoint: begin a new training from them with init_from", directory);
   if (!state)
-    return g2z_fail(services, G2Z_FORMAT, "%s has no trainer_state.json, so it is no checkpoint: "
-                    "name a step-NNNNNN directory of a run", directory);
+    return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
+                    "checkpoint: %s", directory, weights ? "weights but " : "",
+                    weights ? "begin a new training from them with init_from"
+                            : "name a step-NNNNNN directory of a run");
   G2Z__TRY(g2z_join_path(services, directory, "trainer_state.json", &path));
   g2z_status status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
-  if (status == G2Z_OK) status = g2z__saved_check_version(services, path, text, bytes);
-  if (status == G2Z_OK) status = g2z__saved_check_sum(services, path, text, bytes);
+  if (status == G2Z_OK) status = g2z__saved_check(services, path, text, bytes);
   if (status == G2Z_OK) status = g2z__saved_parse(services, path, text, bytes, saved);
   g2z_release(services, text);
   g2z_release(services, path);
@@ -10281,258 +10606,148 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
 
 /* ----- loading ----- */
 
-/* A tensor of an optimizer file. */
-typedef struct g2z__moment {
-  size_t canonical, elements;
-  int which, file, index;
-} g2z__moment;
-
-typedef struct g2z__resumer {
-  g2z_trainer *t;
-  g2z_services *services;
-  const char *directory;
-  g2z__saved saved;
-  g2z__safetensors **files;      /* of each rank that saved */
-  g2z__moment *moments;         /* m in canonical order, then v */
-  size_t moment_count, moment_capacity;
-  g2z__safetensors *model;
-  g2z__weight *weights;         /* in canonical order */
-  size_t weight_count;
-  g2z__part *parts;             /* what this rank takes */
-  size_t part_count;
-  int rank, world;              /* of those that share the checksums */
-  float *chunk;
-  size_t chunk_bytes;
-} g2z__resumer;
-
-G2Z__PRIVATE void g2z__resumer_free(g2z__resumer *r) {
-  for (int64_t i = 0; r->files && i < r->saved.world; i++) g2z__safetensors_free(r->files[i]);
-  g2z__safetensors_free(r->model);
-  if (r->chunk) r->t->device->ops->release_host(r->t->device, r->chunk);
-  g2z_release(r->services, r->files);
-  g2z_release(r->services, r->moments);
-  g2z_release(r->services, r->weights);
-  g2z_release(r->services, r->parts);
-  g2z__saved_free(r->services, &r->saved);
-}
-
-G2Z__PRIVATE g2z_status g2z__resumer_check_model(g2z__resumer *r) {
-  const g2z_model_config *model = &r->t->plan->model;
+G2Z__PRIVATE g2z_status g2z__loading_check_model(g2z__transfer *x) {
+  const g2z_model_config *model = &x->t->plan->model;
 #define X(name)                                                                                \
-  if (r->saved.name != model->name)                                                            \
-    return g2z_fail(r->services, G2Z_BAD_ARGUMENT,                                            \
-                    "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "   \
-                    "resume with the same model", r->directory, #name, r->saved.name, #name,  \
+  if (x->saved.name != model->name)                                                            \
+    return g2z_fail(x->services, G2Z_BAD_ARGUMENT,                                             \
+                    "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "    \
+                    "resume with the same model", x->place, #name, x->saved.name, #name,       \
                     model->name);
-  X(layers)
-  X(heads)
-  X(channels)
-  X(context)
-  X(vocab)
+  G2Z__SAVED_MODEL(X)
 #undef X
   return G2Z_OK;
 }
 
-/* The path of one of its files, freed with g2z_release; it must have its size. */
-G2Z__PRIVATE g2z_status g2z__resumer_path(g2z__resumer *r, int file, char **path) {
-  char name[64];
-  struct stat info;
-  g2z__checkpoint_file(file, (int)r->saved.world, name);
-  G2Z__TRY(g2z_join_path(r->services, r->directory, name, path));
-  g2z_status status = G2Z_OK;
-  if (stat(*path, &info) != 0)
-    status = errno == ENOENT
-                 ? g2z_fail(r->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
-                            "checkpoint again", r->directory, name)
-                 : g2z_fail_file(r->services, errno, "read", *path);
-  else if (!S_ISREG(info.st_mode))
-    status = g2z_fail(r->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", *path,
-                      g2z__kind_of_file(&info));
-  else if ((uint64_t)info.st_size != r->saved.file_bytes[file])
-    status = g2z_fail(r->services, G2Z_FORMAT,
-                      "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
-                      "copy the checkpoint again", *path, (uint64_t)info.st_size,
-                      r->saved.file_bytes[file]);
-  if (status == G2Z_OK) return G2Z_OK;
-  g2z_release(r->services, *path);
-  *path = NULL;
-  return status;
-}
-
-/* Reads a span and compares its checksum. */
-G2Z__PRIVATE g2z_status g2z__resumer_check_span(g2z__resumer *r, const g2z_crc *crc,
-                                                const g2z__span *span, int file,
-                                                const char *path) {
-  uint32_t sum = 0;
-  for (uint64_t done = 0; done < span->bytes;) {
-    size_t n = span->bytes - done < r->chunk_bytes ? (size_t)(span->bytes - done) : r->chunk_bytes;
-    int64_t got = g2z__pread(file, r->chunk, n, span->begin + done);
-    if (got < 0) return g2z_fail_file(r->services, errno, "read", path);
-    if ((size_t)got < n)
-      return g2z_fail(r->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint "
-                      "again", path);
-    sum = g2z_crc32c(crc, sum, r->chunk, n);
-    done += n;
-  }
-  if (sum == span->crc) return G2Z_OK;
-  return g2z_fail(r->services, G2Z_FORMAT,
-                  "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and must "
-                  "have %08" PRIx32 ": the file is damaged; take an earlier checkpoint", path,
-                  span->begin, span->begin + span->bytes - 1, sum, span->crc);
-}
-
 /* Every byte of every file, divided among the ranks. */
-G2Z__PRIVATE g2z_status g2z__resumer_check_bytes(g2z__resumer *r) {
-  const size_t world = (size_t)r->world, rank = (size_t)r->rank;
-  g2z_crc crc;
-  g2z_crc_init(&crc);
-  size_t at = 0;
-  for (int file = 0; file < (int)r->saved.file_count; file++) {
-    char *path;
-    G2Z__TRY(g2z__resumer_path(r, file, &path));
-    int descriptor;
-    g2z_status status = g2z__open_read(r->services, path, &descriptor);
-    for (; at < r->saved.span_count && r->saved.spans[at].file == file; at++)
-      if (status == G2Z_OK && at % world == rank)
-        status = g2z__resumer_check_span(r, &crc, &r->saved.spans[at], descriptor, path);
-    if (descriptor >= 0) close(descriptor);
-    g2z_release(r->services, path);
-    G2Z__TRY(status);
+G2Z__PRIVATE g2z_status g2z__loading_check_bytes(g2z__transfer *x) {
+  const size_t world = (size_t)x->t->plan->world;
+  for (int file = 0; file < (int)x->saved.file_count; file++)
+    G2Z__TRY(g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file)));
+  for (size_t i = (size_t)x->t->plan->rank; i < x->saved.span_count; i += world) {
+    const g2z__span *span = &x->saved.spans[i];
+    uint32_t sum;
+    G2Z__TRY(g2z__transfer_file(x, span->file, "", O_RDONLY));
+    G2Z__TRY(g2z__transfer_sum(x, span->begin, span->bytes, &sum));
+    if (sum != span->crc)
+      return g2z_fail(x->services, G2Z_FORMAT,
+                      "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and "
+                      "must have %08" PRIx32 ": the file is damaged; take an earlier checkpoint",
+                      x->path, span->begin, span->begin + span->bytes - 1, sum, span->crc);
   }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE int g2z__moment_order(const void *a, const void *b) {
-  const g2z__moment *x = (const g2z__moment *)a, *y = (const g2z__moment *)b;
-  if (x->which != y->which) return x->which - y->which;
+G2Z__PRIVATE g2z_status g2z__extent_add(g2z__transfer *x, const g2z__extent *extent) {
+  void *list = x->extents;
+  g2z_status status = g2z_grow(x->services, &list, &x->extent_capacity, x->extent_count,
+                               x->extent_count + 1, sizeof *extent);
+  x->extents = (g2z__extent *)list;
+  if (status == G2Z_OK) x->extents[x->extent_count++] = *extent;
+  return status;
+}
+
+G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
+  const g2z__extent *x = (const g2z__extent *)a, *y = (const g2z__extent *)b;
+  if (x->buffer != y->buffer) return x->buffer < y->buffer ? -1 : 1;
   return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
 }
 
-/* The tensors of one rank's optimizer file. */
-G2Z__PRIVATE g2z_status g2z__resumer_open_moments(g2z__resumer *r, int of_rank) {
-  char *path;
-  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_OPTIMIZER + of_rank, &path));
+/* The model's file is its header and all masters in canonical order. */
+G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
+  const uint64_t bytes = g2z__saved_bytes(&x->saved, G2Z__FILE_MODEL);
+  uint64_t header = 0;
+  g2z__extent extent;
+  memset(&extent, 0, sizeof extent);
+  extent.buffer = G2Z_BUFFER_MASTER;
+  extent.file = G2Z__FILE_MODEL;
+  extent.elements = x->t->plan->parameters;
+  G2Z__TRY(g2z__transfer_file(x, G2Z__FILE_MODEL, "", O_RDONLY));
+  G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
+  extent.begin = sizeof header + header;
+  if (header < bytes && extent.begin + extent.elements * sizeof(float) == bytes)
+    return g2z__extent_add(x, &extent);
+  return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements: the file is from "
+                  "another checkpoint", x->path, extent.elements);
+}
+
+/* The ranges of m and v in the optimizer file of one rank. */
+G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
   g2z__safetensors *file;
-  g2z_status status = g2z__safetensors_open(r->services, path, &file);
-  r->files[of_rank] = file;
-  g2z_release(r->services, path);
-  G2Z__TRY(status);
-  void *list = r->moments;
-  status = g2z_grow(r->services, &list, &r->moment_capacity, r->moment_count,
-                    r->moment_count + file->count, sizeof(g2z__moment));
-  r->moments = (g2z__moment *)list;
-  G2Z__TRY(status);
-  for (size_t i = 0; i < file->count; i++) {
-    const g2z__safetensor *tensor = &file->tensors[i];
-    g2z__moment *moment = &r->moments[r->moment_count++];
-    moment->file = of_rank;
-    moment->index = (int)i;
-    moment->elements = tensor->elements;
-    if (!g2z__moment_parse(tensor->name, &moment->which, &moment->canonical) ||
-        tensor->type != G2Z__F32 || tensor->rank != 1 || tensor->elements == 0)
-      return g2z_fail(r->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in F32",
-                      file->path, tensor->name);
-  }
-  return G2Z_OK;
-}
-
-/* m and v must each be there exactly once. */
-G2Z__PRIVATE g2z_status g2z__resumer_check_moments(g2z__resumer *r) {
-  const size_t P = r->t->plan->parameters;
-  size_t next = 0;
-  qsort(r->moments, r->moment_count, sizeof(g2z__moment), g2z__moment_order);
-  for (int which = 0; which < 2; which++) {
-    size_t end = 0;
-    for (; next < r->moment_count && r->moments[next].which == which; next++) {
-      const g2z__moment *moment = &r->moments[next];
-      if (moment->canonical != end || moment->elements > P - end)
-        return g2z_fail(r->services, G2Z_FORMAT,
-                        "%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
-                        "another checkpoint", r->files[moment->file]->path,
-                        r->files[moment->file]->tensors[moment->index].name, moment->elements,
-                        moment->canonical < end ? "overlaps others up to"
-                        : moment->canonical > end ? "leaves a gap from" : "goes on from", end, P);
-      end += moment->elements;
-    }
-    if (end != P)
-      return g2z_fail(r->services, G2Z_FORMAT, "the optimizer files of %s hold %c up to element "
-                      "%zu of %zu: a file is missing", r->directory, "mv"[which], end, P);
-  }
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__resumer_open_model(g2z__resumer *r) {
   char *path;
-  void *used;
-  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_MODEL, &path));
-  g2z_status status = g2z__safetensors_open(r->services, path, &r->model);
-  g2z_release(r->services, path);
-  G2Z__TRY(status);
-  G2Z__TRY(g2z__weights_list(r->services, &r->t->plan->model, &r->weights, &r->weight_count));
-  G2Z__TRY(g2z_allocate(r->services, r->model->count, 1, &used));
-  status = g2z__weights_match(r->model, r->t->plan->model.layers, r->weights, r->weight_count,
-                              (unsigned char *)used);
-  g2z_release(r->services, used);
+  G2Z__TRY(g2z__transfer_path(x, index, "", &path));
+  g2z_status status = g2z__safetensors_open(x->services, path, &file);
+  for (size_t i = 0; status == G2Z_OK && i < file->count; i++) {
+    const g2z__safetensor *tensor = &file->tensors[i];
+    g2z__extent extent;
+    int known = g2z__moment_parse(tensor->name, &extent.buffer, &extent.canonical);
+    extent.file = index;
+    extent.elements = tensor->elements;
+    extent.begin = tensor->begin;
+    if (!known || tensor->type != G2Z__F32 || tensor->rank != 1 || tensor->elements == 0)
+      status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
+                        "F32", path, tensor->name);
+    else status = g2z__extent_add(x, &extent);
+  }
+  g2z__safetensors_free(file);
+  g2z_release(x->services, path);
   return status;
 }
 
+/* Each element of each buffer must be there exactly once. */
+G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
+  const size_t P = x->t->plan->parameters;
+  const g2z__extent *extent = x->extents, *last = extent + x->extent_count;
+  qsort(x->extents, x->extent_count, sizeof(g2z__extent), g2z__extent_order);
+  for (int buffer = G2Z_BUFFER_MASTER; buffer <= G2Z_BUFFER_V; buffer++) {
+    size_t end = 0;
+    for (; extent < last && (int)extent->buffer == buffer; extent++) {
+      char name[32], file[64];
+      g2z__moment_name(extent->buffer, extent->canonical, name);
+      g2z__checkpoint_file(extent->file, x->saved.world, file);
+      if (extent->canonical != end || extent->elements > P - end)
+        return g2z_fail(x->services, G2Z_FORMAT,
+                        "%s/%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
+                        "another checkpoint", x->place, file, name, extent->elements,
+                        extent->canonical < end   ? "overlaps others up to"
+                        : extent->canonical > end ? "leaves a gap from" : "goes on from", end, P);
+      end += extent->elements;
+    }
+    if (end != P)
+      return g2z_fail(x->services, G2Z_FORMAT, "the optimizer files of %s hold %s up to element "
+                      "%zu of %zu: a file is missing", x->place,
+                      buffer == G2Z_BUFFER_M ? "m" : "v", end, P);
+  }
+  return G2Z_OK;
+}
+
 /* Everything that can be found wrong is found here; the trainer has not changed yet. */
-G2Z__PRIVATE g2z_status g2z__resumer_open(g2z__resumer *r) {
-  g2z_trainer *t = r->t;
-  void *memory;
-  G2Z__TRY(g2z__saved_read(r->services, r->directory, &r->saved));
-  G2Z__TRY(g2z__resumer_check_model(r));
-  r->rank = t->plan->rank;
-  r->world = t->plan->world;
-  r->chunk_bytes = g2z__checkpoint_chunk(t) * sizeof(float);
-  G2Z__TRY(t->device->ops->allocate_host(t->device, r->chunk_bytes, &memory));
-  r->chunk = (float *)memory;
-  G2Z__TRY(g2z__resumer_check_bytes(r));
-  G2Z__TRY(g2z__resumer_open_model(r));
-  G2Z__TRY(g2z_allocate(r->services, (size_t)r->saved.world, sizeof(g2z__safetensors *), &memory));
-  r->files = (g2z__safetensors **)memory;
-  for (int rank = 0; rank < (int)r->saved.world; rank++)
-    G2Z__TRY(g2z__resumer_open_moments(r, rank));
-  G2Z__TRY(g2z__resumer_check_moments(r));
-  return g2z__parts_list(t, 0, t->plan->parameters, &r->parts, &r->part_count);
+G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
+  G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
+  G2Z__TRY(g2z__loading_check_model(x));
+  G2Z__TRY(g2z__loading_check_bytes(x));
+  G2Z__TRY(g2z__loading_list_model(x));
+  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++)
+    G2Z__TRY(g2z__loading_list_moments(x, file));
+  return g2z__loading_check_extents(x);
 }
 
-/* Canonical [at, at + *n) of a buffer into r->chunk; *n shrinks to what lies in one tensor. */
-G2Z__PRIVATE g2z_status g2z__resumer_fetch(g2z__resumer *r, g2z_buffer buffer, size_t at,
-                                           size_t *n) {
-  size_t begin = 0, i = 0;
-  if (buffer == G2Z_BUFFER_MASTER) {
-    while (at >= begin + r->weights[i].tensor.elements) begin += r->weights[i++].tensor.elements;
-    if (*n > begin + r->weights[i].tensor.elements - at)
-      *n = begin + r->weights[i].tensor.elements - at;
-    return g2z__safetensors_read(r->model, r->weights[i].index, at - begin, *n, r->chunk);
-  }
-  size_t low = 0, high = r->moment_count; /* the last that does not begin behind `at` */
-  const int which = buffer == G2Z_BUFFER_V;
-  while (high - low > 1) {
-    size_t middle = low + (high - low) / 2;
-    const g2z__moment *m = &r->moments[middle];
-    if (m->which < which || (m->which == which && m->canonical <= at)) low = middle;
-    else high = middle;
-  }
-  const g2z__moment *moment = &r->moments[low];
-  if (*n > moment->canonical + moment->elements - at)
-    *n = moment->canonical + moment->elements - at;
-  return g2z__safetensors_read(r->files[moment->file], moment->index, at - moment->canonical, *n,
-                              r->chunk);
-}
-
-G2Z__PRIVATE g2z_status g2z__resumer_fill(g2z__resumer *r) {
-  static const g2z_buffer buffers[] = {G2Z_BUFFER_MASTER, G2Z_BUFFER_M, G2Z_BUFFER_V};
-  for (int b = 0; b < 3; b++)
-    for (size_t p = 0; p < r->part_count; p++)
-      for (size_t done = 0, n; done < r->parts[p].elements; done += n) {
-        size_t at = r->parts[p].canonical + done;
-        n = r->parts[p].elements - done;
-        if (n > g2z__checkpoint_chunk(r->t)) n = g2z__checkpoint_chunk(r->t);
-        G2Z__TRY(g2z__resumer_fetch(r, buffers[b], at, &n));
-        G2Z__TRY(g2z_trainer_write(r->t, buffers[b], at, n, r->chunk));
+/* What this rank owns of each tensor. */
+G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
+  for (size_t i = 0; i < x->extent_count; i++) {
+    const g2z__extent *extent = &x->extents[i];
+    g2z_update_range range;
+    for (size_t next = 0;
+         g2z__owned_next(x->t, extent->canonical, extent->elements, &next, &range);) {
+      uint64_t at = extent->begin + (range.canonical - extent->canonical) * sizeof(float);
+      G2Z__TRY(g2z__transfer_file(x, extent->file, "", O_RDONLY));
+      for (size_t done = 0, n; done < range.elements; done += n) {
+        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
+        G2Z__TRY(g2z__transfer_read(x, at + done * sizeof(float), x->chunk, n * sizeof(float)));
+        G2Z__TRY(g2z_trainer_write(x->t, extent->buffer, range.canonical + done, n, x->chunk));
       }
+    }
+  }
   return G2Z_OK;
 }
 
@@ -10561,22 +10776,22 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
   return position;
 }
 
-G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
-  g2z_trainer *t = r->t;
-  const g2z__saved *saved = &r->saved;
+G2Z__PRIVATE g2z_status g2z__loading_seek(g2z__transfer *x) {
+  g2z_trainer *t = x->t;
+  const g2z__saved *saved = &x->saved;
   if (!t->loader) return G2Z_OK;
   int64_t global = t->loader->global, before = saved->batch * saved->accum * saved->world;
   int64_t sequences = t->loader->sequences;
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan->rank == 0 && saved->sequences) {
     if (!g2z__saved_same_data(saved, t->loader))
-      g2z_log(r->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
+      g2z_log(x->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
               "had %" PRId64 " of %" PRId64 "%s: epoch %" PRId64 " starts over", sequences,
               t->plan->seq, saved->sequences, saved->seq,
               saved->sequences == sequences && saved->seq == t->plan->seq ? ", which were others"
                                                                           : "", saved->epoch);
     else if (global != before)
-      g2z_log(r->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
+      g2z_log(x->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
               "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
               before, saved->epoch_step * before, saved->epoch,
               position.step ? saved->epoch_step * before % global : (int64_t)0);
@@ -10585,17 +10800,17 @@ G2Z__PRIVATE g2z_status g2z__resumer_seek(g2z__resumer *r) {
 }
 
 /* A loss scale that was found goes on; one of another type, or a fixed one, does not. */
-G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
-  g2z_trainer *t = r->t;
+G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
+  g2z_trainer *t = x->t;
   const g2z_optimizer_config *o = &t->config.optimizer;
-  g2z_step_state state = r->saved.state;
+  g2z_step_state state = x->saved.state;
   int fp16 = t->config.dtype == G2Z_FP16;
-  int found = strcmp(r->saved.dtype, "fp16") == 0 &&
-              strstr(r->saved.settings, "\nloss_scale_dynamic=1\n");
+  int found = strcmp(x->saved.dtype, "fp16") == 0 &&
+              strstr(x->saved.settings, "\nloss_scale_dynamic=1\n");
   if (!fp16 || !found || !o->loss_scale_dynamic) {
     state.loss_scale = fp16 ? o->loss_scale : 1.0f;
     state.skipped_at_minimum = 0;
-    int same = strcmp(r->saved.dtype, g2z_dtype_text(t->config.dtype)) == 0;
+    int same = strcmp(x->saved.dtype, g2z_dtype_text(t->config.dtype)) == 0;
     if (!same || (fp16 && o->loss_scale_dynamic)) { /* these did not count for this scale */
       state.good_steps = 0;
       state.hysteresis = o->loss_scale_hysteresis;
@@ -10606,7 +10821,7 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   G2Z__TRY(ops->upload(t->device, t->state, &state, sizeof state));
   G2Z__TRY(ops->synchronize(t->device));
   t->enqueued = t->resumed_step = state.step;
-  t->resumed_tokens = r->saved.tokens;
+  t->resumed_tokens = x->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
   t->stop_agreed = 0; /* that was about the steps that it leaves here, */
   t->failed = G2Z_OK; /* and so was this */
@@ -10615,96 +10830,91 @@ G2Z__PRIVATE g2z_status g2z__resumer_state(g2z__resumer *r) {
   return G2Z_OK;
 }
 
+/* note.json, where there is one. */
+G2Z__PRIVATE g2z_status g2z__note_read(g2z_services *services, const char *directory, char **note) {
+  char *path;
+  size_t bytes;
+  G2Z__TRY(g2z_join_path(services, directory, "note.json", &path));
+  g2z_status status = G2Z_OK;
+  if (access(path, F_OK) == 0)
+    status = g2z_read_file(services, path, (size_t)1 << 30, note, &bytes);
+  if (status == G2Z_OK && *note) status = g2z__sealed_check(services, path, *note, bytes);
+  g2z_release(services, path);
+  return status;
+}
+
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out) {
   g2z__saved saved;
   memset(out, 0, sizeof *out);
   g2z_status status = g2z__saved_read(services, directory, &saved);
+  if (status == G2Z_OK) status = g2z__note_read(services, directory, &out->note);
   if (status == G2Z_OK) {
     out->step = saved.state.step;
     out->tokens = saved.tokens;
     out->epoch = saved.epoch;
     out->epoch_step = saved.epoch_step;
     if (loader) out->next = g2z__saved_position(&saved, loader);
+  } else {
+    g2z_release(services, out->note);
+    out->note = NULL;
   }
   g2z__saved_free(services, &saved);
   return status;
 }
 
-/* Without a trainer. */
-G2Z_API g2z_status g2z_checkpoint_check(g2z_services *services, const char *directory) {
-  g2z__resumer r;
-  void *memory = NULL;
-  memset(&r, 0, sizeof r);
-  r.services = services;
-  r.directory = directory;
-  r.world = 1;
-  r.chunk_bytes = (size_t)1 << 20;
-  g2z_status status = g2z__saved_read(services, directory, &r.saved);
-  if (status == G2Z_OK) status = g2z_allocate(services, r.chunk_bytes, 1, &memory);
-  r.chunk = (float *)memory;
-  if (status == G2Z_OK) status = g2z__resumer_check_bytes(&r);
-  r.chunk = NULL; /* no trainer's */
-  g2z_release(services, memory);
-  g2z__resumer_free(&r);
-  return status;
-}
-
 /* The choices of the run that saved; a GPU that does not know them chooses again. */
-G2Z__PRIVATE g2z_status g2z__resumer_tune(g2z__resumer *r) {
+G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   char *path, *text;
   size_t bytes;
-  G2Z__TRY(g2z__resumer_path(r, G2Z__FILE_TUNING, &path));
-  g2z_status status = g2z_read_file(r->services, path, 1 << 24, &text, &bytes);
-  g2z_release(r->services, path);
+  if (x->t->plan->device != G2Z_DEVICE_CUDA) return G2Z_OK;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, "", &path));
+  g2z_status status = g2z_read_file(x->services, path, 1 << 24, &text, &bytes);
+  g2z_release(x->services, path);
   G2Z__TRY(status);
-  if (bytes > 0 && r->t->plan->device == G2Z_DEVICE_CUDA &&
-      g2z__tuning_read(r->t->device, text) != G2Z_OK)
-    g2z_log(r->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
-            "otherwise than in the run that saved", r->services->error);
-  g2z_release(r->services, text);
+  if (bytes > 0 && g2z__tuning_read(x->t->device, text) != G2Z_OK)
+    g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
+            "otherwise than in the run that saved", x->services->error);
+  g2z_release(x->services, text);
   return G2Z_OK;
 }
 
 /* What is set otherwise than in the run that saved holds from now on. */
-G2Z__PRIVATE void g2z__resumer_compare(g2z__resumer *r) {
-  char now[sizeof r->saved.settings];
-  if (r->t->plan->rank != 0) return;
-  g2z__trainer_describe(r->t, now, sizeof now);
-  const char *was = r->saved.settings, *is = now, *was_end, *is_end;
+G2Z__PRIVATE void g2z__loading_compare(g2z__transfer *x) {
+  char now[sizeof x->saved.settings];
+  if (x->t->plan->rank != 0) return;
+  g2z__trainer_describe(x->t, now, sizeof now);
+  const char *was = x->saved.settings, *is = now, *was_end, *is_end;
   for (; (was_end = strchr(was, '\n')) && (is_end = strchr(is, '\n'));
        was = was_end + 1, is = is_end + 1) {
     int was_length = (int)(was_end - was), is_length = (int)(is_end - is);
     if (was_length == is_length && memcmp(was, is, (size_t)is_length) == 0) continue;
-    g2z_log(r->services, G2Z_LOG_INFO, "%.*s, and %.*s in the run that saved", is_length, is,
+    g2z_log(x->services, G2Z_LOG_INFO, "%.*s, and %.*s in the run that saved", is_length, is,
             was_length, was);
   }
 }
 
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
-  g2z_ranks *ranks = g2z_context_ranks(t->context);
-  g2z__resumer r;
-  memset(&r, 0, sizeof r);
-  r.t = t;
-  r.services = t->services;
-  r.directory = directory;
-  g2z_ranks_phase(ranks, "load", t->enqueued, 3600);
-  g2z_status status = t->device->ops->synchronize(t->device);
-  if (status == G2Z_OK) status = g2z__resumer_open(&r);
+  g2z_ranks *ranks = t->context->ranks;
+  g2z__transfer x;
+  g2z__ranks_phase(ranks, "load", t->enqueued, 3600);
+  g2z_status status = g2z__transfer_open(&x, t, directory, "");
+  if (status == G2Z_OK) status = t->device->ops->synchronize(t->device);
+  if (status == G2Z_OK) status = g2z__loading_open(&x, directory);
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
-    g2z__resumer_compare(&r);
+    g2z__loading_compare(&x);
     t->stale = 1; /* on a rank that owns nothing, and writes nothing, as on the others */
     t->turn[0] = t->turn[1] = 0;
-    status = g2z__resumer_tune(&r);
-    if (status == G2Z_OK) status = g2z__resumer_fill(&r);
-    if (status == G2Z_OK) status = g2z__resumer_seek(&r);
+    status = g2z__loading_tune(&x);
+    if (status == G2Z_OK) status = g2z__loading_fill(&x);
+    if (status == G2Z_OK) status = g2z__loading_seek(&x);
     status = g2z_ranks_agree(ranks, status);
-    if (status == G2Z_OK) status = g2z_ranks_agree(ranks, g2z__resumer_state(&r));
+    if (status == G2Z_OK) status = g2z_ranks_agree(ranks, g2z__loading_state(&x));
     t->tuned = 0;
   }
-  g2z__resumer_free(&r);
-  g2z_ranks_phase(ranks, "step", t->enqueued, 0);
+  g2z__transfer_free(&x);
+  g2z__ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }
 

@@ -18,7 +18,6 @@
  *   >>k42 products on Hopper   with what is done to their sums, beside cuBLASLt's
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
- *   >>k70 memory      what CUDA takes beside the plan; what a GPU is
  *   >>k80 collectives NCCL, beside the computation
  *   >>k90 table       the ops of each dtype, and what room 08 calls
  *
@@ -41,7 +40,6 @@
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 #include <type_traits>
-#include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>
 #if !defined(G2Z_NO_NCCL) && __has_include(<nccl.h>)
 #include <nccl.h>
@@ -91,6 +89,7 @@ typedef struct g2z__cuda {       /* device->backend */
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
   int product_count, products_timed, product_victim;
   int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
+  int *taken;                    /* on the GPU, 0 between kernels: they count work with it */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's, once it was looked up */
   g2z__kernel kernels[G2Z__KERNELS]; /* that CUDA was asked about */
   int kernel_count;
@@ -356,6 +355,7 @@ static void g2z_cuda_close(g2z_device *device) {
   g2z__cuda_timers_close(device);
   g2z__lt_close(device);
   for (int i = 0; i < cuda->scratch_count; i++) cudaFree(cuda->scratch[i]);
+  cudaFree(cuda->taken);
   for (int i = 0; i < G2Z__EVENTS; i++)
     if (cuda->events[i]) cudaEventDestroy(cuda->events[i]);
   if (cuda->begin) cudaEventDestroy(cuda->begin);
@@ -648,6 +648,8 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
                        CUDART_VERSION >= 12030;
   /* Not the default stream: that one waits for other streams, and cannot be captured. */
   G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
+  G2Z__CUDA(device, cudaMalloc((void **)&cuda->taken, sizeof *cuda->taken));
+  G2Z__CUDA(device, cudaMemsetAsync(cuda->taken, 0, sizeof *cuda->taken, cuda->stream));
   for (int i = 0; i < G2Z__EVENTS; i++)
     G2Z__CUDA(device, cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming));
   G2Z__CUDA(device, cudaEventCreate(&cuda->begin));
@@ -2679,7 +2681,8 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
 }
 
 /* Rounds the 16 rows in `c`, each times a factor, and writes those inside the rectangle: lanes
- * first exchange their pairs, so that each writes 16 bytes. */
+ * first exchange their pairs, so that each writes 16 bytes. nvcc splits a plain store of a uint4
+ * into four when its parts come from lanes; __stcg stays whole. */
 template <int HSP, typename A>
 static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (&c)[HSP / 8][4],
                                            int row, float factor_low, float factor_high) {
@@ -2697,8 +2700,8 @@ static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (
       g2z__transpose<1>(words);
       int x = n * 8 + g2z__lane() % 4 * 8;
       if (y < to.T && x < to.HS)
-        *reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+        __stcg(reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x),
+               make_uint4(words[0], words[1], words[2], words[3]));
     }
   }
 }
@@ -3673,11 +3676,10 @@ static __device__ inline void g2z__barrier_wait_warp(const uint64_t *barrier, ui
   g2z__barrier_wait(barrier, parity);
   __syncwarp();
 }
-/* A barrier of `threads` whole warps among themselves. */
-template <int ID, int THREADS>
-static __device__ inline void g2z__barrier_some(void) {
+/* A barrier of a warpgroup's warps among themselves. */
+static __device__ inline void g2z__barrier_group(void) {
   __syncwarp();
-  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+  asm volatile("bar.sync %0, 128;" ::"r"(1 + g2z__warpgroup()) : "memory");
 }
 
 /* Where the n-th tile of a stream lies, and which phase its barriers are in. */
@@ -3693,17 +3695,19 @@ struct g2z__turn {
 };
 
 /* How long L2 should keep what an access touches: createpolicy's encodings, as in CUTLASS. All that
- * is in use at a time, 100 MB in backward, does not fit: dQ's scratch comes before tiles. */
+ * is in use at a time, 100 MB in backward, does not fit: dQ's scratch comes first, then a head's
+ * last queries, which most keys read. */
+#define G2Z__EVICT_NORMAL 0x1000000000000000ull
 #define G2Z__EVICT_FIRST 0x12f0000000000000ull
 #define G2Z__EVICT_LAST 0x14f0000000000000ull
 
 /* 64 rows from `row` on of head `head` (of all heads in a token) of sequence `b`. */
 static __device__ inline void g2z__copy_tile(uint32_t to, const CUtensorMap *map, int head, int row,
-                                             int b, const uint64_t *full) {
+                                             int b, const uint64_t *full, uint64_t keep) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                ".L2::cache_hint [%0], [%1, {0, %2, %3, %4}], [%5], %6;" ::"r"(to),
                "l"(map), "r"(head), "r"(row), "r"(b), "r"(g2z__shared_at(full)),
-               "l"(G2Z__EVICT_FIRST)
+               "l"(keep)
                : "memory");
 }
 /* 64 of both statistics, from query `row` on of head `head` of all sequences. */
@@ -3784,25 +3788,15 @@ static __device__ inline void g2z__wgmma_shared(float (&c)[8][4], uint64_t a, ui
   else G2Z__WGMMA_SHARED("bf16");
 }
 
-/* c = a tile^T: 64 columns are summed over. */
+/* c = a tile^T, a in a tile too: 64 columns are summed over. */
 template <typename A>
-static __device__ inline void g2z__wgmma_scores(float (&c)[8][4], const uint32_t (&a)[4][4],
-                                                uint32_t tile) {
-  g2z__wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    g2z__wgmma<A, G2Z__BY_ROWS>(c, a[k], g2z__operand(tile, k * 32), k > 0);
-  g2z__wgmma_commit();
-}
-/* The same with a in a tile too; with `adds`, +=. */
-template <typename A>
-static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a, uint32_t tile,
-                                                       int adds) {
+static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a,
+                                                       uint32_t tile) {
   g2z__wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
     g2z__wgmma_shared<A, G2Z__BY_ROWS>(c, g2z__operand(a, k * 32), g2z__operand(tile, k * 32),
-                                       adds || k > 0);
+                                       k > 0);
   g2z__wgmma_commit();
 }
 /* c = or, with `adds`, += a tile: 64 rows are summed over. */
@@ -3816,36 +3810,98 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
   g2z__wgmma_commit();
 }
 
+/* ----- items and rows ---------------------------------------------------- */
+
+/* Items are numbered from 0. The n-th of `workers` begins with item n; then it takes the next free
+ * one. Each item, or that there is none, is taken once: the last to take leaves 0. */
+static __device__ inline int g2z__hopper_take(int *taken, int items, int workers) {
+  int number = atomicAdd(taken, 1);
+  if (number == items - 1) *taken = 0;
+  return workers + number;
+}
+
+/* 16 rows, as A, to a tile. */
+static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_t (&a)[4][4]) {
+  g2z__reader reader = g2z__reader_b_transposed<64>();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     g2z__tile_at<64>(tile, reader, row, k * 16)),
+                 "r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3])
+                 : "memory");
+}
+
+/* Where 16 bytes of a row of a tile are. */
+static __device__ inline uint32_t g2z__tile_piece(uint32_t tile, int row, int piece) {
+  return tile + (uint32_t)(row * 128 + (piece ^ row % 8) * 16);
+}
+static __device__ inline uint4 g2z__tile_get(uint32_t at) {
+  uint4 pack;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.x), "=r"(pack.y), "=r"(pack.z), "=r"(pack.w)
+               : "r"(at)
+               : "memory");
+  return pack;
+}
+
+/* What threads did to shared memory comes before what TMA or wgmma do to it after a barrier. */
+static __device__ inline void g2z__fence_async(void) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* A warp's 16 rows of c, times a factor for each half, to rows from `row` on of a rectangle. They
+ * pass through rows from `place` on of a tile, so that 8 lanes write 128 bytes; TMA may write there
+ * next. A lane gets the packs that it wrote: columns from lane % 8 * 8 on. */
+template <typename A>
+static __device__ inline void g2z__hopper_store(uint4 (&packs)[4], const g2z__rows<A> &to,
+                                                float (&c)[8][4], int row, float low, float high,
+                                                uint32_t tile, int place) {
+  int y = g2z__lane() / 8, piece = g2z__lane() % 8;
+  uint32_t a[4][4], from = g2z__tile_piece(tile, place + y, piece);
+  uint4 *at = reinterpret_cast<uint4 *>(to.at + (size_t)(row + y) * to.stride) + piece;
+#pragma unroll
+  for (int n = 0; n < 32; n++) c[n / 4][n % 4] *= n % 4 < 2 ? low : high;
+#pragma unroll
+  for (int k = 0; k < 4; k++) g2z__as_a<A>(a[k], c[2 * k], c[2 * k + 1]);
+  g2z__write_a(tile, place, a);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; i++) /* a piece moves by 4 pieces from row y to row y + 4 */
+    packs[i] = g2z__tile_get((from + (uint32_t)(i * 512)) ^ (uint32_t)(i % 2 * 64));
+  g2z__fence_async();
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if (row + y + i * 4 < to.T) __stcg(at, packs[i]);
+    at += to.stride / 2; /* 4 rows of packs of 8 numbers */
+  }
+}
+
 /* ----- forward ----------------------------------------------------------- */
 
-#define G2Z__HOPPER_FWD_STAGES 4
-#define G2Z__HOPPER_FWD_BYTES (1024 + G2Z__HOPPER_FWD_STAGES * 2 * G2Z__TILE_BYTES)
+/* An item: a block of 128 queries, and how many tiles of 64 keys they see; 0: there are no more
+ * items. */
+struct g2z__hopper_queries {
+  int b, h, block, count;
+};
 
-/* Which queries a block takes. Blocks of one head are neighbours, so that its K and V stay in L2;
- * the longest rows come first. In the last heads the longest rows of all of them come first: then
- * short blocks end the launch, and no multiprocessor waits long for another. */
-#define G2Z__HOPPER_FWD_LAST 528 /* blocks of the last heads: 2 rounds on 132 multiprocessors */
-static __device__ inline void g2z__hopper_place(int &bh, int &block, int item, int heads,
-                                                int blocks) {
-  int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
-  bh = item / blocks;
-  block = item % blocks;
-  if (bh >= first) {
-    item -= first * blocks;
-    bh = first + item % last;
-    block = item / last;
-  }
-  block = blocks - 1 - block;
-}
-
-/* Asks for K and V of 64 keys from `row` on of head `h`. */
-static __device__ inline void g2z__hopper_load_keys(uint32_t to, const CUtensorMap *qkv,
-                                                    const uint64_t *full, int row, int b, int h,
-                                                    int NH) {
-  g2z__barrier_expect(full, 2 * G2Z__TILE_BYTES);
-  g2z__copy_tile(to, qkv, NH + h, row, b, full);
-  g2z__copy_tile(to + G2Z__TILE_BYTES, qkv, 2 * NH + h, row, b, full);
-}
+/* Shared memory, from an address that is a multiple of 1024. */
+struct g2z__hopper_fwd_shared {
+  enum {
+    STAGES = 4,
+    TILE = G2Z__TILE_BYTES,
+    Q = 0,                             /* two stages of 128 queries */
+    KV = Q + 4 * TILE,                 /* STAGES of 64 keys and their V */
+    BYTES = KV + STAGES * 2 * TILE     /* of a pair of warpgroups */
+  };
+};
+struct g2z__hopper_fwd_barriers {
+  uint64_t q_full[2], q_empty[2];
+  uint64_t full[g2z__hopper_fwd_shared::STAGES], empty[g2z__hopper_fwd_shared::STAGES];
+  g2z__hopper_queries item[2]; /* whose queries q_full announces */
+};
+#define G2Z__HOPPER_FWD_BYTES \
+  (2 * (g2z__hopper_fwd_shared::BYTES + (int)sizeof(g2z__hopper_fwd_barriers)))
 
 /* Scores of 16 queries from `row` on and 64 keys from `key` on: no query sees a later key. */
 static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int row) {
@@ -3857,136 +3913,201 @@ static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int ro
         s[n][i] = -INFINITY;
 }
 
-static __device__ inline void g2z__hopper_fwd_open(const uint64_t *full, const uint64_t *empty) {
-  for (int i = 0; i < G2Z__HOPPER_FWD_STAGES; i++) {
-    g2z__barrier_init(full + i, 1);
-    g2z__barrier_init(empty + i, 8);
-  }
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+/* What the forward kernel is handed. */
+template <typename A>
+struct g2z__hopper_fwd {
+  A *out;
+  float *lse;
+  int *taken;          /* items that blocks took beside their first, of `items` that there are */
+  int items, T, NH;
+  float scale;
+};
+
+/* Items of one head are neighbours, so that its K and V stay in L2; the longest rows come first. In
+ * the last heads the longest rows of all of them come first: then short items end the launch, and
+ * no multiprocessor waits long for another. */
+#define G2Z__HOPPER_FWD_LAST 528 /* items of the last heads: 2 rounds on 132 multiprocessors */
+template <typename A>
+static __device__ inline g2z__hopper_queries g2z__hopper_queries_of(const g2z__hopper_fwd<A> &x,
+                                                                    int index) {
+  int blocks = (x.T + 127) / 128, heads = x.items / blocks;
+  int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
+  int head = index / blocks, block = index % blocks, item = index - first * blocks;
+  if (item >= 0) head = first + item % last, block = item / last;
+  block = blocks - 1 - block;
+  return {head / x.NH, head % x.NH, block, min((x.T + 63) / 64, block * 2 + 2)};
 }
 
-/* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; a warpgroup owns 64 queries.
+/* One thread asks for all tiles, as far ahead as there is room. */
+template <typename A>
+static __device__ inline void g2z__hopper_fwd_load(const g2z__hopper_fwd<A> &x,
+                                                   const CUtensorMap *qkv, uint32_t shared,
+                                                   g2z__hopper_fwd_barriers *barriers, int pair) {
+  typedef g2z__hopper_fwd_shared S;
+  g2z__turn<2> q = {0, 0};
+  g2z__turn<S::STAGES> kv = {0, 0};
+  for (int index = (int)(blockIdx.x + gridDim.x * pair); index < x.items;
+       index = g2z__hopper_take(x.taken, x.items, 2 * (int)gridDim.x)) {
+    g2z__hopper_queries item = g2z__hopper_queries_of(x, index);
+    g2z__barrier_wait(barriers->q_empty + q.stage, q.phase ^ 1);
+    barriers->item[q.stage] = item;
+    g2z__barrier_expect(barriers->q_full + q.stage, 2 * S::TILE);
+    for (int half = 0; half < 2; half++)
+      g2z__copy_tile(shared + (uint32_t)(S::Q + (q.stage * 2 + half) * S::TILE), qkv, item.h,
+                     item.block * 128 + half * 64, item.b, barriers->q_full + q.stage,
+                     G2Z__EVICT_FIRST);
+    q.next();
+    for (int n = 0; n < item.count; n++) {
+      uint32_t to = shared + (uint32_t)(S::KV + kv.stage * 2 * S::TILE);
+      const uint64_t *full = barriers->full + kv.stage;
+      g2z__barrier_wait(barriers->empty + kv.stage, kv.phase ^ 1);
+      g2z__barrier_expect(full, 2 * S::TILE);
+      for (int part = 1; part <= 2; part++) /* K, V */
+        g2z__copy_tile(to + (uint32_t)((part - 1) * S::TILE), qkv, part * x.NH + item.h, n * 64,
+                       item.b, full, G2Z__EVICT_NORMAL);
+      kv.next();
+    }
+  }
+  g2z__barrier_wait(barriers->q_empty + q.stage, q.phase ^ 1);
+  barriers->item[q.stage].count = 0;
+  g2z__barrier_arrive(barriers->q_full + q.stage);
+}
+
+/* 16 rows of out and lse. */
+template <typename A>
+static __device__ inline void
+g2z__hopper_finish(const g2z__hopper_fwd<A> &x, float (&o)[8][4], const float (&largest)[2],
+                   float (&sum)[2], const g2z__hopper_queries &item, int row, uint32_t tile,
+                   int place) {
+  float *lse = x.lse + (size_t)(item.b * x.NH + item.h) * (size_t)x.T;
+  uint4 packs[4];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int query = row + g2z__lane_row() + half * 8;
+    sum[half] += __shfl_xor_sync(G2Z__ALL_LANES, sum[half], 1);
+    sum[half] += __shfl_xor_sync(G2Z__ALL_LANES, sum[half], 2);
+    if (g2z__lane() % 4 == 0 && query < x.T) lse[query] = largest[half] * x.scale + logf(sum[half]);
+  }
+  g2z__hopper_store(packs, g2z__rows_of(x.out, item.b, item.h, 0, 1, x.T, x.NH, 64), o, row,
+                    1.0f / sum[0], 1.0f / sum[1], tile, place);
+}
+
+/* Two warpgroups own 64 queries each. A tile's P V follows the scores of the next tile. */
+template <typename A>
+static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, uint32_t shared,
+                                                   g2z__hopper_fwd_barriers *barriers, int group) {
+  typedef g2z__hopper_fwd_shared S;
+  g2z__turn<2> q = {0, 0};
+  g2z__turn<S::STAGES> kv = {0, 0};
+  int place = (int)threadIdx.x % 128 / 32 * 16;
+  float scale2 = x.scale * G2Z__LOG2E;
+  for (;;) {
+    g2z__barrier_wait_warp(barriers->q_full + q.stage, q.phase);
+    g2z__hopper_queries item = barriers->item[q.stage];
+    item.block = __shfl_sync(G2Z__ALL_LANES, item.block, 0); /* one for all lanes, for wgmma */
+    item.count = __shfl_sync(G2Z__ALL_LANES, item.count, 0);
+    if (item.count == 0) return;
+    int row = item.block * 128 + group * 64 + place;
+    int mine = min(item.count, item.block * 2 + group + 1), last = 0;
+    uint32_t q_tile = shared + (uint32_t)(S::Q + (q.stage * 2 + group) * S::TILE);
+    uint32_t kv_tiles = shared + S::KV, p[4][4];
+    float s[1][8][4], o[1][8][4], shrink[1][2], sum[1][2] = {};
+    float largest[1][2] = {{-INFINITY, -INFINITY}};
+    for (int n = 0; n < mine; n++) {
+      g2z__barrier_wait_warp(barriers->full + kv.stage, kv.phase);
+      g2z__wgmma_scores_shared<A>(s[0], q_tile, kv_tiles + (uint32_t)(kv.stage * 2 * S::TILE));
+      if (n > 0)
+        g2z__wgmma_weighted<A>(o[0], p, kv_tiles + (uint32_t)((last * 2 + 1) * S::TILE), n > 1);
+      g2z__wgmma_wait<0>();
+      g2z__settled(s[0]);
+      g2z__settled(o[0]);
+      if (n > 0) g2z__barrier_arrive_warp(barriers->empty + last);
+      if (n + 1 == mine) g2z__hopper_mask(s[0], n * 64, row);
+      if (g2z__softmax_step<1>(s, largest, sum, shrink, scale2) && n > 0)
+        g2z__shrink<64, 1>(o, shrink);
+#pragma unroll
+      for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[0][2 * k], s[0][2 * k + 1]);
+      last = kv.stage;
+      kv.next();
+    }
+    g2z__wgmma_weighted<A>(o[0], p, kv_tiles + (uint32_t)((last * 2 + 1) * S::TILE), mine > 1);
+    g2z__wgmma_wait<0>();
+    g2z__settled(o[0]);
+    g2z__barrier_arrive_warp(barriers->empty + last);
+    for (int n = mine; n < item.count; n++) { /* the other warpgroup's */
+      g2z__barrier_wait(barriers->full + kv.stage, kv.phase);
+      g2z__barrier_arrive_warp(barriers->empty + kv.stage);
+      kv.next();
+    }
+    /* Q has been read: O passes through its tile, before TMA writes the next Q there. */
+    g2z__barrier_group();
+    g2z__hopper_finish(x, o[0], largest[0], sum[0], item, row, q_tile, place);
+    g2z__barrier_arrive_warp(barriers->q_empty + q.stage);
+    q.next();
+  }
+}
+
+/* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; an item is 128 queries of a head.
+ *   x        g2z__hopper_fwd; *x.taken is 0, and becomes it again
  *   qkv_map  qkv as {64, 3 NH, T, B}
  * Math    as g2z_k_attention_fwd
- * Launch  grid B*NH*ceil(T/128), 256 threads, two blocks per multiprocessor: one warpgroup's
- *         softmax runs under the products of the other three. Four stages of K and V: 65 KB
+ * Launch  grid at most one block per multiprocessor, 640 threads: two pairs of warpgroups, each
+ *         with its items, its half of 193 KB of shared memory, and a thread of the last warpgroup
+ *         that loads. One warpgroup's softmax runs under the products of the other three
  * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP; and B*NH*T^2/2 exponentials, of
  *         which a multiprocessor makes 16 in a clock: about as long as the products
- * Order   keys upwards in blocks of 64; bitwise repeatable
+ * Order   keys upwards in blocks of 64; bitwise repeatable: who takes an item changes no bit of it
  * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
  * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
 template <typename A>
-static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(256), 2)
-g2z_k_attention_hopper_fwd(A *out, float *lse, const A *qkv,
-                           const __grid_constant__ CUtensorMap qkv_map, int T, int NH,
-                           float scale) {
+static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(640), 1)
+g2z_k_attention_hopper_fwd(const __grid_constant__ g2z__hopper_fwd<A> x,
+                           const __grid_constant__ CUtensorMap qkv_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int STAGES = G2Z__HOPPER_FWD_STAGES;
-  extern __shared__ unsigned char g2z__shared_bytes[];
-  __shared__ uint64_t full[STAGES], empty[STAGES];
-  uint32_t tiles = (g2z__shared_at(g2z__shared_bytes) + 1023u) & ~1023u;
-  int blocks = (T + 127) / 128, group = g2z__warpgroup(), bh, block;
-  g2z__hopper_place(bh, block, (int)blockIdx.x, (int)gridDim.x / blocks, blocks);
-  int b = bh / NH, h = bh % NH;
-  int row = block * 128 + (int)threadIdx.x / 32 * 16; /* of this warp */
-  uint32_t q[4][4], p[4][4];
-  int count = min((T + 63) / 64, block * 2 + 2), mine = min(count, block * 2 + group + 1);
-  auto load = [&](int n, int stage) { /* by one thread */
-    g2z__hopper_load_keys(tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES), &qkv_map, full + stage,
-                          n * 64, b, h, NH);
-  };
-  if (threadIdx.x == 0) g2z__hopper_fwd_open(full, empty);
-  g2z__k_begin();
-  if (threadIdx.x == 0)
-    for (int n = 0; n < min(count, STAGES); n++) load(n, n);
-  g2z__load_a<64>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, 64), row);
-  __syncthreads();
-  float s[1][8][4], o[1][8][4], shrink[1][2], sum[1][2] = {};
-  float largest[1][2] = {{-INFINITY, -INFINITY}};
-  for (int turn = 0, phase = 0; turn < mine; turn += STAGES, phase ^= 1)
-#pragma unroll
-    for (int stage = 0; stage < STAGES; stage++) { /* addresses of a stage are then constants */
-      int n = turn + stage;
-      if (n >= mine) break;
-      const int before = (stage + STAGES - 1) % STAGES;
-      uint32_t k_tile = tiles + (uint32_t)(stage * 2 * G2Z__TILE_BYTES);
-      uint32_t v_before = tiles + (uint32_t)((before * 2 + 1) * G2Z__TILE_BYTES);
-      g2z__barrier_wait_warp(full + stage, (uint32_t)phase);
-      g2z__wgmma_scores<A>(s[0], q, k_tile);
-      if (n > 0) { /* the last block's P V runs under this one's softmax */
-        g2z__wgmma_weighted<A>(o[0], p, v_before, n > 1);
-        g2z__wgmma_wait<1>();
-      } else g2z__wgmma_wait<0>();
-      g2z__settled(s[0]);
-      if (n + 1 == mine) g2z__hopper_mask(s[0], n * 64, row);
-      int grows = g2z__softmax_step<1>(s, largest, sum, shrink, scale * G2Z__LOG2E);
-      g2z__settled(s[0]);
-      /* Two blocks behind, so that the other warpgroup is not waited for. Here, because a branch
-       * keeps ptxas from moving the wait below to before the exponentials. */
-      if (threadIdx.x == 0 && n > 1 && n - 2 + STAGES < count) {
-        const int free_stage = (stage + STAGES - 2) % STAGES;
-        g2z__barrier_wait(empty + free_stage, (uint32_t)((n - 2) / STAGES % 2));
-        load(n - 2 + STAGES, free_stage);
+  typedef g2z__hopper_fwd_shared S;
+  extern __shared__ __align__(1024) unsigned char g2z__shared_tiles[]; /* TMA's swizzle */
+  g2z__hopper_fwd_barriers *barriers =
+      reinterpret_cast<g2z__hopper_fwd_barriers *>(g2z__shared_tiles + 2 * S::BYTES);
+  if (threadIdx.x == 0) {
+    for (int pair = 0; pair < 2; pair++) {
+      for (int i = 0; i < 2; i++) {
+        g2z__barrier_init(barriers[pair].q_full + i, 1);
+        g2z__barrier_init(barriers[pair].q_empty + i, 8);
       }
-      __syncwarp();
-      g2z__wgmma_wait<0>();
-      g2z__settled(o[0]);
-#pragma unroll
-      for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[0][2 * k], s[0][2 * k + 1]);
-      if (grows && n > 0) g2z__shrink<64, 1>(o, shrink);
-      if (n > 0) g2z__barrier_arrive_warp(empty + before);
-      if (n + 1 == mine) {
-        g2z__wgmma_weighted<A>(o[0], p, k_tile + G2Z__TILE_BYTES, n > 0);
-        g2z__wgmma_wait<0>();
-        g2z__settled(o[0]);
+      for (int i = 0; i < S::STAGES; i++) {
+        g2z__barrier_init(barriers[pair].full + i, 1);
+        g2z__barrier_init(barriers[pair].empty + i, 8);
       }
     }
-  g2z__att_finish<64>(out, lse, o[0], largest[0], sum[0], b, h, row, T, NH, 64, scale);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  g2z__k_begin();
+  __syncthreads();
+  uint32_t shared = g2z__shared_at(g2z__shared_tiles);
+  int group = g2z__warpgroup();
+  if (group < 4) {
+    int pair = group / 2;
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    g2z__hopper_fwd_rows<A>(x, shared + (uint32_t)(pair * S::BYTES), barriers + pair, group % 2);
+  } else {
+    int pair = (int)threadIdx.x / 32 % 4;
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (pair < 2 && g2z__lane() == 0)
+      g2z__hopper_fwd_load<A>(x, &qkv_map, shared + (uint32_t)(pair * S::BYTES), barriers + pair,
+                              pair);
+  }
 #else
-  (void)out, (void)lse, (void)qkv, (void)qkv_map, (void)T, (void)NH, (void)scale;
+  (void)x, (void)qkv_map;
 #endif
 }
 
 /* ----- backward ---------------------------------------------------------- */
 
-#define G2Z__HOPPER_BWD_STAGES 4
 #define G2Z__HOPPER_STATS_BYTES 512 /* of 64 queries */
+#define G2Z__HOPPER_L2_TILES 17   /* of dQ, or of queries with dout: L2 keeps so many of a block */
 
 /* Rows of statistics are padded, so that every copy of 64 is whole. */
 static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63) / 64 * 64; }
-
-/* g2z_k_attention_hopper_stats: what backward wants to know about a query: lse * log2(e), and minus
- * the sum over HS of dout * out. Zero in the padding of a row, where dout is zero too.
- *   stats     [B*NH,2,pitch] f32 out
- *   dout,out  [B,T,NH,64] A in
- *   taken     [1] i32 out   0: backward, which follows, counts its items with it
- * Launch  grid B*pitch*NH/32, 256 threads, 8 for each 64 numbers
- * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB */
-template <typename A>
-static __global__ void __launch_bounds__(256)
-g2z_k_attention_hopper_stats(float *stats, int *taken, const A *dout, const A *out,
-                             const float *lse, int T, int NH) {
-  g2z__k_begin();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *taken = 0;
-  int pitch = g2z__hopper_pitch(T), blocks = pitch / 32 * NH; /* of a sequence */
-  int b = (int)blockIdx.x / blocks;
-  int item = (int)blockIdx.x % blocks * 32 + (int)threadIdx.x / 8, t = item / NH, h = item % NH;
-  float sum = 0, x[8], y[8];
-  if (t < T) {
-    size_t row = ((size_t)b * (size_t)T + (size_t)t) * (size_t)NH + (size_t)h;
-    size_t at = row * 8 + threadIdx.x % 8;
-    g2z__unpack<A>(x, g2z__get_once(dout, at));
-    g2z__unpack<A>(y, g2z__get_once(out, at));
-#pragma unroll
-    for (int i = 0; i < 8; i++) sum += x[i] * y[i];
-  }
-#pragma unroll
-  for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
-  if (threadIdx.x % 8) return;
-  size_t head = (size_t)(b * NH + h), to = head * 2 * (size_t)pitch + (size_t)t;
-  stats[to] = t < T ? lse[head * (size_t)T + (size_t)t] * G2Z__LOG2E : 0.0f;
-  stats[to + (size_t)pitch] = -sum;
-}
 
 /* Which items there are. An item is a head, or a part of one: some of its blocks of 128 keys and
  * all queries that see them. Whole heads come first; the others are all cut in the same way, and
@@ -4016,61 +4137,88 @@ static inline __host__ __device__ g2z__hopper_item g2z__hopper_item_at(const g2z
 template <typename A>
 struct g2z__hopper_bwd {
   A *dqkv;             /* [B,T,3,NH,64] out */
-  float *sums;         /* [slabs,3C] out: columns of dqkv; see g2z__hopper_slab */
+  float *sums;         /* [B,slabs,3C] out: columns of dqkv */
   float4 *dq;          /* [min(whole, gridDim.x)][tiles] of [8][128]: of whole heads */
   float4 *parts;       /* [cut heads][left] of [8][128]: what parts leave */
   int *taken;          /* items that blocks took beside their first, of `items` that there are */
   int items, B, T, NH;
+  int slabs;           /* two for each part of a head */
+  int kept;            /* tiles of queries, the last ones of a head, that L2 has room for */
   float scale;
   g2z__hopper_cut cut;
 };
 
-/* The slab with a part's column sums. Whole heads and first parts of sequence b use slab b. Behind
- * these B slabs each other part of a sequence with cut heads has a slab. Part 1 of sequence B would
- * be the first one behind all: its number is how many slabs there are. */
-static inline __host__ __device__ int g2z__hopper_slab(const g2z__hopper_cut &cut, int B, int NH,
-                                                       int b, int part) {
-  return part == 0 ? b : B + (b - cut.whole / NH) * (cut.splits - 1) + part - 1;
-}
-/* Stores a column's sum of one of dqkv's three tensors. Slabs are read whole, so a whole head
- * stores zeros for the other parts of its sequence. */
+/* Stores a column's sum of one of dqkv's three tensors. */
 template <typename A>
-static __device__ inline void g2z__hopper_leave_sum(const g2z__hopper_bwd<A> &x,
-                                                    const g2z__hopper_item &item, int tensor,
-                                                    int column, float sum) {
-  int b = item.head / x.NH, h = item.head % x.NH;
-  int end = item.parts == 1 && b >= x.cut.whole / x.NH ? x.cut.splits : item.part + 1;
-#pragma unroll 1
-  for (int part = item.part; part < end; part++) {
-    size_t row = (size_t)g2z__hopper_slab(x.cut, x.B, x.NH, b, part) * 3 + (size_t)tensor;
-    x.sums[(row * (size_t)x.NH + (size_t)h) * 64 + (size_t)column] = part == item.part ? sum : 0;
+static __device__ inline void g2z__hopper_leave_sum(const g2z__hopper_bwd<A> &x, int head, int slab,
+                                                    int tensor, int column, float sum) {
+  size_t row = (size_t)(head / x.NH * x.slabs + slab) * 3 + (size_t)tensor;
+  x.sums[(row * (size_t)x.NH + (size_t)(head % x.NH)) * 64 + (size_t)column] = sum;
+}
+
+/* Where query t lies in a row of statistics: inside 16 queries, the 4 that a lane needs are
+ * neighbours. */
+static __device__ inline int g2z__hopper_stat_at(int t) {
+  return t / 16 * 16 + t % 8 / 2 * 4 + t % 16 / 8 * 2 + t % 2;
+}
+
+/* g2z_k_attention_hopper_stats: what backward wants to know about a query: lse * log2(e), and minus
+ * the sum over HS of dout * out. Zero in the padding of a row, where dout is zero too.
+ *   stats     [B*NH,2,pitch] f32 out   g2z__hopper_stat_at
+ *   dout,out  [B,T,NH,64] A in
+ *   x         x.sums becomes zero
+ * Launch  grid B*pitch*NH/32, 256 threads, 8 for each 64 numbers
+ * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_attention_hopper_stats(const __grid_constant__ g2z__hopper_bwd<A> x, float *stats,
+                             const A *dout, const A *out, const float *lse) {
+  g2z__k_begin();
+  int pitch = g2z__hopper_pitch(x.T), blocks = pitch / 32 * x.NH; /* of a sequence */
+  int b = (int)blockIdx.x / blocks, item = (int)blockIdx.x % blocks * 32 + (int)threadIdx.x / 8;
+  int t = item / x.NH, h = item % x.NH, thread = (int)(blockIdx.x * 256 + threadIdx.x);
+  float sum = 0, d[8], y[8];
+  if (thread < x.B * x.slabs * 3 * x.NH * 64) x.sums[thread] = 0;
+  if (t < x.T) {
+    size_t row = ((size_t)b * (size_t)x.T + (size_t)t) * (size_t)x.NH + (size_t)h;
+    size_t at = row * 8 + threadIdx.x % 8;
+    g2z__unpack<A>(d, g2z__get_once(dout, at));
+    g2z__unpack<A>(y, g2z__get_once(out, at));
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += d[i] * y[i];
   }
+#pragma unroll
+  for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
+  if (threadIdx.x % 8) return;
+  size_t head = (size_t)(b * x.NH + h);
+  size_t to = head * 2 * (size_t)pitch + (size_t)g2z__hopper_stat_at(t);
+  stats[to] = t < x.T ? lse[head * (size_t)x.T + (size_t)t] * G2Z__LOG2E : 0.0f;
+  stats[to + (size_t)pitch] = -sum;
 }
 
 /* Shared memory, from an address that is a multiple of 1024. */
 struct g2z__hopper_shared {
   enum {
-    STAGES = G2Z__HOPPER_BWD_STAGES,
+    STAGES = 4, DS_STAGES = 3,
     TILE = G2Z__TILE_BYTES,
     K = 0, V = K + 4 * TILE,           /* two stages of 128 keys */
     Q = V + 4 * TILE,                  /* STAGES of 64 queries */
     DOUT = Q + STAGES * TILE,
-    DS = DOUT + STAGES * TILE,         /* two of dS^T, 128 keys by 64 queries */
-    STATS = DS + 4 * TILE,             /* STAGES of [2][64] floats */
+    DS = DOUT + STAGES * TILE,         /* DS_STAGES of dS^T, 128 keys by 64 queries */
+    STATS = DS + DS_STAGES * 2 * TILE, /* STAGES of [2][64] floats */
     DQ_TILES = 3,
     DQ = STATS + STAGES * G2Z__HOPPER_STATS_BYTES, /* the last tiles of dQ, in fp32 */
-    KV_SUMS = DQ + DQ_TILES * 2 * TILE, /* [8 warps][128] */
-    Q_SUMS = KV_SUMS + 8 * 128 * 4,    /* [4 warps][64] */
-    BYTES = Q_SUMS + 4 * 64 * 4 + 1024
+    BARRIERS = DQ + DQ_TILES * 2 * TILE
   };
 };
 
 struct g2z__hopper_barriers {
   uint64_t kv_full[2], kv_empty[2];
-  uint64_t q_full[G2Z__HOPPER_BWD_STAGES], q_empty[G2Z__HOPPER_BWD_STAGES];
-  uint64_t ds_full[2], ds_empty[2];
+  uint64_t q_full[g2z__hopper_shared::STAGES], q_empty[g2z__hopper_shared::STAGES];
+  uint64_t ds_full[g2z__hopper_shared::DS_STAGES], ds_empty[g2z__hopper_shared::DS_STAGES];
   int item[2]; /* whose keys kv_full announces; -1: there are no more */
 };
+#define G2Z__HOPPER_BWD_BYTES (g2z__hopper_shared::BARRIERS + (int)sizeof(g2z__hopper_barriers))
 
 /* All warpgroups of a block walk through the same items, their blocks of 128 keys, and for each
  * block the tiles of 64 queries from the first that sees one of its keys. A block's first item has
@@ -4098,7 +4246,7 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
   g2z__turn<2> kv = {0, 0};
   g2z__turn<S::STAGES> q = {0, 0};
   for (int index = (int)blockIdx.x; index < x.items;
-       index = (int)gridDim.x + atomicAdd(x.taken, 1)) {
+       index = g2z__hopper_take(x.taken, x.items, (int)gridDim.x)) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
     int b = item.head / x.NH, h = item.head % x.NH;
     for (int j = item.begin; j < item.end; j++) {
@@ -4108,16 +4256,19 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
       g2z__barrier_expect(full, 4 * S::TILE);
       for (int half = 0; half < 2; half++) {
         uint32_t to = shared + (uint32_t)((kv.stage * 2 + half) * S::TILE);
-        g2z__copy_tile(to + S::K, qkv, x.NH + h, j * 128 + half * 64, b, full);
-        g2z__copy_tile(to + S::V, qkv, 2 * x.NH + h, j * 128 + half * 64, b, full);
+        int row = j * 128 + half * 64;
+        g2z__copy_tile(to + S::K, qkv, x.NH + h, row, b, full, G2Z__EVICT_FIRST);
+        g2z__copy_tile(to + S::V, qkv, 2 * x.NH + h, row, b, full, G2Z__EVICT_FIRST);
       }
       kv.next();
       for (int i = 2 * j; i * 64 < x.T; i++) {
+        uint32_t to = shared + (uint32_t)(q.stage * S::TILE);
+        uint64_t keep = (i + x.kept) * 64 >= x.T ? G2Z__EVICT_NORMAL : G2Z__EVICT_FIRST;
         g2z__barrier_wait(barriers->q_empty + q.stage, q.phase ^ 1);
         full = barriers->q_full + q.stage;
         g2z__barrier_expect(full, 2 * S::TILE + G2Z__HOPPER_STATS_BYTES);
-        g2z__copy_tile(shared + (uint32_t)(S::Q + q.stage * S::TILE), qkv, h, i * 64, b, full);
-        g2z__copy_tile(shared + (uint32_t)(S::DOUT + q.stage * S::TILE), dout, h, i * 64, b, full);
+        g2z__copy_tile(to + S::Q, qkv, h, i * 64, b, full, keep);
+        g2z__copy_tile(to + S::DOUT, dout, h, i * 64, b, full, keep);
         g2z__copy_stats(shared + (uint32_t)(S::STATS + q.stage * G2Z__HOPPER_STATS_BYTES), stats,
                         item.head, i * 64, full);
         q.next();
@@ -4151,37 +4302,26 @@ static __device__ inline void g2z__dq_leave(float4 *to, const float (&dq)[8][4])
                  : "memory");
 }
 
-/* sums[64] += a factor times the columns of a warp's 16 rows. */
-static __device__ inline void g2z__hopper_add_columns(float *sums, const float (&c)[8][4],
-                                                      float factor) {
+/* Adds the columns of a warp's 16 rows to sums; a lane has those of g2z__summed_column<16>. */
+static __device__ inline void g2z__hopper_add_columns(float (&sums)[2], const float (&c)[8][4]) {
   float lanes[16];
 #pragma unroll
   for (int n = 0; n < 16; n++) lanes[n] = c[n / 2][n % 2] + c[n / 2][n % 2 + 2];
   g2z__sum_lanes(lanes);
 #pragma unroll
-  for (int e = 0; e < 2; e++) sums[g2z__summed_column<16>(e)] += lanes[e] * factor;
+  for (int e = 0; e < 2; e++) sums[e] += lanes[e];
 }
 
-/* dq += dS K of a tile. Other warps may then overwrite dS^T. ldmatrix fetches dS and transposes it.
- * wgmma could read it from shared memory, but then every warp that writes dS^T would wait for a
- * fence. */
+/* dq += dS K over KEYS keys; dS^T lies in a tile. */
 template <typename A, int KEYS>
 static __device__ inline void g2z__hopper_dq_tile(float (&dq)[8][4], uint32_t ds_tile,
-                                                  uint32_t k_tile, int column,
-                                                  const uint64_t *ds_empty) {
-  uint32_t ds[KEYS / 16][4];
-  g2z__reader reader = g2z__reader_b<64>();
-#pragma unroll
-  for (int k = 0; k < KEYS / 16; k++)
-    g2z__read_b_transposed(ds[k], g2z__tile_at<64>(ds_tile, reader, k * 16, column));
-  g2z__barrier_arrive_warp(ds_empty);
+                                                  uint32_t k_tile) {
   g2z__wgmma_fence();
 #pragma unroll
   for (int k = 0; k < KEYS / 16; k++)
-    g2z__wgmma<A, G2Z__BY_COLUMNS>(dq, ds[k], g2z__operand(k_tile, k * 2048), 1);
+    g2z__wgmma_shared<A, G2Z__BY_COLUMNS>(dq, g2z__operand(ds_tile, k * 2048),
+                                          g2z__operand(k_tile, k * 2048), 1);
   g2z__wgmma_commit();
-  g2z__wgmma_wait<0>();
-  g2z__settled(dq);
 }
 
 /* Where a part's tile 0 of dQ is, or would be. */
@@ -4199,36 +4339,41 @@ template <typename A>
 static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32_t shared,
                                              float *floats, g2z__hopper_barriers *barriers) {
   typedef g2z__hopper_shared S;
-  g2z__turn<2> kv = {0, 0}, ds = {0, 0};
+  g2z__turn<2> kv = {0, 0};
+  g2z__turn<S::DS_STAGES> ds = {0, 0};
   int thread = (int)threadIdx.x % 128, warp = thread / 32, tiles = (x.T + 63) / 64;
   float4 *kept = reinterpret_cast<float4 *>(floats + S::DQ / 4) + thread;
-  float *q_sums = floats + S::Q_SUMS / 4;
+  float *q_sums = floats + S::DQ / 4; /* [4 warps][64], behind an item's tiles */
   G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
     int b = item.head / x.NH, h = item.head % x.NH;
     float4 *left = thread + (item.parts == 1
                                  ? x.dq + (size_t)blockIdx.x * (size_t)tiles * 1024
                                  : g2z__hopper_part(x, item.head, item.part));
-    if (thread < 64)
-      for (int i = 0; i < 4; i++) q_sums[i * 64 + thread] = 0;
-    g2z__barrier_some<2, 128>();
+    float sums[2] = {};
     for (int j = item.begin; j < item.end; j++) {
       g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
       uint32_t k_tile = shared + (uint32_t)(S::K + kv.stage * 2 * S::TILE);
-      for (int i = 2 * j; i < tiles; i++) {
-        float dq[8][4] = {};
+      float dq[8][4], next[8][4] = {};
+      auto fetch = [&](int i) {
         int keep = i - (tiles - S::DQ_TILES);
-        if (j > item.begin) {
-          if (keep >= 0) g2z__dq_get(dq, kept + keep * 1024);
-          else g2z__dq_get(dq, left + (size_t)i * 1024);
-        }
+        if (keep >= 0) g2z__dq_get(next, kept + keep * 1024);
+        else g2z__dq_get(next, left + (size_t)i * 1024);
+      };
+      if (j > item.begin) fetch(2 * j);
+      for (int i = 2 * j; i < tiles; i++) {
+        int keep = i - (tiles - S::DQ_TILES);
+#pragma unroll
+        for (int n = 0; n < 32; n++) dq[n / 4][n % 4] = next[n / 4][n % 4];
         g2z__barrier_wait_warp(barriers->ds_full + ds.stage, ds.phase);
+        g2z__fence_async();
         uint32_t ds_tile = shared + (uint32_t)(S::DS + ds.stage * 2 * S::TILE);
-        const uint64_t *ds_empty = barriers->ds_empty + ds.stage;
-        if (i == 2 * j) /* these queries see the first 64 keys only */
-          g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile, warp * 16, ds_empty);
-        else
-          g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile, warp * 16, ds_empty);
+        if (i == 2 * j) g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile); /* 64 keys are visible */
+        else g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile);
+        if (j > item.begin && i + 1 < tiles) fetch(i + 1);
+        g2z__wgmma_wait<0>();
+        g2z__settled(dq);
+        g2z__barrier_arrive_warp(barriers->ds_empty + ds.stage);
         ds.next();
         if (j < min(i / 2, item.end - 1)) { /* more of this item's keys add to it */
           if (keep >= 0) g2z__dq_put(kept + keep * 1024, dq);
@@ -4238,74 +4383,63 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
         } else {
           g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64), dq, i * 64 + warp * 16,
                            x.scale, x.scale);
-          g2z__hopper_add_columns(q_sums + warp * 64, dq, x.scale);
+          g2z__hopper_add_columns(sums, dq);
         }
       }
       g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
       kv.next();
     }
     if (item.parts > 1) continue;
-    g2z__barrier_some<2, 128>();
+    g2z__barrier_group();
+    for (int e = 0; e < 2; e++) q_sums[warp * 64 + g2z__summed_column<16>(e)] = sums[e] * x.scale;
+    g2z__barrier_group();
     if (thread < 64)
       g2z__hopper_leave_sum(
-          x, item, 0, thread,
+          x, item.head, 0, 0, thread,
           q_sums[thread] + q_sums[64 + thread] + q_sums[128 + thread] + q_sums[192 + thread]);
-    g2z__barrier_some<2, 128>();
+    g2z__barrier_group();
   }
-}
-
-/* 16 rows, as A, to a tile. */
-static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_t (&a)[4][4]) {
-  g2z__reader reader = g2z__reader_b_transposed<64>();
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     g2z__tile_at<64>(tile, reader, row, k * 16)),
-                 "r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3])
-                 : "memory");
 }
 
 /* Where one warpgroup, which owns half of a block's 128 keys, is in the tiles of queries. */
 struct g2z__hopper_keys {
   uint32_t shared;
   g2z__hopper_barriers *barriers;
-  g2z__turn<G2Z__HOPPER_BWD_STAGES> q;
-  g2z__turn<2> ds;
+  g2z__turn<g2z__hopper_shared::STAGES> q;
+  g2z__turn<g2z__hopper_shared::DS_STAGES> ds;
   int row;             /* of this warp inside the 128 */
 };
 
-/* lse of the columns of a C tile that a lane holds. It is fetched before the scores have come. */
-static __device__ inline void g2z__hopper_lse_get(float2 (&lse2)[8], const float *stats) {
+/* A statistic of the columns of a C tile that a lane holds: two for each 8. */
+static __device__ inline void g2z__hopper_stat_get(float (&stat)[4][4], const float *from) {
 #pragma unroll
-  for (int n = 0; n < 8; n++) lse2[n] = *reinterpret_cast<const float2 *>(stats + n * 8);
-}
-/* dP - D is wanted: dP is added to minus D. */
-static __device__ inline void g2z__hopper_dp_begin(float (&dp)[8][4], const float *stats) {
-#pragma unroll
-  for (int n = 0; n < 8; n++) {
-    float2 minus_d = *reinterpret_cast<const float2 *>(stats + 64 + n * 8);
-#pragma unroll
-    for (int i = 0; i < 4; i++) dp[n][i] = i % 2 ? minus_d.y : minus_d.x;
-  }
+  for (int k = 0; k < 4; k++) g2z__get_floats<4>(stat[k], from + k * 16);
 }
 
-/* One tile of 64 queries, whose scores and dP are under way: P^T and dV, dS^T as A of dK. */
+/* One tile of 64 queries, whose scores and dP are under way behind the dV of the tile before: P^T
+ * and dV, dS^T as A of dK. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_t (&ds)[4][4],
-                 const float2 (&lse2)[8], uint32_t dout_tile, int first, int row, float scale2) {
+                 const float *stats, uint32_t dout_tile, int first, int row, float scale2) {
+  float stat[4][4];
   uint32_t p[4][4];
-#pragma unroll
-  for (int n = 0; n < 8; n++)
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      s[n][i] = g2z__exp2(s[n][i] * scale2 - (i % 2 ? lse2[n].y : lse2[n].x));
+  g2z__hopper_stat_get(stat, stats); /* lse */
+  g2z__wgmma_wait<2>();              /* all but dK and dP */
+  g2z__settled(s);
+  g2z__settled(dv);
   if (first) /* it lies on the diagonal */
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        if (row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2) s[n][i] = 0;
+        if (row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2) s[n][i] = -INFINITY;
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      s[n][i] = g2z__exp2(s[n][i] * scale2 - stat[n / 2][n % 2 * 2 + i % 2]);
+  g2z__hopper_stat_get(stat, stats + 64); /* -D */
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[2 * k], s[2 * k + 1]);
   g2z__wgmma_weighted<A>(dv, p, dout_tile, !first);
@@ -4314,11 +4448,9 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_
 #pragma unroll
   for (int n = 0; n < 8; n++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) dp[n][i] *= s[n][i];
+    for (int i = 0; i < 4; i++) dp[n][i] = (dp[n][i] + stat[n / 2][n % 2 * 2 + i % 2]) * s[n][i];
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(ds[k], dp[2 * k], dp[2 * k + 1]);
-  g2z__wgmma_wait<0>();
-  g2z__settled(dv);
 }
 
 /* dS^T to shared memory, for dQ. */
@@ -4341,21 +4473,16 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
                                                 int count, float scale2) {
   typedef g2z__hopper_shared S;
   float s[8][4], dp[8][4];
-  float2 lse2[8];
   uint32_t ds[4][4], q_tiles = keys.shared + S::Q, dout_tiles = keys.shared + S::DOUT;
   int row = keys.row % 64 + g2z__lane_row(), stage = keys.q.stage, last = 0;
-  stats += g2z__lane_column();
+  stats += g2z__lane() % 4 * 4;
   g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
-  g2z__hopper_dp_begin(dp, stats + stage * 128);
-  g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE), 0);
+  g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
   g2z__wgmma_commit(); /* in place of a dK */
-  g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE), 1);
+  g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
   for (int i = 0;; i++) {
-    g2z__hopper_lse_get(lse2, stats + stage * 128);
-    g2z__wgmma_wait<2>(); /* all but dK and dP */
-    g2z__settled(s);
-    g2z__hopper_tile<A>(s, dp, dv, ds, lse2, dout_tiles + (uint32_t)(stage * S::TILE), i == 0, row,
-                        scale2);
+    g2z__hopper_tile<A>(s, dp, dv, ds, stats + stage * 128,
+                        dout_tiles + (uint32_t)(stage * S::TILE), i == 0, row, scale2);
     if (i > 0) {
       g2z__settled(dk);
       g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
@@ -4368,37 +4495,74 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
       g2z__hopper_publish(keys, ds);
       g2z__wgmma_wait<0>();
       g2z__settled(dk);
+      g2z__settled(dv);
       g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
       return;
     }
     g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
-    g2z__hopper_dp_begin(dp, stats + stage * 128);
-    g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE), 0);
+    g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
     g2z__wgmma_weighted<A>(dk, ds, q_tiles + (uint32_t)(last * S::TILE), i > 0);
-    g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE), 1);
+    g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
     g2z__hopper_publish(keys, ds);
   }
+}
+
+/* Stores dK or dV of a warp, and adds up its columns. */
+template <typename A>
+static __device__ inline void g2z__hopper_store_keys(const g2z__hopper_bwd<A> &x,
+                                                     const g2z__hopper_item &item, int tensor,
+                                                     float (&sums)[8], float (&c)[8][4], int row,
+                                                     float factor, uint32_t tile, int place) {
+  uint4 packs[4];
+  g2z__hopper_store(packs,
+                    g2z__rows_of(x.dqkv, item.head / x.NH, item.head % x.NH, tensor, 3, x.T, x.NH,
+                                 64),
+                    c, row, factor, factor, tile, place);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float numbers[8];
+    g2z__unpack<A>(numbers, packs[i]);
+#pragma unroll
+    for (int k = 0; k < 8; k++) sums[k] += numbers[k];
+  }
+}
+
+/* The column sums of a warpgroup's dK and dV. They pass through a tile, where each warp has its 16
+ * rows. */
+template <typename A>
+static __device__ inline void g2z__hopper_leave_keys(const g2z__hopper_bwd<A> &x,
+                                                     const g2z__hopper_item &item,
+                                                     float (&sums)[2][8], float *tile) {
+  int thread = (int)threadIdx.x % 128, lane = g2z__lane();
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    float &sum = sums[i / 8][i % 8];
+    sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, 8);
+    sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, 16);
+    if (lane < 8) tile[thread / 32 * 512 + i / 8 * 64 + lane * 8 + i % 8] = sum;
+  }
+  g2z__barrier_group();
+  tile += thread;
+  g2z__hopper_leave_sum(x, item.head, item.part * 2 + g2z__warpgroup(), 1 + thread / 64,
+                        thread % 64, tile[0] + tile[512] + tile[1024] + tile[1536]);
+  g2z__fence_async();
 }
 
 /* Two warpgroups compute dK and dV of 64 keys each. */
 template <typename A>
 static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint32_t shared,
-                                              const float *stats, float *kv_sums,
-                                              g2z__hopper_barriers *barriers) {
+                                              float *floats, g2z__hopper_barriers *barriers) {
   typedef g2z__hopper_shared S;
   int group = g2z__warpgroup(), warp = (int)threadIdx.x / 32, tiles = (x.T + 63) / 64;
   g2z__turn<2> kv = {0, 0};
   g2z__hopper_keys keys = {shared, barriers, {0, 0}, {0, 0}, warp * 16};
-  float *sums = kv_sums + warp * 128;
   G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
-    int b = item.head / x.NH, h = item.head % x.NH;
-    for (int i = g2z__lane(); i < 128; i += 32) sums[i] = 0;
-    __syncwarp();
+    float sums[2][8] = {};
     for (int j = item.begin; j < item.end; j++) {
-      float dk[8][4], dv[8][4];
       g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
-      uint32_t tile = shared + (uint32_t)((kv.stage * 2 + group) * S::TILE);
+      int at = (kv.stage * 2 + group) * S::TILE, count = tiles - (2 * j + group);
+      uint32_t k_tile = shared + (uint32_t)(S::K + at), v_tile = shared + (uint32_t)(S::V + at);
       if (group == 1) { /* the first tile's queries come before the upper 64 keys */
         g2z__barrier_wait(barriers->q_full + keys.q.stage, keys.q.phase);
         g2z__barrier_arrive_warp(barriers->q_empty + keys.q.stage);
@@ -4407,41 +4571,32 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
         keys.q.next();
         keys.ds.next();
       }
-      int count = tiles - (2 * j + group);
-      if (count <= 0) { /* all of these keys are beyond T */
-        g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
-        kv.next();
-        continue;
+      if (count > 0) { /* else all of these keys are beyond T */
+        float dk[8][4], dv[8][4];
+        int row = j * 128 + keys.row, place = keys.row % 64;
+        g2z__hopper_tiles<A>(dk, dv, k_tile, v_tile, keys, floats + S::STATS / 4, count,
+                             x.scale * G2Z__LOG2E);
+        /* V has been read: its tile is free for what follows, before TMA writes the next V. */
+        g2z__barrier_group();
+        g2z__hopper_store_keys(x, item, 1, sums[0], dk, row, x.scale, v_tile, place);
+        g2z__hopper_store_keys(x, item, 2, sums[1], dv, row, 1.0f, v_tile, place);
       }
-      g2z__hopper_tiles<A>(dk, dv, tile + S::K, tile + S::V, keys, stats, count,
-                           x.scale * G2Z__LOG2E);
+      if (j + 1 == item.end) g2z__hopper_leave_keys(x, item, sums, floats + (S::V + at) / 4);
       g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
       kv.next();
-      int row = j * 128 + keys.row;
-      g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 1, 3, x.T, x.NH, 64), dk, row, x.scale, x.scale);
-      g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 2, 3, x.T, x.NH, 64), dv, row, 1.0f, 1.0f);
-      g2z__hopper_add_columns(sums, dk, x.scale);
-      g2z__hopper_add_columns(sums + 64, dv, 1.0f);
     }
-    g2z__barrier_some<1, 256>();
-    if (threadIdx.x < 128) {
-      float sum = 0;
-      for (int i = 0; i < 8; i++) sum += kv_sums[i * 128 + (int)threadIdx.x];
-      g2z__hopper_leave_sum(x, item, 1 + (int)threadIdx.x / 64, (int)threadIdx.x % 64, sum);
-    }
-    g2z__barrier_some<1, 256>();
   }
 }
 
 /* g2z_k_attention_hopper_bwd: dQ, dK, dV of items, each by one block.
- *   x         g2z__hopper_bwd; x.taken is 0
+ *   x         g2z__hopper_bwd; *x.taken is 0, and becomes it again
  *   qkv_map   qkv as {64, 3 NH, T, B};   dout_map   dout as {64, NH, T, B}
  *   stats_map what g2z_k_attention_hopper_stats left, as {pitch, 2 B NH}
  * Math    S^T = K Q^T, dP^T = V dout^T, P^T = exp2(S - lse), dS^T = P^T (dP^T - D), dV = P^T dout,
  *         dK = dS^T Q, dQ = dS K: 5 products. P and dS are rounded to A and stay in registers; dS
  *         also goes through shared memory, to be transposed for dQ
  * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
- *         each, 2 adds up dQ, one thread of 3 loads. 216 KB of shared memory
+ *         each, 2 adds up dQ, one thread of 3 loads. 226 KB of shared memory
  * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP. The bound lies within a
  *         multiprocessor: a head takes as long when it is alone on the GPU. Shared memory is the
  *         busiest part, because K and V are read again for each tile of queries. dQ's tiles pass
@@ -4459,14 +4614,17 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
                            const __grid_constant__ CUtensorMap stats_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   typedef g2z__hopper_shared S;
-  extern __shared__ unsigned char g2z__shared_bytes[];
-  __shared__ g2z__hopper_barriers barriers;
-  uint32_t begin = g2z__shared_at(g2z__shared_bytes), shared = (begin + 1023u) & ~1023u;
-  float *floats = reinterpret_cast<float *>(g2z__shared_bytes + (shared - begin));
+  extern __shared__ __align__(1024) unsigned char g2z__shared_tiles[]; /* TMA's swizzle */
+  uint32_t shared = g2z__shared_at(g2z__shared_tiles);
+  float *floats = reinterpret_cast<float *>(g2z__shared_tiles);
+  g2z__hopper_barriers &barriers =
+      *reinterpret_cast<g2z__hopper_barriers *>(g2z__shared_tiles + S::BARRIERS);
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
       g2z__barrier_init(barriers.kv_full + i, 1);
       g2z__barrier_init(barriers.kv_empty + i, 12); /* the warps of three warpgroups */
+    }
+    for (int i = 0; i < S::DS_STAGES; i++) {
       g2z__barrier_init(barriers.ds_full + i, 8);
       g2z__barrier_init(barriers.ds_empty + i, 4);
     }
@@ -4481,12 +4639,12 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
   int group = g2z__warpgroup();
   if (group < 2) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
-    g2z__hopper_dkv<A>(x, shared, floats + S::STATS / 4, floats + S::KV_SUMS / 4, &barriers);
+    g2z__hopper_dkv<A>(x, shared, floats, &barriers);
   } else if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
     g2z__hopper_dq<A>(x, shared, floats, &barriers);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     if (threadIdx.x == 384)
       g2z__hopper_load<A>(x, &qkv_map, &dout_map, &stats_map, shared, &barriers);
   }
@@ -4506,7 +4664,7 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   __shared__ float shared[8 * 64];
   g2z__k_begin();
   int tiles = (x.T + 63) / 64, thread = (int)threadIdx.x % 128, warp = (int)threadIdx.x / 32;
-  int splits = x.cut.splits, head = x.cut.whole + (int)blockIdx.x / splits;
+  int splits = max(x.cut.splits, 2), head = x.cut.whole + (int)blockIdx.x / splits;
   int turn = (int)blockIdx.x % splits;
   auto to = g2z__rows_of(x.dqkv, head / x.NH, head % x.NH, 0, 3, x.T, x.NH, 64);
   float sums[16] = {};
@@ -4529,8 +4687,7 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   if (threadIdx.x >= 64) return;
   float sum = 0;
   for (int i = 0; i < 8; i++) sum += shared[i * 64 + (int)threadIdx.x];
-  g2z__hopper_item item = {head, turn, splits, 0, 0};
-  g2z__hopper_leave_sum(x, item, 0, (int)threadIdx.x, sum * x.scale);
+  g2z__hopper_leave_sum(x, head, turn, 0, (int)threadIdx.x, sum * x.scale);
 }
 
 /* ----- launchers --------------------------------------------------------- */
@@ -4584,11 +4741,12 @@ static g2z_status g2z__hopper_stats_map(g2z_device *device, CUtensorMap *map, co
 template <typename A>
 static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, const A *qkv, int B,
                                       int T, int NH) {
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  g2z__hopper_fwd<A> x = {out, lse, cuda->taken, B * NH * ((T + 127) / 128), T, NH, 0.125f};
   CUtensorMap map;
   G2Z__TRY(g2z__hopper_map(device, &map, qkv, 3 * NH, T, B));
   return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
-                     (unsigned)(B * NH * ((T + 127) / 128)), 256, G2Z__HOPPER_FWD_BYTES, out, lse,
-                     qkv, map, T, NH, 0.125f);
+                     (unsigned)min(x.items, cuda->sms), 640, G2Z__HOPPER_FWD_BYTES, x, map);
 }
 
 static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
@@ -4691,7 +4849,7 @@ static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int mu
 }
 
 /* Scratch of backward: statistics; tiles of dQ in fp32; column sums. B=32, T=1024, NH=12 on 132
- * multiprocessors: 3.1 + 34.6 + 0.3 MB. */
+ * multiprocessors: 3.1 + 34.6 + 0.6 MB. */
 template <typename A, typename G>
 static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, const A *dout,
                                       const A *out, const float *lse, const A *qkv, g2z_write mode,
@@ -4700,29 +4858,30 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, con
   size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
   g2z__hopper_bwd<A> x;
   memset(&x, 0, sizeof x);
+  x.taken = g2z__cuda_of(device)->taken;
   x.dqkv = dqkv, x.B = B, x.T = T, x.NH = NH, x.scale = 0.125f;
+  x.kept = G2Z__HOPPER_L2_TILES - max(0, (T + 63) / 64 - g2z__hopper_shared::DQ_TILES);
   g2z__hopper_best_cut(&x.cut, T, B * NH, sms);
   x.items = g2z__hopper_items(&x.cut);
+  x.slabs = 2 * x.cut.splits;
   size_t tiles = (size_t)g2z__hopper_tiles_left(&x.cut, T, sms);
-  int parts = (B * NH - x.cut.whole) * x.cut.splits, slabs = g2z__hopper_slab(x.cut, B, NH, B, 1);
+  int parts = (B * NH - x.cut.whole) * max(x.cut.splits, 2), slabs = B * x.slabs;
   size_t stats_floats = 2 * heads * pitch, sums_floats = (size_t)slabs * 3 * (size_t)(NH * 64);
   void *scratch;
-  G2Z__TRY(g2z__scratch(device, (stats_floats + tiles * 4096 + sums_floats + 1) * sizeof(float),
+  G2Z__TRY(g2z__scratch(device, (stats_floats + tiles * 4096 + sums_floats) * sizeof(float),
                         &scratch));
   float *stats = (float *)scratch;
   x.dq = (float4 *)(stats + stats_floats);
   x.parts = x.dq + (size_t)min(x.cut.whole, sms) * (((size_t)T + 63) / 64) * 1024;
   x.sums = (float *)(x.dq + tiles * 1024);
-  x.taken = (int *)(x.sums + sums_floats);
   CUtensorMap qkv_map, dout_map, stats_map;
   G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
   G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
   G2Z__TRY(g2z__hopper_stats_map(device, &stats_map, stats, heads, pitch));
   G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
-                       (unsigned)(heads * pitch / 32), 256, 0, stats, x.taken, dout, out, lse, T,
-                       NH));
+                       (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, lse));
   G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
-                       (unsigned)min(x.items, sms), 512, g2z__hopper_shared::BYTES, x, qkv_map,
+                       (unsigned)min(x.items, sms), 512, G2Z__HOPPER_BWD_BYTES, x, qkv_map,
                        dout_map, stats_map));
   if (parts > 0)
     G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_dq", g2z_k_attention_hopper_dq<A>,
@@ -6196,111 +6355,6 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
                      (unsigned)(chunks < most ? chunks : most), 256, 0, (A *)u->params, u->master,
                      u->m, u->v, (const G *)u->grads, u->ranges + begin, end - begin, *u->config,
                      u->state);
-}
-
-/* ===== >>k70 memory ======================================================
- * In:  a GPU. Out: what a process takes of it beside the plan (CUDA's context, the libraries' code
- *      and workspaces), how busy it is, and what it is.
- * Law: NVML measures memory and load. It is opened at run time: a build needs nothing of it. */
-
-/* NVML's functions, in the order of g2z_gpu_watch.call. */
-typedef struct {
-  unsigned version;
-  unsigned long long total, reserved, free, used;
-} g2z__nvml_memory;
-typedef struct { unsigned gpu, memory; } g2z__nvml_rates;
-#define G2Z__NVML_LIST(X)                                                    \
-  X(INIT,     "nvmlInit_v2",                      (void))                    \
-  X(SHUTDOWN, "nvmlShutdown",                     (void))                    \
-  X(FIND,     "nvmlDeviceGetHandleByPciBusId_v2", (const char *, void **))   \
-  X(MEMORY,   "nvmlDeviceGetMemoryInfo_v2",       (void *, g2z__nvml_memory *)) \
-  X(BUSY,     "nvmlDeviceGetUtilizationRates",    (void *, g2z__nvml_rates *))
-enum {
-#define X(name, symbol, arguments) G2Z__NVML_##name,
-  G2Z__NVML_LIST(X)
-#undef X
-  G2Z__NVML_COUNT
-};
-#define X(name, symbol, arguments) typedef int (*g2z__nvml_##name) arguments;
-G2Z__NVML_LIST(X)
-#undef X
-static_assert(G2Z__NVML_COUNT == sizeof(g2z_gpu_watch::call) / sizeof(void *),
-              "g2z_gpu_watch has a place for each function");
-#define G2Z__NVML(watch, name) ((g2z__nvml_##name)(watch)->call[G2Z__NVML_##name])
-
-static void g2z__nvml_close(g2z_gpu_watch *watch) {
-  if (watch->call[G2Z__NVML_SHUTDOWN]) G2Z__NVML(watch, SHUTDOWN)();
-  if (watch->library) dlclose(watch->library);
-}
-
-static g2z_status g2z__nvml_open(g2z_gpu_watch *watch) {
-  static const char *const symbols[] = {
-#define X(name, symbol, arguments) symbol,
-      G2Z__NVML_LIST(X)
-#undef X
-  };
-  watch->library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-  int all = watch->library != NULL;
-  for (int i = 0; i < G2Z__NVML_COUNT && all; i++)
-    all = (watch->call[i] = dlsym(watch->library, symbols[i])) != NULL;
-  if (all && G2Z__NVML(watch, INIT)() == 0) return G2Z_OK;
-  watch->call[G2Z__NVML_SHUTDOWN] = NULL; /* there is nothing to shut down */
-  return g2z_fail(watch->services, G2Z_UNSUPPORTED,
-                  "libnvidia-ml.so.1 is not here, or no driver answers it: how busy GPUs are is "
-                  "not known");
-}
-
-static g2z_status g2z__nvml_sample(g2z_gpu_watch *watch, int gpu, g2z_gpu_sample *out) {
-  char bus[32];
-  void *handle;
-  g2z__nvml_memory memory;
-  g2z__nvml_rates rates;
-  memset(&memory, 0, sizeof memory);
-  memset(&rates, 0, sizeof rates);
-  memory.version = (unsigned)sizeof memory | 2u << 24;
-  if (cudaDeviceGetPCIBusId(bus, (int)sizeof bus, gpu) != cudaSuccess ||
-      G2Z__NVML(watch, FIND)(bus, &handle) != 0 ||
-      G2Z__NVML(watch, MEMORY)(handle, &memory) != 0)
-    return g2z_fail(watch->services, G2Z_UNSUPPORTED, "NVML knows nothing of GPU %d", gpu);
-  /* A MIG slice has no utilisation. */
-  out->busy_percent = G2Z__NVML(watch, BUSY)(handle, &rates) == 0 ? (double)rates.gpu : NAN;
-  out->used_bytes = (size_t)memory.used; /* without what the driver keeps for itself */
-  return G2Z_OK;
-}
-
-/* Bytes in use on the current GPU by all processes; 0 without NVML. */
-static size_t g2z__gpu_bytes_used(g2z_services *services) {
-  g2z_gpu_watch *watch;
-  g2z_gpu_sample sample;
-  int ordinal = 0;
-  memset(&sample, 0, sizeof sample);
-  if (cudaGetDevice(&ordinal) != cudaSuccess) return 0;
-  if (g2z_gpu_watch_create(services, &watch) == G2Z_OK)
-    g2z_gpu_watch_sample(watch, ordinal, &sample);
-  g2z_gpu_watch_free(watch);
-  return sample.used_bytes;
-}
-
-/* The bytes in use once this process has run a product, minus those before it had a context. */
-static g2z_status g2z__cuda_overhead(g2z_services *services, size_t *bytes) {
-  enum { SIDE = 256 };
-  *bytes = 0;
-  size_t before = g2z__gpu_bytes_used(services);
-  g2z_device *device;
-  void *x = NULL, *y = NULL;
-  G2Z__TRY(g2z_device_create(services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &device));
-  g2z_status status = device->ops->allocate(device, SIDE * SIDE * 2, &x);
-  if (status == G2Z_OK) status = device->ops->allocate(device, SIDE * SIDE * 2, &y);
-  if (status == G2Z_OK)
-    status = device->ops->linear_bwd_data(device, y, NULL, x, x, NULL, G2Z_OVERWRITE, SIDE, SIDE,
-                                          SIDE);
-  if (status == G2Z_OK) status = device->ops->synchronize(device);
-  size_t after = g2z__gpu_bytes_used(services);
-  if (after > before) *bytes = after - before;
-  if (x) device->ops->release(device, x);
-  if (y) device->ops->release(device, y);
-  g2z_device_free(device);
-  return status;
 }
 
 /* ===== >>k80 collectives =================================================

@@ -22,6 +22,7 @@
 #include "tests/cuda.h"
 #include "tests/weights.h"
 #include "tests/model.h"
+#include "tests/inuse.h"
 #include "tests/trainer.h"
 #include "tests/checkpoint.h"
 #include "tests/run.h"
@@ -219,6 +220,11 @@ static const g2z_test_entry test_table[] = {
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
+    {"model_scores", "scores and logits equal Hugging Face's; targets that are left out", test_model_scores},
+    {"model_memory", "a model holds weights and one block's activations", test_model_memory},
+    {"model_generates", "with a cache the same tokens as without", test_model_generates},
+    {"model_context", "a text goes on behind the context", test_model_context},
+    {"model_no_memory", "a model survives every failing allocation", test_model_no_memory},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"tokens_services", "tokens belong to the services they began with", test_tokens_services},
     {"zero_equal", "stages 0 to 3 and dp on 2, 3 and 4 ranks learn what one learns",
@@ -248,6 +254,7 @@ static const g2z_test_entry test_table[] = {
      test_run_resume_refusals},
     {"run_goes_on", "what a run said at its end goes when it goes on", test_run_goes_on},
     {"run_stop", "a stop saves, says so and can be resumed", test_run_stop},
+    {"train_removed", "a run whose files are removed under it fails", test_train_removed},
     {"train_unread", "a console that is closed or that nobody reads", test_train_unread},
     {"train_signals", "signals: checkpoint and exit code 75; a second one ends at once",
      test_train_signals},

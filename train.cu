@@ -90,21 +90,19 @@ static g2z_status dry_run(g2z_services *services, const g2z_run_options *o,
                           const g2z_context_config *context) {
   g2z_train_config config = o->run.train;
   g2z_plan *plan;
-  size_t overhead_bytes, free_bytes, total_bytes;
+  size_t free_bytes, total_bytes;
   if (context->ranks.place.rank != 0) return G2Z_OK; /* no other's is larger */
   config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
   config.optimizer.min_lr = 0;
   TRY(g2z_plan_create(services, &config, context->device, context->ranks.place.rank,
                       context->ranks.place.world, &plan));
-  if (g2z_device_overhead(services, context->device, &overhead_bytes) != G2Z_OK ||
-      g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
-    puts("this machine has no such device: what it takes beside the plan is not known here");
-    overhead_bytes = free_bytes = 0;
+  if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
+    puts("this machine has no such device: how much memory it has is not known here");
+    free_bytes = 0;
   }
   if (context->device == G2Z_DEVICE_CPU && context->ranks.place.local_world > 1)
     free_bytes /= (size_t)context->ranks.place.local_world; /* ranks share the host's */
-  if (overhead_bytes > 0) overhead_bytes += g2z_plan_nccl_bytes(plan);
-  g2z_plan_print(plan, overhead_bytes, free_bytes, print_line, NULL);
+  g2z_plan_print(plan, free_bytes, print_line, NULL);
   g2z_plan_free(plan);
   return G2Z_OK;
 }

@@ -2,7 +2,7 @@
  * and at the end, from the last of which the next start goes on. Beside it lie gpt2_zero.h and, for
  * nvcc, gpt2_zero_kernels.cuh; nothing else is needed:
  *     cc -O3 -march=native -fopenmp -x c minimal.cu -o minimal -lm -lpthread
- *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a minimal.cu -o minimal -lcublasLt -lnccl -ldl
+ *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a minimal.cu -o minimal -lcublasLt -lnccl
  *     ./minimal 'data/text_train_*.bin' [STEPS [BATCH [SEQ [LAYERS [CHANNELS]]]]]
  *     mpirun -np 8 ./minimal 'data/text_train_*.bin' 1000 32 1024 12 768 */
 #define GPT2_ZERO_IMPLEMENTATION
@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
   for (int step = last + 1; step <= steps && status == G2Z_OK; step++) {
     status = g2z_trainer_step(trainer, &report); /* the report is of the step before */
     if (status == G2Z_OK && step == steps) status = g2z_trainer_flush(trainer, &report);
-    if (g2z_context_rank(context) == 0 && report.loss_step > 0)
+    if (context->rank == 0 && report.loss_step > 0)
       printf("step %d: loss %.4f\n", (int)report.loss_step, (double)report.loss);
     snprintf(directory, sizeof directory, "minimal-step-%06d", step);
     if (status == G2Z_OK && (step % 100 == 0 || step == steps))

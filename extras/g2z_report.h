@@ -217,7 +217,7 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
   X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
   X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
   X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
-  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: NVML")       \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: nvidia-smi")  \
   X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
   X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
   X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
@@ -380,8 +380,8 @@ static const char g2zp_page_style[] =
     ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
     "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
     "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
-    "@media (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;--line:#303338;"
-    "--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;"
+    "@media screen and (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;"
+    "--line:#303338;--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;"
     "--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;--s7:#aab3bf}}\n"
     "*{box-sizing:border-box}\n"
     "body{margin:0 auto;max-width:1400px;padding:clamp(16px,3vw,40px);background:var(--page);"
@@ -427,9 +427,8 @@ static const char g2zp_page_style[] =
     "th:first-child,td:first-child{text-align:left}\n"
     "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
     "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
-    "--grid:#e4e4e4;--text:#000;--soft:#444;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
-    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}body{max-width:none;padding:0;"
-    "font-size:11px}.charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
+    "--grid:#e4e4e4;--text:#000;--soft:#444}body{max-width:none;padding:0;font-size:11px}"
+    ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
     "th,td{white-space:normal}h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
 G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length) {
@@ -976,7 +975,6 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
 struct g2z_events {
   g2z_services *services;
   g2z_writer *writer;
-  g2z_crc crc;
   unsigned char data[G2ZP_EVENT_BYTES];
   size_t used;
 };
@@ -1012,17 +1010,22 @@ static void g2zp_event_begin(g2z_events *e, int64_t step) {
   g2zp_event_varint(e, (uint64_t)step);
 }
 
-static uint32_t g2zp_event_mask(const g2z_events *e, const void *bytes, size_t count) {
-  uint32_t sum = g2z_crc32c(&e->crc, 0, bytes, count);
+static uint32_t g2zp_event_mask(const void *bytes, size_t count) {
+  uint32_t sum = ~0u; /* CRC-32C, bit by bit: a record has a few hundred bytes */
+  for (size_t bit = 0; bit < 8 * count; bit++) {
+    if (bit % 8 == 0) sum ^= ((const unsigned char *)bytes)[bit / 8];
+    sum = sum >> 1 ^ (sum & 1 ? 0x82f63b78u : 0);
+  }
+  sum = ~sum;
   return (sum >> 15 | sum << 17) + 0xa282ead8u;
 }
 
 static g2z_status g2zp_event_end(g2z_events *e) {
   uint64_t length = e->used;
-  uint32_t sum = g2zp_event_mask(e, &length, sizeof length);
+  uint32_t sum = g2zp_event_mask(&length, sizeof length);
   g2z_writer_put(e->writer, &length, sizeof length);
   g2z_writer_put(e->writer, &sum, sizeof sum);
-  sum = g2zp_event_mask(e, e->data, e->used);
+  sum = g2zp_event_mask(e->data, e->used);
   g2z_writer_put(e->writer, e->data, e->used);
   g2z_writer_put(e->writer, &sum, sizeof sum);
   return g2z_writer_flush(e->writer);
@@ -1068,7 +1071,6 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
-  g2z_crc_init(&e->crc);
   g2z_status status = g2zp_events_path(services, directory, &path);
   if (status == G2Z_OK) status = g2z_writer_create(services, path, &e->writer);
   g2z_release(services, path);
@@ -1418,28 +1420,21 @@ static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series
 
 #define G2ZP_REPORT_CHARTS ((int)(sizeof g2zp_report_charts / sizeof *g2zp_report_charts))
 
-/* In the head of the page: what was the same in all steps. */
-static void g2zp_report_constants(g2z_page *page, const g2zp_curves *c) {
+/* Charts of what varies; `head`: instead, in the head of the page, what was the same in all
+ * steps. */
+static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
   g2z_series series[2];
   double constant[2];
   char text[32];
   for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
+    g2z_chart chart;
     int varies, count = g2zp_report_series(c, i, series, constant, &varies);
-    for (int k = 0; k < count && !varies; k++) {
+    for (int k = 0; k < count && head && !varies; k++) {
       snprintf(text, sizeof text, "%.6g", constant[k]);
       g2z_plain_number(text);
       g2z_page_fact(page, series[k].name, "%s", text);
     }
-  }
-}
-
-static void g2zp_report_draw(g2z_page *page, const g2zp_curves *c) {
-  g2z_series series[2];
-  double constant[2];
-  for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
-    g2z_chart chart;
-    int varies, count = g2zp_report_series(c, i, series, constant, &varies);
-    if (!varies) continue;
+    if (head || !varies) continue;
     memset(&chart, 0, sizeof chart);
     chart.title = g2zp_report_charts[i].title;
     chart.about = g2zp_report_charts[i].about;
@@ -1449,16 +1444,20 @@ static void g2zp_report_draw(g2z_page *page, const g2zp_curves *c) {
     chart.series_count = count;
     g2z_page_chart(page, &chart);
   }
+}
+
+static void g2zp_report_spent(g2z_page *page, const g2zp_curves *c) {
+  g2z_series series;
   g2z_chart spent;
   memset(&spent, 0, sizeof spent);
-  memset(series, 0, sizeof series);
-  series[0].name = "seconds";
-  series[0].y = c->spent_s;
-  series[0].count = sizeof c->spent_s / sizeof *c->spent_s;
+  memset(&series, 0, sizeof series);
+  series.name = "seconds";
+  series.y = c->spent_s;
+  series.count = sizeof c->spent_s / sizeof *c->spent_s;
   spent.title = "Where the time went";
   spent.about = "s";
   spent.labels = g2zp_spent_names;
-  spent.series = series;
+  spent.series = &series;
   spent.series_count = 1;
   g2z_page_chart(page, &spent);
 }
@@ -1489,20 +1488,22 @@ static const g2zp_report_fact g2zp_ended_facts[] = {
     {"best validation loss", "summary.best_val_loss"},
     {"started", "timestamp_utc"},
     {"commit", "git_commit"},
-    {"command", "command_line"}};
+    {"command", "command_line"},
+    {NULL, NULL}};
 static const g2zp_report_fact g2zp_running_facts[] = {
     {"ranks", "world_size"},       {"host of rank 0", "rank0_host"}, {"launcher", "launcher"},
-    {"started", "timestamp_utc"},  {"commit", "git_commit"},         {"command", "command_line"}};
+    {"started", "timestamp_utc"},  {"commit", "git_commit"},         {"command", "command_line"},
+    {NULL, NULL}};
 
 static g2z_status g2zp_report_facts(g2z_page *page, const g2zp_told *told,
-                                    const g2zp_report_fact *facts, size_t count) {
+                                    const g2zp_report_fact *fact) {
   char number[32], *text;
-  for (size_t i = 0; i < count; i++) {
-    G2ZP_TRY(g2zp_told_text(told, facts[i].at, &text));
-    double value = text ? NAN : g2zp_told_number(told, facts[i].at);
+  for (; fact->name; fact++) {
+    G2ZP_TRY(g2zp_told_text(told, fact->at, &text));
+    double value = text ? NAN : g2zp_told_number(told, fact->at);
     snprintf(number, sizeof number, "%.7g", value);
     g2z_plain_number(number);
-    if (text || !isnan(value)) g2z_page_fact(page, facts[i].name, "%s", text ? text : number);
+    if (text || !isnan(value)) g2z_page_fact(page, fact->name, "%s", text ? text : number);
     g2z_release(told->services, text);
   }
   return G2Z_OK;
@@ -1604,13 +1605,12 @@ static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
   G2ZP_TRY(status);
   status = g2zp_report_result(page, files, curves);
   if (status == G2Z_OK)
-    status = ended ? g2zp_report_facts(page, &files->metrics, g2zp_ended_facts,
-                                       sizeof g2zp_ended_facts / sizeof *g2zp_ended_facts)
-                   : g2zp_report_facts(page, &files->launcher, g2zp_running_facts,
-                                       sizeof g2zp_running_facts / sizeof *g2zp_running_facts);
-  g2zp_report_constants(page, curves);
+    status = ended ? g2zp_report_facts(page, &files->metrics, g2zp_ended_facts)
+                   : g2zp_report_facts(page, &files->launcher, g2zp_running_facts);
+  g2zp_report_curves(page, curves, 1);
   g2z_page_heading(page, "Curves");
-  g2zp_report_draw(page, curves);
+  g2zp_report_curves(page, curves, 0);
+  g2zp_report_spent(page, curves);
   g2zp_report_epochs(page, &files->metrics);
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
@@ -1621,7 +1621,6 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   g2zp_run_files files;
   g2zp_curves curves;
   memset(&files, 0, sizeof files);
-  files.metrics.services = files.launcher.services = files.failure.services = services;
   g2z_status status = g2zp_curves_read(services, run_dir, &curves);
   if (status == G2Z_OK)
     status = g2zp_told_run(services, run_dir, &files.metrics);

@@ -48,10 +48,12 @@
  *                             a checkpoint and training_metrics.json, with the reason under
  *                             "shutdown"
  *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
- *     training_metrics.json, cuts metrics.jsonl and train.log behind the checkpoint's step and goes
- *     on; sums, epochs and wall time are made from the lines that stay, and cover the whole run. A
- *     damaged line among these is an error, unless it is the torn end of the file. Of "latest" a
- *     checkpoint that is not whole is passed over, and becomes step-NNNNNN.damaged. */
+ *     training_metrics.json, and goes on. Its checkpoint's note.json has the sums and epochs up to
+ *     there, so that training_metrics.json covers the whole run, and the lengths at which
+ *     metrics.jsonl and train.log are cut off. Where a length does not fit, because somebody has
+ *     changed the file, metrics.jsonl is cut behind the checkpoint's step; a damaged line before
+ *     that is an error, unless it is the torn end. Of "latest" a checkpoint that is not whole is
+ *     passed over, and becomes step-NNNNNN.damaged. A run whose logs are removed under it fails. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -333,15 +335,60 @@ extern "C" {
  * Law: metrics.jsonl and train.log grow line by line and hold whatever happened; every other file
  *      appears complete or not at all, and RUN_COMPLETE.txt comes after all of them. */
 
+#define G2ZR_NAME(name) #name,
+#define G2ZR_DOUBLE(name) double name;
+#define G2ZR_COUNT(names) (sizeof names / sizeof *(names))
+
+/* What is summed up over the whole run, however often it was resumed. */
+#define G2ZR_TOTAL_LIST(X)                                                                        \
+  X(wall_s)        /* of the starts before this one */                                            \
+  X(pause_s)       /* validation, samples and saving */                                           \
+  X(train_s)       /* steps, */                                                                   \
+  X(train_tokens)  /* and their tokens */                                                         \
+  X(best_val_loss) /* NaN: none */                                                                \
+  X(smooth_s)      /* step time, exponentially weighted, */                                       \
+  X(smooth_weight) /* and the sum of the weights */                                               \
+  X(open_s)        /* saved: wall time of the epoch that is not over */                           \
+  X(metrics_bytes) /* saved: lengths of the two logs */                                           \
+  X(log_bytes)
+typedef struct g2zr_totals {
+  G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
+} g2zr_totals;
+static const char *const g2zr_total_names[] = {G2ZR_TOTAL_LIST(G2ZR_NAME)};
+
+#define G2ZR_EPOCH_LIST(X)                                                                        \
+  X(index)                                                                                        \
+  X(steps)                                                                                        \
+  X(skipped)                                                                                      \
+  X(tokens)                                                                                       \
+  X(wall_s)        /* with validation, samples and saving; 0: it is not over */                   \
+  X(train_s)       /* of its steps: all of it, */                                                 \
+  X(data_s)        /* and waiting for tokens */                                                   \
+  X(loss_sum)      /* over steps that were not skipped */                                         \
+  X(val_loss)      /* the last one; NaN: none */                                                  \
+  X(p50_s)         /* step time */                                                                \
+  X(p95_s)
 typedef struct g2zr_epoch {
-  int64_t index, steps, skipped, tokens;
+  G2ZR_EPOCH_LIST(G2ZR_DOUBLE)
   double started;                    /* g2z_seconds() */
-  double wall_s;                     /* with validation, samples and saving */
-  double train_s, data_s;            /* of its steps: all of it, and waiting for tokens */
-  double loss_sum;                   /* over steps that were not skipped */
-  double val_loss;                   /* the last one; NaN without */
-  double p50_s, p95_s;               /* step time */
 } g2zr_epoch;
+static const char *const g2zr_epoch_names[] = {G2ZR_EPOCH_LIST(G2ZR_NAME)};
+
+/* A file of rank 0 that is read while it grows line by line. */
+typedef struct g2zr_stream {
+  int file;                          /* -1: there is none */
+  int64_t bytes;
+  char path[1100];
+} g2zr_stream;
+
+typedef struct g2zr_path {
+  char text[PATH_MAX];
+} g2zr_path;
+
+typedef struct g2zr_failure {        /* that is told later */
+  g2z_status status;
+  char sentence[G2Z_ERROR_BYTES];
+} g2zr_failure;
 
 enum { /* what has to happen before the next step, in this order */
   G2ZR_DUE_VALIDATION = 1,
@@ -357,45 +404,46 @@ struct g2z_run {
   g2z_context *context;
   g2z_run_config config;
   g2z_trainer *trainer;
-  g2z_loader *val;
+  g2z_loader *val, *train;           /* the latter until the steps are counted */
   g2z_tokenizer *tokenizer;
   g2z_tokens sample;                 /* begins with the prompt, of */
   size_t prompt;                     /* so many tokens */
   char *sample_text;
-  g2z_writer *metrics, *log;
+  g2zr_stream metrics, log;
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written anew */
   char line[4608], dataset[128], id[128], started_utc[32]; /* a line may hold the longest path */
-  double started;
+  double started, ended;             /* g2z_seconds(); 0: it goes on */
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
-  char *resume;                      /* the checkpoint that is taken up; NULL: none */
-  char shared_dir[1024];             /* rank 0's run_dir: a name may come from a clock */
+  struct {                           /* by rank 0, for all: names may come from its clock */
+    int continues;                   /* 1: run_dir's own run goes on, */
+    int own;                         /* 1: behind a checkpoint of its own */
+    char run_dir[1024];
+    char resume[1024];
+  } found;
+  const char *resume;                /* the checkpoint that is taken up; NULL: none */
   int lock;                          /* rank 0: it is this run's alone; -1: not yet */
+  g2z_checkpoint from;               /* what it says */
   double resume_s;                   /* how long it took to take it up */
-  int continues;                     /* 1: run_dir's own run goes on, */
-  int own;                           /* 1: behind a checkpoint of its own */
-  int passed_over;                   /* rank 0, 1: damaged ones stand behind that */
+  int damaged;                       /* 1: it is not whole */
+  int64_t before;                    /* rank 0: "latest" is the last before that step: damaged ones
+                                      * stand behind it; */
+  char passed_over[256];             /* their steps, "": none, */
+  char newest[300];                  /* and what is wrong with the first */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
-  double earlier_s;                  /* wall time of this run before it was resumed */
   int64_t stop_signal;               /* that asked to stop; 0: none */
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
-  int within;                        /* 1: the checkpoint's was not, when it was saved */
-  g2z_status ending;                 /* not G2Z_OK: how the run ends when its last step was told, */
-  char sentence[G2Z_ERROR_BYTES];    /* and why */
-  g2z_status held;                   /* rank 0: of a file that could not be written, */
-  char held_sentence[G2Z_ERROR_BYTES]; /* and why; the others are yet to be told */
+  g2zr_failure ending;               /* how the run ends when its last step was told */
+  g2zr_failure held;                 /* rank 0: of a file; the others are yet to be told */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
   double flops_per_token, peak_flops;/* the latter of all ranks; NaN: not known */
-  double smooth_s, smooth_weight;    /* step time, exponentially weighted */
-  double pause_s;                    /* validation, samples and saving so far */
-  double train_s;                    /* steps so far */
-  int64_t train_tokens;              /* of those */
-  double best_val_loss, val_entropy; /* NaN: none */
+  g2zr_totals sum;
+  double val_entropy;                /* NaN: none */
   int64_t val_steps;
   double *step_s;                    /* of this epoch's steps */
   size_t step_s_capacity;
@@ -419,33 +467,93 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
 
 /* ----- files ----- */
 
+/* Keeps the first failure, whose sentence is in services->error. */
+static void g2zr_note_failure(g2z_run *run, g2zr_failure *failure, g2z_status status) {
+  if (failure->status != G2Z_OK) return;
+  failure->status = status;
+  memcpy(failure->sentence, run->services->error, sizeof failure->sentence);
+}
+
+static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
+  if (failure->status != G2Z_OK)
+    memcpy(run->services->error, failure->sentence, sizeof failure->sentence);
+  return failure->status;
+}
+
 /* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
  * wait for what will not come: it travels in the verdict of the next step. */
 static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
-  if (status == G2Z_OK || !run->trainer || g2z_context_world(run->context) == 1) return status;
-  if (run->held == G2Z_OK) {
-    memcpy(run->held_sentence, run->services->error, sizeof run->held_sentence);
-    run->held = status;
-  }
+  if (status == G2Z_OK || !run->trainer || run->context->world == 1) return status;
+  g2zr_note_failure(run, &run->held, status);
   g2z_trainer_fail(run->trainer, status);
   return G2Z_OK;
 }
 
 /* The same status on all ranks, of this and of what was held. */
 static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
-  if (status == G2Z_OK && run->held != G2Z_OK) {
-    memcpy(run->services->error, run->held_sentence, sizeof run->held_sentence);
-    status = run->held;
-  }
-  return g2z_ranks_agree(g2z_context_ranks(run->context), status);
+  if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->held);
+  return g2z_ranks_agree(run->context->ranks, status);
+}
+
+/* "DIRECTORY/name". Neither run_dir nor save_weights is so long that it would be cut off. */
+static g2zr_path g2zr_join(const char *directory, const char *name) {
+  g2zr_path path;
+  snprintf(path.text, sizeof path.text, "%.4000s/%.90s", directory ? directory : "", name);
+  return path;
+}
+
+static g2zr_path g2zr_in(const g2z_run *run, const char *name) {
+  return g2zr_join(run->config.run_dir, name);
+}
+
+static int g2zr_has(const char *directory, const char *name) {
+  return access(g2zr_join(directory, name).text, F_OK) == 0;
+}
+
+/* A file that is removed or replaced under a run would leave one without its metrics. */
+static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
+  struct stat mine, named;
+  if (stream->file < 0) return G2Z_OK;
+  if (fstat(stream->file, &mine) == 0 && stat(stream->path, &named) == 0 &&
+      mine.st_dev == named.st_dev && mine.st_ino == named.st_ino)
+    return G2Z_OK;
+  return g2z_fail(run->services, G2Z_IO, "%s was removed or replaced while this run writes it: the "
+                  "run ends; resume it behind its last checkpoint, or begin anew", stream->path);
+}
+
+G2Z_PRINTF(3, 4)
+static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *format, ...) {
+  va_list arguments;
+  if (stream->file < 0) return G2Z_OK;
+  va_start(arguments, format);
+  int put = vdprintf(stream->file, format, arguments);
+  g2z_status status = put >= 0 ? g2zr_stream_check(run, stream)
+                               : g2z_fail_file(run->services, errno, "write", stream->path);
+  va_end(arguments);
+  stream->bytes += put;
+  return g2zr_hold(run, status);
+}
+
+/* Opens a log that keeps its first bytes. */
+static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char *name,
+                                   int64_t keep) {
+  struct stat info;
+  snprintf(stream->path, sizeof stream->path, "%s/%s", run->config.run_dir, name);
+  stream->bytes = keep;
+  stream->file = open(stream->path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK |
+                      O_CLOEXEC, 0666);
+  if (stream->file < 0) return g2z_fail_file(run->services, errno, "create", stream->path);
+  if (fstat(stream->file, &info) != 0 || !S_ISREG(info.st_mode))
+    return g2z_fail(run->services, G2Z_IO, "cannot write %s: it is no regular file; remove it",
+                    stream->path);
+  if (ftruncate(stream->file, (off_t)keep) == 0) return G2Z_OK;
+  return g2z_fail_file(run->services, errno, "cut off the end of", stream->path);
 }
 
 static g2z_status g2zr_log(g2z_run *run, const char *line) {
-  if (!run->log) return G2Z_OK;
   char now[32];
   g2z_utc_now(now);
-  g2z_writer_printf(run->log, "%s  %s\n", now, line);
-  return g2zr_hold(run, g2z_writer_flush(run->log));
+  return g2zr_append(run, &run->log, "%s  %s\n", now, line);
 }
 
 /* A line for train.log and for the program's log. */
@@ -456,62 +564,8 @@ static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
   va_start(arguments, format);
   vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
-  if (g2z_context_rank(run->context) == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
+  if (run->context->rank == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
   return g2zr_log(run, line);
-}
-
-static g2z_status g2zr_has(const g2z_run *run, const char *directory, const char *name,
-                           int *there) {
-  char *path;
-  G2ZR_TRY(g2z_join_path(run->services, directory, name, &path));
-  *there = access(path, F_OK) == 0;
-  g2z_release(run->services, path);
-  return G2Z_OK;
-}
-
-static g2z_status g2zr_refuse_old(g2z_run *run, const char *name) {
-  int there;
-  G2ZR_TRY(g2zr_has(run, run->config.run_dir, name, &there));
-  if (!there) return G2Z_OK;
-  return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                  "%s holds a run already (%s): choose another run directory, or remove it",
-                  run->config.run_dir, name);
-}
-
-/* A file that is read while it grows. `keep` tells how many bytes of the one that stands there are
- * kept, when its run goes on. */
-static g2z_status g2zr_open_stream(g2z_run *run, const char *name,
-                                   g2z_status (*keep)(g2z_run *run, const char *path,
-                                                      const char *text, size_t bytes,
-                                                      size_t *kept),
-                                   g2z_writer **out) {
-  char *path, *text = NULL;
-  size_t bytes = 0, kept = 0;
-  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, name, &path));
-  g2z_status status = G2Z_OK;
-  if (run->continues && access(path, F_OK) == 0) {
-    status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
-    if (status == G2Z_OK) status = keep(run, path, text, bytes, &kept);
-  }
-  if (status == G2Z_OK) status = g2z_writer_create(run->services, path, out);
-  if (status == G2Z_OK) g2z_writer_put(*out, text ? text : "", kept);
-  if (status == G2Z_OK) status = g2z_writer_commit(*out);
-  g2z_release(run->services, text);
-  g2z_release(run->services, path);
-  return status;
-}
-
-/* Hours of training must not end at a directory that cannot be written: a file is created there,
- * and removed again. */
-static g2z_status g2zr_probe_directory(g2z_services *services, const char *directory) {
-  char *path;
-  g2z_writer *writer;
-  G2ZR_TRY(g2z_make_directory(services, directory));
-  G2ZR_TRY(g2z_join_path(services, directory, "model.safetensors", &path));
-  g2z_status status = g2z_writer_create(services, path, &writer);
-  g2z_writer_free(writer);
-  g2z_release(services, path);
-  return status;
 }
 
 /* ----- metrics and artifacts ----- */
@@ -520,56 +574,51 @@ static g2z_status g2zr_probe_directory(g2z_services *services, const char *direc
 static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
                                   const char *const *tags, const double *values) {
   g2z_status status = G2Z_OK;
-  if (!run->metrics || !run->config.tensorboard) return G2Z_OK;
+  if (run->metrics.file < 0 || !run->config.tensorboard) return G2Z_OK;
   if (!run->events)
     status = g2z_events_create(run->services, run->config.run_dir, run->resumed + 1, &run->events);
   if (status == G2Z_OK) status = g2z_events_put(run->events, step, count, tags, values);
   return g2zr_hold(run, status);
 }
 
+/* A line of metrics.jsonl: step, tokens, then what there is to say. */
+static g2z_status g2zr_put_line(g2z_run *run, int count, const char *const *names,
+                                const double *values) {
+  char line[1024], number[40];
+  int used = snprintf(line, sizeof line, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64,
+                      run->known.step, run->known.tokens);
+  for (int i = 0; i < count; i++) {
+    int whole = fabs(values[i]) < 1e15 && values[i] == rint(values[i]);
+    snprintf(number, sizeof number, whole ? "%.0f" : "%.9g", values[i]);
+    g2z_plain_number(number);
+    used += snprintf(line + used, sizeof line - (size_t)used, ", \"%s\": %s", names[i],
+                     isfinite(values[i]) ? number : "null");
+  }
+  return g2zr_append(run, &run->metrics, "%s}\n", line);
+}
+
 static g2z_status g2zr_write_metrics(g2z_run *run) {
-  if (!run->metrics) return G2Z_OK;
-  g2z_json_out out;
-  memset(&out, 0, sizeof out);
-  out.writer = run->metrics;
   const g2z_metrics *m = &run->known;
-  g2z_json_begin(&out, NULL, '{');
-#define G2ZR_PUT_INTEGER g2z_json_put_integer
-#define G2ZR_PUT_NUMBER g2z_json_put_number
-#define X(type, name, meaning) G2ZR_PUT_##type(&out, #name, m->name);
-  G2Z_METRIC_LIST(X)
+#define X(type, name, meaning) #name,
+  static const char *const names[] = {G2Z_METRIC_LIST(X)};
 #undef X
-#undef G2ZR_PUT_INTEGER
-#undef G2ZR_PUT_NUMBER
-  g2z_json_end(&out, '}');
-  g2z_writer_put(run->metrics, "\n", 1);
-  G2ZR_TRY(g2zr_hold(run, g2z_writer_flush(run->metrics)));
 #define X(type, name, meaning) "train/" #name,
   static const char *const tags[] = {G2Z_METRIC_LIST(X)};
 #undef X
 #define X(type, name, meaning) (double)m->name,
   const double values[] = {G2Z_METRIC_LIST(X)};
 #undef X
-  const int count = (int)(sizeof tags / sizeof *tags);
-  return g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1); /* without the step */
+  const int count = (int)G2ZR_COUNT(tags);
+  G2ZR_TRY(g2zr_put_line(run, count - 2, names + 2, values + 2)); /* behind step and tokens */
+  return g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1);
 }
 
-/* Another line of metrics.jsonl: what took time beside steps, and what came of it (NULL:
- * nothing). */
+/* Another line: what took time beside steps, and what came of it (NULL: nothing). */
 static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
                                   const char *ms_name, double seconds) {
-  if (!run->metrics) return G2Z_OK;
-  g2z_json_out out;
-  memset(&out, 0, sizeof out);
-  out.writer = run->metrics;
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_integer(&out, "step", run->known.step);
-  g2z_json_put_integer(&out, "tokens", run->known.tokens);
-  if (name) g2z_json_put_number(&out, name, value);
-  g2z_json_put_number(&out, ms_name, seconds * 1e3);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(run->metrics, "\n", 1);
-  return g2zr_hold(run, g2z_writer_flush(run->metrics));
+  const char *const names[] = {name, ms_name};
+  const double values[] = {value, seconds * 1e3};
+  return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name);
 }
 
 /* Rank 0: report.html. Training does not end for want of a page: all that it shows is in other
@@ -583,59 +632,79 @@ static void g2zr_report(g2z_run *run) {
  * become. */
 static void g2zr_report_now_and_then(g2z_run *run) {
   double begin = g2z_seconds();
-  if (!run->metrics || begin < run->next_report) return;
+  if (run->metrics.file < 0 || begin < run->next_report) return;
   g2zr_report(run);
   double end = g2z_seconds();
   run->next_report = end + 99 * (end - begin);
 }
 
-static void g2zr_put_nulls(g2z_json_out *out, const char *const *names, size_t count) {
-  for (size_t i = 0; i < count; i++) g2z_json_put_string(out, names[i], NULL);
+/* A file of JSON: `put` puts the members of its object. */
+static g2z_status g2zr_write_json(g2z_services *services, const char *path, g2z_note put,
+                                  void *user) {
+  g2z_writer *writer;
+  g2z_json_out out;
+  G2ZR_TRY(g2z_writer_create(services, path, &writer));
+  memset(&out, 0, sizeof out);
+  out.writer = writer;
+  out.indent = 2;
+  g2z_json_begin(&out, NULL, '{');
+  put(user, &out);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
 }
-#define G2ZR_PUT_NULLS(out, names) g2zr_put_nulls(out, names, sizeof names / sizeof *(names))
 
-static void g2zr_put_environment_integer(g2z_json_out *out, const char *key,
-                                         const char *variable) {
+#define G2ZR_TEXT(key, text) g2z_json_put_string(out, key, text)
+#define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
+#define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
+#define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
+#define G2ZR_OPEN(key) g2z_json_begin(out, key, '{')
+#define G2ZR_CLOSE() g2z_json_end(out, '}')
+
+/* A variable that holds a number; null: it is not set. */
+static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *variable) {
   const char *text = getenv(variable);
   char *end = NULL;
   long long value = text ? strtoll(text, &end, 10) : 0;
-  if (text && end != text && !*end) g2z_json_put_integer(out, key, value);
-  else g2z_json_put_string(out, key, NULL);
+  if (text && end != text && !*end) G2ZR_WHOLE(key, value);
+  else G2ZR_NONE(key);
 }
 
 static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
-  static const char *const env[] = {"python_version",    "torch_version", "transformers_version",
-                                    "deepspeed_version"};
   struct utsname name;
   char os[2 * sizeof name.release];
+  const g2z_device_info *info = &run->trainer->device->info;
+  const char *cuda = info->runtime[0] ? info->runtime : NULL;
   memset(&name, 0, sizeof name);
   uname(&name);
   snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
-  const g2z_device_info *info = &g2z_trainer_device(run->trainer)->info;
-  const char *gpu = info->name[0] ? info->name : NULL;
-  const char *cuda = info->runtime[0] ? info->runtime : NULL;
-  g2z_json_begin(out, "env", '{');
-  G2ZR_PUT_NULLS(out, env);
-  g2z_json_put_string(out, "cuda_version", cuda);
-  g2z_json_put_string(out, "nccl_version", info->collectives[0] ? info->collectives : NULL);
-  g2z_json_end(out, '}');
-  g2z_json_begin(out, "host", '{');
-  g2z_json_put_string(out, "hostname", name.nodename);
-  g2z_json_put_string(out, "os", os);
-  g2z_json_end(out, '}');
-  g2z_json_begin(out, "hardware", '{');
-  g2z_json_put_string(out, "gpu_name", gpu);
-  g2z_json_put_integer(out, "gpu_count_visible", info->count);
-  g2z_json_put_integer(out, "world_size", g2z_context_world(run->context));
-  g2z_json_put_string(out, "cuda_version", cuda);
+  G2ZR_OPEN("env");
+  G2ZR_NONE("python_version");
+  G2ZR_NONE("torch_version");
+  G2ZR_NONE("transformers_version");
+  G2ZR_NONE("deepspeed_version");
+  G2ZR_TEXT("cuda_version", cuda);
+  G2ZR_TEXT("nccl_version", info->collectives[0] ? info->collectives : NULL);
+  G2ZR_CLOSE();
+  G2ZR_OPEN("host");
+  G2ZR_TEXT("hostname", name.nodename);
+  G2ZR_TEXT("os", os);
+  G2ZR_CLOSE();
+  G2ZR_OPEN("hardware");
+  G2ZR_TEXT("gpu_name", info->name[0] ? info->name : NULL);
+  G2ZR_WHOLE("gpu_count_visible", info->count);
+  G2ZR_WHOLE("world_size", run->context->world);
+  G2ZR_TEXT("cuda_version", cuda);
   if (getenv("SLURM_JOB_ID")) {
-    g2z_json_begin(out, "cluster", '{');
-    g2z_json_put_string(out, "name", getenv("SLURM_CLUSTER_NAME"));
-    g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
-    g2zr_put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
-    g2z_json_end(out, '}');
+    G2ZR_OPEN("cluster");
+    G2ZR_TEXT("name", getenv("SLURM_CLUSTER_NAME"));
+    G2ZR_TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
+    g2zr_put_variable(out, "nnodes", "SLURM_JOB_NUM_NODES");
+    G2ZR_CLOSE();
   }
-  g2z_json_end(out, '}');
+  G2ZR_CLOSE();
 }
 
 /* The decimal that was meant: 0.0003 and not 0.000300000014, which is the float. */
@@ -645,47 +714,45 @@ static double g2zr_decimal(float value) {
   return strtod(text, NULL);
 }
 
-static void g2zr_put_training_config(const g2z_run *run, g2z_json_out *out) {
-  static const char *const deepspeed[] = {"path", "sha256", "selected"};
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
-  const g2z_train_config *train = &run->config.train;
+static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
+  const g2z_plan *plan = run->trainer->plan;
   char size[96];
   snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
            plan->model.heads, plan->model.channels);
-  g2z_json_begin(out, "training_config", '{');
-  g2z_json_put_string(out, "model_name",
-                      run->config.model_name ? run->config.model_name : "custom");
-  g2z_json_put_string(out, "model_size", size);
-  g2z_json_put_integer(out, "seq_len", plan->seq);
-  g2z_json_put_integer(out, "epochs", run->epochs);
-  g2z_json_put_integer(out, "micro_batch_size_per_gpu", plan->batch);
-  g2z_json_put_integer(out, "grad_accum_steps", plan->accum);
-  g2z_json_put_integer(out, "global_batch_size",
-                       (int64_t)plan->batch * plan->accum * plan->world);
-  g2z_json_put_number(out, "lr", g2zr_decimal(train->optimizer.lr));
-  g2z_json_put_string(out, "optimizer", "AdamW");
-  g2z_json_put_string(out, "precision", g2z_dtype_text(plan->dtype));
+  G2ZR_OPEN("training_config");
+  G2ZR_TEXT("model_name", run->config.model_name ? run->config.model_name : "custom");
+  G2ZR_TEXT("model_size", size);
+  G2ZR_WHOLE("seq_len", plan->seq);
+  G2ZR_WHOLE("epochs", run->epochs);
+  G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
+  G2ZR_WHOLE("grad_accum_steps", plan->accum);
+  G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
+  G2ZR_REAL("lr", g2zr_decimal(run->config.train.optimizer.lr));
+  G2ZR_TEXT("optimizer", "AdamW");
+  G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
-  g2z_json_put_integer(out, "zero_stage", plan->zero_stage);
-  g2z_json_put_string(out, "strategy", g2z_strategy_text(plan->strategy));
-  g2z_json_put_string(out, "recompute", g2z_recompute_text(plan->recompute));
-  g2z_json_put_string(out, "dataset_name", run->dataset);
-  g2z_json_begin(out, "dataset_subset_sizes", '{');
-  g2z_json_put_integer(out, "train", run->train_sequences);
-  g2z_json_put_integer(out, "val", run->val ? run->val->sequences : 0);
-  g2z_json_end(out, '}');
-  g2z_json_end(out, '}');
-  g2z_json_begin(out, "deepspeed_config", '{');
-  G2ZR_PUT_NULLS(out, deepspeed);
-  g2z_json_end(out, '}');
+  G2ZR_WHOLE("zero_stage", plan->zero_stage);
+  G2ZR_TEXT("strategy", g2z_strategy_text(plan->strategy));
+  G2ZR_TEXT("recompute", g2z_recompute_text(plan->recompute));
+  G2ZR_TEXT("dataset_name", run->dataset);
+  G2ZR_OPEN("dataset_subset_sizes");
+  G2ZR_WHOLE("train", run->train_sequences);
+  G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
+  G2ZR_CLOSE();
+  G2ZR_CLOSE();
+  G2ZR_OPEN("deepspeed_config");
+  G2ZR_NONE("path");
+  G2ZR_NONE("sha256");
+  G2ZR_NONE("selected");
+  G2ZR_CLOSE();
 }
 
-/* Of all ranks but 0, whose plans are of one size. */
+/* Of all ranks but 0, whose plans are of one size; NaN: there is no memory to make one. */
 static double g2zr_bytes_of_others(const g2z_run *run) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_plan *plan = run->trainer->plan;
   g2z_plan *other;
   if (plan->world == 1) return 0;
-  if (g2z_plan_create(run->services, g2z_trainer_config(run->trainer), plan->device, 1,
+  if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1,
                       plan->world, &other) != G2Z_OK)
     return NAN;
   double bytes = (double)other->bytes_total * (plan->world - 1);
@@ -693,40 +760,43 @@ static double g2zr_bytes_of_others(const g2z_run *run) {
   return bytes;
 }
 
+/* A number of bytes as an integer: readers want no 4.5e+09. NaN: null. */
+static void g2zr_put_bytes(g2z_json_out *out, const char *key, double bytes) {
+  if (isnan(bytes)) G2ZR_NONE(key);
+  else G2ZR_WHOLE(key, bytes);
+}
+
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
-  double steps = (double)epoch->steps;
-  int64_t applied = epoch->steps - epoch->skipped;
-  g2z_json_begin(out, NULL, '{');
-  g2z_json_put_integer(out, "epoch_idx", epoch->index);
-  g2z_json_put_number(out, "epoch_wall_time_sec", epoch->wall_s);
-  g2z_json_put_integer(out, "steps", epoch->steps);
-  g2z_json_put_integer(out, "micro_steps", epoch->steps * run->config.train.accum);
-  g2z_json_put_integer(out, "optimizer_steps", applied);
-  g2z_json_put_integer(out, "tokens_processed_global", epoch->tokens);
-  /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
-  g2z_json_put_number(out, "tokens_per_sec_global", (double)epoch->tokens / epoch->train_s);
-  g2z_json_put_number(out, "train_loss_avg_global", epoch->loss_sum / (double)applied);
-  g2z_json_put_number(out, "val_loss_avg_global", epoch->val_loss);
-  /* The plan is all that is allocated. Reserved is what the GPU has given away, to whomever. */
-  static const char *const memory[] = {"max_cuda_mem_allocated_bytes_rank0",
-                                       "max_cuda_mem_reserved_bytes_rank0",
-                                       "max_cuda_mem_allocated_bytes_global"};
+  const g2z_plan *plan = run->trainer->plan;
+  const double steps = epoch->steps, applied = steps - epoch->skipped;
+  double planned = NAN, reserved = NAN, all = NAN;
   size_t free_bytes = 0, total_bytes = 0;
-  if (plan->device == G2Z_DEVICE_CUDA) { /* integers: readers want no 4.5e+09 for bytes */
+  if (plan->device == G2Z_DEVICE_CUDA) { /* the plan is all that is allocated, ... */
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
-    g2z_json_put_integer(out, memory[0], (int64_t)plan->bytes_total);
-    g2z_json_put_integer(out, memory[1], (int64_t)(total_bytes - free_bytes));
-    double others = g2zr_bytes_of_others(run);
-    if (isnan(others)) g2z_json_put_string(out, memory[2], NULL);
-    else g2z_json_put_integer(out, memory[2], (int64_t)plan->bytes_total + (int64_t)others);
-  } else G2ZR_PUT_NULLS(out, memory);
-  g2z_json_put_string(out, "max_cuda_mem_reserved_bytes_global", NULL);
-  g2z_json_put_number(out, "step_time_mean_sec", epoch->train_s / steps);
-  g2z_json_put_number(out, "step_time_p50_sec", epoch->p50_s);
-  g2z_json_put_number(out, "step_time_p95_sec", epoch->p95_s);
-  g2z_json_put_number(out, "dataload_time_mean_sec", epoch->data_s / steps);
-  g2z_json_end(out, '}');
+    planned = (double)plan->bytes_total;
+    reserved = (double)(total_bytes - free_bytes); /* ... and this is gone, to whomever */
+    all = planned + g2zr_bytes_of_others(run);
+  }
+  G2ZR_OPEN(NULL);
+  G2ZR_WHOLE("epoch_idx", epoch->index);
+  G2ZR_REAL("epoch_wall_time_sec", epoch->wall_s);
+  G2ZR_WHOLE("steps", steps);
+  G2ZR_WHOLE("micro_steps", steps * run->config.train.accum);
+  G2ZR_WHOLE("optimizer_steps", applied);
+  G2ZR_WHOLE("tokens_processed_global", epoch->tokens);
+  /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
+  G2ZR_REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
+  G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / applied);
+  G2ZR_REAL("val_loss_avg_global", epoch->val_loss);
+  g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_rank0", planned);
+  g2zr_put_bytes(out, "max_cuda_mem_reserved_bytes_rank0", reserved);
+  g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_global", all);
+  G2ZR_NONE("max_cuda_mem_reserved_bytes_global");
+  G2ZR_REAL("step_time_mean_sec", epoch->train_s / steps);
+  G2ZR_REAL("step_time_p50_sec", epoch->p50_s);
+  G2ZR_REAL("step_time_p95_sec", epoch->p95_s);
+  G2ZR_REAL("dataload_time_mean_sec", epoch->data_s / steps);
+  G2ZR_CLOSE();
 }
 
 /* The name of a signal in `text`; NULL for 0, which is none. */
@@ -739,99 +809,80 @@ static const char *g2zr_signal_text(int64_t signal, char text[32]) {
   return text;
 }
 
-static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out, const char *now) {
-  char name[32];
+static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
+  char name[32], now[32];
   const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
-  g2z_json_begin(out, "shutdown", '{');
-  g2z_json_put_string(out, "reason", !stopped ? "completed"
-                                     : run->stop_signal ? "signal" : "stop requested");
-  g2z_json_put_string(out, "signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
-  g2z_json_end(out, '}');
-  g2z_json_begin(out, "completion", '{');
-  g2z_json_put_string(out, "run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
-  g2z_json_put_string(out, "printed_marker", stopped ? NULL : "RUN_COMPLETE");
-  g2z_json_put_string(out, "timestamp_utc", now);
-  g2z_json_end(out, '}');
+  g2z_utc_now(now);
+  G2ZR_OPEN("shutdown");
+  G2ZR_TEXT("reason", !stopped ? "completed" : run->stop_signal ? "signal" : "stop requested");
+  G2ZR_TEXT("signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
+  G2ZR_CLOSE();
+  G2ZR_OPEN("completion");
+  G2ZR_TEXT("run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
+  G2ZR_TEXT("printed_marker", stopped ? NULL : "RUN_COMPLETE");
+  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_CLOSE();
   if (!getenv("SLURM_JOB_ID")) return;
-  g2z_json_begin(out, "scheduler", '{');
-  g2z_json_put_string(out, "type", "slurm");
-  g2z_json_put_string(out, "job_id", getenv("SLURM_JOB_ID"));
-  g2z_json_put_string(out, "nodelist", getenv("SLURM_JOB_NODELIST"));
-  g2zr_put_environment_integer(out, "nnodes", "SLURM_JOB_NUM_NODES");
-  g2zr_put_environment_integer(out, "procid", "SLURM_PROCID");
-  g2zr_put_environment_integer(out, "localid", "SLURM_LOCALID");
-  g2z_json_put_string(out, "partition", getenv("SLURM_JOB_PARTITION"));
-  g2z_json_end(out, '}');
+  G2ZR_OPEN("scheduler");
+  G2ZR_TEXT("type", "slurm");
+  G2ZR_TEXT("job_id", getenv("SLURM_JOB_ID"));
+  G2ZR_TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
+  g2zr_put_variable(out, "nnodes", "SLURM_JOB_NUM_NODES");
+  g2zr_put_variable(out, "procid", "SLURM_PROCID");
+  g2zr_put_variable(out, "localid", "SLURM_LOCALID");
+  G2ZR_TEXT("partition", getenv("SLURM_JOB_PARTITION"));
+  G2ZR_CLOSE();
 }
 
 /* Of a run without steps 0, which readers can format; null they cannot. */
 static double g2zr_tokens_per_s(const g2z_run *run) {
-  return run->train_s > 0 ? (double)run->train_tokens / run->train_s : 0.0;
-}
-
-/* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
-static g2z_status g2zr_write_artifact(g2z_run *run, g2z_writer *writer, const char *now,
-                                      double wall_s) {
-  g2z_json_out json, *out = &json;
-  memset(out, 0, sizeof json);
-  out->writer = writer;
-  out->indent = 2;
-  g2z_json_begin(out, NULL, '{');
-  g2z_json_put_string(out, "schema_version", "2.0");
-  g2z_json_put_string(out, "run_id", run->id);
-  g2z_json_put_string(out, "timestamp_utc", run->started_utc);
-  g2z_json_put_string(out, "git_commit", run->config.git_commit);
-  g2z_json_put_string(out, "command_line", run->config.command_line);
-  g2zr_put_host(run, out);
-  g2zr_put_training_config(run, out);
-  g2z_json_put_string(out, "schema_notes",
-                      "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len "
-                      "tokens. tokens_per_sec_global is tokens over the time of training steps; "
-                      "wall times include validation, samples and checkpoints. null: not measured "
-                      "on this device.");
-  g2z_json_begin(out, "epochs", '[');
-  for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
-  g2z_json_end(out, ']');
-  g2z_json_begin(out, "summary", '{');
-  g2z_json_put_number(out, "total_wall_time_sec", wall_s);
-  g2z_json_put_number(out, "best_val_loss", run->best_val_loss);
-  g2z_json_put_number(out, "mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
-  g2z_json_end(out, '}');
-  g2zr_put_ending(run, out, now);
-  g2z_json_end(out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  return g2z_writer_commit(writer);
+  return run->sum.train_s > 0 ? run->sum.train_tokens / run->sum.train_s : 0.0;
 }
 
 /* All of this run, with what was before it was resumed. */
 static double g2zr_wall_s(const g2z_run *run) {
-  return run->earlier_s + (g2z_seconds() - run->started);
+  return run->sum.wall_s + ((run->ended > 0 ? run->ended : g2z_seconds()) - run->started);
+}
+
+/* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
+static void g2zr_put_artifact(void *user, g2z_json_out *out) {
+  const g2z_run *run = (const g2z_run *)user;
+  G2ZR_TEXT("schema_version", "2.0");
+  G2ZR_TEXT("run_id", run->id);
+  G2ZR_TEXT("timestamp_utc", run->started_utc);
+  G2ZR_TEXT("git_commit", run->config.git_commit);
+  G2ZR_TEXT("command_line", run->config.command_line);
+  g2zr_put_host(run, out);
+  g2zr_put_config(run, out);
+  G2ZR_TEXT("schema_notes",
+            "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len tokens. "
+            "tokens_per_sec_global is tokens over the time of training steps; wall times include "
+            "validation, samples and checkpoints. null: not measured on this device.");
+  g2z_json_begin(out, "epochs", '[');
+  for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
+  g2z_json_end(out, ']');
+  G2ZR_OPEN("summary");
+  G2ZR_REAL("total_wall_time_sec", g2zr_wall_s(run));
+  G2ZR_REAL("best_val_loss", run->sum.best_val_loss);
+  G2ZR_REAL("mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
+  G2ZR_CLOSE();
+  g2zr_put_ending(run, out);
 }
 
 /* Rank 0: what spans took, and its summary. */
 static g2z_status g2zr_write_profile(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
   if (!run->config.profile) return G2Z_OK;
-  G2ZR_TRY(g2z_device_span_times(g2z_trainer_device(run->trainer), times));
+  G2ZR_TRY(g2z_device_span_times(run->trainer->device, times));
   return g2z_profile_write_spans(run->services, run->config.run_dir, times);
 }
 
 /* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
-static g2z_status g2zr_write_artifacts(g2z_run *run, const char *now, double wall_s) {
-  char *path;
-  g2z_writer *writer;
-  if (g2z_context_device(run->context) == G2Z_DEVICE_CUDA) {
-    G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "tuning.txt", &path));
-    g2z_status written = g2z_trainer_write_tuning(run->trainer, path);
-    g2z_release(run->services, path);
-    G2ZR_TRY(written);
-  }
-  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "training_metrics.json", &path));
-  g2z_status status = g2z_writer_create(run->services, path, &writer);
-  if (status == G2Z_OK) status = g2zr_write_artifact(run, writer, now, wall_s);
-  g2z_writer_free(writer);
-  g2z_release(run->services, path);
-  G2ZR_TRY(status);
+static g2z_status g2zr_write_artifacts(g2z_run *run) {
+  if (run->context->device == G2Z_DEVICE_CUDA)
+    G2ZR_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
+  G2ZR_TRY(g2zr_write_json(run->services, g2zr_in(run, "training_metrics.json").text,
+                           g2zr_put_artifact, run));
   g2zr_report(run);
   return g2zr_write_profile(run);
 }
@@ -844,13 +895,20 @@ static const struct {
 
 /* Rank 0: the tokenizer beside the weights. */
 static g2z_status g2zr_save_tokenizer(g2z_run *run) {
-  for (int i = 0; run->tokenizer && i < 2; i++) {
-    char *path;
-    G2ZR_TRY(g2z_join_path(run->services, run->config.save_weights,
-                           g2zr_tokenizer_files[i].name, &path));
-    g2z_status status = g2zr_tokenizer_files[i].write(run->services, run->tokenizer, path);
-    g2z_release(run->services, path);
-    G2ZR_TRY(status);
+  for (int i = 0; run->tokenizer && i < 2; i++)
+    G2ZR_TRY(g2zr_tokenizer_files[i].write(
+        run->services, run->tokenizer,
+        g2zr_join(run->config.save_weights, g2zr_tokenizer_files[i].name).text));
+  return G2Z_OK;
+}
+
+/* What the logs hold is on the disk, and they are where they were. */
+static g2z_status g2zr_sync(g2z_run *run) {
+  const g2zr_stream *const streams[] = {&run->metrics, &run->log};
+  for (int i = 0; i < 2 && streams[i]->file >= 0; i++) {
+    G2ZR_TRY(g2zr_stream_check(run, streams[i]));
+    if (fsync(streams[i]->file) != 0)
+      return g2z_fail_file(run->services, errno, "sync", streams[i]->path);
   }
   return G2Z_OK;
 }
@@ -859,22 +917,22 @@ static g2z_status g2zr_save_tokenizer(g2z_run *run) {
  * checkpoint with other weights is none any more. */
 static g2z_status g2zr_check_weights(const g2z_run *run) {
   const char *directory = run->config.save_weights;
-  int there;
-  for (int i = 0; !run->tokenizer && i < 2; i++) {
-    const char *name = g2zr_tokenizer_files[i].name;
-    G2ZR_TRY(g2zr_has(run, directory, name, &there));
-    if (there)
+  g2z_writer *writer;
+  for (int i = 0; !run->tokenizer && i < 2; i++)
+    if (g2zr_has(directory, g2zr_tokenizer_files[i].name))
       return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                       "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
                       "vocab, remove that file, or save the weights in another directory",
-                      directory, name);
-  }
-  G2ZR_TRY(g2zr_has(run, directory, "trainer_state.json", &there));
-  if (there)
+                      directory, g2zr_tokenizer_files[i].name);
+  if (g2zr_has(directory, "trainer_state.json"))
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                     "%.400s is a checkpoint, whose weights belong to its other files: save these "
                     "in another directory", directory);
-  return g2zr_probe_directory(run->services, directory);
+  G2ZR_TRY(g2z_make_directory(run->services, directory)); /* not after hours of training */
+  g2z_status status = g2z_writer_create(run->services,
+                                        g2zr_join(directory, "model.safetensors").text, &writer);
+  g2z_writer_free(writer);
+  return status;
 }
 
 /* "step-000100". */
@@ -882,46 +940,46 @@ static void g2zr_checkpoint_name(int64_t step, char name[32]) {
   snprintf(name, 32, "step-%06" PRId64, step);
 }
 
-static g2z_status g2zr_checkpoint_path(const g2z_run *run, int64_t step, char **path) {
-  char name[32];
+/* RUN_DIR/step-000100, with a suffix. */
+static g2zr_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *suffix) {
+  char name[32], whole[48];
   g2zr_checkpoint_name(step, name);
-  return g2z_join_path(run->services, run->config.run_dir, name, path);
+  snprintf(whole, sizeof whole, "%s%s", name, suffix);
+  return g2zr_in(run, whole);
 }
 
 /* Rank 0: training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's: it names the
  * weights, or the last checkpoint where none were asked for. */
 static g2z_status g2zr_complete(g2z_run *run) {
-  const char *saved = run->config.save_weights;
-  char now[32], *path, *checkpoint = NULL;
-  double wall_s = g2zr_wall_s(run);
+  const g2zr_path checkpoint = g2zr_checkpoint(run, run->saved, "");
+  const char *saved = run->config.save_weights ? run->config.save_weights
+                      : run->saved >= 0        ? checkpoint.text
+                                               : "none";
+  char now[32];
   g2z_writer *writer;
+  run->ended = g2z_seconds();
   g2z_utc_now(now);
-  if (!saved && run->saved >= 0) {
-    G2ZR_TRY(g2zr_checkpoint_path(run, run->saved, &checkpoint));
-    saved = checkpoint;
-  }
   snprintf(run->line, sizeof run->line,
            "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
-           "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : "none",
-           g2z_context_world(run->context), g2zr_tokens_per_s(run), wall_s, now);
-  g2z_release(run->services, checkpoint);
-  if (!run->log) return G2Z_OK;
+           "total_wall_time_sec=%.3f timestamp_utc=%s", saved, run->context->world,
+           g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
+  if (run->log.file < 0) return G2Z_OK;
   G2ZR_TRY(g2zr_log(run, run->line));
-  G2ZR_TRY(g2zr_write_artifacts(run, now, wall_s));
-  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "RUN_COMPLETE.txt", &path));
-  g2z_status status = g2z_writer_create(run->services, path, &writer);
+  G2ZR_TRY(g2zr_write_artifacts(run));
+  G2ZR_TRY(g2zr_sync(run));
+  g2z_status status = g2z_writer_create(run->services, g2zr_in(run, "RUN_COMPLETE.txt").text,
+                                        &writer);
   if (status == G2Z_OK) {
     g2z_writer_printf(writer, "%s\n", run->line);
     status = g2z_writer_commit(writer);
   }
   g2z_writer_free(writer);
-  g2z_release(run->services, path);
   return status;
 }
 
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights;
-  const int first = g2z_context_rank(run->context) == 0;
+  const int first = run->context->rank == 0;
   if (saved) {
     G2ZR_TRY(g2z_trainer_save_weights(run->trainer, saved));
     G2ZR_TRY(g2zr_agree(run, first ? g2zr_save_tokenizer(run) : G2Z_OK));
@@ -932,18 +990,21 @@ static g2z_status g2zr_finish(g2z_run *run) {
 
 /* ----- checkpoints of a run ----- */
 
-/* The number in "step-000100"; -1: it is another name. */
-static int64_t g2zr_checkpoint_step(const char *name) {
-  char same[32];
-  if (strncmp(name, "step-", 5) != 0 || strlen(name) > 24) return -1;
+/* The number in "step-000100", followed by the suffix; -1: it is another name. */
+static int64_t g2zr_checkpoint_step(const char *name, const char *suffix) {
+  char same[32], whole[48];
+  if (strncmp(name, "step-", 5) != 0) return -1;
   int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
   g2zr_checkpoint_name(step, same);
-  return strcmp(same, name) == 0 ? step : -1;
+  snprintf(whole, sizeof whole, "%s%s", same, suffix);
+  return strcmp(whole, name) == 0 ? step : -1;
 }
 
-/* The latest checkpoint of run_dir before step `before`; -1: none. A directory that cannot be read
- * is not one without checkpoints: a run would begin anew over what it had. */
-static g2z_status g2zr_latest(const g2z_run *run, int64_t before, int64_t *latest) {
+/* The latest checkpoint of run_dir before step `before`, of those with that suffix; -1: none. A
+ * directory that cannot be read is not one without checkpoints: a run would begin anew over what it
+ * had. */
+static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t before,
+                              int64_t *latest) {
   *latest = -1;
   DIR *directory = opendir(run->config.run_dir);
   if (!directory && errno == ENOENT) return G2Z_OK;
@@ -951,7 +1012,7 @@ static g2z_status g2zr_latest(const g2z_run *run, int64_t before, int64_t *lates
     errno = 0; /* readdir says NULL at the end as well */
     struct dirent *entry = readdir(directory);
     if (!entry) break;
-    int64_t step = g2zr_checkpoint_step(entry->d_name);
+    int64_t step = g2zr_checkpoint_step(entry->d_name, suffix);
     if (step < before && step > *latest) *latest = step;
   }
   int error = errno;
@@ -968,81 +1029,178 @@ static void g2zr_stays(g2z_run *run, const char *path) {
 
 /* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
  * unfinished one first, so that nobody takes the rest of it for whole. */
-static g2z_status g2zr_prune(g2z_run *run, int64_t saved) {
-  int64_t before = saved;
+static void g2zr_prune(g2z_run *run, int64_t saved) {
+  int64_t old = saved;
   for (int i = 1;; i++) {
-    int64_t old;
-    char *path;
-    void *memory;
-    if (g2zr_latest(run, before, &old) != G2Z_OK) /* nothing is lost by what stays */
+    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* nothing is lost by what stays */
       g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
-    if (old < 0) return G2Z_OK;
-    before = old;
+    if (old < 0) return;
     if (i < run->config.keep) continue;
-    G2ZR_TRY(g2zr_checkpoint_path(run, old, &path));
-    size_t bytes = strlen(path) + sizeof ".partial";
-    g2z_status status = g2z_allocate(run->services, bytes, 1, &memory);
-    if (status == G2Z_OK) {
-      snprintf((char *)memory, bytes, "%s.partial", path);
-      g2z_checkpoint_remove((const char *)memory);
-      if (rename(path, (const char *)memory) != 0) g2zr_stays(run, path);
-      else if (!g2z_checkpoint_remove((const char *)memory))
-        g2zr_stays(run, (const char *)memory);
-    }
-    g2z_release(run->services, memory);
-    g2z_release(run->services, path);
-    G2ZR_TRY(status);
+    const g2zr_path path = g2zr_checkpoint(run, old, ""),
+                    partial = g2zr_checkpoint(run, old, ".partial");
+    g2z_checkpoint_remove(partial.text);
+    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
+    else if (!g2z_checkpoint_remove(partial.text)) g2zr_stays(run, partial.text);
   }
 }
 
 /* What was killed while it saved or pruned leaves directories "step-N.partial". */
-static g2z_status g2zr_sweep(g2z_run *run) {
-  DIR *directory = opendir(run->config.run_dir);
-  g2z_status status = G2Z_OK;
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
-    char name[64], *path;
-    size_t length = strlen(entry->d_name);
-    if (length < 9 || length > 60 || strcmp(entry->d_name + length - 8, ".partial") != 0) continue;
-    snprintf(name, sizeof name, "%.*s", (int)(length - 8), entry->d_name);
-    if (g2zr_checkpoint_step(name) < 0) continue;
-    status = g2z_join_path(run->services, run->config.run_dir, entry->d_name, &path);
-    if (status != G2Z_OK) break;
-    if (!g2z_checkpoint_remove(path)) g2zr_stays(run, path);
-    g2z_release(run->services, path);
+static void g2zr_sweep(g2z_run *run) {
+  int64_t step = INT64_MAX;
+  while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
+    const g2zr_path path = g2zr_checkpoint(run, step, ".partial");
+    if (!g2z_checkpoint_remove(path.text)) g2zr_stays(run, path.text);
   }
-  if (directory) closedir(directory);
+}
+
+/* ----- what a checkpoint of a run says about the run ----- */
+
+/* With 17 digits, as texts: sums go on from the same double. */
+static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *const *names,
+                             const double *values, size_t count) {
+  g2z_json_begin(out, key, '{');
+  for (size_t i = 0; i < count; i++) {
+    char text[40];
+    snprintf(text, sizeof text, "%.17g", values[i]);
+    g2z_plain_number(text);
+    g2z_json_put_string(out, names[i], isfinite(values[i]) ? text : NULL);
+  }
+  g2z_json_end(out, '}');
+}
+
+static double g2zr_get_double(g2z_json *json) {
+  g2z_json number;
+  if (g2z_json_peek(json) == 'n') {
+    g2z_json_skip(json);
+    return NAN;
+  }
+  g2z_json_text text = g2z_json_string(json);
+  if (json->status != G2Z_OK) return 0;
+  g2z_json_open(&number, json->services, json->label, text.at, text.bytes);
+  double value = g2z_json_number(&number);
+  json->status = g2z_json_close(&number);
+  return value;
+}
+
+static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *values,
+                             size_t count) {
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    size_t i = 0;
+    while (i < count && !g2z_json_is(&key, names[i])) i++;
+    if (i < count) values[i] = g2zr_get_double(json);
+    else g2z_json_skip(json);
+  }
+}
+
+/* note.json of a checkpoint. The last epoch stays open, where its data goes on, though the run ends
+ * with this step. */
+static void g2zr_put_note(void *user, g2z_json_out *out) {
+  const g2z_run *run = (const g2z_run *)user;
+  const g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
+  const int over = run->epoch_ends && run->step >= run->steps;
+  g2zr_totals sum = run->sum;
+  sum.wall_s = g2zr_wall_s(run);
+  sum.open_s = g2z_seconds() - last->started;
+  sum.metrics_bytes = (double)run->metrics.bytes;
+  sum.log_bytes = (double)run->log.bytes;
+  g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
+                   G2ZR_COUNT(g2zr_total_names));
+  g2z_json_begin(out, "epochs", '[');
+  for (size_t i = 0; i < run->epoch_count; i++) {
+    g2zr_epoch epoch = run->epoch[i];
+    if (&run->epoch[i] == last && !over) epoch.wall_s = 0;
+    g2zr_put_doubles(out, NULL, g2zr_epoch_names, (const double *)&epoch,
+                     G2ZR_COUNT(g2zr_epoch_names));
+  }
+  g2z_json_end(out, ']');
+  out->indent = 0; /* on one line */
+  g2z_json_begin(out, "step_s", '[');
+  for (size_t i = 0; i < (size_t)last->steps; i++) g2z_json_put_number(out, NULL, run->step_s[i]);
+  g2z_json_end(out, ']');
+  out->indent = 2;
+}
+
+static g2z_status g2zr_grow_steps(g2z_run *run, size_t used) {
+  void *list = run->step_s;
+  g2z_status status = g2z_grow(run->services, &list, &run->step_s_capacity, used, used + 1,
+                               sizeof(double));
+  run->step_s = (double *)list;
   return status;
 }
 
-/* The lines up to a checkpoint's step are on the disk before the checkpoint has its name. */
-static g2z_status g2zr_sync(g2z_run *run) {
-  g2z_writer *const streams[] = {run->metrics, run->log};
-  for (int i = 0; i < 2; i++)
-    if (streams[i]) G2ZR_TRY(g2z_writer_commit(streams[i]));
+static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
+  void *list = run->epoch;
+  g2z_status status = g2z_grow(run->services, &list, &run->epoch_capacity, run->epoch_count,
+                               run->epoch_count + 1, sizeof(g2zr_epoch));
+  run->epoch = (g2zr_epoch *)list;
+  G2ZR_TRY(status);
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count++];
+  memset(epoch, 0, sizeof *epoch);
+  epoch->index = index;
+  epoch->started = g2z_seconds();
+  epoch->val_loss = epoch->p50_s = epoch->p95_s = NAN;
+  return G2Z_OK;
+}
+
+static void g2zr_parse_note(g2z_run *run, g2z_json *json) {
+  g2z_json_text key;
+  size_t steps = 0;
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    if (g2z_json_is(&key, "totals"))
+      g2zr_get_doubles(json, g2zr_total_names, (double *)&run->sum, G2ZR_COUNT(g2zr_total_names));
+    else if (g2z_json_is(&key, "epochs") && g2z_json_enter(json, '['))
+      while (g2z_json_next(json, ']', NULL)) {
+        if (g2zr_begin_epoch(run, 0) != G2Z_OK) json->status = G2Z_NO_MEMORY;
+        else
+          g2zr_get_doubles(json, g2zr_epoch_names, (double *)&run->epoch[run->epoch_count - 1],
+                           G2ZR_COUNT(g2zr_epoch_names));
+      }
+    else if (g2z_json_is(&key, "step_s") && g2z_json_enter(json, '['))
+      while (g2z_json_next(json, ']', NULL)) {
+        if (g2zr_grow_steps(run, steps) != G2Z_OK) json->status = G2Z_NO_MEMORY;
+        else run->step_s[steps++] = g2z_json_number(json);
+      }
+    else g2z_json_skip(json);
+  }
+  if (json->status == G2Z_OK &&
+      (!run->epoch_count || run->epoch[run->epoch_count - 1].steps != (double)steps))
+    g2z_json_fail(json, "its last epoch lacks some of its steps");
+}
+
+/* The run's sums and epochs as they were at the checkpoint. */
+static g2z_status g2zr_restore(g2z_run *run) {
+  g2z_json json;
+  run->epoch_count = 0;
+  g2z_json_open(&json, run->services, "note.json", run->from.note, strlen(run->from.note));
+  g2zr_parse_note(run, &json);
+  G2ZR_TRY(g2z_json_close(&json));
+  g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
+  if (last->wall_s == 0) last->started = g2z_seconds() - run->sum.open_s;
+  else if (run->steps > run->resumed) return g2zr_begin_epoch(run, last->index + 1);
   return G2Z_OK;
 }
 
 static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
-  char *path;
+  const g2zr_path path = g2zr_checkpoint(run, run->step, "");
   double begin = g2z_seconds();
-  g2z_status status = g2zr_checkpoint_path(run, run->step, &path);
-  if (status == G2Z_OK) status = g2zr_sync(run);
-  status = g2zr_agree(run, status);
-  if (status == G2Z_OK) status = g2z_trainer_save(run->trainer, path);
+  G2ZR_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note counts on what the logs hold */
+  G2ZR_TRY(g2z_trainer_save_with(run->trainer, path.text, g2zr_put_note, run));
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
   snprintf(run->line, sizeof run->line,
            "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step, run->steps,
-           path ? path : "", seconds);
-  g2z_release(run->services, path);
-  G2ZR_TRY(status);
+           path.text, seconds);
   run->saved = run->step;
-  run->pause_s += seconds;
-  if (!run->metrics) return G2Z_OK;
+  run->sum.pause_s += seconds;
+  if (run->metrics.file < 0) return G2Z_OK;
   G2ZR_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
   G2ZR_TRY(g2zr_log(run, run->line));
   g2zr_report_now_and_then(run);
-  return run->config.keep > 0 ? g2zr_hold(run, g2zr_prune(run, run->step)) : G2Z_OK;
+  if (run->config.keep > 0) g2zr_prune(run, run->step);
+  return G2Z_OK;
 }
 
 /* ----- opening ----- */
@@ -1068,8 +1226,8 @@ static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int a
   shards.batch = train->batch;
   shards.seq = train->seq;
   shards.accum = accum;
-  shards.rank = g2z_context_rank(run->context);
-  shards.world = g2z_context_world(run->context);
+  shards.rank = run->context->rank;
+  shards.world = run->context->world;
   shards.vocab = train->model.vocab;
   shards.order = order;
   shards.seed = train->seed;
@@ -1077,35 +1235,30 @@ static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int a
 }
 
 /* How many steps there will be: the schedule's horizon follows from it, and must be known when the
- * trainer is made. */
+ * trainer is made. It depends on where the checkpoint stands in the data. */
 static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
+  const g2z_checkpoint *from = &run->from;
+  if (run->resume)
+    G2ZR_TRY(g2z_checkpoint_read(run->services, run->resume, run->train, &run->from));
+  run->resumed = from->step;
   run->steps_per_epoch = 1;
-  if (config->train.train_glob) {
-    g2z_loader *loader;
-    g2z_loader_config shards = g2zr_shards(run, config->train.train_glob, config->train.accum,
-                                           G2Z_ORDER_SHUFFLED);
-    G2ZR_TRY(g2z_loader_create(run->services, &shards, &loader));
-    run->steps_per_epoch = loader->steps_per_epoch;
-    run->train_sequences = loader->sequences;
-    g2z_checkpoint from;
-    memset(&from, 0, sizeof from);
-    g2z_status status = run->resume ? g2z_checkpoint_read(run->services, run->resume, loader, &from)
-                                    : G2Z_OK;
-    g2z_loader_free(loader);
-    G2ZR_TRY(status);
-    run->epoch_ends = from.next.epoch > from.epoch; /* what it left is less than a step now */
-    run->within = from.epoch_step > 0;
+  if (run->train) {
+    run->steps_per_epoch = run->train->steps_per_epoch;
+    run->train_sequences = run->train->sequences;
+    run->epoch_ends = from->next.epoch > from->epoch; /* what it left is less than a step now */
     if (config->epochs > 0) { /* with another global batch, what is left counts */
-      optimizer->steps = from.step + (config->epochs - from.next.epoch) * run->steps_per_epoch -
-                         from.next.step;
-      if (optimizer->steps < from.step) optimizer->steps = from.step;
+      optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
+                         from->next.step;
+      if (optimizer->steps < from->step) optimizer->steps = from->step;
     }
     run->steps = optimizer->steps;
     if (config->max_train_steps > 0 && run->steps > config->max_train_steps)
       run->steps = config->max_train_steps;
   }
+  g2z_loader_free(run->train);
+  run->train = NULL;
   run->epochs = (run->steps + run->steps_per_epoch - 1) / run->steps_per_epoch;
   if (optimizer->warmup < 0) {
     optimizer->warmup = optimizer->steps / 10;
@@ -1137,8 +1290,8 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
   g2z_plan *plan;
-  G2ZR_TRY(g2z_plan_create(run->services, &probe, g2z_context_device(run->context),
-                           g2z_context_rank(run->context), g2z_context_world(run->context), &plan));
+  G2ZR_TRY(g2z_plan_create(run->services, &probe, run->context->device,
+                           run->context->rank, run->context->world, &plan));
   g2z_plan_free(plan);
   const char *needs = config->save_every > 0 ? "save_every"
                       : config->save_epochs  ? "save_epochs"
@@ -1152,6 +1305,9 @@ static g2z_status g2zr_check(g2z_run *run) {
                     ? "graph off: nothing can be timed inside a graph"
                     : "a run_dir, where profiles stand");
   if (config->profile) config->train.graph = 0;
+  if (config->save_weights && strlen(config->save_weights) > 4000)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "save_weights is a path of %zu bytes, too long", strlen(config->save_weights));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                     "resume is empty: name a checkpoint, or say \"latest\"");
@@ -1204,8 +1360,8 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
 
 /* counts[count] becomes the sum over all ranks. */
 static g2z_status g2zr_sum_counts(g2z_run *run, int64_t *counts, size_t count) {
-  int world = g2z_context_world(run->context);
-  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  int world = run->context->world;
+  g2z_ranks *ranks = run->context->ranks;
   void *all;
   if (world == 1) return G2Z_OK;
   G2ZR_TRY(g2z_ranks_agree(ranks, g2z_allocate(run->services, count * (size_t)world, sizeof *counts,
@@ -1233,7 +1389,7 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
     status = g2z_loader_next(run->val, &x, &y);
     for (int64_t i = 0; status == G2Z_OK && i < tokens; i++) counts[y[i]]++;
   }
-  status = g2z_ranks_agree(g2z_context_ranks(run->context), status);
+  status = g2z_ranks_agree(run->context->ranks, status);
   if (status == G2Z_OK) status = g2zr_sum_counts(run, counts, vocab);
   for (size_t i = 0; i < vocab; i++) total += counts[i];
   double sum = 0;
@@ -1259,7 +1415,7 @@ static g2z_status g2zr_open_val(g2z_run *run) {
 
 /* What is going to happen, for people. */
 static g2z_status g2zr_introduce(g2z_run *run) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_plan *plan = run->trainer->plan;
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
@@ -1291,8 +1447,11 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   if (run->resume) {
     const g2z_run_config *c = &run->config;
     int cut = run->steps < train->optimizer.steps;
-    G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s", run->resumed,
-                      run->resume, run->resume_s));
+    G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s%s", run->resumed,
+                      run->resume, run->resume_s,
+                      run->found.own && !run->from.note
+                          ? "; it has no sums of the steps before it: times and mean losses begin "
+                            "here" : ""));
     if (run->steps > run->resumed) return G2Z_OK;
     return g2zr_say(run, "no step is left: the last is %" PRId64 ", and the checkpoint is of "
                     "step %" PRId64 "; a larger %s=%" PRId64 " goes on", run->steps,
@@ -1305,40 +1464,22 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   return G2Z_OK;
 }
 
-static g2z_status g2zr_begin_epoch(g2z_run *run, int64_t index) {
-  void *list = run->epoch;
-  g2z_status status = g2z_grow(run->services, &list, &run->epoch_capacity, run->epoch_count,
-                               run->epoch_count + 1, sizeof(g2zr_epoch));
-  run->epoch = (g2zr_epoch *)list;
-  G2ZR_TRY(status);
-  g2zr_epoch *epoch = &run->epoch[run->epoch_count++];
-  memset(epoch, 0, sizeof *epoch);
-  epoch->index = index;
-  epoch->started = g2z_seconds();
-  epoch->val_loss = epoch->p50_s = epoch->p95_s = NAN;
-  return G2Z_OK;
-}
-
 /* The step that run->known is about, into the sums of its epoch and of the run. */
-static g2z_status g2zr_account(g2z_run *run, int64_t tokens) {
+static g2z_status g2zr_account(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   const g2z_metrics *m = &run->known;
-  double step_s = m->step_ms * 1e-3;
-  void *list = run->step_s;
-  g2z_status status = g2z_grow(run->services, &list, &run->step_s_capacity, (size_t)epoch->steps,
-                               (size_t)epoch->steps + 1, sizeof(double));
-  run->step_s = (double *)list;
-  G2ZR_TRY(status);
-  run->step_s[epoch->steps++] = step_s;
+  const double step_s = m->step_ms * 1e-3, tokens = (double)run->tokens_per_step;
+  G2ZR_TRY(g2zr_grow_steps(run, (size_t)epoch->steps));
+  run->step_s[(size_t)epoch->steps++] = step_s;
   epoch->skipped += m->skipped;
   epoch->tokens += tokens;
   epoch->train_s += step_s;
   epoch->data_s += m->data_ms * 1e-3;
   if (!m->skipped) epoch->loss_sum += m->loss;
-  run->train_s += step_s;
-  run->train_tokens += tokens;
-  run->smooth_s = 0.95 * run->smooth_s + 0.05 * step_s;
-  run->smooth_weight = 0.95 * run->smooth_weight + 0.05;
+  run->sum.train_s += step_s;
+  run->sum.train_tokens += tokens;
+  run->sum.smooth_s = 0.95 * run->sum.smooth_s + 0.05 * step_s;
+  run->sum.smooth_weight = 0.95 * run->sum.smooth_weight + 0.05;
   return G2Z_OK;
 }
 
@@ -1350,254 +1491,202 @@ static void g2zr_settle_epoch(g2z_run *run) {
 
 /* ----- resuming ----- */
 
-/* What a line says, as if it had just happened. `spent` is the wall time of the open epoch. Tokens
- * and epochs of a run that began with another's checkpoint do not count from 0: the step's own are
- * tok_s x step_ms, nine digits each, and an epoch that ended says which it was. */
-static g2z_status g2zr_replay_line(g2z_run *run, const g2z_metrics_line *line,
-                                   double *spent) {
-  const double pauses[] = {line->val_ms, line->save_ms, line->sample_ms};
-  double seconds = 0;
-  for (int i = 0; i < 3; i++)
-    if (pauses[i] > 0) seconds += pauses[i] * 1e-3;
-  run->pause_s += seconds;
-  if (!isnan(line->metrics.step_ms)) {
-    double tokens = line->metrics.tok_s * line->metrics.step_ms * 1e-3;
-    run->known = line->metrics;
-    run->known.loss = (double)(float)line->metrics.loss; /* nine digits say which float it was */
-    seconds += line->metrics.step_ms * 1e-3;
-    G2ZR_TRY(g2zr_account(run, (int64_t)fmin(fmax(rint(tokens), 0), 1e15)));
-  }
-  *spent += seconds;
-  run->earlier_s += seconds;
-  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
-  if (!isnan(line->val_loss)) {
-    epoch->val_loss = line->val_loss;
-    if (!(run->best_val_loss <= line->val_loss)) run->best_val_loss = line->val_loss;
-  }
-  if (isnan(line->epoch_ms)) return G2Z_OK;
-  g2zr_settle_epoch(run);
-  epoch->wall_s = line->epoch_ms * 1e-3;
-  if (line->epoch >= 0 && line->epoch <= 1 << 30) epoch->index = (int64_t)line->epoch;
-  *spent = 0;
-  return g2zr_begin_epoch(run, epoch->index + 1);
-}
-
-/* Rebuilds the run's sums from metrics.jsonl, up to the checkpoint's step. A machine that lost its
- * power may have left less than that, or a torn last line, which is cut off and told; a damaged one
- * before it is an error: what stands behind it would be lost with it. The end of the checkpoint's
- * epoch is cut off where a larger global batch brought it: a later one may not. */
-static g2z_status g2zr_replay(g2z_run *run, const char *path, const char *text,
-                              size_t bytes, size_t *kept) {
-  double spent = 0;
-  *kept = 0;
+/* How much of metrics.jsonl stays where no length says it: all up to the last line of the
+ * checkpoint's step. A torn last line goes; a damaged one before it is an error, as nobody knows
+ * where it belongs. */
+static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
+                                  int64_t *kept) {
   size_t next = 0;
-  for (int number = 1; next < bytes; number++) {
+  *kept = 0;
+  for (int number = 1, torn = 0; next < bytes; number++) {
     g2z_metrics_line line;
-    int torn;
     g2z_status status = g2z_metrics_read(run->services, path, text, bytes, &next, number, &line,
                                          &torn);
-    if (torn) {
-      g2z_log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
-      break;
-    }
+    if (torn) g2z_log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
+    if (torn) break;
     G2ZR_TRY(status);
     if (line.metrics.step > run->resumed) break;
-    if (line.metrics.step == run->resumed && run->within && !isnan(line.epoch_ms)) break;
-    G2ZR_TRY(g2zr_replay_line(run, &line, &spent));
-    *kept = next;
+    *kept = (int64_t)next;
   }
-  if (run->resumed >= run->steps && run->epoch[run->epoch_count - 1].steps == 0 &&
-      run->epoch_count > 1)
-    run->epoch_count--; /* the run ended with the epoch */
-  g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
-  if (open->wall_s == 0) open->started = g2z_seconds() - spent;
   return G2Z_OK;
 }
 
-/* The number behind `words` at the beginning of a line; -1: it does not begin so. */
-static int64_t g2zr_line_step(const char *line, size_t bytes, const char *words) {
-  size_t length = strlen(words);
-  if (bytes <= length || strncmp(line, words, length) != 0) return -1;
-  return (int64_t)strtoll(line + length, NULL, 10);
+/* 1: a line ends after so many bytes of a log, and where lines tell a step, it is none that comes
+ * behind the checkpoint. */
+static int g2zr_ends_there(const g2z_run *run, const char *text, size_t length, double bytes,
+                           int steps) {
+  int64_t step = -1;
+  if (!(bytes >= 1 && bytes <= (double)length) || text[(size_t)bytes - 1] != '\n') return 0;
+  const char *line = text + (size_t)bytes - 1;
+  while (line > text && line[-1] != '\n') line--;
+  if (steps) sscanf(line, "{\"step\": %" SCNd64, &step);
+  return step <= run->resumed;
 }
 
-/* The same of train.log: up to the first line of a later step. */
-static g2z_status g2zr_keep_log(g2z_run *run, const char *path, const char *text,
-                                size_t bytes, size_t *kept) {
-  (void)path;
-  const size_t stamp = sizeof "2026-01-31T23:59:59Z  " - 1;
+/* How much of a log stays: what it held when the checkpoint was saved. A file that somebody has
+ * changed since is cut behind the checkpoint's step, or stays whole if it has no steps. */
+static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int steps,
+                            int64_t *kept) {
+  const g2zr_path path = g2zr_in(run, name);
+  char *text = NULL;
+  size_t length = 0;
+  g2z_status status = G2Z_OK;
   *kept = 0;
-  while (*kept < bytes) {
-    const char *at = text + *kept;
-    const char *end = (const char *)memchr(at, '\n', bytes - *kept);
-    if (!end) break;
-    size_t length = (size_t)(end - at);
-    if (length > stamp && (g2zr_line_step(at + stamp, length - stamp, "step ") > run->resumed ||
-                           g2zr_line_step(at + stamp, length - stamp, "sample after step ") >
-                               run->resumed))
-      break;
-    *kept += length + 1;
+  if (!run->found.own) return G2Z_OK;
+  if (g2zr_has(run->config.run_dir, name))
+    status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &length);
+  if (run->from.note && g2zr_ends_there(run, text, length, bytes, steps))
+    *kept = (int64_t)bytes;
+  else {
+    if (run->from.note)
+      g2z_log(run->services, G2Z_LOG_WARNING, "%s is not as it was when step %" PRId64 " was saved",
+              path.text, run->resumed);
+    *kept = (int64_t)length;
+    if (status == G2Z_OK && steps)
+      status = g2zr_keep_steps(run, path.text, text, length, kept);
   }
-  return G2Z_OK;
+  g2z_release(run->services, text);
+  return status;
 }
 
 /* The first line of metrics.jsonl, of a run that begins with another's checkpoint: until it has one
  * of its own, that is what it goes on from. */
 static g2z_status g2zr_write_origin(g2z_run *run) {
-  char path[PATH_MAX];
-  g2z_json_out out;
+  char path[PATH_MAX], quoted[6 * PATH_MAX], *to = quoted;
   if (!realpath(run->resume, path))
     return g2z_fail_file(run->services, errno, "find the path of", run->resume);
-  memset(&out, 0, sizeof out);
-  out.writer = run->metrics;
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_integer(&out, "step", run->resumed);
-  g2z_json_put_integer(&out, "tokens", g2z_trainer_tokens(run->trainer));
-  g2z_json_put_string(&out, "resumed_from", path);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(run->metrics, "\n", 1);
-  G2ZR_TRY(g2z_writer_flush(run->metrics));
+  for (const char *c = path; *c; c++)
+    if ((unsigned char)*c < ' ') to += sprintf(to, "\\u%04x", (unsigned)*c);
+    else {
+      if (*c == '"' || *c == '\\') *to++ = '\\';
+      *to++ = *c;
+    }
+  *to = 0;
+  G2ZR_TRY(g2zr_append(run, &run->metrics, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64
+                       ", \"resumed_from\": \"%s\"}\n", run->resumed,
+                       g2z_trainer_tokens(run->trainer), quoted));
   return g2zr_sync(run);
 }
 
-/* What that line says, freed with g2z_release; NULL: the run did not begin so. */
-static g2z_status g2zr_parse_origin(g2z_run *run, const char *text, size_t bytes,
-                                    char **origin) {
+/* Rank 0: the checkpoint that run_dir's run began with, as that line says; "": none. */
+static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
+  const g2zr_path path = g2zr_in(run, "metrics.jsonl");
+  char *text = NULL;
+  size_t bytes = 0;
   g2z_json json;
   g2z_json_text key, value;
-  void *memory;
   memset(&value, 0, sizeof value);
-  *origin = NULL;
-  g2z_json_open(&json, run->services, "metrics.jsonl", text, bytes);
+  origin[0] = 0;
+  if (access(path.text, F_OK) != 0) return G2Z_OK;
+  G2ZR_TRY(g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &bytes));
+  g2z_json_open(&json, run->services, path.text, text, strcspn(text, "\n"));
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
       if (g2z_json_is(&key, "resumed_from")) value = g2z_json_string(&json);
       else g2z_json_skip(&json);
     }
-  if (g2z_json_close(&json) != G2Z_OK || !value.at) return G2Z_OK; /* torn: that one was synced */
-  G2ZR_TRY(g2z_allocate(run->services, value.bytes + 1, 1, &memory));
-  g2z_json_unescape(&value, (unsigned char *)memory);
-  *origin = (char *)memory;
-  return G2Z_OK;
-}
-
-/* Rank 0: the checkpoint that run_dir's run began with; NULL: none. */
-static g2z_status g2zr_find_origin(g2z_run *run, char **origin) {
-  char *path, *text = NULL;
-  size_t bytes = 0;
-  *origin = NULL;
-  G2ZR_TRY(g2z_join_path(run->services, run->config.run_dir, "metrics.jsonl", &path));
-  g2z_status status = G2Z_OK;
-  if (access(path, F_OK) == 0)
-    status = g2z_read_file(run->services, path, (size_t)1 << 40, &text, &bytes);
-  const char *end = bytes ? (const char *)memchr(text, '\n', bytes) : NULL;
-  if (end) status = g2zr_parse_origin(run, text, (size_t)(end - text), origin);
-  if (status == G2Z_OK && *origin && access(*origin, F_OK) != 0) {
-    status = g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not "
-                      "there any more, and has no checkpoint of its own: put that back, or choose "
-                      "another run directory", run->config.run_dir, *origin);
-    g2z_release(run->services, *origin);
-    *origin = NULL;
-  }
+  if (g2z_json_close(&json) == G2Z_OK && value.at && value.bytes < PATH_MAX) /* it was synced */
+    origin[g2z_json_unescape(&value, (unsigned char *)origin)] = 0;
   g2z_release(run->services, text);
-  g2z_release(run->services, path);
-  return status;
+  if (!origin[0] || access(origin, F_OK) == 0) return G2Z_OK;
+  return g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not there "
+                  "any more, and has no checkpoint of its own: put that back, or choose another "
+                  "run directory", run->config.run_dir, origin);
 }
 
-/* Rank 0: run_dir's last checkpoint that is whole; -1: it has none. Damage alone passes one over:
- * what cannot be read, or is of another version, would be lost without need. */
-static g2z_status g2zr_latest_whole(g2z_run *run, int64_t *whole) {
-  char tried[256] = "", newest[300] = "";
-  *whole = INT64_MAX;
-  for (;;) {
-    char *path, *sentence = run->services->error;
-    size_t used = strlen(tried);
-    G2ZR_TRY(g2zr_latest(run, *whole, whole));
-    if (*whole < 0) break;
-    G2ZR_TRY(g2zr_checkpoint_path(run, *whole, &path));
-    g2z_status status = g2z_checkpoint_check(run->services, path);
-    if (status == G2Z_FORMAT) {
-      g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", path, sentence);
-      snprintf(tried + used, sizeof tried - used, "%sstep %" PRId64, used ? ", " : "", *whole);
-      if (!used) snprintf(newest, sizeof newest, "%.299s", sentence);
-      run->passed_over = 1;
-    }
-    g2z_release(run->services, path);
-    if (status != G2Z_FORMAT) return status;
-  }
-  if (!run->passed_over) return G2Z_OK;
-  return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy one "
-                  "there again, or remove them to begin anew", run->config.run_dir, tried, newest);
+/* What g2zr_load opened. */
+static void g2zr_close(g2z_run *run) {
+  g2z_trainer_free(run->trainer);
+  g2z_loader_free(run->val);
+  g2z_loader_free(run->train);
+  g2z_tokenizer_free(run->tokenizer);
+  g2z_tokens_free(&run->sample);
+  g2z_release(run->services, run->from.note);
+  run->trainer = NULL;
+  run->val = run->train = NULL;
+  run->tokenizer = NULL;
+  run->from.note = NULL;
+}
+
+/* Of "latest", a checkpoint that is damaged is passed over: 1, and the run opens once more, with
+ * the one before it. What cannot be read, or is of another version, would be lost without need. */
+static int g2zr_passes_over(g2z_run *run) {
+  const char *sentence = run->services->error;
+  const size_t used = strlen(run->passed_over);
+  if (!run->damaged || !run->found.own || strcmp(run->config.resume, "latest") != 0) return 0;
+  if (run->context->rank == 0)
+    g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", run->resume, sentence);
+  snprintf(run->passed_over + used, sizeof run->passed_over - used, "%sstep %" PRId64,
+           used ? ", " : "", run->before);
+  if (!used) snprintf(run->newest, sizeof run->newest, "%.299s", sentence);
+  g2zr_close(run);
+  return 1;
 }
 
 /* Rank 0: the checkpoints that were passed over get names under which none is looked for. */
 static g2z_status g2zr_set_aside(g2z_run *run) {
-  for (int64_t step = INT64_MAX;;) {
-    char *path;
-    void *memory;
-    G2ZR_TRY(g2zr_latest(run, step, &step));
-    if (!run->passed_over || step <= run->resumed) return G2Z_OK;
-    G2ZR_TRY(g2zr_checkpoint_path(run, step, &path));
-    size_t bytes = strlen(path) + sizeof ".damaged";
-    g2z_status status = g2z_allocate(run->services, bytes, 1, &memory);
-    if (status == G2Z_OK) {
-      snprintf((char *)memory, bytes, "%s.damaged", path);
-      if (rename(path, (const char *)memory) != 0)
-        status = g2z_fail_file(run->services, errno, "set aside a damaged checkpoint as",
-                               (const char *)memory);
-    }
-    g2z_release(run->services, memory);
-    g2z_release(run->services, path);
-    G2ZR_TRY(status);
+  for (int64_t step = INT64_MAX; run->passed_over[0];) {
+    G2ZR_TRY(g2zr_latest(run, "", step, &step));
+    if (step <= run->resumed) return G2Z_OK;
+    const g2zr_path path = g2zr_checkpoint(run, step, ""),
+                    aside = g2zr_checkpoint(run, step, ".damaged");
+    if (rename(path.text, aside.text) != 0)
+      return g2z_fail_file(run->services, errno, "set aside a damaged checkpoint as", aside.text);
   }
+  return G2Z_OK;
+}
+
+static g2z_status g2zr_take_path(g2z_run *run, const char *path, char out[1024]) {
+  if (strlen(path) >= 1024)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
+                    path, strlen(path));
+  memcpy(out, path, strlen(path) + 1);
+  return G2Z_OK;
 }
 
 /* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
-static g2z_status g2zr_choose(g2z_run *run, char out[1024]) {
+static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
-  char *path = NULL;
   struct stat here, there;
-  int64_t latest;
+  g2zr_path path;
   if (!resume) return G2Z_OK;
+  snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
-    G2ZR_TRY(g2zr_latest_whole(run, &latest));
-    run->continues = 1; /* also where nothing was saved yet: what there is, is begun again */
-    run->own = latest >= 0;
-    G2ZR_TRY(run->own ? g2zr_checkpoint_path(run, latest, &path)
-                      : g2zr_find_origin(run, &path));
-    if (!path) return G2Z_OK;
+    G2ZR_TRY(g2zr_latest(run, "", run->before, &run->before));
+    run->found.continues = 1; /* also where nothing was saved yet: what there is, is begun again */
+    run->found.own = run->before >= 0;
+    if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
+    else if (!run->passed_over[0]) G2ZR_TRY(g2zr_find_origin(run, path.text));
+    else
+      return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy "
+                      "one there again, or remove them to begin anew", run_dir, run->passed_over,
+                      run->newest);
   } else {
-    char *above;
-    G2ZR_TRY(g2z_join_path(run->services, resume, "..", &above));
-    run->continues = run_dir && stat(above, &there) == 0 && stat(run_dir, &here) == 0 &&
-                     here.st_dev == there.st_dev && here.st_ino == there.st_ino;
-    run->own = run->continues;
-    g2z_release(run->services, above);
+    run->found.continues = run_dir && stat(g2zr_join(resume, "..").text, &there) == 0 &&
+                           stat(run_dir, &here) == 0 && here.st_dev == there.st_dev &&
+                           here.st_ino == there.st_ino;
+    run->found.own = run->found.continues;
   }
-  const char *chosen = path ? path : resume;
-  g2z_status status = G2Z_OK;
-  if (strlen(chosen) >= 1024)
-    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
-                      chosen, strlen(chosen));
-  else snprintf(out, 1024, "%s", chosen);
-  g2z_release(run->services, path);
-  return status;
+  return g2zr_take_path(run, path.text, run->found.resume);
 }
 
 /* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
-  G2ZR_TRY(g2zr_latest(run, INT64_MAX, &latest));
-  if (!run->continues) {
+  G2ZR_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
+  if (!run->found.continues) {
     char name[32];
-    G2ZR_TRY(g2zr_refuse_old(run, "RUN_COMPLETE.txt"));
-    G2ZR_TRY(g2zr_refuse_old(run, "training_metrics.json"));
-    G2ZR_TRY(g2zr_refuse_old(run, "metrics.jsonl"));
     g2zr_checkpoint_name(latest, name);
-    return latest < 0 ? G2Z_OK : g2zr_refuse_old(run, name);
+    const char *const files[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
+                                 name};
+    for (size_t i = 0; i < G2ZR_COUNT(files); i++)
+      if (g2zr_has(run->config.run_dir, files[i]))
+        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): choose "
+                        "another run directory, or remove it", run->config.run_dir, files[i]);
+    return G2Z_OK;
   }
-  if (latest <= run->resumed || run->passed_over) return G2Z_OK;
+  if (latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
   return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                   "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
                   "resume from that, remove those, or choose another run directory",
@@ -1623,78 +1712,60 @@ static g2z_status g2zr_lock(g2z_run *run) {
 
 /* All ranks take rank 0's word for the run directory and the checkpoint. */
 static g2z_status g2zr_find(g2z_run *run) {
-  struct {
-    int64_t continues, own;
-    char resume[1024], run_dir[1024];
-  } word;
-  void *memory;
-  g2z_ranks *ranks = g2z_context_ranks(run->context);
-  const int first = g2z_context_rank(run->context) == 0;
+  g2z_ranks *ranks = run->context->ranks;
+  const int first = run->context->rank == 0;
   const char *run_dir = run->config.run_dir;
-  memset(&word, 0, sizeof word);
   g2z_status status = G2Z_OK;
-  if (run_dir && strlen(run_dir) >= sizeof word.run_dir)
-    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
-                      run_dir, strlen(run_dir));
+  memset(&run->found, 0, sizeof run->found);
+  if (run_dir) status = g2zr_take_path(run, run_dir, run->found.run_dir);
   if (first && status == G2Z_OK) status = g2zr_lock(run);
-  if (first && status == G2Z_OK) status = g2zr_choose(run, word.resume);
+  if (first && status == G2Z_OK) status = g2zr_choose(run);
   G2ZR_TRY(g2z_ranks_agree(ranks, status));
-  word.continues = run->continues;
-  word.own = run->own;
-  if (run_dir) snprintf(word.run_dir, sizeof word.run_dir, "%s", run_dir);
-  G2ZR_TRY(g2z_ranks_broadcast(ranks, &word, sizeof word));
-  run->continues = (int)word.continues;
-  run->own = (int)word.own;
-  memcpy(run->shared_dir, word.run_dir, sizeof word.run_dir);
-  if (run_dir) run->config.run_dir = run->shared_dir;
-  if (word.resume[0]) {
-    status = g2z_allocate(run->services, strlen(word.resume) + 1, 1, &memory);
-    if (status == G2Z_OK) {
-      run->resume = (char *)memory;
-      memcpy(run->resume, word.resume, strlen(word.resume) + 1);
-      run->config.train.init_from = NULL; /* the weights come from the checkpoint */
-      g2z_checkpoint from;
-      status = g2z_checkpoint_read(run->services, run->resume, NULL, &from);
-      run->resumed = from.step;
-    }
-  }
-  if (status == G2Z_OK && first) status = g2zr_check_directory(run);
-  return g2z_ranks_agree(ranks, status);
-}
-
-/* Removes a file of run_dir, if it is there; the sentence of a failure stays. */
-static void g2zr_unlink(g2z_run *run, const char *name) {
-  char path[PATH_MAX];
-  int length = snprintf(path, sizeof path, "%s/%s", run->config.run_dir, name);
-  if (length < (int)sizeof path) unlink(path);
+  G2ZR_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
+  if (run_dir) run->config.run_dir = run->found.run_dir;
+  run->resume = run->found.resume[0] ? run->found.resume : NULL;
+  if (run->resume) run->config.train.init_from = NULL; /* the weights come from the checkpoint */
+  return G2Z_OK;
 }
 
 /* Rank 0. Where the run goes on, what it said behind the checkpoint is cut off. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   const g2z_run_config *config = &run->config;
-  if (g2z_context_rank(run->context) != 0) return G2Z_OK;
+  int64_t metrics, log;
+  if (run->context->rank != 0) return G2Z_OK;
   if (config->save_weights) G2ZR_TRY(g2zr_check_weights(run));
   if (!config->run_dir) return G2Z_OK;
   G2ZR_TRY(g2z_make_directory(run->services, config->run_dir));
   G2ZR_TRY(g2zr_lock(run));
-  G2ZR_TRY(g2zr_open_stream(run, "metrics.jsonl", g2zr_replay, &run->metrics));
-  G2ZR_TRY(g2zr_open_stream(run, "train.log", g2zr_keep_log, &run->log));
-  if (!run->continues) return run->resume ? g2zr_write_origin(run) : G2Z_OK;
-  static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"}; /* it goes on */
-  G2ZR_TRY(g2zr_sweep(run));
+  G2ZR_TRY(g2zr_keep(run, "metrics.jsonl", run->sum.metrics_bytes, 1, &metrics));
+  G2ZR_TRY(g2zr_keep(run, "train.log", run->sum.log_bytes, 0, &log));
+  G2ZR_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", metrics));
+  G2ZR_TRY(g2zr_stream_open(run, &run->log, "train.log", log));
+  return run->resume && !run->found.own ? g2zr_write_origin(run) : G2Z_OK;
+}
+
+/* Rank 0, of a run that goes on: what is left of its last end. */
+static g2z_status g2zr_forget_end(g2z_run *run) {
+  if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
+  g2zr_sweep(run);
   G2ZR_TRY(g2zr_set_aside(run));
-  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) g2zr_unlink(run, ends[i]);
+  unlink(g2zr_in(run, "RUN_COMPLETE.txt").text);
+  unlink(g2zr_in(run, "training_metrics.json").text);
   return G2Z_OK;
 }
 
 /* What each rank does alone, before they meet in the trainer. */
 static g2z_status g2zr_open_alone(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
-  G2ZR_TRY(g2zr_count_steps(run));
+  if (train->train_glob) {
+    g2z_loader_config shards = g2zr_shards(run, train->train_glob, train->accum,
+                                           G2Z_ORDER_SHUFFLED);
+    G2ZR_TRY(g2z_loader_create(run->services, &shards, &run->train));
+  }
   G2ZR_TRY(g2zr_open_tokenizer(run));
   G2ZR_TRY(g2zr_open_val(run));
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
-                         g2z_context_world(run->context);
+                         run->context->world;
   const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
   if (run->config.dataset_name)
     snprintf(run->dataset, sizeof run->dataset, "%s", run->config.dataset_name);
@@ -1702,29 +1773,25 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The trainer stands where the checkpoint was saved. */
-static g2z_status g2zr_take_up(g2z_run *run) {
+/* What becomes due as the trainer stands where the checkpoint was saved. */
+static void g2zr_take_up(g2z_run *run) {
   run->saved = -1;
-  if (!run->resume) return G2Z_OK;
-  double begin = g2z_seconds();
-  G2ZR_TRY(g2z_trainer_load(run->trainer, run->resume));
-  run->resume_s = g2z_seconds() - begin;
+  if (!run->resume) return;
   run->step = run->resumed;
-  if (run->own) run->saved = run->resumed;
+  if (run->found.own) run->saved = run->resumed;
   if (run->epoch_ends)
     run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) | G2ZR_DUE_EPOCH_END |
-               (run->config.save_epochs && !run->own ? G2ZR_DUE_SAVE : 0);
+               (run->config.save_epochs && !run->found.own ? G2ZR_DUE_SAVE : 0);
   if (run->steps <= run->resumed) run->due |= G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
-  return G2Z_OK;
 }
 
 /* Six operations for each weight of a matrix and token, forward and backward, and attention's
  * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
 static void g2zr_price(g2z_run *run) {
-  const g2z_plan *plan = g2z_trainer_plan(run->trainer);
+  const g2z_plan *plan = run->trainer->plan;
   double C = plan->model.channels, L = plan->model.layers;
   run->flops_per_token = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
-  run->peak_flops = g2z_trainer_device(run->trainer)->info.peak_flops * plan->world;
+  run->peak_flops = run->trainer->device->info.peak_flops * plan->world;
 }
 
 /* Ranks validate, save and sample together: one that has other settings would wait for the rest of
@@ -1749,7 +1816,7 @@ static void g2zr_price(g2z_run *run) {
 
 static g2z_status g2zr_same(g2z_run *run) {
   const g2z_run_config *config = &run->config;
-  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  g2z_ranks *ranks = run->context->ranks;
   char text[1024];
   int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
                       (double)config->sampling.temperature, (double)config->sampling.top_p);
@@ -1762,9 +1829,33 @@ static g2z_status g2zr_same(g2z_run *run) {
   return g2z_ranks_same(ranks, "prompt", config->prompt ? config->prompt : "");
 }
 
+/* All that depends on which checkpoint it is. */
+static g2z_status g2zr_load(g2z_run *run) {
+  const int first = run->context->rank == 0;
+  run->damaged = 0;
+  G2ZR_TRY(g2zr_find(run));
+  G2ZR_TRY(g2zr_agree(run, g2zr_open_alone(run)));
+  g2z_status status = g2zr_agree(run, g2zr_count_steps(run));
+  run->damaged = status == G2Z_FORMAT;
+  G2ZR_TRY(status);
+  G2ZR_TRY(g2zr_agree(run, first ? g2zr_check_directory(run) : G2Z_OK));
+  if (run->val) {
+    char text[32];
+    snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
+    G2ZR_TRY(g2z_ranks_same(run->context->ranks, "validation data", text));
+    G2ZR_TRY(g2zr_val_entropy(run));
+  }
+  G2ZR_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
+  if (!run->resume) return G2Z_OK;
+  double begin = g2z_seconds();
+  status = g2z_trainer_load(run->trainer, run->resume);
+  run->damaged = status == G2Z_FORMAT;
+  run->resume_s = g2z_seconds() - begin;
+  return status;
+}
+
 /* Files come last: whatever else fails leaves none behind. */
 static g2z_status g2zr_open(g2z_run *run) {
-  const g2z_train_config *train = &run->config.train;
   struct utsname name;
   memset(&name, 0, sizeof name);
   uname(&name);
@@ -1772,55 +1863,57 @@ static g2z_status g2zr_open(g2z_run *run) {
   snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc, name.nodename,
            (long)getpid());
   run->started = g2z_seconds();
-  run->best_val_loss = run->val_entropy = NAN;
   G2ZR_TRY(g2zr_agree(run, g2zr_check(run)));
   G2ZR_TRY(g2zr_same(run));
-  G2ZR_TRY(g2zr_find(run));
-  G2ZR_TRY(g2zr_agree(run, g2zr_open_alone(run)));
-  if (run->val) {
-    char text[32];
-    snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
-    G2ZR_TRY(g2z_ranks_same(g2z_context_ranks(run->context), "validation data", text));
-    G2ZR_TRY(g2zr_val_entropy(run));
-  }
-  G2ZR_TRY(g2z_trainer_create(run->context, train, &run->trainer));
+  const g2z_run_config config = run->config; /* what the user said */
+  g2z_status status;
+  do {
+    run->config = config;
+    status = g2zr_load(run);
+  } while (status != G2Z_OK && g2zr_passes_over(run));
+  G2ZR_TRY(status);
   if (run->config.profile)
-    G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(g2z_trainer_device(run->trainer))));
+    G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   g2zr_price(run);
-  G2ZR_TRY(g2zr_begin_epoch(run, 0));
+  run->sum.best_val_loss = NAN;
+  status = run->found.own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
+  G2ZR_TRY(g2zr_agree(run, status));
   if (run->steps == 0)
     run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) |
                (run->config.sample_tokens > 0 ? G2ZR_DUE_SAMPLE : 0) | G2ZR_DUE_EPOCH_END |
                G2ZR_DUE_FINISH;
-  G2ZR_TRY(g2zr_take_up(run));
-  g2z_loader *loader = g2z_trainer_loader(run->trainer);
+  g2zr_take_up(run);
+  g2z_loader *loader = run->trainer->loader;
   if (loader) run->epoch_step = loader->position.step;
-  G2ZR_TRY(g2zr_agree(run, g2zr_open_files(run)));
   if (run->resume) {
     g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
-    if (open->wall_s == 0) /* else it had ended */
-      open->index = loader->position.epoch - run->epoch_ends;
+    if (open->wall_s == 0) /* else it is over */
+      open->index = (double)(loader->position.epoch - run->epoch_ends);
     run->known.step = run->resumed;
     run->known.tokens = g2z_trainer_tokens(run->trainer);
   }
-  return g2zr_introduce(run);
+  G2ZR_TRY(g2zr_agree(run, g2zr_open_files(run)));
+  G2ZR_TRY(g2zr_introduce(run));
+  return g2zr_agree(run, g2zr_forget_end(run));
 }
 
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
                                   g2z_run **out) {
   *out = NULL;
   void *memory;
-  g2z_services *services = g2z_context_services(context);
+  g2z_services *services = context->services;
   G2ZR_TRY(g2z_allocate(services, 1, sizeof(g2z_run), &memory));
   g2z_run *run = (g2z_run *)memory;
   run->services = services;
   run->context = context;
   run->config = *config;
-  run->lock = -1;
+  run->lock = run->metrics.file = run->log.file = -1;
+  run->before = INT64_MAX;
+  run->val_entropy = NAN;
   g2z_status status = g2zr_open(run);
   if (status != G2Z_OK) { /* empty streams would pass for a run */
-    if (run->metrics && !run->continues) g2zr_unlink(run, "metrics.jsonl");
-    if (run->log && !run->continues) g2zr_unlink(run, "train.log");
+    if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path);
+    if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path);
     g2z_run_free(run);
   } else *out = run;
   return status;
@@ -1828,18 +1921,14 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
 
 G2Z_API void g2z_run_free(g2z_run *run) {
   if (!run) return;
-  g2z_trainer_free(run->trainer);
-  g2z_loader_free(run->val);
-  g2z_tokenizer_free(run->tokenizer);
-  g2z_tokens_free(&run->sample);
-  g2z_writer_free(run->metrics);
-  g2z_writer_free(run->log);
+  g2zr_close(run);
+  if (run->metrics.file >= 0) close(run->metrics.file);
+  if (run->log.file >= 0) close(run->log.file);
   g2z_events_free(run->events);
   if (run->lock >= 0) close(run->lock);
   g2z_release(run->services, run->sample_text);
   g2z_release(run->services, run->step_s);
   g2z_release(run->services, run->epoch);
-  g2z_release(run->services, run->resume);
   g2z_release(run->services, run);
 }
 
@@ -1856,8 +1945,7 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
  * that finished and is yet to be told. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
-  memcpy(run->sentence, run->services->error, sizeof run->sentence);
-  run->ending = status;
+  g2zr_note_failure(run, &run->ending, status);
   return G2Z_OK;
 }
 
@@ -1900,8 +1988,8 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   m->mfu = run->flops_per_token * m->tok_s / run->peak_flops;
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
-  m->mem_gib = (double)g2z_trainer_plan(run->trainer)->bytes_total / 1073741824.0;
-  G2ZR_TRY(g2zr_account(run, run->tokens_per_step));
+  m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
+  G2ZR_TRY(g2zr_account(run));
   return g2zr_write_metrics(run);
 }
 
@@ -1915,10 +2003,11 @@ static void g2zr_duration_text(double seconds, char out[32]) {
 
 static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
   const g2z_metrics *m = &run->known;
-  double step_s = run->smooth_s / run->smooth_weight;
+  double step_s = run->sum.smooth_s / run->sum.smooth_weight;
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = (double)run->tokens_per_step / step_s;
-  event->eta_seconds = (double)(run->steps - m->step) * (step_s + run->pause_s / (double)m->step);
+  event->eta_seconds = (double)(run->steps - m->step) *
+                       (step_s + run->sum.pause_s / (double)m->step);
   char eta[32], scale[48] = "";
   g2zr_duration_text(event->eta_seconds, eta);
   if (run->config.train.dtype == G2Z_FP16)
@@ -1937,9 +2026,9 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   G2ZR_TRY(g2z_loader_seek(run->val, first));
   G2ZR_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
   double seconds = g2z_seconds() - begin;
-  run->pause_s += seconds;
+  run->sum.pause_s += seconds;
   run->epoch[run->epoch_count - 1].val_loss = loss;
-  if (!(run->best_val_loss <= loss)) run->best_val_loss = loss; /* the first one: against NaN */
+  if (!(run->sum.best_val_loss <= loss)) run->sum.best_val_loss = loss; /* against NaN */
   event->kind = G2Z_RUN_VALIDATION;
   event->val_loss = loss;
   snprintf(run->line, sizeof run->line,
@@ -2003,7 +2092,7 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   sample->count = kept;
   G2ZR_TRY(g2zr_sample_text(run, event));
   double seconds = g2z_seconds() - begin;
-  run->pause_s += seconds;
+  run->sum.pause_s += seconds;
   G2ZR_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
   return g2zr_log(run, run->sample_text);
 }
@@ -2015,7 +2104,7 @@ static g2z_status g2zr_end_epoch(g2z_run *run) {
   g2zr_settle_epoch(run);
   if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started; /* else it had ended */
   if (run->epoch_ends)
-    G2ZR_TRY(g2zr_write_note(run, "epoch", (double)epoch->index, "epoch_ms", epoch->wall_s));
+    G2ZR_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
   if (run->step >= run->steps) return G2Z_OK;
   return g2zr_begin_epoch(run, epoch->index + 1);
 }
@@ -2023,10 +2112,10 @@ static g2z_status g2zr_end_epoch(g2z_run *run) {
 /* The state is saved: what is left is to say how it ended. All ranks know the signal, whichever of
  * them it reached. */
 static g2z_status g2zr_stop(g2z_run *run) {
-  int world = g2z_context_world(run->context);
-  g2z_ranks *ranks = g2z_context_ranks(run->context);
+  int world = run->context->world;
+  g2z_ranks *ranks = run->context->ranks;
   void *all;
-  char now[32], name[32];
+  char name[32];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED);
   g2z_status status = g2z_allocate(run->services, (size_t)world, sizeof mine, &all);
   G2ZR_TRY(g2zr_agree(run, status));
@@ -2039,8 +2128,7 @@ static g2z_status g2zr_stop(g2z_run *run) {
   g2zr_settle_epoch(run);
   epoch->wall_s = g2z_seconds() - epoch->started;
   if (epoch->steps == 0 && run->epoch_count > 1) run->epoch_count--;
-  g2z_utc_now(now);
-  status = run->log ? g2zr_write_artifacts(run, now, g2zr_wall_s(run)) : G2Z_OK;
+  status = run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK;
   G2ZR_TRY(g2zr_agree(run, status));
   const char *signal = g2zr_signal_text(run->stop_signal, name);
   snprintf(run->line, sizeof run->line,
@@ -2082,10 +2170,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
   for (int shown = 0; !shown;) {
     g2z_report report;
     memset(&report, 0, sizeof report);
-    if (run->ending != G2Z_OK) {
-      memcpy(run->services->error, run->sentence, sizeof run->sentence);
-      return run->ending;
-    }
+    G2ZR_TRY(g2zr_tell_failure(run, &run->ending));
     if (!run->due) {
       g2z_status status = g2zr_train(run, &report);
       status = g2zr_after(run, status, &report);
@@ -2119,7 +2204,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
     char sentence[G2Z_ERROR_BYTES];
     memcpy(sentence, run->services->error, sizeof sentence);
     g2zr_log(run, sentence);
-    if (run->metrics && status != G2Z_STOPPED) g2z_report_run(run->services, run->config.run_dir);
+    if (run->metrics.file >= 0 && status != G2Z_STOPPED)
+      g2z_report_run(run->services, run->config.run_dir);
     memcpy(run->services->error, sentence, sizeof sentence);
   }
   return status;
@@ -3026,55 +3112,54 @@ static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *c
   g2z_json_end(out, '}');
 }
 
+typedef struct g2zr_launch {
+  const g2z_run_options *options;
+  const g2z_place *place;
+  const g2z_fault *fault;            /* RUN_FAILED.json: what happened, and the name of */
+  const char *flight;                /* this rank's flight recorder; NULL: there is none */
+} g2zr_launch;
+
 /* launcher_metadata.json: who started this, where, with which variables. Of the environment only
  * what steers a run: the rest may hold secrets. */
-static g2z_status g2zr_write_launch(g2z_services *services, const g2z_run_options *o,
-                                    const g2z_place *place) {
+static void g2zr_put_launch(void *user, g2z_json_out *out) {
   static const char *const slurm[] = {"SLURM_"}, *const nccl[] = {"NCCL_"};
   static const char *const steering[] = {
       "CUDA_", "OMP_", "OMPI_COMM_WORLD_", "PMI_", "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",
       "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "G2Z_", "RUN_DIR=", "NSYS=",
       "DIST_DEBUG=", "GRAD_ACCUM_STEPS=", "MICRO_BATCH_SIZE_PER_GPU=", "GPT2_EXTRA_ARGS="};
-  char path[1200], now[32], host[256] = "";
-  g2z_writer *writer;
-  g2z_json_out out;
-  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
-  snprintf(path, sizeof path, "%s/RUN_FAILED.json", o->run.run_dir);
-  unlink(path); /* of a start that this one goes on from */
-  snprintf(path, sizeof path, "%s/launcher_metadata.json", o->run.run_dir);
-  G2ZR_TRY(g2z_writer_create(services, path, &writer));
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
+  const g2zr_launch *launch = (const g2zr_launch *)user;
+  const g2z_run_config *run = &launch->options->run;
+  char now[32], host[256] = "";
   g2z_utc_now(now);
   gethostname(host, sizeof host - 1);
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_string(&out, "timestamp_utc", now);
-  g2z_json_put_string(&out, "launcher", place->launcher);
-  g2z_json_put_string(&out, "checkpoint_path",
-                      o->run.save_weights ? o->run.save_weights : o->run.run_dir);
-  g2z_json_put_string(&out, "rank0_host", host);
-  g2z_json_put_integer(&out, "world_size", place->world);
-  g2z_json_put_string(&out, "git_commit", o->run.git_commit);
-  g2z_json_put_string(&out, "command_line", o->run.command_line);
-  g2zr_put_variables(&out, "slurm", slurm, 1);
-  g2zr_put_variables(&out, "env", steering, (int)(sizeof steering / sizeof *steering));
-  g2zr_put_variables(&out, "nccl_env", nccl, 1);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  g2z_status status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
+  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_TEXT("launcher", launch->place->launcher);
+  G2ZR_TEXT("checkpoint_path", run->save_weights ? run->save_weights : run->run_dir);
+  G2ZR_TEXT("rank0_host", host);
+  G2ZR_WHOLE("world_size", launch->place->world);
+  G2ZR_TEXT("git_commit", run->git_commit);
+  G2ZR_TEXT("command_line", run->command_line);
+  g2zr_put_variables(out, "slurm", slurm, 1);
+  g2zr_put_variables(out, "env", steering, (int)G2ZR_COUNT(steering));
+  g2zr_put_variables(out, "nccl_env", nccl, 1);
+}
+
+static g2z_status g2zr_write_launch(g2z_services *services, const g2z_run_options *o,
+                                    const g2z_place *place) {
+  g2zr_launch launch = {o, place, NULL, NULL};
+  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
+  unlink(g2zr_join(o->run.run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
+  return g2zr_write_json(services, g2zr_join(o->run.run_dir, "launcher_metadata.json").text,
+                         g2zr_put_launch, &launch);
 }
 
 /* What a command prints, as a file; a line that says so where the command is not. */
 static g2z_status g2zr_write_output_of(g2z_services *services, const char *directory,
                                        const char *name, const char *command) {
-  char path[1200], block[4096];
+  char block[4096];
   g2z_writer *writer;
   size_t got;
-  snprintf(path, sizeof path, "%s/%s", directory, name);
-  G2ZR_TRY(g2z_writer_create(services, path, &writer));
+  G2ZR_TRY(g2z_writer_create(services, g2zr_join(directory, name).text, &writer));
   snprintf(block, sizeof block, "%s 2>&1", command);
   FILE *pipe = popen(block, "r");
   while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0)
@@ -3114,7 +3199,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   const g2z_place *place = &config->ranks.place;
   *run = NULL;
   G2ZR_TRY(g2z_context_create(config, context));
-  g2z_ranks *ranks = g2z_context_ranks(*context);
+  g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
@@ -3130,44 +3215,43 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   return status;
 }
 
-static void g2zr_write_failure(g2z_services *services, const g2z_run_options *o,
-                               const g2z_fault *fault, const char *flight) {
-  char path[1200], now[32];
-  g2z_writer *writer;
-  g2z_json_out out;
-  snprintf(path, sizeof path, "%s/RUN_FAILED.json", o->run.run_dir);
-  if (g2z_writer_create(services, path, &writer) != G2Z_OK) return; /* another writes it */
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
+static void g2zr_put_failure(void *user, g2z_json_out *out) {
+  const g2zr_launch *launch = (const g2zr_launch *)user;
+  const g2z_fault *fault = launch->fault;
+  char now[32];
   g2z_utc_now(now);
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_string(&out, "timestamp_utc", now);
-  g2z_json_put_string(&out, "sentence", fault->sentence);
-  g2z_json_put_integer(&out, "rank", fault->rank);
-  g2z_json_put_string(&out, "host", fault->host);
-  g2z_json_put_string(&out, "phase", fault->phase);
-  g2z_json_put_integer(&out, "step", fault->step);
-  g2z_json_put_integer(&out, "reported_by_rank", g2z_ranks_place(o->met)->rank);
-  g2z_json_put_integer(&out, "world_size", g2z_ranks_place(o->met)->world);
-  g2z_json_put_string(&out, "flight_recorder", flight);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  g2z_writer_commit(writer);
-  g2z_writer_free(writer);
+  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_TEXT("sentence", fault->sentence);
+  G2ZR_WHOLE("rank", fault->rank);
+  G2ZR_TEXT("host", fault->host);
+  G2ZR_TEXT("phase", fault->phase);
+  G2ZR_WHOLE("step", fault->step);
+  G2ZR_WHOLE("reported_by_rank", launch->place->rank);
+  G2ZR_WHOLE("world_size", launch->place->world);
+  G2ZR_TEXT("flight_recorder", launch->flight);
 }
 
+/* Where another rank is writing RUN_FAILED.json, that one says the same. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault) {
   g2z_ranks *ranks = __atomic_load_n(&o->met, __ATOMIC_ACQUIRE);
   g2z_services services; /* its own: the program's belong to the main thread */
-  char path[1200], name[64];
+  char name[64];
   memset(&services, 0, sizeof services);
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
-  snprintf(name, sizeof name, "flight_rank_%d.jsonl", g2z_ranks_place(ranks)->rank);
-  snprintf(path, sizeof path, "%s/%s", o->run.run_dir, name);
-  int written = g2z_ranks_write_flight(ranks, &services, path) == G2Z_OK;
-  g2zr_write_failure(&services, o, fault, written ? name : NULL);
+  g2zr_launch launch = {o, g2z_ranks_place(ranks), fault, NULL};
+  snprintf(name, sizeof name, "flight_rank_%d.jsonl", launch.place->rank);
+  if (g2z_ranks_write_flight(ranks, &services, g2zr_join(o->run.run_dir, name).text) == G2Z_OK)
+    launch.flight = name;
+  g2zr_write_json(&services, g2zr_join(o->run.run_dir, "RUN_FAILED.json").text, g2zr_put_failure,
+                  &launch);
 }
+
+#undef G2ZR_TEXT
+#undef G2ZR_WHOLE
+#undef G2ZR_REAL
+#undef G2ZR_NONE
+#undef G2ZR_OPEN
+#undef G2ZR_CLOSE
 
 /* ----- signals ----- */
 

@@ -559,21 +559,21 @@ static void test_config_checks(g2z_test *t) {
   CHECK_BAD(t, g2z_model_config_named(s, "gpt3", &model), "gpt2-medium");
   for (model.channels = 8; model.channels < 300; model.channels++) /* a remedy is one */
     for (model.heads = 1; model.heads < 4; model.heads++) {
-      if (model.channels % model.heads || g2z_model_config_check(s, &model) == G2Z_OK) continue;
+      if (model.channels % model.heads || g2z__model_config_check(s, &model) == G2Z_OK) continue;
       g2z_model_config advised = model;
       const char *channels = strstr(s->error, "with channels="), *heads = strrchr(s->error, '=');
       if (channels) advised.channels = atoi(channels + strlen("with channels="));
       if (heads) advised.heads = atoi(heads + 1);
-      CHECK_OK(t, g2z_model_config_check(s, &advised));
+      CHECK_OK(t, g2z__model_config_check(s, &advised));
     }
   memset(&config, 0, sizeof config);
-  CHECK_BAD(t, g2z_train_config_check(s, &config), "never initialised");
+  CHECK_BAD(t, g2z__train_config_check(s, &config), "never initialised");
   config = g2z_train_config_default();
-  CHECK_OK(t, g2z_train_config_check(s, &config));
+  CHECK_OK(t, g2z__train_config_check(s, &config));
 #define REFUSED(member, value, part)    \
   config = g2z_train_config_default();  \
   config.member = value;                \
-  CHECK_BAD(t, g2z_train_config_check(s, &config), part)
+  CHECK_BAD(t, g2z__train_config_check(s, &config), part)
   REFUSED(model.heads, 7, "channels=768 must divide by heads=7");
   REFUSED(model.heads, 64, "head size of 12");
   REFUSED(model.heads, 4, "up to 128");
@@ -602,11 +602,11 @@ static void test_config_checks(g2z_test *t) {
   config.model.heads = 16;
   config.model.channels = 1024;
   config.model.context = config.seq = 32769;
-  CHECK_OK(t, g2z_train_config_check(s, &config));
+  CHECK_OK(t, g2z__train_config_check(s, &config));
   config.dropout = 0.1f;
-  CHECK_BAD(t, g2z_train_config_check(s, &config), "heads=16 x seq=32769 x seq is 17180917776");
+  CHECK_BAD(t, g2z__train_config_check(s, &config), "heads=16 x seq=32769 x seq is 17180917776");
   config.seq = 32768; /* 2^34 scores: the last four have the last number of 32 bits */
-  CHECK_OK(t, g2z_train_config_check(s, &config));
+  CHECK_OK(t, g2z__train_config_check(s, &config));
 }
 
 /* From 0.1 to 1 in 10 steps of warm-up, and then to 0.1 at step 110, or not. */

@@ -172,7 +172,7 @@ static test_twin *test_twin_normal(test_pair *p, test_kind kind, size_t n, uint3
     double radius = sqrt(-2.0 * log(1.0 - (double)g2z_uniform(bits[0])));
     double normal = radius * cos(6.283185307179586 * (double)g2z_uniform(bits[1]));
     ((float *)twin->cpu)[i] =
-        g2z_round(test_twin_dtype(p, kind), (float)(normal * scale + shift));
+        g2z__round(test_twin_dtype(p, kind), (float)(normal * scale + shift));
   }
   test_twin_send(p, twin);
   return twin;
@@ -940,7 +940,7 @@ static void test_sum_rows(test_pair *p, size_t n, int count, g2z_write mode) {
   test_twin *rows = test_twin_normal(p, TEST_GRAD, n * (size_t)count, 2, 3, 0);
   test_twin *to = test_twin_normal(p, TEST_GRAD, n, 3, 3, 0);
   test_twin *in_place = mode == G2Z_ACCUMULATE ? to : from;
-  ((float *)from->cpu)[0] = g2z_round(p->grad_dtype, 65504.0f); /* fp16: beyond its largest */
+  ((float *)from->cpu)[0] = g2z__round(p->grad_dtype, 65504.0f); /* fp16: beyond its largest */
   ((float *)rows->cpu)[0] = 64.0f;
   test_twin_send(p, from);
   test_twin_send(p, rows);
@@ -948,7 +948,7 @@ static void test_sum_rows(test_pair *p, size_t n, int count, g2z_write mode) {
     float sum = ((float *)from->cpu)[i];
     for (int row = 0; row < count; row++) sum += ((float *)rows->cpu)[(size_t)row * n + i];
     if (mode == G2Z_ACCUMULATE) sum = ((float *)to->cpu)[i] + sum;
-    ((float *)in_place->cpu)[i] = g2z_round(p->grad_dtype, sum);
+    ((float *)in_place->cpu)[i] = g2z__round(p->grad_dtype, sum);
   }
   CHECK_OK(p->t, test_add_rows(p, in_place, from, rows, count, mode));
   test_twin_compare(p, in_place, "grad_add of rows", 0, 0);
@@ -1061,7 +1061,7 @@ static void test_cuda_optimizer(g2z_test *t) {
         size_t n = k == 0 ? 1 : k == 1 ? 1027 : 300001, shift = (size_t)(k + step) % 3;
         test_twin *grads = test_twin_at(&p, TEST_GRAD, n, shift);
         for (size_t i = 0; i < n; i++)
-          ((float *)grads->cpu)[i] = g2z_round(p.grad_dtype, (float)((int)(i % 23) - 11) * 0.37f);
+          ((float *)grads->cpu)[i] = g2z__round(p.grad_dtype, (float)((int)(i % 23) - 11) * 0.37f);
         if (bad) ((float *)grads->cpu)[n / 2] = step == 5 ? NAN : INFINITY;
         test_twin_send(&p, grads);
         g2z_range pieces[35]; /* more than a launch takes, at odd places */

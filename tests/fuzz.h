@@ -262,7 +262,7 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   if (data[0] & 1) {
     fuzz_put("config.json", data + 1, size - 1);
     g2z_status status = g2z_weights_config(&services, fuzz_directory, &model);
-    fuzz_check(status == G2Z_OK ? g2z_model_config_check(&services, &model) == G2Z_OK
+    fuzz_check(status == G2Z_OK ? g2z__model_config_check(&services, &model) == G2Z_OK
                            : model.layers == 0 && services.error[0]);
     return 0;
   }
@@ -308,6 +308,28 @@ static int fuzz_state(const uint8_t *data, size_t size) {
   loader.global = 7;
   if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, &loader).step >= 0);
   g2z__saved_free(&services, &saved);
+  return 0;
+}
+
+/* internals */
+/* The note of a run as it is parsed behind its checksum. */
+static int fuzz_note(const uint8_t *data, size_t size) {
+  g2z_services services;
+  g2z_run run;
+  char *text = (char *)malloc(size + 1);
+  memset(&services, 0, sizeof services);
+  memset(&run, 0, sizeof run);
+  if (!text) return 0;
+  if (size) memcpy(text, data, size);
+  text[size] = 0;
+  run.services = &services;
+  run.from.note = text;
+  run.steps = 10;
+  g2z_status status = g2zr_restore(&run);
+  fuzz_check(status == G2Z_OK ? run.epoch_count > 0 : services.error[0] != 0);
+  g2z_release(&services, run.epoch);
+  g2z_release(&services, run.step_s);
+  free(text);
   return 0;
 }
 

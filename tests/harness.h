@@ -203,7 +203,7 @@ static const g2z_plan *test_plan(g2z_test *t, const g2z_train_config *config,
 /* ----- GPUs -------------------------------------------------------------- */
 
 #define CUDA_OR_SKIP(t) \
-  if (g2z_device_default() != G2Z_DEVICE_CUDA) SKIP(t, "no GPU that this build can use")
+  if (!g2z_device_count(G2Z_DEVICE_CUDA)) SKIP(t, "no GPU that this build can use")
 
 /* Whether a test on a GPU looks at this type: G2Z_TEST_DTYPES, such as "fp16,bf16", picks some. */
 static int test_wants(g2z_dtype dtype) {
@@ -464,12 +464,12 @@ static g2z_train_config test_saved_config(g2z_test *t, char shard[512]) {
 /* Gives a file of a checkpoint, and its trainer_state.json, the checksums that they would have if
  * they had been saved like that. */
 static void test_saved_sign(g2z_test *t, const char *directory, const char *name) {
-  g2z_crc crc;
+  g2z__crc crc;
   char path[700], entry[80];
   size_t bytes = 0, file_bytes = 0;
   char *text = test_run_read(t, directory, "trainer_state.json", &bytes);
   char *file = test_run_read(t, directory, name, &file_bytes);
-  g2z_crc_init(&crc);
+  g2z__crc_init(&crc);
   snprintf(entry, sizeof entry, "\"name\": \"%s\"", name);
   char *at = text && file ? strstr(text, entry) : NULL;
   char *end = at ? strchr(at, ']') : NULL;
@@ -479,12 +479,12 @@ static void test_saved_sign(g2z_test *t, const char *directory, const char *name
     int digits;
     CHECK(t, sscanf(at, "\"%zu %zu %n", &begin, &count, &digits) == 2 &&
                  begin + count <= file_bytes);
-    snprintf(entry, 9, "%08" PRIx32, g2z_crc32c(&crc, 0, file + begin, count));
+    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, file + begin, count));
     memcpy(at + digits, entry, 8);
     at += digits + 9;
   }
   if (text) {
-    snprintf(entry, 9, "%08" PRIx32, g2z_crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
+    snprintf(entry, 9, "%08" PRIx32, g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES));
     memcpy(text + bytes - G2Z__SAVED_TAIL_BYTES, entry, 8);
     snprintf(path, sizeof path, "%s/trainer_state.json", directory);
     test_write_file(t, path, text, bytes);

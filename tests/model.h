@@ -502,7 +502,7 @@ static int rank_resume(int argc, char **argv) {
         status = resume_steps(trainer, turn ? from : RESUME_STEPS / 2, RESUME_STEPS, seen[turn]);
       if (turn == 0 && status == G2Z_OK && trainer->plan->rank == 0)
         status = g2z_trainer_write_tuning(trainer, tuning);
-      status = g2z_ranks_agree(g2z_context_ranks(context), status);
+      status = g2z_ranks_agree(context->ranks, status);
       size_t bytes = trainer->plan->parameters * sizeof(float);
       status = resume_end(trainer, status, weights[turn]);
       if (status != G2Z_OK || !turn) continue;

@@ -47,7 +47,7 @@ static float *ops_random(ops_env *e, size_t count, float scale) {
   float *x = ops_filled(e, count, 0);
   for (size_t i = 0; i < count; i++) {
     e->seed = e->seed * 1664525u + 1013904223u;
-    x[i] = g2z_round(e->device->dtype, scale * ((float)(e->seed >> 20) / 2048.0f - 1.0f));
+    x[i] = g2z__round(e->device->dtype, scale * ((float)(e->seed >> 20) / 2048.0f - 1.0f));
   }
   return x;
 }
@@ -93,7 +93,7 @@ static void ops_expect(ops_env *e, const char *what, const float *got, const dou
                    ops_ulp(dtype, want[i]) + 1e-37;
     double ratio = fabs((double)got[i] - want[i]) / bound;
     if (!(ratio <= worst)) worst = ratio, at = i; /* NaN sticks */
-    if (g2z_round(dtype, got[i]) != got[i]) of_type = 0;
+    if (g2z__round(dtype, got[i]) != got[i]) of_type = 0;
     if (worst != worst) break;
   }
   e->t->checks++;
@@ -189,21 +189,21 @@ static void test_ops_round(g2z_test *t) {
         double top = bits == largest ? (sign ? -INFINITY : INFINITY) : high;
         if (bits == largest) even = top;
         float middle = (float)((low + high) / 2);
-        wrong += g2z_round(dtype, (float)low) != (float)low;
-        wrong += g2z_round(dtype, middle) != (float)even;
-        wrong += g2z_round(dtype, nextafterf(middle, 0.0f)) != (float)low;
-        wrong += g2z_round(dtype, nextafterf(middle, sign ? -INFINITY : INFINITY)) != (float)top;
+        wrong += g2z__round(dtype, (float)low) != (float)low;
+        wrong += g2z__round(dtype, middle) != (float)even;
+        wrong += g2z__round(dtype, nextafterf(middle, 0.0f)) != (float)low;
+        wrong += g2z__round(dtype, nextafterf(middle, sign ? -INFINITY : INFINITY)) != (float)top;
       }
     CHECK(t, wrong == 0);
-    CHECK(t, isnan(g2z_round(dtype, NAN)) && isnan(g2z_round(dtype, -NAN)));
-    CHECK(t, g2z_round(dtype, INFINITY) == INFINITY && g2z_round(dtype, -INFINITY) == -INFINITY);
-    CHECK(t, signbit(g2z_round(dtype, -0.0f)) && signbit(g2z_round(dtype, -1e-45f)));
+    CHECK(t, isnan(g2z__round(dtype, NAN)) && isnan(g2z__round(dtype, -NAN)));
+    CHECK(t, g2z__round(dtype, INFINITY) == INFINITY && g2z__round(dtype, -INFINITY) == -INFINITY);
+    CHECK(t, signbit(g2z__round(dtype, -0.0f)) && signbit(g2z__round(dtype, -1e-45f)));
   }
-  CHECK(t, g2z_round(G2Z_FP16, 65504.0f) == 65504.0f && g2z_round(G2Z_FP16, 65519.99f) == 65504.0f);
-  CHECK(t, g2z_round(G2Z_FP16, 65520.0f) == INFINITY && g2z_round(G2Z_FP16, -3e38f) == -INFINITY);
-  CHECK(t, g2z_round(G2Z_FP16, 0.1f) == 0.0999755859375f);
-  CHECK(t, g2z_round(G2Z_BF16, 0.1f) == 0.10009765625f && g2z_round(G2Z_BF16, 3.4e38f) == INFINITY);
-  CHECK(t, g2z_round(G2Z_FP32, 0.1f) == 0.1f && g2z_round(G2Z_TF32, 0.1f) == 0.1f);
+  CHECK(t, g2z__round(G2Z_FP16, 65504.0f) == 65504.0f && g2z__round(G2Z_FP16, 65519.99f) == 65504.0f);
+  CHECK(t, g2z__round(G2Z_FP16, 65520.0f) == INFINITY && g2z__round(G2Z_FP16, -3e38f) == -INFINITY);
+  CHECK(t, g2z__round(G2Z_FP16, 0.1f) == 0.0999755859375f);
+  CHECK(t, g2z__round(G2Z_BF16, 0.1f) == 0.10009765625f && g2z__round(G2Z_BF16, 3.4e38f) == INFINITY);
+  CHECK(t, g2z__round(G2Z_FP32, 0.1f) == 0.1f && g2z__round(G2Z_TF32, 0.1f) == 0.1f);
 }
 
 /* internals */
@@ -462,7 +462,7 @@ static ops_norm ops_layernorm_forward(ops_env *e, int N, int C) {
   float *b = ops_random(e, (size_t)C, 1), *y = ops_filled(e, n, 777);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n);
   for (size_t i = 0; i < n; i++) /* a mean to be taken out */
-    l.x[i] = g2z_round(e->device->dtype, l.x[i] + 3);
+    l.x[i] = g2z__round(e->device->dtype, l.x[i] + 3);
   for (int r = 0; r < N; r++) {
     double m = 0, variance = 0;
     for (int c = 0; c < C; c++) m += (double)l.x[r * C + c] / C;
@@ -789,7 +789,7 @@ static void ops_embedding_add(ops_env *e, int N, int C, int V, size_t first, siz
   int32_t *tokens = (int32_t *)malloc((size_t)(3 * N) * sizeof *tokens), *order = tokens + N;
   for (int i = 0; i < N; i++) tokens[i] = (i * i + 3) % V;
   for (size_t i = 0; i < words; i++) {
-    grads[i] = g2z_round(e->device->grad_dtype, grads[i]);
+    grads[i] = g2z__round(e->device->grad_dtype, grads[i]);
     sums[i] = (double)grads[i], sizes[i] = fabs(sums[i]);
   }
   for (size_t i = 0; i < n; i++) {
@@ -832,14 +832,14 @@ static void ops_classify(g2z_dtype dtype, double *loss, double *size, float *dlo
                          const float *logits, const int32_t *targets, int N, int V) {
   for (int i = 0; i < N; i++) {
     const float *row = logits + i * V;
-    double max = -INFINITY, sum = 0, at = (double)g2z_round(dtype, row[targets[i]]);
-    for (int v = 0; v < V; v++) max = fmax(max, (double)g2z_round(dtype, row[v]));
-    for (int v = 0; v < V; v++) sum += exp((double)g2z_round(dtype, row[v]) - max);
+    double max = -INFINITY, sum = 0, at = (double)g2z__round(dtype, row[targets[i]]);
+    for (int v = 0; v < V; v++) max = fmax(max, (double)g2z__round(dtype, row[v]));
+    for (int v = 0; v < V; v++) sum += exp((double)g2z__round(dtype, row[v]) - max);
     loss[i] = log(sum) + max - at;
     size[i] = 4 + fabs(max) + fabs(at);
     for (int v = 0; v < V; v++) {
-      double p = exp((double)g2z_round(dtype, row[v]) - max) / sum;
-      dlogits[i * V + v] = g2z_round(dtype, (float)(8 * (p - (v == targets[i]))));
+      double p = exp((double)g2z__round(dtype, row[v]) - max) / sum;
+      dlogits[i * V + v] = g2z__round(dtype, (float)(8 * (p - (v == targets[i]))));
     }
   }
 }
@@ -902,7 +902,7 @@ static void ops_head(ops_env *e, int N, int C, int V, int chunk) {
     double each = dtype == G2Z_FP32 ? 128 : dtype == G2Z_FP16 ? 16384 : 131072;
     ops_expect(e, "head_loss's dh", dh, want_h, size_h, n, dtype, each + ops_walk(V));
     ops_expect(e, "head_loss's dwte", dwte, want_w, size_w, words, G2Z_FP32, each + ops_walk(N));
-    for (size_t i = 0; i < words && !mode; i++) before[i] = g2z_round(grad, dwte[i]);
+    for (size_t i = 0; i < words && !mode; i++) before[i] = g2z__round(grad, dwte[i]);
     if (mode || N > chunk) continue; /* in one chunk it may be rounded at once */
     CHECK_OK(e->t, ops->head_loss(e->device, losses, &loss_sum, dh, dwte, grad, logits, h, wte,
                                   targets, dloss, &state, G2Z_OVERWRITE, N, C, V, Vp, chunk));
@@ -1173,7 +1173,7 @@ static void test_ops_adamw(g2z_test *t) {
     for (size_t i = 0; i < 9000; i++) { /* a weight is about 1, three updates about 0.02 */
       near &= fabs((double)master[i] - want[i]) < 4e-7;
       near &= fabs((double)m[i] - want_m[i]) < 1e-6 && fabs((double)v[i] - want_v[i]) < 1e-6;
-      exact &= params[i < 5000 ? i : i + 1] == g2z_round(ops_dtypes[which], master[i]);
+      exact &= params[i < 5000 ? i : i + 1] == g2z__round(ops_dtypes[which], master[i]);
     }
     CHECK(t, near);
     CHECK(t, exact && params[5000] == 777 && m[9000] == 0 && v[9000] == 0);
@@ -1205,7 +1205,7 @@ static void test_ops_sums_and_casts(g2z_test *t) {
     CHECK_OK(t, e.ops->cast_grad(e.device, grad, x, n));
     CHECK(t, memcmp(grad, x, n * sizeof *x) == 0);
     int exact = 1;
-    for (size_t j = 0; j < n; j++) exact &= act[j] == g2z_round(G2Z_FP16, x[j]);
+    for (size_t j = 0; j < n; j++) exact &= act[j] == g2z__round(G2Z_FP16, x[j]);
     CHECK(t, exact);
     for (int again = 0; again < 2; again++) {
       g2z_write write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;

@@ -135,14 +135,14 @@ static int rank_loop(int argc, char **argv) {
   int all[RANKS_MOST];
   g2z_status status = G2Z_OK;
   for (int turn = 1; turn <= turns && status == G2Z_OK; turn++) {
-    g2z_ranks_phase(ranks, "data", turn, 0);
+    g2z__ranks_phase(ranks, "data", turn, 0);
     if (turn == 20 && strcmp(what, "stuck") == 0) { /* all, the odd one first */
       if (!odd) rank_sleep(0.1);
-      g2z_ranks_phase(ranks, "forward", turn, 0);
+      g2z__ranks_phase(ranks, "forward", turn, 0);
       rank_sleep(100);
     }
     if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
-      g2z_ranks_phase(ranks, "save", turn, 5);
+      g2z__ranks_phase(ranks, "save", turn, 5);
       if (odd) rank_sleep(1.5);
     } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* all wait for what it won't do */
       g2z__ranks_record(ranks, "graph", -1, 0);
@@ -159,7 +159,7 @@ static int rank_loop(int argc, char **argv) {
       raise(SIGKILL);
     }
     rank_sleep(0.001);
-    g2z_ranks_phase(ranks, "forward", turn, 0);
+    g2z__ranks_phase(ranks, "forward", turn, 0);
     status = g2z_ranks_all_gather(ranks, &turn, sizeof turn, all);
   }
   if (status == G2Z_OK && odd && strcmp(what, "late") == 0) rank_sleep(0.5);
@@ -236,7 +236,7 @@ static int rank_slow(int argc, char **argv) {
   config.batch = 1;
   config.accum = 10;
   if (status == G2Z_OK) status = test_trainer_create(context, &config, &trainer);
-  if (status == G2Z_OK && g2z_context_rank(context) == 1) {
+  if (status == G2Z_OK && context->rank == 1) {
     slow_right = trainer->device->ops;
     slow_ops = *slow_right;
     slow_ops.embed_fwd = slow_embed;
@@ -881,7 +881,7 @@ static void test_ranks_flight(g2z_test *t) {
   CHECK_OK(t, g2z_ranks_join(&t->services, &config, &ranks));
   if (!ranks) return;
   for (int i = 1; i <= 3000; i++) {
-    g2z_ranks_phase(ranks, "backward", i / 10, 0);
+    g2z__ranks_phase(ranks, "backward", i / 10, 0);
     CHECK(t, g2z__ranks_record(ranks, "reduce_scatter", i % 7, 1000) == i);
   }
   g2z__ranks_progress(ranks, &progress);

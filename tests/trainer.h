@@ -42,7 +42,7 @@ static void test_fingerprint(g2z_test *t, double bucket_mb, int stage, int accum
   test_tokens(y, 96, 61, 6);
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   test_steps(t, tt.trainer, x, y, 12, losses, NULL);
-  *count = g2z_trainer_plan(tt.trainer)->parameters;
+  *count = tt.trainer->plan->parameters;
   CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, *count, out));
   test_trainer_close(&tt);
 }
@@ -137,7 +137,7 @@ static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_tr
     test_steps(t, tt.trainer, x, y, 1, out->losses + RECOMPUTE_STEPS - 1, NULL);
     tt.trainer->device->ops = test_counted_right;
     memcpy(out->counts, test_counts, sizeof test_counts);
-    size_t count = g2z_trainer_plan(tt.trainer)->parameters;
+    size_t count = tt.trainer->plan->parameters;
     CHECK(t, count <= RECOMPUTE_MOST);
     CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, out->weights));
     CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, count, out->grads));
@@ -213,7 +213,7 @@ static void test_early_run(g2z_test *t, const g2z_train_config *config, int earl
     (void)early; /* without CUDA the test is skipped */
 #endif
     test_steps(t, tt.trainer, x, y, test_early_steps(), losses, NULL);
-    size_t count = g2z_trainer_plan(tt.trainer)->parameters;
+    size_t count = tt.trainer->plan->parameters;
     CHECK(t, count <= EARLY_MOST);
     CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, weights));
   }
@@ -346,7 +346,7 @@ static void test_canonical_access(g2z_test *t) {
       test_trainer tt;
       float values[300], back[300];
       REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-      size_t parameters = g2z_trainer_plan(tt.trainer)->parameters;
+      size_t parameters = tt.trainer->plan->parameters;
       for (int i = 0; i < 300; i++) values[i] = (float)i + 0.5f;
       for (size_t at = 0; at + 300 <= parameters; at += 257) {
         CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_V, at, 300, values));
@@ -366,7 +366,7 @@ static void test_initialisation(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 4, 64, 32, 500);
   test_trainer tt;
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
+  const g2z_plan *plan = tt.trainer->plan;
   float *w = (float *)malloc(plan->parameters * sizeof(float));
   CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, w));
   for (int unit = 0; unit < plan->units; unit++)
@@ -604,7 +604,7 @@ static void zero_tokens(int step, int rank, int world, int sequences, int vocab,
 /* The losses of ZERO_STEPS steps. */
 static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
   int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
-  const g2z_plan *plan = g2z_trainer_plan(trainer);
+  const g2z_plan *plan = trainer->plan;
   g2z_report report;
   for (int step = 0; step <= ZERO_STEPS; step++) {
     zero_tokens(step, plan->rank, plan->world, plan->batch * plan->accum * plan->world,
@@ -720,9 +720,9 @@ static int rank_zero(int argc, char **argv) {
   cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
   for (int i = 0; i < cases && status == G2Z_OK; i++) {
-    g2z_train_config config = zero_config(i, gpu, g2z_context_world(context), (g2z_dtype)dtype);
+    g2z_train_config config = zero_config(i, gpu, context->world, (g2z_dtype)dtype);
     g2z_trainer *trainer;
-    if (g2z_context_world(context) == 1) { /* the judge knows no ZeRO */
+    if (context->world == 1) { /* the judge knows no ZeRO */
       config.zero_stage = 0;
       config.strategy = G2Z_STRATEGY_ZERO;
     }
@@ -741,7 +741,7 @@ static int rank_zero(int argc, char **argv) {
     if (rounded) trainer->device->ops = zero_still;
     g2z_trainer_free(trainer);
   }
-  if (status == G2Z_OK && g2z_context_rank(context) == 0) {
+  if (status == G2Z_OK && context->rank == 0) {
     FILE *file = fopen(argv[4], "wb");
     if (!file || fwrite(losses, sizeof losses[0], (size_t)cases, file) != (size_t)cases ||
         fclose(file) != 0)
@@ -792,7 +792,7 @@ static int rank_turns(int argc, char **argv) {
   g2z_context_config cc = g2z_context_config_default(&services);
   cc.device = G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
-  g2z_train_config config = zero_config(atoi(argv[0]), 0, g2z_context_world(context), G2Z_FP32);
+  g2z_train_config config = zero_config(atoi(argv[0]), 0, context->world, G2Z_FP32);
   if (status == G2Z_OK) status = test_trainer_create(context, &config, &t);
   if (status == G2Z_OK) {
     zero_right = t->comm->ops;
@@ -809,8 +809,8 @@ static int rank_turns(int argc, char **argv) {
   for (int step = 0; step < STEPS && status == G2Z_OK; step++) {
     int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
     g2z_report report;
-    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context),
-                config.batch * config.accum * g2z_context_world(context), config.model.vocab, x, y);
+    zero_tokens(step, context->rank, context->world,
+                config.batch * config.accum * context->world, config.model.vocab, x, y);
     status = g2z_trainer_step_batch(t, x, y, &report);
   }
   /* Of L blocks, all but the two that lie there already come in each pass of each micro-step; an
@@ -841,8 +841,8 @@ static int rank_turns(int argc, char **argv) {
 
 /* Validates on a shard that rank 1 believes to have tokens that it has no place for. */
 static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
-  const g2z_plan *plan = g2z_trainer_plan(trainer);
-  g2z_services *services = g2z_context_services(g2z_trainer_context(trainer));
+  const g2z_plan *plan = trainer->plan;
+  g2z_services *services = trainer->context->services;
   g2z_loader_config config;
   g2z_loader *loader;
   double loss = 0;
@@ -875,7 +875,7 @@ static int rank_trouble(int argc, char **argv) {
   g2z_context_config cc = g2z_context_config_default(&services);
   cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   g2z_status status = g2z_context_create(&cc, &context);
-  g2z_train_config config = zero_config(atoi(argv[2]), gpu, g2z_context_world(context), G2Z_FP32);
+  g2z_train_config config = zero_config(atoi(argv[2]), gpu, context->world, G2Z_FP32);
   config.graph = gpu;
   if (status == G2Z_OK) status = test_trainer_create(context, &config, &trainer);
   int32_t x[ZERO_SEQUENCES * ZERO_SEQ] = {0}, y[ZERO_SEQUENCES * ZERO_SEQ];
@@ -885,12 +885,12 @@ static int rank_trouble(int argc, char **argv) {
   if (status == G2Z_OK) status = g2z_trainer_save(trainer, saved);
   int step = 0;
   for (; step < 10 && status == G2Z_OK; step++) {
-    int mine = g2z_context_rank(context) == 1;
+    int mine = context->rank == 1;
     float logits[61];
     if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
     if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
-    zero_tokens(step, g2z_context_rank(context), g2z_context_world(context),
-                config.batch * config.accum * g2z_context_world(context), config.model.vocab, x, y);
+    zero_tokens(step, context->rank, context->world,
+                config.batch * config.accum * context->world, config.model.vocab, x, y);
     if (mine && token && step == 4) x[17] = 61;
     if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
     status = g2z_trainer_step_batch(trainer, x, y, &report);
@@ -991,7 +991,7 @@ static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, 
     status = g2z_trainer_step_batch(tt.trainer, x, y, &report);
   }
   if (status == G2Z_OK) {
-    const g2z_plan *plan = g2z_trainer_plan(tt.trainer);
+    const g2z_plan *plan = tt.trainer->plan;
     *apart = plan->wte_rows && plan->dwte_dtype == config->dtype;
     *count = plan->parameters < limit ? plan->parameters : limit;
     status = g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, *count, grads);
