@@ -97,7 +97,6 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_scan", "the scan finds the pattern's pieces", test_tokenizer_scan},
     {"tokenizer_part", "a text that comes bit by bit encodes alike", test_tokenizer_part},
     {"bpe_trainer_part", "a text in bits teaches what the whole does", test_bpe_trainer_part},
-    {"tokenizer_threads", "threads share a tokenizer", test_tokenizer_threads},
     {"tokenizer_allocations", "the tokenizer survives every failing allocation", test_tokenizer_allocations},
     {"tokenizer_gpt2", "GPT-2's published vectors (needs make vocab)", test_tokenizer_gpt2},
     {"prepare_conventions", "shards as llm.c and nanoGPT lay them out", test_prepare_conventions},

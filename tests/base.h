@@ -643,7 +643,7 @@ static void test_schedules(g2z_test *t) {
 static void test_philox(g2z_test *t) {
   static const uint32_t want[2][4] = {{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u},
                                       {0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}};
-  const uint32_t mixed = (uint32_t)G2Z_RANDOM_INIT * 0x85ebca6bu; /* what the stream adds to a key */
+  const uint32_t mixed = (uint32_t)G2Z_RANDOM_INIT * 0x85ebca6bu; /* the stream's part of a key */
   for (int i = 0; i < 2; i++) { /* key and counter all zeros, then all ones */
     uint32_t ones = i ? 0xffffffffu : 0, counter[4] = {ones, ones, ones, ones}, out[4];
     g2z_philox(((uint64_t)(ones ^ mixed) << 32) | ones, G2Z_RANDOM_INIT, counter, out);

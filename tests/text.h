@@ -38,6 +38,27 @@ static g2z_tokenizer *test_bpe_learn(g2z_test *t, const char *text, size_t bytes
   return tokenizer;
 }
 
+/* The vocabulary that test_bpe_text teaches, an encoder, and ids to compare. */
+typedef struct test_bpe {
+  g2z_tokenizer *tokenizer;
+  g2z_encoder *encoder;
+  g2z_tokens whole, parts;
+} test_bpe;
+
+static g2z_status test_bpe_open(g2z_test *t, test_bpe *bpe) {
+  memset(bpe, 0, sizeof *bpe);
+  bpe->tokenizer = test_bpe_learn(t, test_bpe_text, sizeof test_bpe_text - 1, 377);
+  if (!bpe->tokenizer) return G2Z_FORMAT;
+  return g2z_encoder_create(&t->services, bpe->tokenizer, &bpe->encoder);
+}
+
+static void test_bpe_close(test_bpe *bpe) {
+  g2z_tokens_free(&bpe->whole);
+  g2z_tokens_free(&bpe->parts);
+  g2z_encoder_free(bpe->encoder);
+  g2z_tokenizer_free(bpe->tokenizer);
+}
+
 /* The ids of a text with an encoder of its own; the test frees them. */
 static g2z_tokens test_bpe_encode(g2z_test *t, const g2z_tokenizer *tokenizer, const char *text,
                                   size_t bytes, int flags) {
@@ -380,24 +401,20 @@ static void test_tokenizer_refusals(g2z_test *t) {
 
 /* A text may be cut where g2z_encode_cut says, whatever is in it; and the place is the last. */
 static void test_tokenizer_cut(g2z_test *t) {
+  test_bpe b;
   uint32_t state = 1;
-  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
-  g2z_encoder *encoder = NULL;
-  g2z_tokens whole, parts;
   int wrong = 0, cuts = 0;
-  memset(&whole, 0, sizeof whole);
-  memset(&parts, 0, sizeof parts);
-  if (tokenizer) CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
-  for (int i = 0; i < 20000 && encoder; i++) {
+  REQUIRE_OK(t, test_bpe_open(t, &b));
+  for (int i = 0; i < 20000; i++) {
     char text[64];
     size_t bytes = test_bpe_random_text(&state, text, sizeof text);
     size_t cut = g2z_encode_cut(text, bytes);
     cuts += cut > 0;
-    whole.count = parts.count = 0;
-    wrong += g2z_encode(encoder, text, bytes, 0, &whole) != G2Z_OK ||
-             g2z_encode(encoder, text, cut, 0, &parts) != G2Z_OK ||
-             g2z_encode(encoder, text + cut, bytes - cut, 0, &parts) != G2Z_OK;
-    wrong += !test_bpe_equal(&whole, &parts);
+    b.whole.count = b.parts.count = 0;
+    wrong += g2z_encode(b.encoder, text, bytes, 0, &b.whole) != G2Z_OK ||
+             g2z_encode(b.encoder, text, cut, 0, &b.parts) != G2Z_OK ||
+             g2z_encode(b.encoder, text + cut, bytes - cut, 0, &b.parts) != G2Z_OK;
+    wrong += !test_bpe_equal(&b.whole, &b.parts);
   }
   CHECK(t, wrong == 0 && cuts > 10000);
   CHECK(t, g2z_encode_cut("", 0) == 0 && g2z_encode_cut(" ", 1) == 0);
@@ -405,10 +422,7 @@ static void test_tokenizer_cut(g2z_test *t) {
   CHECK(t, g2z_encode_cut("ab\xE3\x80\x80", 5) == 2); /* the character at the cut is whole */
   CHECK(t, g2z_encode_cut("ab\xE3\x80", 4) == 0);
   CHECK(t, g2z_encode_cut("a\xC2\xA0 b", 5) == 1);
-  g2z_tokens_free(&whole);
-  g2z_tokens_free(&parts);
-  g2z_encoder_free(encoder);
-  g2z_tokenizer_free(tokenizer);
+  test_bpe_close(&b);
 }
 
 /* The definition, without any cleverness: join the neighbours that make the smallest id. */
@@ -587,16 +601,17 @@ static void test_bpe_stream(g2z_test *t, g2z_encoder *encoder, const char *text,
 
 /* internals */
 static void test_tokenizer_part(g2z_test *t) {
+  static const char *const alphabets[] = {"etaoins", "a", "''!", "\xFF\xE6\x9D", "t<es "};
   static char text[3000];
-  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
-  g2z_encoder *encoder = NULL;
-  g2z_tokens whole, parts;
+  const size_t long_bytes = 2 * G2ZT_PART + 54321;
+  char *piece = (char *)malloc(long_bytes);
+  int32_t *ids = (int32_t *)malloc(long_bytes * sizeof *ids);
+  test_bpe b;
   uint32_t state = 23;
   int wrong = 0;
-  memset(&whole, 0, sizeof whole);
-  memset(&parts, 0, sizeof parts);
-  if (tokenizer) CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
-  for (int i = 0; i < 300 && encoder; i++) {
+  CHECK(t, piece && ids);
+  REQUIRE_OK(t, test_bpe_open(t, &b));
+  for (int i = 0; i < 300; i++) {
     size_t bytes = 0, step = 1 + test_bpe_random(&state) % 200;
     int flags = i % 2 ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT;
     while (bytes < 2000) {
@@ -604,86 +619,31 @@ static void test_tokenizer_part(g2z_test *t) {
       if (test_bpe_random(&state) % 16) continue;
       bytes += (size_t)sprintf(text + bytes, "<|endoftext|>");
     }
-    whole.count = 0;
-    CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, &whole));
-    test_bpe_stream(t, encoder, text, bytes, step, flags, &parts);
-    wrong += !test_bpe_equal(&whole, &parts);
+    b.whole.count = 0;
+    CHECK_OK(t, g2z_encode(b.encoder, text, bytes, flags, &b.whole));
+    test_bpe_stream(t, b.encoder, text, bytes, step, flags, &b.parts);
+    wrong += !test_bpe_equal(&b.whole, &b.parts);
   }
   CHECK(t, wrong == 0);
   /* Pieces that do not fit into a part, merged as one and in parts: letters, apostrophes that begin
    * contractions only where a piece starts, and bytes that are not UTF-8. */
-  static const char *const alphabets[] = {"etaoins", "a", "''!", "\xFF\xE6\x9D", "t<es "};
-  size_t bytes = 2 * G2ZT_PART + 54321;
-  char *piece = (char *)malloc(bytes);
-  int32_t *ids = (int32_t *)malloc(bytes * sizeof *ids);
-  CHECK(t, piece && ids);
-  for (size_t a = 0; a < 5 && encoder && piece && ids; a++) {
-    size_t letters = strlen(alphabets[a]), made, used;
+  for (size_t a = 0; a < 5; a++) {
+    size_t letters = strlen(alphabets[a]), bytes = long_bytes, made, used;
     for (size_t i = 0; i < bytes; i++) piece[i] = alphabets[a][test_bpe_random(&state) % letters];
     memcpy(piece + bytes - 8, "'s'll've", 8);
-    whole.count = 0;
-    CHECK_OK(t, g2z_encode(encoder, piece, bytes, 0, &whole));
+    b.whole.count = 0;
+    CHECK_OK(t, g2z_encode(b.encoder, piece, bytes, 0, &b.whole));
     if (a < 2) { /* the letters are one piece: merged at once */
-      CHECK_OK(t, g2zt_merge_part(&encoder->merger, (unsigned char *)piece, bytes - 8, 0, ids,
+      CHECK_OK(t, g2zt_merge_part(&b.encoder->merger, (unsigned char *)piece, bytes - 8, 0, ids,
                                   &made, &used));
-      CHECK(t, made + 3 <= whole.count && memcmp(ids, whole.ids, made * sizeof *ids) == 0);
+      CHECK(t, made + 3 <= b.whole.count && memcmp(ids, b.whole.ids, made * sizeof *ids) == 0);
     }
-    test_bpe_stream(t, encoder, piece, bytes, 700000, 0, &parts);
-    CHECK(t, test_bpe_equal(&whole, &parts));
+    test_bpe_stream(t, b.encoder, piece, bytes, 700000, 0, &b.parts);
+    CHECK(t, test_bpe_equal(&b.whole, &b.parts));
   }
   free(piece);
   free(ids);
-  g2z_tokens_free(&whole);
-  g2z_tokens_free(&parts);
-  g2z_encoder_free(encoder);
-  g2z_tokenizer_free(tokenizer);
-}
-
-typedef struct test_bpe_thread {
-  const g2z_tokenizer *tokenizer;
-  const char *text;
-  size_t bytes;
-  g2z_services services;
-  g2z_tokens tokens;
-  g2z_status status;
-} test_bpe_thread;
-
-static void *test_bpe_encode_thread(void *user) {
-  test_bpe_thread *self = (test_bpe_thread *)user;
-  g2z_encoder *encoder;
-  self->status = g2z_encoder_create(&self->services, self->tokenizer, &encoder);
-  for (int i = 0; i < 20 && self->status == G2Z_OK; i++) {
-    self->tokens.count = 0;
-    self->status = g2z_encode(encoder, self->text, self->bytes, 0, &self->tokens);
-  }
-  g2z_encoder_free(encoder);
-  return NULL;
-}
-
-static void test_tokenizer_threads(g2z_test *t) {
-  static char text[40000];
-  uint32_t state = 3;
-  size_t bytes = 0;
-  while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
-  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
-  if (!tokenizer) return;
-  g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes, 0);
-  test_bpe_thread threads[4];
-  pthread_t handles[4];
-  memset(threads, 0, sizeof threads);
-  for (int i = 0; i < 4; i++) {
-    threads[i].tokenizer = tokenizer;
-    threads[i].text = text;
-    threads[i].bytes = bytes;
-    CHECK(t, pthread_create(&handles[i], NULL, test_bpe_encode_thread, &threads[i]) == 0);
-  }
-  for (int i = 0; i < 4; i++) {
-    pthread_join(handles[i], NULL);
-    CHECK(t, threads[i].status == G2Z_OK && test_bpe_equal(&threads[i].tokens, &expected));
-    g2z_tokens_free(&threads[i].tokens);
-  }
-  g2z_tokens_free(&expected);
-  g2z_tokenizer_free(tokenizer);
+  test_bpe_close(&b);
 }
 
 /* Everything once: the status of the first call that failed. */
@@ -703,7 +663,8 @@ static g2z_status test_bpe_everything(g2z_test *t, const void *vocab, size_t byt
   if (status == G2Z_OK)
     status = g2z_decode(&t->services, tokenizer, tokens.ids, tokens.count, &text, &bytes);
   if (status == G2Z_OK) status = g2z_bpe_trainer_create(&t->services, &trainer);
-  if (status == G2Z_OK) status = g2z_bpe_trainer_feed(trainer, test_bpe_text, strlen(test_bpe_text));
+  if (status == G2Z_OK)
+    status = g2z_bpe_trainer_feed(trainer, test_bpe_text, sizeof test_bpe_text - 1);
   if (status == G2Z_OK) status = g2z_bpe_trainer_finish(trainer, 300, &learnt);
   g2z_bpe_trainer_free(trainer);
   g2z_release(&t->services, text);
@@ -1164,7 +1125,7 @@ static void test_prepare_open(g2z_test *t) {
                           threads) == 0);
   CHECK(t, test_prepare(t, "", "--split-docs eot --val-docs 1 --threads 2 --out $D/e "
                                        "$D/open.txt") == 0);
-  CHECK(t, strstr(test_prepare_said, "train       1 document,") != NULL); /* and the one of validation */
+  CHECK(t, strstr(test_prepare_said, "train       1 document,") != NULL); /* and one of validation */
   g2z_tokenizer_free(tokenizer);
   free(text);
 }
@@ -1210,7 +1171,8 @@ static void test_prepare_markers(g2z_test *t) {
 }
 
 /* Ends the program as soon as it catches signal 15. */
-#define TEST_TERM " & i=0; until [ $i = 200 ] || grep -qs 'SigCgt:.*[4-7c-f]...$' /proc/$!/status; " \
+#define TEST_TERM " & i=0; " \
+                  "until [ $i = 200 ] || grep -qs 'SigCgt:.*[4-7c-f]...$' /proc/$!/status; " \
                   "do i=$((i + 1)); sleep 0.05; done; kill -TERM $!; wait $!"
 
 static void test_prepare_filters(g2z_test *t) {
@@ -1224,8 +1186,8 @@ static void test_prepare_filters(g2z_test *t) {
       "strict", "eot last", "train-docs 1", "threads 251"};
   static const test_prepare_case cases[] = {
       {"printf 'Hi \\n' |", "--encode", 0, "=39 72 220 198\n"},
-      {"printf 'a\n\nb\n\nc' |", "--encode --split-docs blank --train-docs 1 --eot last --threads 2 "
-       "--strict", 0, "=64 198 198 256\n"},
+      {"printf 'a\n\nb\n\nc' |", "--encode --split-docs blank --train-docs 1 --eot last "
+       "--threads 2 --strict", 0, "=64 198 198 256\n"},
       {"printf '39 72\\n\\t220 0' |", "--decode", 0, "=Hi !"},
       {"", "--vocab $D/merges.txt --encode < $D/a.txt > $D/ids; "
        "\"$P\" --vocab $D/merges.txt --decode < $D/ids > $D/b.txt; cmp $D/a.txt $D/b.txt", 0, "="},

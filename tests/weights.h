@@ -74,7 +74,8 @@ static void test_safetensors_types(g2z_test *t) {
   CHECK_STATUS(t, test_weights_read(st, "bits", 0, 3, got), G2Z_UNSUPPORTED, &t->services,
                "is of type BOOL");
   CHECK(t, truncate(path, 262150) == 0); /* after it was opened */
-  CHECK_FORMAT(t, test_weights_read(st, "wide", 0, 3, got), "shrank while tensor \"wide\" was read");
+  CHECK_FORMAT(t, test_weights_read(st, "wide", 0, 3, got),
+               "shrank while tensor \"wide\" was read");
   g2z__safetensors_free(st);
   g2z__safetensors_free(NULL);
 }
