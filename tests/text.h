@@ -791,9 +791,9 @@ typedef struct test_prepare_case {
 
 static void test_prepare_cases(g2z_test *t, const test_prepare_case *cases, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    int code = test_prepare(t, cases[i].before, "%s", cases[i].arguments), exact;
+    int code = test_prepare(t, cases[i].before, "%s", cases[i].arguments);
     const char *says = cases[i].says, *said = test_prepare_said;
-    exact = *says == '=';
+    const int exact = *says == '=';
     t->checks++;
     if (code != cases[i].code || (exact ? strcmp(said, says + 1) != 0 : !strstr(said, says)))
       test_fail(t, __FILE__, __LINE__, "%s prepare_data %s: exit code %d, expected \"%s\": %s",
@@ -911,7 +911,7 @@ static void test_prepare_threads(g2z_test *t) {
   while (bytes + 64 < sizeof text) bytes += test_bpe_random_text(&state, text + bytes, 64);
   test_write_file(t, test_path(t, "long.txt"), text, bytes);
   CHECK(t, test_prepare(t, "", "--train-bpe 400 --val-tokens 1000 --out $D/1 --threads 1 "
-                                       "$D/long.txt") == 0);
+                               "$D/long.txt") == 0);
   CHECK(t, strstr(test_prepare_said, "vocabulary  400 tokens") != NULL);
   g2z_tokenizer *tokenizer = NULL;
   REQUIRE_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "1/long.bpe"), &tokenizer));
@@ -942,49 +942,51 @@ static void test_prepare_threads(g2z_test *t) {
   }
 }
 
+/* Arguments behind --out $D/out, and the sentence with which exit code 1 comes. */
+static const char *const test_prepare_bad[][2] = {
+    {"", "no input"},
+    {"--colour x", "there is no flag --colour"},
+    {"--threads 0 $D/a.txt", "--threads 0: must be from 1"},
+    {"--shard-tokens 99999999999999999999 $D/a.txt", "must be from 1 to 2147483647"},
+    {"--val-fraction 1 $D/a.txt", "--val-fraction 1: must be from 0 to 0.999"},
+    {"--eot middle $D/a.txt", "must be one of first|last|none"},
+    {"--bytes --vocab v $D/a.txt", "give one of them"},
+    {"--val-docs 1 --val-tokens 1 $D/a.txt", "exclude each other"},
+    {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
+    {"--name x/y $D/a.txt", "--name x/y"},
+    {"--field text $D/a.txt", "--field text: "},
+    {"--encode $D/a.txt", "--encode reads standard input"},
+    {"--encode", "--out: --encode has no use for it"},
+    {"--bench $D/a.txt --strict", "--strict: --bench has no use for it"},
+    {"--bench $D/none.txt", "none.txt: No such file"},
+    {"--bench $D/a.txt --encode", "give one of them"},
+    {"--train-bpe 300 -", "reads its text twice"},
+    {"--train-bpe 300 /dev/stdin < /dev/null", "twice, which /dev/stdin does not allow"},
+    {"$D/none.txt", "none.txt: No such file"},
+    {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
+    {"- < /dev/null", "standard input is empty"},
+    {"$D/blank.jsonl", "blank.jsonl holds no document"},
+    {"--val-fraction 0.1 - < $D/a.txt", "--val-fraction 0.1"},
+    {"$D", "is a directory"},
+    {"$D/none.txt.gz", "none.txt.gz: No such file"},
+    {"--val-docs 0 $D/a.txt $D/not.gz", "not.gz: gzip -dc ended with exit code 1"},
+    {"--strict --val-docs 0 $D/a.txt $D/latin1.txt", "latin1.txt, from byte 0 on: invalid UTF-8: "
+                                                     "byte 0xe9 at offset 3"},
+    {"--val-docs 0 $D/bad.jsonl", "bad.jsonl, line 3, column 12: "},
+    {"--val-docs 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text in a field \"text\""},
+    {"--val-docs 0 --field body $D/lacks.jsonl", "lacks.jsonl, line 1: no text in a field "
+                                                 "\"body\""},
+    {"--train-bpe 300 --val-docs 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text"},
+    {"--strict --val-docs 0 $D/lone.jsonl", "lone.jsonl, line 2, column 22: \\uDC00 is half of a "
+                                            "surrogate pair"},
+    {"--val-docs 9 $D/a.txt", "no token is left for training"},
+    {"--vocab $D/none.bpe $D/a.txt", "none.bpe"},
+    {"--vocab '' $D/a.txt", "cannot open \"\": No such file"},
+    {"--vocab $D/a.txt $D/a.txt", "a.txt, line 1: "},
+    {"--out $D/a.txt/x $D/a.txt", "a.txt"},
+};
+
 static void test_prepare_refusals(g2z_test *t) {
-  static const char *const cases[][2] = {
-      {"", "no input"},
-      {"--colour x", "there is no flag --colour"},
-      {"--threads 0 $D/a.txt", "--threads 0: must be from 1"},
-      {"--shard-tokens 99999999999999999999 $D/a.txt", "must be from 1 to 2147483647"},
-      {"--val-fraction 1 $D/a.txt", "--val-fraction 1: must be from 0 to 0.999"},
-      {"--eot middle $D/a.txt", "must be one of first|last|none"},
-      {"--bytes --vocab v $D/a.txt", "give one of them"},
-      {"--val-docs 1 --val-tokens 1 $D/a.txt", "exclude each other"},
-      {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
-      {"--name x/y $D/a.txt", "--name x/y"},
-      {"--field text $D/a.txt", "--field text: "},
-      {"--encode $D/a.txt", "--encode reads standard input"},
-      {"--encode", "--out: --encode has no use for it"},
-      {"--bench $D/a.txt --strict", "--strict: --bench has no use for it"},
-      {"--bench $D/none.txt", "none.txt: No such file"},
-      {"--bench $D/a.txt --encode", "give one of them"},
-      {"--train-bpe 300 -", "reads its text twice"},
-      {"--train-bpe 300 /dev/stdin < /dev/null", "twice, which /dev/stdin does not allow"},
-      {"$D/none.txt", "none.txt: No such file"},
-      {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
-      {"- < /dev/null", "standard input is empty"},
-      {"$D/blank.jsonl", "blank.jsonl holds no document"},
-      {"--val-fraction 0.1 - < $D/a.txt", "--val-fraction 0.1"},
-      {"$D", "is a directory"},
-      {"$D/none.txt.gz", "none.txt.gz: No such file"},
-      {"--val-docs 0 $D/a.txt $D/not.gz", "not.gz: gzip -dc ended with exit code 1"},
-      {"--strict --val-docs 0 $D/a.txt $D/latin1.txt", "latin1.txt, from byte 0 on: invalid UTF-8: "
-                                                       "byte 0xe9 at offset 3"},
-      {"--val-docs 0 $D/bad.jsonl", "bad.jsonl, line 3, column 12: "},
-      {"--val-docs 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text in a field \"text\""},
-      {"--val-docs 0 --field body $D/lacks.jsonl", "lacks.jsonl, line 1: no text in a field "
-                                                   "\"body\""},
-      {"--train-bpe 300 --val-docs 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text"},
-      {"--strict --val-docs 0 $D/lone.jsonl", "lone.jsonl, line 2, column 22: \\uDC00 is half of a "
-                                              "surrogate pair"},
-      {"--val-docs 9 $D/a.txt", "no token is left for training"},
-      {"--vocab $D/none.bpe $D/a.txt", "none.bpe"},
-      {"--vocab '' $D/a.txt", "cannot open \"\": No such file"},
-      {"--vocab $D/a.txt $D/a.txt", "a.txt, line 1: "},
-      {"--out $D/a.txt/x $D/a.txt", "a.txt"},
-  };
   static const char *const files[][2] = {
       {"a.txt", "some text\n"},
       {"in.txt", "no more than that\n"},
@@ -1017,12 +1019,13 @@ static void test_prepare_refusals(g2z_test *t) {
   g2z_writer *other;
   PREPARE_OR_SKIP(t);
   test_prepare_files(t, files, sizeof files / sizeof *files);
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    int code = test_prepare(t, "", "--out $D/out %s", cases[i][0]);
-    const char *said = test_prepare_said;
+  for (size_t i = 0; i < sizeof test_prepare_bad / sizeof *test_prepare_bad; i++) {
+    const char *arguments = test_prepare_bad[i][0], *said = test_prepare_said;
+    int code = test_prepare(t, "", "--out $D/out %s", arguments);
+    int complains = strncmp(said, "prepare_data: ", 14) == 0;
     t->checks++;
-    if (code != 1 || strncmp(said, "prepare_data: ", 14) != 0 || !strstr(said, cases[i][1]))
-      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s", cases[i][0], code, said);
+    if (code != 1 || !complains || !strstr(said, test_prepare_bad[i][1]))
+      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s", arguments, code, said);
   }
   test_prepare_cases(t, more, sizeof more / sizeof *more);
   CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "out/x_train_000000.bin"), &other));
@@ -1121,11 +1124,11 @@ static void test_prepare_open(g2z_test *t) {
   g2z_tokenizer_free(learnt);
   for (int threads = 1; threads < 4; threads += 2)
     CHECK(t, test_prepare(t, "", "--train-bpe 300 --val-docs 0 --threads %d --out $D/l "
-                                         "$D/open.txt && cmp $D/l/open.bpe $D/learnt.txt",
+                                 "$D/open.txt && cmp $D/l/open.bpe $D/learnt.txt",
                           threads) == 0);
   CHECK(t, test_prepare(t, "", "--split-docs eot --val-docs 1 --threads 2 --out $D/e "
-                                       "$D/open.txt") == 0);
-  CHECK(t, strstr(test_prepare_said, "train       1 document,") != NULL); /* and one of validation */
+                               "$D/open.txt") == 0);
+  CHECK(t, strstr(test_prepare_said, "train       1 document,") != NULL); /* and one to validate */
   g2z_tokenizer_free(tokenizer);
   free(text);
 }
@@ -1163,7 +1166,7 @@ static void test_prepare_markers(g2z_test *t) {
     const size_t begin = PERIOD - more;
     test_write_file(t, test_path(t, "m.txt"), text + begin, LETTERS + BYTES - begin);
     CHECK(t, test_prepare(t, "", "--split-docs eot --eot last --val-docs 0 --threads %zu "
-                                         "--out $D $D/m.txt", 1 + more % 3) == 0);
+                                 "--out $D $D/m.txt", 1 + more % 3) == 0);
     test_prepare_shard(t, "m_train_000000.bin", 1, ids + begin, LETTERS + 2 * DOCUMENTS - begin);
   }
   free(text);

@@ -80,51 +80,57 @@ static void test_safetensors_types(g2z_test *t) {
   g2z__safetensors_free(NULL);
 }
 
-static void test_safetensors_refused(g2z_test *t) {
 #define TENSOR(name, type, shape, offsets) \
   "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
-  static const struct { const char *header; size_t data; const char *sentence; } cases[] = {
-      {"", 0, "expected an object, found the text's end"},
-      {"[]", 0, "expected an object, found '['"},
-      {"{", 0, "a name in quotes"},
-      {"{} {}", 0, "expected the end"},
-      {"{}", 1, "promises 0 bytes of tensors behind its header and has 1"},
-      {"{\"a\":1}", 4, "expected an object, found '1'"},
-      {"{\"a\":{}}", 4, "\"a\" lacks its dtype, shape or pair of data_offsets"},
-      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its dtype, shape or pair"},
-      {"{" TENSOR("a", "F32", "[1]", "[0]") "}", 4, "lacks its dtype, shape or pair"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", 4, "with too many numbers"},
-      {"{" TENSOR("a", "F33", "[1]", "[0,4]") "}", 4, "has dtype F33, which is not known"},
-      {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, "with too many numbers"},
-      {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", 4, "shape below zero"},
-      {"{" TENSOR("a", "F32", "[1.0]", "[0,4]") "}", 4, "1.0 is not an integer"},
-      {"{" TENSOR("a", "F32", "[9223372036854775808]", "[0,4]") "}", 4, "64 bits"},
-      {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}", 0, "more than 2^63 bytes"},
-      {"{" TENSOR("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0, "more than 2^63 bytes"},
-      {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}", 4, "its shape takes 8 bytes"},
-      {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", 4, "from 4 to 0, but its shape takes 4"},
-      {"{" TENSOR("a", "F32", "[1]", "[-4,0]") "}", 4, "data_offsets below zero"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 3, "promises at least 4 bytes of tensors"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 5, "promises 4 bytes of tensors"},
-      {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "\"a\" begins at data offset 4, but those "
-       "before it end at 0"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[2,6]") "}", 6,
-       "\"b\" begins at data offset 2, but those before it end at 4"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "U8", "[1]", "[5,6]") "}", 6,
-       "\"b\" begins at data offset 5"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("\\u0061", "U8", "[1]", "[4,5]") "}", 5,
-       "names tensor \"a\" twice"},
-      {"{" TENSOR("a\\u0000", "F32", "[1]", "[0,4]") "}", 4, "name contains a NUL"},
-      {"{" TENSOR("a", "F32", "[0]", "[9223372036854775807,9223372036854775807]") "}", 0,
-       "begins at data offset 9223372036854775807"},
-      {"{\"__metadata__\":{\"a\":1}}", 0, "expected a string, found '1'"},
-      {"{\"\xe9\":1}", 0, "byte 2 of the header is not UTF-8"}};
+static const struct {
+  const char *header;
+  size_t data;                  /* bytes behind it */
+  const char *sentence;
+} test_safetensors_bad[] = {
+    {"", 0, "expected an object, found the text's end"},
+    {"[]", 0, "expected an object, found '['"},
+    {"{", 0, "a name in quotes"},
+    {"{} {}", 0, "expected the end"},
+    {"{}", 1, "promises 0 bytes of tensors behind its header and has 1"},
+    {"{\"a\":1}", 4, "expected an object, found '1'"},
+    {"{\"a\":{}}", 4, "\"a\" lacks its dtype, shape or pair of data_offsets"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its dtype, shape or pair"},
+    {"{" TENSOR("a", "F32", "[1]", "[0]") "}", 4, "lacks its dtype, shape or pair"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", 4, "with too many numbers"},
+    {"{" TENSOR("a", "F33", "[1]", "[0,4]") "}", 4, "has dtype F33, which is not known"},
+    {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, "with too many numbers"},
+    {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", 4, "shape below zero"},
+    {"{" TENSOR("a", "F32", "[1.0]", "[0,4]") "}", 4, "1.0 is not an integer"},
+    {"{" TENSOR("a", "F32", "[9223372036854775808]", "[0,4]") "}", 4, "64 bits"},
+    {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}", 0, "more than 2^63 bytes"},
+    {"{" TENSOR("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0, "more than 2^63 bytes"},
+    {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}", 4, "its shape takes 8 bytes"},
+    {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", 4, "from 4 to 0, but its shape takes 4"},
+    {"{" TENSOR("a", "F32", "[1]", "[-4,0]") "}", 4, "data_offsets below zero"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 3, "promises at least 4 bytes of tensors"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 5, "promises 4 bytes of tensors"},
+    {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "\"a\" begins at data offset 4, but those "
+     "before it end at 0"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[2,6]") "}", 6,
+     "\"b\" begins at data offset 2, but those before it end at 4"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "U8", "[1]", "[5,6]") "}", 6,
+     "\"b\" begins at data offset 5"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("\\u0061", "U8", "[1]", "[4,5]") "}", 5,
+     "names tensor \"a\" twice"},
+    {"{" TENSOR("a\\u0000", "F32", "[1]", "[0,4]") "}", 4, "name contains a NUL"},
+    {"{" TENSOR("a", "F32", "[0]", "[9223372036854775807,9223372036854775807]") "}", 0,
+     "begins at data offset 9223372036854775807"},
+    {"{\"__metadata__\":{\"a\":1}}", 0, "expected a string, found '1'"},
+    {"{\"\xe9\":1}", 0, "byte 2 of the header is not UTF-8"}};
 #undef TENSOR
+
+static void test_safetensors_refused(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z__safetensors *file;
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const char *path = test_weights_file(t, cases[i].header, NULL, cases[i].data);
-    CHECK_FORMAT(t, g2z__safetensors_open(services, path, &file), cases[i].sentence);
+  for (size_t i = 0; i < sizeof test_safetensors_bad / sizeof *test_safetensors_bad; i++) {
+    const char *header = test_safetensors_bad[i].header;
+    const char *path = test_weights_file(t, header, NULL, test_safetensors_bad[i].data);
+    CHECK_FORMAT(t, g2z__safetensors_open(services, path, &file), test_safetensors_bad[i].sentence);
     CHECK(t, file == NULL);
   }
   uint64_t lengths[] = {UINT64_MAX, 100000001, 1000, 9, UINT64_MAX - 7};
