@@ -1,6 +1,6 @@
 /* Tests of the rooms that everything uses: files, JSON, config, learning rates, random numbers.
- * Tests that use private names of the header: files_writer, files_full_disk; "internals" stands
- * above what writes such names. */
+ * Tests that use private names of the header: files_writer, files_full_disk, config_checks;
+ * "internals" stands above what writes such names. */
 
 /* The call fails so, and its sentence contains `part`. */
 #define CHECK_IO(t, call, part) CHECK_STATUS(t, call, G2Z_IO, &(t)->services, part)
@@ -250,8 +250,9 @@ static void test_files_unwritable(g2z_test *t) {
   CHECK(t, test_files_count(t, "") == 0);
 }
 
-/* Lets each allocation of a test fail in turn: 1 while `status`, of the calls since allocation *n
- * failed, is G2Z_NO_MEMORY and one more must fail. The calls need between `least` and `most`. */
+/* Ends a turn of a loop in which allocation *n fails: the status of its calls is G2Z_NO_MEMORY, and
+ * they leak nothing. 1: the next allocation must fail. The calls that succeed in the end needed
+ * more than `least` allocations and fewer than `most`. */
 static int test_no_memory(g2z_test *t, g2z_status status, long *n, long least, long most) {
   t->fail_at = 0;
   CHECK(t, t->allocations == 0);
@@ -541,6 +542,7 @@ static void test_json_writer(g2z_test *t) {
 
 /* ----- config ------------------------------------------------------------ */
 
+/* internals */
 static void test_config_checks(g2z_test *t) {
   static const g2z_model_config wanted[][2] = { /* in the order of its members: L, NH, C, ... */
       {{0, 0, 0, 0, 0, 0}, {48, 25, 1600, 1024, 50257, 50256}},

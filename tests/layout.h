@@ -1,6 +1,6 @@
 /* Tests of the room "plan": who keeps which part of the model, in which bucket, and how many bytes
- * that takes. Tests that use private names of the header: plan_tiles, plan_recompute; "internals"
- * stands above what writes such names. */
+ * that takes. Tests that use private names of the header: plan_tiles, plan_batch, plan_recompute;
+ * "internals" stands above what writes such names. */
 
 /* ----- plan -------------------------------------------------------------- */
 
@@ -276,13 +276,14 @@ static void test_plan_bytes(g2z_test *t) {
     }
 }
 
-/* Memory that a plan needs of a GPU. */
+/* How much of a GPU's memory a config needs. */
 static size_t test_plan_needs(g2z_test *t, const g2z_train_config *config, int world) {
   const g2z_plan *plan = test_plan(t, config, G2Z_DEVICE_CUDA, 0, world);
   CHECK(t, (plan->nccl_bytes > 0) == (world > 1));
   return plan->bytes_total + plan->nccl_bytes;
 }
 
+/* internals */
 static void test_plan_largest_batch(g2z_test *t) {
   const size_t budget = (size_t)40 << 30;
   int largest[4];

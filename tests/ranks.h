@@ -1,6 +1,6 @@
 /* Tests of the room "ranks": real processes that meet, talk, die, hang and are looked after, and
  * the scripts that start them. Tests that use private names of the header: places, ranks_siphash,
- * ranks_addresses, ranks_flight, ranks_spawn; "internals" stands above what writes such names. */
+ * ranks_addresses, ranks_flight; "internals" stands above what writes such names. */
 
 /* ----- rank programs ----- */
 

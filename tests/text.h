@@ -849,6 +849,7 @@ static void test_prepare_conventions(g2z_test *t) {
        "#\ntwo 2\n\n#three"},
       {"--split-docs blank --val-docs 1 $D/a.txt", "a_val_000000.bin", 1, "#one\n\n"},
       {"--split-docs blank --train-docs 2 $D/a.txt", "a_train_000000.bin", 1, "#\ntwo 2\n\n#three"},
+      {"--split-docs blank --val-docs 0 $D/b.txt", "b_train_000000.bin", 1, "#\n\n\na\n\n#b"},
       {"--val-tokens 5 $D/a.txt", "a_val_000000.bin", 1, "#one\n"},
       {"--val-tokens 5 --eot last $D/a.txt", "a_train_000000.bin", 1, "\ntwo 2\n\nthree#"},
       {"--split-docs blank --val-tokens 5 --train-docs 1 $D/a.txt", "a_train_000000.bin", 1, "\n"},
@@ -878,6 +879,7 @@ static void test_prepare_conventions(g2z_test *t) {
   static const char *const files[][2] = {
       {"a.txt", "one\n\n\ntwo 2\n\nthree"},
       {"e.txt", "<|endoftext|>a\n<|endoftext|><|endoftext|>\n<|endoftext|>b <|c<|endoftext|>\n"},
+      {"b.txt", "\n\n\na\n\nb"},
       {"crlf.txt", "a\r\nb\rc\r\n"},
       {"bad.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{"},
       {"d.jsonl",
