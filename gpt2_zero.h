@@ -26,7 +26,6 @@
  *
  * DOES NOT
  *     - split the computation of a model: each rank runs all of it, on sequences of its own;
- *     - keep a key-value cache: a generated token costs a forward pass over the window;
  *     - read tokens wider than 16 bits, or sharded safetensors;
  *     - exit, abort or print: it returns a status, and the log is a callback.
  *
@@ -1650,7 +1649,7 @@ typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
 /* Continues `count` sequences together, each with a key-value cache: ids[count][room] hold
  * lengths[count] tokens, and in the end what was appended. A sequence ends behind `stop` (-1: none)
  * or where its room is full. Sequence i draws as one that is alone with seed sampling->seed + i.
- * Behind config.context tokens a sequence goes on from the last half of them. `each` may be NULL. */
+ * Behind config.context tokens a sequence goes on from the last half of them. each NULL: nobody. */
 G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user);
@@ -5575,7 +5574,7 @@ G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   packet.head.magic = G2Z__MAGIC;
   packet.head.kind = kind;
   packet.head.bytes = size;
-  if (size) memcpy(&packet.body, body, size);
+  if (body) memcpy(&packet.body, body, size);
   return send(socket, &packet, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
@@ -9374,7 +9373,7 @@ G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t cou
   g2z_model *m = loader->model;
   g2z_device *dev = m->device;
   int u = 0;
-  while (m->plan->unit[u + 1].canonical <= canonical) u++;
+  while (u < m->plan->wte && m->plan->unit[u + 1].canonical <= canonical) u++;
   while (count) {
     const g2z_unit *unit = &m->plan->unit[u++];
     size_t inside = canonical - unit->canonical, n = unit->elements - inside;
@@ -9472,7 +9471,7 @@ G2Z__PRIVATE g2z_status g2z__model_head(g2z_model *m, size_t first, size_t rows,
   return G2Z_OK;
 }
 
-/* Sequences of T tokens that run at a time: no result depends on it, and a workspace stays small. */
+/* Sequences that run at a time. No result depends on it, and a workspace stays small. */
 G2Z__PRIVATE int g2z__model_group(int B, int T) {
   int most = 8192 / T > 0 ? 8192 / T : 1;
   return B < most ? B : most;
@@ -9559,7 +9558,7 @@ typedef struct g2z__continued {
   int count, window, stop;
   int32_t *ids;                /* [count][room] */
   size_t room, *lengths;
-  int32_t *next, *positions;   /* [count]: the token that goes in next, and how many are before it */
+  int32_t *next, *positions;   /* [count]: the token that goes in next, how many are before it */
   uint32_t *drawn;             /* [count] */
   int *going;                  /* [count]: 0: it has ended */
   float *logits, *scratch;     /* [count,V], [2 V] */

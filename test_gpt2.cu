@@ -223,6 +223,8 @@ static const g2z_test_entry test_table[] = {
     {"model_memory", "a model holds weights and one block's activations", test_model_memory},
     {"model_generates", "with a cache the same tokens as without", test_model_generates},
     {"model_context", "a text goes on behind the context", test_model_context},
+    {"cuda_next", "the next token's ops on a GPU", test_cuda_next},
+    {"cuda_model", "a model in use on a GPU", test_cuda_model},
     {"model_no_memory", "a model survives every failing allocation", test_model_no_memory},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"tokens_services", "tokens belong to the services they began with", test_tokens_services},

@@ -3,10 +3,10 @@
 
 /* ----- a model against golden values, and against the trainer -------------- */
 
-static g2z_status inuse_open(g2z_test *t, const char *directory, g2z_dtype dtype,
-                             g2z_context **context, g2z_model **out) {
+static g2z_status inuse_open_on(g2z_test *t, g2z_device_kind device, const char *directory,
+                                g2z_dtype dtype, g2z_context **context, g2z_model **out) {
   g2z_context_config config = g2z_context_config_default(&t->services);
-  config.device = G2Z_DEVICE_CPU;
+  config.device = device;
   *out = NULL;
   g2z_status status = g2z_context_create(&config, context);
   if (status == G2Z_OK) status = g2z_model_open(*context, directory, dtype, out);
@@ -14,13 +14,18 @@ static g2z_status inuse_open(g2z_test *t, const char *directory, g2z_dtype dtype
   return status;
 }
 
+static g2z_status inuse_open(g2z_test *t, const char *directory, g2z_dtype dtype,
+                             g2z_context **context, g2z_model **out) {
+  return inuse_open_on(t, G2Z_DEVICE_CPU, directory, dtype, context, out);
+}
+
 static void inuse_close(g2z_context *context, g2z_model *model) {
   g2z_model_free(model);
   g2z_context_free(context);
 }
 
-/* Scores and logits of golden/tiny equal Hugging Face's; a target that is left out makes no loss and
- * changes no other; more sequences than run at a time change nothing. */
+/* Scores and logits of golden/tiny equal Hugging Face's; a target that is left out makes no loss
+ * and changes no other; more sequences than run at a time change nothing. */
 static void test_model_scores(g2z_test *t) {
   enum { B = 3, T = 20, V = 131, MANY = 500 };
   g2z_context *context = NULL;
@@ -153,7 +158,8 @@ static void test_model_generates(g2z_test *t) {
     int stop = plain[1][20];
     size_t end = begins[1];
     while (plain[1][end] != stop) end++;
-    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, stop, NULL, NULL));
+    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, stop, NULL,
+                                   NULL));
     CHECK(t, lengths[0] == end + 1 && memcmp(plain[1], cached[1], (end + 1) * 4) == 0);
     heard.count = 0, heard.stop_after = 3, lengths[0] = begins[1];
     CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, -1, inuse_hear,
@@ -232,4 +238,96 @@ static void test_model_no_memory(g2z_test *t) {
     done = status == G2Z_OK;
   }
   CHECK(t, done && failures > 10);
+}
+
+/* ----- on a GPU -------------------------------------------------------------- */
+
+/* The next token's embedding and attention against the CPU's: several head sizes, pasts of one token, of
+ * a few and of more than a block takes at a time, in one call. */
+static void test_next_one(test_pair *p, int T, int NH, int HS) {
+  enum { B = 4, V = 300 };
+  const int C = NH * HS, spots[B] = {0, T / 2, T - 2, T - 1};
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  const size_t width = (size_t)C, row = 3 * width;
+  test_twin *tokens = test_twin_tokens(p, B, V, 1), *positions = test_twin_new(p, TEST_I32, B);
+  for (int b = 0; b < B; b++) ((int32_t *)positions->cpu)[b] = spots[b];
+  test_twin_send(p, positions);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, V * width, 2, 1, 0);
+  test_twin *wpe = test_twin_normal(p, TEST_ACT, (size_t)T * width, 3, 1, 0);
+  test_twin *past = test_twin_normal(p, TEST_ACT, B * (size_t)T * row, 4, 1, 0);
+  test_twin *rows = test_twin_normal(p, TEST_ACT, B * row, 5, 1, 0);
+  test_twin *out = test_twin_new(p, TEST_ACT, B * width);
+  const int32_t *at = (const int32_t *)positions->gpu;
+  CHECK_OK(p->t, cpu->embed_next(p->cpu, out->cpu, (const int32_t *)tokens->cpu,
+                                 (const int32_t *)positions->cpu, wte->cpu, wpe->cpu, B, C));
+  CHECK_OK(p->t, gpu->embed_next(p->gpu, out->gpu, (const int32_t *)tokens->gpu, at, wte->gpu,
+                                 wpe->gpu, B, C));
+  test_twin_compare(p, out, "embed_next", 0, 0); /* one sum, rounded once */
+  CHECK_OK(p->t, cpu->attention_next(p->cpu, out->cpu, past->cpu, rows->cpu,
+                                     (const int32_t *)positions->cpu, B, T, C, NH));
+  CHECK_OK(p->t, gpu->attention_next(p->gpu, out->gpu, past->gpu, rows->gpu, at, B, T, C, NH));
+  test_twin_compare(p, past, "attention_next's past", 0, 0);
+  /* A mean of values of size 4 at most, whose weights have errors of the scores' sums. */
+  test_twin_compare(p, out, "attention_next", 1.01, 4 * (HS + 64) * 0x1p-23);
+  test_pair_clear(p);
+}
+
+static void test_cuda_next(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_next_one(&p, 2, 1, 8);
+      test_next_one(&p, 700, 3, 24);
+      test_next_one(&p, 65, 2, 40);
+      test_next_one(&p, 1024, 12, 64);
+      test_next_one(&p, 129, 2, 128);
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* Scores in each type within golden_bounds' of Hugging Face's; in fp32 a text is continued as on the
+ * CPU. */
+static void test_cuda_model(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  enum { B = 3, T = 20, MOST = 20 };
+  g2z_sampling sampling = g2z_sampling_default();
+  g2z_context *context = NULL;
+  g2z_model *model;
+  size_t count, lengths[3];
+  int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
+  float *loss = test_golden(t, "loss", &count), losses[B * T];
+  int32_t ids[2][3][MOST];
+  double mean;
+  sampling.temperature = 0;
+  for (size_t i = 0; i < sizeof golden_gpu / sizeof *golden_gpu; i++) {
+    const golden_bounds *bounds = &golden_gpu[i];
+    if (!test_wants(bounds->dtype)) continue;
+    CHECK_OK(t, inuse_open_on(t, G2Z_DEVICE_CUDA, "golden/tiny", bounds->dtype, &context, &model));
+    if (!model) break;
+    CHECK_OK(t, g2z_model_score(model, x, y, B, T, losses, &mean));
+    CHECK_NEAR(t, mean, loss[0], bounds->loss);
+    y[5] = -1;
+    CHECK_OK(t, g2z_model_score(model, x, y, B, T, losses, &mean));
+    CHECK(t, losses[5] == 0 && losses[4] > 0);
+    y[5] = x[6];
+    inuse_close(context, model);
+  }
+  for (int gpu = 0; gpu < 2; gpu++) {
+    CHECK_OK(t, inuse_open_on(t, gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU, "golden/tiny", G2Z_FP32,
+                              &context, &model));
+    for (int i = 0; i < 3; i++) {
+      lengths[i] = (size_t)(1 + 5 * i);
+      memcpy(ids[gpu][i], x + i * T, sizeof ids[gpu][i]);
+    }
+    if (model)
+      CHECK_OK(t, g2z_model_generate(model, 3, ids[gpu][0], MOST, lengths, &sampling, -1, NULL,
+                                     NULL));
+    inuse_close(context, model);
+  }
+  CHECK(t, memcmp(ids[0], ids[1], sizeof ids[0]) == 0);
+  free(loss);
+  free(x);
+  free(y);
 }
