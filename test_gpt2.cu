@@ -9,6 +9,7 @@
 #include "extras/g2z_report.h"
 #include "extras/g2z_run.h"
 #include "extras/g2z_text.h"
+#include "extras/g2z_eval.h"
 
 #ifndef G2Z_FUZZ
 
@@ -23,6 +24,7 @@
 #include "tests/weights.h"
 #include "tests/model.h"
 #include "tests/inuse.h"
+#include "tests/eval.h"
 #include "tests/trainer.h"
 #include "tests/checkpoint.h"
 #include "tests/run.h"
@@ -225,6 +227,8 @@ static const g2z_test_entry test_table[] = {
     {"model_context", "a text goes on behind the context", test_model_context},
     {"cuda_next", "the next token's ops on a GPU", test_cuda_next},
     {"cuda_model", "a model in use on a GPU", test_cuda_model},
+    {"eval_questions", "questions with endings, as counted by hand", test_eval_questions},
+    {"eval_texts", "a text, documents and tokens have the same loss", test_eval_texts},
     {"model_no_memory", "a model survives every failing allocation", test_model_no_memory},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"tokens_services", "tokens belong to the services they began with", test_tokens_services},
