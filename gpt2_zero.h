@@ -984,6 +984,7 @@ enum {
   G2Z_VERDICT_LOSS,          /* sum of the losses of its tokens, all micro-steps together */
   G2Z_VERDICT_STATUS,        /* its g2z_status; not G2Z_OK: the step is skipped */
   G2Z_VERDICT_STOP,          /* 1: it was asked to stop */
+  G2Z_VERDICT_MASKED,        /* targets of -1: gradients and losses are means over the others */
   G2Z_VERDICT_SQUARES,       /* sum of squares of the gradients that it owns */
   G2Z_VERDICT_COLUMNS
 };
@@ -1172,8 +1173,8 @@ typedef struct g2z_ops {
   /* LM head and cross-entropy, `chunk` tokens of logits at a time. losses[N] f32: each token's;
    * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] (mode), of the loss
    * times dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if dwte is overwritten
-   * by a single chunk. logits[chunk,Vp] act: scratch. Without dh a target of -1 makes no loss, 0.
-   * Rows V..Vp-1 of wte never
+   * by a single chunk. logits[chunk,Vp] act: scratch. A target of -1 makes no loss, 0, and no
+   * gradient. Rows V..Vp-1 of wte never
    * reach the softmax; those of dwte are written as 0. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
@@ -1195,7 +1196,7 @@ typedef struct g2z_ops {
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads,
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
-   * number of tokens that all losses cover. Adds up in the order of ranks, so that each comes to
+   * number of targets, those of -1 included: gradients were made as of their mean. Adds up in the order of ranks, so that each comes to
    * the same result; leaves losses and squares zero for the next step. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
@@ -1532,8 +1533,10 @@ struct g2z_trainer {
                                       * ranks lie that this rank owns */
   g2z_step_state *state;             /* device */
   g2z_verdict verdict;
-  double *ballot[2];                 /* host: status and stop request of this rank, by parity */
-  double voted[2];                   /* the ballot that lies in the verdict */
+  double *ballot[2];                 /* host: status, stop request and masked targets of this rank,
+                                      * by parity */
+  double voted[3];                   /* the ballot that lies in the verdict */
+  int64_t masked;                    /* targets of -1 in the step that is about to be enqueued */
   double *eval_sum;
   g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* what AdamW takes */
@@ -1570,7 +1573,8 @@ G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
  * return until a checkpoint is loaded. A call that fails reports the last step that finished all
  * the same where no later call would: loss_step is not 0 then. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
-/* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
+/* One step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 is left out: loss
+ * and gradient are means over the others, of all ranks and micro-steps. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
 /* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
@@ -4163,19 +4167,22 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
                                                     const g2z_verdict *verdict,
                                                     const g2z_optimizer_config *config, int dynamic,
                                                     int64_t tokens) {
-  double sum = 0, loss = 0;
+  double sum = 0, loss = 0, masked = 0;
   state->status = G2Z_OK;
   state->stop = 0;
   for (int rank = 0; rank < verdict->world; rank++) {
     double *row = verdict->rows + (size_t)rank * G2Z_VERDICT_COLUMNS;
     loss += row[G2Z_VERDICT_LOSS];
+    masked += row[G2Z_VERDICT_MASKED];
     if (rank < verdict->owners) sum += row[G2Z_VERDICT_SQUARES];
     row[G2Z_VERDICT_LOSS] = row[G2Z_VERDICT_SQUARES] = 0;
     if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
   }
-  float norm = (float)(sqrt(sum) / (double)state->loss_scale);
-  state->loss = (float)(loss / (double)tokens);
+  /* The mean over all targets becomes one over those that count; without any it is 0. */
+  double counted = (double)tokens - masked, more = counted > 0 ? (double)tokens / counted : 0;
+  float norm = (float)(sqrt(sum) / (double)state->loss_scale * more);
+  state->loss = counted > 0 ? (float)(loss / counted) : 0;
   state->grad_norm = norm;
   state->lr = g2z_schedule_lr(config, state->applied);
   state->used_loss_scale = state->loss_scale;
@@ -4191,7 +4198,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
   }
   /* As torch.nn.utils.clip_grad_norm_, 1e-6 included. */
   float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
-  state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale;
+  state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale * (float)more;
   state->skipped_at_minimum = 0;
   state->applied++;
   state->good_steps++;
@@ -5055,7 +5062,10 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
                                      float gradient) {
   float max = -INFINITY, at_target = target < 0 ? 0 : logits[target];
   double sum = 0;
-  if (target < 0) return 0;
+  if (target < 0) {
+    memset(logits, 0, (size_t)V * sizeof *logits);
+    return 0;
+  }
   for (int i = 0; i < V; i++) max = logits[i] > max ? logits[i] : max;
   for (int i = 0; i < V; i++) {
     logits[i] = expf(logits[i] - max);
@@ -8002,6 +8012,17 @@ G2Z_API void g2z_context_free(g2z_context *context) {
   g2z_release(context->services, context);
 }
 
+/* ids from `least` on, below the vocabulary's end. */
+G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
+                                       const int32_t *ids, size_t count, int least, int vocab) {
+  for (size_t i = 0; i < count; i++)
+    if (ids[i] < least || ids[i] >= vocab)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%s=%d at position %zu must lie between %d and %d, the vocabulary's last",
+                      what, (int)ids[i], i, least, vocab - 1);
+  return G2Z_OK;
+}
+
 /* ----- the model: pointers into the buffers that the trainer owns -------- */
 
 G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
@@ -8273,7 +8294,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
     t->staged[i] = (int32_t *)memory;
     G2Z__TRY(ops->allocate_host(t->device, sizeof(g2z_step_state), &memory));
     t->verdict.reported[i] = (g2z_step_state *)memory;
-    G2Z__TRY(ops->allocate_host(t->device, 2 * sizeof(double), &memory));
+    G2Z__TRY(ops->allocate_host(t->device, sizeof t->voted, &memory));
     t->ballot[i] = (double *)memory;
   }
   return G2Z_OK;
@@ -9090,7 +9111,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
   double *row = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
   ballot[0] = (double)t->failed;
   ballot[1] = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
-  if (ballot[0] == t->voted[0] && ballot[1] == t->voted[1]) return G2Z_OK;
+  ballot[2] = (double)t->masked;
+  if (memcmp(ballot, t->voted, sizeof t->voted) == 0) return G2Z_OK;
   G2Z__TRY(t->device->ops->upload(t->device, row + G2Z_VERDICT_STATUS, ballot, sizeof t->voted));
   memcpy(t->voted, ballot, sizeof t->voted);
   return G2Z_OK;
@@ -9220,13 +9242,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_refuse(g2z_trainer *t, g2z_status status, g
 
 /* The ops index with tokens and trust them. */
 G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens, size_t count) {
-  int V = t->plan->model.vocab;
-  for (size_t i = 0; i < count; i++)
-    if (tokens[i] < 0 || tokens[i] >= V)
-      return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                      "token=%d at position %zu must lie between 0 and %d, the vocabulary's last",
-                      (int)tokens[i], i, V - 1);
-  return G2Z_OK;
+  return g2z__check_ids(t->services, "token", tokens, count, 0, t->plan->model.vocab);
+}
+
+/* Targets; *masked of them are -1. */
+G2Z__PRIVATE g2z_status g2z__check_targets(g2z_trainer *t, const int32_t *targets, size_t count,
+                                           int64_t *masked) {
+  *masked = 0;
+  for (size_t i = 0; i < count; i++) *masked += targets[i] == -1;
+  return g2z__check_ids(t->services, "target", targets, count, -1, t->plan->model.vocab);
 }
 
 G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {
@@ -9243,7 +9267,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   g2z_device *dev = t->device;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
   if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
-  if (status == G2Z_OK) status = g2z__check_tokens(t, y, tokens);
+  if (status == G2Z_OK) status = g2z__check_targets(t, y, tokens, &t->masked);
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
   if (status != G2Z_OK && plan->world == 1) return g2z__trainer_refuse(t, status, report);
   g2z_trainer_fail(t, status);
@@ -9622,17 +9646,6 @@ G2Z_API void g2z_model_free(g2z_model *m) {
   g2z_release(m->services, m);
 }
 
-/* Tokens from `least` on, below the vocabulary's end. */
-G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const char *what, const int32_t *ids,
-                                         size_t count, int least) {
-  for (size_t i = 0; i < count; i++)
-    if (ids[i] < least || ids[i] >= m->config.vocab)
-      return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
-                      "%s=%d at position %zu must lie between %d and %d, the vocabulary's last",
-                      what, (int)ids[i], i, least, m->config.vocab - 1);
-  return G2Z_OK;
-}
-
 G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) {
   for (int unit = m->plan->wte; unit >= 0; unit--)
     G2Z__TRY(g2z__unit_forward(&m->inner, pass, unit));
@@ -9686,8 +9699,8 @@ G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const in
   *mean = NAN;
   G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
   G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
-  G2Z__TRY(g2z__model_check(m, "token", tokens, count, 0));
-  G2Z__TRY(g2z__model_check(m, "target", targets, count, -1));
+  G2Z__TRY(g2z__check_ids(m->services, "token", tokens, count, 0, m->config.vocab));
+  G2Z__TRY(g2z__check_ids(m->services, "target", targets, count, -1, m->config.vocab));
   int group = g2z__model_group(B, T);
   G2Z__TRY(g2z__model_fit(m, group, T, 1));
   G2Z__TRY(g2z_allocate(m->services, (size_t)group * (size_t)T, sizeof(float), &memory));
@@ -9721,7 +9734,8 @@ G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, 
   const size_t row = (size_t)m->config.vocab;
   G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
   G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
-  G2Z__TRY(g2z__model_check(m, "token", tokens, (size_t)B * (size_t)T, 0));
+  G2Z__TRY(g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0,
+                          m->config.vocab));
   int group = g2z__model_group(B, T);
   G2Z__TRY(g2z__model_fit(m, group, T, 1));
   for (int b = 0, n; b < B; b += n) {
@@ -9840,7 +9854,8 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
       return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
                       "sequence %d has %zu tokens, and must have 1 to %zu: begin with the "
                       "end-of-text token", i, lengths[i], room);
-    G2Z__TRY(g2z__model_check(m, "token", ids + (size_t)i * room, lengths[i], 0));
+    G2Z__TRY(g2z__check_ids(m->services, "token", ids + (size_t)i * room, lengths[i], 0,
+                            m->config.vocab));
   }
   g.model = m;
   g.sampling = sampling;
