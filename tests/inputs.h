@@ -139,18 +139,11 @@ static void test_inputs_expand(const g2z_test *t, const char *text, char *out, s
 static int test_inputs_run(g2z_test *t, const char *command, char *output, size_t room) {
   const char *train = getenv("G2Z_TRAIN"), *prepare = test_prepare_program();
   char line[4096];
-  size_t used = 0, got;
   snprintf(line, sizeof line, "{ D='%s'; P='%s --out %s/out'; T='%s --device cpu --layers %s "
            "--heads 1 --channels 8 --context 5 --batch 1 --steps 1 --sample-tokens 0 --dtype fp32 "
            "--run-dir none'; %s; } 2>&1", t->directory, prepare, t->directory,
            train ? train : "./train", strstr(command, "--init-from") ? "2" : "1", command);
-  fflush(stdout);
-  FILE *pipe = popen(line, "r");
-  if (!pipe) return -1;
-  while (used < room - 1 && (got = fread(output + used, 1, room - 1 - used, pipe)) > 0) used += got;
-  output[used] = 0;
-  int status = pclose(pipe);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return test_shell(line, output, room);
 }
 
 /* The weights of DIRECTORY in two files that take every other tensor, with an index. */

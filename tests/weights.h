@@ -18,7 +18,7 @@ static const char *test_weights_file(g2z_test *t, const char *header, const void
 }
 
 /* Elements of a tensor by its name. */
-static g2z_status test_weights_read(const g2z__safetensors *file, const char *name, size_t first,
+static g2z_status test_weights_read(g2z__safetensors *file, const char *name, size_t first,
                                     size_t count, float *out) {
   int index = g2z__safetensors_find(file, name);
   return index < 0 ? G2Z_BAD_ARGUMENT : g2z__safetensors_read(file, index, first, count, out);
