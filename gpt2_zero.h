@@ -36,6 +36,7 @@
  *     G2Z_ASSERT(condition)      a caller's bug; default assert()
  *     G2Z_NO_NCCL                with nvcc: build for one GPU, also where <nccl.h> is
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
+ *     G2Z_VERSION is the version of this file, as a string
  *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), and behind any
  *     system header. With one exception: -std=c11 makes the C library's headers declare nothing
  *     of POSIX, and the first of them decides for all. Then gpt2_zero.h must be the first include;
@@ -258,6 +259,7 @@
 
 #ifndef G2Z_INCLUDED
 #define G2Z_INCLUDED
+#define G2Z_VERSION "1.0.0"
 
 /* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
  * strict C modes hide both unless this stands before the first system header. It uses nothing

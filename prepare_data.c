@@ -1560,14 +1560,13 @@ static g2z_status bench(g2z_services *services, const options *o) {
 int main(int argc, char **argv) {
   g2z_services services;
   struct sigaction stop;
-  g2z_open_standard_files();
+  g2z_begin_program(argv);
   memset(&services, 0, sizeof services);
   memset(&stop, 0, sizeof stop);
   stop.sa_handler = on_signal; /* without SA_RESTART: a read that waits must return */
   sigaction(SIGINT, &stop, NULL);
   sigaction(SIGTERM, &stop, NULL);
   sigaction(SIGHUP, &stop, NULL);
-  signal(SIGXFSZ, SIG_IGN); /* a file beyond `ulimit -f` becomes an error of the write */
   options o = default_options();
   int count = 0;
   g2z_status status = read_flags(&services, argc, argv, &o, &count);

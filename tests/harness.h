@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <ftw.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
