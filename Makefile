@@ -245,14 +245,21 @@ check-contents:
 	@! grep -n 'g2z__\|G2Z__' $(EXTRAS) && ! grep -n 'include.*extras' gpt2_zero.h \
 	  && echo 'ok    extras: public functions of the library alone'
 
-# The README quotes --help.
-check-flags: train
-	@mkdir -p build
-	@./train --help > build/help.txt
-	@sed -n '/^<!-- flags -->/,/^<!-- \/flags -->/p' README.md | sed '/^<!--/d; /^```/d' \
-	  | diff - build/help.txt \
-	  || { echo 'README.md: put what ./train --help prints between its flags marks'; exit 1; }
-	@echo 'ok    README: the flags of ./train'
+# docs/flags.md is what --help prints where no GPU is seen. The cores of a machine do not belong there.
+check-flags: build/flags.md
+	@diff docs/flags.md $< || { echo 'docs/flags.md is not what --help prints: make docs/flags.md'; exit 1; }
+	@echo 'ok    docs/flags.md: the flags of the programs'
+docs/flags.md: build/flags.md
+	cp $< $@
+build/flags.md: train prepare_data $(HERE)/bench
+	@mkdir -p $(@D)
+	@{ printf '# Flags\n\nWritten by `make docs/flags.md`. In brackets stands what holds without the flag.\n'; \
+	printf 'Each sub-command of `./bench` prints its own, as in `./bench scaling --help`.\n'; \
+	for program in train bench prepare_data; do \
+	  text=$$(CUDA_VISIBLE_DEVICES= ./$$program --help) || exit 1; \
+	  printf '\n## ./%s\n\n```\n%s\n```\n' $$program "$$text" \
+	    | sed 's/\(--threads N .*\)\[[0-9]*\]/\1[the number of cores]/'; \
+	done; } > $@.partial && mv $@.partial $@
 
 # ----- data -------------------------------------------------------------------------------------
 
@@ -260,7 +267,9 @@ check-flags: train
 define fetch
 @mkdir -p $(@D)
 @echo 'fetching $1'
-@if command -v curl > /dev/null; then curl -fsSL '$1' -o $@.partial; else wget -q '$1' -O $@.partial; fi || { \
+@if command -v curl > /dev/null; then curl -fsSL '$1' -o $@.partial; \
+elif command -v wget > /dev/null; then wget -q '$1' -O $@.partial; else \
+  echo 'neither curl nor wget is here: apt-get install curl, or save $1 as $@ yourself'; exit 1; fi || { \
   rm -f $@.partial; \
   echo 'cannot fetch $1: check the network, or give another address (make help)'; exit 1; }
 @sum=$$( (sha256sum $@.partial || shasum -a 256 $@.partial) 2> /dev/null | cut -d ' ' -f 1); \

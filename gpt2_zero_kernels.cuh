@@ -999,20 +999,22 @@ static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, float *par
 
 /* g2z_k_embed_fwd: out = dropout(wte[token] + wpe[t])
  *   tokens   [N] i32 in
+ *   positions  [N] i32 in: each t; NULL: t = row % T
  *   wte,wpe  [Vp,C] [T,C] A in
  *   out      [N,C] A out
  * Launch  a warp per row, block (32,8)
  * Cost    3 sizeof(A) NC bytes; wte's frequent rows and wpe come out of L2
  * Oracle  g2z__cpu_embed_fwd */
 template <typename A, g2z__drop DROP>
-static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const A *wte, const A *wpe,
-                                       g2z_dropout dropout, int N, int T, int C) {
+static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const int32_t *positions,
+                                       const A *wte, const A *wpe, g2z_dropout dropout, int N,
+                                       int T, int C) {
   constexpr int L = g2z__lanes<A>;
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
   g2z__k_begin();
   if (row >= N) return;
   const A *word = wte + (size_t)tokens[row] * (size_t)C;
-  const A *place = wpe + (size_t)(row % T) * (size_t)C;
+  const A *place = wpe + (size_t)(positions ? positions[row] : row % T) * (size_t)C;
 #pragma unroll 4
   for (int pack = (int)threadIdx.x; pack < packs; pack += 32) {
     float sum[L], position[L];
@@ -1038,8 +1040,17 @@ static g2z_status g2z_cuda_embed_fwd(g2z_device *device, void *out, const int32_
                                          : g2z_k_embed_fwd<A, G2Z__DROP_OFF>;
   int N = B * T;
   return g2z__launch(device, "g2z_k_embed_fwd", kernel, (unsigned)g2z__blocks((size_t)N, 8),
-                     dim3(32, 8), 0, (A *)out, tokens, (const A *)wte, (const A *)wpe,
-                     g2z__dropout_value(dropout), N, T, C);
+                     dim3(32, 8), 0, (A *)out, tokens, (const int32_t *)NULL, (const A *)wte,
+                     (const A *)wpe, g2z__dropout_value(dropout), N, T, C);
+}
+
+template <typename A>
+static g2z_status g2z_cuda_embed_next(g2z_device *device, void *out, const int32_t *tokens,
+                                      const int32_t *positions, const void *wte, const void *wpe,
+                                      int B, int C) {
+  return g2z__launch(device, "g2z_k_embed_fwd", g2z_k_embed_fwd<A, G2Z__DROP_OFF>,
+                     (unsigned)g2z__blocks((size_t)B, 8), dim3(32, 8), 0, (A *)out, tokens,
+                     positions, (const A *)wte, (const A *)wpe, g2z__dropout_value(NULL), B, 1, C);
 }
 
 /* One row's pack of the gradient, behind the dropout. */
@@ -5028,6 +5039,92 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   return g2z__add_columns<A, G>(device, (G *)dbias, x.dqkv, x.q_sums, mode, B * T, 3 * C);
 }
 
+/* ----- the next token ------------------------------------------------------ */
+
+/* g2z_k_attention_next: rows[b] enters past[b] at positions[b]; out[b] = its attention over what
+ * stands there up to it.
+ *   out   [B,NH,HS] A out
+ *   past  [B,T,3,NH,HS] A in and out
+ *   rows  [B,3,NH,HS] A in
+ * Math    f32; softmax with a running maximum, in base 2
+ * Launch  a block of 512 for each head of each sequence; `lanes`, the power of two that holds a
+ *         head's packs, take a key together, each a pack
+ * Cost    4 sizeof(A) C bytes for each token of the past: read once
+ * Order   a group adds its keys in order, the groups are added in order: no atomics
+ * Oracle  g2z__cpu_attention_next */
+template <typename A>
+static __global__ void __launch_bounds__(512)
+g2z_k_attention_next(A *out, A *past, const A *rows, const int32_t *positions, int T, int C, int NH,
+                     int lanes) {
+  constexpr int L = g2z__lanes<A>;
+  extern __shared__ float shared[]; /* [groups][2 + HS]: maximum, sum, sums of values */
+  const int HS = C / NH, packs = HS / L, groups = 512 / lanes, room = 2 + HS;
+  const int member = (int)threadIdx.x % lanes, group = (int)threadIdx.x / lanes;
+  const size_t row = 3 * (size_t)C, b = blockIdx.y, head = blockIdx.x * (size_t)HS;
+  g2z__k_begin();
+  const int here = positions[b];
+  const A *mine = rows + b * row + head;
+  A *first = past + b * (size_t)T * row + head;
+  for (int i = (int)threadIdx.x; i < 3 * packs; i += 512) {
+    size_t part = (size_t)(i / packs) * (size_t)C, pack = (size_t)(i % packs);
+    g2z__put(first + (size_t)here * row + part, pack, g2z__get(mine + part, pack));
+  }
+  __syncthreads();
+  const int has = member < packs;
+  const float scale = G2Z__LOG2E * rsqrtf((float)HS);
+  float q[L] = {}, sums[L] = {}, max = -INFINITY, total = 0;
+  if (has) g2z__unpack<A>(q, g2z__get(mine, (size_t)member));
+  for (int begin = 0; begin <= here; begin += groups) { /* all lanes meet in the shuffles */
+    const int key = begin + group, valid = key <= here;
+    const A *at = first + (size_t)(valid ? key : here) * row + C;
+    float k[L] = {}, v[L] = {}, dot = 0;
+    if (has) {
+      g2z__unpack<A>(k, g2z__get(at, (size_t)member));
+      g2z__unpack<A>(v, g2z__get(at + C, (size_t)member));
+    }
+#pragma unroll
+    for (int i = 0; i < L; i++) dot += q[i] * k[i];
+    for (int apart = lanes / 2; apart; apart /= 2)
+      dot += __shfl_xor_sync(G2Z__ALL_LANES, dot, apart);
+    if (!valid) continue;
+    float larger = fmaxf(max, dot * scale), p = g2z__exp2(dot * scale - larger);
+    float old = g2z__exp2(max - larger);
+    total = total * old + p;
+#pragma unroll
+    for (int i = 0; i < L; i++) sums[i] = sums[i] * old + p * v[i];
+    max = larger;
+  }
+  float *own = shared + group * room;
+  if (member == 0) own[0] = max, own[1] = total;
+#pragma unroll
+  for (int i = 0; i < L && has; i++) own[2 + member * L + i] = sums[i];
+  __syncthreads();
+  const int filled = here + 1 < groups ? here + 1 : groups;
+  for (int c = (int)threadIdx.x; c < HS; c += 512) {
+    float most = -INFINITY, sum = 0, all = 0;
+    for (int g = 0; g < filled; g++) most = fmaxf(most, shared[g * room]);
+    for (int g = 0; g < filled; g++) {
+      float part = g2z__exp2(shared[g * room] - most);
+      all += part * shared[g * room + 1];
+      sum += part * shared[g * room + 2 + c];
+    }
+    out[b * (size_t)C + head + (size_t)c] = (A)(sum / all);
+  }
+}
+
+template <typename A>
+static g2z_status g2z_cuda_attention_next(g2z_device *device, void *out, void *past,
+                                          const void *rows, const int32_t *positions, int B, int T,
+                                          int C, int NH) {
+  const int HS = C / NH;
+  int lanes = 1;
+  while (lanes * g2z__lanes<A> < HS) lanes *= 2;
+  size_t shared = (size_t)(512 / lanes) * (size_t)(2 + HS) * sizeof(float);
+  return g2z__launch(device, "g2z_k_attention_next", g2z_k_attention_next<A>,
+                     dim3((unsigned)NH, (unsigned)B), 512, shared, (A *)out, (A *)past,
+                     (const A *)rows, positions, T, C, NH, lanes);
+}
+
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as room k30 knows it, fp16 or bf16, and what is done to its sums.
  * Out: the same within the same bounds, on sm_90a: a candidate beside cuBLASLt's algorithms. For
@@ -5725,7 +5822,7 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
  * logits = (softmax - onehot) * dloss * loss_scale
  *   logits   [n,Vp] A in (and out)   columns V..Vp-1 are no words: their gradient is 0
  *   losses   [n] f32 out
- *   targets  [n] i32 in
+ *   targets  [n] i32 in   -1: loss 0, gradient 0
  * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867);
  *         scaled before the rounding, where small probabilities would go subnormal
  * Launch  persistent blocks of 1024, one per multiprocessor. The rows that they work on fit L2,
@@ -5752,10 +5849,10 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
     if ((int)threadIdx.x == full % G2Z__ENTROPY_THREADS && full * L < V)
       g2z__softmax_add<A>(part, g2z__get(at, (size_t)full), V - full * L);
     g2z__softmax all = g2z__softmax_block(part, shared);
-    int target = targets[row];
-    float offset = all.max * G2Z__LOG2E, factor = scale / all.sum;
-    if ((int)threadIdx.x == target / L % G2Z__ENTROPY_THREADS)
-      losses[row] = logf(all.sum) + (all.max - g2z__to_float(at[target]));
+    int target = targets[row]; /* -1: neither loss nor gradient */
+    float offset = all.max * G2Z__LOG2E, factor = target < 0 ? 0 : scale / all.sum;
+    if ((int)threadIdx.x == max(target, 0) / L % G2Z__ENTROPY_THREADS)
+      losses[row] = target < 0 ? 0 : logf(all.sum) + (all.max - g2z__to_float(at[target]));
     int written = ENTROPY == G2Z__LOSS_AND_GRADIENT ? packs : 0;
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < written; i += G2Z__ENTROPY_THREADS) {
@@ -5861,7 +5958,8 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   size_t row = (size_t)blockIdx.x * 8 + threadIdx.x / G2Z__WARP;
   g2z__k_begin();
   if (row >= (size_t)x.n) return;
-  const A *h = x.h + row * (size_t)x.C, *word = x.wte + (size_t)x.targets[row] * (size_t)x.C;
+  const A *h = x.h + row * (size_t)x.C;
+  const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* -1: any word's */
   g2z__softmax part = {-INFINITY, 0};
   float target = 0;
   for (int i = lane; i * L < x.C; i += (int)G2Z__WARP) {
@@ -5923,10 +6021,11 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       float reference = rows.reference[row], target = rows.target[row];
       float others = fmaxf(sum - g2z__exp2(target - reference), 0);
       float loss = (log2f(sum) + (reference - target)) / G2Z__LOG2E;
-      x.losses[row] = loss < 0 && sum > 0 ? 0 : loss; /* sum has the target in another order */
-      x.logits[(size_t)row * (size_t)x.Vp + (size_t)x.targets[row]] = (A)-others;
+      const int word = x.targets[row], counts = word >= 0; /* -1: neither loss nor gradient */
+      x.losses[row] = !counts || (loss < 0 && sum > 0) ? 0 : loss; /* sum has another order */
+      if (counts) x.logits[(size_t)row * (size_t)x.Vp + (size_t)word] = (A)-others;
       factors[lane] = rows.factor[row] =
-          sum < INFINITY ? x.dloss * x.state->loss_scale / sum : NAN;
+          sum < INFINITY ? (float)counts * x.dloss * x.state->loss_scale / sum : NAN;
       if (again && time == G2Z__ROWS_FIRST)
         rows.reference[row] =
             reference + (sum > 0 && sum < INFINITY ? log2f(sum) - G2Z__HEAD_BELOW
@@ -7127,6 +7226,8 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->tuning_read = g2z_cuda_tuning_read;
   ops->embed_fwd = g2z_cuda_embed_fwd<A>;
   ops->embed_bwd = g2z_cuda_embed_bwd<A, G>;
+  ops->embed_next = g2z_cuda_embed_next<A>;
+  ops->attention_next = g2z_cuda_attention_next<A>;
   ops->embed_order = g2z_cuda_embed_order;
   ops->embed_add = g2z_cuda_embed_add<A, G>;
   ops->layernorm_fwd = g2z_cuda_layernorm_fwd<A>;

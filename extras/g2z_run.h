@@ -932,9 +932,11 @@ static g2z_status g2zr_save_tokenizer(g2z_run *run, const char *directory) {
   return g2zr_write_json(services, path[3].text, g2zr_put_generation, run);
 }
 
-/* A checkpoint and the tokenizer that lies in it. */
+/* A checkpoint and the tokenizer that lies in it. What lies behind a link is somebody else's. */
 static int g2zr_remove_checkpoint(const char *path) {
-  for (int i = 0; i < 4; i++) unlink(g2zr_join(path, g2zr_tokenizer_files[i]).text);
+  struct stat info;
+  int own = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+  for (int i = 0; i < 4 && own; i++) unlink(g2zr_join(path, g2zr_tokenizer_files[i]).text);
   return g2z_checkpoint_remove(path);
 }
 
@@ -1834,6 +1836,25 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Ids mean other texts in another vocabulary: shards and tokenizer must have one. Shards that name
+ * none, as those of other programs, pass. */
+static g2z_status g2zr_check_vocab(const g2z_run *run) {
+  const g2z_loader *loaders[] = {run->train, run->val};
+  const char *known = run->config.vocab ? run->config.vocab : "the vocabulary of 256 bytes";
+  uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
+  for (int i = 0; i < 2; i++) {
+    if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
+    if (hash)
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                      "%.300s was made with another vocabulary than %.300s: give --vocab the file "
+                      "that the shards were made with, or make them again with ./prepare_data "
+                      "--vocab FILE", loaders[i]->vocab_shard, known);
+    hash = loaders[i]->vocab_hash;
+    known = loaders[i]->vocab_shard;
+  }
+  return G2Z_OK;
+}
+
 /* What each rank does alone, before they meet in the trainer. */
 static g2z_status g2zr_open_alone(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
@@ -1844,6 +1865,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   }
   G2ZR_TRY(g2zr_open_tokenizer(run));
   G2ZR_TRY(g2zr_open_val(run));
+  G2ZR_TRY(g2zr_check_vocab(run));
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
                          run->context->world;
   const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
@@ -3283,6 +3305,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--resume latest looks into --run-dir, and without "
                     "that each start makes a new one: name the directory of the run");
+  if (train->train_glob && o->run.val_glob && !o->dry_run)
+    G2ZR_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
   train->bucket_mb = (double)o->bucket_mb;

@@ -1,0 +1,38 @@
+/* The perplexity of a text under a trained or published GPT-2, in windows of its context:
+ *     cc -O3 -march=native -fopenmp score.c -o score -lm -lpthread         (nvcc -x cu: on a GPU)
+ *     ./score WEIGHTS_DIRECTORY VOCABULARY TEXT_FILE */
+#define GPT2_ZERO_IMPLEMENTATION
+#include "gpt2_zero.h"
+#include "g2z_text.h"
+#include <stdio.h>
+
+int main(int argc, char **argv) {
+  static g2z_services services; /* malloc, and no log */
+  g2z_context *context = NULL; g2z_model *model = NULL;
+  g2z_tokenizer *tokenizer = NULL; g2z_encoder *encoder = NULL;
+  g2z_tokens text = {NULL, 0, 0, NULL};
+  char *bytes = NULL; size_t count = 0;
+  double sum = 0, mean; int64_t scored = 0;
+  if (argc != 4) return fprintf(stderr, "use: %s WEIGHTS VOCABULARY TEXT\n", argv[0]), 1;
+  g2z_context_config place = g2z_context_config_default(&services);
+  g2z_dtype dtype = place.device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
+  g2z_status status = g2z_context_create(&place, &context);
+  if (status == G2Z_OK) status = g2z_model_open(context, argv[1], dtype, &model);
+  if (status == G2Z_OK) status = g2z_tokenizer_create(&services, argv[2], &tokenizer);
+  if (status == G2Z_OK) status = g2z_encoder_create(&services, tokenizer, &encoder);
+  if (status == G2Z_OK) status = g2z_read_file(&services, argv[3], (size_t)1 << 30, &bytes, &count);
+  if (status == G2Z_OK) status = g2z_encode(encoder, bytes, count, G2Z_ENCODE_DEFAULT, &text);
+  while (status == G2Z_OK && scored + 1 < (int64_t)text.count) { /* each token but the first */
+    int64_t left = (int64_t)text.count - 1 - scored, context_length = model->config.context;
+    int T = (int)(left < context_length ? left : context_length);
+    const int32_t *at = text.ids + scored;
+    status = g2z_model_score(model, at, at + 1, 1, T, NULL, &mean);
+    sum += mean * T, scored += T;
+  }
+  if (status != G2Z_OK) fprintf(stderr, "score: %s\n", services.error);
+  else printf("%lld tokens: loss %.4f, perplexity %.2f, %.3f bits per byte\n", (long long)scored,
+              sum / (double)scored, exp(sum / (double)scored), sum / log(2.0) / (double)count);
+  g2z_release(&services, bytes), g2z_tokens_free(&text), g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer), g2z_model_free(model), g2z_context_free(context);
+  return status != G2Z_OK;
+}

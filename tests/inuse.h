@@ -1,0 +1,381 @@
+/* Tests of the room model in use: scores and logits against golden values and the trainer's, texts
+ * that are continued with a cache and without one. */
+
+/* ----- a model against golden values, and against the trainer -------------- */
+
+static g2z_status inuse_open_on(g2z_test *t, g2z_device_kind device, const char *directory,
+                                g2z_dtype dtype, g2z_context **context, g2z_model **out) {
+  g2z_context_config config = g2z_context_config_default(&t->services);
+  config.device = device;
+  *out = NULL;
+  g2z_status status = g2z_context_create(&config, context);
+  if (status == G2Z_OK) status = g2z_model_open(*context, directory, dtype, out);
+  if (status == G2Z_OK) mutate_device((*out)->device);
+  return status;
+}
+
+static g2z_status inuse_open(g2z_test *t, const char *directory, g2z_dtype dtype,
+                             g2z_context **context, g2z_model **out) {
+  return inuse_open_on(t, G2Z_DEVICE_CPU, directory, dtype, context, out);
+}
+
+static void inuse_close(g2z_context *context, g2z_model *model) {
+  g2z_model_free(model);
+  g2z_context_free(context);
+}
+
+/* Scores and logits of golden/tiny equal Hugging Face's; a target that is left out makes no loss
+ * and changes no other; more sequences than run at a time change nothing. */
+static void test_model_scores(g2z_test *t) {
+  enum { B = 3, T = 20, V = 131, MANY = 500 };
+  g2z_context *context = NULL;
+  g2z_model *model;
+  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
+  size_t count;
+  int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
+  float *loss = test_golden(t, "loss", &count), *want = test_golden(t, "logits", &count);
+  float losses[B * T], again[B * T], *logits = (float *)malloc(B * T * V * sizeof(float));
+  double mean, less, sum = 0;
+  CHECK_OK(t, g2z_model_score(model, x, y, B, T, losses, &mean));
+  CHECK_NEAR(t, mean, loss[0], 1e-5);
+  CHECK_OK(t, g2z_model_logits(model, x, B, T, logits));
+  for (size_t i = 0; i < B * T * V; i++) CHECK_NEAR(t, logits[i], want[i], 1e-5);
+  for (int i = 0; i < B * T; i++) { /* the loss is what the logits say */
+    double total = 0;
+    for (int v = 0; v < V; v++) total += exp((double)want[i * V + v]);
+    CHECK_NEAR(t, losses[i], log(total) - (double)want[i * V + y[i]], 1e-5);
+  }
+  for (int i = 0; i < B * T; i += 2) y[i] = -1;
+  CHECK_OK(t, g2z_model_score(model, x, y, B, T, again, &less));
+  for (int i = 0; i < B * T; i++) {
+    CHECK(t, again[i] == (i % 2 ? losses[i] : 0));
+    sum += (double)again[i];
+  }
+  CHECK_NEAR(t, less, sum / (B * T / 2), 1e-12);
+  for (int i = 0; i < B * T; i++) y[i] = -1;
+  CHECK_OK(t, g2z_model_score(model, x, y, B, T, NULL, &less));
+  CHECK(t, isnan(less));
+
+  int32_t *many = (int32_t *)malloc(2 * MANY * T * sizeof *many), *targets = many + MANY * T;
+  float *each = (float *)malloc(MANY * T * sizeof *each);
+  for (int i = 0; i < MANY * T; i++) many[i] = x[i % (B * T)], targets[i] = x[(i + 1) % (B * T)];
+  CHECK_OK(t, g2z_model_score(model, many, targets, MANY, T, each, &mean));
+  for (int i = B * T; i < MANY * T; i++) CHECK(t, each[i] == each[i % (B * T)]);
+  x[7] = V;
+  CHECK_STATUS(t, g2z_model_score(model, x, y, B, T, losses, &mean), G2Z_BAD_ARGUMENT, &t->services,
+               "token=131 at position 7");
+  CHECK(t, isnan(mean));
+  x[7] = 0, y[9] = -2;
+  CHECK_STATUS(t, g2z_model_score(model, x, y, B, T, losses, &mean), G2Z_BAD_ARGUMENT, &t->services,
+               "target=-2 at position 9");
+  CHECK_STATUS(t, g2z_model_logits(model, x, 1, model->config.context + 1, logits),
+               G2Z_BAD_ARGUMENT, &t->services, "T=");
+  free(many);
+  free(each);
+  free(logits);
+  free(want);
+  free(loss);
+  free(x);
+  free(y);
+  inuse_close(context, model);
+}
+
+/* Weights alone, and the activations of one block: bytes on the device beside what 124M's plan of
+ * training takes. */
+static void test_model_memory(g2z_test *t) {
+  g2z_context *context = NULL;
+  g2z_model *model;
+  int32_t x[20] = {0}, y[20] = {0};
+  double mean;
+  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
+  CHECK_OK(t, g2z_model_score(model, x, y, 1, 20, NULL, &mean));
+  const g2z_plan *plan = model->plan;
+  size_t N = 20, C = (size_t)plan->model.channels, NH = (size_t)plan->model.heads;
+  size_t block = N * (15 * C + 4 + NH) + N * 4 * C;         /* a block's, and its input */
+  size_t rest = N * (2 * C + 3) + N * (size_t)plan->vocab_padded + 2 * N; /* ends, logits, tokens */
+  size_t want = 4 * (plan->param_elements + block + rest);
+  CHECK_NEAR(t, (double)model->bytes, (double)want, 0.1 * (double)want);
+  inuse_close(context, model);
+}
+
+/* ----- targets that are left out of a training ------------------------------- */
+
+/* A step on two sequences of which one is left out, and half of the other, is the step on what is
+ * left: loss, norm, and weights after ten of them. Micro-steps differ in how many count. */
+static void test_masked(g2z_test *t) {
+  enum { T = 16, V = 61, STEPS = 10, MOST = 40000 };
+  static float weights[2][MOST];
+  g2z_report reports[2][STEPS];
+  for (int masked = 0; masked < 2; masked++) {
+    g2z_train_config config = test_config_of(2, 2, 32, T, V);
+    test_trainer tt;
+    config.batch = masked ? 2 : 1;
+    config.accum = masked ? 2 : 1;
+    config.optimizer.lr = 3e-3f;
+    config.optimizer.warmup = 0;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    for (int s = 0; s < STEPS; s++) {
+      int32_t x[4 * T], y[4 * T];
+      test_tokens(x, 4 * T, V, 7); /* the first sequence is all that counts */
+      test_tokens(y, 4 * T, V, 8 + (uint64_t)s);
+      for (int i = 0; i < 4 * T; i++)
+        if (i >= T) y[i] = -1;
+      CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &reports[masked][s]));
+      CHECK_OK(t, g2z_trainer_flush(tt.trainer, &reports[masked][s]));
+    }
+    size_t count = tt.trainer->plan->parameters;
+    CHECK(t, count <= MOST);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, weights[masked]));
+    int32_t none[4 * T];
+    for (int i = 0; i < 4 * T; i++) none[i] = -1;
+    g2z_report last;
+    int32_t x[4 * T] = {0};
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, none, &last)); /* nothing counts */
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &last));
+    CHECK(t, last.loss == 0 && last.grad_norm == 0 && !last.skipped);
+    none[3] = -2;
+    CHECK_STATUS(t, g2z_trainer_step_batch(tt.trainer, x, none, &last), G2Z_BAD_ARGUMENT,
+                 &t->services, "target=-2 at position 3");
+    test_trainer_close(&tt);
+  }
+  for (int s = 0; s < STEPS; s++) {
+    CHECK_NEAR(t, reports[1][s].loss, reports[0][s].loss, 2e-6);
+    CHECK_NEAR(t, reports[1][s].grad_norm, reports[0][s].grad_norm, 1e-5 * reports[0][s].grad_norm);
+  }
+  CHECK(t, reports[0][STEPS - 1].loss > 0);
+  for (int i = 0; i < MOST; i++) CHECK_NEAR(t, weights[1][i], weights[0][i], 2e-5);
+}
+
+/* What follows `prompt` without a cache: each token from the whole text before it. */
+static void inuse_plain(g2z_test *t, g2z_trainer *trainer, int32_t *ids, size_t have, size_t most,
+                        const g2z_sampling *sampling) {
+  CHECK_OK(t, g2z_generate(trainer, ids, &have, most, sampling, -1));
+  CHECK(t, have == most);
+}
+
+typedef struct inuse_heard {
+  int count, last[3], stop_after;
+} inuse_heard;
+static int inuse_hear(void *user, int sequence, int32_t token) {
+  inuse_heard *heard = (inuse_heard *)user;
+  heard->count++;
+  heard->last[sequence] = token;
+  return heard->count == heard->stop_after;
+}
+
+/* With the cache the same tokens come as without it, to the last bit of the logits on a CPU: greedy
+ * and drawn, alone and together, in prompts of different lengths. */
+static void test_model_generates(g2z_test *t) {
+  enum { CONTEXT = 64, MOST = 60, V = 61 };
+  static const size_t begins[] = {1, 9, 30};
+  g2z_train_config config = test_config_of(2, 2, 32, CONTEXT, V);
+  g2z_context *context = NULL;
+  g2z_model *model;
+  test_trainer tt;
+  int32_t x[2 * CONTEXT], y[2 * CONTEXT], plain[3][MOST], cached[3][MOST];
+  config.optimizer.lr = 3e-3f;
+  config.optimizer.warmup = 0;
+  test_tokens(x, 2 * CONTEXT, V, 5);
+  test_tokens(y, 2 * CONTEXT, V, 6);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_steps(t, tt.trainer, x, y, 20, NULL, NULL); /* logits far apart */
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  g2z_sampling sampling = g2z_sampling_default();
+  for (int drawn = 0; drawn < 2; drawn++) {
+    size_t lengths[3];
+    sampling.temperature = (float)drawn;
+    sampling.top_k = drawn ? 20 : 0;
+    for (int i = 0; i < 3; i++) {
+      memcpy(plain[i], x + 11 * i, sizeof plain[i]);
+      memcpy(cached[i], x + 11 * i, sizeof cached[i]);
+      lengths[i] = begins[i];
+      sampling.seed = 7 + (uint64_t)i;
+      inuse_plain(t, tt.trainer, plain[i], begins[i], MOST, &sampling);
+    }
+    sampling.seed = 7;
+    inuse_heard heard = {0, {0, 0, 0}, 0};
+    CHECK_OK(t, g2z_model_generate(model, 3, cached[0], MOST, lengths, &sampling, -1, inuse_hear,
+                                   &heard));
+    CHECK(t, memcmp(plain, cached, sizeof plain) == 0);
+    CHECK(t, heard.count == 3 * MOST - 40 && heard.last[2] == plain[2][MOST - 1]);
+    for (int i = 0; i < 3; i++) CHECK(t, lengths[i] == MOST);
+    memcpy(cached[1], x + 11, sizeof cached[1]); /* alone, and until a token comes */
+    lengths[0] = begins[1];
+    sampling.seed = 8;
+    int stop = plain[1][20];
+    size_t end = begins[1];
+    while (plain[1][end] != stop) end++;
+    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, stop, NULL,
+                                   NULL));
+    CHECK(t, lengths[0] == end + 1 && memcmp(plain[1], cached[1], (end + 1) * 4) == 0);
+    heard.count = 0, heard.stop_after = 3, lengths[0] = begins[1];
+    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, -1, inuse_hear,
+                                   &heard));
+    CHECK(t, lengths[0] == begins[1] + 3);
+  }
+  /* The same logits as those of the whole text, token by token. */
+  float *whole = (float *)malloc(MOST * V * sizeof(float)), one[V];
+  CHECK_OK(t, g2z_model_logits(model, plain[0], 1, MOST, whole));
+  for (int n = 1; n <= MOST; n += 13) {
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, plain[0], n, 1, one));
+    CHECK(t, memcmp(one, whole + (n - 1) * V, sizeof one) == 0);
+  }
+  free(whole);
+  test_trainer_close(&tt);
+  inuse_close(context, model);
+}
+
+/* Behind the context a text goes on from the last half of it. */
+static void test_model_context(g2z_test *t) {
+  enum { CONTEXT = 16, MOST = 50, V = 61 };
+  g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
+  g2z_context *context = NULL;
+  g2z_model *model;
+  test_trainer tt;
+  int32_t ids[2][MOST], want[MOST];
+  size_t lengths[2] = {3, 40};
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  g2z_sampling sampling = g2z_sampling_default();
+  test_tokens(ids[0], 2 * MOST, V, 5);
+  CHECK_OK(t, g2z_model_generate(model, 2, ids[0], MOST, lengths, &sampling, -1, NULL, NULL));
+  CHECK(t, lengths[0] == MOST && lengths[1] == MOST);
+  /* By hand: the window that the sequence had when it drew each token, beside a longer one too. */
+  memcpy(want, ids[0], 3 * sizeof *want);
+  int kept = 3;
+  float logits[V], scratch[2 * V];
+  for (int at = 3; at < MOST; at++, kept++) {
+    if (kept > CONTEXT) kept = CONTEXT / 2 + 1;
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, want + at - kept, kept, 1, logits));
+    want[at] = g2z__sample(logits, V, &sampling, (uint32_t)(at - 3), scratch);
+  }
+  CHECK(t, memcmp(ids[0], want, sizeof want) == 0);
+  lengths[0] = 0;
+  CHECK_STATUS(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, -1, NULL, NULL),
+               G2Z_BAD_ARGUMENT, &t->services, "begin with the end-of-text token");
+  sampling.top_p = 0;
+  lengths[0] = 3;
+  CHECK_STATUS(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, -1, NULL, NULL),
+               G2Z_BAD_ARGUMENT, &t->services, "top_p=0");
+  test_trainer_close(&tt);
+  inuse_close(context, model);
+}
+
+/* Every allocation of a model's life fails once: a status each time, and nothing leaks. */
+static void test_model_no_memory(g2z_test *t) {
+  int failures = 0, done = 0;
+  for (long at = 1; at < 100 && !done; at++) {
+    g2z_context *context = NULL;
+    g2z_model *model = NULL;
+    int32_t ids[30] = {1}, y[20] = {0};
+    size_t length = 1;
+    double mean;
+    g2z_sampling sampling = g2z_sampling_default();
+    t->fail_at = at;
+    g2z_status status = inuse_open(t, "golden/tiny", G2Z_FP16, &context, &model);
+    if (status == G2Z_OK) status = g2z_model_score(model, ids, y, 1, 20, NULL, &mean);
+    if (status == G2Z_OK)
+      status = g2z_model_generate(model, 1, ids, 20, &length, &sampling, -1, NULL, NULL);
+    t->fail_at = 0;
+    inuse_close(context, model);
+    CHECK(t, t->allocations == 0);
+    CHECK(t, status == G2Z_OK || status == G2Z_NO_MEMORY);
+    failures += status != G2Z_OK;
+    done = status == G2Z_OK;
+  }
+  CHECK(t, done && failures > 10);
+}
+
+/* ----- on a GPU -------------------------------------------------------------- */
+
+/* The next token's embedding and attention against the CPU's: several head sizes, pasts of one token, of
+ * a few and of more than a block takes at a time, in one call. */
+static void test_next_one(test_pair *p, int T, int NH, int HS) {
+  enum { B = 4, V = 300 };
+  const int C = NH * HS, spots[B] = {0, T / 2, T - 2, T - 1};
+  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+  const size_t width = (size_t)C, row = 3 * width;
+  test_twin *tokens = test_twin_tokens(p, B, V, 1), *positions = test_twin_new(p, TEST_I32, B);
+  for (int b = 0; b < B; b++) ((int32_t *)positions->cpu)[b] = spots[b];
+  test_twin_send(p, positions);
+  test_twin *wte = test_twin_normal(p, TEST_ACT, V * width, 2, 1, 0);
+  test_twin *wpe = test_twin_normal(p, TEST_ACT, (size_t)T * width, 3, 1, 0);
+  test_twin *past = test_twin_normal(p, TEST_ACT, B * (size_t)T * row, 4, 1, 0);
+  test_twin *rows = test_twin_normal(p, TEST_ACT, B * row, 5, 1, 0);
+  test_twin *out = test_twin_new(p, TEST_ACT, B * width);
+  const int32_t *at = (const int32_t *)positions->gpu;
+  CHECK_OK(p->t, cpu->embed_next(p->cpu, out->cpu, (const int32_t *)tokens->cpu,
+                                 (const int32_t *)positions->cpu, wte->cpu, wpe->cpu, B, C));
+  CHECK_OK(p->t, gpu->embed_next(p->gpu, out->gpu, (const int32_t *)tokens->gpu, at, wte->gpu,
+                                 wpe->gpu, B, C));
+  test_twin_compare(p, out, "embed_next", 0, 0); /* one sum, rounded once */
+  CHECK_OK(p->t, cpu->attention_next(p->cpu, out->cpu, past->cpu, rows->cpu,
+                                     (const int32_t *)positions->cpu, B, T, C, NH));
+  CHECK_OK(p->t, gpu->attention_next(p->gpu, out->gpu, past->gpu, rows->gpu, at, B, T, C, NH));
+  test_twin_compare(p, past, "attention_next's past", 0, 0);
+  /* A mean of values of size 4 at most, whose weights have errors of the scores' sums. */
+  test_twin_compare(p, out, "attention_next", 1.01, 4 * (HS + 64) * 0x1p-23);
+  test_pair_clear(p);
+}
+
+static void test_cuda_next(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (test_pair_open(&p, t, types)) {
+      test_next_one(&p, 2, 1, 8);
+      test_next_one(&p, 700, 3, 24);
+      test_next_one(&p, 65, 2, 40);
+      test_next_one(&p, 1024, 12, 64);
+      test_next_one(&p, 129, 2, 128);
+    }
+    test_pair_close(&p);
+  }
+}
+
+/* Scores in each type within golden_bounds' of Hugging Face's; in fp32 a text is continued as on the
+ * CPU. */
+static void test_cuda_model(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  enum { B = 3, T = 20, MOST = 20 };
+  g2z_sampling sampling = g2z_sampling_default();
+  g2z_context *context = NULL;
+  g2z_model *model;
+  size_t count, lengths[3];
+  int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
+  float *loss = test_golden(t, "loss", &count), losses[B * T];
+  int32_t ids[2][3][MOST];
+  double mean;
+  sampling.temperature = 0;
+  for (size_t i = 0; i < sizeof golden_gpu / sizeof *golden_gpu; i++) {
+    const golden_bounds *bounds = &golden_gpu[i];
+    if (!test_wants(bounds->dtype)) continue;
+    CHECK_OK(t, inuse_open_on(t, G2Z_DEVICE_CUDA, "golden/tiny", bounds->dtype, &context, &model));
+    if (!model) break;
+    CHECK_OK(t, g2z_model_score(model, x, y, B, T, losses, &mean));
+    CHECK_NEAR(t, mean, loss[0], bounds->loss);
+    y[5] = -1;
+    CHECK_OK(t, g2z_model_score(model, x, y, B, T, losses, &mean));
+    CHECK(t, losses[5] == 0 && losses[4] > 0);
+    y[5] = x[6];
+    inuse_close(context, model);
+  }
+  for (int gpu = 0; gpu < 2; gpu++) {
+    CHECK_OK(t, inuse_open_on(t, gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU, "golden/tiny", G2Z_FP32,
+                              &context, &model));
+    for (int i = 0; i < 3; i++) {
+      lengths[i] = (size_t)(1 + 5 * i);
+      memcpy(ids[gpu][i], x + i * T, sizeof ids[gpu][i]);
+    }
+    if (model)
+      CHECK_OK(t, g2z_model_generate(model, 3, ids[gpu][0], MOST, lengths, &sampling, -1, NULL,
+                                     NULL));
+    inuse_close(context, model);
+  }
+  CHECK(t, memcmp(ids[0], ids[1], sizeof ids[0]) == 0);
+  free(loss);
+  free(x);
+  free(y);
+}
