@@ -267,7 +267,9 @@ build/flags.md: train prepare_data $(HERE)/bench
 define fetch
 @mkdir -p $(@D)
 @echo 'fetching $1'
-@if command -v curl > /dev/null; then curl -fsSL '$1' -o $@.partial; else wget -q '$1' -O $@.partial; fi || { \
+@if command -v curl > /dev/null; then curl -fsSL '$1' -o $@.partial; \
+elif command -v wget > /dev/null; then wget -q '$1' -O $@.partial; else \
+  echo 'neither curl nor wget is here: apt-get install curl, or save $1 as $@ yourself'; exit 1; fi || { \
   rm -f $@.partial; \
   echo 'cannot fetch $1: check the network, or give another address (make help)'; exit 1; }
 @sum=$$( (sha256sum $@.partial || shasum -a 256 $@.partial) 2> /dev/null | cut -d ' ' -f 1); \

@@ -2000,8 +2000,7 @@ int main(int argc, char **argv) {
 #undef X
   };
   g2z_services services;
-  g2z_open_standard_files();
-  signal(SIGXFSZ, SIG_IGN); /* a file beyond `ulimit -f` becomes an error of the write */
+  g2z_begin_program(argv);
   memset(&services, 0, sizeof services);
   services.log = print_log;
   options o;

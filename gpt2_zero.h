@@ -36,6 +36,7 @@
  *     G2Z_ASSERT(condition)      a caller's bug; default assert()
  *     G2Z_NO_NCCL                with nvcc: build for one GPU, also where <nccl.h> is
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
+ *     G2Z_VERSION is the version of this file, as a string
  *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), and behind any
  *     system header. With one exception: -std=c11 makes the C library's headers declare nothing
  *     of POSIX, and the first of them decides for all. Then gpt2_zero.h must be the first include;
@@ -203,11 +204,13 @@
  *     stopped and, where there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
- *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, zeros; then uint16 tokens
+ *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
+ *                           (0: not known), zeros; then uint16 tokens
  *     token shard, raw      uint16 tokens, nothing else
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
- *                           out]
+ *                           out]. In place of it is read model.safetensors.index.json, whose
+ *                           weight_map {tensor: file} names several such files
  *     config.json           its GPT2Config; vocab_size is V, the rows of wte; eos_token_id is the
  *                           tokenizer's <|endoftext|>, also where V was rounded up beyond it
  *
@@ -256,6 +259,7 @@
 
 #ifndef G2Z_INCLUDED
 #define G2Z_INCLUDED
+#define G2Z_VERSION "1.0.0"
 
 /* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
  * strict C modes hide both unless this stands before the first system header. It uses nothing
@@ -870,9 +874,10 @@ static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
 
 /* ===== >>d07 shards and loader ===========================================
  * Shards are files of uint16 tokens, with llm.c's header (256 int32: 20240520, 1, count) or raw,
- * told apart by content. A sequence is T+1 consecutive tokens of one shard: x, and y one token
- * later. Sequence i of a shard starts at token i*T, so a shard of n tokens holds (n-1)/T sequences
- * and a rest of fewer than T+1 tokens is not used.
+ * told apart by content. Behind the three numbers that llm.c reads, the header may have a hash of
+ * the vocabulary: one loader refuses shards of two. A sequence is T+1 consecutive tokens of one
+ * shard: x, and y one token later. Sequence i of a shard starts at token i*T, so a shard of n
+ * tokens holds (n-1)/T sequences and a rest of fewer than T+1 tokens is not used.
  *
  * An epoch takes every sequence of all shards in an order that is a permutation keyed by (seed,
  * epoch), or file order. Step s of an epoch takes positions [s*G, (s+1)*G) of that order, where
@@ -890,6 +895,8 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 /* ids are 0..65535. */
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
+/* The hash of the vocabulary that the ids belong to, for llm.c's header; before the finish. */
+G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash);
 /* All of a commit but the rename: a program that writes several shards finishes each in its turn
  * and commits them together at the end. Nothing may be appended after it. Closed, it takes no file
  * descriptor any more, but nothing keeps another writer away from its name either. */
@@ -923,6 +930,8 @@ typedef struct g2z_loader {     /* to be read; the functions below write it */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
   uint64_t data;                /* hash of each shard's length, its ends and samples between */
   uint64_t saved_data;          /* without the samples: manual, CHECKPOINTS */
+  uint64_t vocab_hash;          /* that the shards name; 0: none does */
+  const char *vocab_shard;      /* a shard that names it */
   struct g2z__prefetch *reader;
 } g2z_loader;
 
@@ -933,6 +942,9 @@ G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
  * call. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
+/* Refuses two names or patterns of shards that share a file; one without a file is left to the
+ * loader. */
+G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
 /* The order of an epoch as a pure function: which of `count` sequences stands at `position`. */
 G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position);
 
@@ -974,6 +986,7 @@ enum {
   G2Z_VERDICT_LOSS,          /* sum of the losses of its tokens, all micro-steps together */
   G2Z_VERDICT_STATUS,        /* its g2z_status; not G2Z_OK: the step is skipped */
   G2Z_VERDICT_STOP,          /* 1: it was asked to stop */
+  G2Z_VERDICT_MASKED,        /* targets of -1: gradients and losses are means over the others */
   G2Z_VERDICT_SQUARES,       /* sum of squares of the gradients that it owns */
   G2Z_VERDICT_COLUMNS
 };
@@ -1162,8 +1175,8 @@ typedef struct g2z_ops {
   /* LM head and cross-entropy, `chunk` tokens of logits at a time. losses[N] f32: each token's;
    * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] (mode), of the loss
    * times dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if dwte is overwritten
-   * by a single chunk. logits[chunk,Vp] act: scratch. Without dh a target of -1 makes no loss, 0.
-   * Rows V..Vp-1 of wte never
+   * by a single chunk. logits[chunk,Vp] act: scratch. A target of -1 makes no loss, 0, and no
+   * gradient. Rows V..Vp-1 of wte never
    * reach the softmax; those of dwte are written as 0. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
@@ -1185,7 +1198,7 @@ typedef struct g2z_ops {
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads,
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
-   * number of tokens that all losses cover. Adds up in the order of ranks, so that each comes to
+   * number of targets, those of -1 included: gradients were made as of their mean. Adds up in the order of ranks, so that each comes to
    * the same result; leaves losses and squares zero for the next step. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
@@ -1420,8 +1433,9 @@ G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d12 weights =====================================================
- * GPT-2 in the files of Hugging Face's GPT2LMHeadModel: model.safetensors and config.json. A
- * trainer begins with them (init_from) and saves them (g2z_trainer_save_weights). */
+ * GPT-2 in the files of Hugging Face's GPT2LMHeadModel: model.safetensors, whole or in several
+ * files, and config.json. A trainer begins with them (init_from) and saves them, as one file
+ * (g2z_trainer_save_weights). */
 
 /* The model of DIRECTORY/config.json; refuses what is no GPT-2 as published. */
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
@@ -1521,8 +1535,10 @@ struct g2z_trainer {
                                       * ranks lie that this rank owns */
   g2z_step_state *state;             /* device */
   g2z_verdict verdict;
-  double *ballot[2];                 /* host: status and stop request of this rank, by parity */
-  double voted[2];                   /* the ballot that lies in the verdict */
+  double *ballot[2];                 /* host: status, stop request and masked targets of this rank,
+                                      * by parity */
+  double voted[3];                   /* the ballot that lies in the verdict */
+  int64_t masked;                    /* targets of -1 in the step that is about to be enqueued */
   double *eval_sum;
   g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* what AdamW takes */
@@ -1559,7 +1575,8 @@ G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
  * return until a checkpoint is loaded. A call that fails reports the last step that finished all
  * the same where no later call would: loss_step is not 0 then. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
-/* One step on the caller's tokens, x and y [accum, B, T] in host memory. */
+/* One step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 is left out: loss
+ * and gradient are means over the others, of all ranks and micro-steps. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
 /* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
@@ -3484,7 +3501,7 @@ struct g2z_shard_writer {
   g2z_services *services;
   g2z_writer *file;
   g2z_shard_format format;
-  uint64_t tokens;
+  uint64_t tokens, vocab_hash;
   int finished;
 };
 
@@ -3532,11 +3549,17 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   return G2Z_OK;
 }
 
+G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash) {
+  G2Z_ASSERT(!writer->finished);
+  writer->vocab_hash = hash;
+}
+
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
   if (writer->finished) return G2Z_OK;
   if (writer->format == G2Z_SHARD_LLMC) {
-    int32_t count = (int32_t)writer->tokens;
-    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
+    int32_t header[3] = {(int32_t)writer->tokens, 0, 0}; /* behind the magic number and version */
+    memcpy(header + 1, &writer->vocab_hash, sizeof writer->vocab_hash);
+    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof header[0], header, sizeof header));
   }
   G2Z__TRY(g2z__writer_finish(writer->file));
   writer->finished = 1;
@@ -3568,7 +3591,15 @@ typedef struct g2z__shard {
   uint64_t bytes;    /* of the file; 0: never opened */
   int64_t tokens;
   int64_t first;     /* index of its first sequence among those of all shards */
+  uint64_t vocab_hash;
 } g2z__shard;
+
+/* Files of llm.c that are no shards of GPT-2's tokens. */
+static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
+    {20240801, "a shard of llm.c with uint32 tokens of Llama 3: prepare the text with GPT-2's "
+               "vocabulary"},
+    {20240522, "an evaluation file of llm.c, such as HellaSwag's, not a token shard: name shards "
+               "that prepare_data made of a text"}};
 
 /* Text is the file that is named by mistake most often. Of GPT-2's tokens in prose or code one in
  * fifteen looks like two printable bytes, so that 32 of them in a row are not tokens. */
@@ -3581,8 +3612,12 @@ G2Z__PRIVATE int g2z__looks_like_text(const unsigned char *bytes, size_t count) 
 /* Says what a file holds, from its size and its first bytes: sets begin and tokens. */
 G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard,
                                          const unsigned char *head, size_t head_bytes) {
-  int32_t header[3] = {0, 0, 0};
+  int32_t header[5] = {0, 0, 0, 0, 0};
   memcpy(header, head, head_bytes < sizeof header ? head_bytes : sizeof header);
+  for (size_t i = 0; i < sizeof g2z__shard_others / sizeof *g2z__shard_others; i++)
+    if (header[0] == g2z__shard_others[i].magic)
+      return g2z_fail(services, G2Z_UNSUPPORTED, "%s is %s", shard->path,
+                      g2z__shard_others[i].what);
   shard->begin = header[0] == G2Z__SHARD_MAGIC && head_bytes >= 4 ? G2Z__SHARD_HEADER : 0;
   uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
   if (shard->bytes == 0)
@@ -3603,17 +3638,15 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
                     G2Z__SHARD_HEADER);
   if (shard->begin && header[1] != 1)
     return g2z_fail(services, G2Z_UNSUPPORTED,
-                    header[1] == 7
-                    ? "%s is version %d of llm.c's shards, uint32 tokens of Llama 3: prepare the "
-                      "text with GPT-2's vocabulary"
-                    : "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) is "
-                      "known: prepare it again", shard->path, header[1]);
+                    "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) is "
+                    "known: prepare it again", shard->path, header[1]);
   if (shard->begin && (header[2] < 0 || promised != shard->bytes))
     return g2z_fail(services, G2Z_FORMAT,
                     "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it is "
                     "unfinished or was cut; copy or prepare it again", shard->path, header[2],
                     promised, shard->bytes);
   shard->tokens = (int64_t)((shard->bytes - shard->begin) / 2);
+  if (shard->begin) memcpy(&shard->vocab_hash, header + 3, sizeof shard->vocab_hash);
   return G2Z_OK;
 }
 
@@ -3800,10 +3833,10 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
   return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Lists the shards, in an order that does not depend on the locale, as glob's own does. */
-G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
-  g2z__prefetch *reader = loader->reader;
-  g2z_services *services = &reader->services;
+/* Lists shards, in an order that does not depend on the locale, as glob's own does. `found` is
+ * zeroed, and freed with globfree. */
+G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given,
+                                         glob_t *found) {
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
   void *memory;
@@ -3811,15 +3844,56 @@ G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) 
   char *pattern = (char *)memory, *end = pattern;
   for (const char *at = given; *at; *end++ = *at++)
     if (is_name && *at != '/') *end++ = '\\';
-  int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, &reader->found);
+  int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, found);
   int number = error == GLOB_NOSPACE ? ENOMEM : errno;
   g2z_release(services, memory);
   if (error == GLOB_NOMATCH)
     return g2z_fail(services, G2Z_IO, "no file is called or matches \"%s\": check the path, and "
                     "quote a pattern in the shell", given);
   if (error) return g2z_fail_file(services, number, "list the files of", given);
-  qsort(reader->found.gl_pathv, reader->found.gl_pathc, sizeof(char *), g2z__loader_by_name);
-  G2Z__TRY(g2z_allocate(services, reader->found.gl_pathc, sizeof(g2z__shard), &memory));
+  qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), g2z__loader_by_name);
+  return G2Z_OK;
+}
+
+/* A file that stands in both lists, also under two names; NULL: none. others[b->gl_pathc]. */
+G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b,
+                                            struct stat *others) {
+  struct stat one;
+  for (size_t k = 0; k < b->gl_pathc; k++) /* a file that is gone keeps zeros */
+    if (stat(b->gl_pathv[k], &others[k]) != 0) memset(&others[k], 0, sizeof others[k]);
+  for (size_t i = 0; i < a->gl_pathc; i++) {
+    if (stat(a->gl_pathv[i], &one) != 0) continue;
+    for (size_t k = 0; k < b->gl_pathc; k++)
+      if (one.st_ino == others[k].st_ino && one.st_dev == others[k].st_dev) return a->gl_pathv[i];
+  }
+  return NULL;
+}
+
+G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
+  glob_t found[2];
+  void *others = NULL;
+  const char *shared = NULL;
+  memset(found, 0, sizeof found);
+  g2z_status status = G2Z_OK;
+  if (g2z__shards_find(services, train, &found[0]) == G2Z_OK &&
+      g2z__shards_find(services, val, &found[1]) == G2Z_OK)
+    status = g2z_allocate(services, found[1].gl_pathc, sizeof(struct stat), &others);
+  if (others) shared = g2z__shards_shared(&found[0], &found[1], (struct stat *)others);
+  if (shared)
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%s is named to train on and to validate on, by \"%s\" and by \"%s\": "
+                      "narrow one of them, as to *_train_*.bin or *_val_*.bin", shared, train, val);
+  g2z_release(services, others);
+  globfree(&found[0]);
+  globfree(&found[1]);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
+  g2z__prefetch *reader = loader->reader;
+  void *memory;
+  G2Z__TRY(g2z__shards_find(&reader->services, given, &reader->found));
+  G2Z__TRY(g2z_allocate(&reader->services, reader->found.gl_pathc, sizeof(g2z__shard), &memory));
   reader->shards = (g2z__shard *)memory;
   reader->shard_count = reader->found.gl_pathc;
   for (size_t s = 0; s < reader->shard_count; s++)
@@ -3850,6 +3924,18 @@ G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *s
                  : G2Z_OK;
 }
 
+/* Ids mean other texts in another vocabulary: shards must not name two. */
+G2Z__PRIVATE g2z_status g2z__loader_vocab(g2z_loader *loader, const g2z__shard *shard) {
+  if (!shard->vocab_hash || shard->vocab_hash == loader->vocab_hash) return G2Z_OK;
+  if (loader->vocab_hash)
+    return g2z_fail(&loader->reader->services, G2Z_FORMAT,
+                    "%s and %s were made with different vocabularies: narrow the pattern, or "
+                    "prepare their texts again with one --vocab", loader->vocab_shard, shard->path);
+  loader->vocab_hash = shard->vocab_hash;
+  loader->vocab_shard = shard->path;
+  return G2Z_OK;
+}
+
 /* Opens and counts every shard once, so that a damaged one is known before the training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
@@ -3858,6 +3944,7 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
     G2Z__TRY(g2z__loader_file(loader, s));
+    G2Z__TRY(g2z__loader_vocab(loader, shard));
     G2Z__TRY(g2z__loader_hash(loader, shard));
     shard->first = loader->sequences;
     loader->tokens += shard->tokens;
@@ -4082,19 +4169,22 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
                                                     const g2z_verdict *verdict,
                                                     const g2z_optimizer_config *config, int dynamic,
                                                     int64_t tokens) {
-  double sum = 0, loss = 0;
+  double sum = 0, loss = 0, masked = 0;
   state->status = G2Z_OK;
   state->stop = 0;
   for (int rank = 0; rank < verdict->world; rank++) {
     double *row = verdict->rows + (size_t)rank * G2Z_VERDICT_COLUMNS;
     loss += row[G2Z_VERDICT_LOSS];
+    masked += row[G2Z_VERDICT_MASKED];
     if (rank < verdict->owners) sum += row[G2Z_VERDICT_SQUARES];
     row[G2Z_VERDICT_LOSS] = row[G2Z_VERDICT_SQUARES] = 0;
     if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
   }
-  float norm = (float)(sqrt(sum) / (double)state->loss_scale);
-  state->loss = (float)(loss / (double)tokens);
+  /* The mean over all targets becomes one over those that count; without any it is 0. */
+  double counted = (double)tokens - masked, more = counted > 0 ? (double)tokens / counted : 0;
+  float norm = (float)(sqrt(sum) / (double)state->loss_scale * more);
+  state->loss = counted > 0 ? (float)(loss / counted) : 0;
   state->grad_norm = norm;
   state->lr = g2z_schedule_lr(config, state->applied);
   state->used_loss_scale = state->loss_scale;
@@ -4110,7 +4200,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
   }
   /* As torch.nn.utils.clip_grad_norm_, 1e-6 included. */
   float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
-  state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale;
+  state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale * (float)more;
   state->skipped_at_minimum = 0;
   state->applied++;
   state->good_steps++;
@@ -4974,7 +5064,10 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
                                      float gradient) {
   float max = -INFINITY, at_target = target < 0 ? 0 : logits[target];
   double sum = 0;
-  if (target < 0) return 0;
+  if (target < 0) {
+    memset(logits, 0, (size_t)V * sizeof *logits);
+    return 0;
+  }
   for (int i = 0; i < V; i++) max = logits[i] > max ? logits[i] : max;
   for (int i = 0; i < V; i++) {
     logits[i] = expf(logits[i] - max);
@@ -7002,7 +7095,7 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
 }
 
 /* ===== >>i12 weights =====================================================
- * In:  model.safetensors and config.json of a GPT-2.
+ * In:  model.safetensors, or the files of its index, and config.json of a GPT-2.
  * Out: its sizes, and its weights in fp32 and canonical order. For a model that is saved:
  *      config.json, and model.safetensors with its header, behind which ranks write elements.
  * Law: a header is checked completely before a tensor is read. */
@@ -7018,8 +7111,11 @@ static const struct { const char *name; uint64_t bytes; } g2z__tensor_types[G2Z_
     {"I64", 8}, {"U64", 8}, {"C64", 8}, {"I32", 4}, {"U32", 4}, {"I16", 2}, {"U16", 2}, {"I8", 1},
     {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
 
+struct g2z__safetensors;
+
 typedef struct g2z__safetensor {
   const char *name;             /* lives as long as its file */
+  struct g2z__safetensors *in;  /* that file */
   int type;                     /* index into g2z__tensor_types */
   int rank;                     /* dimensions; 0: a scalar */
   uint64_t shape[G2Z__TENSOR_RANK];
@@ -7027,13 +7123,16 @@ typedef struct g2z__safetensor {
   uint64_t begin, bytes;        /* in the file */
 } g2z__safetensor;
 
+/* A file, or the files of an index, of which one is open at a time. */
 typedef struct g2z__safetensors {
   g2z_services *services;
-  char *path;
-  int file;
+  char *path;                   /* of the file, or of the index */
+  int file;                     /* -1: not open */
   char *header;                 /* the text; each name in it is unescaped in place */
-  g2z__safetensor *tensors;     /* in the order of names */
+  g2z__safetensor *tensors;     /* in the order of names; of an index: of all its files */
   size_t count, capacity;
+  struct g2z__safetensors *parts, *next; /* an index owns a list of files */
+  struct g2z__safetensors *open; /* of an index: the file that is */
 } g2z__safetensors;
 
 /* ----- reading a header ----- */
@@ -7139,6 +7238,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t by
       G2Z__TRY(status);
       g2z__safetensor *tensor = &file->tensors[file->count++];
       memset(tensor, 0, sizeof *tensor);
+      tensor->in = file;
       char *name = file->header + (key.at - json.begin);
       size_t length = g2z_json_unescape(&key, (unsigned char *)name);
       name[length] = 0; /* its closing quote at the latest */
@@ -7159,8 +7259,20 @@ G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
   return strcmp(((const g2z__safetensor *)a)->name, ((const g2z__safetensor *)b)->name);
 }
 
-/* The tensors must tile the bytes behind the header, without a gap and without an overlap, and
- * every name must be there once. Leaves them in the order of names. */
+/* Brings the tensors into the order of names, of which each must be there once. */
+G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *file) {
+  if (file->count)
+    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_name);
+  for (size_t i = 1; i < file->count; i++)
+    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
+      return g2z_fail(file->services, G2Z_FORMAT,
+                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
+                      file->tensors[i].name);
+  return G2Z_OK;
+}
+
+/* The tensors must tile the bytes behind the header, without a gap and without an overlap. Leaves
+ * them in the order of names. */
 G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t data,
                                                uint64_t bytes) {
   uint64_t end = 0;
@@ -7182,14 +7294,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t 
                     "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
                     ": it was cut or is unfinished; copy it again", file->path,
                     end > bytes - data ? "at least " : "", end, bytes - data);
-  if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_name);
-  for (size_t i = 1; i < file->count; i++)
-    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
-                      file->tensors[i].name);
-  return G2Z_OK;
+  return g2z__safetensors_sort(file);
 }
 
 /* Reads and checks the header of the open file. */
@@ -7220,28 +7325,114 @@ G2Z__PRIVATE g2z_status g2z__safetensors_load(g2z__safetensors *file) {
   return g2z__safetensors_check(file, 8 + length, bytes);
 }
 
+G2Z__PRIVATE void g2z__safetensors_close(g2z__safetensors *file) {
+  if (file->file >= 0) close(file->file);
+  file->file = -1;
+}
+
 G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *file) {
   if (!file) return;
-  if (file->file >= 0) close(file->file);
+  for (g2z__safetensors *part = file->parts, *next; part; part = next) {
+    next = part->next;
+    g2z__safetensors_free(part);
+  }
+  g2z__safetensors_close(file);
   g2z_release(file->services, file->header);
   g2z_release(file->services, file->tensors);
   g2z_release(file->services, file);
 }
 
-G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char *path,
-                                              g2z__safetensors **out) {
+/* A file without tensors, which is not open. */
+G2Z__PRIVATE g2z_status g2z__safetensors_new(g2z_services *services, const char *path,
+                                             g2z__safetensors **out) {
   size_t length = strlen(path) + 1;
   void *memory;
   *out = NULL;
   G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z__safetensors) + length, &memory));
-  g2z__safetensors *file = (g2z__safetensors *)memory;
-  file->services = services;
-  file->path = (char *)(file + 1);
-  memcpy(file->path, path, length);
-  g2z_status status = g2z__open_read(services, path, &file->file);
-  if (status == G2Z_OK) status = g2z__safetensors_load(file);
-  if (status == G2Z_OK) *out = file;
-  else g2z__safetensors_free(file);
+  *out = (g2z__safetensors *)memory;
+  (*out)->services = services;
+  (*out)->path = (char *)(*out + 1);
+  (*out)->file = -1;
+  memcpy((*out)->path, path, length);
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char *path,
+                                              g2z__safetensors **out) {
+  G2Z__TRY(g2z__safetensors_new(services, path, out));
+  g2z_status status = g2z__open_read(services, path, &(*out)->file);
+  if (status == G2Z_OK) status = g2z__safetensors_load(*out);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z__safetensors_free(*out);
+  *out = NULL;
+  return status;
+}
+
+/* ----- several files and their index ----- */
+
+/* Adds a file and its tensors, unless it is there already, and leaves it closed. */
+G2Z__PRIVATE g2z_status g2z__index_add(g2z__safetensors *index, const char *path) {
+  g2z__safetensors *part = index->parts;
+  while (part && strcmp(part->path, path) != 0) part = part->next;
+  if (part) return G2Z_OK;
+  G2Z__TRY(g2z__safetensors_open(index->services, path, &part));
+  g2z__safetensors_close(part);
+  part->next = index->parts;
+  index->parts = part;
+  void *list = index->tensors;
+  g2z_status status = g2z_grow(index->services, &list, &index->capacity, index->count,
+                               index->count + part->count, sizeof(g2z__safetensor));
+  index->tensors = (g2z__safetensor *)list;
+  for (size_t i = 0; status == G2Z_OK && i < part->count; i++)
+    index->tensors[index->count++] = part->tensors[i];
+  return status;
+}
+
+/* A value of weight_map: the name of a file beside the index. */
+G2Z__PRIVATE void g2z__index_parse_file(g2z_json *json, const char *directory,
+                                        g2z__safetensors *index) {
+  char name[256], *path;
+  g2z_json_text text = g2z_json_string(json);
+  if (text.bytes >= sizeof name) g2z_json_fail(json, "a file's name of more than 255 bytes");
+  if (json->status != G2Z_OK) return;
+  name[g2z_json_unescape(&text, (unsigned char *)name)] = 0;
+  json->status = g2z_join_path(index->services, directory, name, &path);
+  if (json->status == G2Z_OK) json->status = g2z__index_add(index, path);
+  g2z_release(index->services, path);
+}
+
+G2Z__PRIVATE g2z_status g2z__index_parse(g2z__safetensors *index, const char *directory,
+                                         const char *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  g2z_json_open(&json, index->services, index->path, text, bytes);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (!g2z_json_is(&key, "weight_map")) {
+      g2z_json_skip(&json);
+      continue;
+    }
+    g2z_json_enter(&json, '{');
+    while (g2z_json_next(&json, '}', &key)) g2z__index_parse_file(&json, directory, index);
+  }
+  G2Z__TRY(g2z_json_close(&json));
+  if (index->count) return g2z__safetensors_sort(index);
+  return g2z_fail(index->services, G2Z_FORMAT, "%s has no weight_map that names files of tensors: "
+                  "copy the model again", index->path);
+}
+
+/* All tensors of the files that an index in a directory names. */
+G2Z__PRIVATE g2z_status g2z__safetensors_open_index(g2z_services *services, const char *directory,
+                                                    const char *path, g2z__safetensors **out) {
+  char *text = NULL;
+  size_t bytes;
+  G2Z__TRY(g2z__safetensors_new(services, path, out));
+  g2z_status status = g2z_read_file(services, path, G2Z__TENSOR_HEADER_MOST, &text, &bytes);
+  if (status == G2Z_OK) status = g2z__index_parse(*out, directory, text, bytes);
+  g2z_release(services, text);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z__safetensors_free(*out);
+  *out = NULL;
   return status;
 }
 
@@ -7271,20 +7462,25 @@ G2Z__PRIVATE void g2z__tensor_widen(int type, const unsigned char *from, size_t 
   }
 }
 
-G2Z__PRIVATE g2z_status g2z__tensor_pread(const g2z__safetensors *file,
-                                          const g2z__safetensor *tensor, uint64_t offset,
-                                          void *out, size_t bytes) {
-  int64_t got = g2z__pread(file->file, out, bytes, tensor->begin + offset);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
+G2Z__PRIVATE g2z_status g2z__tensor_pread(g2z__safetensors *file, const g2z__safetensor *tensor,
+                                          uint64_t offset, void *out, size_t bytes) {
+  g2z__safetensors *in = tensor->in;
+  if (in->file < 0) { /* another file of the index was open */
+    if (file->open) g2z__safetensors_close(file->open);
+    file->open = in;
+    G2Z__TRY(g2z__open_read(file->services, in->path, &in->file));
+  }
+  int64_t got = g2z__pread(in->file, out, bytes, tensor->begin + offset);
+  if (got < 0) return g2z_fail_file(file->services, errno, "read", in->path);
   if ((size_t)got == bytes) return G2Z_OK;
   return g2z_fail(file->services, G2Z_FORMAT,
-                  "%s shrank while tensor \"%.200s\" was read: copy it again", file->path,
+                  "%s shrank while tensor \"%.200s\" was read: copy it again", in->path,
                   tensor->name);
 }
 
 /* Elements [first, first + count) of a tensor as fp32, from F32, F16, BF16 or F64. */
-G2Z__PRIVATE g2z_status g2z__safetensors_read(const g2z__safetensors *file, int index,
-                                              size_t first, size_t count, float *out) {
+G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *file, int index, size_t first,
+                                              size_t count, float *out) {
   const g2z__safetensor *tensor = &file->tensors[index];
   const size_t size = (size_t)g2z__tensor_types[tensor->type].bytes;
   G2Z_ASSERT(count <= tensor->elements && first <= tensor->elements - count);
@@ -7293,7 +7489,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(const g2z__safetensors *file, int 
   if (tensor->type > G2Z__BF16)
     return g2z_fail(file->services, G2Z_UNSUPPORTED,
                     "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
-                    "read: save it as F32", file->path, tensor->name,
+                    "read: save it as F32", tensor->in->path, tensor->name,
                     g2z__tensor_types[tensor->type].name);
   unsigned char raw[8192];
   for (size_t done = 0; done < count;) {
@@ -7598,7 +7794,7 @@ G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, i
     return G2Z_OK;
   return g2z_fail(file->services, G2Z_FORMAT,
                   "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
-                  "sizes of the config.json that belongs to it", file->path, got->name,
+                  "sizes of the config.json that belongs to it", got->in->path, got->name,
                   g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
 }
 
@@ -7641,14 +7837,14 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
     if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
       return g2z_fail(file->services, G2Z_FORMAT,
                       "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                      "the sizes of the config.json that belongs to it", file->path,
+                      "the sizes of the config.json that belongs to it", file->tensors[i].in->path,
                       file->tensors[i].name, layers);
   return G2Z_OK;
 }
 
 /* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
-G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z__safetensors *file,
-                                                const g2z__weight *wte, float *chunk) {
+G2Z__PRIVATE g2z_status g2z__weights_check_tied(g2z__safetensors *file, const g2z__weight *wte,
+                                                float *chunk) {
   const int head = g2z__safetensors_find(file, "lm_head.weight");
   const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
   for (size_t at = 0, n; head >= 0 && at < total; at += n) {
@@ -7667,7 +7863,7 @@ G2Z__PRIVATE g2z_status g2z__weights_check_tied(const g2z__safetensors *file,
 typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t count,
                                         const float *values);
 
-G2Z__PRIVATE g2z_status g2z__weights_take_all(const g2z__safetensors *file, int layers,
+G2Z__PRIVATE g2z_status g2z__weights_take_all(g2z__safetensors *file, int layers,
                                               g2z__weight *list, size_t count,
                                               g2z__weights_take take, void *user) {
   g2z_services *services = file->services;
@@ -7700,16 +7896,24 @@ G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *dir
   return G2Z_OK;
 }
 
-/* A directory without model.safetensors may hold the weights in a form that is not read. */
-G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char *directory) {
-  int split, pickle;
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors.index.json", &split));
-  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &pickle));
-  if (split)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "the weights in %s are split into several files: save them as one, with "
-                    "save_pretrained(..., max_shard_size=\"100GB\")", directory);
-  if (pickle)
+/* DIRECTORY/model.safetensors, or else the files of its index. */
+G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *directory,
+                                          g2z__safetensors **out) {
+  const char *whole = "model.safetensors", *index = "model.safetensors.index.json";
+  char *path;
+  int is_whole, is_split, is_pickle;
+  *out = NULL;
+  G2Z__TRY(g2z__weights_has(services, directory, whole, &is_whole));
+  G2Z__TRY(g2z__weights_has(services, directory, index, &is_split));
+  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &is_pickle));
+  if (is_whole || is_split) {
+    G2Z__TRY(g2z_join_path(services, directory, is_whole ? whole : index, &path));
+    g2z_status status = is_whole ? g2z__safetensors_open(services, path, out)
+                                 : g2z__safetensors_open_index(services, directory, path, out);
+    g2z_release(services, path);
+    return status;
+  }
+  if (is_pickle)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "the weights in %s are a pickle, pytorch_model.bin: save them as "
                     "model.safetensors, with save_pretrained(..., safe_serialization=True)",
@@ -7719,23 +7923,16 @@ G2Z__PRIVATE g2z_status g2z__weights_missing(g2z_services *services, const char 
                   "--save-weights wrote", directory);
 }
 
-/* DIRECTORY/model.safetensors into `take`. All names and shapes are compared before its first
+/* The weights of a directory into `take`. All names and shapes are compared before its first
  * call. */
 G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *directory,
                                           const g2z_model_config *model, g2z__weights_take take,
                                           void *user) {
-  char *path;
   g2z__safetensors *file;
   g2z__weight *list;
   size_t count;
-  int there;
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &there));
-  if (!there) return g2z__weights_missing(services, directory);
-  G2Z__TRY(g2z_join_path(services, directory, "model.safetensors", &path));
-  g2z_status status = g2z__safetensors_open(services, path, &file);
-  g2z_release(services, path);
-  G2Z__TRY(status);
-  status = g2z__weights_list(services, model, &list, &count);
+  G2Z__TRY(g2z__weights_open(services, directory, &file));
+  g2z_status status = g2z__weights_list(services, model, &list, &count);
   if (status == G2Z_OK) {
     status = g2z__weights_take_all(file, model->layers, list, count, take, user);
     g2z_release(services, list);
@@ -7815,6 +8012,17 @@ G2Z_API void g2z_context_free(g2z_context *context) {
   if (!context) return;
   g2z_ranks_leave(context->ranks);
   g2z_release(context->services, context);
+}
+
+/* ids from `least` on, below the vocabulary's end. */
+G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
+                                       const int32_t *ids, size_t count, int least, int vocab) {
+  for (size_t i = 0; i < count; i++)
+    if (ids[i] < least || ids[i] >= vocab)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%s=%d at position %zu must lie between %d and %d, the vocabulary's last",
+                      what, (int)ids[i], i, least, vocab - 1);
+  return G2Z_OK;
 }
 
 /* ----- the model: pointers into the buffers that the trainer owns -------- */
@@ -8088,7 +8296,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
     t->staged[i] = (int32_t *)memory;
     G2Z__TRY(ops->allocate_host(t->device, sizeof(g2z_step_state), &memory));
     t->verdict.reported[i] = (g2z_step_state *)memory;
-    G2Z__TRY(ops->allocate_host(t->device, 2 * sizeof(double), &memory));
+    G2Z__TRY(ops->allocate_host(t->device, sizeof t->voted, &memory));
     t->ballot[i] = (double *)memory;
   }
   return G2Z_OK;
@@ -8905,7 +9113,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
   double *row = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
   ballot[0] = (double)t->failed;
   ballot[1] = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
-  if (ballot[0] == t->voted[0] && ballot[1] == t->voted[1]) return G2Z_OK;
+  ballot[2] = (double)t->masked;
+  if (memcmp(ballot, t->voted, sizeof t->voted) == 0) return G2Z_OK;
   G2Z__TRY(t->device->ops->upload(t->device, row + G2Z_VERDICT_STATUS, ballot, sizeof t->voted));
   memcpy(t->voted, ballot, sizeof t->voted);
   return G2Z_OK;
@@ -9035,13 +9244,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_refuse(g2z_trainer *t, g2z_status status, g
 
 /* The ops index with tokens and trust them. */
 G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens, size_t count) {
-  int V = t->plan->model.vocab;
-  for (size_t i = 0; i < count; i++)
-    if (tokens[i] < 0 || tokens[i] >= V)
-      return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                      "token=%d at position %zu must lie between 0 and %d, the vocabulary's last",
-                      (int)tokens[i], i, V - 1);
-  return G2Z_OK;
+  return g2z__check_ids(t->services, "token", tokens, count, 0, t->plan->model.vocab);
+}
+
+/* Targets; *masked of them are -1. */
+G2Z__PRIVATE g2z_status g2z__check_targets(g2z_trainer *t, const int32_t *targets, size_t count,
+                                           int64_t *masked) {
+  *masked = 0;
+  for (size_t i = 0; i < count; i++) *masked += targets[i] == -1;
+  return g2z__check_ids(t->services, "target", targets, count, -1, t->plan->model.vocab);
 }
 
 G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {
@@ -9058,7 +9269,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   g2z_device *dev = t->device;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
   if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
-  if (status == G2Z_OK) status = g2z__check_tokens(t, y, tokens);
+  if (status == G2Z_OK) status = g2z__check_targets(t, y, tokens, &t->masked);
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
   if (status != G2Z_OK && plan->world == 1) return g2z__trainer_refuse(t, status, report);
   g2z_trainer_fail(t, status);
@@ -9437,17 +9648,6 @@ G2Z_API void g2z_model_free(g2z_model *m) {
   g2z_release(m->services, m);
 }
 
-/* Tokens from `least` on, below the vocabulary's end. */
-G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const char *what, const int32_t *ids,
-                                         size_t count, int least) {
-  for (size_t i = 0; i < count; i++)
-    if (ids[i] < least || ids[i] >= m->config.vocab)
-      return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
-                      "%s=%d at position %zu must lie between %d and %d, the vocabulary's last",
-                      what, (int)ids[i], i, least, m->config.vocab - 1);
-  return G2Z_OK;
-}
-
 G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) {
   for (int unit = m->plan->wte; unit >= 0; unit--)
     G2Z__TRY(g2z__unit_forward(&m->inner, pass, unit));
@@ -9501,8 +9701,8 @@ G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const in
   *mean = NAN;
   G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
   G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
-  G2Z__TRY(g2z__model_check(m, "token", tokens, count, 0));
-  G2Z__TRY(g2z__model_check(m, "target", targets, count, -1));
+  G2Z__TRY(g2z__check_ids(m->services, "token", tokens, count, 0, m->config.vocab));
+  G2Z__TRY(g2z__check_ids(m->services, "target", targets, count, -1, m->config.vocab));
   int group = g2z__model_group(B, T);
   G2Z__TRY(g2z__model_fit(m, group, T, 1));
   G2Z__TRY(g2z_allocate(m->services, (size_t)group * (size_t)T, sizeof(float), &memory));
@@ -9536,7 +9736,8 @@ G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, 
   const size_t row = (size_t)m->config.vocab;
   G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
   G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
-  G2Z__TRY(g2z__model_check(m, "token", tokens, (size_t)B * (size_t)T, 0));
+  G2Z__TRY(g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0,
+                          m->config.vocab));
   int group = g2z__model_group(B, T);
   G2Z__TRY(g2z__model_fit(m, group, T, 1));
   for (int b = 0, n; b < B; b += n) {
@@ -9655,7 +9856,8 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
       return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
                       "sequence %d has %zu tokens, and must have 1 to %zu: begin with the "
                       "end-of-text token", i, lengths[i], room);
-    G2Z__TRY(g2z__model_check(m, "token", ids + (size_t)i * room, lengths[i], 0));
+    G2Z__TRY(g2z__check_ids(m->services, "token", ids + (size_t)i * room, lengths[i], 0,
+                            m->config.vocab));
   }
   g.model = m;
   g.sampling = sampling;

@@ -5822,7 +5822,7 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
  * logits = (softmax - onehot) * dloss * loss_scale
  *   logits   [n,Vp] A in (and out)   columns V..Vp-1 are no words: their gradient is 0
  *   losses   [n] f32 out
- *   targets  [n] i32 in
+ *   targets  [n] i32 in   -1: loss 0, gradient 0
  * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867);
  *         scaled before the rounding, where small probabilities would go subnormal
  * Launch  persistent blocks of 1024, one per multiprocessor. The rows that they work on fit L2,
@@ -5849,14 +5849,10 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
     if ((int)threadIdx.x == full % G2Z__ENTROPY_THREADS && full * L < V)
       g2z__softmax_add<A>(part, g2z__get(at, (size_t)full), V - full * L);
     g2z__softmax all = g2z__softmax_block(part, shared);
-    int target = targets[row];
-    float offset = all.max * G2Z__LOG2E, factor = scale / all.sum;
-    if (ENTROPY == G2Z__LOSS_ONLY && target < 0) { /* it is not counted */
-      if (threadIdx.x == 0) losses[row] = 0;
-      continue;
-    }
-    if ((int)threadIdx.x == target / L % G2Z__ENTROPY_THREADS)
-      losses[row] = logf(all.sum) + (all.max - g2z__to_float(at[target]));
+    int target = targets[row]; /* -1: neither loss nor gradient */
+    float offset = all.max * G2Z__LOG2E, factor = target < 0 ? 0 : scale / all.sum;
+    if ((int)threadIdx.x == max(target, 0) / L % G2Z__ENTROPY_THREADS)
+      losses[row] = target < 0 ? 0 : logf(all.sum) + (all.max - g2z__to_float(at[target]));
     int written = ENTROPY == G2Z__LOSS_AND_GRADIENT ? packs : 0;
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < written; i += G2Z__ENTROPY_THREADS) {
@@ -5962,7 +5958,8 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   size_t row = (size_t)blockIdx.x * 8 + threadIdx.x / G2Z__WARP;
   g2z__k_begin();
   if (row >= (size_t)x.n) return;
-  const A *h = x.h + row * (size_t)x.C, *word = x.wte + (size_t)x.targets[row] * (size_t)x.C;
+  const A *h = x.h + row * (size_t)x.C;
+  const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* -1: any word's */
   g2z__softmax part = {-INFINITY, 0};
   float target = 0;
   for (int i = lane; i * L < x.C; i += (int)G2Z__WARP) {
@@ -6024,10 +6021,11 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       float reference = rows.reference[row], target = rows.target[row];
       float others = fmaxf(sum - g2z__exp2(target - reference), 0);
       float loss = (log2f(sum) + (reference - target)) / G2Z__LOG2E;
-      x.losses[row] = loss < 0 && sum > 0 ? 0 : loss; /* sum has the target in another order */
-      x.logits[(size_t)row * (size_t)x.Vp + (size_t)x.targets[row]] = (A)-others;
+      const int word = x.targets[row], counts = word >= 0; /* -1: neither loss nor gradient */
+      x.losses[row] = !counts || (loss < 0 && sum > 0) ? 0 : loss; /* sum has another order */
+      if (counts) x.logits[(size_t)row * (size_t)x.Vp + (size_t)word] = (A)-others;
       factors[lane] = rows.factor[row] =
-          sum < INFINITY ? x.dloss * x.state->loss_scale / sum : NAN;
+          sum < INFINITY ? (float)counts * x.dloss * x.state->loss_scale / sum : NAN;
       if (again && time == G2Z__ROWS_FIRST)
         rows.reference[row] =
             reference + (sum > 0 && sum < INFINITY ? log2f(sum) - G2Z__HEAD_BELOW

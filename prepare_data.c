@@ -27,17 +27,10 @@
 /* ----- options ----------------------------------------------------------- */
 
 /* Programs that print what a file holds. */
-#define PACKER_LIST(X) \
-  X(PACKED_GZIP, ".gz", "gzip") \
-  X(PACKED_ZSTD, ".zst", "zstd")
-#define X(name, ending, program) name,
-typedef enum packing { PACKER_LIST(X) PACKED_NOT } packing;
-#undef X
-#define X(name, ending, program) {ending, program},
 static const struct {
   const char *ending, *program;
-} packers[] = {PACKER_LIST(X)};
-#undef X
+} packers[] = {{".gz", "gzip"}, {".zst", "zstd"}};
+enum { PACKED_NOT = sizeof packers / sizeof *packers }; /* else an index into the table */
 
 typedef enum split_docs { SPLIT_NONE, SPLIT_EOT, SPLIT_BLANK } split_docs;
 typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
@@ -119,8 +112,9 @@ static const char help_begin[] =
     "  ./prepare_data --vocab data/vocab.bpe --out data FILE...\n"
     "  ./prepare_data --vocab data/vocab.bpe --encode < text > ids\n"
     "\n"
-    "FILE.jsonl holds a document per line; any other FILE is text. gzip and zstd unpack FILE.gz and\n"
-    "FILE.zst. - is standard input: text, or with --field documents per line.\n";
+    "FILE.jsonl or FILE.ndjson holds a document per line; any other FILE is text in UTF-8. gzip\n"
+    "and zstd unpack FILE.gz and FILE.zst. - is standard input: text, or with --field documents\n"
+    "per line.\n";
 
 static const char help_end[] =
     "\n"
@@ -184,20 +178,36 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   return G2Z_OK;
 }
 
-static int ends_with(const char *text, const char *ending) {
-  size_t length = strlen(text), tail = strlen(ending);
-  return length > tail && strcmp(text + length - tail, ending) == 0;
+/* Whether the first `length` bytes of a name end so. */
+static int ends_with(const char *name, size_t length, const char *ending) {
+  size_t tail = strlen(ending);
+  return length > tail && memcmp(name + length - tail, ending, tail) == 0;
+}
+
+/* How a file is packed, by its name. */
+static int packing_of(const char *path) {
+  int i = 0;
+  while (i < PACKED_NOT && !ends_with(path, strlen(path), packers[i].ending)) i++;
+  return i;
+}
+
+/* A name's length without the ending of what packed it. */
+static size_t unpacked_length(const char *path) {
+  int packed = packing_of(path);
+  return strlen(path) - (packed == PACKED_NOT ? 0 : strlen(packers[packed].ending));
+}
+
+/* Whether the name says JSON lines, packed or not. */
+static int is_json_path(const char *path) {
+  size_t length = unpacked_length(path);
+  return ends_with(path, length, ".jsonl") || ends_with(path, length, ".ndjson");
 }
 
 /* The name of the shards: --name, or the first input's without its directory and ending. */
 static void name_shards(options *o, const char *input) {
   const char *slash = strrchr(input, '/'), *first = slash ? slash + 1 : input;
   const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
-  size_t length = strlen(name);
-#define X(packing, ending, program) \
-  if (!o->name && ends_with(name, ending)) length = strlen(name) - strlen(ending);
-  PACKER_LIST(X)
-#undef X
+  size_t length = o->name ? strlen(name) : unpacked_length(name);
   for (size_t i = length; !o->name && i > 1; i--) /* without its last ending */
     if (name[i - 1] == '.') {
       length = i - 1;
@@ -268,7 +278,7 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
 
 typedef struct source {      /* a file, or a part of one */
   const char *path, *label;  /* the label stands in sentences */
-  int packed;                /* a packing */
+  int packed;                /* index into packers, or PACKED_NOT */
   int json;                  /* a document per line */
   uint64_t begin, end;       /* of the bytes; UINT64_MAX: until there are no more */
   int split;                 /* TRAIN, VAL or BY_DOCUMENT */
@@ -303,6 +313,7 @@ typedef struct reader {
   int count, at;             /* the source that is read, or comes next */
   int file;                  /* -1: none is open */
   int waits;                 /* reading may block: a pipe or a terminal */
+  int look;                  /* what the source holds shows only when its begin was read */
   pid_t child;               /* that unpacks the source; 0: none */
   uint64_t offset;           /* of the next read in the file */
   uint64_t place;            /* lines (json) or bytes of text before the rest */
@@ -338,11 +349,6 @@ static g2z_status widen_text(g2z_services *services, char **text, size_t *capaci
   if (!wider) return fail(services, G2Z_NO_MEMORY, "no memory for a text of %zu bytes", need);
   *text = wider;
   return G2Z_OK;
-}
-
-static g2z_status fail_input(g2z_services *services, const char *path, int error) {
-  return fail(services, G2Z_IO, "cannot read %s: %s; check the name and its permissions", path,
-              strerror(error));
 }
 
 /* With how much white space a text begins. */
@@ -401,7 +407,7 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
     TRY(wait_for_text(r));
     ssize_t got = read(r->file, j->text + j->bytes, count);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got < 0) return fail_input(r->services, from->label, errno);
+    if (got < 0) return g2z_fail_file(r->services, errno, "read", from->label);
     if (got == 0 && from->end != UINT64_MAX)
       return fail(r->services, G2Z_IO,
                   "%s ends after %" PRIu64 " bytes of %" PRIu64 ": it changed while it was read",
@@ -429,6 +435,80 @@ static g2z_status keep_rest(reader *r, job *j, size_t usable) {
   return G2Z_OK;
 }
 
+/* Files that are named by mistake: bytes at a place near their begin, what they are, and a command
+ * that prints their text, or their documents as lines of JSON. Each %s is the file's name. */
+#define PYTHON(module, batches)                                                      \
+  "python3 -c '\nimport json, " module "\nfor batch in " batches ":\n"               \
+  "  for row in batch.to_pylist():\n    print(json.dumps(row, default=str))'"
+#define MAGIC(at, bytes) at, sizeof bytes - 1, bytes
+static const struct {
+  size_t at, count;
+  const char *bytes, *what, *command;
+  int json;
+} magics[] = {
+    {MAGIC(0, "PAR1"), "a Parquet file",
+     PYTHON("pyarrow.parquet", "pyarrow.parquet.ParquetFile(\"%s\").iter_batches()"), 1},
+    {MAGIC(0, "ARROW1"), "an Arrow file",
+     PYTHON("pyarrow", "pyarrow.ipc.open_file(\"%s\").read_all().to_batches()"), 1},
+    {MAGIC(0, "\xFF\xFF\xFF\xFF"), "an Arrow stream",
+     PYTHON("pyarrow", "pyarrow.ipc.open_stream(\"%s\")"), 1},
+    {MAGIC(0, "\x1F\x8B"), "packed by gzip", "gzip -dc %s", 0},
+    {MAGIC(0, "\x28\xB5\x2F\xFD"), "packed by zstd", "zstd -dc %s", 0},
+    {MAGIC(0, "\xFD" "7zXZ"), "packed by xz", "xz -dc %s", 0},
+    {MAGIC(4, "1AY&SY"), "packed by bzip2", "bzip2 -dc %s", 0},
+    {MAGIC(0, "7z\xBC\xAF\x27\x1C"), "a 7-Zip archive", "7z x -so %s", 0},
+    {MAGIC(0, "PK\x03\x04"), "a zip archive", "unzip -p %s", 0},
+    {MAGIC(257, "ustar"), "a tar archive", "tar -xOf %s", 0},
+    {MAGIC(0, "%PDF-"), "a PDF", "pdftotext %s -", 0},
+    {MAGIC(0, "\xFF\xFE"), "text in UTF-16", "iconv -f utf-16 -t utf-8 %s", 0},
+    {MAGIC(0, "\xFE\xFF"), "text in UTF-16", "iconv -f utf-16 -t utf-8 %s", 0},
+    {MAGIC(1, "\0"), "binary, or text in UTF-16", "iconv -f utf-16le -t utf-8 %s", 0},
+    {MAGIC(0, "\0"), "binary, or text in UTF-16", "iconv -f utf-16be -t utf-8 %s", 0}};
+#undef MAGIC
+#undef PYTHON
+
+#define LOOK_BYTES 65536 /* so many at the begin of an input show what it is */
+
+static g2z_status fail_kind(g2z_services *services, const source *from, const char *what,
+                            const char *command, int makes_json) {
+  const char *path = strcmp(from->path, "-") == 0 ? "FILE" : from->path, *name = path;
+  char unpack[300] = "", print[500];
+  if (from->packed != PACKED_NOT) {
+    snprintf(unpack, sizeof unpack, "%s -dc %.200s | ", packers[from->packed].program, path);
+    name = "-";
+  }
+  snprintf(print, sizeof print, command, name);
+  if (makes_json)
+    return fail(services, G2Z_FORMAT, "%.200s is %s, not text; this makes lines of JSON of it:\n"
+                "%s%s > %.200s.jsonl", from->label, what, unpack, print, path);
+  return fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: type %s%s | ./prepare_data "
+              "%s-", from->label, what, unpack, print,
+              from->json || strstr(path, "json") ? "--field text " : "");
+}
+
+/* Refuses what is no text, by its first bytes. Of text, more than one character in a hundred that
+ * is not UTF-8 means another encoding; with --strict, the first one is refused where it stands. */
+static g2z_status check_text(g2z_services *services, const options *o, const source *from,
+                             const char *text, size_t bytes) {
+  if (bytes > LOOK_BYTES) bytes = LOOK_BYTES;
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  size_t characters = 0, wrong = 0;
+  char what[96];
+  for (size_t i = 0; i < sizeof magics / sizeof *magics; i++)
+    if (magics[i].at + magics[i].count <= bytes &&
+        memcmp(text + magics[i].at, magics[i].bytes, magics[i].count) == 0)
+      return fail_kind(services, from, magics[i].what, magics[i].command, magics[i].json);
+  for (size_t step; end - at > 3; at += step ? step : 1) { /* the last may be cut */
+    step = g2z_utf8_length(at, end);
+    characters++;
+    wrong += step == 0;
+  }
+  if (o->strict || wrong * 100 <= characters) return G2Z_OK;
+  snprintf(what, sizeof what, "perhaps in Latin-1 (%zu of its first %zu characters are invalid)",
+           wrong, characters);
+  return fail_kind(services, from, what, "iconv -f latin1 -t utf-8 %s", 0);
+}
+
 /* Fills the job's text with whole lines, or up to a cut that the encoding does not notice. Text
  * that has no such place for OPEN_BYTES is left open. *end: the source has no more. */
 static g2z_status read_chunk(reader *r, job *j, int *end) {
@@ -453,6 +533,8 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
               (r->in_document || r->o->split_docs == SPLIT_NONE || !is_blank(j->text, j->bytes));
     if (j->open) break;
   }
+  if (r->look) TRY(check_text(r->services, r->o, &r->sources[r->at], j->text, j->bytes));
+  r->look = 0;
   r->open = j->open;
   return j->open ? G2Z_OK : keep_rest(r, j, usable);
 }
@@ -699,7 +781,7 @@ static g2z_status open_packed(reader *r, const source *from) {
   posix_spawnattr_t attributes;
   sigset_t defaults;
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return fail_input(r->services, from->label, errno);
+  if (pipe2(ends, O_CLOEXEC) != 0) return g2z_fail_file(r->services, errno, "read", from->label);
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -731,8 +813,9 @@ static g2z_status open_source(reader *r) {
     /* A FIFO that nobody writes to yet is waited for in wait_for_text, which a signal ends. */
     r->file = is_stdin ? dup(STDIN_FILENO) : open(from->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (r->file < 0 || (from->begin && lseek(r->file, (off_t)from->begin, SEEK_SET) < 0))
-      return fail_input(r->services, from->label, errno);
+      return g2z_fail_file(r->services, errno, "read", from->label);
   }
+  r->look = from->end == UINT64_MAX;
   r->waits = fstat(r->file, &info) != 0 || !S_ISREG(info.st_mode);
   r->offset = from->begin;
   r->place = from->json ? 0 : from->begin;
@@ -782,6 +865,7 @@ typedef struct output {
   g2z_services *services;
   const source *sources;     /* [source_count] */
   int source_count;
+  uint64_t vocab_hash;       /* for the shards' headers */
   stream streams[2];         /* TRAIN, VAL */
   g2z_shard_writer **shards; /* all, in the order in which they were begun */
   size_t count, capacity;
@@ -834,6 +918,7 @@ static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t c
       TRY(spare_sources(to->services, to->sources, to->source_count, s->path));
       TRY(g2z_shard_writer_create(to->services, s->path, (g2z_shard_format)to->o->format,
                                   &s->shard));
+      g2z_shard_writer_vocab(s->shard, to->vocab_hash);
       to->shards[to->count++] = s->shard;
       s->shards++;
       s->in_shard = 0;
@@ -847,13 +932,15 @@ static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t c
   return G2Z_OK;
 }
 
+static g2z_status fail_output(g2z_services *services) {
+  return fail(services, G2Z_IO, "cannot write standard output: %s", strerror(errno));
+}
+
 /* --encode: the ids as text, with a space between. */
 static g2z_status print_ids(output *to, const g2z_tokens *tokens) {
   for (size_t i = 0; i < tokens->count; i++)
     printf(to->tokens + (int64_t)i ? " %" PRId32 : "%" PRId32, tokens->ids[i]);
-  return ferror(stdout) ? fail(to->services, G2Z_IO, "cannot write standard output: %s",
-                               strerror(errno))
-                        : G2Z_OK;
+  return ferror(stdout) ? fail_output(to->services) : G2Z_OK;
 }
 
 /* Takes the ids of a job, whose turn it is. */
@@ -1108,30 +1195,13 @@ static g2z_status learn(g2z_services *services, const options *o, const source *
 
 /* ----- what the inputs are ----------------------------------------------- */
 
-/* How a file is packed, by its name. */
-static packing packing_of(const char *path) {
-#define X(name, ending, program) \
-  if (ends_with(path, ending)) return name;
-  PACKER_LIST(X)
-#undef X
-  return PACKED_NOT;
-}
-
-/* Whether the name says JSON lines, packed or not. */
-static int is_json_path(const char *path) {
-  int json = ends_with(path, ".jsonl");
-#define X(name, ending, program) json |= ends_with(path, ".jsonl" ending);
-  PACKER_LIST(X)
-#undef X
-  return json;
-}
-
 /* Checks that an input can be read, before anything is done. *bytes: 0 when only its end tells. */
 static g2z_status check_input(g2z_services *services, const char *path, uint64_t *bytes) {
   struct stat info;
   *bytes = 0;
   if (strcmp(path, "-") == 0) return G2Z_OK;
-  if (stat(path, &info) != 0 || access(path, R_OK) != 0) return fail_input(services, path, errno);
+  if (stat(path, &info) != 0 || access(path, R_OK) != 0)
+    return g2z_fail_file(services, errno, "read", path);
   if (S_ISDIR(info.st_mode))
     return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path, path);
   if (!S_ISREG(info.st_mode)) return G2Z_OK;
@@ -1140,16 +1210,25 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
   return fail(services, G2Z_FORMAT, "%s is empty: leave it away, or check how it was made", path);
 }
 
+static g2z_status read_at(g2z_services *services, const char *path, uint64_t offset, void *out,
+                          size_t count, size_t *got) {
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t some = file < 0 ? -1 : pread(file, out, count, (off_t)offset);
+  int error = errno;
+  if (file >= 0) close(file);
+  *got = some < 0 ? 0 : (size_t)some;
+  return some < 0 ? g2z_fail_file(services, error, "read", path) : G2Z_OK;
+}
+
 /* Where the last `fraction` of a text begins: at a character, and not inside of CR LF. */
 static g2z_status find_tail(g2z_services *services, const char *path, uint64_t bytes,
                             double fraction, uint64_t *begin) {
   unsigned char around[4] = {0, 0, 0, 0};
   *begin = (uint64_t)((double)bytes * (1 - fraction));
   uint64_t from = *begin < 3 ? 0 : *begin - 3;
-  int file = open(path, O_RDONLY | O_CLOEXEC), at = (int)(*begin - from), back = 0;
-  ssize_t got = file < 0 ? -1 : pread(file, around, sizeof around, (off_t)from);
-  if (file >= 0) close(file);
-  if (got < 0) return fail_input(services, path, errno);
+  int at = (int)(*begin - from), back = 0;
+  size_t got;
+  TRY(read_at(services, path, from, around, sizeof around, &got));
   while (back < at && (around[at - back] & 0xC0) == 0x80) back++;
   if (at && around[at] == '\n' && around[at - 1] == '\r') back = 1;
   *begin -= (uint64_t)back;
@@ -1161,6 +1240,8 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
                                source *list, int *sources, uint64_t *total) {
   double fraction = val_fraction(o);
   int texts = 0, json = 0, unknown = 0;
+  char head[LOOK_BYTES];
+  size_t got;
   uint64_t bytes;
   *sources = 0;
   *total = 0;
@@ -1177,7 +1258,8 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
   }
   if (o->field && !json)
     return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, since its name "
-                "does not end with .jsonl: rename it, or leave --field away", o->field, inputs[0]);
+                "ends with neither .jsonl nor .ndjson: rename it, or leave --field away", o->field,
+                inputs[0]);
   if (unknown) *total = 0;
   for (int i = 0; i < count; i++) {
     source s = {inputs[i], inputs[i], packing_of(inputs[i]), 0, 0, UINT64_MAX, BY_DOCUMENT};
@@ -1186,6 +1268,8 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
     TRY(check_input(services, inputs[i], &bytes));
     if (bytes) s.end = bytes;
     s.json = is_json_path(inputs[i]) || (is_stdin && o->field);
+    if (bytes) TRY(read_at(services, inputs[i], 0, head, sizeof head, &got));
+    if (bytes) TRY(check_text(services, o, &s, head, got));
     int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0 && texts * fraction < 10;
     if (whole && !bytes && !o->val_default)
       return fail(services, G2Z_BAD_ARGUMENT,
@@ -1252,6 +1336,7 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
   to.services = services;
   to.sources = sources;
   to.source_count = count;
+  to.vocab_hash = g2z_tokenizer_hash(tokenizer);
   to.streams[TRAIN].split = "train";
   to.streams[VAL].split = "val";
   g2z_status status = encode_sources(services, o, tokenizer, sources, count, &to, shown);
@@ -1293,10 +1378,6 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
   g2z_tokenizer_free(tokenizer);
   free(list);
   return status;
-}
-
-static g2z_status fail_output(g2z_services *services) {
-  return fail(services, G2Z_IO, "cannot write standard output: %s", strerror(errno));
 }
 
 /* Text on standard input, ids on standard output. */
@@ -1350,7 +1431,7 @@ static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tok
     TRY(print_text(services, tokenizer, ids, count));
     count = 0;
   }
-  if (ferror(stdin)) return fail_input(services, "standard input", errno);
+  if (ferror(stdin)) return g2z_fail_file(services, errno, "read", "standard input");
   return fflush(stdout) == 0 ? G2Z_OK : fail_output(services);
 }
 
@@ -1379,12 +1460,8 @@ typedef struct benched {     /* what the stages work on */
 static g2z_status bench_read(benched *b) {
   const size_t limit = (size_t)256 << 20;
   TRY(widen_text(b->services, &b->text, &b->capacity, limit));
-  FILE *file = fopen(b->o->bench, "rb");
-  b->bytes = file ? fread(b->text, 1, limit, file) : 0;
-  g2z_status status = !file || ferror(file) ? fail_input(b->services, b->o->bench, errno) : G2Z_OK;
-  if (file) fclose(file);
-  if (status != G2Z_OK || b->bytes) return status;
-  return fail(b->services, G2Z_FORMAT, "%s is empty", b->o->bench);
+  TRY(read_at(b->services, b->o->bench, 0, b->text, limit, &b->bytes));
+  return b->bytes ? G2Z_OK : fail(b->services, G2Z_FORMAT, "%s is empty", b->o->bench);
 }
 
 /* A job of the text at `at`, as the program cuts it. */
@@ -1483,14 +1560,13 @@ static g2z_status bench(g2z_services *services, const options *o) {
 int main(int argc, char **argv) {
   g2z_services services;
   struct sigaction stop;
-  g2z_open_standard_files();
+  g2z_begin_program(argv);
   memset(&services, 0, sizeof services);
   memset(&stop, 0, sizeof stop);
   stop.sa_handler = on_signal; /* without SA_RESTART: a read that waits must return */
   sigaction(SIGINT, &stop, NULL);
   sigaction(SIGTERM, &stop, NULL);
   sigaction(SIGHUP, &stop, NULL);
-  signal(SIGXFSZ, SIG_IGN); /* a file beyond `ulimit -f` becomes an error of the write */
   options o = default_options();
   int count = 0;
   g2z_status status = read_flags(&services, argc, argv, &o, &count);

@@ -9,6 +9,7 @@
 #include "extras/g2z_report.h"
 #include "extras/g2z_run.h"
 #include "extras/g2z_text.h"
+#include "extras/g2z_eval.h"
 
 #ifndef G2Z_FUZZ
 
@@ -21,8 +22,10 @@
 #include "tests/ops.h"
 #include "tests/cuda.h"
 #include "tests/weights.h"
+#include "tests/inputs.h"
 #include "tests/model.h"
 #include "tests/inuse.h"
+#include "tests/eval.h"
 #include "tests/trainer.h"
 #include "tests/checkpoint.h"
 #include "tests/run.h"
@@ -79,27 +82,24 @@ static const g2z_test_entry test_table[] = {
     {"schedules", "cosine, linear, constant and wsd at their corners", test_schedules},
     {"philox", "random numbers equal the published vectors", test_philox},
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
-    {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},
+    {"plan_tiles", "buckets, slices, shards and updates tile every world, with decay", test_plan_tiles},
     {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
     {"plan_head", "tokens whose logits exist at one time", test_plan_head},
     {"plan_wte_gradient", "what the head adds to wte is rounded at once where it may be", test_plan_wte_gradient},
     {"plan_graphs", "which steps are recorded as graphs", test_plan_graphs},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
-    {"plan_decay", "weight decay reaches matrices only", test_plan_update_decay},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
     {"plan_batch", "the largest batch that fits is the largest", test_plan_largest_batch},
     {"tokenizer_pieces", "GPT-2's pattern at its corners", test_tokenizer_pieces},
     {"tokenizer_bytes", "every byte goes round; invalid UTF-8", test_tokenizer_bytes},
-    {"bpe_training", "merges equal Hugging Face's", test_bpe_training},
+    {"bpe_training", "merges equal Hugging Face's, of a text as a whole, in parts, shared out", test_bpe_training},
     {"tokenizer_formats", "merge lists and JSON, one tokenizer", test_tokenizer_formats},
     {"tokenizer_refusals", "damaged vocabularies are refused", test_tokenizer_refusals},
     {"tokenizer_cut", "a text cut at a safe place encodes alike", test_tokenizer_cut},
     {"tokenizer_long_pieces", "a million spaces, a million letters", test_tokenizer_long_pieces},
     {"tokenizer_scan", "the scan finds the pattern's pieces", test_tokenizer_scan},
     {"tokenizer_part", "a text that comes bit by bit encodes alike", test_tokenizer_part},
-    {"bpe_trainers", "trainers that share a text learn alike", test_bpe_trainers_add},
     {"bpe_trainer_part", "a text in bits teaches what the whole does", test_bpe_trainer_part},
-    {"tokenizer_threads", "threads share a tokenizer", test_tokenizer_threads},
     {"tokenizer_allocations", "the tokenizer survives every failing allocation", test_tokenizer_allocations},
     {"tokenizer_gpt2", "GPT-2's published vectors (needs make vocab)", test_tokenizer_gpt2},
     {"prepare_conventions", "shards as llm.c and nanoGPT lay them out", test_prepare_conventions},
@@ -155,6 +155,9 @@ static const g2z_test_entry test_table[] = {
     {"weights_variants", "names with and without a prefix, masks, tied heads", test_weights_variants},
     {"weights_configs", "what is no GPT-2 is refused", test_weights_configs},
     {"weights_no_memory", "weights survive every failing allocation", test_weights_no_memory},
+    {"weights_split", "weights in several files, one open at a time", test_weights_split},
+    {"vocab_hash", "shards name their vocabulary", test_vocab_hash},
+    {"inputs", "what is handed in by mistake: exit code and sentence", test_inputs_rows},
     {"run_artifacts", "a run directory, field by field", test_run_artifacts},
     {"run_determinism", "two runs write the same bytes", test_run_determinism},
     {"run_length", "steps, epochs and limits", test_run_length},
@@ -173,6 +176,10 @@ static const g2z_test_entry test_table[] = {
     {"train_refusals", "bad flags: a sentence and exit code 1", test_train_refusals},
     {"train_device", "--device cuda without one", test_train_device},
     {"train_run", "the program, from shard to weights", test_train_run},
+    {"train_console", "steps share one line of a terminal, which never wraps", test_train_console},
+    {"train_flags", "flags from a file", test_train_flags},
+    {"train_waits", "threads that wait sleep", test_train_waits},
+    {"train_weights", "a training leaves its weights", test_train_weights},
     {"golden_forward", "logits equal Hugging Face's GPT-2", test_golden_forward},
     {"golden_gradients", "loss and every gradient equal Hugging Face's", test_golden_gradients},
     {"golden_adamw", "ten AdamW steps equal PyTorch's", test_golden_adamw},
@@ -195,25 +202,23 @@ static const g2z_test_entry test_table[] = {
     {"allocation_failures", "every failing allocation is a status", test_allocation_failures},
     {"places", "a rank's place, from the variables of each launcher", test_places},
     {"places_refused", "variables that make no place are named", test_places_refused},
-    {"ranks_calls", "2 to 5 processes meet, and every call gives what it should", test_ranks_calls},
+    {"ranks_calls", "2 to 5 processes meet, every call gives what it should, 64 MB too", test_ranks_scenes},
     {"ranks_config", "a job of one, configs that cannot be, failing allocations", test_ranks_config},
     {"ranks_refusals", "ranks that do not fit together hear why, all of them", test_ranks_refusals},
     {"ranks_siphash", "the keyed MAC of members, against its reference", test_ranks_siphash},
-    {"ranks_neighbours", "other services and jobs on the port", test_ranks_neighbours},
-    {"ranks_second_job", "a second job by hand on the same port", test_ranks_second_job},
+    {"ranks_neighbours", "other services and jobs on the port, with an id and without", test_ranks_neighbours},
     {"ranks_strangers", "strangers on the port cost a job nothing and hear nothing", test_ranks_strangers},
     {"ranks_flood", "a flood of strangers keeps no rank out", test_ranks_flood},
-    {"ranks_slurm", "where slurm/train.sh puts rank 0", test_ranks_slurm},
     {"ranks_secret", "who lacks the job's secret is a stranger", test_ranks_secret},
     {"ranks_address", "rank 0 listens at MASTER_ADDR alone", test_ranks_address},
-    {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_killed},
-    {"ranks_stopped", "a stopped rank ends the job at the deadline", test_ranks_stopped},
+    {"ranks_killed", "kill -9 of a rank ends the others, who name it", test_ranks_scenes},
+    {"ranks_stopped", "a stopped rank ends the job at the deadline", test_ranks_scenes},
     {"ranks_suspended", "a job that was suspended as a whole goes on", test_ranks_suspended},
-    {"ranks_micro_steps", "each micro-step is progress", test_ranks_micro_steps},
-    {"ranks_backlog", "heartbeats do not wait behind data", test_ranks_backlog},
-    {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_hang},
+    {"ranks_progress", "each micro-step is progress, heartbeats do not wait behind data",
+     test_ranks_scenes},
+    {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_scenes},
     {"ranks_addresses", "an address that leads nowhere does not hide others", test_ranks_addresses},
-    {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_leaving},
+    {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_scenes},
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
     {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},
     {"ranks_mpirun", "ranks under mpirun", test_ranks_mpirun},
@@ -222,7 +227,6 @@ static const g2z_test_entry test_table[] = {
     {"make_space", "the programs, in a directory with a space in its name", test_make_space},
     {"example_minimal", "examples/minimal.cu trains, resumes, on two ranks", test_example_minimal},
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
-    {"ranks_stream", "64 MB each way between rank 0 and the others", test_ranks_stream},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"model_scores", "scores and logits equal Hugging Face's; targets that are left out", test_model_scores},
@@ -231,6 +235,9 @@ static const g2z_test_entry test_table[] = {
     {"model_context", "a text goes on behind the context", test_model_context},
     {"cuda_next", "the next token's ops on a GPU", test_cuda_next},
     {"cuda_model", "a model in use on a GPU", test_cuda_model},
+    {"masked", "targets that are left out of loss and gradient", test_masked},
+    {"eval_questions", "questions with endings, as counted by hand", test_eval_questions},
+    {"eval_texts", "a text, documents and tokens have the same loss", test_eval_texts},
     {"model_no_memory", "a model survives every failing allocation", test_model_no_memory},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"tokens_services", "tokens belong to the services they began with", test_tokens_services},

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #ifndef G2Z_GIT_COMMIT
@@ -26,6 +27,14 @@ typedef struct program {
   g2z_context_config context;
 } program;
 
+static size_t in_place; /* columns of the step that stands on the terminal's last line */
+
+/* What comes next begins on an empty line. */
+static void leave_place(void) {
+  if (in_place) printf("\r%*s\r", (int)in_place, "");
+  in_place = 0;
+}
+
 static void print_line(void *user, const char *text) {
   (void)user;
   puts(text);
@@ -35,13 +44,46 @@ static void print_line(void *user, const char *text) {
 static void print_log(void *user, g2z_log_level level, const char *sentence) {
   const g2z_place *place = (const g2z_place *)user;
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
+  leave_place();
   if (place->rank == 0) printf("%s%s\n", warning, sentence);
   else if (*warning) printf("[rank %d] %s%s\n", place->rank, warning, sentence);
   fflush(stdout);
 }
 
+/* Steps replace each other on a terminal's last line, which must not wrap: ten a second at most.
+ * A file gets one every 5 seconds. Everything else, the last step too, is a line of its own. */
+static void print_event(const program *p, const g2z_run_event *event) {
+  static double next;
+  struct winsize window;
+  const double now = g2z_seconds();
+  const int terminal = isatty(STDOUT_FILENO) && !p->options.profile_mode;
+  const g2z_run_config *run = &p->options.run;
+  if (p->context.ranks.place.rank != 0) return;
+  if (!run->train.train_glob && !run->val_glob) { /* who lets it write wants the text alone */
+    if (event->kind == G2Z_RUN_SAMPLE) puts(event->sample);
+    return;
+  }
+  if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps) {
+    print_log((void *)&p->context.ranks.place, G2Z_LOG_INFO, event->line);
+    return;
+  }
+  if (now < next) return;
+  next = now + (terminal ? 0.1 : 5);
+  if (!terminal) puts(event->line);
+  else {
+    int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 ? window.ws_col - 1 : 79;
+    if (columns <= 0 || columns > 79) columns = 79;
+    leave_place();
+    printf("%.*s", columns, event->line);
+    in_place = strlen(event->line) < (size_t)columns ? strlen(event->line) : (size_t)columns;
+  }
+  fflush(stdout);
+}
+
 /* "[rank 3] train: sentence". */
 static void print_error(const g2z_place *place, const char *sentence) {
+  leave_place();
+  fflush(stdout);
   if (place->world > 1) fprintf(stderr, "[rank %d] train: %s\n", place->rank, sentence);
   else fprintf(stderr, "train: %s\n", sentence);
 }
@@ -81,7 +123,11 @@ static void on_fault(void *user, const g2z_fault *fault) {
 
 static void print_help(void) {
   puts("train: trains a GPT-2 on token shards that prepare_data made, and lets it write\n"
-       "  ./train --train 'data/NAME_train_*.bin' --val 'data/NAME_val_*.bin' --vocab FILE\n");
+       "train      ./train --train 'data/NAME_train_*.bin' --val 'data/NAME_val_*.bin' \\\n"
+       "             --vocab FILE --run-dir RUN_DIR --save-every 1000\n"
+       "fine-tune  the same with --init-from DIR --lr 3e-5\n"
+       "resume     the same command with --resume latest\n"
+       "write      ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n");
   g2z_run_options_print(print_line, NULL);
 }
 
@@ -111,15 +157,13 @@ static g2z_status train(program *p) {
   g2z_context *context;
   g2z_run *run;
   g2z_run_event event;
-  double next_line = 0;
   p->context.ranks.on_fault = on_fault;
   p->context.ranks.user = p;
   TRY(g2z_run_launch(&p->options, &p->context, &context, &run));
   g2z_run_catch_signals(run);
   g2z_status status;
   while ((status = g2z_run_next(run, &event)) == G2Z_OK) {
-    if (g2z_run_shows(&p->options, &event, &next_line))
-      print_log(&p->context.ranks.place, G2Z_LOG_INFO, event.line);
+    print_event(p, &event);
     if (event.kind == G2Z_RUN_DONE) break;
   }
   g2z_run_catch_signals(NULL);
@@ -139,9 +183,8 @@ int main(int argc, char **argv) {
   g2z_services services;
   program p;
   int is_parent = 0, code = 0;
-  g2z_open_standard_files();
+  g2z_begin_program(argv);
   signal(SIGPIPE, SIG_IGN); /* who reads the console may leave: train.log has every line */
-  signal(SIGXFSZ, SIG_IGN); /* a file beyond `ulimit -f` becomes an error of the write */
   memset(&services, 0, sizeof services);
   memset(&p, 0, sizeof p);
   services.log = print_log;
@@ -150,8 +193,9 @@ int main(int argc, char **argv) {
   char *command_line = NULL;
   g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
   if (status == G2Z_OK) status = g2z_run_options_parse(&services, argc, argv, &p.options);
-  const int help = status == G2Z_OK && p.options.help;
-  if (help) print_help();
+  const int help = status == G2Z_OK && (p.options.help || p.options.version);
+  if (help && p.options.version) puts("train " G2Z_VERSION);
+  else if (help) print_help();
   else if (status == G2Z_OK && !p.options.dry_run)
     status = g2z_run_options_spawn(&services, &p.options, argv, &is_parent, &code);
   if (status == G2Z_OK && !help && !is_parent) {
@@ -164,6 +208,7 @@ int main(int argc, char **argv) {
   }
   int said = status == G2Z_STOPPED && p.context.ranks.place.rank != 0; /* by rank 0, for all */
   if (status != G2Z_OK && !said) print_error(&p.context.ranks.place, services.error);
+  g2z_release(&services, p.options.flags_text);
   g2z_release(&services, command_line);
   return code ? code : exit_code(status);
 }

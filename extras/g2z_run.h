@@ -125,7 +125,8 @@ typedef enum g2z_run_kind {
 
 typedef struct g2z_run_event {
   g2z_run_kind kind;
-  const char *line;             /* the event for people; valid until the next call, as is sample */
+  const char *line;             /* the event for people, of a step what matters most first; valid
+                                 * until the next call, as is sample */
   g2z_metrics metrics;          /* of the last step whose loss is known */
   int64_t steps;                /* of the whole run */
   double tokens_per_second;     /* smoothed over the last steps */
@@ -159,6 +160,8 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
+  G2Z_FLAG_FILE,     /* char *: a file of flags, "--name VALUE" a line and # before a comment; its
+                      * text, to which their values point, is freed with g2z_release */
   G2Z_FLAG_CHOICE,   /* int or enum: the index of the value among the words of `value` */
   G2Z_FLAG_INT,      /* int */
   G2Z_FLAG_INT64,    /* int64_t */
@@ -176,7 +179,8 @@ typedef struct g2z_flag {
 } g2z_flag;
 
 /* Arguments that are no flags are moved to argv[1..*rest], in their order; with rest NULL they are
- * an error. The sentence of an unknown flag names the nearest one. */
+ * an error. The sentence of an unknown flag names the nearest one, or ours for another program's.
+ * -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int *rest);
 /* The table for people. Print it before parsing: it shows what the destinations hold. */
@@ -247,8 +251,9 @@ typedef struct g2z_run_options {
   float join_timeout, silence_timeout, hang_timeout;
   const char *run_id;
   int nccl_logs, profile_mode;
-  int dry_run, help;           /* for the program to do */
-  char run_dir_text[1024], vocab_text[4128];
+  int dry_run, help, version;  /* for the program to do */
+  char *flags_text;            /* of --flags: what texts point to; freed with g2z_release */
+  char run_dir_text[1024], weights_text[1040], vocab_text[4128];
   g2z_ranks *met;              /* NULL until all ranks have met and run_dir is rank 0's */
 } g2z_run_options;
 
@@ -276,13 +281,11 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault
  * program at once. A terminal's Ctrl-C may come twice, from the terminal and from the launcher:
  * within half a second it is one. NULL: from now on the first ends the program. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run);
-/* 1: the event's line is due on standard output: each for someone who watches; of steps, for a file
- * or with --profile-mode, one every 10 seconds. *next begins with 0. */
-G2Z_API int g2z_run_shows(const g2z_run_options *options, const g2z_run_event *event,
-                          double *next);
-/* For the begin of main: standard input, output and error that the program was started without
- * become /dev/null. Else the next file that is opened would be one of them. */
-G2Z_API void g2z_open_standard_files(void);
+/* For the begin of main. Standard input, output and error that the program was started without
+ * become /dev/null: else the next file that is opened would be one of them. A file beyond
+ * `ulimit -f` becomes an error of the write. OpenMP's threads sleep while they wait, unless
+ * OMP_WAIT_POLICY is set: where something else runs on a core, spinning costs most of the speed. */
+G2Z_API void g2z_begin_program(char **argv);
 
 #ifdef __cplusplus
 }
@@ -977,14 +980,58 @@ static g2z_status g2zr_complete(g2z_run *run) {
   return status;
 }
 
+/* "59 s", "12:34", "1:02:03". */
+static void g2zr_duration_text(double seconds, char out[32]) {
+  int64_t s = (int64_t)(seconds + 0.5);
+  if (s < 60) snprintf(out, 32, "%" PRId64 " s", s);
+  else if (s < 3600) snprintf(out, 32, "%" PRId64 ":%02d", s / 60, (int)(s % 60));
+  else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
+}
+
+/* Which flag set the run's length, and to what. */
+static const char *g2zr_length(const g2z_run *run, int64_t *value) {
+  const g2z_run_config *c = &run->config;
+  const int cut = run->steps < c->train.optimizer.steps;
+  *value = cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps;
+  return cut ? "--max-train-steps" : c->epochs > 0 ? "--epochs" : "--steps";
+}
+
+/* What came of a training, and the commands that a user may want to type next. */
+static g2z_status g2zr_conclude(g2z_run *run) {
+  const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
+  const char *command = run->config.command_line ? run->config.command_line : "./train";
+  char time[32], best[64] = "";
+  int64_t length;
+  const char *flag = g2zr_length(run, &length);
+  if (!run->steps) return G2Z_OK;
+  g2zr_duration_text(g2zr_wall_s(run), time);
+  if (!isnan(run->sum.best_val_loss))
+    snprintf(best, sizeof best, ", best validation loss %.4f", run->sum.best_val_loss);
+  G2ZR_TRY(g2zr_say(run, "done: loss %.4f%s, %" PRId64 " steps, %" PRId64 " tokens, %s",
+                    run->known.loss, best, run->known.step, run->known.tokens, time));
+  if (run_dir) G2ZR_TRY(g2zr_say(run, "curves: %s/report.html", run_dir));
+  if (saved) {
+    G2ZR_TRY(g2zr_say(run, "weights: %s", saved));
+    G2ZR_TRY(g2zr_say(run, "let it write: %.*s --init-from %s --prompt \"The\"%s",
+                      (int)strcspn(command, " "), command, saved,
+                      run->tokenizer ? "" : " --vocab FILE"));
+  }
+  if (run->saved >= 0)
+    return g2zr_say(run, "train on: the same command with --run-dir %s --resume latest %s %" PRId64,
+                    run_dir, flag, 2 * length);
+  if (!saved) return G2Z_OK;
+  return g2zr_say(run, "train on: the same command with --init-from %s and another --run-dir; "
+                  "--save-every N saves checkpoints for --resume", saved);
+}
+
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights;
   const int first = run->context->rank == 0;
   if (saved) {
     G2ZR_TRY(g2z_trainer_save_weights(run->trainer, saved));
     G2ZR_TRY(g2zr_agree(run, first ? g2zr_save_tokenizer(run) : G2Z_OK));
-    G2ZR_TRY(g2zr_say(run, "weights saved in %s", saved));
   }
+  G2ZR_TRY(g2zr_conclude(run));
   return g2zr_agree(run, g2zr_complete(run));
 }
 
@@ -1419,6 +1466,7 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
+  if (!run->steps && !run->val && !run->resume) return G2Z_OK; /* it writes: only the text counts */
   G2ZR_TRY(g2zr_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
                     "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
                     model->context, model->vocab, (double)plan->parameters * 1e-6,
@@ -1445,19 +1493,17 @@ static g2z_status g2zr_introduce(g2z_run *run) {
                       run->val_entropy));
   if (run->config.run_dir) G2ZR_TRY(g2zr_say(run, "run directory: %s", run->config.run_dir));
   if (run->resume) {
-    const g2z_run_config *c = &run->config;
-    int cut = run->steps < train->optimizer.steps;
+    int64_t length;
+    const char *flag = g2zr_length(run, &length);
     G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s%s", run->resumed,
                       run->resume, run->resume_s,
                       run->found.own && !run->from.note
                           ? "; it has no sums of the steps before it: times and mean losses begin "
                             "here" : ""));
     if (run->steps > run->resumed) return G2Z_OK;
-    return g2zr_say(run, "no step is left: the last is %" PRId64 ", and the checkpoint is of "
-                    "step %" PRId64 "; a larger %s=%" PRId64 " goes on", run->steps,
-                    run->resumed,
-                    cut ? "max_train_steps" : c->epochs > 0 ? "epochs" : "steps",
-                    cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps);
+    return g2zr_say(run, "no step is left: the run has %" PRId64 " steps, and the checkpoint is of "
+                    "step %" PRId64 "; to train on, give more than %s %" PRId64, run->steps,
+                    run->resumed, flag, length);
   }
   if (run->config.resume)
     return g2zr_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
@@ -1682,8 +1728,9 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
                                  name};
     for (size_t i = 0; i < G2ZR_COUNT(files); i++)
       if (g2zr_has(run->config.run_dir, files[i]))
-        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): choose "
-                        "another run directory, or remove it", run->config.run_dir, files[i]);
+        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): --resume "
+                        "latest goes on with it; a new run needs another run directory",
+                        run->config.run_dir, files[i]);
     return G2Z_OK;
   }
   if (latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
@@ -1754,6 +1801,25 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Ids mean other texts in another vocabulary: shards and tokenizer must have one. Shards that name
+ * none, as those of other programs, pass. */
+static g2z_status g2zr_check_vocab(const g2z_run *run) {
+  const g2z_loader *loaders[] = {run->train, run->val};
+  const char *known = run->config.vocab ? run->config.vocab : "the vocabulary of 256 bytes";
+  uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
+  for (int i = 0; i < 2; i++) {
+    if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
+    if (hash)
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                      "%.300s was made with another vocabulary than %.300s: give --vocab the file "
+                      "that the shards were made with, or make them again with ./prepare_data "
+                      "--vocab FILE", loaders[i]->vocab_shard, known);
+    hash = loaders[i]->vocab_hash;
+    known = loaders[i]->vocab_shard;
+  }
+  return G2Z_OK;
+}
+
 /* What each rank does alone, before they meet in the trainer. */
 static g2z_status g2zr_open_alone(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
@@ -1764,6 +1830,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   }
   G2ZR_TRY(g2zr_open_tokenizer(run));
   G2ZR_TRY(g2zr_open_val(run));
+  G2ZR_TRY(g2zr_check_vocab(run));
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
                          run->context->world;
   const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
@@ -1993,14 +2060,6 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   return g2zr_write_metrics(run);
 }
 
-/* "59 s", "12:34", "1:02:03". */
-static void g2zr_duration_text(double seconds, char out[32]) {
-  int64_t s = (int64_t)(seconds + 0.5);
-  if (s < 60) snprintf(out, 32, "%" PRId64 " s", s);
-  else if (s < 3600) snprintf(out, 32, "%" PRId64 ":%02d", s / 60, (int)(s % 60));
-  else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
-}
-
 static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
   const g2z_metrics *m = &run->known;
   double step_s = run->sum.smooth_s / run->sum.smooth_weight;
@@ -2014,9 +2073,8 @@ static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
     snprintf(scale, sizeof scale, " | scale %.0f%s", m->loss_scale, m->skipped ? ", skipped" : "");
   else if (m->skipped) snprintf(scale, sizeof scale, " | skipped");
   snprintf(run->line, sizeof run->line,
-           "step %" PRId64 "/%" PRId64 " | loss %.4f | lr %.2e | norm %.3f%s | %.1f ms | "
-           "%.0f tok/s | eta %s", m->step, run->steps, m->loss, m->lr, m->grad_norm, scale,
-           m->step_ms, event->tokens_per_second, eta);
+           "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm %.3f%s",
+           m->step, run->steps, m->loss, eta, event->tokens_per_second, m->lr, m->grad_norm, scale);
   return g2zr_log(run, run->line);
 }
 
@@ -2246,8 +2304,54 @@ static const g2z_flag *g2zr_flag_find(const g2z_flag *flags, int count, const ch
   return NULL;
 }
 
+/* The flags of nanoGPT, llm.c and Hugging Face's Trainer, and ours. */
+static const char *const g2zr_foreign[][2] = {
+    {"max_iters", "steps"}, {"max_steps", "steps"}, {"lr_decay_iters", "steps"}, {"-x", "steps"},
+    {"num_train_epochs", "epochs"}, {"batch_size", "batch"}, {"-b", "batch"},
+    {"per_device_train_batch_size", "batch"}, {"micro_batch_size_per_gpu", "batch"},
+    {"train_batch_size", "global-batch"}, {"-d", "global-batch"}, {"block_size", "seq"},
+    {"max_length", "seq"}, {"max_seq_length", "seq"}, {"-t", "seq"}, {"n_positions", "context"},
+    {"gradient_accumulation_steps", "accum"}, {"grad_accum_steps", "accum"},
+    {"learning_rate", "lr"}, {"-l", "lr"}, {"lr_scheduler_type", "schedule"}, {"-k", "schedule"},
+    {"warmup_iters", "warmup"}, {"warmup_steps", "warmup"}, {"-u", "warmup"}, {"-c", "weight-decay"},
+    {"grad_clip", "clip"}, {"max_grad_norm", "clip"}, {"adam_beta1", "beta1"},
+    {"adam_beta2", "beta2"}, {"adam_epsilon", "eps"}, {"n_layer", "layers"},
+    {"num_hidden_layers", "layers"}, {"n_head", "heads"}, {"num_attention_heads", "heads"},
+    {"n_embd", "channels"}, {"hidden_size", "channels"}, {"vocab_size", "vocab-size"},
+    {"model_type", "model"}, {"model_name_or_path", "init-from"}, {"-e", "init-from"},
+    {"train_file", "train"}, {"dataset", "train"}, {"-i", "train"}, {"validation_file", "val"},
+    {"-j", "val"}, {"tokenizer_name", "vocab"}, {"eval_interval", "val-every"},
+    {"eval_steps", "val-every"}, {"-v", "val-every"}, {"eval_iters", "val-steps"},
+    {"-m", "val-steps"}, {"-s", "sample-every"}, {"-g", "sample-tokens"},
+    {"max_new_tokens", "sample-tokens"}, {"start", "prompt"}, {"save_steps", "save-every"},
+    {"-n", "save-every"}, {"save_total_limit", "keep"}, {"-y", "resume"},
+    {"resume_from_checkpoint", "resume"}, {"out_dir", "run-dir"}, {"output_dir", "run-dir"},
+    {"-o", "run-dir"}, {"fp16", "dtype"}, {"bf16", "dtype"}, {"precision", "dtype"},
+    {"gradient_checkpointing", "recompute"}, {"-r", "recompute"}, {"zero_stage", "zero"},
+    {"-z", "zero"}, {"nproc_per_node", "gpus"}, {"num_gpus", "gpus"}, {"config", "flags"}};
+
+/* Ours for another program's flag, where this program has it; NULL: nobody's. Those programs write
+ * _ or -. */
+static const g2z_flag *g2zr_flag_foreign(const g2z_flag *flags, int count, const char *name,
+                                         size_t length) {
+  for (size_t i = 0; i < G2ZR_COUNT(g2zr_foreign); i++) {
+    const char *theirs = g2zr_foreign[i][0], *ours = g2zr_foreign[i][1];
+    size_t same = 0;
+    while (same < length && (theirs[same] == name[same] ||
+                             (same > 0 && theirs[same] == '_' && name[same] == '-')))
+      same++;
+    if (same == length && !theirs[length]) return g2zr_flag_find(flags, count, ours, strlen(ours));
+  }
+  return NULL;
+}
+
 static g2z_status g2zr_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
                                     const char *name, size_t length) {
+  const g2z_flag *ours = g2zr_flag_foreign(flags, count, name, length);
+  if (ours)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; here it is --%s %s: %s",
+                    (int)length, name, ours->name,
+                    ours->value + (ours->kind == G2Z_FLAG_CHOICE), ours->help);
   const char *nearest = NULL;
   int least = 3; /* more edits than this are another word, not a slip */
   for (int i = 0; i < count; i++) {
@@ -2347,6 +2451,9 @@ static g2z_status g2zr_flag_set(g2z_services *services, const g2z_flag *flag,
                   g2zr_shown(text), flag->value + 1);
 }
 
+static g2z_status g2zr_flag_file(g2z_services *services, const g2z_flag *flags, int count,
+                                 const g2z_flag *flag, const char *path);
+
 /* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
 static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, int count,
                                  int argc, char **argv, int *at) {
@@ -2371,22 +2478,64 @@ static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, 
   if (!value)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
                     flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
+  if (flag->kind == G2Z_FLAG_FILE) return g2zr_flag_file(services, flags, count, flag, value);
   return g2zr_flag_set(services, flag, value);
+}
+
+/* The lines of a file as if they stood on the command line in its place. Where one flag has taken a
+ * file, a second one would lose the texts of the first. */
+static g2z_status g2zr_flag_file(g2z_services *services, const g2z_flag *flags, int count,
+                                 const g2z_flag *flag, const char *path) {
+  char **text = (char **)flag->destination, *line, *next;
+  char sentence[G2Z_ERROR_BYTES];
+  size_t bytes;
+  if (*text)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes one file: join them", flag->name);
+  G2ZR_TRY(g2z_read_file(services, path, 1 << 20, text, &bytes));
+  char *end = *text + bytes;
+  for (line = *text; line < end; line = next) {
+    char *stop = line + strcspn(line, "\n");
+    next = stop + 1;
+    while (stop > line && strchr(" \t\r", stop[-1])) stop--;
+    *stop = 0;
+    line += strspn(line, " \t");
+    if (!*line || *line == '#') continue;
+    char *space = line + strcspn(line, " \t="), *value = space + strspn(space, " \t");
+    char *arguments[2] = {line, value};
+    int at = 0, given = *space && *space != '=';
+    if (given) *space = 0;
+    g2z_status status =
+        strncmp(line, "--", 2) == 0
+            ? g2zr_flag_take(services, flags, count, 1 + given, arguments, &at)
+            : g2z_fail(services, G2Z_BAD_ARGUMENT, "a line is a flag, --name VALUE, or a # and a "
+                       "comment, and not %.80s", line);
+    if (status == G2Z_OK && at == given) continue;
+    if (status == G2Z_OK)
+      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s takes no value: leave %.80s away", line,
+                        value);
+    snprintf(sentence, sizeof sentence, "%.600s", services->error);
+    return g2z_fail(services, status, "%.150s: %s", path, sentence);
+  }
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int *rest) {
   int kept = 0;
   for (int i = 1; i < argc; i++) {
+    static char help[] = "--help";
+    if (strcmp(argv[i], "-h") == 0) argv[i] = help;
     char *argument = argv[i];
     if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
       G2ZR_TRY(g2zr_flag_take(services, flags, count, argc, argv, &i));
       continue;
     }
-    /* A lone - is standard input; -h and -x are slips. */
+    /* A lone - is standard input; -x is a slip, or llm.c's. */
+    const g2z_flag *ours = g2zr_flag_foreign(flags, count, argument, strlen(argument));
     if (argument[0] == '-' && argument[1])
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "%.80s: flags are written with two dashes; --help lists them", argument);
+                      "%.80s: flags are written with two dashes%s%s; --help lists them", argument,
+                      ours ? ", and llm.c's is here --" : "", ours ? ours->name : "");
     if (!rest)
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
                       "%.80s: this program takes flags only, each with one value at most: quote "
@@ -2403,6 +2552,7 @@ static void g2zr_flag_default(const g2z_flag *flag, char text[64]) {
   double number = 0, minimum = flag->minimum, maximum = flag->maximum;
   switch (flag->kind) {
     case G2Z_FLAG_GROUP:
+    case G2Z_FLAG_FILE:
     case G2Z_FLAG_SWITCH: return;
     case G2Z_FLAG_TEXT: {
       const char *value = *(const char **)flag->destination;
@@ -2878,7 +3028,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   GROUP("Results")                                                                                \
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
-       "model.safetensors and config.json at the end, with the tokenizer")                        \
+       "where model, config and tokenizer go at the end [RUN_DIR/weights]; none: nowhere")        \
   FLAG("tensorboard", CHOICE, run.tensorboard, 0, 0, "|off|on",                                   \
        "event files of the metrics in the run directory")                                         \
   FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
@@ -2886,7 +3036,10 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
   FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
        "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
-  FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 10 s at most")       \
+  FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 5 s, on a terminal too")\
+  FLAG("flags", FILE, flags_text, 0, 0, "FILE",                                                   \
+       "more flags, one a line: --name VALUE; a line with # is a comment")                        \
+  FLAG("version", SWITCH, version, 0, 0, "", "print the version")                                 \
   FLAG("help", SWITCH, help, 0, 0, "", "print this")
 
 G2Z_API g2z_run_options g2z_run_options_default(void) {
@@ -2941,10 +3094,35 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
+/* The commonest slips: a name or a file where a directory is wanted, and the reverse. */
+static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, const char *path,
+                                  int directory) {
+  static const char *const files[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
+  struct stat info;
+  const char *name = "FILE";
+  const int there = stat(path, &info) == 0;
+  if (directory && !there && *path && !strchr(path, '/'))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.200s: there is no such directory here. For "
+                    "OpenAI's weights: git lfs install; git clone https://huggingface.co/gpt2; for "
+                    "random weights of that size: --model gpt2", flag, path);
+  if (!there || directory == !!S_ISDIR(info.st_mode)) return G2Z_OK;
+  if (directory) {
+    const char *slash = strrchr(path, '/');
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.400s is a file, and a directory is wanted: "
+                    "%s %.*s", flag, path, flag, slash ? (int)(slash - path) : 1,
+                    slash ? path : ".");
+  }
+  for (size_t i = G2ZR_COUNT(files); i-- > 0;)
+    if (g2zr_has(path, files[i])) name = files[i];
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a directory, and a file is wanted: "
+                  "%s %.300s/%s", flag, path, flag, path, name);
+}
+
 /* The weights' own shape. Flags may say the same; heads that they do not say are any. */
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *weights = o->run.train.init_from;
+  G2ZR_TRY(g2zr_check_kind(services, "--init-from", weights, 1));
   G2ZR_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     G2ZR_TRY(g2z_model_config_named(services, o->model, &wanted));
@@ -2975,6 +3153,10 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   const char *preset = o->model ? o->model : "gpt2";
   int custom = o->shape.layers || o->shape.heads || o->shape.channels || o->shape.context;
   o->run.model_name = custom || o->run.train.init_from ? "custom" : preset;
+  if (o->run.vocab) G2ZR_TRY(g2zr_check_kind(services, "--vocab", o->run.vocab, 0));
+  if (o->run.prompt && !o->run.train.train_glob && !o->run.val_glob && !o->run.train.init_from)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--prompt needs a model that has learnt: name its "
+                    "weights, --init-from RUN_DIR/weights, or shards to train on, --train GLOB");
   if (o->run.train.init_from) return g2zr_settle_weights(services, o);
   G2ZR_TRY(g2z_model_config_named(services, preset, model));
   if (o->run.vocab) {
@@ -3039,12 +3221,13 @@ static g2z_status g2zr_settle_accum(g2z_services *services, const g2z_run_option
   return G2Z_OK;
 }
 
-/* The run directory's name, from the time unless a flag says it. */
+/* The run directory's name, from the time unless a flag says it. Writing alone needs none. */
 static void g2zr_settle_directory(g2z_run_options *o) {
   time_t now = time(NULL);
   struct tm utc;
   strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
            gmtime_r(&now, &utc));
+  if (!o->run.train.train_glob && !o->run.val_glob) strcpy(o->run_dir_text, "none");
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
   o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
 }
@@ -3064,6 +3247,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   ranks->silence_s = o->silence_timeout;
   ranks->hang_s = o->hang_timeout;
   G2ZR_TRY(g2zr_settle_model(services, o));
+  if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs none of them */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                  : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
@@ -3075,6 +3259,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--resume latest looks into --run-dir, and without "
                     "that each start makes a new one: name the directory of the run");
+  if (train->train_glob && o->run.val_glob && !o->dry_run)
+    G2ZR_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
   train->bucket_mb = (double)o->bucket_mb;
@@ -3194,6 +3380,15 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   return g2zr_write_output_of(services, directory, "ibstat.txt", "ibstat");
 }
 
+/* A training leaves its weights, unless it is told not to: who has forgotten a flag would lose
+ * them after hours. */
+static void g2zr_settle_weights_directory(g2z_run_options *o) {
+  const char *said = o->run.save_weights;
+  snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
+  if (said && strcmp(said, "none") == 0) o->run.save_weights = NULL;
+  else if (!said && o->run.run_dir && o->run.train.train_glob) o->run.save_weights = o->weights_text;
+}
+
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run) {
   const g2z_place *place = &config->ranks.place;
@@ -3202,6 +3397,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
+    g2zr_settle_weights_directory(o);
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
     status = g2z_ranks_agree(ranks, g2zr_log_nccl(config->services, o, place));
   }
@@ -3288,21 +3484,19 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run) {
   }
 }
 
-/* ----- the console ----- */
+/* ----- the process ----- */
 
-G2Z_API int g2z_run_shows(const g2z_run_options *o, const g2z_run_event *event, double *next) {
-  int step = event->kind == G2Z_RUN_STEP;
-  double now = g2z_seconds();
-  if (!step || event->metrics.step == event->steps) return 1;
-  if (isatty(STDOUT_FILENO) && !o->profile_mode) return 1;
-  if (now < *next) return 0;
-  *next = now + 10;
-  return 1;
-}
-
-G2Z_API void g2z_open_standard_files(void) {
-  for (int file = STDIN_FILENO; file <= STDERR_FILENO; file++) /* open takes the lowest free one */
-    if (fcntl(file, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
+G2Z_API void g2z_begin_program(char **argv) {
+  int open_files = 1;
+  for (int file = STDIN_FILENO; file <= STDERR_FILENO && open_files; file++)
+    if (fcntl(file, F_GETFD) < 0) open_files = open("/dev/null", O_RDWR) >= 0; /* the lowest free */
+  signal(SIGXFSZ, SIG_IGN);
+#ifdef _OPENMP /* its runtime has read the variable before main: this process begins again */
+  if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
+    execv("/proc/self/exe", argv);
+#else
+  (void)argv;
+#endif
 }
 
 #ifdef __cplusplus

@@ -75,6 +75,9 @@ G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer); /* NULL is fine */
 /* The number of ids: 256 + merges + 1. GPT-2: 50257. <|endoftext|> is the last. */
 G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer);
 G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer);
+/* Tells vocabularies apart; never 0. FNV-1a, 64 bits, of the merges in their order: each is the ids
+ * that it joins, two uint32. */
+G2Z_API uint64_t g2z_tokenizer_hash(const g2z_tokenizer *tokenizer);
 /* The bytes of a token, which the tokenizer owns; NULL and 0 for an id that does not exist.
  * <|endoftext|> has 13. */
 G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
@@ -705,6 +708,15 @@ G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer) {
 
 G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer) {
   return (int)tokenizer->tokens.count;
+}
+
+G2Z_API uint64_t g2z_tokenizer_hash(const g2z_tokenizer *tokenizer) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i + 256 < tokenizer->tokens.count; i++) {
+    uint64_t ids = tokenizer->merges[i].left | (uint64_t)tokenizer->merges[i].right << 32;
+    for (int byte = 0; byte < 64; byte += 8) hash = (hash ^ (ids >> byte & 255)) * 0x100000001b3u;
+  }
+  return hash ? hash : 1;
 }
 
 G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,

@@ -718,6 +718,7 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   test_twin_send(p, wte);
   test_twin *targets = test_twin_tokens(p, (size_t)N, V, 3);
   ((int32_t *)targets->cpu)[N - 1] = V - 1;
+  if (N > 2) ((int32_t *)targets->cpu)[N / 2] = -1; /* neither loss nor gradient */
   test_twin_send(p, targets);
   test_twin *logits = test_twin_new(p, TEST_ACT, (size_t)chunk * (size_t)Vp);
   test_twin *losses = test_twin_new(p, TEST_F32, (size_t)N), *sum = test_twin_new(p, TEST_F64, 1);

@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <ftw.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -537,7 +538,7 @@ static g2z_train_config zero_config(int index, int device, int world, g2z_dtype 
  * of its own; its result is the exit code. Processes are started with fork and exec: this one has
  * used OpenMP's threads, and maybe CUDA, which do not survive a fork. */
 
-enum { TEST_RANKS = 8, TEST_WORDS = 24, RANKS_MOST = 256 /* by hand */ };
+enum { TEST_RANKS = 8, TEST_WORDS = 40, RANKS_MOST = 256 /* by hand */ };
 
 typedef struct test_ranks {
   int world, port;
@@ -597,16 +598,15 @@ static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **
   return pid;
 }
 
-/* Starts `--rank-program PROGRAM ARGUMENTS` as ranks first..last of `world`, by hand as a user
- * would. A `variable` ("NAME=value", or NULL) comes first in their environment, and so counts. */
-static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
-                             const char *variable, const char *arguments) {
-  char line[512], *argv[TEST_WORDS] = {NULL}, self[] = "test_gpt2", flag[] = "--rank-program";
+/* Starts the words of `line`, the first of which is a name for `program`, as ranks first..last of
+ * `world`, by hand as a user would. A `variable` ("NAME=value", or NULL) comes first in their
+ * environment, and so counts. */
+static void test_ranks_program(g2z_test *t, test_ranks *ranks, int first, int last,
+                               const char *variable, const char *program, const char *line) {
+  char copy[2048], *argv[TEST_WORDS] = {NULL};
   int words = 0;
-  argv[words++] = self;
-  argv[words++] = flag;
-  snprintf(line, sizeof line, "%s", arguments);
-  for (char *word = strtok(line, " "); word && words < TEST_WORDS - 1; word = strtok(NULL, " "))
+  CHECK(t, snprintf(copy, sizeof copy, "%s", line) < (int)sizeof copy);
+  for (char *word = strtok(copy, " "); word && words < TEST_WORDS - 1; word = strtok(NULL, " "))
     argv[words++] = word;
   for (int rank = first; rank <= last; rank++) {
     char text[6][64];
@@ -618,10 +618,18 @@ static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last
     snprintf(text[4], 64, "OMP_NUM_THREADS=1");
     snprintf(text[5], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
     char **environment = test_ranks_environment(variable ? extra : extra + 1, variable ? 7 : 6);
-    ranks->pid[rank] = test_ranks_exec(t, "/proc/self/exe", argv, environment,
+    ranks->pid[rank] = test_ranks_exec(t, program, argv, environment,
                                        test_ranks_file(t, ranks, rank));
     free(environment);
   }
+}
+
+/* Starts `--rank-program PROGRAM ARGUMENTS` so. */
+static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
+                             const char *variable, const char *arguments) {
+  char line[600];
+  snprintf(line, sizeof line, "test_gpt2 --rank-program %s", arguments);
+  test_ranks_program(t, ranks, first, last, variable, "/proc/self/exe", line);
 }
 
 static void test_ranks_open(test_ranks *ranks, int world) {

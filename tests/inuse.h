@@ -98,6 +98,54 @@ static void test_model_memory(g2z_test *t) {
   inuse_close(context, model);
 }
 
+/* ----- targets that are left out of a training ------------------------------- */
+
+/* A step on two sequences of which one is left out, and half of the other, is the step on what is
+ * left: loss, norm, and weights after ten of them. Micro-steps differ in how many count. */
+static void test_masked(g2z_test *t) {
+  enum { T = 16, V = 61, STEPS = 10, MOST = 40000 };
+  static float weights[2][MOST];
+  g2z_report reports[2][STEPS];
+  for (int masked = 0; masked < 2; masked++) {
+    g2z_train_config config = test_config_of(2, 2, 32, T, V);
+    test_trainer tt;
+    config.batch = masked ? 2 : 1;
+    config.accum = masked ? 2 : 1;
+    config.optimizer.lr = 3e-3f;
+    config.optimizer.warmup = 0;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    for (int s = 0; s < STEPS; s++) {
+      int32_t x[4 * T], y[4 * T];
+      test_tokens(x, 4 * T, V, 7); /* the first sequence is all that counts */
+      test_tokens(y, 4 * T, V, 8 + (uint64_t)s);
+      for (int i = 0; i < 4 * T; i++)
+        if (i >= T) y[i] = -1;
+      CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &reports[masked][s]));
+      CHECK_OK(t, g2z_trainer_flush(tt.trainer, &reports[masked][s]));
+    }
+    size_t count = tt.trainer->plan->parameters;
+    CHECK(t, count <= MOST);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, weights[masked]));
+    int32_t none[4 * T];
+    for (int i = 0; i < 4 * T; i++) none[i] = -1;
+    g2z_report last;
+    int32_t x[4 * T] = {0};
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, none, &last)); /* nothing counts */
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &last));
+    CHECK(t, last.loss == 0 && last.grad_norm == 0 && !last.skipped);
+    none[3] = -2;
+    CHECK_STATUS(t, g2z_trainer_step_batch(tt.trainer, x, none, &last), G2Z_BAD_ARGUMENT,
+                 &t->services, "target=-2 at position 3");
+    test_trainer_close(&tt);
+  }
+  for (int s = 0; s < STEPS; s++) {
+    CHECK_NEAR(t, reports[1][s].loss, reports[0][s].loss, 2e-6);
+    CHECK_NEAR(t, reports[1][s].grad_norm, reports[0][s].grad_norm, 1e-5 * reports[0][s].grad_norm);
+  }
+  CHECK(t, reports[0][STEPS - 1].loss > 0);
+  for (int i = 0; i < MOST; i++) CHECK_NEAR(t, weights[1][i], weights[0][i], 2e-5);
+}
+
 /* What follows `prompt` without a cache: each token from the whole text before it. */
 static void inuse_plain(g2z_test *t, g2z_trainer *trainer, int32_t *ids, size_t have, size_t most,
                         const g2z_sampling *sampling) {

@@ -7,12 +7,9 @@
 static void test_loader_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
                               int count) {
   g2z_shard_writer *writer = NULL;
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, format, &writer));
-  if (!writer) return;
-  for (int i = 0; i < count; i++) {
-    int32_t id = first + i;
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, format, &writer));
+  for (int32_t id = first; id < first + count; id++)
     CHECK_OK(t, g2z_shard_writer_append(writer, &id, 1));
-  }
   CHECK_OK(t, g2z_shard_writer_commit(writer));
   g2z_shard_writer_free(writer);
 }
@@ -39,29 +36,24 @@ static void test_loader_step(g2z_test *t, g2z_loader *loader, const g2z_loader_c
   if (!x) return;
   for (int row = 0; row < config->batch * config->accum; row++) {
     int wrong = 0;
-    for (int i = 0; i < config->seq; i++) {
-      int32_t first = x[row * config->seq];
-      wrong += x[row * config->seq + i] != first + i || y[row * config->seq + i] != first + i + 1;
-    }
+    for (int i = 0; i < config->seq; i++) wrong += x[i] != x[0] + i || y[i] != x[0] + i + 1;
     CHECK(t, wrong == 0);
-    firsts[row] = x[row * config->seq];
+    firsts[row] = x[0];
+    x += config->seq;
+    y += config->seq;
   }
 }
 
 static void test_shuffle(g2z_test *t) {
-  char *seen = (char *)malloc(70000);
-  int64_t sizes[330];
-  int count = 0;
-  for (int i = 1; i <= 300; i++) sizes[count++] = i;
   static const int64_t larger[] = {1023, 1024, 1025, 4095, 4097, 65535, 65536, 65537};
-  for (int i = 0; i < 8; i++) sizes[count++] = larger[i];
-  for (int i = 0; i < count; i++) { /* a permutation */
-    const int64_t n = sizes[i];
-    memset(seen, 0, (size_t)n);
+  char *seen = (char *)malloc(70000);
+  for (int i = 0; i < 308; i++) { /* a permutation */
+    const int64_t n = i < 300 ? i + 1 : larger[i - 300];
     int64_t distinct = 0;
+    memset(seen, 0, (size_t)n);
     for (int64_t p = 0; p < n; p++) {
       int64_t at = g2z_shuffle(3, i, n, p);
-      if (at >= 0 && at < n && !seen[at]) distinct++, seen[at] = 1;
+      if (at >= 0 && at < n && !seen[at]) distinct += seen[at] = 1;
     }
     CHECK(t, distinct == n);
   }
@@ -90,7 +82,10 @@ static void test_shuffle(g2z_test *t) {
   }
   double chi = 0, expected = epochs / 60.0;
   for (int i = 0; i < 125; i++)
-    if (triples[i]) distinct++, chi += (triples[i] - expected) * (triples[i] - expected) / expected;
+    if (triples[i]) {
+      distinct++;
+      chi += (triples[i] - expected) * (triples[i] - expected) / expected;
+    }
   CHECK(t, distinct == 60);
   CHECK_NEAR(t, chi, 59, 55);
 
@@ -114,10 +109,8 @@ static void test_shard_writer(g2z_test *t) {
     CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1));
     CHECK_OK(t, g2z_shard_writer_append(writer, ids + 1, 9999));
     int32_t wrong[3] = {1, 65536, -1}; /* refused as a whole: nothing is appended */
-    CHECK_STATUS(t, g2z_shard_writer_append(writer, wrong, 2), G2Z_BAD_ARGUMENT, services,
-                 "id 65536 does not fit");
-    CHECK_STATUS(t, g2z_shard_writer_append(writer, wrong + 2, 1), G2Z_BAD_ARGUMENT, services,
-                 "id -1 does not fit");
+    CHECK_BAD(t, g2z_shard_writer_append(writer, wrong, 2), "id 65536 does not fit");
+    CHECK_BAD(t, g2z_shard_writer_append(writer, wrong + 2, 1), "id -1 does not fit");
     CHECK_OK(t, g2z_shard_writer_commit(writer));
     g2z_shard_writer_free(writer);
     CHECK(t, test_files_equal(t, path, format == G2Z_SHARD_RAW ? want + 512 : want,
@@ -127,74 +120,73 @@ static void test_shard_writer(g2z_test *t) {
   CHECK_OK(t, g2z_shard_writer_append(writer, ids, 100));
   g2z_shard_writer_free(writer);
   CHECK(t, test_files_count(t, "") == 1);
-  CHECK_STATUS(t, g2z_shard_writer_create(services, test_path(t, "no/b"), G2Z_SHARD_RAW, &writer),
-               G2Z_IO, services, "No such file");
+  CHECK_IO(t, g2z_shard_writer_create(services, test_path(t, "no/b"), G2Z_SHARD_RAW, &writer),
+           "No such file");
   CHECK(t, writer == NULL);
   g2z_shard_writer_free(NULL);
+}
+
+enum { LOADER_T = 8, LOADER_G = 12, LOADER_N = 184, LOADER_STEPS = LOADER_N / LOADER_G };
+
+/* Two epochs of one of `world` ranks: the first token of each row of each step. */
+static void test_loader_epochs(g2z_test *t, const char *glob, int shuffled, int world, int rank,
+                               int32_t order[2][LOADER_STEPS * LOADER_G]) {
+  g2z_loader_config config = test_loader_config(glob, LOADER_G / world, LOADER_T);
+  g2z_loader *loader;
+  if (world == 2) config.batch = 3, config.accum = 2;
+  config.world = world;
+  config.rank = rank;
+  config.order = shuffled ? G2Z_ORDER_SHUFFLED : G2Z_ORDER_FILE;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  CHECK(t, loader->sequences == LOADER_N && loader->tokens == 1497);
+  CHECK(t, loader->steps_per_epoch == LOADER_STEPS);
+  for (int i = 0; i < 2 * LOADER_STEPS; i++) {
+    const int epoch = i / LOADER_STEPS, step = i % LOADER_STEPS;
+    int32_t firsts[LOADER_G];
+    CHECK(t, loader->position.epoch == epoch && loader->position.step == step);
+    test_loader_step(t, loader, &config, firsts);
+    for (int row = 0; row < LOADER_G / world; row++)
+      order[epoch][step * LOADER_G + row * world + rank] = firsts[row];
+  }
+  g2z_loader_free(loader);
 }
 
 /* Any number of ranks reads the same steps; an epoch reads no sequence twice; no row crosses from
  * one shard to the next; what is left out is the end of the order. */
 static void test_loader_ranks(g2z_test *t) {
-  enum { T = 8, G = 12, SHARDS = 5 };
-  static const int tokens[SHARDS] = {400, 8, 9, 1003, 77}; /* 49 + 0 + 1 + 125 + 9 sequences */
-  int begin[SHARDS + 1] = {100, 0, 0, 0, 0, 0};
-  char expected[70000], glob_text[512];
-  int N = 0;
+  static const int tokens[] = {400, 8, 9, 1003, 77}; /* 49 + 0 + 1 + 125 + 9 sequences */
+  static int32_t order[2][2][2][LOADER_STEPS * LOADER_G]; /* [world above 1][shuffled][epoch] */
+  char expected[70000], seen[70000], glob_text[512], name[32];
   memset(expected, 0, sizeof expected);
-  for (int s = 0; s < SHARDS; s++) {
-    char name[32];
+  for (int s = 0, begin = 100; s < 5; s++) {
     snprintf(name, sizeof name, "s%d.bin", s);
-    test_loader_shard(t, test_path(t, name), s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, begin[s],
+    test_loader_shard(t, test_path(t, name), s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, begin,
                       tokens[s]);
-    for (int i = 0; (i + 1) * T < tokens[s]; i++, N++) expected[begin[s] + i * T] = 1;
-    begin[s + 1] = begin[s] + tokens[s] + 1000; /* a crossing would be seen as a jump */
+    for (int i = 0; i + LOADER_T < tokens[s]; i += LOADER_T) expected[begin + i] = 1;
+    begin += tokens[s] + 1000; /* a crossing would be seen as a jump */
   }
   snprintf(glob_text, sizeof glob_text, "%s", test_path(t, "s?.bin"));
-  const int steps = 184 / G;
-  CHECK(t, N == 184);
-  static int32_t order[2][2][2][184 / G * G]; /* [world 1 or other][file, shuffled][epoch] */
-  for (int world = 1; world <= 4; world++)
-    for (int shuffled = 0; shuffled < 2; shuffled++)
-      for (int rank = 0; rank < world; rank++) {
-        g2z_loader_config config = test_loader_config(glob_text, G / world, T);
-        if (world == 2) config.batch = 3, config.accum = 2;
-        config.world = world;
-        config.rank = rank;
-        config.order = shuffled ? G2Z_ORDER_SHUFFLED : G2Z_ORDER_FILE;
-        g2z_loader *loader;
-        CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
-        if (!loader) return;
-        CHECK(t, loader->sequences == N && loader->tokens == 1497);
-        CHECK(t, loader->steps_per_epoch == steps);
-        for (int step = 0; step < 2 * steps; step++) {
-          g2z_loader_position at = loader->position;
-          CHECK(t, at.epoch == step / steps && at.step == step % steps);
-          int32_t firsts[G];
-          test_loader_step(t, loader, &config, firsts);
-          for (int row = 0; row < G / world; row++)
-            order[world > 1][shuffled][step / steps][step % steps * G + row * world + rank] =
-                firsts[row];
-        }
-        g2z_loader_free(loader);
-        if (world > 1 && rank == world - 1)
-          CHECK(t, memcmp(order[1][shuffled], order[0][shuffled], sizeof order[0][0]) == 0);
-      }
-  for (int shuffled = 0; shuffled < 2; shuffled++)
+  for (int shuffled = 0; shuffled < 2; shuffled++) {
+    int32_t(*one)[LOADER_STEPS * LOADER_G] = order[0][shuffled];
+    int32_t(*all)[LOADER_STEPS * LOADER_G] = order[1][shuffled];
+    for (int world = 1; world <= 4; world++) {
+      for (int rank = 0; rank < world; rank++)
+        test_loader_epochs(t, glob_text, shuffled, world, rank, world > 1 ? all : one);
+      CHECK(t, world == 1 || memcmp(all, one, sizeof order[0][0]) == 0);
+    }
     for (int epoch = 0; epoch < 2; epoch++) {
-      const int32_t *now = order[0][shuffled][epoch];
-      char seen[70000];
+      const int32_t *now = one[epoch];
       int falls = 0;
       memset(seen, 0, sizeof seen);
-      for (int i = 0; i < steps * G; i++) {
+      for (int i = 0; i < LOADER_STEPS * LOADER_G; i++) {
         CHECK(t, expected[now[i]] && !seen[now[i]]);
         seen[now[i]] = 1;
         falls += i > 0 && now[i] < now[i - 1];
       }
-      CHECK(t, shuffled ? falls > steps * G / 4 : falls == 0);
+      CHECK(t, shuffled ? falls > LOADER_STEPS * LOADER_G / 4 : falls == 0);
     }
-  CHECK(t, memcmp(order[0][0][0], order[0][0][1], sizeof order[0][0][0]) == 0);
-  CHECK(t, memcmp(order[0][1][0], order[0][1][1], sizeof order[0][0][0]) != 0);
+    CHECK(t, (memcmp(one[0], one[1], sizeof one[0]) != 0) == shuffled);
+  }
 }
 
 /* After a seek, in any state of the prefetch, the loader goes on as the unbroken run did. */
@@ -207,28 +199,25 @@ static void test_loader_seek(g2z_test *t) {
   g2z_loader *loader;
   g2z_loader_position at[STEPS];
   int32_t first[STEPS][B], again[B];
-  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
-  if (!loader) return;
-  const int64_t steps = loader->steps_per_epoch;
-  CHECK(t, loader->sequences == 99 && steps == 33);
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  CHECK(t, loader->sequences == 99 && loader->steps_per_epoch == 33);
   for (int i = 0; i < STEPS; i++) {
     at[i] = loader->position;
     test_loader_step(t, loader, &config, first[i]);
   }
   uint32_t random = 1;
   for (int turn = 0; turn < 300; turn++) {
-    random = random * 1664525u + 1013904223u;
-    int from = (int)(random >> 16) % STEPS, run = (int)(random >> 8) % 5;
+    int from = (int)(test_bpe_random(&random) % STEPS), run = (int)(test_bpe_random(&random) % 5);
     CHECK_OK(t, g2z_loader_seek(loader, at[from]));
     for (int i = from; i < STEPS && i < from + run; i++) {
       test_loader_step(t, loader, &config, again);
       CHECK(t, memcmp(again, first[i], sizeof again) == 0);
     }
   }
-  g2z_loader_position wrong = {0, steps}, negative = {-1, 0};
-  CHECK_STATUS(t, g2z_loader_seek(loader, wrong), G2Z_BAD_ARGUMENT, &t->services,
-               "no step 33 of epoch 0 in this data, whose epochs have 33 steps");
-  CHECK_STATUS(t, g2z_loader_seek(loader, negative), G2Z_BAD_ARGUMENT, &t->services, "epoch -1");
+  g2z_loader_position wrong = {0, 33}, negative = {-1, 0};
+  CHECK_BAD(t, g2z_loader_seek(loader, wrong),
+            "no step 33 of epoch 0 in this data, whose epochs have 33 steps");
+  CHECK_BAD(t, g2z_loader_seek(loader, negative), "epoch -1");
   g2z_loader_free(loader);
 
   /* A loader of its own, with pauses that change what the thread has ready. */
@@ -248,70 +237,72 @@ static void test_loader_seek(g2z_test *t) {
   g2z_loader_free(NULL);
 }
 
-static void test_loader_refused(g2z_test *t) {
-  g2z_services *services = &t->services;
+/* The loader does not open so, and says why. */
+static void test_loader_refuse(g2z_test *t, const g2z_loader_config *config, g2z_status status,
+                               const char *sentence) {
   g2z_loader *loader;
-  const char *path = strdup(test_path(t, "shard.bin"));
+  CHECK_STATUS(t, g2z_loader_create(&t->services, config, &loader), status, &t->services, sentence);
+  CHECK(t, loader == NULL);
+}
+
+static void test_loader_refused(g2z_test *t) {
+  enum { MAGIC = 20240520, TEXT = 0x61616161 };
+  static const struct {
+    int32_t head[3]; /* what follows is zeros, or text behind text */
+    size_t bytes;
+    g2z_status status;
+    const char *sentence;
+  } files[] = {
+      {{0, 0, 0}, 0, G2Z_FORMAT, "shard.bin is empty"},
+      {{TEXT, TEXT, TEXT}, 199, G2Z_FORMAT, "holds text, not tokens: turn it into a shard"},
+      {{0, TEXT, TEXT}, 199, G2Z_FORMAT, "an odd size of 199 bytes"},
+      {{0, TEXT, TEXT}, 24, G2Z_BAD_ARGUMENT,
+       "12 tokens in 1 shard hold 1 sequences of 8+1, but a step of batch 2 x accum 1 x "
+       "world 1 needs 2, so at least 17 tokens in shards of at least 9: take more data"},
+      {{MAGIC, 1, 88}, 1022, G2Z_FORMAT, "ends after 1022 of the header's 1024 bytes"},
+      {{MAGIC, 1, 88}, 1024, G2Z_FORMAT, "promises 88 tokens in 1200 bytes but has 1024"},
+      {{MAGIC, 1, 88}, 1198, G2Z_FORMAT, "unfinished or was cut"},
+      {{MAGIC, 1, -1}, 1200, G2Z_FORMAT, "promises -1 tokens"},
+      {{MAGIC, 1, INT32_MAX}, 1200, G2Z_FORMAT, "promises 2147483647 tokens in 4294968318 bytes"},
+      {{MAGIC, 2, 88}, 1200, G2Z_UNSUPPORTED, "only version 1"}};
+  const int32_t good[300] = {MAGIC, 1, 88};
+  char path[512];
+  g2z_loader *loader;
+  snprintf(path, sizeof path, "%s", test_path(t, "shard.bin"));
   g2z_loader_config config = test_loader_config(path, 2, 8);
-#define REFUSE(status, part) \
-  CHECK_STATUS(t, g2z_loader_create(services, &config, &loader), status, services, part); \
-  CHECK(t, loader == NULL)
-#define REFUSE_FILE(bytes, count, status, part) \
-  test_write_file(t, path, bytes, count);       \
-  REFUSE(status, part)
-  REFUSE(G2Z_IO, "no file is called or matches");
-  REFUSE_FILE("", 0, G2Z_FORMAT, "shard.bin is empty");
-  char text[200];
-  memset(text, 'a', sizeof text);
-  REFUSE_FILE(text, 199, G2Z_FORMAT, "holds text, not tokens: turn it into a shard");
-  text[0] = 1;
-  REFUSE_FILE(text, 199, G2Z_FORMAT, "an odd size of 199 bytes");
-  REFUSE_FILE(text, 24, G2Z_BAD_ARGUMENT,
-              "12 tokens in 1 shard hold 1 sequences of 8+1, but a step of batch 2 x accum 1 x "
-              "world 1 needs 2, so at least 17 tokens in shards of at least 9: take more data");
-  int32_t header[300] = {20240520, 1, 88};
-  REFUSE_FILE(header, 1022, G2Z_FORMAT, "ends after 1022 of the header's 1024 bytes");
-  REFUSE_FILE(header, 1024, G2Z_FORMAT, "promises 88 tokens in 1200 bytes but has 1024");
-  REFUSE_FILE(header, 1198, G2Z_FORMAT, "unfinished or was cut");
-  header[2] = -1;
-  REFUSE_FILE(header, 1200, G2Z_FORMAT, "promises -1 tokens");
-  header[2] = INT32_MAX;
-  REFUSE_FILE(header, 1200, G2Z_FORMAT, "promises 2147483647 tokens in 4294968318 bytes");
-  header[1] = 7;
-  REFUSE_FILE(header, 1200, G2Z_UNSUPPORTED, "uint32 tokens of Llama 3");
-  header[1] = 2;
-  REFUSE_FILE(header, 1200, G2Z_UNSUPPORTED, "only version 1");
-  header[1] = 1;
-  header[2] = 88;
-  test_write_file(t, path, header, 1200);
+  test_loader_refuse(t, &config, G2Z_IO, "no file is called or matches");
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    char bytes[1200];
+    memset(bytes, files[i].head[2] == TEXT ? 'a' : 0, sizeof bytes);
+    memcpy(bytes, files[i].head, sizeof files[i].head);
+    test_write_file(t, path, bytes, files[i].bytes);
+    test_loader_refuse(t, &config, files[i].status, files[i].sentence);
+  }
+  test_write_file(t, path, good, sizeof good);
+  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  g2z_loader_free(loader);
   for (int n = 1199; n >= 0; n--) { /* cut anywhere */
     CHECK(t, truncate(path, n) == 0);
-    CHECK(t, g2z_loader_create(services, &config, &loader) != G2Z_OK && loader == NULL);
+    CHECK(t, g2z_loader_create(&t->services, &config, &loader) != G2Z_OK && loader == NULL);
   }
-  test_write_file(t, path, header, 1200);
-  CHECK_OK(t, g2z_loader_create(services, &config, &loader));
-  g2z_loader_free(loader);
-
   config.glob = t->directory;
-  REFUSE(G2Z_IO, "is a directory, not a token shard");
+  test_loader_refuse(t, &config, G2Z_IO, "is a directory, not a token shard");
   config.glob = "/dev/null";
-  REFUSE(G2Z_IO, "no regular file");
+  test_loader_refuse(t, &config, G2Z_IO, "no regular file");
   config.glob = "";
-  REFUSE(G2Z_BAD_ARGUMENT, "no token shards were named");
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "no token shards were named");
   config.glob = NULL;
-  REFUSE(G2Z_BAD_ARGUMENT, "no token shards were named");
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "no token shards were named");
+  test_write_file(t, path, good, sizeof good);
   config.glob = path;
-  config.world = 3;
-  config.rank = 3;
-  REFUSE(G2Z_BAD_ARGUMENT, "rank=3 must lie between 0 and 2");
+  config.world = config.rank = 3;
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "rank=3 must lie between 0 and 2");
   config.rank = 0;
   config.batch = config.accum = config.world = config.seq = 1 << 20;
-  REFUSE(G2Z_BAD_ARGUMENT, "needs 1152921504606846976, so at least 1208925819614629174706176 tok");
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT,
+                     "needs 1152921504606846976, so at least 1208925819614629174706176 tok");
   config.batch = 0;
-  REFUSE(G2Z_BAD_ARGUMENT, "batch=0");
-#undef REFUSE
-#undef REFUSE_FILE
-  free((void *)path);
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "batch=0");
 }
 
 /* A token beyond the vocabulary, and a shard that shrinks, are told by the step that needs them. */
@@ -324,23 +315,22 @@ static void test_loader_damage(g2z_test *t) {
   test_loader_shard(t, path, G2Z_SHARD_LLMC, 0, 1000);
   g2z_loader_config config = test_loader_config(path, B, T);
   g2z_loader *loader;
+  g2z_loader_position start = {0, 30}, behind = {0, 10};
   int32_t firsts[B];
   config.order = G2Z_ORDER_FILE;
   config.vocab = 500; /* token 500 stands at index 500: sequences 0..61 read tokens 0..496 */
-  CHECK_OK(t, g2z_loader_create(services, &config, &loader));
-  if (!loader) return;
+  REQUIRE_OK(t, g2z_loader_create(services, &config, &loader));
   for (int step = 0; step < 31; step++) test_loader_step(t, loader, &config, firsts);
   for (int again = 0; again < 3; again++) {
     services->error[0] = 0;
-    CHECK_STATUS(t, g2z_loader_next(loader, &x, &y), G2Z_FORMAT, services,
+    CHECK_FORMAT(t, g2z_loader_next(loader, &x, &y),
                  "token 500 at index 500 is outside the vocabulary of 500");
     CHECK(t, x == NULL && y == NULL);
   }
-  g2z_loader_position start = {0, 30};
   CHECK_OK(t, g2z_loader_seek(loader, start));
   test_loader_step(t, loader, &config, firsts);
   CHECK(t, firsts[0] == 480);
-  CHECK_STATUS(t, g2z_loader_next(loader, &x, &y), G2Z_FORMAT, services, "token 500");
+  CHECK_FORMAT(t, g2z_loader_next(loader, &x, &y), "token 500");
   g2z_loader_free(loader);
   config.vocab = 1000; /* the largest token is 999 */
   CHECK_OK(t, g2z_loader_create(services, &config, &loader));
@@ -348,7 +338,6 @@ static void test_loader_damage(g2z_test *t) {
 
   /* Cut while it is read: what was read ahead still comes, then the sentence. */
   CHECK(t, truncate(path, 1024 + 2 * 300) == 0);
-  g2z_loader_position behind = {0, 10};
   CHECK_OK(t, g2z_loader_seek(loader, behind));
   g2z_status status = G2Z_OK;
   int steps = 0;
@@ -361,13 +350,15 @@ static void test_loader_damage(g2z_test *t) {
 /* More shards than descriptors are kept open, under a tight limit of descriptors. */
 static void test_loader_many_shards(g2z_test *t) {
   enum { T = 4, B = 5, SHARDS = 300 };
+  static char seen[SHARDS * 100];
   char pattern[512], name[32];
   struct rlimit before, now;
+  const int32_t *x, *y;
+  g2z_loader *loader;
+  g2z_status status = G2Z_OK;
   for (int s = 0; s < SHARDS; s++) {
-    uint16_t tokens[2 * T + 1];
-    for (int i = 0; i < 2 * T + 1; i++) tokens[i] = (uint16_t)(s * 100 + i);
     snprintf(name, sizeof name, "s%03d", s);
-    test_write_file(t, test_path(t, name), tokens, sizeof tokens);
+    test_loader_shard(t, test_path(t, name), G2Z_SHARD_RAW, s * 100, 2 * T + 1);
   }
   snprintf(pattern, sizeof pattern, "%s", test_path(t, "s*"));
   getrlimit(RLIMIT_NOFILE, &before);
@@ -375,10 +366,9 @@ static void test_loader_many_shards(g2z_test *t) {
   now.rlim_cur = 160;
   setrlimit(RLIMIT_NOFILE, &now);
   g2z_loader_config config = test_loader_config(pattern, B, T);
-  g2z_loader *loader;
-  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
-  char *seen = (char *)calloc(1, SHARDS * 100);
-  for (int step = 0; loader && step < 2 * SHARDS / B; step++) {
+  memset(seen, 0, sizeof seen);
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  for (int step = 0; step < 2 * SHARDS / B; step++) {
     int32_t firsts[B];
     test_loader_step(t, loader, &config, firsts);
     for (int row = 0; row < B; row++) {
@@ -386,39 +376,34 @@ static void test_loader_many_shards(g2z_test *t) {
       seen[firsts[row]] = 1;
     }
   }
-  free(seen);
   /* A shard that is opened again and is another file by now. */
-  const int32_t *x, *y;
-  g2z_status status = G2Z_OK;
   test_write_file(t, test_path(t, "s000"), pattern, 40);
   test_write_file(t, test_path(t, "s128"), pattern, 40);
-  for (int step = 0; loader && status == G2Z_OK && step < 2 * SHARDS / B; step++)
+  for (int step = 0; status == G2Z_OK && step < 2 * SHARDS / B; step++)
     status = g2z_loader_next(loader, &x, &y);
-  CHECK_STATUS(t, status, G2Z_FORMAT, &t->services, "had 18 bytes when the run began and has 40");
+  CHECK_FORMAT(t, status, "had 18 bytes when the run began and has 40");
   g2z_loader_free(loader);
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
 static void test_loader_no_memory(g2z_test *t) {
+  char pattern[512];
+  g2z_status status;
+  long n = 1;
   test_loader_shard(t, test_path(t, "a.bin"), G2Z_SHARD_LLMC, 0, 100);
   test_loader_shard(t, test_path(t, "b.bin"), G2Z_SHARD_RAW, 500, 100);
-  char pattern[512];
   snprintf(pattern, sizeof pattern, "%s", test_path(t, "*.bin"));
   g2z_loader_config config = test_loader_config(pattern, 2, 8);
-  for (int n = 1, done = 0; !done && n < 30; n++) {
+  do {
     g2z_loader *loader = NULL;
     g2z_shard_writer *writer = NULL;
     t->fail_at = n;
-    g2z_status status = g2z_loader_create(&t->services, &config, &loader);
+    status = g2z_loader_create(&t->services, &config, &loader);
     if (status == G2Z_OK)
       status = g2z_shard_writer_create(&t->services, test_path(t, "c"), G2Z_SHARD_RAW, &writer);
-    t->fail_at = 0;
-    done = status == G2Z_OK;
-    CHECK(t, done ? n > 7 : status == G2Z_NO_MEMORY);
     g2z_loader_free(loader);
     g2z_shard_writer_free(writer);
-    CHECK(t, t->allocations == 0);
-  }
+  } while (test_no_memory(t, status, &n, 7, 30));
 }
 
 /* What tells data from other data: lengths, ends, and samples of the middle. A checkpoint keeps the

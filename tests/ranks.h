@@ -1,6 +1,6 @@
 /* Tests of the room "ranks": real processes that meet, talk, die, hang and are looked after, and
  * the scripts that start them. Tests that use private names of the header: places, ranks_siphash,
- * ranks_addresses, ranks_flight, ranks_spawn; "internals" stands above what writes such names. */
+ * ranks_addresses, ranks_flight; "internals" stands above what writes such names. */
 
 /* ----- rank programs ----- */
 
@@ -11,49 +11,51 @@ static void rank_on_fault(void *user, const g2z_fault *fault) {
   _exit(70);
 }
 
-/* Joins with the environment's place and short deadlines; NULL after printing why not. Arguments
- * NAME=VALUE change the config. */
-static g2z_ranks *rank_join(g2z_services *services, int argc, char **argv) {
+static g2z_services rank_services; /* of this process, which is one rank */
+
+/* Joins with the environment's place and short deadlines, or says why not and ends with 1.
+ * Arguments NAME=VALUE change the config. */
+static g2z_ranks *rank_join(int argc, char **argv) {
   g2z_ranks_config config = g2z_ranks_config_default();
+  g2z_place *place = &config.place;
   g2z_ranks *ranks = NULL;
-  memset(services, 0, sizeof *services);
   config.join_s = 20;
   config.on_fault = rank_on_fault;
-  g2z_status status = g2z_place_find(services, &config.place);
+  g2z_status status = g2z_place_find(&rank_services, place);
   for (int i = 0; i < argc; i++) {
     const char *value = strchr(argv[i], '=');
-    if (!value) continue;
-    value++;
+    if (!value++) continue;
     if (strncmp(argv[i], "join=", 5) == 0) config.join_s = atof(value);
     if (strncmp(argv[i], "silence=", 8) == 0) config.silence_s = atof(value);
     if (strncmp(argv[i], "hang=", 5) == 0) config.hang_s = atof(value);
-    if (strncmp(argv[i], "world=", 6) == 0) config.place.world = atoi(value);
-    if (strncmp(argv[i], "local=", 6) == 0) config.place.local_world = atoi(value);
-    if (strncmp(argv[i], "host=", 5) == 0)
-      snprintf(config.place.host, sizeof config.place.host, "%s", value);
+    if (strncmp(argv[i], "world=", 6) == 0) place->world = atoi(value);
+    if (strncmp(argv[i], "local=", 6) == 0) place->local_world = atoi(value);
+    if (strncmp(argv[i], "host=", 5) == 0) snprintf(place->host, sizeof place->host, "%s", value);
     if (strncmp(argv[i], "device=", 7) == 0) config.device = value;
     if (strncmp(argv[i], "build=", 6) == 0) config.build = value;
     if (strncmp(argv[i], "handler=", 8) == 0) config.on_fault = NULL;
   }
-  if (status == G2Z_OK) status = g2z_ranks_join(services, &config, &ranks);
-  if (status == G2Z_OK) printf("rank %d has met the others\n", config.place.rank);
-  else printf("join: %s: %s\n", g2z_status_text(status), services->error);
+  if (status == G2Z_OK) status = g2z_ranks_join(&rank_services, &config, &ranks);
+  if (status == G2Z_OK) printf("rank %d has met the others\n", place->rank);
+  else printf("join: %s: %s\n", g2z_status_text(status), rank_services.error);
   fflush(stdout);
+  if (status != G2Z_OK) exit(1);
   return ranks;
 }
 
-static int rank_failed(g2z_services *services, g2z_status status) {
-  printf("failed: %s: %s\n", g2z_status_text(status), services->error);
-  return 3;
+/* Leaves; the exit code of a program that ended with this status. */
+static int rank_end(g2z_ranks *ranks, g2z_status status) {
+  if (status != G2Z_OK)
+    printf("failed: %s: %s\n", g2z_status_text(status), rank_services.error);
+  g2z_ranks_leave(ranks);
+  return status == G2Z_OK ? 0 : 3;
 }
 
 /* Every call, several times, and what it must give. */
 static int rank_calls(int argc, char **argv) {
-  g2z_services services;
-  g2z_ranks *ranks = rank_join(&services, argc, argv);
-  if (!ranks) return 1;
-  const g2z_place *place = g2z_ranks_place(ranks);
-  const int rank = place->rank, world = place->world;
+  g2z_ranks *ranks = rank_join(argc, argv);
+  const int rank = g2z_ranks_place(ranks)->rank, world = g2z_ranks_place(ranks)->world;
+  const char *error = rank_services.error;
   int bad = 0, all[RANKS_MOST], mine, third = 0;
   char text[64];
   for (int turn = 0; turn < 50; turn++) {
@@ -67,15 +69,16 @@ static int rank_calls(int argc, char **argv) {
   }
   bad += g2z_ranks_all_gather(ranks, NULL, 0, all) != G2Z_OK; /* a barrier */
   /* The lowest failing rank's status and sentence reach everybody. */
-  snprintf(services.error, sizeof services.error, "disk %d is full", rank);
-  g2z_status status = g2z_ranks_agree(ranks, rank == world - 1 ? G2Z_IO : rank ? G2Z_DEVICE : G2Z_OK);
-  snprintf(text, sizeof text, "rank 1: disk 1 is full");
-  bad += status != (world > 2 ? G2Z_DEVICE : G2Z_IO) || strcmp(services.error, text) != 0;
+  snprintf(rank_services.error, sizeof rank_services.error, "disk %d is full", rank);
+  g2z_status mishap = rank == world - 1 ? G2Z_IO : rank ? G2Z_DEVICE : G2Z_OK;
+  g2z_status status = g2z_ranks_agree(ranks, mishap);
+  bad += status != (world > 2 ? G2Z_DEVICE : G2Z_IO);
+  bad += strcmp(error, "rank 1: disk 1 is full") != 0;
   snprintf(text, sizeof text, "model gpt2\nbatch %d\nseq 8", rank == 1 ? 4 : 8);
   status = g2z_ranks_same(ranks, "config", text);
-  bad += status != G2Z_BAD_ARGUMENT || !strstr(services.error, "the config of rank 1 differs from "
-                                               "rank 0's: \"batch 4\" there, \"batch 8\" on rank 0");
-  if (bad) printf("%d wrong; last: %s\n", bad, services.error);
+  bad += status != G2Z_BAD_ARGUMENT || !strstr(error, "the config of rank 1 differs from rank 0's: "
+                                                      "\"batch 4\" there, \"batch 8\" on rank 0");
+  if (bad) printf("%d wrong; last: %s\n", bad, error);
   g2z_ranks_leave(ranks);
   return bad ? 2 : 0;
 }
@@ -84,44 +87,36 @@ static int rank_calls(int argc, char **argv) {
 /* A stream of 64 MB each way between rank 0 and every other, checked by its sum. */
 static int rank_stream(int argc, char **argv) {
   enum { COUNT = 16 << 20 };
-  g2z_services services;
-  g2z_ranks *ranks = rank_join(&services, argc, argv);
-  if (!ranks) return 1;
+  const size_t bytes = (size_t)COUNT * 4;
+  g2z_ranks *ranks = rank_join(argc, argv);
   const g2z_place *place = g2z_ranks_place(ranks);
-  uint32_t *numbers = (uint32_t *)malloc((size_t)COUNT * 4), sum = 0, want = 0;
+  uint32_t *numbers = (uint32_t *)malloc(bytes), sum = 0, want = 0;
   g2z_status status = G2Z_OK;
-  double begin = g2z_seconds();
-  for (uint32_t i = 0; i < COUNT; i++) numbers[i] = i * 2654435761u, want += numbers[i];
+  for (uint32_t i = 0; i < COUNT; i++) want += numbers[i] = i * 2654435761u;
   for (int r = 1; r < place->world && status == G2Z_OK; r++) {
     if (place->rank && place->rank != r) continue;
     const int peer = place->rank ? 0 : r;
-    if (place->rank) status = g2z__ranks_send(ranks, peer, numbers, (size_t)COUNT * 4);
-    memset(numbers, 0, (size_t)COUNT * 4);
-    if (status == G2Z_OK) status = g2z__ranks_receive(ranks, peer, numbers, (size_t)COUNT * 4);
-    if (status == G2Z_OK && !place->rank)
-      status = g2z__ranks_send(ranks, peer, numbers, (size_t)COUNT * 4);
+    if (place->rank) status = g2z__ranks_send(ranks, peer, numbers, bytes);
+    memset(numbers, 0, bytes);
+    if (status == G2Z_OK) status = g2z__ranks_receive(ranks, peer, numbers, bytes);
+    if (status == G2Z_OK && !place->rank) status = g2z__ranks_send(ranks, peer, numbers, bytes);
   }
   for (uint32_t i = 0; i < COUNT; i++) sum += numbers[i];
-  printf("%.3f s\n", g2z_seconds() - begin);
   free(numbers);
-  if (status != G2Z_OK) return rank_failed(&services, status);
-  g2z_ranks_leave(ranks);
-  return sum == want ? 0 : 2;
+  int code = rank_end(ranks, status);
+  return code ? code : sum == want ? 0 : 2;
 }
 
 /* Rank 1 makes another call than the others. */
 static int rank_mismatch(int argc, char **argv) {
-  g2z_services services;
-  g2z_ranks *ranks = rank_join(&services, argc, argv);
-  if (!ranks) return 1;
+  g2z_ranks *ranks = rank_join(argc, argv);
   int value = 0, all[RANKS_MOST];
   g2z_status status = g2z_ranks_place(ranks)->rank == 1
                           ? g2z_ranks_broadcast(ranks, &value, sizeof value)
                           : g2z_ranks_all_gather(ranks, &value, sizeof value, all);
-  int code = rank_failed(&services, status);
-  if (g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK) code = 4; /* once out of step, always */
-  g2z_ranks_leave(ranks);
-  return code;
+  printf("%s\n", rank_services.error);
+  if (g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK) status = G2Z_OK; /* once out of step, always */
+  return rank_end(ranks, status);
 }
 
 /* ----- rank programs: where one rank dies, hangs or leaves ----- */
@@ -135,9 +130,7 @@ static void rank_sleep(double seconds) {
 /* internals */
 /* "loop TURNS RANK WHAT": all turn in small steps; at step 20 one RANK does WHAT. */
 static int rank_loop(int argc, char **argv) {
-  g2z_services services;
-  g2z_ranks *ranks = rank_join(&services, argc, argv);
-  if (!ranks) return 1;
+  g2z_ranks *ranks = rank_join(argc, argv);
   const int rank = g2z_ranks_place(ranks)->rank, turns = argc > 0 ? atoi(argv[0]) : 0;
   const int odd = argc > 1 && rank == atoi(argv[1]);
   const char *what = argc > 2 ? argv[2] : "";
@@ -173,8 +166,7 @@ static int rank_loop(int argc, char **argv) {
   }
   if (status == G2Z_OK && odd && strcmp(what, "late") == 0) rank_sleep(0.5);
   if (status == G2Z_OK && !odd && strcmp(what, "linger") == 0) rank_sleep(100);
-  int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
-  g2z_ranks_leave(ranks);
+  int code = rank_end(ranks, status);
   if (status == G2Z_OK && odd && strcmp(what, "leave") == 0) rank_sleep(0.5);
   return code;
 }
@@ -190,12 +182,10 @@ static void rank_log(void *user, g2z_log_level level, const char *sentence) {
 
 /* "spawn WHAT": three ranks through g2z_ranks_spawn, of which rank 1 does WHAT. */
 static int rank_spawn(int argc, char **argv) {
-  g2z_services services;
   int is_parent, code;
-  memset(&services, 0, sizeof services);
-  services.log = rank_log;
-  g2z_status status = g2z_ranks_spawn(&services, 3, argv - 3, &is_parent, &code);
-  if (status != G2Z_OK) return rank_failed(&services, status);
+  rank_services.log = rank_log;
+  g2z_status status = g2z_ranks_spawn(&rank_services, 3, argv - 3, &is_parent, &code);
+  if (status != G2Z_OK) return rank_end(NULL, status);
   if (is_parent) return code;
   const char *what = argc > 0 ? argv[0] : "";
   if (strcmp(what, "saved") == 0) { /* the others have stopped and saved before it fails */
@@ -206,8 +196,7 @@ static int rank_spawn(int argc, char **argv) {
   if (strcmp(what, "early") == 0 && strcmp(getenv("RANK"), "1") == 0) raise(SIGKILL);
   if (strcmp(what, "early-exit") == 0 && strcmp(getenv("RANK"), "0") == 0) _exit(9);
   if (strncmp(what, "early", 5) != 0) signal(SIGTERM, rank_on_signal);
-  g2z_ranks *ranks = rank_join(&services, argc, argv);
-  if (!ranks) return 1;
+  g2z_ranks *ranks = rank_join(argc, argv);
   const g2z_place *place = g2z_ranks_place(ranks);
   printf("process %d is rank %d of %d, %d of %d here, %s\n", (int)getpid(), place->rank,
          place->world, place->local_rank, place->local_world, place->launcher);
@@ -215,16 +204,16 @@ static int rank_spawn(int argc, char **argv) {
   if (place->rank == 1 && strcmp(what, "exit") == 0) _exit(5);
   if (place->rank == 1 && strcmp(what, "kill") == 0) raise(SIGKILL);
   if (place->rank == 1 && strcmp(what, "stop") == 0) raise(SIGSTOP);
-  int wait = strcmp(what, "signal") == 0 || strcmp(what, "orphan") == 0;
+  int wait = strcmp(what, "signal") == 0 || strcmp(what, "orphan") == 0, value = 0;
   for (int turn = 0; wait && !rank_signal && turn < 10000; turn++) rank_sleep(0.005);
   if (rank_signal) printf("rank %d got signal %d\n", place->rank, (int)rank_signal);
-  int value = 0;
-  if (!rank_signal) status = g2z_ranks_broadcast(ranks, &value, sizeof value);
-  g2z_ranks_leave(ranks);
-  return rank_signal ? G2Z_EXIT_STOPPED : status == G2Z_OK ? 0 : 3;
+  else status = g2z_ranks_broadcast(ranks, &value, sizeof value);
+  code = rank_end(ranks, status);
+  return rank_signal ? G2Z_EXIT_STOPPED : code;
 }
 
-/* "slow": a step of ten micro-steps, of which each takes 0.2 s on rank 1. */
+/* "slow": a step of ten micro-steps, of which each takes 0.2 s on rank 1. The other waits for their
+ * sum, longer than hang_s: each micro-step is progress. */
 static g2z_ops slow_ops;
 static const g2z_ops *slow_right;
 static g2z_status slow_embed(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
@@ -233,14 +222,12 @@ static g2z_status slow_embed(g2z_device *device, void *out, const int32_t *token
   return slow_right->embed_fwd(device, out, tokens, wte, wpe, dropout, B, T, C);
 }
 static int rank_slow(int argc, char **argv) {
-  g2z_services services;
   int32_t x[ZERO_SEQUENCES * ZERO_SEQ] = {0};
   g2z_report report;
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
-  memset(&services, 0, sizeof services);
   (void)argc, (void)argv;
-  g2z_context_config cc = g2z_context_config_default(&services);
+  g2z_context_config cc = g2z_context_config_default(&rank_services);
   cc.device = G2Z_DEVICE_CPU;
   cc.ranks = g2z_ranks_config_default();
   cc.ranks.place.world = 0;
@@ -259,64 +246,44 @@ static int rank_slow(int argc, char **argv) {
   }
   if (status == G2Z_OK) status = g2z_trainer_step_batch(trainer, x, x, &report);
   if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
-  int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
+  int code = rank_end(NULL, status);
   g2z_trainer_free(trainer);
   g2z_context_free(context);
   return code;
 }
 
 /* internals */
-/* "backlog": rank 1 sends 64 MB, which rank 0 takes after a while. */
+/* "backlog": rank 1 sends 64 MB, which rank 0 takes after a while. Heartbeats must not wait behind
+ * data that nobody takes. */
 static int rank_backlog(int argc, char **argv) {
   enum { BYTES = 64 << 20 };
-  g2z_services services;
-  g2z_ranks *ranks = rank_join(&services, argc, argv);
-  if (!ranks) return 1;
+  g2z_ranks *ranks = rank_join(argc, argv);
   char *bytes = (char *)calloc(BYTES, 1);
   int zero = g2z_ranks_place(ranks)->rank == 0;
   if (zero) rank_sleep(2);
   g2z_status status = zero ? g2z__ranks_receive(ranks, 1, bytes, BYTES)
                            : g2z__ranks_send(ranks, 0, bytes, BYTES);
-  int code = status == G2Z_OK ? 0 : rank_failed(&services, status);
   free(bytes);
-  g2z_ranks_leave(ranks);
-  return code;
+  return rank_end(ranks, status);
 }
 
 /* ----- tests of places ----- */
 
-/* Puts the words "NAME=value NAME=value" into the environment, where no launcher's variables are,
- * and asks for the place. Everything is as it was afterwards. setenv and unsetenv do all of it:
- * memory that environ was pointed to by hand may belong to them, and be freed by the next call. */
+/* The place that the words "NAME=value NAME=value" describe, where ~ is a space and no launcher's
+ * variables are around. Nothing calls setenv, which may free its memory, while environ is ours. */
 static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *place) {
-  enum { MOST = 64 };
-  char line[600], *hidden[MOST];
-  char **kept = test_ranks_environment(NULL, 0);
-  int count = 0, at = 0;
-  for (int i = 0; environ[i] && count < MOST; i++) { /* kept is environ without what must go */
-    if (kept[at] == environ[i]) at++;
-    else hidden[count++] = strdup(environ[i]);
-  }
-  free(kept);
-  for (int i = 0; i < count; i++) {
-    *strchr(hidden[i], '=') = 0;
-    unsetenv(hidden[i]);
-  }
+  char line[600], **kept = environ;
+  const char *words[16];
+  int count = 0;
   snprintf(line, sizeof line, "%s", variables);
-  for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) {
-    char *value = strchr(word, '=');
-    *value++ = 0;
-    for (char *c = value; *c; c++) *c = *c == '~' ? ' ' : *c;
-    setenv(word, value, 1);
+  for (char *word = strtok(line, " "); word && count < 16; word = strtok(NULL, " ")) {
+    for (char *c = word; *c; c++) *c = *c == '~' ? ' ' : *c;
+    words[count++] = word;
   }
+  environ = test_ranks_environment(words, count);
   g2z_status status = g2z_place_find(&t->services, place);
-  size_t length = strlen(variables);
-  for (char *word = line; word < line + length; word += strlen(word) + 1)
-    if (*word && strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789") == strlen(word)) unsetenv(word);
-  for (int i = 0; i < count; i++) {
-    setenv(hidden[i], hidden[i] + strlen(hidden[i]) + 1, 1);
-    free(hidden[i]);
-  }
+  free(environ);
+  environ = kept;
   return status;
 }
 
@@ -420,49 +387,146 @@ static void test_places_refused(g2z_test *t) {
   }
 }
 
-/* ----- tests of ranks ----- */
+/* ----- tests of ranks: what each rank does, and how each ends ----- */
 
-static void test_ranks_calls(g2z_test *t) {
-  for (int world = 2; world <= 5; world++) {
+enum { NOBODY = -1 };
+
+/* A job, of which one rank may be odd. All others end with `code` and say both sentences, within
+ * 10 s of a signal; so does the odd one if its code is theirs. */
+typedef struct test_scene {
+  const char *test, *program, *odd_program; /* NULL: the same; "": the odd one does not come */
+  int world, odd, code, odd_code;
+  const char *says, *says_too;              /* NULL: anything */
+  int signal;                               /* goes to the odd one, once all have met */
+  double after;                             /* this many seconds */
+} test_scene;
+
+#define ALL(test, program, world, code, says, too) \
+  {test, program, NULL, world, NOBODY, code, 0, says, too, 0, 0}
+#define APART(test, program, odd_program, world, odd, code, says, too) \
+  {test, program, odd_program, world, odd, code, code, says, too, 0, 0}
+#define LOOP(test, program, odd, odd_code, says) \
+  {test, "loop " program, NULL, 4, odd, 70, odd_code, says, NULL, 0, 0}
+#define HIT(test, program, odd, code, says, too, signal, after) \
+  {test, "loop 1000000" program, NULL, 4, odd, code, 137, says, too, signal, after}
+
+static const test_scene test_scenes[] = {
+    ALL("ranks_calls", "calls", 2, 0, NULL, NULL),
+    ALL("ranks_calls", "calls", 3, 0, NULL, NULL),
+    ALL("ranks_calls", "calls", 4, 0, NULL, NULL),
+    ALL("ranks_calls", "calls", 5, 0, NULL, NULL),
+    ALL("ranks_calls", "stream", 3, 0, NULL, NULL),
+    APART("ranks_refusals", "calls build=one", "calls build=other", 3, 2, 1,
+          "is another build (other)", NULL),
+    APART("ranks_refusals", "calls", "calls world=4", 3, 2, 1,
+          "was started for 4 ranks, rank 0 on ", NULL),
+    APART("ranks_refusals", "calls join=0.5", "", 3, 2, 1,
+          "after 0.5 s only 2 of 3 ranks have met on ", NULL),
+    APART("ranks_refusals", "calls device=GPU-1", "calls device=GPU-0", 3, 0, 1,
+          "share one GPU (GPU-1)", NULL),
+    APART("ranks_refusals", "calls join=0.3", "", 2, 0, 1, "rank 1 on ",
+          " did not find rank 0 on 127.0.0.1, ports "),
+    ALL("ranks_refusals", "mismatch", 3, 3, "rank 1 is in broadcast 1 with 0 bytes while rank 0 is "
+        "in all_gather 1 with 4: all ranks must make the same calls", NULL),
+    HIT("ranks_killed", "", 0, 70, "fault of rank 0: rank 0 on ", NULL, SIGKILL, 0),
+    HIT("ranks_killed", "", 1, 70, "fault of rank 1: rank 1 on ", NULL, SIGKILL, 0.013),
+    HIT("ranks_killed", "", 2, 70, "fault of rank 2: rank 2 on ", NULL, SIGKILL, 0.026),
+    HIT("ranks_killed", "", 3, 70, "fault of rank 3: rank 3 on ", NULL, SIGKILL, 0.039),
+    HIT("ranks_killed", "", 0, 70, "fault of rank 0: rank 0 on ", NULL, SIGKILL, 0.052),
+    HIT("ranks_killed", "", 1, 70, "fault of rank 1: rank 1 on ", NULL, SIGKILL, 0.065),
+    HIT("ranks_killed", " handler=0", 2, 3, "failed: another rank died, or does not answer: rank 2",
+        NULL, SIGKILL, 0.1),
+    HIT("ranks_killed", " handler=0", 0, 3, "failed: another rank died, or does not answer: rank 0",
+        NULL, SIGKILL, 0.1),
+    LOOP("ranks_killed", "9999 0 die", 0, 137, "rank 0 on "), /* at its first heartbeat */
+    LOOP("ranks_killed", "9999 3 die", 3, 137, "rank 3 on "),
+    LOOP("ranks_killed", "9999 0 die", 0, 137, "rank 0 on "),
+    LOOP("ranks_killed", "9999 3 die", 3, 137, "rank 3 on "),
+    HIT("ranks_stopped", " silence=0.7", 1, 70, "fault of rank 1: rank 1 on ", "does not answer",
+        SIGSTOP, 0.1),
+    HIT("ranks_stopped", " silence=0.7", 0, 70, "fault of rank 0: rank 0 on ", "does not answer",
+        SIGSTOP, 0.1),
+    ALL("ranks_progress", "slow", 2, 0, NULL, NULL),
+    ALL("ranks_progress", "backlog silence=0.7", 2, 0, NULL, NULL),
+    ALL("ranks_hang", "loop 1000000 2 hang hang=0.7", 4, 70, "fault of rank 2: rank 2 on ",
+        "at collective 19 of 20, in phase data of step 20"),
+    ALL("ranks_hang", "loop 1000000 2 stuck hang=0.7", 4, 70, "hangs: no progress for ", NULL),
+    ALL("ranks_hang", "loop 40 1 save hang=0.7", 4, 0, NULL, NULL),
+    LOOP("ranks_leaving", "1000 0 leave", 0, 0, "left early"),
+    LOOP("ranks_leaving", "1000 1 leave silence=2", 1, 0, "left early"),
+    LOOP("ranks_leaving", "40 0 alone silence=2", 0, 0, "left early"),
+    LOOP("ranks_leaving", "40 1 alone silence=2", 1, 0, "left early"),
+    ALL("ranks_leaving", "loop 40 0 alone! hang=1", 4, 70, "fault of rank 0: rank 0 on ",
+        "failed, and does not end"),
+    ALL("ranks_leaving", "loop 40 1 alone! hang=1", 4, 70, "fault of rank 1: rank 1 on ",
+        "failed, and does not end"),
+    ALL("ranks_leaving", "loop 40 0 late", 4, 0, NULL, NULL),
+    ALL("ranks_leaving", "loop 40 1 late", 4, 0, NULL, NULL),
+    LOOP("ranks_leaving", "40 0 linger hang=0.7", 0, 0, "hangs: no progress for "),
+    APART("ranks_address", "calls host=192.0.2.1 local=1", "", 2, 1, 1, /* nobody's address */
+          "rank 0 cannot listen at 192.0.2.1, ports ",
+          "set MASTER_ADDR to the host on which rank 0 runs"),
+    ALL("ranks_spawn", "spawn fine", 1, 0, "is rank 2 of 3, 2 of 3 here, ranks", NULL),
+    ALL("ranks_spawn", "spawn exit", 1, 5, "fault of rank 1: rank 1 on ", NULL),
+    ALL("ranks_spawn", "spawn kill", 1, 137, "fault of rank 1: rank 1 on ", NULL),
+    ALL("ranks_spawn", "spawn stop silence=0.5", 1, 70, "fault of rank 1: rank 1 on ", NULL),
+    ALL("ranks_spawn", "spawn saved", 1, 5, NULL, NULL),
+    APART("ranks_spawn", "spawn fine", "", 2, 0, 3,
+          "this process is rank 1 of 2 already (torchrun), and shall start 3", NULL),
+};
+#undef ALL
+#undef APART
+#undef LOOP
+#undef HIT
+
+/* Signals the odd one of those that run, and waits for the others; it may be stopped until then. */
+static void test_scene_signal(g2z_test *t, const test_scene *scene, test_ranks *ranks) {
+  test_ranks_await(t, ranks);
+  rank_sleep(scene->after);
+  pid_t victim = ranks->pid[scene->odd];
+  double begin = g2z_seconds();
+  CHECK(t, victim > 0 && kill(victim, scene->signal) == 0);
+  ranks->pid[scene->odd] = 0;
+  test_ranks_wait(t, ranks, 20);
+  CHECK(t, g2z_seconds() - begin < 10);
+  kill(victim, SIGKILL);
+  ranks->pid[scene->odd] = victim;
+}
+
+/* All scenes of the test that runs. */
+static void test_ranks_scenes(g2z_test *t) {
+  for (size_t i = 0; i < sizeof test_scenes / sizeof *test_scenes; i++) {
+    const test_scene *scene = &test_scenes[i];
     test_ranks ranks;
-    test_ranks_open(&ranks, world);
-    test_ranks_start(t, &ranks, 0, world - 1, NULL, "calls");
-    test_ranks_wait(t, &ranks, 30);
-    for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
+    if (strcmp(scene->test, t->name) != 0) continue;
+    test_ranks_open(&ranks, scene->world);
+    for (int r = 0; r < scene->world; r++) {
+      int apart = r == scene->odd && scene->odd_program;
+      const char *program = apart ? scene->odd_program : scene->program;
+      if (*program) test_ranks_start(t, &ranks, r, r, NULL, program);
+    }
+    if (scene->signal) test_scene_signal(t, scene, &ranks);
+    test_ranks_wait(t, &ranks, 20);
+    for (int r = 0; r < scene->world; r++) {
+      int code = r == scene->odd ? scene->odd_code : scene->code, same = code == scene->code;
+      if (r == scene->odd && scene->odd_program && !*scene->odd_program) continue;
+      CHECK_RANK(t, &ranks, r, code, same ? scene->says : NULL);
+      if (same && scene->says_too) CHECK_RANK(t, &ranks, r, code, scene->says_too);
+    }
     test_ranks_free(t, &ranks);
   }
 }
 
-/* Every rank of three ends with 1 and the sentence; `odd` are the arguments of rank 2, NULL: it does
- * not come. */
-static void test_ranks_refusal(g2z_test *t, const char *even, const char *odd,
-                               const char *sentence) {
-  test_ranks ranks;
-  test_ranks_open(&ranks, 3);
-  test_ranks_start(t, &ranks, 0, 1, NULL, even);
-  if (odd) test_ranks_start(t, &ranks, 2, 2, NULL, odd);
-  test_ranks_wait(t, &ranks, 20);
-  for (int r = 0; r < (odd ? 3 : 2); r++) CHECK_RANK(t, &ranks, r, 1, sentence);
-  test_ranks_free(t, &ranks);
+/* All ranks of a job end with 0. */
+static void test_ranks_fine(g2z_test *t, test_ranks *ranks) {
+  test_ranks_wait(t, ranks, 20);
+  for (int r = 0; r < ranks->world; r++) CHECK_RANK(t, ranks, r, 0, NULL);
+  test_ranks_free(t, ranks);
 }
 
 static void test_ranks_refusals(g2z_test *t) {
   test_ranks ranks;
-  test_ranks_refusal(t, "calls build=one", "calls build=other", "is another build (other)");
-  test_ranks_refusal(t, "calls", "calls world=4", "was started for 4 ranks, rank 0 on ");
-  test_ranks_refusal(t, "calls join=0.5", NULL, "after 0.5 s only 2 of 3 ranks have met on ");
-  test_ranks_open(&ranks, 3);
-  test_ranks_start(t, &ranks, 0, 0, NULL, "calls device=GPU-0");
-  test_ranks_start(t, &ranks, 1, 2, NULL, "calls device=GPU-1");
-  test_ranks_wait(t, &ranks, 20);
-  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 1, "share one GPU (GPU-1)");
-  test_ranks_free(t, &ranks);
-  test_ranks_open(&ranks, 3);
-  test_ranks_start(t, &ranks, 1, 1, NULL, "calls join=0.3");
-  test_ranks_wait(t, &ranks, 20);
-  CHECK_RANK(t, &ranks, 1, 1, "rank 1 on ");
-  CHECK_RANK(t, &ranks, 1, 1, " did not find rank 0 on 127.0.0.1, ports ");
-  test_ranks_free(t, &ranks);
+  test_ranks_scenes(t);
   test_ranks_open(&ranks, 3);
   test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=1");
   rank_sleep(0.3); /* both wait for the third */
@@ -471,21 +535,18 @@ static void test_ranks_refusals(g2z_test *t) {
   CHECK_RANK(t, &ranks, 0, 1, "rank 1 on ");
   CHECK_RANK(t, &ranks, 0, 1, "ended while the others were awaited");
   test_ranks_free(t, &ranks);
-  test_ranks_open(&ranks, 3);
-  test_ranks_start(t, &ranks, 0, 2, NULL, "mismatch");
-  test_ranks_wait(t, &ranks, 20);
-  for (int r = 0; r < 3; r++)
-    CHECK_RANK(t, &ranks, r, 3, "rank 1 is in broadcast 1 with 0 bytes while rank 0 is in "
-                                "all_gather 1 with 4: all ranks must make the same calls");
-  test_ranks_free(t, &ranks);
 }
 
 /* Configs that cannot be, and every failing allocation of a rank 0 that stays alone. */
 static void test_ranks_config(g2z_test *t) {
+  static const struct { int world, rank; const char *sentence; } bad[] = {
+      {0, 0, "rank 0 of 0"}, {2, 2, "rank 2 of 2"}, {2, 1, "port 0"}};
   g2z_services *services = &t->services;
-  g2z_ranks_config config = g2z_ranks_config_default(), bad = config;
+  g2z_ranks_config config = g2z_ranks_config_default();
   g2z_ranks *ranks;
+  g2z_status status;
   int value = 5, all = 0;
+  long n = 1;
   CHECK_OK(t, g2z_ranks_join(services, &config, &ranks)); /* a job of one: nothing to meet */
   CHECK(t, g2z_ranks_all_gather(ranks, &value, sizeof value, &all) == G2Z_OK && all == 5);
   CHECK(t, g2z_ranks_broadcast(ranks, &value, sizeof value) == G2Z_OK && value == 5);
@@ -494,35 +555,39 @@ static void test_ranks_config(g2z_test *t) {
   CHECK(t, g2z_ranks_place(ranks)->world == 1);
   g2z_ranks_leave(ranks);
   g2z_ranks_leave(NULL);
-  bad.place.world = 0;
-  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 0 of 0");
-  bad.place.world = 2;
-  bad.place.rank = 2;
-  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "rank 2 of 2");
-  bad.place.rank = 1;
-  CHECK_STATUS(t, g2z_ranks_join(services, &bad, &ranks), G2Z_BAD_ARGUMENT, services, "port 0");
-  CHECK(t, ranks == NULL);
+  for (int i = 0; i < 3; i++) {
+    config.place.world = bad[i].world;
+    config.place.rank = bad[i].rank;
+    CHECK_BAD(t, g2z_ranks_join(services, &config, &ranks), bad[i].sentence);
+    CHECK(t, ranks == NULL);
+  }
+  config = g2z_ranks_config_default();
   config.place.world = config.place.local_world = 3;
   config.place.port = test_ranks_port();
   config.join_s = 0.01;
-  for (int n = 1, done = 0; !done && n < 20; n++) {
+  do {
     t->fail_at = n;
-    g2z_status status = g2z_ranks_join(services, &config, &ranks);
-    t->fail_at = 0;
-    done = status == G2Z_LOST;
-    CHECK(t, ranks == NULL && t->allocations == 0 && (done || status == G2Z_NO_MEMORY));
-    if (done) CHECK(t, n > 4 && strstr(services->error, "only 1 of 3 ranks have met") != NULL);
-  }
+    status = g2z_ranks_join(services, &config, &ranks);
+    CHECK(t, ranks == NULL);
+  } while (test_no_memory(t, status == G2Z_LOST ? G2Z_OK : status, &n, 4, 20));
+  CHECK_STATUS(t, status, G2Z_LOST, services, "only 1 of 3 ranks have met");
 }
 
-/* A plain connection to the port, as a stranger makes it; -1: refused. */
-static int test_stranger(const char *address, int port) {
+/* ----- strangers on the port ----- */
+
+static struct sockaddr_in test_stranger_address(const char *address, int port) {
   struct sockaddr_in there;
   memset(&there, 0, sizeof there);
   there.sin_family = AF_INET;
   there.sin_port = htons((uint16_t)port);
-  int known = inet_pton(AF_INET, address, &there.sin_addr) == 1;
-  int one = known ? socket(AF_INET, SOCK_STREAM, 0) : -1;
+  there.sin_addr.s_addr = inet_addr(address);
+  return there;
+}
+
+/* A plain connection to the port, as a stranger makes it; -1: refused. */
+static int test_stranger(const char *address, int port) {
+  struct sockaddr_in there = test_stranger_address(address, port);
+  int one = socket(AF_INET, SOCK_STREAM, 0);
   if (one >= 0 && connect(one, (struct sockaddr *)&there, sizeof there) == 0) return one;
   if (one >= 0) close(one);
   return -1;
@@ -556,38 +621,6 @@ static size_t test_stranger_hears(int one, double seconds, int *ended) {
   return count;
 }
 
-/* On several nodes slurm/train.sh sets MASTER_ADDR to the first, and makes a secret. */
-static void test_ranks_slurm(g2z_test *t) {
-  static const char srun[] = "#!/bin/sh\necho \"address $MASTER_ADDR, secret of ${#G2Z_SECRET}\"\n";
-  static const char scontrol[] = "#!/bin/sh\n[ \"$*\" = 'show hostnames n[07-08]' ] && "
-                                 "printf 'n07\\nn08\\n'\n";
-  static const struct { const char *variables, *want; } cases[] = {
-      {"SLURM_JOB_NUM_NODES=2", "address n07, secret of 32\n"},
-      {"SLURM_JOB_NUM_NODES=2 MASTER_ADDR=ib7 G2Z_SECRET=four", "address ib7, secret of 4\n"},
-      {"SLURM_JOB_NUM_NODES=1", "address , secret of 32\n"}};
-  char line[1500], output[2048];
-  if (access("slurm/train.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run it in the repository");
-  test_write_file(t, test_path(t, "srun"), srun, sizeof srun - 1);
-  CHECK(t, chmod(test_path(t, "srun"), 0755) == 0);
-  test_write_file(t, test_path(t, "scontrol"), scontrol, sizeof scontrol - 1);
-  CHECK(t, chmod(test_path(t, "scontrol"), 0755) == 0);
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    snprintf(line, sizeof line,
-             "env -u SLURM_SUBMIT_DIR -u MASTER_ADDR -u G2Z_SECRET PATH='%s':\"$PATH\" "
-             "RUN_DIR='%s/run' SLURM_JOB_NODELIST='n[07-08]' %s bash slurm/train.sh 2>&1",
-             t->directory, t->directory,
-             cases[i].variables);
-    fflush(stdout);
-    FILE *pipe = popen(line, "r");
-    size_t got = pipe ? fread(output, 1, sizeof output - 1, pipe) : 0;
-    output[got] = 0;
-    CHECK(t, pipe && pclose(pipe) == 0);
-    t->checks++;
-    if (!strstr(output, cases[i].want))
-      test_fail(t, __FILE__, __LINE__, "%s: wanted %s  got %s", line, cases[i].want, output);
-  }
-}
-
 /* What a member of a job says to a rank 0 that says "g2z-meet" and the hash of the job's id first:
  * rank 1 of two, of no build. */
 static void test_stranger_repeats(int one) {
@@ -600,44 +633,33 @@ static void test_stranger_repeats(int one) {
   test_stranger_says(one, hello, sizeof hello);
 }
 
-/* All ranks of a job end with 0. */
-static void test_ranks_fine(g2z_test *t, test_ranks *ranks) {
-  test_ranks_wait(t, ranks, 20);
-  for (int r = 0; r < ranks->world; r++) CHECK_RANK(t, ranks, r, 0, NULL);
-  test_ranks_free(t, ranks);
+/* A socket that listens at a port. */
+static int test_listen(g2z_test *t, const char *address, int port, int backlog) {
+  struct sockaddr_in here = test_stranger_address(address, port);
+  int one = socket(AF_INET, SOCK_STREAM, 0);
+  CHECK(t, bind(one, (struct sockaddr *)&here, sizeof here) == 0 && listen(one, backlog) == 0);
+  return one;
 }
 
 /* A service on the port that says nothing, and two jobs on one port that differ in their id. */
 static void test_ranks_neighbours(g2z_test *t) {
   test_ranks one, two;
-  test_ranks_open(&one, 2);
   test_ranks_open(&two, 3);
-  two.port = one.port;
-  struct sockaddr_in here;
-  memset(&here, 0, sizeof here);
-  here.sin_family = AF_INET;
-  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  here.sin_port = htons((uint16_t)one.port);
-  int squatter = socket(AF_INET, SOCK_STREAM, 0);
-  CHECK(t, bind(squatter, (struct sockaddr *)&here, sizeof here) == 0 && listen(squatter, 64) == 0);
-  test_ranks_start(t, &one, 0, 1, NULL, "calls");
-  test_ranks_fine(t, &one);
-  close(squatter);
-  test_ranks_open(&one, 2);
-  one.port = two.port;
-  test_ranks_start(t, &one, 1, 1, NULL, "calls");
-  test_ranks_start(t, &two, 0, 0, "G2Z_RUN_ID=another", "calls");
-  test_ranks_start(t, &one, 0, 0, NULL, "calls");
-  test_ranks_start(t, &two, 1, 2, "G2Z_RUN_ID=another", "calls");
-  test_ranks_fine(t, &one);
-  test_ranks_fine(t, &two);
-}
-
-/* A job by hand waits for its last rank while all of another, of as many ranks or of more, come to
- * the same port without an id: neither ends the other. */
-static void test_ranks_second_job(g2z_test *t) {
+  for (int job = 0; job < 2; job++) {
+    test_ranks_open(&one, 2);
+    one.port = two.port;
+    int squatter = job ? -1 : test_listen(t, "127.0.0.1", one.port, 64);
+    test_ranks_start(t, &one, 1, 1, NULL, "calls");
+    if (job) test_ranks_start(t, &two, 0, 0, "G2Z_RUN_ID=another", "calls");
+    test_ranks_start(t, &one, 0, 0, NULL, "calls");
+    if (job) test_ranks_start(t, &two, 1, 2, "G2Z_RUN_ID=another", "calls");
+    test_ranks_fine(t, &one);
+    if (job) test_ranks_fine(t, &two);
+    else close(squatter);
+  }
+  /* A job by hand waits for its last rank while all of another, of as many ranks or of more, come
+   * to the same port without an id: neither ends the other. */
   for (int world = 3; world <= 4; world++) {
-    test_ranks one, two;
     test_ranks_open(&one, 3);
     test_ranks_open(&two, world);
     two.port = one.port;
@@ -684,17 +706,16 @@ typedef struct test_flood {
 static void *test_flood_run(void *user) {
   enum { HELD = 300 };
   test_flood *flood = (test_flood *)user;
-  int held[HELD], count = 0;
+  int held[HELD];
   for (int i = 0; i < HELD; i++) held[i] = -1;
-  while (!__atomic_load_n(&flood->stop, __ATOMIC_RELAXED)) {
-    int *place = &held[count++ % HELD];
+  for (; !__atomic_load_n(&flood->stop, __ATOMIC_RELAXED); flood->count++) {
+    int *place = &held[flood->count % HELD];
     if (*place >= 0) close(*place);
     *place = test_stranger("127.0.0.1", flood->port);
     if (*place < 0) rank_sleep(0.001);
   }
   for (int i = 0; i < HELD; i++)
     if (held[i] >= 0) close(held[i]);
-  flood->count = count;
   return NULL;
 }
 
@@ -712,27 +733,24 @@ static void test_ranks_flood(g2z_test *t) {
     rank_sleep(0.3); /* the ranks before have long met rank 0, and must stay */
     test_ranks_start(t, &ranks, r, r, NULL, "calls");
   }
-  test_ranks_wait(t, &ranks, 20);
+  test_ranks_fine(t, &ranks);
   __atomic_store_n(&flood.stop, 1, __ATOMIC_RELAXED);
   pthread_join(thread, NULL);
   CHECK(t, flood.count > 500);
-  for (int r = 0; r < 5; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
-  test_ranks_free(t, &ranks);
 }
 
 /* Who knows the job's id but not its secret is a stranger, and so is a rank 0 to such a rank. */
 static void test_ranks_secret(g2z_test *t) {
-  test_ranks ranks;
+  test_ranks ranks, other;
   test_ranks_open(&ranks, 2);
+  test_ranks_open(&other, 2);
+  other.port = ranks.port;
   test_ranks_start(t, &ranks, 0, 0, "G2Z_SECRET=open sesame", "calls");
-  test_ranks_start(t, &ranks, 1, 1, "G2Z_SECRET=open barley", "calls join=1");
-  for (int status; ranks.pid[1] && waitpid(ranks.pid[1], &status, 0) == ranks.pid[1];) {
-    CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    ranks.pid[1] = 0;
-  }
-  char text[1024];
-  test_ranks_peek(t, &ranks, 1, text, sizeof text);
-  CHECK(t, strstr(text, "did not find rank 0") && strstr(text, "need the same WORLD_SIZE, "));
+  test_ranks_start(t, &other, 1, 1, "G2Z_SECRET=open barley", "calls join=1");
+  test_ranks_wait(t, &other, 20);
+  CHECK_RANK(t, &other, 1, 1, "did not find rank 0");
+  CHECK_RANK(t, &other, 1, 1, "need the same WORLD_SIZE, ");
+  test_ranks_free(t, &other);
   CHECK(t, kill(ranks.pid[0], 0) == 0);
   test_ranks_start(t, &ranks, 1, 1, "G2Z_SECRET=open sesame", "calls");
   test_ranks_fine(t, &ranks);
@@ -748,41 +766,31 @@ static void test_ranks_secret(g2z_test *t) {
 /* Rank 0 listens at MASTER_ADDR and nowhere else, also where not all ranks are on its host. */
 static void test_ranks_address(g2z_test *t) {
   test_ranks ranks;
+  test_ranks_scenes(t);
   test_ranks_open(&ranks, 2);
   test_ranks_start(t, &ranks, 0, 0, NULL, "calls host=127.0.0.2 local=1");
   close(test_stranger_waits(t, "127.0.0.2", ranks.port));
   CHECK(t, test_stranger("127.0.0.1", ranks.port) < 0);
   test_ranks_start(t, &ranks, 1, 1, NULL, "calls host=127.0.0.2 local=1");
   test_ranks_fine(t, &ranks);
-  test_ranks_open(&ranks, 2);
-  test_ranks_start(t, &ranks, 0, 0, NULL, "calls host=192.0.2.1 local=1"); /* nobody's */
-  test_ranks_wait(t, &ranks, 20);
-  CHECK_RANK(t, &ranks, 0, 1, "rank 0 cannot listen at 192.0.2.1, ports ");
-  CHECK_RANK(t, &ranks, 0, 1, "set MASTER_ADDR to the host on which rank 0 runs");
-  test_ranks_free(t, &ranks);
 }
 
 /* internals */
 /* A host of two addresses: at the first nothing ever answers, which leaves the second its time. */
 static void test_ranks_addresses(g2z_test *t) {
   struct addrinfo *here[2];
-  int fillers[4], dead;
-  socklen_t bytes = sizeof(struct sockaddr_in);
-  struct sockaddr_in at;
+  int fillers[4], found = 0;
+  char seen[160];
   test_ranks job;
   g2z_ranks *ranks = (g2z_ranks *)calloc(1, sizeof *ranks);
   g2z__peer *peers = (g2z__peer *)calloc(2, sizeof *peers);
   test_ranks_open(&job, 2);
-  memset(&at, 0, sizeof at);
-  at.sin_family = AF_INET;
-  at.sin_port = htons((uint16_t)job.port);
-  CHECK(t, inet_pton(AF_INET, "127.0.0.2", &at.sin_addr) == 1);
-  dead = socket(AF_INET, SOCK_STREAM, 0);
-  CHECK(t, bind(dead, (struct sockaddr *)&at, bytes) == 0 && listen(dead, 0) == 0);
+  int dead = test_listen(t, "127.0.0.2", job.port, 0);
+  struct sockaddr_in at = test_stranger_address("127.0.0.2", job.port);
   for (int k = 0; k < 4; k++) { /* a full queue: the system drops what comes */
     fillers[k] = socket(AF_INET, SOCK_STREAM, 0);
     g2z__socket_prepare(fillers[k]);
-    (void)!connect(fillers[k], (struct sockaddr *)&at, bytes);
+    (void)!connect(fillers[k], (struct sockaddr *)&at, sizeof at);
   }
   for (int i = 0; i < 2; i++)
     CHECK(t, g2z__socket_resolve(i ? "127.0.0.1" : "127.0.0.2", &here[i]) == 0);
@@ -791,19 +799,17 @@ static void test_ranks_addresses(g2z_test *t) {
   close(test_stranger_waits(t, "127.0.0.1", job.port));
   ranks->services = &t->services;
   ranks->config = g2z_ranks_config_default();
-  ranks->config.place.port = job.port;
-  ranks->config.place.rank = 1;
-  ranks->config.place.world = 2;
-  snprintf(ranks->config.place.job, sizeof ranks->config.place.job, "test_%d_%d", (int)getpid(),
-           job.port);
+  g2z_place *place = &ranks->config.place;
+  place->port = job.port;
+  place->rank = 1;
+  place->world = 2;
+  snprintf(place->job, sizeof place->job, "test_%d_%d", (int)getpid(), job.port);
   ranks->peers = peers;
   ranks->peer_count = 2;
   ranks->me = 1;
   for (int i = 0; i < 2; i++) peers[i].data.socket = peers[i].control.socket = -1;
-  char seen[160];
-  int found = 0;
   CHECK_OK(t, g2z__ranks_introduce(ranks, &peers[1].hello));
-  g2z__job_key(&ranks->config.place, ranks->key);
+  g2z__job_key(place, ranks->key);
   g2z__clock_start(&ranks->clock, 5);
   double begin = g2z_seconds();
   CHECK_OK(t, g2z__look(ranks, here[0], 20, seen, &found));
@@ -843,152 +849,27 @@ static void test_ranks_siphash(g2z_test *t) {
 
 /* A job that is suspended as a whole for longer than its deadlines goes on when it wakes, one rank
  * after the other, and so does one that is still meeting. */
-static void test_ranks_suspend(const test_ranks *ranks, int count, double seconds) {
-  for (int r = 0; r < count; r++) kill(ranks->pid[r], SIGSTOP);
-  rank_sleep(seconds);
-  for (int r = 0; r < count; r++) {
-    kill(ranks->pid[r], SIGCONT);
-    rank_sleep(0.05);
-  }
-}
 static void test_ranks_suspended(g2z_test *t) {
+  static const struct { const char *program; double seconds; } cases[] = {
+      {"loop 500 silence=1", 2.5}, {"loop 500 silence=1", 1.3}, {"loop 500 hang=1", 2.5},
+      {"calls join=2", 3}};
   test_ranks ranks;
-  for (int turn = 0; turn < 3; turn++) {
+  for (int i = 0; i < 4; i++) {
+    const char *program = cases[i].program;
+    int meeting = i == 3, count = meeting ? 3 : 4;
     test_ranks_open(&ranks, 4);
-    test_ranks_start(t, &ranks, 0, 3, NULL, turn < 2 ? "loop 500 silence=1" : "loop 500 hang=1");
-    test_ranks_await(t, &ranks);
-    rank_sleep(0.1);
-    test_ranks_suspend(&ranks, 4, turn == 1 ? 1.3 : 2.5);
+    test_ranks_start(t, &ranks, 0, count - 1, NULL, program);
+    if (!meeting) test_ranks_await(t, &ranks);
+    rank_sleep(meeting ? 0.3 : 0.1);
+    for (int r = 0; r < count; r++) kill(ranks.pid[r], SIGSTOP);
+    rank_sleep(cases[i].seconds);
+    for (int r = 0; r < count; r++) {
+      kill(ranks.pid[r], SIGCONT);
+      rank_sleep(0.05);
+    }
+    test_ranks_start(t, &ranks, count, 3, NULL, program);
     test_ranks_fine(t, &ranks);
   }
-  test_ranks_open(&ranks, 3);
-  test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=2");
-  rank_sleep(0.3);
-  test_ranks_suspend(&ranks, 2, 3);
-  test_ranks_start(t, &ranks, 2, 2, NULL, "calls join=2");
-  test_ranks_fine(t, &ranks);
-}
-
-/* Each micro-step is progress: one of two ranks takes 0.2 s for each of ten, and the other waits
- * for their sum, longer than hang_s. */
-static void test_ranks_micro_steps(g2z_test *t) {
-  test_ranks ranks;
-  test_ranks_open(&ranks, 2);
-  test_ranks_start(t, &ranks, 0, 1, NULL, "slow");
-  test_ranks_fine(t, &ranks);
-}
-
-/* Heartbeats do not wait behind data that nobody takes. */
-static void test_ranks_backlog(g2z_test *t) {
-  test_ranks ranks;
-  test_ranks_open(&ranks, 2);
-  test_ranks_start(t, &ranks, 0, 1, NULL, "backlog silence=0.7");
-  test_ranks_fine(t, &ranks);
-}
-
-/* Starts a loop, does something to one of the ranks after a moment, and expects of all others the
- * code and the sentence within `seconds`. */
-static void test_ranks_fault(g2z_test *t, const char *program, int victim, int signal, double after,
-                             double seconds, int code, const char *sentence) {
-  test_ranks ranks;
-  test_ranks_open(&ranks, 4);
-  test_ranks_start(t, &ranks, 0, 3, NULL, program);
-  test_ranks_await(t, &ranks);
-  rank_sleep(after);
-  if (signal) CHECK(t, kill(ranks.pid[victim], signal) == 0);
-  double begin = g2z_seconds();
-  for (int r = 0; signal == SIGSTOP && r < 4; r++) { /* it stays: wait for the others first */
-    int status;
-    if (r == victim || waitpid(ranks.pid[r], &status, 0) != ranks.pid[r]) continue;
-    CHECK(t, WIFEXITED(status) && WEXITSTATUS(status) == code);
-    CHECK(t, g2z_seconds() - begin < seconds);
-    ranks.pid[r] = 0;
-  }
-  if (signal == SIGSTOP) kill(ranks.pid[victim], SIGKILL);
-  test_ranks_wait(t, &ranks, 20);
-  for (int r = 0; r < 4 && signal != SIGSTOP; r++) {
-    if (r == victim && signal) continue;
-    CHECK_RANK(t, &ranks, r, code, sentence);
-    CHECK(t, ranks.ended[r] - begin < seconds);
-  }
-  test_ranks_free(t, &ranks);
-}
-
-static void test_ranks_killed(g2z_test *t) {
-  char sentence[64];
-  for (int turn = 0; turn < 6; turn++) {
-    int victim = turn % 4;
-    snprintf(sentence, sizeof sentence, "fault of rank %d: rank %d on ", victim, victim);
-    test_ranks_fault(t, "loop 1000000", victim, SIGKILL, 0.013 * turn, 10, 70, sentence);
-  }
-  for (int turn = 0; turn < 4; turn++) { /* before its first heartbeat is read */
-    test_ranks ranks;
-    test_ranks_open(&ranks, 4);
-    test_ranks_start(t, &ranks, 0, 3, NULL, turn % 2 ? "loop 9999 3 die" : "loop 9999 0 die");
-    test_ranks_wait(t, &ranks, 20);
-    snprintf(sentence, sizeof sentence, "rank %d on ", turn % 2 ? 3 : 0);
-    for (int r = 0; r < 4; r++)
-      if (r != (turn % 2 ? 3 : 0)) CHECK_RANK(t, &ranks, r, 70, sentence);
-    test_ranks_free(t, &ranks);
-  }
-  test_ranks_fault(t, "loop 1000000 handler=0", 2, SIGKILL, 0.1, 10, 3,
-                   "failed: another rank died, or does not answer: rank 2 on ");
-  test_ranks_fault(t, "loop 1000000 handler=0", 0, SIGKILL, 0.1, 10, 3,
-                   "failed: another rank died, or does not answer: rank 0 on ");
-}
-
-static void test_ranks_stopped(g2z_test *t) {
-  test_ranks_fault(t, "loop 1000000 silence=0.7", 1, SIGSTOP, 0.1, 10, 70, NULL);
-  test_ranks_fault(t, "loop 1000000 silence=0.7", 0, SIGSTOP, 0.1, 10, 70, NULL);
-}
-
-static void test_ranks_hang(g2z_test *t) {
-  test_ranks ranks;
-  test_ranks_open(&ranks, 4);
-  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 1000000 2 hang hang=0.7");
-  test_ranks_wait(t, &ranks, 20);
-  for (int r = 0; r < 4; r++) {
-    CHECK_RANK(t, &ranks, r, 70, "fault of rank 2: rank 2 on ");
-    CHECK_RANK(t, &ranks, r, 70, "at collective 19 of 20, in phase data of step 20");
-  }
-  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 1000000 2 stuck hang=0.7");
-  test_ranks_wait(t, &ranks, 20);
-  for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 70, "hangs: no progress for ");
-  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 1 save hang=0.7"); /* is no hang */
-  test_ranks_wait(t, &ranks, 20);
-  for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
-  test_ranks_free(t, &ranks);
-}
-
-static void test_ranks_leaving(g2z_test *t) {
-  test_ranks ranks;
-  test_ranks_open(&ranks, 4);
-  for (int odd = 0; odd < 2; odd++) {
-    test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 1000 1 leave silence=2" : "loop 1000 0 leave");
-    test_ranks_wait(t, &ranks, 20);
-    for (int r = 0; r < 4; r++)
-      CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
-    test_ranks_start(t, &ranks, 0, 3, NULL,
-                     odd ? "loop 40 1 alone silence=2" : "loop 40 0 alone silence=2");
-    test_ranks_wait(t, &ranks, 20);
-    for (int r = 0; r < 4; r++)
-      CHECK_RANK(t, &ranks, r, r == odd ? 0 : 70, r == odd ? NULL : "left early");
-    test_ranks_start(t, &ranks, 0, 3, NULL,
-                     odd ? "loop 40 1 alone! hang=1" : "loop 40 0 alone! hang=1");
-    test_ranks_wait(t, &ranks, 20);
-    for (int r = 0; r < 4; r++) {
-      CHECK_RANK(t, &ranks, r, 70, odd ? "fault of rank 1: rank 1 on " : "fault of rank 0: rank 0 on ");
-      CHECK_RANK(t, &ranks, r, 70, "failed, and does not end");
-    }
-    test_ranks_start(t, &ranks, 0, 3, NULL, odd ? "loop 40 1 late" : "loop 40 0 late");
-    test_ranks_wait(t, &ranks, 20);
-    for (int r = 0; r < 4; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
-  }
-  test_ranks_start(t, &ranks, 0, 3, NULL, "loop 40 0 linger hang=0.7");
-  test_ranks_wait(t, &ranks, 20);
-  for (int r = 0; r < 4; r++)
-    CHECK_RANK(t, &ranks, r, r ? 70 : 0, r ? "hangs: no progress for " : NULL);
-  test_ranks_free(t, &ranks);
 }
 
 /* internals */
@@ -996,6 +877,9 @@ static void test_ranks_flight(g2z_test *t) {
   g2z_ranks_config config = g2z_ranks_config_default();
   g2z_ranks *ranks;
   static volatile uint32_t progress = 77;
+  char *text;
+  size_t bytes;
+  int lines = 0;
   CHECK_OK(t, g2z_ranks_join(&t->services, &config, &ranks));
   if (!ranks) return;
   for (int i = 1; i <= 3000; i++) {
@@ -1003,28 +887,25 @@ static void test_ranks_flight(g2z_test *t) {
     CHECK(t, g2z__ranks_record(ranks, "reduce_scatter", i % 7, 1000) == i);
   }
   g2z__ranks_progress(ranks, &progress);
-  char *text;
-  size_t bytes;
   CHECK_OK(t, g2z_ranks_write_flight(ranks, &t->services, test_path(t, "flight.jsonl")));
   CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "flight.jsonl"), 1 << 20, &text, &bytes));
-  int lines = 0;
   for (char *line = text; line && *line; lines++) {
+    static const char *const names[] = {"sequence", "step", "bucket", "progress"};
+    int64_t values[4] = {0, 0, 0, 0}, sequence = lines ? 3000 - 1024 + lines : 3000;
     size_t length = strcspn(line, "\n");
-    int64_t sequence = 0, step = 0, bucket = 0, seen = 0;
     g2z_json json;
     g2z_json_text key;
     g2z_json_open(&json, &t->services, "flight.jsonl", line, length);
     g2z_json_enter(&json, '{');
-    while (g2z_json_next(&json, '}', &key))
-      if (g2z_json_is(&key, "sequence")) sequence = g2z_json_integer(&json);
-      else if (g2z_json_is(&key, "step")) step = g2z_json_integer(&json);
-      else if (g2z_json_is(&key, "bucket")) bucket = g2z_json_integer(&json);
-      else if (g2z_json_is(&key, "progress")) seen = g2z_json_integer(&json);
+    while (g2z_json_next(&json, '}', &key)) {
+      int k = 0;
+      while (k < 4 && !g2z_json_is(&key, names[k])) k++;
+      if (k < 4) values[k] = g2z_json_integer(&json);
       else g2z_json_skip(&json);
+    }
     CHECK_OK(t, g2z_json_close(&json));
-    CHECK(t, sequence == (lines ? 3000 - 1024 + lines : 3000));
-    CHECK(t, step == sequence / 10 && bucket == (lines ? sequence % 7 : 0));
-    CHECK(t, seen == (lines ? 0 : 77));
+    CHECK(t, values[0] == sequence && values[1] == sequence / 10);
+    CHECK(t, values[2] == (lines ? sequence % 7 : 0) && values[3] == (lines ? 0 : 77));
     line += length + (line[length] == '\n');
   }
   CHECK(t, lines == 1025);
@@ -1032,104 +913,91 @@ static void test_ranks_flight(g2z_test *t) {
   g2z_ranks_leave(ranks);
 }
 
+/* ----- processes that start ranks ----- */
+
 static int test_ranks_lines(const char *text, const char *part) {
   int count = 0;
   for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
   return count;
 }
 
-/* internals */
+/* Until rank 0 has said this so often. */
+static void test_ranks_until(g2z_test *t, const test_ranks *ranks, const char *part, int times,
+                             double seconds, char text[4096]) {
+  double end = g2z_seconds() + seconds;
+  for (text[0] = 0; test_ranks_lines(text, part) < times && g2z_seconds() < end; rank_sleep(0.01))
+    test_ranks_peek(t, ranks, 0, text, 4096);
+  CHECK(t, g2z_seconds() < end);
+}
+
+/* Whether a process ends within 3 s. */
+static int test_process_ends(int process) {
+  char path[64], stat[256];
+  snprintf(path, sizeof path, "/proc/%d/stat", process);
+  for (double end = g2z_seconds() + 3; g2z_seconds() < end; rank_sleep(0.01)) {
+    FILE *file = fopen(path, "r");
+    size_t got = file ? fread(stat, 1, sizeof stat - 1, file) : 0;
+    if (file) fclose(file);
+    stat[got] = 0;
+    if (!got || strstr(stat, ") Z")) return 1; /* it may wait for init to take note */
+  }
+  return 0;
+}
+
 static void test_ranks_spawn(g2z_test *t) {
-  static const struct { const char *what; int code; } cases[] = {
-      {"spawn fine", 0}, {"spawn exit", 5}, {"spawn kill", 137}, {"spawn stop silence=0.5", 70}};
+  static const struct { const char *program, *named, *how; int code; } early[] = {
+      {"spawn early", "rank 1 (process ", ") was killed by signal 9 (", 137},
+      {"spawn early-exit", "rank 0 (process ", ") ended with exit code 9", 9}};
   test_ranks ranks;
   char text[4096];
+  double begin = g2z_seconds();
+  test_ranks_scenes(t);
+  CHECK(t, g2z_seconds() - begin < 12); /* who waits for the stopped one takes 13 s */
   test_ranks_open(&ranks, 1);
-  for (size_t i = 0; i < 4; i++) {
-    test_ranks_start(t, &ranks, 0, 0, NULL, cases[i].what);
-    test_ranks_wait(t, &ranks, 9); /* nobody waits for who was stopped: that would take 13 s */
-    CHECK_RANK(t, &ranks, 0, cases[i].code, /* in a job that fails rank 2 may end before it says so */
-               i ? "fault of rank 1: rank 1 on " : "is rank 2 of 3, 2 of 3 here, ranks");
-  }
-  test_ranks_start(t, &ranks, 0, 0, NULL, "spawn saved");
-  test_ranks_wait(t, &ranks, 9);
-  CHECK_RANK(t, &ranks, 0, 5, NULL);
   /* Who dies before the ranks have met is named at once, and the others do not wait for it. */
   for (int i = 0; i < 2; i++) {
-    double begin = g2z_seconds();
-    const char *named = i ? "rank 0 (process " : "rank 1 (process ";
-    test_ranks_start(t, &ranks, 0, 0, NULL, i ? "spawn early-exit" : "spawn early");
-    for (text[0] = 0; !strstr(text, named) && g2z_seconds() < begin + 5; rank_sleep(0.01))
-      test_ranks_peek(t, &ranks, 0, text, sizeof text);
-    CHECK(t, g2z_seconds() - begin < 2);
+    begin = g2z_seconds();
+    test_ranks_start(t, &ranks, 0, 0, NULL, early[i].program);
+    test_ranks_until(t, &ranks, early[i].named, 1, 2, text);
     test_ranks_wait(t, &ranks, 9);
-    CHECK_RANK(t, &ranks, 0, i ? 9 : 137, named);
-    CHECK_RANK(t, &ranks, 0, i ? 9 : 137,
-               i ? ") ended with exit code 9" : ") was killed by signal 9 (");
+    CHECK_RANK(t, &ranks, 0, early[i].code, early[i].named);
+    CHECK_RANK(t, &ranks, 0, early[i].code, early[i].how);
     CHECK(t, ranks.ended[0] - begin < 6);
   }
   /* Signals go through the one that started them, exactly once; the death of that one ends all. */
   for (int orphan = 0; orphan < 2; orphan++) {
     test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
-    for (double end = g2z_seconds() + 10; g2z_seconds() < end; rank_sleep(0.01)) {
-      test_ranks_peek(t, &ranks, 0, text, sizeof text);
-      if (test_ranks_lines(text, "process ") == 3) break;
-    }
+    test_ranks_until(t, &ranks, "process ", 3, 10, text);
     CHECK(t, kill(ranks.pid[0], orphan ? SIGKILL : SIGTERM) == 0);
     test_ranks_wait(t, &ranks, 20);
     CHECK_RANK(t, &ranks, 0, orphan ? 137 : 75, NULL);
     if (!orphan) CHECK(t, test_ranks_lines(ranks.output[0], "got signal 15") == 3);
-    for (const char *at = text; (at = strstr(at, "process ")) != NULL; at++) {
-      char path[64], stat[256] = "";
-      snprintf(path, sizeof path, "/proc/%d/stat", atoi(at + 8));
-      for (double end = g2z_seconds() + 3; g2z_seconds() < end; rank_sleep(0.01)) {
-        int file = open(path, O_RDONLY); /* who has ended may wait for init to take note: Z */
-        int64_t got = file >= 0 ? g2z__pread(file, stat, sizeof stat - 1, 0) : 0;
-        if (file >= 0) close(file);
-        stat[got > 0 ? got : 0] = 0;
-        if (got <= 0 || strstr(stat, ") Z")) break;
-      }
-      CHECK(t, !stat[0] || strstr(stat, ") Z"));
-    }
+    for (const char *at = text; (at = strstr(at, "process ")) != NULL; at++)
+      CHECK(t, test_process_ends(atoi(at + 8)));
   }
-  test_ranks_free(t, &ranks);
-  test_ranks_open(&ranks, 2);
-  test_ranks_start(t, &ranks, 1, 1, NULL, "spawn fine");
-  test_ranks_wait(t, &ranks, 20);
-  CHECK_RANK(t, &ranks, 1, 3, "this process is rank 1 of 2 already (torchrun), and shall start 3");
   test_ranks_free(t, &ranks);
 }
 
 /* The same calls under mpirun, whichever it is. */
 static void test_ranks_mpirun(g2z_test *t) {
+  static const struct { const char *program, *part; } cases[] = {
+      {"calls", NULL}, {"loop 1000000 1 crash", "fault of rank 1: rank 1 on "}};
   char command[700], output[4096], self[300];
-  size_t got;
-  FILE *pipe = popen("mpirun --version 2>/dev/null", "r");
-  got = pipe ? fread(output, 1, sizeof output - 1, pipe) : 0;
-  if (pipe) pclose(pipe);
-  output[got] = 0;
-  if (!got) SKIP(t, "there is no mpirun on the PATH");
+  if (test_shell("mpirun --version 2>&1", output, sizeof output) != 0)
+    SKIP(t, "there is no mpirun on the PATH");
   const int open_mpi = strstr(output, "Open MPI") || strstr(output, "OpenRTE");
   const char *flags = open_mpi ? "--allow-run-as-root --oversubscribe" : "";
   ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
   self[length > 0 ? length : 0] = 0;
-  static const struct { const char *program, *part; } cases[] = {
-      {"calls", NULL}, {"loop 1000000 1 crash", "fault of rank 1: rank 1 on "}};
   for (int i = 0; i < 2; i++) {
     snprintf(command, sizeof command,
              "OMP_NUM_THREADS=1 timeout 30 mpirun %s -np 3 %s --rank-program %s 2>&1", flags, self,
              cases[i].program);
-    fflush(stdout);
-    pipe = popen(command, "r");
-    got = 0;
-    for (size_t more; pipe && (more = fread(output + got, 1, sizeof output - 1 - got, pipe)) > 0;)
-      got += more;
-    output[got] = 0;
-    int status = pipe ? pclose(pipe) : -1;
+    int code = test_shell(command, output, sizeof output);
     t->checks++;
-    if ((i == 0) != (status == 0) || (WIFEXITED(status) && WEXITSTATUS(status) == 124) ||
+    if ((i == 0) != (code == 0) || code == 124 ||
         (open_mpi && cases[i].part && !strstr(output, cases[i].part))) /* MPICH ends them first */
-      test_fail(t, __FILE__, __LINE__, "%s: status %d, and it said:\n%s", command, status, output);
+      test_fail(t, __FILE__, __LINE__, "%s: code %d, and it said:\n%s", command, code, output);
   }
 }
 
@@ -1146,7 +1014,12 @@ static void test_ranks_flags(g2z_test *t, char *config, size_t room) {
 
 /* ./train as ranks of its own, and what it leaves. */
 static void test_ranks_train(g2z_test *t) {
-  char output[16384], arguments[1500], config[700], path[600], *text;
+  static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
+  static const char *const keys[] = {"\"checkpoint_path\"", "\"rank0_host\"", "\"world_size\": 2",
+                                     "\"git_commit\"", "\"slurm\": {", "\"env\": {",
+                                     "\"nccl_env\": {", "\"launcher\": \"ranks\"",
+                                     "\"NCCL_DEBUG\": \"INFO\""};
+  char output[16384], arguments[1500], config[700], directory[600];
   size_t bytes;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   test_ranks_flags(t, config, sizeof config);
@@ -1158,21 +1031,14 @@ static void test_ranks_train(g2z_test *t) {
   unsetenv("G2Z_SECRET");
   CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
   if (t->failures) printf("%s", output);
-  static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
+  snprintf(directory, sizeof directory, "%s", test_path(t, "run"));
   for (int i = 0; i < 3; i++) {
-    snprintf(path, sizeof path, "%s/run/%s", t->directory, files[i]);
-    CHECK(t, access(path, R_OK) == 0);
+    char *text = test_run_read(t, directory, files[i], &bytes);
+    for (size_t k = 0; i == 0 && k < sizeof keys / sizeof *keys; k++)
+      CHECK(t, text && strstr(text, keys[k]) != NULL);
+    CHECK(t, text && !strstr(text, "not for files"));
+    g2z_release(&t->services, text);
   }
-  snprintf(path, sizeof path, "%s/run/launcher_metadata.json", t->directory);
-  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
-  static const char *const keys[] = {"\"checkpoint_path\"", "\"rank0_host\"", "\"world_size\": 2",
-                                     "\"git_commit\"", "\"slurm\": {", "\"env\": {",
-                                     "\"nccl_env\": {", "\"launcher\": \"ranks\"",
-                                     "\"NCCL_DEBUG\": \"INFO\""};
-  for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-    CHECK(t, text && strstr(text, keys[i]) != NULL);
-  CHECK(t, text && !strstr(text, "not for files"));
-  g2z_release(&t->services, text);
   snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   CHECK(t, strstr(output, "--gpus 99, but this process sees ") != NULL);
@@ -1182,41 +1048,24 @@ static void test_ranks_train(g2z_test *t) {
  * killed in one moment. The others leave and name one of these, in RUN_FAILED.json too. */
 static void test_ranks_train_kill(g2z_test *t, const char *config, int turn, int victims) {
   const char *program = getenv("G2Z_TRAIN");
-  char output[16384], arguments[1500], path[600], *text;
+  char output[4096], line[1500], directory[600], name[64];
   size_t bytes;
   test_ranks ranks;
   test_ranks_open(&ranks, 4);
-  snprintf(arguments, sizeof arguments, "%s%d --steps 100000000", config, turn);
-  char *argv[32] = {strdup(program ? program : "./train")}, *words = strdup(arguments);
-  int count = 1, writer = -1;
-  for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) argv[count++] = word;
-  for (int r = 0; r < 4; r++) {
-    char variables[5][64];
-    const char *extra[5] = {variables[0], variables[1], variables[2], variables[3], variables[4]};
-    snprintf(variables[0], 64, "RANK=%d", r);
-    snprintf(variables[1], 64, "WORLD_SIZE=4");
-    snprintf(variables[2], 64, "MASTER_PORT=%d", ranks.port);
-    snprintf(variables[3], 64, "OMP_NUM_THREADS=1");
-    snprintf(variables[4], 64, "G2Z_RUN_ID=train_%d_%d", (int)getpid(), turn);
-    char **environment = test_ranks_environment(extra, 5);
-    ranks.pid[r] = test_ranks_exec(t, argv[0], argv, environment, test_ranks_file(t, &ranks, r));
-    free(environment);
-  }
-  for (double end = g2z_seconds() + 20; g2z_seconds() < end; rank_sleep(0.02)) {
-    test_ranks_peek(t, &ranks, 0, output, sizeof output);
-    if (strstr(output, "step 1/")) break;
-  }
+  snprintf(line, sizeof line, "train %s%d --steps 100000000", config, turn);
+  test_ranks_program(t, &ranks, 0, 3, NULL, program ? program : "./train", line);
+  test_ranks_until(t, &ranks, "step 1/", 1, 20, output);
   rank_sleep(0.2);
   double begin = g2z_seconds();
   for (int r = 0; r < 4; r++)
     if (victims >> r & 1) CHECK(t, kill(ranks.pid[r], SIGKILL) == 0);
   test_ranks_wait(t, &ranks, 20);
-  snprintf(path, sizeof path, "%s/run%d/RUN_FAILED.json", t->directory, turn);
-  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+  snprintf(directory, sizeof directory, "%s/run%d", t->directory, turn);
+  char *text = test_run_read(t, directory, "RUN_FAILED.json", &bytes);
   const char *at = text ? strstr(text, "\"rank\": ") : NULL;
   const char *by = text ? strstr(text, "\"reported_by_rank\": ") : NULL;
+  const int writer = by ? atoi(by + 20) : -1;
   CHECK(t, at && victims >> atoi(at + 8) & 1);
-  if (by) writer = atoi(by + 20);
   CHECK(t, writer >= 0 && writer < 4 && !(victims >> writer & 1));
   g2z_release(&t->services, text);
   for (int r = 0; r < 4; r++) {
@@ -1227,13 +1076,12 @@ static void test_ranks_train_kill(g2z_test *t, const char *config, int turn, int
     CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, "train: rank ");
     CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, " died: its connection closed without a goodbye, in ");
     CHECK(t, ranks.ended[r] - begin < 10);
-    snprintf(path, sizeof path, "%s/run%d/flight_rank_%d.jsonl", t->directory, turn, r);
-    CHECK(t, access(path, R_OK) == 0);
+    snprintf(name, sizeof name, "run%d/flight_rank_%d.jsonl", turn, r);
+    CHECK(t, access(test_path(t, name), R_OK) == 0);
   }
   test_ranks_free(t, &ranks);
-  free(argv[0]);
-  free(words);
 }
+
 static void test_ranks_train_killed(g2z_test *t) {
   static const int victims[] = {4, 1, 3, 5, 3, 9};
   char config[700];
@@ -1242,19 +1090,29 @@ static void test_ranks_train_killed(g2z_test *t) {
   for (int turn = 0; turn < 6; turn++) test_ranks_train_kill(t, config, turn, victims[turn]);
 }
 
-/* What the scripts hand to srun, which is played by one that prints its arguments. */
+/* What the scripts hand to srun, which is played by one that prints its arguments and what rank 0
+ * is found by; @ is the test's directory. On several nodes rank 0 is on the first. */
 static void test_slurm_scripts(g2z_test *t) {
   static const struct { const char *script, *variables, *want; } cases[] = {
-      {"train_1gpu.sbatch", "", "-K0|--wait=60|./train|--run-dir|@/run|"},
+      {"train_1gpu.sbatch", "", "srun:-K0|--wait=60|./train|--run-dir|@/run|"},
       {"train_4gpu.sbatch",
        "MICRO_BATCH_SIZE_PER_GPU=4 GRAD_ACCUM_STEPS=2 NCCL_LOGS=1 "
        "GPT2_EXTRA_ARGS='--train /*  --lr 1e-3'",
-       "-K0|--wait=60|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|--lr|1e-3|"},
+       "srun:-K0|--wait=60|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|"
+       "--lr|1e-3|"},
       {"train_2x4gpu.sbatch", "NSYS=1 DIST_DEBUG=1",
-       "-K0|--wait=0|--label|bash|slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|off|"},
+       "srun:-K0|--wait=0|--label|bash|slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|"
+       "off|"},
       {"train_2gpu.sbatch", "GPT2_EXTRA_ARGS='--steps\n5'",
-       "-K0|--wait=60|./train|--run-dir|@/run|--steps|5|"}};
-  static const char fake[] = "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\nexit 75\n";
+       "srun:-K0|--wait=60|./train|--run-dir|@/run|--steps|5|"},
+      {"train.sh", "SLURM_JOB_NUM_NODES=2", "address n07, secret of 32\n"},
+      {"train.sh", "SLURM_JOB_NUM_NODES=2 MASTER_ADDR=ib7 G2Z_SECRET=four",
+       "address ib7, secret of 4\n"},
+      {"train.sh", "SLURM_JOB_NUM_NODES=1", "address , secret of 32\n"}};
+  static const char *const fakes[][2] = {
+      {"srun", "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\n"
+               "echo \"address $MASTER_ADDR, secret of ${#G2Z_SECRET}\"; exit 75\n"},
+      {"scontrol", "#!/bin/sh\n[ \"$*\" = 'show hostnames n[07-08]' ] && printf 'n07\\nn08\\n'\n"}};
   char line[1500], output[8192], want[1500];
   if (access("slurm/train.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run it in the repository");
   if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
@@ -1262,14 +1120,17 @@ static void test_slurm_scripts(g2z_test *t) {
                       sizeof output) == 0);
   if (test_shell("command -v shellcheck", output, sizeof output) == 0)
     CHECK(t, test_shell("shellcheck slurm/* tests/*.sh 2>&1", output, sizeof output) == 0);
-  test_write_file(t, test_path(t, "srun"), fake, sizeof fake - 1);
-  CHECK(t, chmod(test_path(t, "srun"), 0755) == 0);
+  for (int i = 0; i < 2; i++) {
+    test_write_file(t, test_path(t, fakes[i][0]), fakes[i][1], strlen(fakes[i][1]));
+    CHECK(t, chmod(test_path(t, fakes[i][0]), 0755) == 0);
+  }
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     snprintf(line, sizeof line,
-             "env -u SLURM_SUBMIT_DIR PATH='%s':\"$PATH\" RUN_DIR='%s/run' %s bash slurm/%s 2>&1",
+             "env -u SLURM_SUBMIT_DIR -u MASTER_ADDR -u G2Z_SECRET PATH='%s':\"$PATH\" "
+             "RUN_DIR='%s/run' SLURM_JOB_NODELIST='n[07-08]' %s bash slurm/%s 2>&1",
              t->directory, t->directory, cases[i].variables, cases[i].script);
     CHECK(t, test_shell(line, output, sizeof output) == 75); /* srun's code is the job's */
-    size_t used = (size_t)snprintf(want, sizeof want, "srun:");
+    size_t used = 0;
     for (const char *c = cases[i].want; *c; c++)
       used += (size_t)snprintf(want + used, sizeof want - used, *c == '@' ? "%s" : "%.1s",
                                *c == '@' ? t->directory : c);
@@ -1277,13 +1138,4 @@ static void test_slurm_scripts(g2z_test *t) {
     if (!strstr(output, want))
       test_fail(t, __FILE__, __LINE__, "%s\n  wanted %s\n  got %s", line, want, output);
   }
-}
-
-static void test_ranks_stream(g2z_test *t) {
-  test_ranks ranks;
-  test_ranks_open(&ranks, 3);
-  test_ranks_start(t, &ranks, 0, 2, NULL, "stream");
-  test_ranks_wait(t, &ranks, 60);
-  for (int r = 0; r < 3; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
-  test_ranks_free(t, &ranks);
 }

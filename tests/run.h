@@ -656,6 +656,34 @@ static void test_train_help(g2z_test *t) {
     t->checks++;
     if (!strstr(output, flag)) test_fail(t, __FILE__, __LINE__, "--help lacks --%s", flags[i]);
   }
+  CHECK(t, strstr(output, "\nfine-tune ") && strstr(output, "\nresume ") && strstr(output, "\nwrite "));
+  CHECK(t, test_train(t, "-h", output, sizeof output) == 0 && strstr(output, "\nwrite "));
+  CHECK(t, test_train(t, "--version", output, sizeof output) == 0);
+  CHECK(t, strcmp(output, "train " G2Z_VERSION "\n") == 0);
+}
+
+/* Flags from a file, among those of the command line, of which the last counts. */
+static void test_train_flags(g2z_test *t) {
+  static const char file[] = "# a small model\n\n--layers 1\n  --channels=64  \n--heads 4\r\n"
+                             "--context 32\n--vocab-size 257\n--run-id # is a sign \n--device cpu";
+  static const char *const wrong[][2] = {
+      {"--layers", "flags: --layers needs a value"},   {"--layers x", "flags: --layers x: not a"},
+      {"layers 1", "flags: a line is a flag, --name"}, {"--dry-run 1", "flags: --dry-run takes no"},
+      {"--flags x", "flags: --flags takes one file"}};
+  char output[16384], arguments[900];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_write_file(t, test_path(t, "flags"), file, sizeof file - 1);
+  snprintf(arguments, sizeof arguments, "--layers 3 --flags %s --channels 128 --dry-run",
+           test_path(t, "flags"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  CHECK(t, strstr(output, "1 layers, 4 heads, 128 channels") != NULL);
+  for (int i = 0; i < 5; i++) {
+    test_write_file(t, test_path(t, "flags"), wrong[i][0], strlen(wrong[i][0]));
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
+    t->checks++;
+    if (!strstr(output, wrong[i][1]))
+      test_fail(t, __FILE__, __LINE__, "\"%s\" lacks \"%s\"", output, wrong[i][1]);
+  }
 }
 
 static void test_train_refusals(g2z_test *t) {
@@ -671,6 +699,17 @@ static void test_train_refusals(g2z_test *t) {
       {"--lr 1e", "--lr 1e: not a number"},
       {"--lr nan", "--lr nan: must be from"},
       {"--lr", "--lr needs a value"},
+      {"--max_iters 10", "no flag --max_iters; here it is --steps N: "},
+      {"--learning-rate 1", "no flag --learning-rate; here it is --lr X: "},
+      {"--batch-size=8", "no flag --batch-size; here it is --batch N: "},
+      {"--micro_batch_size_per_gpu 8", "here it is --batch N: "},
+      {"--fp16", "no flag --fp16; here it is --dtype fp32|tf32|fp16|bf16: "},
+      {"-x 10", "-x: flags are written with two dashes, and llm.c's is here --steps; --help"},
+      {"--prompt x", "--prompt needs a model that has learnt: name its weights, --init-from"},
+      {"--train $SHARD --init-from gpt2", "git clone https://huggingface.co/gpt2; for random weights"},
+      {"--train $SHARD --init-from $SHARD", "shard.bin is a file, and a directory is wanted: --init-"},
+      {"--train $SHARD --vocab /tmp", "--vocab /tmp is a directory, and a file is wanted: --vocab /tmp"},
+      {"--train $SHARD --flags /nowhere/flags", "/nowhere/flags"},
       {"--steps 0", "--steps 0: must be from 1"},
       {"--dtype fp8", "must be one of fp32|tf32|fp16|bf16"},
       {"--schedule step", "must be one of cosine|"},
@@ -744,16 +783,20 @@ static void test_train_refusals(g2z_test *t) {
 }
 
 static void test_train_device(g2z_test *t) {
-  char output[16384];
+  char output[16384], arguments[900];
   size_t free_bytes, total_bytes;
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   if (g2z_device_memory(&t->services, G2Z_DEVICE_CUDA, &free_bytes, &total_bytes) == G2Z_OK)
     SKIP(t, "there is a GPU, so --device cuda is no error");
-  CHECK(t, test_train(t, "--device cuda --prompt x --vocab-size 257 --run-dir none", output,
-                      sizeof output) == 1);
+  test_run_shard(t, "x.bin", 2000);
+  snprintf(arguments, sizeof arguments, "--device cuda --train %s --vocab-size 257 --context 16 --batch 1 --run-dir none",
+           test_path(t, "x.bin"));
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   CHECK(t, strncmp(output, "train: ", 7) == 0);
   CHECK(t, strstr(output, "CUDA") || strstr(output, "cuda") || strstr(output, "GPU"));
   /* A plan is arithmetic: it needs neither the GPU nor the other ranks. */
+  CHECK(t, test_train(t, "--gpus 8 --model gpt2-xl --dry-run", output, sizeof output) == 0);
+  CHECK(t, strstr(output, "rank 0 of 8") && strstr(output, "fp16"));
   CHECK(t, test_train(t, "--device cuda --gpus 8 --model gpt2-xl --dry-run", output,
                       sizeof output) == 0);
   CHECK(t, strstr(output, "rank 0 of 8") && strstr(output, "no such device"));
@@ -783,6 +826,9 @@ static void test_train_run(g2z_test *t) {
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   CHECK(t, strstr(output, "step 10/10 | loss") && strstr(output, "val loss"));
   CHECK(t, strstr(output, "unigram entropy") && strstr(output, "[Rank 0] RUN_COMPLETE"));
+  CHECK(t, strstr(output, "\ndone: loss ") && strstr(output, ", best validation loss "));
+  CHECK(t, strstr(output, ", 10 steps, 640 tokens, ") && strstr(output, "/run/report.html\n"));
+  CHECK(t, strstr(output, "/weights --prompt \"") && strstr(output, "train on: the same command"));
   CHECK(t, access(test_path(t, "run/RUN_COMPLETE.txt"), R_OK) == 0);
 
   /* The tokenizer lies beside the weights, so nothing else has to be said to let them write. */
@@ -790,7 +836,8 @@ static void test_train_run(g2z_test *t) {
            "--init-from %s --prompt '1 2' --temperature 0 --sample-tokens 4 --run-dir none "
            "--device cpu", test_path(t, "weights"));
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
-  CHECK(t, strstr(output, "sample after step 0:\n1 2") != NULL);
+  CHECK(t, strncmp(output, "1 2", 3) == 0 && test_times(output, "\n") == 1);
+  CHECK(t, access("runs", F_OK) != 0 || test_times(output, "run_") == 0);
   setenv("NCCL_LOGS", "1", 1);
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   unsetenv("NCCL_LOGS");
@@ -801,13 +848,129 @@ static void test_train_run(g2z_test *t) {
       {"--channels 32 --vocab-size 300", "have vocab=257: leave it out, or name other weights"},
       {"--model gpt2", "--model says layers=12, but the weights in "},
       {"--model gpt2 --layers 1", "--model says channels=768, but the weights in "},
-      {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", "RUN_COMPLETE"},
-      {"--channels 32 --vocab-size 257", "RUN_COMPLETE"}};
+      {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", "1"},
+      {"--channels 32 --vocab-size 257", "1"}};
   for (int i = 0; i < 6; i++) {
     snprintf(arguments, sizeof arguments, "--init-from %s --prompt 1 --sample-tokens 1 --run-dir "
              "none --device cpu %s", test_path(t, "weights"), said[i][0]);
     CHECK(t, test_train(t, arguments, output, sizeof output) == (i < 4));
     CHECK(t, strstr(output, said[i][1]) != NULL);
+  }
+}
+
+/* A training without --save-weights leaves its weights in the run directory; "none" leaves none. */
+static void test_train_weights(g2z_test *t) {
+  char output[16384], arguments[1800];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_run_shard(t, "x_train_0.bin", 2000);
+  for (int none = 0; none < 2; none++) {
+    snprintf(arguments, sizeof arguments,
+             "--train '%s' --vocab-size 257 --device cpu --layers 1 --channels 32 --heads 4 "
+             "--context 16 --steps 2 --sample-tokens 0 --run-dir %s%s",
+             test_path(t, "x_train_*.bin"), test_path(t, none ? "two" : "one"),
+             none ? " --save-weights none" : "");
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  }
+  CHECK(t, access(test_path(t, "one/weights/model.safetensors"), R_OK) == 0);
+  CHECK(t, access(test_path(t, "one/weights/config.json"), R_OK) == 0);
+  CHECK(t, access(test_path(t, "two/weights"), F_OK) != 0 && access("none", F_OK) != 0);
+}
+
+/* Waiting threads sleep without a variable of the user's, and as a variable says. */
+static void test_train_waits(g2z_test *t) {
+#ifdef _OPENMP
+  static const char *const before[] = {NULL, "active"};
+  char output[16384], arguments[1800];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  const char *set = getenv("OMP_WAIT_POLICY");
+  char *saved = set ? strdup(set) : NULL;
+  test_run_shard(t, "x_train_0.bin", 2000);
+  for (int i = 0; i < 2; i++) {
+    const char *path = test_path(t, i ? "two/launcher_metadata.json" : "one/launcher_metadata.json");
+    char *text;
+    size_t bytes;
+    if (before[i]) setenv("OMP_WAIT_POLICY", before[i], 1);
+    else unsetenv("OMP_WAIT_POLICY");
+    snprintf(arguments, sizeof arguments,
+             "--train '%s' --vocab-size 257 --device cpu --layers 1 --channels 32 --heads 4 "
+             "--context 16 --steps 2 --sample-tokens 0 --run-dir %s",
+             test_path(t, "x_train_*.bin"), test_path(t, i ? "two" : "one"));
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+    REQUIRE_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
+    CHECK(t, strstr(text, i ? "\"OMP_WAIT_POLICY\": \"active\""
+                            : "\"OMP_WAIT_POLICY\": \"passive\"") != NULL);
+    g2z_release(&t->services, text);
+  }
+  if (saved) setenv("OMP_WAIT_POLICY", saved, 1);
+  else unsetenv("OMP_WAIT_POLICY");
+  free(saved);
+#else
+  SKIP(t, "this build has no OpenMP");
+#endif
+}
+
+/* ./train on a terminal of so many columns; what it printed there. */
+static int test_train_terminal(g2z_test *t, int columns, const char *arguments, char *output,
+                               size_t room) {
+  struct winsize size;
+  size_t used = 0;
+  ssize_t got;
+  char command[2048];
+  int status = -1, master = posix_openpt(O_RDWR | O_NOCTTY);
+  CHECK(t, master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+  int terminal = open(ptsname(master), O_RDWR | O_NOCTTY);
+  memset(&size, 0, sizeof size);
+  size.ws_row = 24;
+  size.ws_col = (unsigned short)columns;
+  CHECK(t, terminal >= 0 && ioctl(terminal, TIOCSWINSZ, &size) == 0);
+  const char *program = getenv("G2Z_TRAIN");
+  snprintf(command, sizeof command, "exec %s %s", program ? program : "./train", arguments);
+  fflush(stdout);
+  pid_t child = fork();
+  if (child == 0) {
+    dup2(terminal, STDOUT_FILENO);
+    dup2(terminal, STDERR_FILENO);
+    execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+    _exit(127);
+  }
+  close(terminal);
+  while ((got = read(master, output + used, room - 1 - used)) > 0) used += (size_t)got;
+  output[used] = 0;
+  close(master);
+  CHECK(t, waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* On a terminal steps share one line, which never wraps; validations are lines of their own. */
+static void test_train_console(g2z_test *t) {
+  static const int widths[] = {80, 40};
+  static char output[1 << 20];
+  char arguments[1800];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_run_shard(t, "x_train_0.bin", 2000);
+  test_run_shard(t, "x_val_0.bin", 2000);
+  for (int i = 0; i < 2; i++) {
+    int longest = 0, steps = 0, lines = 0, vals = 0, column = 0;
+    snprintf(arguments, sizeof arguments,
+             "--train '%s' --val '%s' --vocab-size 257 --device cpu --layers 2 --channels 64 "
+             "--heads 4 --context 32 --batch 4 --steps 300 --val-every 150 --val-steps 1 "
+             "--sample-tokens 0 --run-dir none",
+             test_path(t, "x_train_*.bin"), test_path(t, "x_val_*.bin"));
+    CHECK(t, test_train_terminal(t, widths[i], arguments, output, sizeof output) == 0);
+    for (const char *c = output; *c; c++) {
+      if (strncmp(c, "step ", 5) == 0 && column == 0) {
+        const int line = (int)strcspn(c, "\r\n"), own = strncmp(c + line, "\r\n", 2) == 0;
+        steps++;
+        lines += own;
+        vals += own && strstr(c, "val loss") && strstr(c, "val loss") < c + line;
+        if (!own && line > longest) longest = line;
+      }
+      column = *c == '\r' || *c == '\n' ? 0 : column + 1;
+    }
+    CHECK(t, longest > 20 && longest < widths[i]);
+    CHECK(t, steps > lines && steps < 300); /* some were replaced, and not each was drawn */
+    CHECK(t, vals >= 2 && lines == vals + 1);
+    CHECK(t, strstr(output, "\nstep 300/300 | loss ") || strstr(output, "\rstep 300/300 | loss "));
   }
 }
 
@@ -972,8 +1135,8 @@ static void test_run_resume(g2z_test *t) {
   CHECK_OK(t, test_run_all(t, &b.config, &seen));
   CHECK(t, seen.steps == 0 && seen.done && access(test_path(t, "b/RUN_COMPLETE.txt"), F_OK) == 0);
   log = test_run_read(t, b.run_dir, "train.log", &bytes);
-  CHECK(t, test_times(log, "no step is left: the last is 8, and the checkpoint is of step 8; a "
-                           "larger epochs=2 goes on") == 1);
+  CHECK(t, test_times(log, "no step is left: the run has 8 steps, and the checkpoint is of step 8; "
+                           "to train on, give more than --epochs 2") == 1);
   g2z_release(&t->services, log);
   test_runs_equal(t, a.run_dir, b.run_dir);
   b.config.epochs = 3;
@@ -1660,7 +1823,7 @@ static void test_train_ranks_resume(g2z_test *t) {
                shapes[turn].accum, stages[other], turn ? "0.03" : "0.02", test_path(t, from));
       test_train_ranks(t, &ranks, world, arguments, 60);
       for (int r = 0; r < world; r++)
-        CHECK_RANK(t, &ranks, r, 0, r ? NULL : "/step-000012 world_size="); /* the checkpoint */
+        CHECK_RANK(t, &ranks, r, 0, r ? NULL : "/weights world_size=");
       test_ranks_free(t, &ranks);
       memset(resumed, 0, sizeof resumed);
       test_train_losses(t, name, resumed, 12);

@@ -3,25 +3,29 @@
 
 /* ----- safetensors and weights ------------------------------------------- */
 
-/* A file of this header, with `data` zero bytes behind it. */
-static const char *test_weights_file(g2z_test *t, const char *header, size_t data) {
+/* A file of this header and these bytes behind it; `data` NULL: zeros. */
+static const char *test_weights_file(g2z_test *t, const char *header, const void *data,
+                                     size_t count) {
+  const char *path = test_path(t, "model.safetensors");
   uint64_t length = strlen(header);
-  char *bytes = (char *)calloc(1, 8 + length + data);
+  char *bytes = (char *)calloc(1, 8 + length + count);
   memcpy(bytes, &length, 8);
   memcpy(bytes + 8, header, length);
-  const char *path = test_path(t, "model.safetensors");
-  test_write_file(t, path, bytes, 8 + length + data);
+  if (data) memcpy(bytes + 8 + length, data, count);
+  test_write_file(t, path, bytes, 8 + length + count);
   free(bytes);
   return path;
 }
 
+/* Elements of a tensor by its name. */
+static g2z_status test_weights_read(g2z__safetensors *file, const char *name, size_t first,
+                                    size_t count, float *out) {
+  int index = g2z__safetensors_find(file, name);
+  return index < 0 ? G2Z_BAD_ARGUMENT : g2z__safetensors_read(file, index, first, count, out);
+}
+
 static void test_safetensors_types(g2z_test *t) {
-  /* Every half as the definition has it; NaN stays NaN. */
-  static uint16_t halves[2][65536];
-  static float got[65536];
-  for (int i = 0; i < 65536; i++) halves[0][i] = halves[1][i] = (uint16_t)i;
-  double wide[3] = {0.1, -1e-320, 16777217.0};
-  const char *header =
+  static const char header[] =
       "{\"bf\":{\"dtype\":\"BF16\",\"shape\":[65536],\"data_offsets\":[131072,262144]},"
       "\"\\u0066h\":{\"shape\":[2,32768],\"dtype\":\"F16\",\"data_offsets\":[0,131072]},"
       "\"wide\":{\"dtype\":\"F64\",\"shape\":[1,3,1],\"data_offsets\":[262144,262168],\"x\":[{}]},"
@@ -29,105 +33,104 @@ static void test_safetensors_types(g2z_test *t) {
       "\"one\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[262168,262172]},"
       "\"bits\":{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[262172,262175]},"
       "\"__metadata__\":{\"format\":\"pt\"}}   ";
-  uint64_t length = strlen(header);
-  float one = 1.5f;
-  FILE *file = fopen(test_path(t, "types"), "wb");
-  CHECK(t, file != NULL);
-  if (!file) return;
-  fwrite(&length, 8, 1, file);
-  fwrite(header, length, 1, file);
-  fwrite(halves, sizeof halves, 1, file);
-  fwrite(wide, sizeof wide, 1, file);
-  fwrite(&one, sizeof one, 1, file);
-  fwrite("\1\0\1", 3, 1, file);
-  CHECK(t, fclose(file) == 0);
-
+  static struct {
+    uint16_t halves[2][65536];
+    double wide[3];
+    float one;
+    char bits[4];
+  } data = {{{0}, {0}}, {0.1, -1e-320, 16777217.0}, 1.5f, {1, 0, 1, 0}};
+  static float got[65536];
   g2z__safetensors *st;
-  CHECK_OK(t, g2z__safetensors_open(&t->services, test_path(t, "types"), &st));
-  if (!st) return;
+  int wrong = 0;
+  for (int i = 0; i < 65536; i++) data.halves[0][i] = data.halves[1][i] = (uint16_t)i;
+  const char *path = test_weights_file(t, header, &data, 262175);
+  REQUIRE_OK(t, g2z__safetensors_open(&t->services, path, &st));
   CHECK(t, st->count == 6 && g2z__safetensors_find(st, "f") == -1);
   g2z__safetensor tensor = st->tensors[g2z__safetensors_find(st, "fh")];
   CHECK(t, tensor.type == G2Z__F16 && tensor.rank == 2 && tensor.shape[1] == 32768 &&
-               tensor.elements == 65536 && tensor.bytes == 131072 && tensor.begin == 8 + length);
-  CHECK_OK(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "fh"), 0, 65536, got));
-  int wrong = 0;
-  for (int i = 0; i < 65536; i++) {
+               tensor.elements == 65536 && tensor.bytes == 131072 &&
+               tensor.begin == 8 + sizeof header - 1);
+  CHECK_OK(t, test_weights_read(st, "fh", 0, 65536, got));
+  for (int i = 0; i < 65536; i++) { /* every half as the definition has it; NaN stays NaN */
     int exponent = i >> 10 & 31, fraction = i & 1023;
     double value = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
     if (exponent == 31) value = fraction ? NAN : INFINITY;
     if (i & 0x8000) value = -value;
     wrong += !(isnan(value) ? isnan(got[i]) : got[i] == value && !signbit(got[i]) == !(i >> 15));
   }
-  CHECK(t, wrong == 0);
-  CHECK_OK(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "bf"), 1, 65535, got));
+  CHECK_OK(t, test_weights_read(st, "bf", 1, 65535, got));
   for (int i = 1; i < 65536; i++) {
     uint32_t bits;
     memcpy(&bits, &got[i - 1], sizeof bits);
     wrong += bits != (uint32_t)i << 16;
   }
   CHECK(t, wrong == 0);
-  int at = g2z__safetensors_find(st, "wide");
-  CHECK_OK(t, g2z__safetensors_read(st, at, 0, 3, got));
+  CHECK_OK(t, test_weights_read(st, "wide", 0, 3, got));
   CHECK(t, got[0] == 0.1f && got[1] == 0 && got[2] == 16777216.0f);
-  CHECK_OK(t, g2z__safetensors_read(st, at, 3, 0, got));
-  CHECK_OK(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "one"), 0, 1, got));
+  CHECK_OK(t, test_weights_read(st, "wide", 3, 0, got));
+  CHECK_OK(t, test_weights_read(st, "one", 0, 1, got));
   CHECK(t, got[0] == 1.5f);
-  CHECK_OK(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "none"), 0, 0, got));
-  CHECK_STATUS(t, g2z__safetensors_read(st, g2z__safetensors_find(st, "bits"), 0, 3, got),
-               G2Z_UNSUPPORTED, &t->services, "is of type BOOL");
-  CHECK(t, truncate(test_path(t, "types"), 262150) == 0); /* after it was opened */
-  CHECK_STATUS(t, g2z__safetensors_read(st, at, 0, 3, got), G2Z_FORMAT, &t->services,
+  CHECK_OK(t, test_weights_read(st, "none", 0, 0, got));
+  CHECK_STATUS(t, test_weights_read(st, "bits", 0, 3, got), G2Z_UNSUPPORTED, &t->services,
+               "is of type BOOL");
+  CHECK(t, truncate(path, 262150) == 0); /* after it was opened */
+  CHECK_FORMAT(t, test_weights_read(st, "wide", 0, 3, got),
                "shrank while tensor \"wide\" was read");
   g2z__safetensors_free(st);
   g2z__safetensors_free(NULL);
 }
 
-static void test_safetensors_refused(g2z_test *t) {
 #define TENSOR(name, type, shape, offsets) \
   "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
-  static const struct { const char *header; size_t data; const char *sentence; } cases[] = {
-      {"", 0, "expected an object, found the text's end"},
-      {"[]", 0, "expected an object, found '['"},
-      {"{", 0, "a name in quotes"},
-      {"{} {}", 0, "expected the end"},
-      {"{}", 1, "promises 0 bytes of tensors behind its header and has 1"},
-      {"{\"a\":1}", 4, "expected an object, found '1'"},
-      {"{\"a\":{}}", 4, "\"a\" lacks its dtype, shape or pair of data_offsets"},
-      {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its dtype, shape or pair"},
-      {"{" TENSOR("a", "F32", "[1]", "[0]") "}", 4, "lacks its dtype, shape or pair"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", 4, "with too many numbers"},
-      {"{" TENSOR("a", "F33", "[1]", "[0,4]") "}", 4, "has dtype F33, which is not known"},
-      {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, "with too many numbers"},
-      {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", 4, "shape below zero"},
-      {"{" TENSOR("a", "F32", "[1.0]", "[0,4]") "}", 4, "1.0 is not an integer"},
-      {"{" TENSOR("a", "F32", "[9223372036854775808]", "[0,4]") "}", 4, "64 bits"},
-      {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}", 0, "more than 2^63 bytes"},
-      {"{" TENSOR("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0, "more than 2^63 bytes"},
-      {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}", 4, "its shape takes 8 bytes"},
-      {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", 4, "from 4 to 0, but its shape takes 4"},
-      {"{" TENSOR("a", "F32", "[1]", "[-4,0]") "}", 4, "data_offsets below zero"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 3, "promises at least 4 bytes of tensors"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 5, "promises 4 bytes of tensors"},
-      {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "\"a\" begins at data offset 4, but those "
-       "before it end at 0"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[2,6]") "}", 6,
-       "\"b\" begins at data offset 2, but those before it end at 4"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "U8", "[1]", "[5,6]") "}", 6,
-       "\"b\" begins at data offset 5"},
-      {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("\\u0061", "U8", "[1]", "[4,5]") "}", 5,
-       "names tensor \"a\" twice"},
-      {"{" TENSOR("a\\u0000", "F32", "[1]", "[0,4]") "}", 4, "name contains a NUL"},
-      {"{" TENSOR("a", "F32", "[0]", "[9223372036854775807,9223372036854775807]") "}", 0,
-       "begins at data offset 9223372036854775807"},
-      {"{\"__metadata__\":{\"a\":1}}", 0, "expected a string, found '1'"},
-      {"{\"\xe9\":1}", 0, "byte 2 of the header is not UTF-8"}};
+static const struct {
+  const char *header;
+  size_t data;                  /* bytes behind it */
+  const char *sentence;
+} test_safetensors_bad[] = {
+    {"", 0, "expected an object, found the text's end"},
+    {"[]", 0, "expected an object, found '['"},
+    {"{", 0, "a name in quotes"},
+    {"{} {}", 0, "expected the end"},
+    {"{}", 1, "promises 0 bytes of tensors behind its header and has 1"},
+    {"{\"a\":1}", 4, "expected an object, found '1'"},
+    {"{\"a\":{}}", 4, "\"a\" lacks its dtype, shape or pair of data_offsets"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its dtype, shape or pair"},
+    {"{" TENSOR("a", "F32", "[1]", "[0]") "}", 4, "lacks its dtype, shape or pair"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", 4, "with too many numbers"},
+    {"{" TENSOR("a", "F33", "[1]", "[0,4]") "}", 4, "has dtype F33, which is not known"},
+    {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, "with too many numbers"},
+    {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", 4, "shape below zero"},
+    {"{" TENSOR("a", "F32", "[1.0]", "[0,4]") "}", 4, "1.0 is not an integer"},
+    {"{" TENSOR("a", "F32", "[9223372036854775808]", "[0,4]") "}", 4, "64 bits"},
+    {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}", 0, "more than 2^63 bytes"},
+    {"{" TENSOR("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0, "more than 2^63 bytes"},
+    {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}", 4, "its shape takes 8 bytes"},
+    {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", 4, "from 4 to 0, but its shape takes 4"},
+    {"{" TENSOR("a", "F32", "[1]", "[-4,0]") "}", 4, "data_offsets below zero"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 3, "promises at least 4 bytes of tensors"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 5, "promises 4 bytes of tensors"},
+    {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "\"a\" begins at data offset 4, but those "
+     "before it end at 0"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[2,6]") "}", 6,
+     "\"b\" begins at data offset 2, but those before it end at 4"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "U8", "[1]", "[5,6]") "}", 6,
+     "\"b\" begins at data offset 5"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("\\u0061", "U8", "[1]", "[4,5]") "}", 5,
+     "names tensor \"a\" twice"},
+    {"{" TENSOR("a\\u0000", "F32", "[1]", "[0,4]") "}", 4, "name contains a NUL"},
+    {"{" TENSOR("a", "F32", "[0]", "[9223372036854775807,9223372036854775807]") "}", 0,
+     "begins at data offset 9223372036854775807"},
+    {"{\"__metadata__\":{\"a\":1}}", 0, "expected a string, found '1'"},
+    {"{\"\xe9\":1}", 0, "byte 2 of the header is not UTF-8"}};
 #undef TENSOR
+
+static void test_safetensors_refused(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z__safetensors *file;
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const char *path = test_weights_file(t, cases[i].header, cases[i].data);
-    CHECK_STATUS(t, g2z__safetensors_open(services, path, &file), G2Z_FORMAT, services,
-                 cases[i].sentence);
+  for (size_t i = 0; i < sizeof test_safetensors_bad / sizeof *test_safetensors_bad; i++) {
+    const char *header = test_safetensors_bad[i].header;
+    const char *path = test_weights_file(t, header, NULL, test_safetensors_bad[i].data);
+    CHECK_FORMAT(t, g2z__safetensors_open(services, path, &file), test_safetensors_bad[i].sentence);
     CHECK(t, file == NULL);
   }
   uint64_t lengths[] = {UINT64_MAX, 100000001, 1000, 9, UINT64_MAX - 7};
@@ -136,13 +139,10 @@ static void test_safetensors_refused(g2z_test *t) {
     char bytes[17] = "12345678{}      ";
     memcpy(bytes, &lengths[i], 8);
     test_write_file(t, path, bytes, 16);
-    CHECK_STATUS(t, g2z__safetensors_open(services, path, &file), G2Z_FORMAT, services,
-                 "bytes and has 16 bytes in all");
+    CHECK_FORMAT(t, g2z__safetensors_open(services, path, &file), "bytes and has 16 bytes in all");
   }
-  CHECK_STATUS(t, g2z__safetensors_open(services, test_path(t, "no"), &file), G2Z_IO, services,
-               "No such file");
-  CHECK_STATUS(t, g2z__safetensors_open(services, t->directory, &file), G2Z_IO, services,
-               "it is a directory: name a file");
+  CHECK_IO(t, g2z__safetensors_open(services, test_path(t, "no"), &file), "No such file");
+  CHECK_IO(t, g2z__safetensors_open(services, t->directory, &file), "it is a directory");
 
   /* Cut at every byte; every byte of the header changed. */
   g2z_writer *writer;
@@ -159,12 +159,10 @@ static void test_safetensors_refused(g2z_test *t) {
   CHECK_OK(t, g2z_writer_put(writer, values, sizeof values));
   CHECK_OK(t, g2z_writer_commit(writer));
   g2z_writer_free(writer);
-  CHECK_OK(t, g2z__safetensors_open(services, path, &file));
-  if (!file) return;
+  REQUIRE_OK(t, g2z__safetensors_open(services, path, &file));
   CHECK(t, file->tensors[1].begin % 8 == 0);
   float back = 0;
-  int scalar = g2z__safetensors_find(file, tensors[1].name);
-  CHECK_OK(t, g2z__safetensors_read(file, scalar, 0, 1, &back));
+  CHECK_OK(t, test_weights_read(file, tensors[1].name, 0, 1, &back));
   CHECK(t, back == 7);
   g2z__safetensors_free(file);
   char *text;
@@ -241,64 +239,52 @@ static void test_weights_round_trip(g2z_test *t) {
   const g2z_model_config model = test_weights_model();
   g2z_services *services = &t->services;
   test_weights w = test_weights_values(), back = test_weights_values();
+  g2z_model_config read, bad = model;
+  g2z__safetensors *file;
+  char directory[512], path[600], *first;
+  float value = 0;
+  size_t bytes = 0;
   memset(back.values, 0, back.count * sizeof(float));
-  char directory[512];
   snprintf(directory, sizeof directory, "%s", test_path(t, "new/dir"));
+  snprintf(path, sizeof path, "%s/model.safetensors", directory);
   CHECK_OK(t, g2z_make_directory(services, directory));
   CHECK_OK(t, test_weights_write(services, directory, &model, &w));
   CHECK(t, test_files_count(t, "new/dir/") == 2);
-  g2z_model_config read;
   CHECK_OK(t, g2z_weights_config(services, directory, &read));
   CHECK(t, memcmp(&read, &model, sizeof read) == 0);
   CHECK_OK(t, g2z__weights_read(services, directory, &read, test_weights_take, &back));
   CHECK(t, back.next == back.count && memcmp(back.values, w.values, w.count * sizeof(float)) == 0);
 
   /* Names, shapes and places as Hugging Face has them: [in, out], block 0 after block 1. */
-  g2z__safetensors *file;
-  float value = 0;
-  CHECK_OK(t, g2z__safetensors_open(services, test_path(t, "new/dir/model.safetensors"), &file));
-  if (!file) return;
+  REQUIRE_OK(t, g2z__safetensors_open(services, path, &file));
   CHECK(t, file->count == 4 + 2 * 12);
   int index = g2z__safetensors_find(file, "transformer.h.1.mlp.c_fc.weight");
   CHECK(t, index >= 0);
   g2z__safetensor tensor = file->tensors[index < 0 ? 0 : index];
   CHECK(t, tensor.rank == 2 && tensor.shape[0] == 8 && tensor.shape[1] == 32);
-  CHECK_OK(t, g2z__safetensors_read(file, index, 1, 1, &value));
+  CHECK_OK(t, test_weights_read(file, "transformer.h.1.mlp.c_fc.weight", 1, 1, &value));
   CHECK(t, value == 16 + 8 + 256 + 32 + 1 + 0.25f); /* behind lnf, fcprojb, fcprojw and fcb */
-  index = g2z__safetensors_find(file, "transformer.wte.weight");
-  CHECK_OK(t, g2z__safetensors_read(file, index, 9001 * 8 - 1, 1, &value));
+  CHECK_OK(t, test_weights_read(file, "transformer.wte.weight", 9001 * 8 - 1, 1, &value));
   CHECK(t, value == (float)(w.count - 1) + 0.25f);
   CHECK(t, g2z__safetensors_find(file, "lm_head.weight") == -1);
   g2z__safetensors_free(file);
 
   /* Two writes of the same weights are the same bytes. */
-  char *first, *second;
-  size_t bytes = 0, again = 1;
-  CHECK_OK(t, g2z_read_file(services, test_path(t, "new/dir/model.safetensors"), 1 << 24, &first,
-                            &bytes));
+  CHECK_OK(t, g2z_read_file(services, path, 1 << 24, &first, &bytes));
   CHECK_OK(t, test_weights_write(services, directory, &model, &w));
-  CHECK_OK(t, g2z_read_file(services, test_path(t, "new/dir/model.safetensors"), 1 << 24, &second,
-                            &again));
-  CHECK(t, bytes == again && memcmp(first, second, bytes) == 0);
-  g2z_release(services, first);
-  g2z_release(services, second);
+  CHECK(t, test_files_equal(t, path, first, bytes));
 
   /* Who takes may stop it; a full disk leaves the old file. */
   back.fail_at = 1000;
   back.next = 0;
   CHECK(t, g2z__weights_read(services, directory, &model, test_weights_take, &back) == G2Z_STOPPED);
   struct rlimit before = test_files_limit(100000); /* the weights take 300 KB */
-  CHECK_STATUS(t, test_weights_write(services, directory, &model, &w), G2Z_IO,
-               services, "File too large");
+  CHECK_IO(t, test_weights_write(services, directory, &model, &w), "File too large");
   test_files_unlimit(&before);
-  CHECK(t, test_files_count(t, "new/dir/") == 2);
-  back.fail_at = SIZE_MAX;
-  back.next = 0;
-  CHECK_OK(t, g2z__weights_read(services, directory, &model, test_weights_take, &back));
-  g2z_model_config bad = model;
+  CHECK(t, test_files_count(t, "new/dir/") == 2 && test_files_equal(t, path, first, bytes));
   bad.heads = 3;
-  CHECK_STATUS(t, test_weights_write(services, directory, &bad, &w),
-               G2Z_BAD_ARGUMENT, services, "heads=3");
+  CHECK_BAD(t, test_weights_write(services, directory, &bad, &w), "heads=3");
+  g2z_release(services, first);
   free(w.values);
   free(back.values);
 }
@@ -349,13 +335,39 @@ static void test_weights_variant(g2z_test *t, const char *prefix, int which, con
 }
 
 static void test_weights_variants(g2z_test *t) {
-  g2z_services *services = &t->services;
+  /* The head of a file: none, tied, another one, or of this many rows; an extra tensor's name. */
+  static const struct {
+    const char *prefix;
+    int which;
+    const char *rename;
+    uint64_t rows;
+    int head;
+    const char *extra;
+    g2z_status status;
+    const char *sentence;
+  } bad[] = {
+      {"", -1, NULL, 0, -1, NULL, G2Z_UNSUPPORTED, "lm_head.weight differs from wte.weight"},
+      {"", -1, NULL, 0, 4, NULL, G2Z_FORMAT,
+       "\"lm_head.weight\" has the shape [4, 8], but the model needs [3, 8]"},
+      {"transformer.", 5, NULL, 0, 0, NULL, G2Z_FORMAT,
+       "no tensor \"transformer.h.0.mlp.c_fc.weight\", which a GPT-2 of 1 layers needs"},
+      {"transformer.", 15, "wte.weight", 5, 0, NULL, G2Z_FORMAT,
+       "shape [5, 8], but the model needs [3, 8]"},
+      {"", 0, "ln_f.weight", 16, 0, NULL, G2Z_FORMAT, "\"ln_f.weight\" has the shape [16]"},
+#define UNKNOWN(name) \
+  {"", -1, NULL, 0, 0, name, G2Z_FORMAT, name "\", which a GPT-2 of 1 layers does not have"}
+      UNKNOWN("h.1.ln_1.weight"), UNKNOWN("score.weight"), UNKNOWN("h.0.attn.bias2"),
+      UNKNOWN("h..attn.bias"), UNKNOWN("h.0.attn.biases"), UNKNOWN("transformer.h.0"),
+#undef UNKNOWN
+      {"", -1, NULL, 0, 0, "transformer.ln_f.bias", G2Z_FORMAT,
+       "has both \"transformer.ln_f.bias\" and \"ln_f.bias\""}};
   const g2z_model_config model = {1, 1, 8, 4, 3, 2};
+  g2z_services *services = &t->services;
   float values[2][16 + 872 + 56];
   test_weights w[2] = {{values[0], 944, 0, SIZE_MAX}, {values[1], 944, 0, SIZE_MAX}};
+  g2z__safetensor extra[4];
 #define READ(i) (w[i].next = 0, \
                  g2z__weights_read(services, t->directory, &model, test_weights_take, &w[i]))
-  g2z__safetensor extra[4];
   memset(extra, 0, sizeof extra);
   extra[0].name = "h.0.attn.bias";
   extra[1].name = "transformer.h.11.attn.masked_bias";
@@ -369,43 +381,20 @@ static void test_weights_variants(g2z_test *t) {
   CHECK_OK(t, READ(1));
   CHECK(t, w[0].next == 944 && w[1].next == 944);
   CHECK(t, memcmp(values[0], values[1], sizeof values[0]) == 0);
-
-  extra[2].begin = 1;
-  test_weights_variant(t, "", -1, NULL, 0, extra, 3);
-  CHECK_STATUS(t, READ(0), G2Z_UNSUPPORTED, services, "lm_head.weight differs from wte.weight");
-  CHECK(t, w[0].next == 0);
-  extra[2].begin = 0;
-  extra[2].shape[0] = 4;
-  test_weights_variant(t, "", -1, NULL, 0, extra, 3);
-  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services,
-               "\"lm_head.weight\" has the shape [4, 8], but the model needs [3, 8]");
-  test_weights_variant(t, "transformer.", 5, NULL, 0, extra, 0);
-  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services,
-               "no tensor \"transformer.h.0.mlp.c_fc.weight\", which a GPT-2 of 1 layers needs");
-  test_weights_variant(t, "transformer.", 15, "wte.weight", 5, extra, 0);
-  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services, "shape [5, 8], but the model needs [3, 8]");
-  test_weights_variant(t, "", 0, "ln_f.weight", 16, extra, 0);
-  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services, "\"ln_f.weight\" has the shape [16]");
-  static const char *const unknown[] = {"h.1.ln_1.weight", "score.weight", "h.0.attn.bias2",
-                                        "h..attn.bias", "h.0.attn.biases", "transformer.h.0"};
-  for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) {
-    extra[3].name = unknown[i];
-    test_weights_variant(t, "", -1, NULL, 0, extra + 3, 1);
-    CHECK_STATUS(t, READ(0), G2Z_FORMAT, services, unknown[i]);
-    CHECK(t, strstr(services->error, "which a GPT-2 of 1 layers does not have") != NULL);
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    const g2z__safetensor *first = bad[i].head ? extra : extra + 3;
+    extra[2].begin = bad[i].head < 0; /* not tied */
+    extra[2].shape[0] = bad[i].head > 0 ? (uint64_t)bad[i].head : 3;
+    extra[3].name = bad[i].extra;
+    test_weights_variant(t, bad[i].prefix, bad[i].which, bad[i].rename, bad[i].rows, first,
+                         bad[i].head ? 3 : bad[i].extra != NULL);
+    CHECK_STATUS(t, READ(0), bad[i].status, services, bad[i].sentence);
+    CHECK(t, w[0].next == 0); /* nothing was taken before all was compared */
   }
-  extra[3].name = "transformer.ln_f.bias";
-  test_weights_variant(t, "", -1, NULL, 0, extra + 3, 1);
-  CHECK_STATUS(t, READ(0), G2Z_FORMAT, services,
-               "has both \"transformer.ln_f.bias\" and \"ln_f.bias\"");
-  CHECK(t, w[0].next == 0); /* nothing was taken before all was compared */
-
   CHECK(t, unlink(test_path(t, "model.safetensors")) == 0);
-  CHECK_STATUS(t, READ(0), G2Z_IO, services, "has no model.safetensors");
+  CHECK_IO(t, READ(0), "has no model.safetensors");
   test_write_file(t, test_path(t, "pytorch_model.bin"), "", 0);
   CHECK_STATUS(t, READ(0), G2Z_UNSUPPORTED, services, "safe_serialization=True");
-  test_write_file(t, test_path(t, "model.safetensors.index.json"), "{}", 2);
-  CHECK_STATUS(t, READ(0), G2Z_UNSUPPORTED, services, "split into several files");
 #undef READ
 }
 
@@ -460,28 +449,26 @@ static void test_weights_configs(g2z_test *t) {
     CHECK(t, truncate(test_path(t, "config.json"), (off_t)n) == 0);
     CHECK(t, g2z_weights_config(services, t->directory, &model) == G2Z_FORMAT);
   }
-  CHECK_STATUS(t, g2z_weights_config(services, test_path(t, "no"), &model), G2Z_IO, services,
-               "no/config.json: No such file");
+  CHECK_IO(t, g2z_weights_config(services, test_path(t, "no"), &model),
+           "no/config.json: No such file");
 #undef SIZES
 }
 
 static void test_weights_no_memory(g2z_test *t) {
   const g2z_model_config model = test_weights_model();
+  g2z_services *services = &t->services;
   g2z_model_config read;
   test_weights w = test_weights_values();
-  for (int n = 1, done = 0; !done && n < 100; n++) {
+  g2z_status status;
+  long n = 1;
+  do {
     w.next = 0;
     t->fail_at = n;
-    g2z_status status =
-        test_weights_write(&t->services, t->directory, &model, &w);
-    if (status == G2Z_OK) status = g2z_weights_config(&t->services, t->directory, &read);
+    status = test_weights_write(services, t->directory, &model, &w);
+    if (status == G2Z_OK) status = g2z_weights_config(services, t->directory, &read);
     if (status == G2Z_OK)
-      status = g2z__weights_read(&t->services, t->directory, &model, test_weights_take, &w);
-    t->fail_at = 0;
-    done = status == G2Z_OK;
-    CHECK(t, done ? n > 10 : status == G2Z_NO_MEMORY);
-    CHECK(t, t->allocations == 0);
+      status = g2z__weights_read(services, t->directory, &model, test_weights_take, &w);
     CHECK(t, test_files_count(t, "*.partial") == 0);
-  }
+  } while (test_no_memory(t, status, &n, 10, 100));
   free(w.values);
 }

@@ -1,0 +1,163 @@
+/* Tests of extras/g2z_eval.h: what a file's loss is, by hand, and files that are damaged. */
+
+/* Loss of ids[first .. n) behind what stands before each, from the logits. */
+static double eval_by_hand(g2z_test *t, g2z_model *model, const int32_t *ids, int first, int n) {
+  const int V = model->config.vocab;
+  float *logits = (float *)malloc((size_t)n * (size_t)V * sizeof(float));
+  double sum = 0;
+  CHECK_OK(t, g2z_model_logits(model, ids, 1, n - 1, logits));
+  for (int i = first; i < n; i++) {
+    const float *row = logits + (size_t)(i - 1) * (size_t)V;
+    double total = 0;
+    for (int v = 0; v < V; v++) total += exp((double)row[v]);
+    sum += log(total) - (double)row[ids[i]];
+  }
+  free(logits);
+  return sum;
+}
+
+static void eval_put(uint16_t *words, size_t *at, const int32_t *ids, int count) {
+  words[(*at)++] = (uint16_t)count;
+  for (int i = 0; i < count; i++) words[(*at)++] = (uint16_t)ids[i];
+}
+
+/* 20 questions with four endings of one to five tokens: acc and acc_norm as counted by hand. */
+static void test_eval_questions(g2z_test *t) {
+  enum { QUESTIONS = 20, ENDINGS = 4 };
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  int32_t head[256] = {20240522, 1, QUESTIONS, 0}, ids[64];
+  uint16_t words[4096];
+  size_t at = 0;
+  int right = 0, right_norm = 0, tokens = 0;
+  double sum = 0;
+  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
+  for (int q = 0; q < QUESTIONS; q++) {
+    const size_t begin = at;
+    int begins = 1 + q % 9, best = 0, best_norm = 0;
+    double least = INFINITY, least_norm = INFINITY;
+    test_tokens(ids, 64, 131, (uint64_t)q);
+    words[at++] = 65535, words[at++] = 0, words[at++] = (uint16_t)q;
+    words[at++] = 0, words[at++] = ENDINGS;
+    eval_put(words, &at, ids, begins);
+    for (int i = 0; i < ENDINGS; i++) {
+      int32_t whole[20];
+      int length = 1 + (q + i) % 5;
+      memcpy(whole, ids, (size_t)begins * sizeof *whole);
+      memcpy(whole + begins, ids + 10 + 10 * i, (size_t)length * sizeof *whole);
+      eval_put(words, &at, whole + begins, length);
+      double loss = eval_by_hand(t, model, whole, begins, begins + length);
+      if (loss < least) least = loss, best = i;
+      if (loss / length < least_norm) least_norm = loss / length, best_norm = i;
+      sum += loss;
+      tokens += length;
+    }
+    int label = q % 3 ? best : (best + 1) % ENDINGS;
+    words[begin + 3] = (uint16_t)label;
+    right += best == label;
+    right_norm += best_norm == label;
+    words[begin + 1] = (uint16_t)(2 * (at - begin));
+  }
+  char *file = (char *)malloc(sizeof head + 2 * at);
+  const char *path = test_path(t, "questions.bin");
+  memcpy(file, head, sizeof head);
+  memcpy(file + sizeof head, words, 2 * at);
+  test_write_file(t, path, file, sizeof head + 2 * at);
+  g2z_eval result;
+  CHECK_OK(t, g2z_eval_file(model, NULL, path, NULL, NULL, &result));
+  CHECK(t, result.questions == QUESTIONS && result.tokens == tokens);
+  CHECK_NEAR(t, result.acc, (double)right / QUESTIONS, 1e-12);
+  CHECK_NEAR(t, result.acc_norm, (double)right_norm / QUESTIONS, 1e-12);
+  CHECK(t, right != right_norm && isnan(result.acc_norm_bytes));
+  CHECK_NEAR(t, result.loss, sum / tokens, 1e-5);
+  /* Damage: a byte of a question, what lies in the header, an end that came early. */
+  static const struct { size_t at; int byte; size_t cut; const char *says; } damages[] = {
+      {1024, 1, 0, "is damaged at byte 1024"},     {1026, 1, 0, "is damaged at byte 1024"},
+      {1030, 9, 0, "is damaged at byte 1024"},     {1032, 200, 0, "is damaged at byte 1024"},
+      {4, 2, 0, "in version 2"},                   {8, 0, 0, "holds 0 questions"},
+      {8, QUESTIONS + 1, 0, "is damaged at byte"}, {0, 0x5a, 1, "is damaged at byte"},
+      {1036, 200, 0, "token=200"}};
+  for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+    size_t bytes = sizeof head + 2 * at - damages[i].cut;
+    char was = file[damages[i].at];
+    if (!damages[i].cut) file[damages[i].at] = (char)damages[i].byte;
+    test_write_file(t, path, file, bytes);
+    g2z_status status = g2z_eval_file(model, NULL, path, NULL, NULL, &result);
+    t->checks++;
+    if (status == G2Z_OK || !strstr(t->services.error, damages[i].says))
+      test_fail(t, __FILE__, __LINE__, "damage %zu: status %d, \"%s\"", i, (int)status,
+                t->services.error);
+    file[damages[i].at] = was;
+  }
+  free(file);
+  inuse_close(context, model);
+}
+
+/* A text, its documents and its tokens: the same loss by three ways and by hand. */
+static void test_eval_texts(g2z_test *t) {
+  enum { CONTEXT = 16, V = 257 };
+  static const char line[] = "A small text, that is longer than the context of sixteen tokens.";
+  g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  test_trainer tt;
+  g2z_tokenizer *tokenizer = NULL;
+  g2z_eval text, lines, shard;
+  int32_t ids[sizeof line];
+  double sum = 0;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  test_trainer_close(&tt);
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  g2z_encoder *encoder = NULL;
+  g2z_tokens encoded;
+  memset(&encoded, 0, sizeof encoded);
+  REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  CHECK_OK(t, g2z_encode(encoder, line, strlen(line), G2Z_ENCODE_DEFAULT, &encoded));
+  ids[0] = g2z_tokenizer_eot(tokenizer);
+  const int count = 1 + (int)encoded.count;
+  memcpy(ids + 1, encoded.ids, encoded.count * sizeof *ids);
+  for (int at = 0; at + 1 < count; at += CONTEXT) {
+    int n = count - at < CONTEXT + 1 ? count - at : CONTEXT + 1;
+    sum += eval_by_hand(t, model, ids + at, 1, n);
+  }
+  test_write_file(t, test_path(t, "a.txt"), line, strlen(line));
+  CHECK_OK(t, g2z_eval_file(model, tokenizer, test_path(t, "a.txt"), NULL, NULL, &text));
+  CHECK(t, text.tokens == count - 1 && text.questions == 0);
+  CHECK_NEAR(t, text.loss, sum / (count - 1), 1e-5);
+  CHECK_NEAR(t, text.perplexity, exp(text.loss), 1e-9);
+  CHECK_NEAR(t, text.bits_per_byte, sum / log(2.0) / (double)strlen(line), 1e-5);
+  char many[1024];
+  snprintf(many, sizeof many, "{\"text\": \"%s\"}\n\n{\"id\": 7, \"text\": \"%s\"}\n", line,
+           line);
+  test_write_file(t, test_path(t, "a.jsonl"), many, strlen(many));
+  CHECK_OK(t, g2z_eval_file(model, tokenizer, test_path(t, "a.jsonl"), NULL, NULL, &lines));
+  CHECK(t, lines.tokens == 2 * text.tokens && fabs(lines.loss - text.loss) < 1e-9);
+  g2z_shard_writer *writer = NULL;
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_LLMC,
+                                      &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)count));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  CHECK_OK(t, g2z_eval_file(model, NULL, test_path(t, "a.bin"), NULL, NULL, &shard));
+  CHECK(t, shard.tokens == text.tokens && fabs(shard.loss - text.loss) < 1e-9);
+  CHECK(t, isnan(shard.bits_per_byte));
+  static const struct { const char *name, *text, *says; } refused[] = {
+      {"b.txt", "", "no token that could be predicted"},
+      {"b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "b.jsonl, line 2 has no \"text\""},
+      {"c.jsonl", "{\"text\": \"a\"\n", "c.jsonl, line 1"},
+      {"c.bin", "ab", "no token that could be predicted"}};
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    test_write_file(t, test_path(t, refused[i].name), refused[i].text, strlen(refused[i].text));
+    g2z_status status = g2z_eval_file(model, tokenizer, test_path(t, refused[i].name), NULL, NULL,
+                                      &text);
+    CHECK(t, status != G2Z_OK && strstr(t->services.error, refused[i].says));
+  }
+  CHECK_STATUS(t, g2z_eval_file(model, NULL, test_path(t, "a.txt"), NULL, NULL, &text),
+               G2Z_BAD_ARGUMENT, &t->services, "--vocab");
+  g2z_tokens_free(&encoded);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  inuse_close(context, model);
+}

@@ -1,0 +1,296 @@
+/* Tests of what users hand in by mistake: files that are no text, shards of another vocabulary or
+ * program, weights in several files. */
+
+/* ----- the table --------------------------------------------------------- */
+
+/* A file of 300 letters with some bytes in it. */
+static const struct { const char *name; size_t at, count; const char *bytes; } inputs_files[] = {
+    {"parquet", 0, 4, "PAR1"},
+    {"arrow", 0, 6, "ARROW1"},
+    {"stream", 0, 4, "\xFF\xFF\xFF\xFF"},
+    {"gz", 0, 2, "\x1F\x8B"},
+    {"zst", 0, 4, "\x28\xB5\x2F\xFD"},
+    {"xz", 0, 6, "\xFD" "7zXZ\0"},
+    {"d.jsonl.xz", 0, 6, "\xFD" "7zXZ\0"},
+    {"bz2", 0, 10, "BZh91AY&SY"},
+    {"7z", 0, 6, "7z\xBC\xAF\x27\x1C"},
+    {"zip", 0, 4, "PK\x03\x04"},
+    {"tar", 257, 5, "ustar"},
+    {"pdf", 0, 5, "%PDF-"},
+    {"utf16", 0, 2, "\xFF\xFE"},
+    {"utf16be", 0, 2, "\xFE\xFF"},
+    {"le", 0, 8, "a\0b\0c\0d"},
+    {"be", 0, 8, "\0a\0b\0c\0d"},
+    {"latin1", 100, 4, "\xE9\xE8 \xE9"}, /* 3 of 297 characters; the last 3 may be cut */
+    {"some", 100, 3, "\xE9\xE8z"},       /* 2 */
+    {"llama3.bin", 0, 8, "\xA1\xD9\x34\x01\x07\0\0\0"},
+    {"hellaswag.bin", 0, 8, "\x8A\xD8\x34\x01\x01\0\0\0"},
+    {"d.ndjson", 0, 300, NULL},
+};
+
+/* $P is prepare_data, $T a short training, $D the test's directory, also in the sentence. */
+#define INPUTS_SPLIT(dir, index)                                                               \
+  "mkdir $D/" dir "; cp $D/split/*.json $D/split/model-* $D/" dir "; echo '{" index "}' > $D/" \
+  dir "/model.safetensors.index.json; $T --seq 4 --train $D/old.bin --init-from $D/" dir
+static const struct { const char *command; int code; const char *sentence; } inputs_rows[] = {
+    /* no text */
+    {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text; this makes lines of JSON of it:\n"
+                         "python3 -c '\nimport json, pyarrow.parquet\nfor batch in "
+                         "pyarrow.parquet.ParquetFile(\"$D/parquet\")"},
+    {"$P $D/parquet", 1, "print(json.dumps(row, default=str))' > $D/parquet.jsonl\n"},
+    {"$P $D/arrow", 1, "$D/arrow is an Arrow file, not text; this makes lines of JSON of it:"},
+    {"$P $D/stream", 1, "$D/stream is an Arrow stream, not text; this makes lines of JSON of it:"},
+    {"$P $D/gz", 1, "$D/gz is packed by gzip, not text in UTF-8: type gzip -dc $D/gz | ./prep"},
+    {"$P $D/zst", 1, "$D/zst is packed by zstd, not text in UTF-8: type zstd -dc $D/zst | ./prep"},
+    {"$P $D/xz", 1, "$D/xz is packed by xz, not text in UTF-8: type xz -dc $D/xz | ./prepare_data "
+                    "-\n"},
+    {"$P $D/d.jsonl.xz", 1, "type xz -dc $D/d.jsonl.xz | ./prepare_data --field text -\n"},
+    {"$P $D/bz2", 1, "$D/bz2 is packed by bzip2, not text in UTF-8: type bzip2 -dc $D/bz2 |"},
+    {"$P $D/7z", 1, "$D/7z is a 7-Zip archive, not text in UTF-8: type 7z x -so $D/7z |"},
+    {"$P $D/zip", 1, "$D/zip is a zip archive, not text in UTF-8: type unzip -p $D/zip |"},
+    {"$P $D/tar", 1, "$D/tar is a tar archive, not text in UTF-8: type tar -xOf $D/tar |"},
+    {"$P $D/pdf", 1, "$D/pdf is a PDF, not text in UTF-8: type pdftotext $D/pdf - |"},
+    {"$P $D/utf16", 1, "$D/utf16 is text in UTF-16, not text in UTF-8: type iconv -f utf-16 -t "},
+    {"$P $D/utf16be", 1, "$D/utf16be is text in UTF-16, not"},
+    {"$P $D/le", 1, "$D/le is binary, or text in UTF-16, not text in UTF-8: type iconv -f utf-16l"},
+    {"$P $D/be", 1, "$D/be is binary, or text in UTF-16, not text in UTF-8: type iconv -f utf-16b"},
+    {"$P $D/latin1", 1, "$D/latin1 is perhaps in Latin-1 (3 of its first 297 characters are "
+                        "invalid), not text in UTF-8: type iconv -f latin1 -t utf-8 $D/latin1 |"},
+    {"$P --strict $D/latin1", 1, "$D/latin1, from byte 0 on: invalid UTF-8: byte 0xe9"},
+    {"$P --strict $D/xz", 1, "$D/xz is packed by xz"},
+    {"$P $D/d.ndjson $D/zip", 1, "$D/zip is a zip archive"}, /* before anything is written */
+    {"cat $D/xz | $P -", 1, "standard input is packed by xz, not text in UTF-8: type xz -dc FILE "},
+    {"cat $D/latin1 | $P --field text -", 1, "-t utf-8 FILE | ./prepare_data --field text -"},
+    {"{ head -c 3 $D/tar; sleep 0.2; tail -c +4 $D/tar; } | $P -", 1, "standard input is a tar "},
+    {"gzip -c $D/tar > $D/tar.gz; $P $D/tar.gz", 1, "$D/tar.gz is a tar archive, not text in "
+                                                    "UTF-8: type gzip -dc $D/tar.gz | tar -xOf - "},
+    {"ls $D/out", 0, ""},
+    {"rmdir $D/out", 0, ""},
+    {"$P $D/some", 0, "train  "}, /* 1 % and no more is replaced */
+    {"$P $D/d.ndjson", 0, "val         1 document, 4 tokens"},
+    {"$P --field body $D/some", 1, "since its name ends with neither .jsonl nor .ndjson"},
+    /* shards of another vocabulary */
+    {"head -c 60000 gpt2_zero.h > $D/a.txt; $P --train-bpe 300 $D/a.txt && mv $D/out/a* $D", 0, ""},
+    {"tail -c 60000 gpt2_zero.h > $D/b.txt; $P --train-bpe 300 $D/b.txt && mv $D/out/b* $D", 0, ""},
+    {"cd $D; for n in a b; do for s in train val; do mv ${n}_${s}_000000.bin $n-$s.bin; done; "
+     "done; { head -c 12 a-train.bin; head -c 1012 /dev/zero; tail -c +1025 a-train.bin; } > "
+     "old.bin", 0, ""},
+    {"$T --train $D/a-train.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""},
+    {"$T --train $D/a-train.bin --vocab $D/b.bpe", 1, "$D/a-train.bin was made with another "
+     "vocabulary than $D/b.bpe: give --vocab the file that the shards were made with, or make them "
+     "again with ./prepare_data --vocab FILE"},
+    {"$T --val $D/a-val.bin --vocab $D/b.bpe", 1, "$D/a-val.bin was made with another vocabulary"},
+    {"$T --train $D/a-train.bin --val $D/b-val.bin --vocab $D/a.bpe", 1,
+     "$D/b-val.bin was made with another vocabulary than $D/a.bpe: give"},
+    {"$T --train $D/a-train.bin --val $D/b-val.bin --vocab-size 300", 1,
+     "$D/b-val.bin was made with another vocabulary than $D/a-train.bin: give"},
+    {"$T --train $D/a-train.bin --vocab-size 257", 1,
+     "$D/a-train.bin was made with another vocabulary than the vocabulary of 256 bytes: give"},
+    {"$T --train \"$D/?-train.bin\" --vocab $D/a.bpe", 1, "$D/a-train.bin and $D/b-train.bin were "
+     "made with different vocabularies: narrow the pattern, or prepare their texts again"},
+    {"$T --train $D/old.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* one names none */
+    {"$T --train $D/old.bin --vocab $D/b.bpe", 0, ""},
+    {"$P --vocab $D/a.bpe --format raw $D/b.txt && $T --train $D/out/train.bin --vocab $D/b.bpe", 0,
+     ""},
+    {"$P $D/a.txt && $T --train $D/out/a_train_000000.bin --vocab-size 257", 0, ""},
+    /* shards that are trained on and validated on */
+    {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-val.bin is named to "
+     "train on and to validate on, by \"$D/a-*.bin\" and by \"$D/a-val.bin\": narrow one of them"},
+    {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
+     "$D/link is named to train on and to validate on"},
+    {"$T --train $D/none.bin --val $D/none.bin", 1, "no file is called or matches \"$D/none.bin\""},
+    /* llm.c's other files */
+    {"$T --train $D/llama3.bin", 1, "$D/llama3.bin is a shard of llm.c with uint32 tokens of Llama "
+                                    "3: prepare the text with GPT-2's vocabulary"},
+    {"$T --train $D/a-train.bin --val $D/hellaswag.bin --vocab $D/a.bpe", 1,
+     "$D/hellaswag.bin is an evaluation file of llm.c, such as HellaSwag's, not a token shard"},
+    /* weights in several files */
+    {"$T --seq 4 --train $D/a-train.bin --init-from $D/split", 0, "2 layers"},
+    {INPUTS_SPLIT("no_map", ""), 1, "$D/no_map/model.safetensors.index.json has no weight_map that "
+                                    "names files of tensors: copy the model again"},
+    {INPUTS_SPLIT("gone", "\"weight_map\": {\"a\": \"none.safetensors\"}"), 1,
+     "cannot open $D/gone/none.safetensors: No such file"},
+    {INPUTS_SPLIT("half", "\"weight_map\": {\"a\": \"model-0.safetensors\"}"), 1,
+     "$D/half/model.safetensors.index.json has no tensor \"transformer.ln_f.bias\""},
+    {INPUTS_SPLIT("twice", "\"weight_map\": {\"a\": \"model-0.safetensors\", \"b\": "
+                           "\"./model-0.safetensors\"}"), 1,
+     "$D/twice/model.safetensors.index.json names tensor \"transformer.h.0"},
+    {INPUTS_SPLIT("self", "\"weight_map\": {\"a\": \"model.safetensors.index.json\"}"), 1,
+     "it was cut, or it is no safetensors file"},
+    {INPUTS_SPLIT("number", "\"weight_map\": {\"a\": 3}"), 1, "line 1, column 22: "},
+    /* what `make` needs */
+    {"mkdir $D/bin; ln -s /bin/echo /bin/mkdir /bin/sh $D/bin; M=$(command -v make); cp Makefile "
+     "$D; cd $D; env -u MAKEFLAGS PATH=$D/bin $M NVCC= data/vocab.bpe", 2,
+     "neither curl nor wget is here: apt-get install curl, or save https://"},
+};
+
+/* Every $D of `text` becomes the test's directory. */
+static void test_inputs_expand(const g2z_test *t, const char *text, char *out, size_t room) {
+  size_t used = 0;
+  for (out[0] = 0; *text && used + 1 < room; text++) {
+    int name = text[0] == '$' && text[1] == 'D';
+    used += (size_t)snprintf(out + used, room - used, "%.*s", name ? 255 : 1,
+                             name ? t->directory : text);
+    text += name;
+  }
+}
+
+/* Runs a row in a shell; what it printed stands in `output`. */
+static int test_inputs_run(g2z_test *t, const char *command, char *output, size_t room) {
+  const char *train = getenv("G2Z_TRAIN"), *prepare = test_prepare_program();
+  char line[4096];
+  snprintf(line, sizeof line, "{ D='%s'; P='%s --out %s/out'; T='%s --device cpu --layers %s "
+           "--heads 1 --channels 8 --context 5 --batch 1 --steps 1 --sample-tokens 0 --dtype fp32 "
+           "--run-dir none'; %s; } 2>&1", t->directory, prepare, t->directory,
+           train ? train : "./train", strstr(command, "--init-from") ? "2" : "1", command);
+  return test_shell(line, output, room);
+}
+
+/* The weights of DIRECTORY in two files that take every other tensor, with an index. */
+static void test_inputs_split(g2z_test *t, const char *directory, const test_weights *w) {
+  const g2z_model_config model = test_weights_model();
+  g2z__weight *list;
+  size_t count;
+  char path[600];
+  REQUIRE_OK(t, g2z__weights_list(&t->services, &model, &list, &count));
+  g2z__safetensor *tensors = (g2z__safetensor *)calloc(count, sizeof *tensors);
+  for (size_t part = 0; part < 2 && tensors; part++) {
+    g2z_writer *writer;
+    size_t some = 0, at = 0;
+    for (size_t i = part; i < count; i += 2) tensors[some++] = list[i].tensor;
+    snprintf(path, sizeof path, "%s/model-%zu.safetensors", directory, part);
+    CHECK_OK(t, g2z__safetensors_create(&t->services, path, tensors, some, &writer));
+    for (size_t i = 0; i < count; at += list[i++].tensor.elements)
+      if (i % 2 == part) g2z_writer_put(writer, w->values + at, list[i].tensor.elements * 4);
+    CHECK_OK(t, g2z_writer_commit(writer));
+    g2z_writer_free(writer);
+  }
+  snprintf(path, sizeof path, "%s/model.safetensors.index.json", directory);
+  FILE *index = fopen(path, "w");
+  for (size_t i = 0; i < count && index; i++)
+    fprintf(index, "%s\"%s\": \"model-%zu.safetensors\"",
+            i ? ", " : "{\"metadata\": {\"total_size\": 9}, \"weight_map\": {", list[i].name,
+            i % 2);
+  CHECK(t, index && fputs("}}\n", index) >= 0 && fclose(index) == 0);
+  snprintf(path, sizeof path, "%s/model.safetensors", directory);
+  CHECK(t, unlink(path) == 0);
+  free(tensors);
+  g2z_release(&t->services, list);
+}
+
+/* Writes DIRECTORY/split and takes its values along. */
+static void test_inputs_weights(g2z_test *t, test_weights *w) {
+  const g2z_model_config model = test_weights_model();
+  *w = test_weights_values();
+  CHECK(t, mkdir(test_path(t, "split"), 0700) == 0);
+  CHECK_OK(t, test_weights_write(&t->services, test_path(t, "split"), &model, w));
+  test_inputs_split(t, test_path(t, "split"), w);
+}
+
+static void test_inputs_rows(g2z_test *t) {
+  static const char documents[] = "{\"text\": \"abc\"}\n{\"text\": \"def\"}\n";
+  char output[16384], sentence[1024], letters[300];
+  test_weights w;
+  if (!test_train_is_there() || access(test_prepare_program(), X_OK) != 0)
+    SKIP(t, "./train or ./prepare_data is not built: make");
+  test_inputs_weights(t, &w);
+  free(w.values);
+  for (size_t i = 0; i < sizeof inputs_files / sizeof *inputs_files; i++) {
+    memset(letters, 'x', sizeof letters);
+    if (inputs_files[i].bytes)
+      memcpy(letters + inputs_files[i].at, inputs_files[i].bytes, inputs_files[i].count);
+    test_write_file(t, test_path(t, inputs_files[i].name), letters, sizeof letters);
+  }
+  test_write_file(t, test_path(t, "d.ndjson"), documents, sizeof documents - 1);
+  for (size_t i = 0; i < sizeof inputs_rows / sizeof *inputs_rows; i++) {
+    test_inputs_expand(t, inputs_rows[i].sentence, sentence, sizeof sentence);
+    int code = test_inputs_run(t, inputs_rows[i].command, output, sizeof output);
+    t->checks++;
+    if (code != inputs_rows[i].code || !strstr(output, sentence))
+      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s\n    expected %d: %s",
+                inputs_rows[i].command, code, output, inputs_rows[i].code, sentence);
+  }
+}
+
+/* ----- weights in several files ------------------------------------------ */
+
+/* The values are those of one file; one file is open at a time; memory may run out anywhere. */
+static void test_weights_split(g2z_test *t) {
+  const g2z_model_config model = test_weights_model();
+  test_weights w, back = test_weights_values();
+  char directory[512];
+  g2z__safetensors *file;
+  float value;
+  test_inputs_weights(t, &w);
+  snprintf(directory, sizeof directory, "%s", test_path(t, "split"));
+  memset(back.values, 0, back.count * sizeof(float));
+  CHECK_OK(t, g2z__weights_read(&t->services, directory, &model, test_weights_take, &back));
+  CHECK(t, back.next == w.count && memcmp(back.values, w.values, w.count * sizeof(float)) == 0);
+  REQUIRE_OK(t, g2z__weights_open(&t->services, directory, &file));
+  CHECK(t, file->count == 4 + 2 * 12);
+  for (int i = 0; i < (int)file->count; i++) {
+    int open = 0, parts = 0;
+    CHECK_OK(t, g2z__safetensors_read(file, i, 0, 1, &value));
+    for (g2z__safetensors *part = file->parts; part; part = part->next, parts++)
+      open += part->file >= 0;
+    CHECK(t, parts == 2 && open == 1 && file->file < 0);
+  }
+  g2z__safetensors_free(file);
+  for (int n = 1, done = 0; !done && n < 200; n++) {
+    back.next = 0;
+    t->fail_at = n;
+    g2z_status status = g2z__weights_read(&t->services, directory, &model, test_weights_take,
+                                          &back);
+    t->fail_at = 0;
+    done = status == G2Z_OK;
+    CHECK(t, done ? n > 15 : status == G2Z_NO_MEMORY);
+    CHECK(t, t->allocations == 0);
+  }
+  free(w.values);
+  free(back.values);
+}
+
+/* ----- the hash of a vocabulary ------------------------------------------ */
+
+/* Where it stands in a shard, which loaders find it, and that the form of the file does not
+ * matter. */
+static void test_vocab_hash(g2z_test *t) {
+  static const uint64_t hashes[] = {0, 0x123456789abcdef0u};
+  static const char merges[] = "#version: 0.2\nt h\nth e\n", other[] = "#version: 0.2\nt h\nh e\n";
+  int32_t ids[100], header[256];
+  g2z_loader *loader;
+  g2z_tokenizer *tokenizer, *again;
+  size_t bytes;
+  char *file;
+  memset(ids, 0, sizeof ids);
+  for (int i = 0; i < 2; i++) {
+    const char *path = test_path(t, i ? "known" : "unknown");
+    g2z_shard_writer *writer;
+    REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_LLMC, &writer));
+    g2z_shard_writer_vocab(writer, hashes[i]);
+    CHECK_OK(t, g2z_shard_writer_append(writer, ids, 100));
+    CHECK_OK(t, g2z_shard_writer_commit(writer));
+    g2z_shard_writer_free(writer);
+    REQUIRE_OK(t, g2z_read_file(&t->services, path, 4096, &file, &bytes));
+    memcpy(header, file, sizeof header);
+    g2z_release(&t->services, file);
+    CHECK(t, header[0] == 20240520 && header[1] == 1 && header[2] == 100);
+    CHECK(t, memcmp(&header[3], &hashes[i], 8) == 0 && header[5] == 0 && header[255] == 0);
+    g2z_loader_config config = test_loader_config(path, 2, 8);
+    REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+    CHECK(t, loader->vocab_hash == hashes[i] && (loader->vocab_shard != NULL) == i);
+    g2z_loader_free(loader);
+  }
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  CHECK(t, g2z_tokenizer_hash(tokenizer) == 0xcbf29ce484222325u);
+  g2z_tokenizer_free(tokenizer);
+  CHECK_OK(t, g2z_tokenizer_parse(&t->services, "m", merges, sizeof merges - 1, &tokenizer));
+  CHECK_OK(t, g2z_tokenizer_parse(&t->services, "m", other, sizeof other - 1, &again));
+  CHECK(t, g2z_tokenizer_hash(tokenizer) != g2z_tokenizer_hash(again));
+  g2z_tokenizer_free(again);
+  CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, tokenizer, test_path(t, "again")));
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "again"), &again));
+  CHECK(t, g2z_tokenizer_hash(tokenizer) == g2z_tokenizer_hash(again));
+  g2z_tokenizer_free(again);
+  g2z_tokenizer_free(tokenizer);
+}
