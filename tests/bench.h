@@ -183,25 +183,34 @@ static void test_ranks_run(g2z_test *t) {
   CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
   CHECK(t, end.exit_code == 1);
   job.output = "/nowhere/out.txt";
-  CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_IO, &t->services, "/nowhere/out.txt");
+  CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_IO, &t->services,
+               "/nowhere/out.txt");
   job.ranks = 0;
   CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_BAD_ARGUMENT, &t->services,
                "0 ranks: must be from 1 to");
   free((void *)path);
 }
 
-/* Runs `bench ARGUMENTS` through the shell; returns the exit code. */
-static int test_bench(const char *arguments, char *output, size_t room) {
-  const char *program = getenv("G2Z_BENCH"); /* another build of it, such as a sanitized one */
-  char command[2048];
-  snprintf(command, sizeof command, "OMP_WAIT_POLICY=passive %s %s 2>&1",
-           program ? program : "./bench", arguments);
-  return test_shell(command, output, room);
-}
-
-static int test_bench_is_there(void) {
+/* The program, or another build of it, such as a sanitized one. */
+static const char *test_bench_program(void) {
   const char *program = getenv("G2Z_BENCH");
-  return access(program ? program : "./bench", X_OK) == 0;
+  return program ? program : "./bench";
+}
+#define BENCH_OR_SKIP(t) \
+  if (access(test_bench_program(), X_OK) != 0) SKIP(t, "./bench is not built: make")
+
+/* Runs `bench ARGUMENTS`, in which $D is the test's directory, through the shell; returns
+ * the exit code. */
+G2Z_PRINTF(3, 4)
+static int test_bench(g2z_test *t, char output[16384], const char *format, ...) {
+  char arguments[900], command[2048];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(arguments, sizeof arguments, format, values);
+  va_end(values);
+  snprintf(command, sizeof command, "D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
+           test_bench_program(), arguments);
+  return test_shell(command, output, 16384);
 }
 
 /* As little as an experiment can do. */
@@ -219,11 +228,10 @@ static void test_bench_help(g2z_test *t) {
       {"strategies", "gpus zero val-steps repeats out help"},
       {"comm", "gpus sizes repeats device dtype out help"},
       {"report", "out help"}};
-  char output[16384], arguments[64], flags[256], flag[64];
-  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  char output[16384], flags[256], flag[64];
+  BENCH_OR_SKIP(t);
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-    snprintf(arguments, sizeof arguments, "%s --help", commands[i].command);
-    CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+    CHECK(t, test_bench(t, output, "%s --help", commands[i].command) == 0);
     snprintf(flags, sizeof flags, "%s", commands[i].flags);
     for (char *rest = NULL, *name = strtok_r(flags, " ", &rest); name;
          name = strtok_r(NULL, " ", &rest)) {
@@ -241,7 +249,7 @@ static void test_bench_help(g2z_test *t) {
     }
     CHECK(t, !strstr(output, "\n  point") && !strstr(output, "\n  exchange"));
   }
-  CHECK(t, test_bench("point --help", output, sizeof output) == 0 && !strstr(output, "(null)"));
+  CHECK(t, test_bench(t, output, "point --help") == 0 && !strstr(output, "(null)"));
 }
 
 static void test_bench_refusals(g2z_test *t) {
@@ -293,14 +301,11 @@ static void test_bench_refusals(g2z_test *t) {
       {"report", "name the directories"},
       {"report /nowhere", "/nowhere"},
       {"report $D", "holds no NAME_report.json and no training_metrics.json"}};
-  char output[16384], line[1500];
-  const char *program = getenv("G2Z_BENCH");
-  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  char output[16384];
+  BENCH_OR_SKIP(t);
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    snprintf(line, sizeof line, "D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
-             program ? program : "./bench", cases[i][0]);
-    int code = test_shell(line, output, sizeof output);
+    int code = test_bench(t, output, "%s", cases[i][0]);
     const char *said = strstr(output, "bench: ");
     t->checks++;
     if (code != 1 || !said || !strstr(said, cases[i][1]))
@@ -352,17 +357,17 @@ static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_
 /* Fixed work on 1, 2 and 3 ranks, of which 3 cannot divide it; two rounds. */
 static void test_bench_scaling(g2z_test *t) {
   char output[16384], arguments[900];
-  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  BENCH_OR_SKIP(t);
   snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2,3 --global-batch 4 --batch 2 "
            "--repeats 2 --dropout 0.1 --recompute block --out '%s'", test_bench_small,
            test_path(t, "scaling"));
   int lock; /* as if another experiment were at work there */
   CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "scaling")));
   CHECK_OK(t, g2z_lock_directory(&t->services, test_path(t, "scaling"), &lock));
-  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, test_bench(t, output, "%s", arguments) == 1);
   CHECK(t, strstr(output, "another program is at work in") != NULL);
   close(lock);
-  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, test_bench(t, output, "%s", arguments) == 0);
   CHECK(t, strstr(output, "\n[4/4] 2 ranks, repeat 2: ") && strstr(output, " left\n"));
   CHECK(t, strstr(output, "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n"));
   CHECK(t, strstr(output, "\n| 2 ranks | 2 | 2 | 1 | "));
@@ -386,10 +391,10 @@ static void test_bench_scaling(g2z_test *t) {
   CHECK(t, text && strstr(text, "\"bench point --layers=1 --channels=16 --heads=2 ") != NULL);
   CHECK(t, text && strstr(text, " --dropout=0.1 ") && strstr(text, " --recompute=block "));
   g2z_release(&t->services, text);
-  CHECK(t, test_bench(arguments, output, sizeof output) == 1); /* never over what is there */
+  CHECK(t, test_bench(t, output, "%s", arguments) == 1); /* never over what is there */
   CHECK(t, strstr(output, "scaling_report.json is there already: choose another --out"));
   CHECK(t, unlink(test_path(t, "scaling/scaling_report.json")) == 0); /* as if it was stopped */
-  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, test_bench(t, output, "%s", arguments) == 1);
   CHECK(t, strstr(output, "run_scaling_1 is there already, of an experiment that did not end"));
   CHECK(t, access(test_path(t, "scaling/scaling_report.json"), F_OK) != 0);
 }
@@ -399,12 +404,11 @@ static void test_bench_others(g2z_test *t) {
       {"buckets", "--sizes 0.005,4 --gpus 2", 2},
       {"matrix", "--gpus 1 --zero 0,2 --dtype fp16,fp32", 4},
       {"strategies", "--gpus 2 --zero dp,0", 2}};
-  char output[16384], arguments[900];
-  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  char output[16384];
+  BENCH_OR_SKIP(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    snprintf(arguments, sizeof arguments, "%s %s --batch 2 --repeats 1 %s --out '%s'",
-             cases[i].name, test_bench_small, cases[i].flags, test_path(t, cases[i].name));
-    CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+    CHECK(t, test_bench(t, output, "%s %s --batch 2 --repeats 1 %s --out $D/%s", cases[i].name,
+                        test_bench_small, cases[i].flags, cases[i].name) == 0);
     g2z_summary *s = test_bench_summary(t, cases[i].name);
     if (!s) continue;
     CHECK(t, s->count == cases[i].points);
@@ -419,32 +423,28 @@ static void test_bench_others(g2z_test *t) {
     g2z_summary_free(s);
   }
   /* The small model of a CPU has as many positions as are asked for. */
-  snprintf(arguments, sizeof arguments, "scaling --device cpu --layers 1 --channels 16 --seq 130 "
-           "--vocab-size 64 --gpus 1 --global-batch 1 --steps 1 --repeats 1 --out '%s'",
-           test_path(t, "long"));
-  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, test_bench(t, output, "scaling --device cpu --layers 1 --channels 16 --seq 130 "
+                      "--vocab-size 64 --gpus 1 --global-batch 1 --steps 1 --repeats 1 "
+                      "--out $D/long") == 0);
   /* A run of one step has no second one, whose collectives are counted. */
-  snprintf(arguments, sizeof arguments, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
-           "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 --repeats 1 --out '%s'",
-           test_path(t, "one"));
-  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  CHECK(t, test_bench(t, output, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
+                      "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 --repeats 1 "
+                      "--out $D/one") == 0);
   CHECK(t, strstr(output, "fp32, 64 tokens after 0 steps of warm-up, 1 repeats") != NULL);
   CHECK(t, strstr(output, "| buckets | ranks |") && !strstr(output, "| collectives |"));
 }
 
 /* A point that fails says why, the others are measured all the same, and the exit code tells. */
 static void test_bench_failing(g2z_test *t) {
-  char output[16384], arguments[900];
+  char output[16384];
   uint16_t tokens[1000];
-  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  BENCH_OR_SKIP(t);
   for (int i = 0; i < 1000; i++) tokens[i] = (uint16_t)(i % 60);
   tokens[100] = 64; /* beyond the vocabulary */
   test_write_file(t, test_path(t, "bad.bin"), tokens, sizeof tokens);
   tokens[100] = 63;
-  snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2 --global-batch 2 --repeats 2 "
-           "--train '%s' --steps 200 --out '%s'", test_bench_small, test_path(t, "bad.bin"),
-           test_path(t, "scaling"));
-  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, test_bench(t, output, "scaling %s --gpus 1,2 --global-batch 2 --repeats 2 "
+                      "--train $D/bad.bin --steps 200 --out $D/scaling", test_bench_small) == 1);
   CHECK(t, strstr(output, "[1/3] 1 rank, repeat 1: failed, exit code 1: ") != NULL ||
            strstr(output, "[1/4] 1 rank, repeat 1: failed, exit code 1: ") != NULL);
   CHECK(t, strstr(output, "bench: 2 of 2 points failed") != NULL);
@@ -463,15 +463,14 @@ static void test_bench_stopped(g2z_test *t) {
       {"matrix", "--gpus 1 --zero 1 --dtype fp32 --batch 8192 --tokens 33554432",
        "-e $D/tokens.bin.partial", 0}};
   char output[16384], line[2048], want[128];
-  const char *program = getenv("G2Z_BENCH");
-  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
+  BENCH_OR_SKIP(t);
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     snprintf(line, sizeof line, "D='%s'; export OMP_WAIT_POLICY=passive; "
              "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
              "--warmup 0 %s %s --out $D 2>&1 & p=$!; "
              "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; kill -TERM $p; wait $p",
-             test_path(t, cases[i].name), program ? program : "./bench", cases[i].name,
+             test_path(t, cases[i].name), test_bench_program(), cases[i].name,
              i ? "" : "--steps 3000", cases[i].flags, cases[i].when);
     CHECK(t, test_shell(line, output, sizeof output) == 1);
     snprintf(want, sizeof want, "bench: stopped by signal 15: the report tells of %d of ",
@@ -497,11 +496,10 @@ static void test_bench_stopped(g2z_test *t) {
 }
 
 static void test_bench_comm(g2z_test *t) {
-  char output[16384], arguments[600];
-  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
-  snprintf(arguments, sizeof arguments, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
-           "--out '%s'", test_path(t, "comm"));
-  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  char output[16384];
+  BENCH_OR_SKIP(t);
+  CHECK(t, test_bench(t, output, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
+                      "--out $D/comm") == 0);
   CHECK(t, strstr(output, "skipped: 1 rank: alone there is nothing to exchange: "));
   g2z_summary *s = test_bench_summary(t, "comm");
   if (!s) return;
@@ -521,14 +519,12 @@ static void test_bench_comm(g2z_test *t) {
 
 /* A page of what experiments and runs left; nothing when a file is not what it should be. */
 static void test_bench_report(g2z_test *t) {
-  char output[16384], arguments[900], *text = NULL, path[600];
+  char output[16384], *text = NULL, path[600];
   size_t bytes;
-  if (!test_bench_is_there()) SKIP(t, "./bench is not built: make");
-  snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 "
-           "--out '%s'", test_bench_small, test_path(t, "all/scaling"));
-  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
-  snprintf(arguments, sizeof arguments, "report '%s'", test_path(t, "all"));
-  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
+  BENCH_OR_SKIP(t);
+  CHECK(t, test_bench(t, output, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 "
+                      "--out $D/all/scaling", test_bench_small) == 0);
+  CHECK(t, test_bench(t, output, "report $D/all") == 0);
   CHECK(t, strstr(output, "/all/report.html: 1 experiments, 2 runs\n"));
   snprintf(path, sizeof path, "%s", test_path(t, "all/report.html"));
   CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 22, &text, &bytes));
@@ -545,15 +541,14 @@ static void test_bench_report(g2z_test *t) {
       unlink(path);
       test_write_file(t, test_path(t, files[i]), k ? foreign : text,
                       k ? strlen(foreign) : bytes / 2);
-      CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+      CHECK(t, test_bench(t, output, "report $D/all") == 1);
       CHECK(t, strncmp(output, "bench: ", 7) == 0 && strstr(output, strrchr(files[i], '/')));
       CHECK(t, access(path, F_OK) != 0);
     }
     test_write_file(t, test_path(t, files[i]), text, bytes);
     g2z_release(&t->services, text);
   }
-  CHECK(t, test_bench(arguments, output, sizeof output) == 0);
-  snprintf(arguments, sizeof arguments, "report '%s'", test_path(t, "all/scaling/run_scaling_1"));
-  CHECK(t, test_bench(arguments, output, sizeof output) == 1);
+  CHECK(t, test_bench(t, output, "report $D/all") == 0);
+  CHECK(t, test_bench(t, output, "report $D/all/scaling/run_scaling_1") == 1);
   CHECK(t, strstr(output, "is a run, with a report.html of its own: say where this one goes"));
 }
