@@ -1198,8 +1198,9 @@ typedef struct g2z_ops {
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads,
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
-   * number of targets, those of -1 included: gradients were made as of their mean. Adds up in the order of ranks, so that each comes to
-   * the same result; leaves losses and squares zero for the next step. */
+   * number of targets, those of -1 included: gradients were made as of their mean. Adds up in the
+   * order of ranks, so that each comes to the same result; leaves losses and squares zero for the
+   * next step. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
   /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). */
@@ -1575,8 +1576,8 @@ G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
  * return until a checkpoint is loaded. A call that fails reports the last step that finished all
  * the same where no later call would: loss_step is not 0 then. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
-/* One step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 is left out: loss
- * and gradient are means over the others, of all ranks and micro-steps. */
+/* One step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 is left out:
+ * loss and gradient are means over the others, of all ranks and micro-steps. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
 /* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
@@ -10398,7 +10399,8 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z_writer *config;
   G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, "", &path));
   g2z_status status = g2z_writer_create(x->services, path, &config);
-  if (status == G2Z_OK) status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
+  if (status == G2Z_OK)
+    status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
   if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
