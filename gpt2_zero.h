@@ -486,6 +486,9 @@ G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text a
 
 /* The bytes of the valid UTF-8 character at `at` (before `end`); 0: there is none. */
 G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end);
+/* 1: the character of `length` bytes at `at` is a control character other than tab and line feed,
+ * which may steer a terminal. */
+G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length);
 /* What printf wrote of a number, with a point where the locale has something else. */
 G2Z_API void g2z_plain_number(char *text);
 
@@ -1593,6 +1596,11 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader
  * last_only: [1,V]. Of several ranks all call it. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
                                       int last_only, float *logits);
+/* g2z_model_score with what the trainer has learnt. T tokens are no more than B*T of the config. Of
+ * several ranks all make the same call. */
+G2Z_API g2z_status g2z_trainer_score(g2z_trainer *trainer, const int32_t *tokens,
+                                     const int32_t *targets, int B, int T, float *losses,
+                                     double *mean);
 /* Trained on so far, over all ranks, with what came before a checkpoint that was loaded. */
 G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
 /* Something beside the steps failed on this rank, for a reason that services->error holds: all
@@ -2609,6 +2617,11 @@ G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end
   if ((c == 0xe0 && at[1] < 0xa0) || (c == 0xed && at[1] > 0x9f)) return 0;
   if ((c == 0xf0 && at[1] < 0x90) || (c == 0xf4 && at[1] > 0x8f)) return 0;
   return bytes;
+}
+
+G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length) {
+  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
 }
 
 /* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */
@@ -9374,6 +9387,54 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   return status;
 }
 
+/* Who scores: a model, the device's double that takes a sum, and how [B,T] tokens from the host run
+ * forward through it. */
+typedef struct g2z__scorer {
+  const g2z__model *model;
+  double *sum;
+  g2z_status (*run)(void *user, const int32_t *tokens, const int32_t *targets, int B, int T,
+                    g2z__pass *pass);
+  void *user;
+} g2z__scorer;
+
+/* g2z_model_score, `group` sequences at a time. */
+G2Z__PRIVATE g2z_status g2z__score(const g2z__scorer *scorer, const int32_t *tokens,
+                                   const int32_t *targets, int B, int T, int group, float *losses,
+                                   double *mean) {
+  const g2z__model *model = scorer->model;
+  g2z_device *dev = model->device;
+  const size_t count = (size_t)B * (size_t)T;
+  const int vocab = model->plan->model.vocab;
+  void *memory;
+  double sum = 0;
+  size_t counted = 0;
+  G2Z__TRY(g2z__check_ids(dev->services, "token", tokens, count, 0, vocab));
+  G2Z__TRY(g2z__check_ids(dev->services, "target", targets, count, -1, vocab));
+  G2Z__TRY(g2z_allocate(dev->services, (size_t)group * (size_t)T, sizeof(float), &memory));
+  float *some = (float *)memory;
+  g2z_status status = G2Z_OK;
+  for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
+    n = B - b < group ? B - b : group;
+    const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
+    g2z__pass pass;
+    status = scorer->run(scorer->user, tokens + at, targets + at, n, T, &pass);
+    if (status == G2Z_OK)
+      status = g2z__head_loss(model, &pass, scorer->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL);
+    if (status == G2Z_OK)
+      status = dev->ops->download(dev, some, g2z__activation_at(model, G2Z__ACT_LOSSES, 0),
+                                  rows * sizeof(float));
+    if (status == G2Z_OK) status = dev->ops->synchronize(dev);
+    for (size_t i = 0; i < rows && status == G2Z_OK; i++) {
+      counted += targets[at + i] >= 0;
+      sum += (double)some[i];
+    }
+    if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
+  }
+  g2z_release(dev->services, memory);
+  if (status == G2Z_OK && counted) *mean = sum / (double)counted;
+  return status;
+}
+
 /* The longest sequence that wpe has positions and the activations have room for. */
 G2Z__PRIVATE int g2z__trainer_window(const g2z_trainer *t) {
   int room = t->plan->batch * t->plan->seq;
@@ -9421,6 +9482,34 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
   return g2z__trainer_alone(t, status);
 }
 
+/* As g2z__scorer's run. user: g2z_trainer *. */
+G2Z__PRIVATE g2z_status g2z__trainer_score(void *user, const int32_t *tokens,
+                                           const int32_t *targets, int B, int T,
+                                           g2z__pass *pass) {
+  g2z_trainer *t = (g2z_trainer *)user;
+  *pass = g2z__trainer_pass(t, 0);
+  pass->B = B;
+  pass->T = T;
+  pass->dropout.probability = 0;
+  g2z__ranks_phase(t->context->ranks, "evaluation", t->enqueued, 0); /* progress */
+  G2Z__TRY(g2z__trainer_stage(t, tokens, targets, (size_t)B * (size_t)T));
+  return g2z__forward_only(t, pass);
+}
+
+G2Z_API g2z_status g2z_trainer_score(g2z_trainer *t, const int32_t *tokens, const int32_t *targets,
+                                     int B, int T, float *losses, double *mean) {
+  *mean = NAN;
+  G2Z__TRY(g2z_check_range(t->services, "B", B, 1, INT_MAX / 2));
+  G2Z__TRY(g2z_check_range(t->services, "T", T, 1, g2z__trainer_window(t)));
+  g2z__scorer scorer = {&t->model, t->eval_sum, g2z__trainer_score, t};
+  t->device->tune = G2Z_TUNE_OFF;
+  g2z_status status = g2z__refresh(t);
+  if (status == G2Z_OK)
+    status = g2z__score(&scorer, tokens, targets, B, T, t->plan->batch * t->plan->seq / T, losses,
+                        mean);
+  t->device->tune = t->config.tune;
+  return g2z__trainer_alone(t, status);
+}
 
 /* ===== >>i15 model in use =================================================
  * In:  weights and tokens. Out: losses, logits, the tokens with which a model continues others.
@@ -9694,44 +9783,24 @@ G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, const int32_t *tokens, int 
   return g2z__model_forward(m, pass);
 }
 
+/* The same as g2z__score_run. user: g2z_model *. */
+G2Z__PRIVATE g2z_status g2z__model_score(void *user, const int32_t *tokens, const int32_t *targets,
+                                         int B, int T, g2z__pass *pass) {
+  g2z_model *m = (g2z_model *)user;
+  const size_t bytes = (size_t)B * (size_t)T * sizeof *targets;
+  G2Z__TRY(m->device->ops->upload(m->device, m->targets, targets, bytes));
+  return g2z__model_run(m, tokens, B, T, pass);
+}
+
 G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const int32_t *targets,
                                    int B, int T, float *losses, double *mean) {
-  const size_t count = (size_t)B * (size_t)T;
-  g2z_device *dev = m->device;
-  void *memory;
-  double sum = 0;
-  size_t counted = 0;
   *mean = NAN;
   G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
   G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
-  G2Z__TRY(g2z__check_ids(m->services, "token", tokens, count, 0, m->config.vocab));
-  G2Z__TRY(g2z__check_ids(m->services, "target", targets, count, -1, m->config.vocab));
-  int group = g2z__model_group(B, T);
+  const int group = g2z__model_group(B, T);
   G2Z__TRY(g2z__model_fit(m, group, T, 1));
-  G2Z__TRY(g2z_allocate(m->services, (size_t)group * (size_t)T, sizeof(float), &memory));
-  float *some = (float *)memory;
-  g2z_status status = G2Z_OK;
-  for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
-    n = B - b < group ? B - b : group;
-    const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
-    g2z__pass pass;
-    status = dev->ops->upload(dev, m->targets, targets + at, rows * sizeof(int32_t));
-    if (status == G2Z_OK) status = g2z__model_run(m, tokens + at, n, T, &pass);
-    if (status == G2Z_OK)
-      status = g2z__head_loss(&m->inner, &pass, m->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL);
-    if (status == G2Z_OK)
-      status = dev->ops->download(dev, some, g2z__activation_at(&m->inner, G2Z__ACT_LOSSES, 0),
-                                  rows * sizeof(float));
-    if (status == G2Z_OK) status = dev->ops->synchronize(dev);
-    for (size_t i = 0; i < rows && status == G2Z_OK; i++) {
-      counted += targets[at + i] >= 0;
-      sum += (double)some[i];
-    }
-    if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
-  }
-  g2z_release(m->services, memory);
-  if (status == G2Z_OK && counted) *mean = sum / (double)counted;
-  return status;
+  g2z__scorer scorer = {&m->inner, m->sum, g2z__model_score, m};
+  return g2z__score(&scorer, tokens, targets, B, T, group, losses, mean);
 }
 
 G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, int T,
