@@ -234,6 +234,7 @@ static const g2z_test_entry test_table[] = {
     {"model_generates", "with a cache the same tokens as without", test_model_generates},
     {"model_context", "a text goes on behind the context", test_model_context},
     {"cuda_next", "the next token's ops on a GPU", test_cuda_next},
+    {"cuda_draw", "drawing tokens on a GPU", test_cuda_draw},
     {"cuda_model", "a model in use on a GPU", test_cuda_model},
     {"masked", "targets that are left out of loss and gradient", test_masked},
     {"eval_questions", "questions with endings, as counted by hand", test_eval_questions},
