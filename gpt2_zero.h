@@ -3759,19 +3759,19 @@ G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard
   if (head.magic != G2Z__MASK_MAGIC)
     return g2z_fail(services, G2Z_FORMAT, "%s lies where the mask of %s is read, and is no mask: "
                     "rename it", path.text, shard->path);
-  if (head.version != 1)
+  if (head.version != 1 && info.st_size >= (off_t)sizeof head)
     return g2z_fail(services, G2Z_UNSUPPORTED, "%s is version %d of masks, and only version 1 is "
                     "known: prepare the shards again", path.text, head.version);
-  if (head.tokens != shard->tokens || head.shard != hash)
-    return g2z_fail(services, G2Z_FORMAT,
-                    "%s is the mask of another shard (%" PRId64 " tokens, hash %016" PRIx64
-                    ") than %s (%" PRId64 " tokens, hash %016" PRIx64 "): prepare both again",
-                    path.text, head.tokens, head.shard, shard->path, shard->tokens, hash);
   if ((uint64_t)info.st_size != bytes)
-    return g2z_fail(services, G2Z_FORMAT, "%s has %" PRIu64 " bytes, and the mask of %" PRId64
-                    " tokens %" PRIu64 ": it was cut; copy or prepare it again", path.text,
-                    (uint64_t)info.st_size, shard->tokens, bytes);
-  return G2Z_OK;
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s has %" PRIu64 " bytes, and the mask of %s with %" PRId64 " tokens %" PRIu64
+                    ": it was cut, or is another shard's; copy or prepare both again", path.text,
+                    (uint64_t)info.st_size, shard->path, shard->tokens, bytes);
+  if (head.tokens == shard->tokens && head.shard == hash) return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT,
+                  "%s is the mask of another shard (%" PRId64 " tokens, hash %016" PRIx64 ") than "
+                  "%s (%" PRId64 " tokens, hash %016" PRIx64 "): copy or prepare both again",
+                  path.text, head.tokens, head.shard, shard->path, shard->tokens, hash);
 }
 
 /* ----- order ----- */
