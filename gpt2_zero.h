@@ -4020,18 +4020,6 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
-  g2z__prefetch *reader = loader->reader;
-  void *memory;
-  G2Z__TRY(g2z__shards_find(&reader->services, given, &reader->found));
-  G2Z__TRY(g2z_allocate(&reader->services, reader->found.gl_pathc, sizeof(g2z__shard), &memory));
-  reader->shards = (g2z__shard *)memory;
-  reader->shard_count = reader->found.gl_pathc;
-  for (size_t s = 0; s < reader->shard_count; s++)
-    reader->shards[s].path = reader->found.gl_pathv[s];
-  return G2Z_OK;
-}
-
 /* Adds a shard to what tells data from other data. A checkpoint keeps the hash of the length and of
  * both ends, which every version of its format has. Ranks compare more: tokens from the middle, and
  * their bits. */
@@ -4071,6 +4059,7 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   loader->data = loader->saved_data = G2Z__HASH;
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
+    shard->path = reader->found.gl_pathv[s];
     G2Z__TRY(g2z__loader_file(loader, s));
     G2Z__TRY(g2z__loader_vocab(loader, shard));
     G2Z__TRY(g2z__loader_hash(loader, shard));
@@ -4095,7 +4084,10 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   g2z__prefetch *reader = loader->reader;
   const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
   void *memory;
-  G2Z__TRY(g2z__loader_find(loader, pattern));
+  G2Z__TRY(g2z__shards_find(&reader->services, pattern, &reader->found));
+  reader->shard_count = reader->found.gl_pathc;
+  G2Z__TRY(g2z_allocate(&reader->services, reader->shard_count, sizeof(g2z__shard), &memory));
+  reader->shards = (g2z__shard *)memory;
   G2Z__TRY(g2z__loader_count(loader));
   for (int i = 0; i < 2; i++) {
     G2Z__TRY(g2z_allocate(&reader->services, 2 * tokens, sizeof(int32_t), &memory));

@@ -692,8 +692,8 @@ typedef struct worker {
   pthread_t thread;
 } worker;
 
-/* The text of a document in JSON, in the worker's memory: length[0] bytes of its prompt, then the
- * rest. A sentence starts with ": " or as g2z_json's, ", line 1, column N: ", and the caller knows
+/* The text of a document in JSON, in the worker's memory: length[0] bytes of its prompt, which are
+ * none at first, then the rest. A sentence starts with ": " or as g2z_json's, ", line 1, column N: ", and the caller knows
  * which line of the file it is. */
 static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t length[2]) {
   const options *o = w->o;
@@ -713,7 +713,6 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
   if (o->paired ? !have[0] || !have[1] : !have[0] && !have[1])
     return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; --field names another",
                 o->fields[o->paired && have[0]], o->field ? "" : " or \"content\"");
-  length[0] = 0;
   for (int i = !o->paired; i < 2; i++) {
     const g2z_json_text *text = &found[o->paired ? i : !have[0]];
     json.at = o->strict ? text->lone : NULL;
@@ -724,18 +723,6 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
     length[i] = g2z_json_unescape(text, (unsigned char *)w->document + length[0]);
   }
   return G2Z_OK;
-}
-
-/* The text of a segment, as it will be encoded: length[0] bytes of a prompt, then the rest. */
-static g2z_status segment_text(worker *w, const job *j, const segment *s, const char **text,
-                               size_t length[2]) {
-  *text = j->text + s->begin;
-  length[0] = 0;
-  length[1] = s->bytes;
-  if (!s->json) return G2Z_OK;
-  g2z_status status = json_document(w, *text, s->bytes, length);
-  *text = w->document;
-  return status;
 }
 
 /* Puts the place in front of the sentence of a failure. */
@@ -768,11 +755,12 @@ static g2z_status encode_part(worker *w, job *j, const segment *s, const char *t
 
 static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out) {
   const options *o = w->o;
-  size_t length[2];
-  const char *text;
+  const char *text = j->text + s->begin;
+  size_t length[2] = {0, s->bytes}; /* of its prompt, and of the rest */
   if (s->starts && o->eot == EOT_FIRST && !w->trainer)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
-  g2z_status status = segment_text(w, j, s, &text, length);
+  g2z_status status = s->json ? json_document(w, text, s->bytes, length) : G2Z_OK;
+  if (s->json) text = w->document;
   size_t prompt = out->count;
   if (status == G2Z_OK && length[0]) status = encode_part(w, j, s, text, length[0], out);
   for (; prompt < out->count && !o->encode; prompt++) out->ids[prompt] |= G2Z_UNCOUNTED;
