@@ -1,6 +1,6 @@
-/* train: GPT-2 from token shards, from the first step to RUN_COMPLETE.txt. It is also the example
- * of how to embed gpt2_zero.h with extras/: flags, a run, and a loop over g2z_run_next. Builds as
- * C11, as C++17 and with nvcc: cc -O3 -x c train.cu -lm -lpthread -o train */
+/* train: GPT-2 from token shards, from the first step to RUN_COMPLETE.txt; and the trained model in
+ * use. It is also the example of how to embed gpt2_zero.h with extras/: flags, a run, and a loop
+ * over g2z_run_next. Builds as C11, as C++17 and with nvcc: cc -O3 -x c train.cu -lm -lpthread */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -57,12 +57,7 @@ static void print_event(const program *p, const g2z_run_event *event) {
   struct winsize window;
   const double now = g2z_seconds();
   const int terminal = isatty(STDOUT_FILENO) && !p->options.profile_mode;
-  const g2z_run_config *run = &p->options.run;
   if (p->context.ranks.place.rank != 0) return;
-  if (!run->train.train_glob && !run->val_glob) { /* who lets it write wants the text alone */
-    if (event->kind == G2Z_RUN_SAMPLE) puts(event->sample);
-    return;
-  }
   if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps) {
     print_log((void *)&p->context.ranks.place, G2Z_LOG_INFO, event->line);
     return;
@@ -127,7 +122,8 @@ static void print_help(void) {
        "             --vocab FILE --run-dir RUN_DIR --save-every 1000\n"
        "fine-tune  the same with --init-from DIR --lr 3e-5\n"
        "resume     the same command with --resume latest\n"
-       "write      ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n");
+       "write      ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n"
+       "score      ./train --init-from RUN_DIR/weights --eval TEXT_FILE\n");
   g2z_run_options_print(print_line, NULL);
 }
 
@@ -172,6 +168,106 @@ static g2z_status train(program *p) {
   return status;
 }
 
+/* ----- a model in use: no training, no run directory -------------------------- */
+
+/* Not 0: nobody reads any more. */
+static int put_text(void *user, const char *text, size_t bytes) {
+  (void)user;
+  return fwrite(text, 1, bytes, stdout) != bytes || fflush(stdout) != 0;
+}
+
+static g2z_status write_text(const program *p, g2z_model *model, const g2z_tokenizer *tokenizer,
+                             const char *prompt) {
+  const g2z_run_config *run = &p->options.run;
+  g2z_status status = g2z_write_text(model, tokenizer, prompt, run->sample_tokens, &run->sampling,
+                                     put_text, NULL);
+  puts("");
+  return status;
+}
+
+/* Asks for prompts until the end of the input. */
+static g2z_status converse(const program *p, g2z_model *model, const g2z_tokenizer *tokenizer) {
+  char *line = NULL;
+  size_t room = 0;
+  ssize_t bytes = 0;
+  g2z_status status = G2Z_OK;
+  puts("A prompt, and Enter; Ctrl-D ends.");
+  while (status == G2Z_OK) {
+    printf("> ");
+    fflush(stdout);
+    if ((bytes = getline(&line, &room, stdin)) <= 0) break;
+    if (line[bytes - 1] == '\n') line[bytes - 1] = 0;
+    if (*line) status = write_text(p, model, tokenizer, line);
+  }
+  puts("");
+  free(line);
+  return status;
+}
+
+static void print_share(void *user, double share) {
+  if (!isatty(STDOUT_FILENO)) return;
+  leave_place();
+  in_place = (size_t)printf("%.50s: %.0f %%", (const char *)user, 100 * share);
+  fflush(stdout);
+}
+
+/* A line for each file of --eval. */
+static g2z_status evaluate(const program *p, g2z_model *model, const g2z_tokenizer *tokenizer) {
+  const g2z_texts *files = &p->options.run.eval;
+  for (int i = 0; i < files->count; i++) {
+    g2z_eval_set *set;
+    g2z_eval result;
+    char text[200];
+    const double begin = g2z_seconds();
+    TRY(g2z_eval_open(model->services, &model->config, tokenizer, files->text[i], &set));
+    g2z_status status = g2z_eval_run(set, model, NULL, print_share, (void *)files->text[i],
+                                     &result);
+    g2z_eval_free(set);
+    leave_place();
+    TRY(status);
+    g2z_eval_text(&result, text);
+    printf("%s | %s | %.2f s\n", files->text[i], text, g2z_seconds() - begin);
+  }
+  return G2Z_OK;
+}
+
+static g2z_status use_model(const program *p, g2z_context *context, g2z_model *model) {
+  const g2z_run_config *run = &p->options.run;
+  const int files = run->eval.count, asks = !run->prompt && !files;
+  g2z_services *services = context->services;
+  g2z_tokenizer *tokenizer = NULL;
+  if (asks && !isatty(STDIN_FILENO))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is nothing to do with these weights: give "
+                    "--prompt TEXT, --eval FILE, or shards to train on, --train GLOB");
+  if (run->vocab || model->config.vocab == 257)
+    TRY(g2z_tokenizer_create(services, run->vocab, &tokenizer));
+  g2z_status status = evaluate(p, model, tokenizer);
+  if (status == G2Z_OK && (asks || run->prompt) && !tokenizer)
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "text needs the tokenizer file that the model "
+                      "was trained with, and %s holds none: name it with --vocab",
+                      run->train.init_from);
+  else if (status == G2Z_OK && run->prompt) status = write_text(p, model, tokenizer, run->prompt);
+  else if (status == G2Z_OK && asks) status = converse(p, model, tokenizer);
+  g2z_tokenizer_free(tokenizer);
+  return status;
+}
+
+static g2z_status use(program *p) {
+  const g2z_train_config *train = &p->options.run.train;
+  const int world = p->context.ranks.place.world;
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  if (world > 1)
+    return g2z_fail(p->context.services, G2Z_BAD_ARGUMENT, "one process writes and scores, and "
+                    "here are %d: leave --ranks, --gpus or the launcher away", world);
+  g2z_status status = g2z_context_create(&p->context, &context);
+  if (status == G2Z_OK) status = g2z_model_open(context, train->init_from, train->dtype, &model);
+  if (status == G2Z_OK) status = use_model(p, context, model);
+  g2z_model_free(model);
+  g2z_context_free(context);
+  return status;
+}
+
 static int exit_code(g2z_status status) {
   return status == G2Z_OK        ? 0
          : status == G2Z_LOST    ? G2Z_EXIT_LOST
@@ -204,7 +300,9 @@ int main(int argc, char **argv) {
     p.context = g2z_context_config_default(&services);
     status = g2z_run_options_settle(&services, &p.options, &p.context);
     if (status == G2Z_OK)
-      status = p.options.dry_run ? dry_run(&services, &p.options, &p.context) : train(&p);
+      status = p.options.dry_run ? dry_run(&services, &p.options, &p.context)
+               : p.options.run.train.train_glob || p.options.run.val_glob ? train(&p)
+                                                                          : use(&p);
   }
   int said = status == G2Z_STOPPED && p.context.ranks.place.rank != 0; /* by rank 0, for all */
   if (status != G2Z_OK && !said) print_error(&p.context.ranks.place, services.error);

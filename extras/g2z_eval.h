@@ -1,10 +1,13 @@
-/* g2z_eval.h: how well a model predicts a file, beside gpt2_zero.h and g2z_text.h. MIT licence.
+/* g2z_eval.h: a model in use, beside gpt2_zero.h and g2z_text.h: how well it predicts a file, and
+ * text that it writes. MIT licence.
  *
  *     #define GPT2_ZERO_IMPLEMENTATION
  *     #include "gpt2_zero.h"
- *     #include "g2z_eval.h"                                      // this order; g2z_text.h beside it
- *     g2z_eval result;
- *     status = g2z_eval_file(model, tokenizer, "hellaswag_val.bin", NULL, NULL, &result);
+ *     #include "g2z_eval.h"                          // in this order, with g2z_text.h beside it
+ *     g2z_eval_set *set;  g2z_eval result;
+ *     status = g2z_eval_open(services, &model->config, tokenizer, "hellaswag_val.bin", &set);
+ *     if (status == G2Z_OK) status = g2z_eval_run(set, model, NULL, NULL, NULL, &result);
+ *     g2z_eval_free(set);
  *
  * FILES, told apart by their first bytes and their names
  *     questions   llm.c's file of multiple choices (HellaSwag): 256 int32 20240522, 1, count,
@@ -41,11 +44,29 @@ typedef struct g2z_eval {
   double acc_norm;              /* the same by likelihood per token, as llm.c counts */
   double acc_norm_bytes;        /* and per byte, as the EleutherAI harness; NaN: no tokenizer */
 } g2z_eval;
-/* tokenizer may be NULL where the file holds tokens. `progress` (or NULL) hears the share that is
- * done, now and then. */
-G2Z_API g2z_status g2z_eval_file(g2z_model *model, const g2z_tokenizer *tokenizer,
-                                 const char *path, void (*progress)(void *user, double share),
-                                 void *user, g2z_eval *out);
+
+typedef struct g2z_eval_set g2z_eval_set; /* a file's tokens, in memory */
+/* Reads and checks a file for models of `config`. tokenizer may be NULL where it holds tokens. */
+G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
+                                 const g2z_tokenizer *tokenizer, const char *path,
+                                 g2z_eval_set **out);
+/* Scores it with a model, or with what a trainer has learnt: one of them is NULL. With a trainer
+ * all ranks make the same call, and each gets the result. `progress` (or NULL) hears the share that
+ * is done. */
+G2Z_API g2z_status g2z_eval_run(g2z_eval_set *set, g2z_model *model, g2z_trainer *trainer,
+                                void (*progress)(void *user, double share), void *user,
+                                g2z_eval *out);
+G2Z_API void g2z_eval_free(g2z_eval_set *set); /* NULL is fine */
+/* "loss 3.1234, perplexity 22.72, ...": a result for people. */
+G2Z_API void g2z_eval_text(const g2z_eval *result, char text[200]);
+
+/* Writes up to `tokens` tokens behind a prompt ("": the end-of-text token). `put` gets the prompt,
+ * then what is written as it comes: whole characters of UTF-8, none of which controls a terminal.
+ * Not 0 from it ends the text. */
+G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokenizer,
+                                  const char *prompt, int tokens, const g2z_sampling *sampling,
+                                  int (*put)(void *user, const char *text, size_t bytes),
+                                  void *user);
 
 #ifdef __cplusplus
 }
@@ -74,101 +95,68 @@ extern "C" {
 #endif
 
 typedef struct g2ze_row {       /* a window, or a question's context and one of its endings */
-  int tokens;                   /* that are predicted or read: its length less one */
-  int64_t counted;
+  size_t at;                    /* set->tokens.ids[at .. at + count) */
+  int count, first;             /* those from `first` on are predicted */
+  double bytes;                 /* of an ending */
   double sum;                   /* of its losses, once it was scored */
 } g2ze_row;
 
-typedef struct g2ze_state {
-  g2z_model *model;
+typedef struct g2ze_question {
+  size_t row;                   /* of its first ending */
+  int endings, label;
+} g2ze_question;
+
+struct g2z_eval_set {
   g2z_services *services;
+  g2z_model_config config;
   const g2z_tokenizer *tokenizer;
-  const char *path;
-  void (*progress)(void *user, double share);
-  void *user;
-  g2ze_row rows[G2ZE_ROWS];
-  int count;
-  int32_t *tokens, *targets;    /* [G2ZE_ROWS, context] */
-  float *losses;
-  double sum;                   /* of all rows so far */
-  int64_t counted, bytes;
-} g2ze_state;
+  const char *path;             /* while it is read */
+  g2z_tokens tokens;
+  g2ze_row *row;
+  size_t rows, row_capacity;
+  g2ze_question *question;
+  size_t questions, question_capacity;
+  int64_t bytes;                /* of text; 0: not known */
+};
 
-/* Scores the rows that wait. They move together until the longest fits beside the next. */
-static g2z_status g2ze_flush(g2ze_state *s) {
-  const size_t context = (size_t)s->model->config.context;
-  size_t T = 0;
-  double mean;
-  for (int i = 0; i < s->count; i++)
-    if ((size_t)s->rows[i].tokens > T) T = (size_t)s->rows[i].tokens;
-  for (size_t i = 0; i < (size_t)s->count; i++) {
-    size_t n = (size_t)s->rows[i].tokens;
-    memmove(s->tokens + i * T, s->tokens + i * context, n * sizeof *s->tokens);
-    memmove(s->targets + i * T, s->targets + i * context, n * sizeof *s->targets);
-    for (size_t t = n; t < T; t++) s->tokens[i * T + t] = 0, s->targets[i * T + t] = -1;
-  }
-  if (s->count)
-    G2ZE_TRY(g2z_model_score(s->model, s->tokens, s->targets, s->count, (int)T, s->losses, &mean));
-  for (size_t i = 0; i < (size_t)s->count; i++) {
-    s->rows[i].sum = 0;
-    for (size_t t = 0; t < T; t++) s->rows[i].sum += (double)s->losses[i * T + t];
-    s->sum += s->rows[i].sum;
-    s->counted += s->rows[i].counted;
-  }
-  s->count = 0;
+/* ids[at .. at + count), predicted from `first` on. Of more than a context the end counts. */
+static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t first, double bytes) {
+  const size_t most = (size_t)s->config.context + 1, cut = count > most ? count - most : 0;
+  void *list = s->row;
+  g2z_status status = g2z_grow(s->services, &list, &s->row_capacity, s->rows, s->rows + 1,
+                               sizeof *s->row);
+  s->row = (g2ze_row *)list;
+  G2ZE_TRY(status);
+  g2ze_row *row = &s->row[s->rows++];
+  row->at = at + cut;
+  row->count = (int)(count - cut);
+  row->first = (int)(first > cut ? first - cut : 1);
+  row->bytes = bytes;
   return G2Z_OK;
 }
 
-/* A row of ids[0 .. count): those from `first` on are predicted. There is room for it. */
-static g2z_status g2ze_add(g2ze_state *s, const int32_t *ids, size_t count, size_t first) {
-  const size_t context = (size_t)s->model->config.context;
-  g2ze_row *row = &s->rows[s->count];
-  int32_t *tokens = s->tokens + (size_t)s->count * context;
-  int32_t *targets = s->targets + (size_t)s->count * context;
-  if (count > context + 1) { /* what is predicted stands at the end */
-    ids += count - (context + 1);
-    first = first > count - (context + 1) ? first - (count - (context + 1)) : 1;
-    count = context + 1;
-  }
-  row->tokens = (int)(count - 1);
-  row->counted = (int64_t)(count - first);
-  for (size_t t = 0; t + 1 < count; t++) {
-    tokens[t] = ids[t];
-    targets[t] = t + 1 < first ? -1 : ids[t + 1];
-  }
-  s->count++;
-  return G2Z_OK;
-}
-
-/* ids[0 .. count) in windows; the first is not predicted. */
-static g2z_status g2ze_windows(g2ze_state *s, const int32_t *ids, size_t count) {
-  const size_t context = (size_t)s->model->config.context;
-  for (size_t at = 0; at + 1 < count; at += context) {
-    size_t n = count - at < context + 1 ? count - at : context + 1;
-    if (s->count == G2ZE_ROWS) G2ZE_TRY(g2ze_flush(s));
-    G2ZE_TRY(g2ze_add(s, ids + at, n, 1));
-    if (s->progress && count > 100 * context) s->progress(s->user, (double)at / (double)count);
-  }
+/* All tokens behind `at` in windows; the first is not predicted. */
+static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
+  const size_t context = (size_t)s->config.context, end = s->tokens.count;
+  for (; at + 1 < end; at += context)
+    G2ZE_TRY(g2ze_add(s, at, end - at < context + 1 ? end - at : context + 1, 1, 0));
   return G2Z_OK;
 }
 
 /* ----- text and documents --------------------------------------------------- */
 
-static g2z_status g2ze_document(g2ze_state *s, g2z_encoder *encoder, const void *text,
+static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const void *text,
                                 size_t bytes) {
-  g2z_tokens ids;
-  memset(&ids, 0, sizeof ids);
-  G2ZE_TRY(g2z_tokens_reserve(s->services, &ids, 1));
-  ids.ids[ids.count++] = g2z_tokenizer_eot(s->tokenizer);
-  g2z_status status = g2z_encode(encoder, text, bytes, G2Z_ENCODE_DEFAULT, &ids);
+  const size_t at = s->tokens.count;
+  G2ZE_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
+  s->tokens.ids[s->tokens.count++] = g2z_tokenizer_eot(s->tokenizer);
   s->bytes += (int64_t)bytes;
-  if (status == G2Z_OK) status = g2ze_windows(s, ids.ids, ids.count);
-  g2z_tokens_free(&ids);
-  return status;
+  G2ZE_TRY(g2z_encode(encoder, text, bytes, G2Z_ENCODE_DEFAULT, &s->tokens));
+  return g2ze_windows(s, at);
 }
 
 /* A line's "text"; a line without one is an error. */
-static g2z_status g2ze_line(g2ze_state *s, g2z_encoder *encoder, char *line, size_t bytes,
+static g2z_status g2ze_line(g2z_eval_set *s, g2z_encoder *encoder, char *line, size_t bytes,
                             int number) {
   g2z_json json;
   g2z_json_text key, text = {NULL, 0, NULL};
@@ -188,18 +176,17 @@ static g2z_status g2ze_line(g2ze_state *s, g2z_encoder *encoder, char *line, siz
   return g2ze_document(s, encoder, plain, g2z_json_unescape(&text, plain));
 }
 
-static g2z_status g2ze_lines(g2ze_state *s, g2z_encoder *encoder, char *text, size_t bytes) {
+static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, size_t bytes) {
   int number = 1;
   for (size_t at = 0, n; at < bytes; at += n + 1, number++) {
     const char *end = (const char *)memchr(text + at, '\n', bytes - at);
     n = end ? (size_t)(end - (text + at)) : bytes - at;
-    if (s->progress && number % 100 == 0) s->progress(s->user, (double)at / (double)bytes);
     if (strspn(text + at, " \t\r") < n) G2ZE_TRY(g2ze_line(s, encoder, text + at, n, number));
   }
   return G2Z_OK;
 }
 
-static g2z_status g2ze_text(g2ze_state *s, char *text, size_t bytes) {
+static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
   const char *dot = strrchr(s->path, '.');
   g2z_encoder *encoder;
   if (!s->tokenizer)
@@ -209,27 +196,30 @@ static g2z_status g2ze_text(g2ze_state *s, char *text, size_t bytes) {
   int lines = dot && (strcmp(dot, ".jsonl") == 0 || strcmp(dot, ".ndjson") == 0);
   g2z_status status = lines ? g2ze_lines(s, encoder, text, bytes)
                             : g2ze_document(s, encoder, text, bytes);
-  if (status == G2Z_OK) status = g2ze_flush(s);
   g2z_encoder_free(encoder);
   return status;
 }
 
 /* ----- tokens ----------------------------------------------------------------- */
 
-static g2z_status g2ze_shard(g2ze_state *s, const char *text, size_t bytes, size_t begin) {
-  size_t count = (bytes - begin) / 2;
-  void *memory;
-  G2ZE_TRY(g2z_allocate(s->services, count + 1, sizeof(int32_t), &memory));
-  int32_t *ids = (int32_t *)memory;
+/* Appends `count` uint16. */
+static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
+  G2ZE_TRY(g2z_tokens_reserve(s->services, &s->tokens, s->tokens.count + count));
   for (size_t i = 0; i < count; i++) {
     uint16_t token;
-    memcpy(&token, text + begin + 2 * i, sizeof token);
-    ids[i] = token;
+    memcpy(&token, from + 2 * i, sizeof token);
+    if (token >= s->config.vocab)
+      return g2z_fail(s->services, G2Z_FORMAT, "%s has token %d, and the model knows %d: take the "
+                      "vocabulary that the model was trained with", s->path, token,
+                      s->config.vocab);
+    s->tokens.ids[s->tokens.count++] = token;
   }
-  g2z_status status = g2ze_windows(s, ids, count);
-  if (status == G2Z_OK) status = g2ze_flush(s);
-  g2z_release(s->services, memory);
-  return status;
+  return G2Z_OK;
+}
+
+static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, size_t begin) {
+  G2ZE_TRY(g2ze_take(s, text + begin, (bytes - begin) / 2));
+  return g2ze_windows(s, 0);
 }
 
 /* ----- questions -------------------------------------------------------------- */
@@ -247,16 +237,17 @@ static int g2ze_next(g2ze_reader *r) {
   return word;
 }
 
-/* A length and as many tokens behind ids[count); returns how many there are then, or 0. */
-static size_t g2ze_tokens(g2ze_reader *r, int32_t *ids, size_t count) {
+/* A length and as many tokens, which *from points to then; 0: they are not there. */
+static size_t g2ze_words(g2ze_reader *r, const char **from) {
   int length = g2ze_next(r);
   if (length <= 0 || (size_t)length > r->end - r->at) return 0;
-  for (int i = 0; i < length; i++) ids[count++] = g2ze_next(r);
-  return count;
+  *from = r->text + 2 * r->at;
+  r->at += (size_t)length;
+  return (size_t)length;
 }
 
 /* The bytes of an ending without the space that it begins with; 0 without a tokenizer. */
-static double g2ze_bytes(const g2ze_state *s, const int32_t *ids, size_t count) {
+static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count) {
   size_t sum = 0, bytes;
   for (size_t i = 0; s->tokenizer && i < count; i++) {
     const unsigned char *token = g2z_tokenizer_token(s->tokenizer, ids[i], &bytes);
@@ -265,111 +256,260 @@ static double g2ze_bytes(const g2ze_state *s, const int32_t *ids, size_t count) 
   return (double)sum;
 }
 
-/* One question: its rows, and which ending each measure takes. ids: room for two rows. */
-static g2z_status g2ze_question(g2ze_state *s, g2ze_reader *r, int32_t *ids, int right[3]) {
-  double bytes[G2ZE_ENDINGS];
+/* A question's endings, each a row behind the context. */
+static g2z_status g2ze_read_question(g2z_eval_set *s, g2ze_reader *r, g2ze_question *question) {
+  const char *context, *ending;
   const size_t begin = r->at;
   const int mark = g2ze_next(r), size = g2ze_next(r), number = g2ze_next(r);
-  const int label = g2ze_next(r), endings = g2ze_next(r);
-  size_t context = g2ze_tokens(r, ids, 0);
-  int whole = mark == 65535 && endings > 0 && endings <= G2ZE_ENDINGS && label < endings && context;
-  for (int i = 0; i < endings && whole; i++) {
-    size_t count = g2ze_tokens(r, ids, context);
+  question->label = g2ze_next(r);
+  question->endings = g2ze_next(r);
+  question->row = s->rows;
+  const size_t known = g2ze_words(r, &context);
+  int whole = mark == 65535 && question->endings > 0 && question->endings <= G2ZE_ENDINGS &&
+              question->label < question->endings && known;
+  for (int i = 0; i < question->endings && whole; i++) {
+    const size_t at = s->tokens.count, count = g2ze_words(r, &ending);
     whole = count > 0;
     if (!whole) break;
-    bytes[i] = g2ze_bytes(s, ids + context, count - context);
-    G2ZE_TRY(g2ze_add(s, ids, count, context));
+    G2ZE_TRY(g2ze_take(s, context, known));
+    G2ZE_TRY(g2ze_take(s, ending, count));
+    double bytes = g2ze_bytes(s, s->tokens.ids + at + known, count);
+    G2ZE_TRY(g2ze_add(s, at, known + count, known, bytes));
   }
-  if (!whole || size != (int)(2 * (r->at - begin)))
-    return g2z_fail(s->services, G2Z_FORMAT, "%s is damaged at byte %zu, in the question behind "
-                    "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path,
-                    1024 + 2 * begin, number);
-  G2ZE_TRY(g2ze_flush(s));
-  for (int by = 0; by < 3; by++) {
-    int best = 0;
-    double least = INFINITY;
-    for (int i = 0; i < endings; i++) {
-      double per = by == 0 ? 1 : by == 1 ? (double)s->rows[i].counted : bytes[i];
-      if (s->rows[i].sum / per < least) least = s->rows[i].sum / per, best = i;
-    }
-    right[by] = best == label;
+  if (whole && size == (int)(2 * (r->at - begin))) return G2Z_OK;
+  return g2z_fail(s->services, G2Z_FORMAT, "%s is damaged at byte %zu, in the question behind "
+                  "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path,
+                  1024 + 2 * begin, number);
+}
+
+static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t bytes, int count) {
+  g2ze_reader reader = {text + 1024, 0, (bytes - 1024) / 2};
+  for (int i = 0; i < count; i++) {
+    void *list = s->question;
+    g2z_status status = g2z_grow(s->services, &list, &s->question_capacity, s->questions,
+                                 s->questions + 1, sizeof *s->question);
+    s->question = (g2ze_question *)list;
+    G2ZE_TRY(status);
+    G2ZE_TRY(g2ze_read_question(s, &reader, &s->question[s->questions++]));
   }
   return G2Z_OK;
 }
 
-static g2z_status g2ze_questions(g2ze_state *s, const char *text, size_t bytes, int count,
-                                 g2z_eval *out) {
-  g2ze_reader reader = {text + 1024, 0, (bytes - 1024) / 2};
-  int64_t sums[3] = {0, 0, 0};
-  void *memory;
-  G2ZE_TRY(g2z_allocate(s->services, 2 * 65536, sizeof(int32_t), &memory));
-  g2z_status status = G2Z_OK;
-  for (int i = 0; i < count && status == G2Z_OK; i++) {
-    int right[3] = {0, 0, 0};
-    status = g2ze_question(s, &reader, (int32_t *)memory, right);
-    for (int by = 0; by < 3; by++) sums[by] += right[by];
-    if (s->progress && i % 20 == 0) s->progress(s->user, (double)i / count);
-  }
-  g2z_release(s->services, memory);
-  out->questions = count;
-  out->acc = (double)sums[0] / count;
-  out->acc_norm = (double)sums[1] / count;
-  out->acc_norm_bytes = s->tokenizer ? (double)sums[2] / count : NAN;
-  return status;
+/* Which endings the scores of the rows choose. */
+static void g2ze_answer(const g2z_eval_set *s, g2z_eval *out) {
+  int64_t right[3] = {0, 0, 0};
+  for (size_t q = 0; q < s->questions; q++)
+    for (int by = 0; by < 3; by++) {
+      const g2ze_question *question = &s->question[q];
+      int best = 0;
+      double least = INFINITY;
+      for (int i = 0; i < question->endings; i++) {
+        const g2ze_row *row = &s->row[question->row + (size_t)i];
+        double per = by == 0 ? 1 : by == 1 ? row->count - row->first : row->bytes;
+        if (row->sum / per < least) least = row->sum / per, best = i;
+      }
+      right[by] += best == question->label;
+    }
+  out->questions = (int64_t)s->questions;
+  out->acc = (double)right[0] / (double)s->questions;
+  out->acc_norm = (double)right[1] / (double)s->questions;
+  out->acc_norm_bytes = s->tokenizer ? (double)right[2] / (double)s->questions : NAN;
 }
 
 /* ----- a file ------------------------------------------------------------------ */
 
-static g2z_status g2ze_read(g2ze_state *s, char *text, size_t bytes, g2z_eval *out) {
+static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   const char *dot = strrchr(s->path, '.');
   int32_t head[4] = {0, 0, 0, 0};
   if (bytes >= 1024) memcpy(head, text, sizeof head);
   if (head[0] == 20240522 && (head[1] != 1 || head[2] < 1))
     return g2z_fail(s->services, G2Z_FORMAT, "%s holds %d questions in version %d: there must be "
                     "some, in version 1", s->path, (int)head[2], (int)head[1]);
-  if (head[0] == 20240522) return g2ze_questions(s, text, bytes, head[2], out);
+  if (head[0] == 20240522) return g2ze_read_questions(s, text, bytes, head[2]);
   if (head[0] == 20240520) return g2ze_shard(s, text, bytes, 1024);
   if (dot && strcmp(dot, ".bin") == 0) return g2ze_shard(s, text, bytes, 0);
   return g2ze_text(s, text, bytes);
 }
 
-G2Z_API g2z_status g2z_eval_file(g2z_model *model, const g2z_tokenizer *tokenizer,
-                                 const char *path, void (*progress)(void *user, double share),
-                                 void *user, g2z_eval *out) {
-  g2ze_state s;
+static g2z_status g2ze_load(g2z_eval_set *s) {
   char *text;
-  size_t bytes, room = G2ZE_ROWS * (size_t)model->config.context;
-  void *memory;
-  memset(&s, 0, sizeof s);
-  memset(out, 0, sizeof *out);
-  s.model = model;
-  s.services = model->services;
-  s.tokenizer = tokenizer;
-  s.path = path;
-  s.progress = progress;
-  s.user = user;
-  if (tokenizer && g2z_tokenizer_vocab(tokenizer) > model->config.vocab)
-    return g2z_fail(s.services, G2Z_BAD_ARGUMENT, "the vocabulary has %d tokens and the model %d: "
-                    "take the one that the model was trained with", g2z_tokenizer_vocab(tokenizer),
-                    model->config.vocab);
-  G2ZE_TRY(g2z_read_file(s.services, path, G2ZE_FILE_MAX, &text, &bytes));
-  g2z_status status = g2z_allocate(s.services, 3 * room, sizeof(int32_t), &memory);
-  s.tokens = (int32_t *)memory;
-  if (status == G2Z_OK) {
-    s.targets = s.tokens + room;
-    s.losses = (float *)(s.targets + room);
-    status = g2ze_read(&s, text, bytes, out);
-    g2z_release(s.services, memory);
-  }
-  g2z_release(s.services, text);
+  size_t bytes;
+  if (s->tokenizer && g2z_tokenizer_vocab(s->tokenizer) > s->config.vocab)
+    return g2z_fail(s->services, G2Z_BAD_ARGUMENT, "the vocabulary has %d tokens and the model %d: "
+                    "take the one that the model was trained with",
+                    g2z_tokenizer_vocab(s->tokenizer), s->config.vocab);
+  G2ZE_TRY(g2z_read_file(s->services, s->path, G2ZE_FILE_MAX, &text, &bytes));
+  g2z_status status = g2ze_read(s, text, bytes);
+  g2z_release(s->services, text);
   G2ZE_TRY(status);
-  if (!s.counted)
-    return g2z_fail(s.services, G2Z_BAD_ARGUMENT, "%s has no token that could be predicted", path);
-  out->tokens = s.counted;
-  out->loss = s.sum / (double)s.counted;
-  out->perplexity = exp(out->loss);
-  out->bits_per_byte = s.bytes ? s.sum / log(2.0) / (double)s.bytes : NAN;
+  if (s->rows) return G2Z_OK;
+  return g2z_fail(s->services, G2Z_BAD_ARGUMENT, "%s has no token that could be predicted",
+                  s->path);
+}
+
+G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
+                                 const g2z_tokenizer *tokenizer, const char *path,
+                                 g2z_eval_set **out) {
+  void *memory;
+  *out = NULL;
+  G2ZE_TRY(g2z_allocate(services, 1, sizeof(g2z_eval_set), &memory));
+  g2z_eval_set *s = (g2z_eval_set *)memory;
+  s->services = services;
+  s->config = *config;
+  s->tokenizer = tokenizer;
+  s->path = path;
+  g2z_status status = g2ze_load(s);
+  if (status != G2Z_OK) g2z_eval_free(s);
+  else *out = s;
+  return status;
+}
+
+G2Z_API void g2z_eval_free(g2z_eval_set *s) {
+  if (!s) return;
+  g2z_tokens_free(&s->tokens);
+  g2z_release(s->services, s->row);
+  g2z_release(s->services, s->question);
+  g2z_release(s->services, s);
+}
+
+/* ----- scores ------------------------------------------------------------------ */
+
+typedef struct g2ze_batch {     /* [G2ZE_ROWS, context] each */
+  int32_t *tokens, *targets;
+  float *losses;
+} g2ze_batch;
+
+/* `count` rows, padded to the longest of them. */
+static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2z_model *model,
+                             g2z_trainer *trainer, const g2ze_batch *batch) {
+  int T = 1;
+  double mean;
+  for (int i = 0; i < count; i++) T = row[i].count - 1 > T ? row[i].count - 1 : T;
+  for (int i = 0; i < count; i++)
+    for (int t = 0; t < T; t++) {
+      const int32_t *ids = s->tokens.ids + row[i].at + t;
+      const int at = i * T + t, inside = t + 1 < row[i].count;
+      batch->tokens[at] = inside ? ids[0] : 0;
+      batch->targets[at] = inside && t + 1 >= row[i].first ? ids[1] : -1;
+    }
+  G2ZE_TRY(model ? g2z_model_score(model, batch->tokens, batch->targets, count, T, batch->losses,
+                                   &mean)
+                 : g2z_trainer_score(trainer, batch->tokens, batch->targets, count, T,
+                                     batch->losses, &mean));
+  for (int i = 0; i < count; i++) {
+    row[i].sum = 0;
+    for (int t = 0; t < T; t++) row[i].sum += (double)batch->losses[i * T + t];
+  }
   return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *trainer,
+                                void (*progress)(void *user, double share), void *user,
+                                g2z_eval *out) {
+  const size_t room = G2ZE_ROWS * (size_t)s->config.context;
+  g2ze_batch batch;
+  double sum = 0;
+  void *memory;
+  memset(out, 0, sizeof *out);
+  G2ZE_TRY(g2z_allocate(s->services, 3 * room, sizeof(int32_t), &memory));
+  batch.tokens = (int32_t *)memory;
+  batch.targets = batch.tokens + room;
+  batch.losses = (float *)(batch.targets + room);
+  g2z_status status = G2Z_OK;
+  for (size_t at = 0; at < s->rows && status == G2Z_OK; at += G2ZE_ROWS) {
+    size_t count = s->rows - at < G2ZE_ROWS ? s->rows - at : G2ZE_ROWS;
+    if (progress) progress(user, (double)at / (double)s->rows);
+    status = g2ze_score(s, s->row + at, (int)count, model, trainer, &batch);
+  }
+  g2z_release(s->services, memory);
+  G2ZE_TRY(status);
+  for (size_t i = 0; i < s->rows; i++) {
+    out->tokens += s->row[i].count - s->row[i].first;
+    sum += s->row[i].sum;
+  }
+  out->loss = sum / (double)out->tokens;
+  out->perplexity = exp(out->loss);
+  out->bits_per_byte = s->bytes ? sum / log(2.0) / (double)s->bytes : NAN;
+  if (s->questions) g2ze_answer(s, out);
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_eval_text(const g2z_eval *e, char text[200]) {
+  int at = snprintf(text, 200, "loss %.4f | perplexity %.2f", e->loss, e->perplexity);
+  if (!isnan(e->bits_per_byte) && !e->questions)
+    at += snprintf(text + at, 200 - (size_t)at, " | %.4f bits per byte", e->bits_per_byte);
+  at += snprintf(text + at, 200 - (size_t)at, " | %" PRId64 " tokens", e->tokens);
+  if (e->questions)
+    at += snprintf(text + at, 200 - (size_t)at, " | %" PRId64 " questions: acc %.4f, acc_norm %.4f",
+                   e->questions, e->acc, e->acc_norm);
+  if (e->questions && !isnan(e->acc_norm_bytes))
+    snprintf(text + at, 200 - (size_t)at, " (%.4f by bytes)", e->acc_norm_bytes);
+}
+
+/* ----- writing ----------------------------------------------------------------- */
+
+typedef struct g2ze_writer {
+  const g2z_tokenizer *tokenizer;
+  int (*put)(void *user, const char *text, size_t bytes);
+  void *user;
+  unsigned char held[8];        /* the begin of a character */
+  size_t count;
+  int ended;
+} g2ze_writer;
+
+/* Bytes that are no character, and those that control a terminal, become U+FFFD. */
+static void g2ze_put(g2ze_writer *w, const unsigned char *text, size_t bytes, int last) {
+  for (size_t i = 0; i <= bytes; i++) {
+    if (i < bytes) w->held[w->count++] = text[i];
+    while (w->count && !w->ended) {
+      size_t length = g2z_utf8_length(w->held, w->held + w->count);
+      if (!length && w->count < 4 && !(last && i == bytes)) break; /* more may come */
+      int keep = length > 0 && !g2z_utf8_control(w->held, length);
+      if (!length) length = 1;
+      w->ended = keep ? w->put(w->user, (const char *)w->held, length)
+                      : w->put(w->user, "\xef\xbf\xbd", 3);
+      memmove(w->held, w->held + length, w->count -= length);
+    }
+  }
+}
+
+static int g2ze_each(void *user, int sequence, int32_t token) {
+  g2ze_writer *w = (g2ze_writer *)user;
+  size_t bytes;
+  (void)sequence;
+  /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
+  if (token >= g2z_tokenizer_vocab(w->tokenizer) || token == g2z_tokenizer_eot(w->tokenizer))
+    return 0;
+  const unsigned char *text = g2z_tokenizer_token(w->tokenizer, token, &bytes);
+  g2ze_put(w, text, bytes, 0);
+  return w->ended;
+}
+
+G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokenizer,
+                                  const char *prompt, int tokens, const g2z_sampling *sampling,
+                                  int (*put)(void *user, const char *text, size_t bytes),
+                                  void *user) {
+  g2z_encoder *encoder;
+  g2z_tokens ids;
+  g2ze_writer w;
+  memset(&ids, 0, sizeof ids);
+  memset(&w, 0, sizeof w);
+  w.tokenizer = tokenizer;
+  w.put = put;
+  w.user = user;
+  g2ze_put(&w, (const unsigned char *)prompt, strlen(prompt), 1);
+  if (!*prompt) prompt = "<|endoftext|>";
+  G2ZE_TRY(g2z_encoder_create(model->services, tokenizer, &encoder));
+  g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL, &ids);
+  g2z_encoder_free(encoder);
+  const size_t room = ids.count + (size_t)tokens;
+  if (status == G2Z_OK) status = g2z_tokens_reserve(model->services, &ids, room);
+  if (status == G2Z_OK && !w.ended)
+    status = g2z_model_generate(model, 1, ids.ids, room, &ids.count, sampling,
+                                g2z_tokenizer_eot(tokenizer), g2ze_each, &w);
+  g2ze_put(&w, NULL, 0, 1);
+  g2z_tokens_free(&ids);
+  return status;
 }
 
 #ifdef __cplusplus

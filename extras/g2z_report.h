@@ -111,10 +111,6 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
 G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
 
-/* 1: the character of `length` bytes at `at` is a control character other than tab and line feed,
- * which may steer a terminal. */
-G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length);
-
 /* One line of metrics.jsonl, written when the step's loss is known. */
 #define G2Z_METRIC_LIST(X)                                                                        \
   /*  type     name             meaning; a number that is not known is null in the file */        \
@@ -434,11 +430,6 @@ static const char g2zp_page_style[] =
     "--grid:#e4e4e4;--text:#000;--soft:#444}body{max-width:none;padding:0;font-size:11px}"
     ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
     "th,td{white-space:normal}h2{break-after:avoid}tr{break-inside:avoid}}\n";
-
-G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length) {
-  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
-         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
-}
 
 /* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
 static void g2zp_page_escape(g2z_writer *writer, const char *text) {

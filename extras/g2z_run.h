@@ -20,8 +20,8 @@
  *     g2z_run_free(run);  g2z_context_free(context);
  * train.cu is the same with a command line, signals, and ranks that it starts itself.
  *
- * It uses gpt2_zero.h, g2z_text.h and g2z_report.h, which lie beside it, through their public
- * functions alone, and takes the library's build switches (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC,
+ * It uses gpt2_zero.h, g2z_text.h, g2z_eval.h and g2z_report.h, which lie beside it, through their
+ * public functions alone, and takes the library's build switches (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC,
  * G2Z_API, G2Z_ASSERT) and its contract for errors: a status, and a sentence in services->error. It
  * prints nothing. It ends a process in one place: g2z_run_catch_signals, at a second signal. Names
  * that begin with g2zr_ or G2ZR_ are private.
@@ -30,7 +30,9 @@
  *
  * RUN DIRECTORY, written by g2z_run_*
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
- *                             val_loss and val_ms, sample_ms, save_ms, epoch and epoch_ms. That of
+ *                             val_loss and val_ms, eval (which file, from 0 on), eval_loss,
+ *                             eval_acc_norm and eval_ms, sample_ms, save_ms, epoch and
+ *                             epoch_ms. That of
  *                             a run that began with another's checkpoint begins with resumed_from
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
@@ -63,6 +65,7 @@
 #error "g2z_run.h: include gpt2_zero.h before it"
 #endif
 
+#include "g2z_eval.h"
 #include "g2z_report.h"
 #include "g2z_text.h"
 
@@ -75,6 +78,12 @@ extern "C" {
  * artifacts (manual: RUN DIRECTORY). The caller calls g2z_run_next until the run is done, and shows
  * the events that it returns (manual: QUICK START). Strings in the config are borrowed and must
  * outlive the run. */
+
+#define G2Z_TEXTS 16             /* files that one flag may name */
+typedef struct g2z_texts {
+  int count;
+  const char *text[G2Z_TEXTS];
+} g2z_texts;
 
 typedef struct g2z_run_config {
   g2z_train_config train;      /* train_glob NULL: no steps, only validation and a sample.
@@ -105,6 +114,8 @@ typedef struct g2z_run_config {
   int64_t max_val_steps;       /* > 0: the most batches of one validation */
   int64_t val_every;           /* steps; 0: at the end of each epoch and of the run only */
   int64_t val_steps;           /* batches of one validation; 0: all */
+  g2z_texts eval;              /* files that are scored as well: g2z_eval.h says which */
+  int64_t eval_every;          /* steps; 0: at the end of the run only */
   int64_t sample_every;        /* steps; 0: at the end only, and only with a prompt or a vocab */
   int sample_tokens;           /* tokens of one sample; 0: no samples */
   g2z_sampling sampling;
@@ -119,6 +130,7 @@ G2Z_API g2z_run_config g2z_run_config_default(void);
 typedef enum g2z_run_kind {
   G2Z_RUN_STEP,        /* the loss of a step became known */
   G2Z_RUN_VALIDATION,
+  G2Z_RUN_EVALUATION,  /* of one file */
   G2Z_RUN_SAMPLE,
   G2Z_RUN_SAVED,       /* a checkpoint is on the disk */
   G2Z_RUN_DONE         /* all artifacts are written, RUN_COMPLETE.txt last */
@@ -133,6 +145,7 @@ typedef struct g2z_run_event {
   double tokens_per_second;     /* smoothed over the last steps */
   double eta_seconds;           /* with validation, samples and saving as seen so far */
   double val_loss;              /* of a VALIDATION */
+  g2z_eval eval;                /* of an EVALUATION */
   const char *sample;           /* of a SAMPLE: prompt and continuation */
 } g2z_run_event;
 
@@ -161,6 +174,7 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
+  G2Z_FLAG_TEXTS,    /* g2z_texts: all arguments up to the next flag are appended */
   G2Z_FLAG_FILE,     /* char *: a file of flags, "--name VALUE" a line and # before a comment; its
                       * text, to which their values point, is freed with g2z_release */
   G2Z_FLAG_CHOICE,   /* int or enum: the index of the value among the words of `value` */
@@ -396,11 +410,12 @@ typedef struct g2zr_failure {        /* that is told later */
 
 enum { /* what has to happen before the next step, in this order */
   G2ZR_DUE_VALIDATION = 1,
-  G2ZR_DUE_SAMPLE = 2,
-  G2ZR_DUE_EPOCH_END = 4,
-  G2ZR_DUE_SAVE = 8,
-  G2ZR_DUE_STOP = 16,
-  G2ZR_DUE_FINISH = 32
+  G2ZR_DUE_EVALUATION = 2,
+  G2ZR_DUE_SAMPLE = 4,
+  G2ZR_DUE_EPOCH_END = 8,
+  G2ZR_DUE_SAVE = 16,
+  G2ZR_DUE_STOP = 32,
+  G2ZR_DUE_FINISH = 64
 };
 
 struct g2z_run {
@@ -413,6 +428,8 @@ struct g2z_run {
   g2z_tokens sample;                 /* begins with the prompt, of */
   size_t prompt;                     /* so many tokens */
   char *sample_text;
+  g2z_eval_set *eval[G2Z_TEXTS];
+  int evaluated;                     /* of them, behind this step */
   g2zr_stream metrics, log;
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written anew */
@@ -1358,16 +1375,16 @@ static g2z_status g2zr_check(g2z_run *run) {
   G2ZR_TRY(g2z_check_range(run->services, "max_val_steps", config->max_val_steps, 0, most));
   G2ZR_TRY(g2z_check_range(run->services, "val_every", config->val_every, 0, most));
   G2ZR_TRY(g2z_check_range(run->services, "val_steps", config->val_steps, 0, most));
+  G2ZR_TRY(g2z_check_range(run->services, "eval_every", config->eval_every, 0, most));
   G2ZR_TRY(g2z_check_range(run->services, "sample_every", config->sample_every, 0, most));
   G2ZR_TRY(g2z_check_range(run->services, "save_every", config->save_every, 0, most));
   G2ZR_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
   G2ZR_TRY(g2z_check_range(run->services, "sample_tokens", config->sample_tokens, 0, 1 << 20));
   G2ZR_TRY(g2z_sampling_check(run->services, &config->sampling));
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
-  if (!config->train.train_glob && !config->val_glob && !config->prompt)
+  if (!config->train.train_glob && !config->val_glob)
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "there is nothing to do: name token shards to train on, or to validate on, or "
-                    "give a prompt to continue");
+                    "there is nothing to do: name token shards to train on, or to validate on");
   g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
@@ -1483,6 +1500,18 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   return status;
 }
 
+/* A row is never longer than what the trainer has activations for. */
+static g2z_status g2zr_open_eval(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  g2z_model_config model = config->train.model;
+  const int64_t room = (int64_t)config->train.batch * config->train.seq;
+  if (room < model.context) model.context = (int)room;
+  for (int i = 0; i < config->eval.count; i++)
+    G2ZR_TRY(g2z_eval_open(run->services, &model, run->tokenizer, config->eval.text[i],
+                           &run->eval[i]));
+  return G2Z_OK;
+}
+
 static g2z_status g2zr_open_val(g2z_run *run) {
   g2z_run_config *config = &run->config;
   if (!config->val_glob) return G2Z_OK;
@@ -1502,7 +1531,6 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
-  if (!run->steps && !run->val && !run->resume) return G2Z_OK; /* it writes: only the text counts */
   G2ZR_TRY(g2zr_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
                     "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
                     model->context, model->vocab, (double)plan->parameters * 1e-6,
@@ -1681,6 +1709,8 @@ static void g2zr_close(g2z_run *run) {
   g2z_trainer_free(run->trainer);
   g2z_loader_free(run->val);
   g2z_loader_free(run->train);
+  for (int i = 0; i < G2Z_TEXTS; i++) g2z_eval_free(run->eval[i]);
+  memset(run->eval, 0, sizeof run->eval);
   g2z_tokenizer_free(run->tokenizer);
   g2z_tokens_free(&run->sample);
   g2z_release(run->services, run->from.note);
@@ -1866,6 +1896,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   }
   G2ZR_TRY(g2zr_open_tokenizer(run));
   G2ZR_TRY(g2zr_open_val(run));
+  G2ZR_TRY(g2zr_open_eval(run));
   G2ZR_TRY(g2zr_check_vocab(run));
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
                          run->context->world;
@@ -1906,6 +1937,8 @@ static void g2zr_price(g2z_run *run) {
   X(val_every, config->val_every)                                                                 \
   X(val_steps, config->val_steps)                                                                 \
   X(max_val_steps, config->max_val_steps)                                                         \
+  X(eval, config->eval.count)                                                                     \
+  X(eval_every, config->eval_every)                                                               \
   X(run_dir, config->run_dir != NULL)                                                             \
   X(save_every, config->save_every)                                                               \
   X(save_epochs, config->save_epochs)                                                             \
@@ -1983,6 +2016,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2ZR_TRY(g2zr_agree(run, status));
   if (run->steps == 0)
     run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) |
+               (run->config.eval.count ? G2ZR_DUE_EVALUATION : 0) |
                (run->config.sample_tokens > 0 ? G2ZR_DUE_SAMPLE : 0) | G2ZR_DUE_EPOCH_END |
                G2ZR_DUE_FINISH;
   g2zr_take_up(run);
@@ -2064,6 +2098,9 @@ static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   int last = step == run->steps, epoch_end = last || run->epoch_ends;
   if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
     run->due |= G2ZR_DUE_VALIDATION;
+  if (config->eval.count > 0 &&
+      (last || (config->eval_every > 0 && step % config->eval_every == 0)))
+    run->due |= G2ZR_DUE_EVALUATION;
   if (config->sample_tokens > 0 &&
       (last || (config->sample_every > 0 && step % config->sample_every == 0)))
     run->due |= G2ZR_DUE_SAMPLE;
@@ -2135,6 +2172,31 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   G2ZR_TRY(g2zr_log(run, run->line));
   g2zr_report_now_and_then(run);
   return G2Z_OK;
+}
+
+/* The next file of --eval. */
+static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
+  static const char *const names[] = {"eval", "eval_loss", "eval_acc_norm", "eval_ms"};
+  const int file = run->evaluated, files = run->config.eval.count;
+  const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
+  char text[200], tag[300];
+  double begin = g2z_seconds();
+  g2z_eval *eval = &event->eval;
+  G2ZR_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, NULL, NULL, eval));
+  double seconds = g2z_seconds() - begin;
+  run->sum.pause_s += seconds;
+  run->evaluated = (file + 1) % files;
+  event->kind = G2Z_RUN_EVALUATION;
+  g2z_eval_text(eval, text);
+  snprintf(run->line, sizeof run->line, "step %" PRId64 "/%" PRId64 " | %s | %s | %.2f s",
+           run->step, run->steps, path, text, seconds);
+  const double acc = eval->questions ? eval->acc_norm : NAN;
+  const double values[] = {(double)file, eval->loss, acc, seconds * 1e3};
+  G2ZR_TRY(g2zr_put_line(run, 4, names, values));
+  snprintf(tag, sizeof tag, "eval/%.280s", slash ? slash + 1 : path);
+  const char *tags = tag;
+  G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval->loss));
+  return g2zr_log(run, run->line);
 }
 
 /* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and
@@ -2256,6 +2318,10 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     return g2z_fail(run->services, G2Z_STOPPED, "%s", run->line);
   }
   if (now == G2ZR_DUE_VALIDATION) G2ZR_TRY(g2zr_validate(run, event));
+  if (now == G2ZR_DUE_EVALUATION) {
+    G2ZR_TRY(g2zr_evaluate(run, event));
+    if (run->evaluated) return G2Z_OK; /* another file comes next */
+  }
   if (now == G2ZR_DUE_SAMPLE) {
     G2ZR_TRY(g2zr_write_sample(run, event));
     event->line = run->sample_text;
@@ -2486,6 +2552,14 @@ static g2z_status g2zr_flag_set(g2z_services *services, const g2z_flag *flag,
     *(const char **)flag->destination = text;
     return G2Z_OK;
   }
+  if (flag->kind == G2Z_FLAG_TEXTS) {
+    g2z_texts *texts = (g2z_texts *)flag->destination;
+    if (texts->count == G2Z_TEXTS)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes %d values, and %.300s is one more",
+                      flag->name, G2Z_TEXTS, text);
+    texts->text[texts->count++] = text;
+    return G2Z_OK;
+  }
   if (flag->kind != G2Z_FLAG_CHOICE) return g2zr_flag_number(services, flag, text);
   size_t length;
   const char *word;
@@ -2526,7 +2600,10 @@ static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, 
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
                     flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
   if (flag->kind == G2Z_FLAG_FILE) return g2zr_flag_file(services, flags, count, flag, value);
-  return g2zr_flag_set(services, flag, value);
+  G2ZR_TRY(g2zr_flag_set(services, flag, value));
+  while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
+    G2ZR_TRY(g2zr_flag_set(services, flag, argv[++*at]));
+  return G2Z_OK;
 }
 
 /* The lines of a file as if they stood on the command line in its place. Where one flag has taken a
@@ -2600,6 +2677,7 @@ static void g2zr_flag_default(const g2z_flag *flag, char text[64]) {
   switch (flag->kind) {
     case G2Z_FLAG_GROUP:
     case G2Z_FLAG_FILE:
+    case G2Z_FLAG_TEXTS:
     case G2Z_FLAG_SWITCH: return;
     case G2Z_FLAG_TEXT: {
       const char *value = *(const char **)flag->destination;
@@ -2982,7 +3060,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   GROUP("Data")                                                                                   \
   /*   name  kind  destination  minimum  maximum  value  help */                                  \
   FLAG("train", TEXT, run.train.train_glob, 0, 0, "GLOB",                                         \
-       "token shards to train on; without it: validate, write")                                   \
+       "token shards to train on; without it: validate, score, write")                            \
   FLAG("val", TEXT, run.val_glob, 0, 0, "GLOB", "token shards to validate on")                    \
   FLAG("vocab", TEXT, run.vocab, 0, 0, "FILE",                                                    \
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
@@ -3058,6 +3136,9 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   FLAG("val-every", INT64, run.val_every, 1, G2ZR_MANY, "N", "steps [the end of each epoch]")     \
   FLAG("val-steps", INT64, run.val_steps, 1, G2ZR_MANY, "N", "batches of one validation [all]")   \
   FLAG("max-val-steps", INT64, run.max_val_steps, 1, G2ZR_MANY, "N", "a limit on that number")    \
+  FLAG("eval", TEXTS, run.eval, 0, 0, "FILE...",                                                  \
+       "score a text, .jsonl, shards, or llm.c's HellaSwag file; at the end of a training")        \
+  FLAG("eval-every", INT64, run.eval_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")      \
   FLAG("sample-every", INT64, run.sample_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")  \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
   FLAG("prompt", TEXT, run.prompt, 0, 0, "TEXT", "what a sample continues [end of text]")         \
@@ -3201,9 +3282,6 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   int custom = o->shape.layers || o->shape.heads || o->shape.channels || o->shape.context;
   o->run.model_name = custom || o->run.train.init_from ? "custom" : preset;
   if (o->run.vocab) G2ZR_TRY(g2zr_check_kind(services, "--vocab", o->run.vocab, 0));
-  if (o->run.prompt && !o->run.train.train_glob && !o->run.val_glob && !o->run.train.init_from)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--prompt needs a model that has learnt: name its "
-                    "weights, --init-from RUN_DIR/weights, or shards to train on, --train GLOB");
   if (o->run.train.init_from) return g2zr_settle_weights(services, o);
   G2ZR_TRY(g2z_model_config_named(services, preset, model));
   if (o->run.vocab) {
@@ -3245,6 +3323,8 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   VAL("--val-every", val_every)
   VAL("--val-steps", val_steps)
   VAL("--max-val-steps", max_val_steps)
+  X(o->run.eval.count, "--eval-every", eval_every,
+    "there is no file to score; give --eval, or leave it away")
 #undef VAL
 #undef SAMPLE
 #undef X
@@ -3268,13 +3348,12 @@ static g2z_status g2zr_settle_accum(g2z_services *services, const g2z_run_option
   return G2Z_OK;
 }
 
-/* The run directory's name, from the time unless a flag says it. Writing alone needs none. */
+/* The run directory's name, from the time unless a flag says it. */
 static void g2zr_settle_directory(g2z_run_options *o) {
   time_t now = time(NULL);
   struct tm utc;
   strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
            gmtime_r(&now, &utc));
-  if (!o->run.train.train_glob && !o->run.val_glob) strcpy(o->run_dir_text, "none");
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
   o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
 }
@@ -3308,6 +3387,14 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
                     "that each start makes a new one: name the directory of the run");
   if (train->train_glob && o->run.val_glob && !o->dry_run)
     G2ZR_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
+  if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run)
+    return o->run.prompt || o->run.eval.count
+               ? g2z_fail(services, G2Z_BAD_ARGUMENT, "%s needs a model that has learnt: name its "
+                          "weights, --init-from RUN_DIR/weights, or shards to train on, --train "
+                          "GLOB", o->run.prompt ? "--prompt" : "--eval")
+               : g2z_fail(services, G2Z_BAD_ARGUMENT, "there is nothing to do: name token shards "
+                          "to train on, --train GLOB, or weights, --init-from DIR, and a prompt or "
+                          "files to score");
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
   train->bucket_mb = (double)o->bucket_mb;

@@ -1,5 +1,15 @@
 /* Tests of extras/g2z_eval.h: what a file's loss is, by hand, and files that are damaged. */
 
+/* A file's score by a model. */
+static g2z_status eval_file(g2z_model *model, const g2z_tokenizer *tokenizer, const char *path,
+                            g2z_eval *out) {
+  g2z_eval_set *set;
+  g2z_status status = g2z_eval_open(model->services, &model->config, tokenizer, path, &set);
+  if (status == G2Z_OK) status = g2z_eval_run(set, model, NULL, NULL, NULL, out);
+  g2z_eval_free(set);
+  return status;
+}
+
 /* Loss of ids[first .. n) behind what stands before each, from the logits. */
 static double eval_by_hand(g2z_test *t, g2z_model *model, const int32_t *ids, int first, int n) {
   const int V = model->config.vocab;
@@ -64,7 +74,7 @@ static void test_eval_questions(g2z_test *t) {
   memcpy(file + sizeof head, words, 2 * at);
   test_write_file(t, path, file, sizeof head + 2 * at);
   g2z_eval result;
-  CHECK_OK(t, g2z_eval_file(model, NULL, path, NULL, NULL, &result));
+  CHECK_OK(t, eval_file(model, NULL, path, &result));
   CHECK(t, result.questions == QUESTIONS && result.tokens == tokens);
   CHECK_NEAR(t, result.acc, (double)right / QUESTIONS, 1e-12);
   CHECK_NEAR(t, result.acc_norm, (double)right_norm / QUESTIONS, 1e-12);
@@ -76,13 +86,13 @@ static void test_eval_questions(g2z_test *t) {
       {1030, 9, 0, "is damaged at byte 1024"},     {1032, 200, 0, "is damaged at byte 1024"},
       {4, 2, 0, "in version 2"},                   {8, 0, 0, "holds 0 questions"},
       {8, QUESTIONS + 1, 0, "is damaged at byte"}, {0, 0x5a, 1, "is damaged at byte"},
-      {1036, 200, 0, "token=200"}};
+      {1036, 200, 0, "has token 200"}};
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
     size_t bytes = sizeof head + 2 * at - damages[i].cut;
     char was = file[damages[i].at];
     if (!damages[i].cut) file[damages[i].at] = (char)damages[i].byte;
     test_write_file(t, path, file, bytes);
-    g2z_status status = g2z_eval_file(model, NULL, path, NULL, NULL, &result);
+    g2z_status status = eval_file(model, NULL, path, &result);
     t->checks++;
     if (status == G2Z_OK || !strstr(t->services.error, damages[i].says))
       test_fail(t, __FILE__, __LINE__, "damage %zu: status %d, \"%s\"", i, (int)status,
@@ -123,7 +133,7 @@ static void test_eval_texts(g2z_test *t) {
     sum += eval_by_hand(t, model, ids + at, 1, n);
   }
   test_write_file(t, test_path(t, "a.txt"), line, strlen(line));
-  CHECK_OK(t, g2z_eval_file(model, tokenizer, test_path(t, "a.txt"), NULL, NULL, &text));
+  CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.txt"), &text));
   CHECK(t, text.tokens == count - 1 && text.questions == 0);
   CHECK_NEAR(t, text.loss, sum / (count - 1), 1e-5);
   CHECK_NEAR(t, text.perplexity, exp(text.loss), 1e-9);
@@ -132,7 +142,7 @@ static void test_eval_texts(g2z_test *t) {
   snprintf(many, sizeof many, "{\"text\": \"%s\"}\n\n{\"id\": 7, \"text\": \"%s\"}\n", line,
            line);
   test_write_file(t, test_path(t, "a.jsonl"), many, strlen(many));
-  CHECK_OK(t, g2z_eval_file(model, tokenizer, test_path(t, "a.jsonl"), NULL, NULL, &lines));
+  CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.jsonl"), &lines));
   CHECK(t, lines.tokens == 2 * text.tokens && fabs(lines.loss - text.loss) < 1e-9);
   g2z_shard_writer *writer = NULL;
   CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_LLMC,
@@ -140,24 +150,61 @@ static void test_eval_texts(g2z_test *t) {
   CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)count));
   CHECK_OK(t, g2z_shard_writer_commit(writer));
   g2z_shard_writer_free(writer);
-  CHECK_OK(t, g2z_eval_file(model, NULL, test_path(t, "a.bin"), NULL, NULL, &shard));
+  CHECK_OK(t, eval_file(model, NULL, test_path(t, "a.bin"), &shard));
   CHECK(t, shard.tokens == text.tokens && fabs(shard.loss - text.loss) < 1e-9);
   CHECK(t, isnan(shard.bits_per_byte));
   static const struct { const char *name, *text, *says; } refused[] = {
       {"b.txt", "", "no token that could be predicted"},
       {"b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "b.jsonl, line 2 has no \"text\""},
       {"c.jsonl", "{\"text\": \"a\"\n", "c.jsonl, line 1"},
-      {"c.bin", "ab", "no token that could be predicted"}};
+      {"d.bin", "ab", "has token 25185, and the model knows 257"},
+      {"c.bin", "a", "no token that could be predicted"}};
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
     test_write_file(t, test_path(t, refused[i].name), refused[i].text, strlen(refused[i].text));
-    g2z_status status = g2z_eval_file(model, tokenizer, test_path(t, refused[i].name), NULL, NULL,
-                                      &text);
+    g2z_status status = eval_file(model, tokenizer, test_path(t, refused[i].name), &text);
     CHECK(t, status != G2Z_OK && strstr(t->services.error, refused[i].says));
   }
-  CHECK_STATUS(t, g2z_eval_file(model, NULL, test_path(t, "a.txt"), NULL, NULL, &text),
+  CHECK_STATUS(t, eval_file(model, NULL, test_path(t, "a.txt"), &text),
                G2Z_BAD_ARGUMENT, &t->services, "--vocab");
   g2z_tokens_free(&encoded);
   g2z_encoder_free(encoder);
   g2z_tokenizer_free(tokenizer);
   inuse_close(context, model);
+}
+
+/* The loss that `output` prints for a file, behind the place where `after` stands; -1: none. */
+static double eval_printed(const char *output, const char *after, const char *file) {
+  double loss = -1;
+  const char *at = strstr(output, after);
+  at = at ? strstr(at, file) : NULL;
+  at = at ? strstr(at, " | loss ") : NULL;
+  return at && sscanf(at, " | loss %lf", &loss) == 1 ? loss : -1;
+}
+
+/* ./train scores files while it trains and behind its end; what three ranks of ZeRO stage 3 print
+ * is what the weights that they leave have, but for the rounding of the fourth decimal. */
+static void test_eval_train(g2z_test *t) {
+  static const char *const files[] = {"x_val_0.bin", "a.txt"};
+  char output[16384], scored[4096], arguments[1400];
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  test_run_shard(t, "x_train_0.bin", 2000);
+  test_run_shard(t, "x_val_0.bin", 300);
+  test_write_file(t, test_path(t, "a.txt"), "a text of few bytes", 19);
+  const char *dir = test_path(t, "run"), *shard = test_path(t, "x_val_0.bin");
+  const char *text = test_path(t, "a.txt");
+  snprintf(arguments, sizeof arguments,
+           "--train '%s' --vocab-size 257 --layers 2 --channels 32 --heads 4 --context 16 --batch 3 "
+           "--steps 4 --lr 1e-2 --eval %s %s --eval-every 2 --device cpu --ranks 3 --zero 3 "
+           "--run-dir %s", test_path(t, "x_train_*.bin"), shard, text, dir);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  snprintf(arguments, sizeof arguments, "--init-from %s/weights --eval %s %s --device cpu", dir,
+           shard, text);
+  CHECK(t, test_train(t, arguments, scored, sizeof scored) == 0);
+  for (int i = 0; i < 2; i++) {
+    double early = eval_printed(output, "step 2/4 | /", files[i]);
+    double late = eval_printed(output, "step 4/4 | /", files[i]);
+    CHECK(t, early > 0 && late > 0 && early != late);
+    CHECK_NEAR(t, eval_printed(scored, "", files[i]), late, 1.5e-4);
+  }
+  CHECK(t, strstr(scored, " bits per byte | 19 tokens | ") != NULL);
 }

@@ -846,6 +846,8 @@ static void test_train_run(g2z_test *t) {
   CHECK(t, strncmp(output, "1 2", 3) == 0 && test_times(output, "\n") == 1);
   CHECK(t, access("runs", F_OK) != 0 || test_times(output, "run_") == 0);
   setenv("NCCL_LOGS", "1", 1);
+  snprintf(arguments, sizeof arguments, "--init-from %s --val '%s' --run-dir none --device cpu",
+           test_path(t, "weights"), test_path(t, "x_val_0.bin"));
   CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
   unsetenv("NCCL_LOGS");
   CHECK(t, strstr(output, "NCCL_LOGS=1 writes into the run directory") != NULL);
