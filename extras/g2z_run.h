@@ -289,6 +289,9 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
  * logs into the run directory. That is rank 0's on all ranks: its name may hold the time. */
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
+/* launcher_metadata.json, for a run that begins without g2z_run_launch; rank 0 writes it. */
+G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
+                                        const g2z_place *place);
 /* For an on_fault: this rank's flight recorder, and RUN_FAILED.json unless another rank is writing
  * it: nobody knows who else has died. Before all ranks have met there is no place for them. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
@@ -3432,7 +3435,7 @@ static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *c
 }
 
 typedef struct g2zr_launch {
-  const g2z_run_options *options;
+  const g2z_run_config *run;
   const g2z_place *place;
   const g2z_fault *fault;            /* RUN_FAILED.json: what happened, and the name of */
   const char *flight;                /* this rank's flight recorder; NULL: there is none */
@@ -3447,7 +3450,7 @@ static void g2zr_put_launch(void *user, g2z_json_out *out) {
       "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "G2Z_", "RUN_DIR=", "NSYS=",
       "DIST_DEBUG=", "GRAD_ACCUM_STEPS=", "MICRO_BATCH_SIZE_PER_GPU=", "GPT2_EXTRA_ARGS="};
   const g2zr_launch *launch = (const g2zr_launch *)user;
-  const g2z_run_config *run = &launch->options->run;
+  const g2z_run_config *run = launch->run;
   char now[32], host[256] = "";
   g2z_utc_now(now);
   gethostname(host, sizeof host - 1);
@@ -3463,12 +3466,12 @@ static void g2zr_put_launch(void *user, g2z_json_out *out) {
   g2zr_put_variables(out, "nccl_env", nccl, 1);
 }
 
-static g2z_status g2zr_write_launch(g2z_services *services, const g2z_run_options *o,
-                                    const g2z_place *place) {
-  g2zr_launch launch = {o, place, NULL, NULL};
-  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
-  unlink(g2zr_join(o->run.run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
-  return g2zr_write_json(services, g2zr_join(o->run.run_dir, "launcher_metadata.json").text,
+G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
+                                        const g2z_place *place) {
+  g2zr_launch launch = {run, place, NULL, NULL};
+  if (place->rank != 0 || !run->run_dir) return G2Z_OK;
+  unlink(g2zr_join(run->run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
+  return g2zr_write_json(services, g2zr_join(run->run_dir, "launcher_metadata.json").text,
                          g2zr_put_launch, &launch);
 }
 
@@ -3535,7 +3538,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
     status = g2z_ranks_agree(ranks, g2zr_log_nccl(config->services, o, place));
   }
   if (status == G2Z_OK) status = g2z_run_create(*context, &o->run, run);
-  if (status == G2Z_OK) status = g2zr_write_launch(config->services, o, place);
+  if (status == G2Z_OK) status = g2z_run_write_launch(config->services, &o->run, place);
   if (status == G2Z_OK) return G2Z_OK;
   g2z_run_free(*run);
   g2z_context_free(*context);
@@ -3567,7 +3570,7 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
   char name[64];
   memset(&services, 0, sizeof services);
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
-  g2zr_launch launch = {o, g2z_ranks_place(ranks), fault, NULL};
+  g2zr_launch launch = {&o->run, g2z_ranks_place(ranks), fault, NULL};
   snprintf(name, sizeof name, "flight_rank_%d.jsonl", launch.place->rank);
   if (g2z_ranks_write_flight(ranks, &services, g2zr_join(o->run.run_dir, name).text) == G2Z_OK)
     launch.flight = name;
