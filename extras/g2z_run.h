@@ -1789,6 +1789,10 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
   G2ZR_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
+  if (!run->found.continues && latest < 0 && g2zr_has(run->config.run_dir, "RUN_COMPLETE.txt"))
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.400s holds a run already, which saved no "
+                    "checkpoint: choose another --run-dir; --init-from %.400s/weights begins with "
+                    "what that run has learnt", run->config.run_dir, run->config.run_dir);
   if (!run->found.continues) {
     char name[32];
     g2zr_checkpoint_name(latest, name);
@@ -3219,8 +3223,10 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "--ranks and --gpus say the same: give one of them");
   if (o->gpus > gpus)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %d, but this process sees %d: give fewer, "
-                    "or look at nvidia-smi and CUDA_VISIBLE_DEVICES", o->gpus, gpus);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %d, but this process sees %d: %s, or "
+                    "look at nvidia-smi and CUDA_VISIBLE_DEVICES", o->gpus, gpus, gpus
+                    ? "give fewer" : "compile with nvcc (make does where it finds nvcc and a GPU), "
+                                     "try it with --ranks N --device cpu");
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
@@ -3231,6 +3237,9 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
   struct stat info;
   const char *name = "FILE";
   const int there = stat(path, &info) == 0;
+  if (directory && there && g2zr_has(path, "weights"))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.400s is a run directory: its weights are in "
+                    "%s %.400s/weights", flag, path, flag, path);
   if (directory && !there && *path && !strchr(path, '/'))
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.200s: there is no such directory here. For "
                     "OpenAI's weights: git lfs install; git clone https://huggingface.co/gpt2; for "
