@@ -42,7 +42,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: leave it away, or check how it was made"},
     {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text; this makes lines of JSON "
                             "of it:\njq -c \".[]\" $D/array.json > $D/array.json.jsonl\n"},
-    {"$P --vocab $D/vocab.bpe $D/some", 1, "cannot open $D/vocab.bpe: no such file; check the "
+    {"$P --vocab $D/vocab.bpe $D/some", 1, "cannot open $D/vocab.bpe: No such file; check the "
                                            "path, or get GPT-2's by `make vocab`"},
     {"head -c 9000 gpt2_zero.h > $D/n.txt; $P --val-fraction 0.5 $D/n.txt && mv $D/out/n* $D", 0,
      ""},
