@@ -1073,6 +1073,15 @@ typedef struct g2z_graph g2z_graph;
 
 typedef struct g2z_device g2z_device;
 
+/* How a token is drawn from logits. */
+typedef struct g2z_sampling {
+  float temperature;   /* 0: always the likeliest token */
+  int top_k;           /* 0: all; else as many, and those as likely as the last of them */
+  float top_p;         /* 1: all; else the smallest set of likeliest tokens with that mass, and
+                        * those as likely as the last of them */
+  uint64_t seed;
+} g2z_sampling;
+
 typedef struct g2z_ops {
   /* Memory and order. allocate() zeroes. Host memory from allocate_host may be the source of an
    * upload that is still under way. mark(event) notes a place in the queue, wait(event) lets the
@@ -1189,6 +1198,11 @@ typedef struct g2z_ops {
   /* logits[n,V] f32 = h[n,C] wte^T */
   g2z_status (*head_logits)(g2z_device *device, float *logits, const void *h, const void *wte,
                             int n, int C, int V);
+
+  /* tokens[b] = a draw from logits[b,V] f32 with seed + b and the index drawn[b]; then 1 is added
+   * to drawn[b], and to positions[b] up to T - 1. */
+  g2z_status (*draw)(g2z_device *device, int32_t *tokens, int32_t *drawn, int32_t *positions,
+                     const float *logits, const g2z_sampling *sampling, int B, int V, int T);
 
   /* to[n] act = round(from[n]); to[n] grad = round(from[n]) */
   g2z_status (*cast_act)(g2z_device *device, void *to, const float *from, size_t n);
@@ -1655,12 +1669,6 @@ G2Z_API g2z_status g2z_model_score(g2z_model *model, const int32_t *tokens, cons
 G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int B, int T,
                                     float *logits);
 
-typedef struct g2z_sampling {
-  float temperature;   /* 0: always the likeliest token */
-  int top_k;           /* 0: all */
-  float top_p;         /* 1: all; else the smallest set of likeliest tokens with that mass */
-  uint64_t seed;
-} g2z_sampling;
 G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
 /* What g2z_generate would refuse. */
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
@@ -4163,6 +4171,27 @@ static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout
     factors[i] = g2z_uniform(bits[i]) >= dropout->probability ? kept : 0.0f;
 }
 
+/* ----- a draw ----------------------------------------------------------- */
+
+/* Logits in the order of likelihood, as whole numbers; a NaN is the least. */
+static inline G2Z_HOST_DEVICE uint32_t g2z__draw_order(float logit) {
+  uint32_t bits = g2z__bits_of(logit);
+  if (logit != logit) return 0;
+  return bits >> 31 ? ~bits : bits | UINT32_C(0x80000000);
+}
+
+/* A token's probability relative to the likeliest one's. */
+static inline G2Z_HOST_DEVICE float g2z__draw_weight(float logit, float best, float temperature) {
+  float weight = expf((logit - best) / temperature);
+  return weight > 0 ? weight : 0; /* also of a NaN: it is never drawn */
+}
+
+static inline G2Z_HOST_DEVICE float g2z__draw_uniform(uint64_t seed, uint32_t index) {
+  uint32_t counter[4] = {index, 0, 0, 0}, bits[4];
+  g2z_philox(seed, G2Z_RANDOM_SAMPLE, counter, bits);
+  return g2z_uniform(bits[0]);
+}
+
 /* ----- the end of a step ------------------------------------------------ */
 
 #define G2Z__LOSS_SCALE_MAX 16777216.0f /* 2^24 */
@@ -5194,6 +5223,68 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
   return G2Z_OK;
 }
 
+/* ----- a draw ----------------------------------------------------------- */
+
+/* Of the tokens whose order is `cut` or more: how many they are, or, at a temperature above 0, the
+ * sum of their weights. */
+G2Z__PRIVATE double g2z__draw_measure(const float *logits, int vocab, uint32_t cut, float best,
+                                      float temperature) {
+  double sum = 0;
+  for (int i = 0; i < vocab; i++)
+    if (g2z__draw_order(logits[i]) >= cut)
+      sum += temperature > 0 ? (double)g2z__draw_weight(logits[i], best, temperature) : 1;
+  return sum;
+}
+
+/* The largest cut whose measure reaches `least`. */
+G2Z__PRIVATE uint32_t g2z__draw_cut(const float *logits, int vocab, double least, float best,
+                                    float temperature) {
+  uint32_t cut = 0;
+  for (uint32_t bit = UINT32_C(1) << 31; bit; bit >>= 1)
+    if (g2z__draw_measure(logits, vocab, cut | bit, best, temperature) >= least) cut |= bit;
+  return cut;
+}
+
+/* The token drawn from logits[vocab]: in the order of their ids, of those that are kept. */
+G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling *sampling,
+                             uint32_t index) {
+  const float temperature = sampling->temperature;
+  uint32_t cut = 0;
+  int best = 0;
+  for (int i = 1; i < vocab; i++)
+    if (g2z__draw_order(logits[i]) > g2z__draw_order(logits[best])) best = i;
+  if (!(temperature > 0)) return best;
+  const float top = logits[best];
+  if (sampling->top_k > 0 && sampling->top_k < vocab)
+    cut = g2z__draw_cut(logits, vocab, sampling->top_k, top, 0);
+  double sum = g2z__draw_measure(logits, vocab, cut, top, temperature);
+  if (sampling->top_p < 1) {
+    cut = g2z__draw_cut(logits, vocab, (double)sampling->top_p * sum, top, temperature);
+    sum = g2z__draw_measure(logits, vocab, cut, top, temperature);
+  }
+  double draw = (double)g2z__draw_uniform(sampling->seed, index) * sum;
+  for (int i = 0; i < vocab; i++) {
+    if (g2z__draw_order(logits[i]) < cut) continue;
+    draw -= (double)g2z__draw_weight(logits[i], top, temperature);
+    if (draw < 0) return i;
+  }
+  return best; /* a sum of 0 or NaN, or the last rounding */
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_draw(g2z_device *device, int32_t *tokens, int32_t *drawn,
+                                      int32_t *positions, const float *logits,
+                                      const g2z_sampling *sampling, int B, int V, int T) {
+  (void)device;
+#pragma omp parallel for
+  for (int b = 0; b < B; b++) {
+    g2z_sampling own = *sampling;
+    own.seed += (uint64_t)b;
+    tokens[b] = g2z__sample(logits + (size_t)b * (size_t)V, V, &own, (uint32_t)drawn[b]++);
+    if (positions[b] < T - 1) positions[b]++;
+  }
+  return G2Z_OK;
+}
+
 /* ----- the table -------------------------------------------------------- */
 
 G2Z__PRIVATE g2z_status g2z__cpu_graph_begin(g2z_device *device) {
@@ -5240,7 +5331,7 @@ static const g2z_ops *g2z__cpu_ops(void) {
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
       g2z__cpu_linear_fwd,     g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
       g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
-      g2z__cpu_head_loss,      g2z__cpu_head_logits,
+      g2z__cpu_head_loss,      g2z__cpu_head_logits,     g2z__cpu_draw,
       g2z__cpu_cast_act,       g2z__cpu_cast_grad,
       g2z__cpu_grad_add,       g2z__cpu_grad_sumsq,
       g2z__cpu_decide,         g2z__cpu_adamw,
@@ -9525,58 +9616,6 @@ G2Z_API g2z_sampling g2z_sampling_default(void) {
   return sampling;
 }
 
-typedef struct g2z__draw {
-  float probability;     /* relative to the likeliest token's, until the sum is known */
-  int32_t id;
-} g2z__draw;
-
-/* Likeliest first; equals by id, so that the order is total. */
-G2Z__PRIVATE int g2z__draw_order(const void *a, const void *b) {
-  const g2z__draw *left = (const g2z__draw *)a, *right = (const g2z__draw *)b;
-  if (left->probability != right->probability)
-    return left->probability < right->probability ? 1 : -1;
-  return left->id < right->id ? -1 : left->id > right->id;
-}
-
-/* The token drawn from logits[vocab]; scratch[2 * vocab]. */
-G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling *sampling,
-                             uint32_t index, float *scratch) {
-  g2z__draw *candidates = (g2z__draw *)(void *)scratch;
-  int best = 0;
-  for (int i = 1; i < vocab; i++)
-    if (logits[i] > logits[best] || isnan(logits[best])) best = i;
-  if (!(sampling->temperature > 0)) return best;
-  for (int i = 0; i < vocab; i++) {
-    float p = expf((logits[i] - logits[best]) / sampling->temperature);
-    candidates[i].probability = p > 0 ? p : 0; /* also of a NaN: it is never drawn */
-    candidates[i].id = i;
-  }
-  int kept = vocab;
-  if (sampling->top_k > 0 || sampling->top_p < 1) {
-    qsort(candidates, (size_t)vocab, sizeof *candidates, g2z__draw_order);
-    if (sampling->top_k > 0 && sampling->top_k < kept) kept = sampling->top_k;
-  }
-  double sum = 0;
-  for (int i = 0; i < kept; i++) sum += (double)candidates[i].probability;
-  if (sampling->top_p < 1) {
-    double mass = 0;
-    int count = 0;
-    while (count < kept && (count == 0 || mass < (double)sampling->top_p * sum))
-      mass += (double)candidates[count++].probability;
-    kept = count;
-    sum = mass;
-  }
-  uint32_t counter[4] = {0, 0, 0, 0}, bits[4];
-  counter[0] = index;
-  g2z_philox(sampling->seed, G2Z_RANDOM_SAMPLE, counter, bits);
-  double draw = (double)g2z_uniform(bits[0]) * sum;
-  for (int i = 0; i < kept; i++) {
-    draw -= (double)candidates[i].probability;
-    if (draw < 0) return candidates[i].id;
-  }
-  return best; /* a sum of 0 or NaN, or the last rounding */
-}
-
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling) {
   G2Z__TRY(g2z__check_real(services, "temperature", sampling->temperature, 0, 1e6, 0));
   G2Z__TRY(g2z_check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
@@ -9594,14 +9633,14 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, siz
   if (*count == 0)
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "the prompt has no tokens: begin with the end-of-text token");
-  G2Z__TRY(g2z_allocate(t->services, 3 * (size_t)V, sizeof(float), &memory));
-  float *logits = (float *)memory, *scratch = logits + V;
+  G2Z__TRY(g2z_allocate(t->services, (size_t)V, sizeof(float), &memory));
+  float *logits = (float *)memory;
   g2z_status status = G2Z_OK;
   for (uint32_t drawn = 0; *count < most; drawn++) {
     size_t seen = *count < window ? *count : window;
     status = g2z_trainer_logits(t, ids + *count - seen, (int)seen, 1, logits);
     if (status != G2Z_OK) break;
-    ids[*count] = g2z__sample(logits, V, sampling, drawn, scratch);
+    ids[*count] = g2z__sample(logits, V, sampling, drawn);
     if (ids[(*count)++] == stop) break;
   }
   g2z_release(t->services, memory);
@@ -9832,62 +9871,95 @@ typedef struct g2z__continued {
   int count, window, stop;
   int32_t *ids;                /* [count][room] */
   size_t room, *lengths;
-  int32_t *next, *positions;   /* [count]: the token that goes in next, how many are before it */
-  uint32_t *drawn;             /* [count] */
-  int *going;                  /* [count]: 0: it has ended */
-  float *logits, *scratch;     /* [count,V], [2 V] */
+  int32_t *next, *positions;   /* [count]: the token that was drawn, how many are before it */
+  int32_t *drawn;              /* [count] */
+  int32_t *going;              /* [count]: 0: it has ended */
+  struct {                     /* device: the same; a position stops at the window's last */
+    int32_t *next, *positions, *drawn;
+    float *logits;             /* [count,V] */
+  } on;
+  g2z_graph *graph;            /* of g2z__step */
+  int steps;
 } g2z__continued;
 
-/* Runs a sequence's last tokens at once, into its place in the cache. What does not fit into the
- * window begins with the last half of it. */
+/* Draws from `n` rows of the logits. */
+G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
+  g2z_device *dev = g->model->device;
+  const int V = g->model->config.vocab;
+  g2z_sampling sampling = *g->sampling;
+  sampling.seed += (uint64_t)first;
+  return dev->ops->draw(dev, g->on.next + first, g->on.drawn + first, g->on.positions + first,
+                        g->on.logits + (size_t)first * (size_t)V, &sampling, n, V, g->window);
+}
+
+/* Runs a sequence's last tokens at once, into its place in the cache, and draws the next. What does
+ * not fit into the window begins with the last half of it. */
 G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   g2z_model *m = g->model;
+  g2z_device *dev = m->device;
+  const int C = m->config.channels, V = m->config.vocab;
   size_t length = g->lengths[i], kept = length;
   if (kept >= (size_t)g->window) kept = (size_t)g->window / 2 + 1;
   const int32_t *from = g->ids + (size_t)i * g->room + (length - kept);
-  g2z_device *dev = m->device;
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
+  g->positions[i] = (int32_t)kept - 1; /* until the draw */
   G2Z__TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
+  G2Z__TRY(dev->ops->upload(dev, g->on.positions + i, g->positions + i, sizeof *g->positions));
+  G2Z__TRY(dev->ops->upload(dev, g->on.drawn + i, g->drawn + i, sizeof *g->drawn));
   pass.x = m->tokens;
   pass.B = 1;
   pass.T = (int)kept;
   pass.window = g->window;
   pass.sequence = i;
   G2Z__TRY(g2z__model_forward(m, &pass));
-  g->positions[i] = (int32_t)kept;
-  return g2z__model_head(m, kept - 1, 1, g->logits + (size_t)i * (size_t)m->config.vocab);
+  const char *h = (const char *)g2z__activation_at(&m->inner, G2Z__ACT_LNF, 0) +
+                  (kept - 1) * (size_t)C * (size_t)m->plan->dtype_bytes;
+  G2Z__TRY(dev->ops->head_logits(dev, g->on.logits + (size_t)i * (size_t)V, h,
+                                 g2z__parameter(&m->inner, m->plan->wte, G2Z_WTE), 1, C, V));
+  G2Z__TRY(g2z__draw_rows(g, i, 1));
+  G2Z__TRY(dev->ops->synchronize(dev)); /* of what was uploaded */
+  g->positions[i]++;
+  return G2Z_OK;
 }
 
-/* One token of each sequence into the cache, and the logits behind it. Sequences that have ended
- * run along: their row of the cache is written again and nobody reads it. */
-G2Z__PRIVATE g2z_status g2z__advance(g2z__continued *g) {
+/* The token of each sequence into the cache, and a draw behind it. Sequences that have ended, or
+ * whose window is full, run along: nobody reads what they write. */
+G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;
-  const size_t bytes = (size_t)g->count * sizeof(int32_t);
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
-  G2Z__TRY(dev->ops->upload(dev, m->tokens, g->next, bytes));
-  G2Z__TRY(dev->ops->upload(dev, m->targets, g->positions, bytes));
-  pass.x = m->tokens;
-  pass.positions = m->targets;
+  pass.x = g->on.next;
+  pass.positions = g->on.positions;
   pass.B = g->count;
   pass.T = 1;
   pass.window = g->window;
   G2Z__TRY(g2z__model_forward(m, &pass));
-  return g2z__model_head(m, 0, (size_t)g->count, g->logits);
+  G2Z__TRY(dev->ops->head_logits(dev, g->on.logits, g2z__activation_at(&m->inner, G2Z__ACT_LNF, 0),
+                                 g2z__parameter(&m->inner, m->plan->wte, G2Z_WTE), g->count,
+                                 m->config.channels, m->config.vocab));
+  return g2z__draw_rows(g, 0, g->count);
 }
 
-/* Draws a token for each sequence that goes on; returns how many still do. */
-G2Z__PRIVATE int g2z__draw_all(g2z__continued *g, g2z_each_token each, void *user) {
-  const int V = g->model->config.vocab;
+/* From the second step on as a graph, where the device has graphs. */
+G2Z__PRIVATE g2z_status g2z__step_or_graph(g2z__continued *g) {
+  g2z_device *dev = g->model->device;
+  if (g->steps++ == 1 && dev->kind == G2Z_DEVICE_CUDA) {
+    G2Z__TRY(dev->ops->graph_begin(dev));
+    g2z_status status = g2z__step(g), ended = dev->ops->graph_end(dev, &g->graph);
+    G2Z__TRY(status != G2Z_OK ? status : ended);
+  }
+  return g->graph ? dev->ops->graph_run(dev, g->graph) : g2z__step(g);
+}
+
+/* Takes the tokens that were drawn; returns how many sequences go on. */
+G2Z__PRIVATE int g2z__take_drawn(g2z__continued *g, g2z_each_token each, void *user) {
   int going = 0;
   for (int i = 0; i < g->count; i++) {
     if (!g->going[i]) continue;
-    g2z_sampling own = *g->sampling;
-    own.seed += (uint64_t)i;
-    int32_t id = g2z__sample(g->logits + (size_t)i * (size_t)V, V, &own, g->drawn[i]++, g->scratch);
-    g->next[i] = g->ids[(size_t)i * g->room + g->lengths[i]++] = id;
+    const int32_t id = g->ids[(size_t)i * g->room + g->lengths[i]++] = g->next[i];
+    g->drawn[i]++;
     int ended = each && each(user, i, id);
     g->going[i] = !ended && id != g->stop && g->lengths[i] < g->room;
     going += g->going[i];
@@ -9895,32 +9967,34 @@ G2Z__PRIVATE int g2z__draw_all(g2z__continued *g, g2z_each_token each, void *use
   return going;
 }
 
-/* A sequence whose window is full stands at position 0 until it is run anew. */
 G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, void *user) {
+  g2z_device *dev = g->model->device;
+  const size_t bytes = (size_t)g->count * sizeof *g->next;
+  G2Z__TRY(dev->ops->zero(dev, g->on.next, 3 * bytes));
   for (int i = 0; i < g->count; i++)
     if (g->going[i]) G2Z__TRY(g2z__prefill(g, i));
-  while (g2z__draw_all(g, each, user) > 0) {
+  for (;;) {
     int ahead = 0;
-    for (int i = 0; i < g->count; i++) {
-      if (g->positions[i] == g->window) g->positions[i] = 0;
-      ahead |= g->going[i] && g->positions[i];
-    }
-    if (ahead) G2Z__TRY(g2z__advance(g));
+    G2Z__TRY(dev->ops->download(dev, g->next, g->on.next, bytes));
+    G2Z__TRY(dev->ops->synchronize(dev));
+    if (!g2z__take_drawn(g, each, user)) return G2Z_OK;
+    for (int i = 0; i < g->count; i++) ahead |= g->going[i] && g->positions[i] < g->window;
+    if (ahead) G2Z__TRY(g2z__step_or_graph(g));
     for (int i = 0; i < g->count; i++) {
       if (!g->going[i]) continue;
-      if (g->positions[i]) g->positions[i]++;
+      if (g->positions[i] < g->window) g->positions[i]++;
       else G2Z__TRY(g2z__prefill(g, i));
     }
   }
-  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, size_t room,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user) {
   const size_t V = (size_t)m->config.vocab;
+  g2z_device *dev = m->device;
   g2z__continued g;
-  void *memory;
+  void *memory, *device;
   memset(&g, 0, sizeof g);
   G2Z__TRY(g2z_sampling_check(m->services, sampling));
   G2Z__TRY(g2z_check_range(m->services, "count", count, 1, 1 << 16));
@@ -9941,16 +10015,22 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.lengths = lengths;
   g.window = room < (size_t)m->config.context ? (int)room : m->config.context;
   G2Z__TRY(g2z__model_fit(m, count, g.window, 2));
-  size_t floats = (size_t)count * V + 2 * V;
-  G2Z__TRY(g2z_allocate(m->services, floats + 4 * (size_t)count, sizeof(float), &memory));
-  g.logits = (float *)memory;
-  g.scratch = g.logits + (size_t)count * V;
-  g.next = (int32_t *)(g.logits + floats);
+  G2Z__TRY(g2z_allocate(m->services, 4 * (size_t)count, sizeof(int32_t), &memory));
+  g.next = (int32_t *)memory;
   g.positions = g.next + count;
-  g.drawn = (uint32_t *)(g.positions + count);
-  g.going = (int *)(g.drawn + count);
+  g.drawn = g.positions + count;
+  g.going = g.drawn + count;
   for (int i = 0; i < count; i++) g.going[i] = lengths[i] < room;
-  g2z_status status = g2z__continue(&g, each, user);
+  g2z_status status = dev->ops->allocate(dev, (3 + V) * (size_t)count * sizeof(int32_t), &device);
+  if (status == G2Z_OK) {
+    g.on.next = (int32_t *)device;
+    g.on.positions = g.on.next + count;
+    g.on.drawn = g.on.positions + count;
+    g.on.logits = (float *)(g.on.drawn + count);
+    status = g2z__continue(&g, each, user);
+    if (g.graph) dev->ops->graph_free(dev, g.graph);
+    dev->ops->release(dev, device);
+  }
   g2z_release(m->services, memory);
   return status;
 }

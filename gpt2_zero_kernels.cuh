@@ -5125,6 +5125,113 @@ static g2z_status g2z_cuda_attention_next(g2z_device *device, void *out, void *p
                      (const A *)rows, positions, T, C, NH, lanes);
 }
 
+/* What lanes of a warp have of a row of logits: ids begin + lane, begin + lane + 32, ... */
+struct g2z__draw_part {
+  const float *logits;
+  int begin, end;
+  double *sums;                  /* shared, [32]: of each warp */
+};
+
+/* g2z__draw_measure, by a block of 1024; the warps' own in part.sums. */
+static __device__ double g2z__draw_sum(const g2z__draw_part &part, uint32_t cut, float best,
+                                       float temperature) {
+  double sum = 0;
+  for (int i = part.begin + (int)threadIdx.x % 32; i < part.end; i += 32) {
+    const float logit = part.logits[i];
+    if (g2z__draw_order(logit) >= cut)
+      sum += temperature > 0 ? (double)g2z__draw_weight(logit, best, temperature) : 1;
+  }
+  for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, apart);
+  __syncthreads(); /* the last sums have been read */
+  if (threadIdx.x % 32 == 0) part.sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  double all = 0;
+  for (int w = 0; w < 32; w++) all += part.sums[w];
+  return all;
+}
+
+static __device__ uint32_t g2z__draw_least(const g2z__draw_part &part, double least, float best,
+                                           float temperature) {
+  uint32_t cut = 0;
+  for (uint32_t bit = 1u << 31; bit; bit >>= 1)
+    if (g2z__draw_sum(part, cut | bit, best, temperature) >= least) cut |= bit;
+  return cut;
+}
+
+/* The id at which a warp's weights, added up, pass `draw`; -1: they do not. */
+static __device__ int g2z__draw_walk(const g2z__draw_part &part, double draw, uint32_t cut,
+                                     float best, float temperature) {
+  const int lane = (int)threadIdx.x % 32;
+  for (int at = part.begin; at < part.end; at += 32) {
+    const float logit = at + lane < part.end ? part.logits[at + lane] : NAN;
+    double sum = 0;
+    if (g2z__draw_order(logit) >= cut) sum = (double)g2z__draw_weight(logit, best, temperature);
+    for (int apart = 1; apart < 32; apart *= 2) {
+      double left = __shfl_up_sync(G2Z__ALL_LANES, sum, apart);
+      if (lane >= apart) sum += left;
+    }
+    unsigned passed = __ballot_sync(G2Z__ALL_LANES, sum > draw);
+    if (passed) return at + __ffs((int)passed) - 1;
+    draw -= __shfl_sync(G2Z__ALL_LANES, sum, 31);
+  }
+  return -1;
+}
+
+/* g2z_k_draw: a token of each row of logits, as ops->draw says.
+ *   tokens, drawn, positions  [B] i32: out; in and out; in and out
+ *   logits                    [B,V] f32 in
+ * Math    weights f32, their sums f64; what is kept lies above a cut that is found bit by bit
+ * Launch  a block of 1024 for each row; warp w has a 32nd of the ids
+ * Cost    4 V bytes read three times; 64 times more with top_k or top_p, from L2
+ * Oracle  g2z__cpu_draw: a draw between two ids may differ by the rounding of the sums */
+static __global__ void __launch_bounds__(1024)
+g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *logits,
+           g2z_sampling sampling, int V, int T) {
+  __shared__ double sums[32];
+  __shared__ unsigned long long likeliest[32];
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+  const int own = (V + 1023) / 1024 * 32, b = (int)blockIdx.x;
+  const g2z__draw_part part = {logits + (size_t)b * (size_t)V, min(warp * own, V),
+                               min((warp + 1) * own, V), sums};
+  g2z__k_begin();
+  unsigned long long most = 0; /* the order of a logit, then its id backwards: the first wins */
+  for (int i = part.begin + lane; i < part.end; i += 32)
+    most = max(most, (unsigned long long)g2z__draw_order(part.logits[i]) << 32 | (0x7fffffffu - i));
+  for (int apart = 16; apart; apart /= 2)
+    most = max(most, __shfl_xor_sync(G2Z__ALL_LANES, most, apart));
+  if (lane == 0) likeliest[warp] = most;
+  __syncthreads();
+  for (int w = 0; w < 32; w++) most = max(most, likeliest[w]);
+  int token = (int)(0x7fffffffu - (uint32_t)most), turn = 0;
+  const float best = part.logits[token], temperature = sampling.temperature;
+  if (temperature > 0) {
+    uint32_t cut = 0;
+    if (sampling.top_k > 0 && sampling.top_k < V)
+      cut = g2z__draw_least(part, sampling.top_k, best, 0);
+    double sum = g2z__draw_sum(part, cut, best, temperature);
+    if (sampling.top_p < 1) {
+      cut = g2z__draw_least(part, (double)sampling.top_p * sum, best, temperature);
+      sum = g2z__draw_sum(part, cut, best, temperature);
+    }
+    double draw = (double)g2z__draw_uniform(sampling.seed + (uint64_t)b, (uint32_t)drawn[b]) * sum;
+    while (turn < 31 && draw >= sums[turn]) draw -= sums[turn++];
+    int found = warp == turn ? g2z__draw_walk(part, draw, cut, best, temperature) : -1;
+    if (found >= 0) token = found;
+    __syncthreads(); /* all have read drawn[b] */
+  }
+  if ((int)threadIdx.x != 32 * turn) return;
+  tokens[b] = token;
+  drawn[b]++;
+  if (positions[b] < T - 1) positions[b]++;
+}
+
+static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *drawn,
+                                int32_t *positions, const float *logits,
+                                const g2z_sampling *sampling, int B, int V, int T) {
+  return g2z__launch(device, "g2z_k_draw", g2z_k_draw, (unsigned)B, 1024, 0, tokens, drawn,
+                     positions, logits, *sampling, V, T);
+}
+
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as room k30 knows it, fp16 or bf16, and what is done to its sums.
  * Out: the same within the same bounds, on sm_90a: a candidate beside cuBLASLt's algorithms. For
@@ -7239,6 +7346,7 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->attention_bwd = g2z_cuda_attention_bwd<A, G>;
   ops->head_loss = g2z_cuda_head_loss<A, G>;
   ops->head_logits = g2z_cuda_head_logits<A>;
+  ops->draw = g2z_cuda_draw;
   ops->cast_act = g2z_cuda_cast<A>;
   ops->cast_grad = g2z_cuda_cast<G>;
   ops->grad_add = g2z_cuda_grad_add<G>;

@@ -9,7 +9,7 @@ static g2z_status inuse_open_on(g2z_test *t, g2z_device_kind device, const char 
   config.device = device;
   *out = NULL;
   g2z_status status = g2z_context_create(&config, context);
-  if (status == G2Z_OK) status = g2z_model_open(*context, directory, dtype, out);
+  if (status == G2Z_OK) status = test_model_open(*context, directory, dtype, out);
   if (status == G2Z_OK) mutate_device((*out)->device);
   return status;
 }
@@ -245,11 +245,11 @@ static void test_model_context(g2z_test *t) {
   /* By hand: the window that the sequence had when it drew each token, beside a longer one too. */
   memcpy(want, ids[0], 3 * sizeof *want);
   int kept = 3;
-  float logits[V], scratch[2 * V];
+  float logits[V];
   for (int at = 3; at < MOST; at++, kept++) {
     if (kept > CONTEXT) kept = CONTEXT / 2 + 1;
     CHECK_OK(t, g2z_trainer_logits(tt.trainer, want + at - kept, kept, 1, logits));
-    want[at] = g2z__sample(logits, V, &sampling, (uint32_t)(at - 3), scratch);
+    want[at] = g2z__sample(logits, V, &sampling, (uint32_t)(at - 3));
   }
   CHECK(t, memcmp(ids[0], want, sizeof want) == 0);
   lengths[0] = 0;
@@ -318,6 +318,50 @@ static void test_next_one(test_pair *p, int T, int NH, int HS) {
   /* A mean of values of size 4 at most, whose weights have errors of the scores' sums. */
   test_twin_compare(p, out, "attention_next", 1.01, 4 * (HS + 64) * 0x1p-23);
   test_pair_clear(p);
+}
+
+/* Both backends draw the same tokens: greedy, all, few, a mass, few of a mass; and count. Equal
+ * logits and a NaN are among them. */
+static void test_draw_one(test_pair *p, int B, int V, const g2z_sampling *sampling) {
+  const int T = 9;
+  test_twin *tokens = test_twin_new(p, TEST_I32, (size_t)B);
+  test_twin *drawn = test_twin_new(p, TEST_I32, (size_t)B);
+  test_twin *positions = test_twin_new(p, TEST_I32, B);
+  test_twin *logits = test_twin_normal(p, TEST_F32, (size_t)B * (size_t)V, 7, 3, 0);
+  float *row = (float *)logits->cpu;
+  for (int b = 0; b < B; b++, row += V) {
+    ((int32_t *)drawn->cpu)[b] = 31 * b;
+    ((int32_t *)positions->cpu)[b] = b % T;
+    row[V / 2] = row[V - 1] = 9;
+    row[V / 3] = NAN;
+  }
+  test_twin_send(p, drawn);
+  test_twin_send(p, positions);
+  test_twin_send(p, logits);
+  CHECK_OK(p->t, p->cpu->ops->draw(p->cpu, (int32_t *)tokens->cpu, (int32_t *)drawn->cpu,
+                                   (int32_t *)positions->cpu, (const float *)logits->cpu, sampling,
+                                   B, V, T));
+  CHECK_OK(p->t, p->gpu->ops->draw(p->gpu, (int32_t *)tokens->gpu, (int32_t *)drawn->gpu,
+                                   (int32_t *)positions->gpu, (const float *)logits->gpu, sampling,
+                                   B, V, T));
+  test_twin_compare(p, tokens, "draw's tokens", 0, 0);
+  test_twin_compare(p, drawn, "draw's indices", 0, 0);
+  test_twin_compare(p, positions, "draw's positions", 0, 0);
+  test_pair_clear(p);
+}
+
+static void test_cuda_draw(g2z_test *t) {
+  static const g2z_sampling ways[] = {{0, 0, 1, 5}, {1, 0, 1, 5},      {0.7f, 20, 1, 5},
+                                      {1, 0, 0.8f, 5}, {2, 100, 0.5f, 5}, {0.1f, 1, 0.1f, 5}};
+  test_pair p;
+  CUDA_OR_SKIP(t);
+  if (test_pair_open(&p, t, 0))
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+      test_draw_one(&p, 64, 50257, &ways[i]);
+      test_draw_one(&p, 3, 257, &ways[i]);
+      test_draw_one(&p, 200, 5, &ways[i]);
+    }
+  test_pair_close(&p);
 }
 
 static void test_cuda_next(g2z_test *t) {

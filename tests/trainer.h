@@ -480,38 +480,37 @@ static void test_context_refusals(g2z_test *t) {
 /* internals */
 static void test_sampling(g2z_test *t) {
   const float logits[5] = {1.0f, 3.0f, 2.0f, 0.0f, 3.0f};
-  float scratch[10];
   g2z_sampling s = g2z_sampling_default();
   s.temperature = 0;
-  CHECK(t, g2z__sample(logits, 5, &s, 0, scratch) == 1); /* equals: the smaller id */
+  CHECK(t, g2z__sample(logits, 5, &s, 0) == 1); /* equals: the smaller id */
   s.temperature = 1;
   int count[5] = {0, 0, 0, 0, 0};
   double sum = 0;
   for (int i = 0; i < 5; i++) sum += exp((double)logits[i]);
-  for (uint32_t i = 0; i < 20000; i++) count[g2z__sample(logits, 5, &s, i, scratch)]++;
+  for (uint32_t i = 0; i < 20000; i++) count[g2z__sample(logits, 5, &s, i)]++;
   for (int i = 0; i < 5; i++) { /* five standard deviations of a binomial */
     double p = exp((double)logits[i]) / sum;
     CHECK_NEAR(t, count[i] / 20000.0, p, 5 * sqrt(p * (1 - p) / 20000));
   }
   s.top_k = 3;
   for (uint32_t i = 0; i < 2000; i++) {
-    int id = g2z__sample(logits, 5, &s, i, scratch);
+    int id = g2z__sample(logits, 5, &s, i);
     CHECK(t, id == 1 || id == 2 || id == 4);
   }
   s.top_k = 0;
   s.top_p = 0.5f; /* ids 1 and 4 have 0.42 each */
   memset(count, 0, sizeof count);
-  for (uint32_t i = 0; i < 2000; i++) count[g2z__sample(logits, 5, &s, i, scratch)]++;
+  for (uint32_t i = 0; i < 2000; i++) count[g2z__sample(logits, 5, &s, i)]++;
   CHECK(t, count[1] + count[4] == 2000 && count[1] > 800 && count[4] > 800);
   s.top_p = 1e-9f;
-  CHECK(t, g2z__sample(logits, 5, &s, 9, scratch) == 1);
+  CHECK(t, g2z__sample(logits, 5, &s, 9) == 1);
   const float one_broken[3] = {NAN, 1.0f, 2.0f};
-  CHECK(t, g2z__sample(one_broken, 3, &s, 9, scratch) == 2);
+  CHECK(t, g2z__sample(one_broken, 3, &s, 9) == 2);
   s.temperature = 0;
-  CHECK(t, g2z__sample(one_broken, 3, &s, 9, scratch) == 2);
+  CHECK(t, g2z__sample(one_broken, 3, &s, 9) == 2);
   s.temperature = 1;
   const float broken[3] = {NAN, NAN, NAN};
-  int id = g2z__sample(broken, 3, &s, 9, scratch);
+  int id = g2z__sample(broken, 3, &s, 9);
   CHECK(t, id >= 0 && id < 3);
 }
 
