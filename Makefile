@@ -45,6 +45,12 @@ train test_gpt2 $(HERE)/bench: gpt2_zero.h $(EXTRAS) $(wildcard gpt2_zero_kernel
 prepare_data: prepare_data.c gpt2_zero.h $(EXTRAS)
 	$(HOST) $< -o $@ $(LIBS)
 
+EXAMPLES := build/examples/score build/examples/generate
+examples: $(EXAMPLES) ## score.c and generate.c for this CPU, into build/examples
+build/examples/%: examples/%.c gpt2_zero.h $(EXTRAS)
+	@mkdir -p $(@D)
+	$(HOST) -I. -Iextras $< -o $@ $(LIBS)
+
 # ----- run --------------------------------------------------------------------------------------
 
 SOURCES := gpt2_zero.h $(EXTRAS) train.cu bench.cu prepare_data.c test_gpt2.cu $(TESTS) Makefile README.md
@@ -81,7 +87,7 @@ profile: train prepare_data $(HERE)/bench ## what the parts of a step take: by n
 # nvcc takes a minute or two for each program: side by side, unless -j says how.
 test: ## everything that this machine can prove; the last line counts it
 	+@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j4) \
-	  test_gpt2 prepare_data train '$(CURDIR)/bench'
+	  test_gpt2 prepare_data train '$(CURDIR)/bench' $(EXAMPLES)
 	./test_gpt2
 
 # Without a GPU all experiments run small, to be seen; with one what is asked first: make bench BENCH='matrix comm'
@@ -93,7 +99,7 @@ bench: $(HERE)/bench ## steps, ops, scaling over the GPUs there are; without one
 	  echo; ./bench $$experiment --out runs/bench/$$experiment || failed=1; done; \
 	./bench report runs/bench && exit $$failed
 
-mutants: test_gpt2 ## break 63 things on purpose: a test must see each; on a GPU if there is one
+mutants: test_gpt2 ## break 66 things on purpose: a test must see each; on a GPU if there is one
 	tests/mutants.sh $(if $(and $(NVCC),$(ARCH)),cuda,cpu)
 
 traces: ## compare with an earlier commit, to the bit: tests/traces.sh --help

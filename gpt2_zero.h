@@ -3726,8 +3726,8 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
     return g2z_fail(services, G2Z_FORMAT, "%s is empty: prepare it again", shard->path);
   if (!shard->begin && g2z__looks_like_text(head, head_bytes))
     return g2z_fail(services, G2Z_FORMAT,
-                    "%s holds text, not tokens: turn it into a shard with prepare_data",
-                    shard->path);
+                    "%s holds text, not tokens: ./prepare_data --out data --name NAME %s makes "
+                    "shards of it, data/NAME_train_*.bin", shard->path, shard->path);
   if (!shard->begin && shard->bytes % 2)
     return g2z_fail(services, G2Z_FORMAT,
                     "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does not "
@@ -3759,7 +3759,8 @@ G2Z__PRIVATE g2z_status g2z__shard_look(g2z_services *services, g2z__shard *shar
   unsigned char head[256];
   int64_t got = fstat(shard->file, &info) == 0 ? 0 : -1;
   if (got == 0 && !S_ISREG(info.st_mode))
-    return g2z_fail(services, G2Z_IO, "%s is %s, not a token shard: narrow the pattern",
+    return g2z_fail(services, G2Z_IO, "%s is %s, not a token shard: name files, as in "
+                    "'data/NAME_train_*.bin'",
                     shard->path, S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
   if (got == 0) got = g2z__pread(shard->file, head, sizeof head, 0);
   if (got < 0) return g2z_fail_file(services, errno, "read the shard", shard->path);

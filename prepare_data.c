@@ -474,6 +474,9 @@ static const struct {
      PYTHON("pyarrow", "pyarrow.ipc.open_file(\"%s\").read_all().to_batches()"), 1},
     {MAGIC(0, "\xFF\xFF\xFF\xFF"), "an Arrow stream",
      PYTHON("pyarrow", "pyarrow.ipc.open_stream(\"%s\")"), 1},
+    {MAGIC(0, "[{\""), "an array of JSON", "jq -c \".[]\" %s", 1},
+    {MAGIC(0, "[\n  {"), "an array of JSON", "jq -c \".[]\" %s", 1},
+    {MAGIC(0, "[\n    {"), "an array of JSON", "jq -c \".[]\" %s", 1},
     {MAGIC(0, "\x1F\x8B"), "packed by gzip", "gzip -dc %s", 0},
     {MAGIC(0, "\x28\xB5\x2F\xFD"), "packed by zstd", "zstd -dc %s", 0},
     {MAGIC(0, "\xFD" "7zXZ"), "packed by xz", "xz -dc %s", 0},
@@ -1227,8 +1230,12 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
   struct stat info;
   *bytes = 0;
   if (strcmp(path, "-") == 0) return G2Z_OK;
-  if (stat(path, &info) != 0 || access(path, R_OK) != 0)
+  if (stat(path, &info) != 0 || access(path, R_OK) != 0) {
+    if (errno == ENOENT && strpbrk(path, "*?["))
+      return fail(services, G2Z_IO, "there is no file %s: leave the quotes away, so that the shell "
+                  "puts names in place of the pattern", path);
     return g2z_fail_file(services, errno, "read", path);
+  }
   if (S_ISDIR(info.st_mode))
     return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path, path);
   if (!S_ISREG(info.st_mode)) return G2Z_OK;

@@ -250,6 +250,7 @@ static const g2z_test_entry test_table[] = {
     {"eval_texts", "a text, documents and tokens have the same loss", test_eval_texts},
     {"eval_train", "./train scores files while it trains, and the weights behind it",
      test_eval_train},
+    {"examples", "score.c and generate.c, built", test_examples},
     {"model_no_memory", "a model survives every failing allocation", test_model_no_memory},
     {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"tokens_services", "tokens belong to the services they began with", test_tokens_services},

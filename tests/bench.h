@@ -391,6 +391,9 @@ static void test_bench_scaling(g2z_test *t) {
   CHECK(t, text && strstr(text, "\"bench point --layers=1 --channels=16 --heads=2 ") != NULL);
   CHECK(t, text && strstr(text, " --dropout=0.1 ") && strstr(text, " --recompute=block "));
   g2z_release(&t->services, text);
+  text = test_run_read(t, test_path(t, "scaling"), "run_scaling_2/launcher_metadata.json", &bytes);
+  CHECK(t, text && strstr(text, "\"world_size\": 2,") && strstr(text, "\"bench point "));
+  g2z_release(&t->services, text);
   CHECK(t, test_bench(t, output, "%s", arguments) == 1); /* never over what is there */
   CHECK(t, strstr(output, "scaling_report.json is there already: choose another --out"));
   CHECK(t, unlink(test_path(t, "scaling/scaling_report.json")) == 0); /* as if it was stopped */

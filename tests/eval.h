@@ -207,4 +207,60 @@ static void test_eval_train(g2z_test *t) {
     CHECK_NEAR(t, eval_printed(scored, "", files[i]), late, 1.5e-4);
   }
   CHECK(t, strstr(scored, " bits per byte | 19 tokens | ") != NULL);
+  test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, second file' "
+          "%s/report.html", dir, dir);
+}
+
+/* The examples as `make examples` builds them: score's loss of a text is that of its tokens in a
+ * shard; generate prints the prompt and goes on; both refuse what is not there. */
+static void test_examples(g2z_test *t) {
+  static const char text[] = "A text that is a little longer than one context of this model.";
+  char output[4096], command[2048];
+  g2z_train_config config = test_config_of(1, 2, 32, 16, 300);
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  g2z_tokenizer *tokenizer = NULL;
+  g2z_encoder *encoder = NULL;
+  g2z_shard_writer *writer = NULL;
+  g2z_tokens ids;
+  g2z_eval shard;
+  test_trainer tt;
+  if (access("build/examples/score", X_OK) || access("build/examples/generate", X_OK) ||
+      access("prepare_data", X_OK))
+    SKIP(t, "the examples are not built: make examples prepare_data");
+  memset(&ids, 0, sizeof ids);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  test_trainer_close(&tt);
+  CHECK(t, test_prepare(t, "", "--train-bpe 290 --out %s --name e README.md", test_path(t, ".")) == 0);
+  const char *dir = t->directory;
+  test_write_file(t, test_path(t, "b.txt"), text, strlen(text));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "e.bpe"), &tokenizer));
+  REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  CHECK_OK(t, g2z_encode(encoder, text, strlen(text), G2Z_ENCODE_DEFAULT, &ids));
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "b.bin"), G2Z_SHARD_LLMC,
+                                      &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids.ids, ids.count));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  CHECK_OK(t, eval_file(model, NULL, test_path(t, "b.bin"), &shard));
+  snprintf(command, sizeof command, "build/examples/score %s/weights %s/e.bpe %s/b.txt", dir, dir,
+           dir);
+  CHECK(t, test_shell(command, output, sizeof output) == 0);
+  double loss = 0;
+  int tokens = 0;
+  CHECK(t, sscanf(output, "%d tokens: loss %lf", &tokens, &loss) == 2 && tokens == shard.tokens);
+  CHECK_NEAR(t, loss, shard.loss, 1e-4);
+  snprintf(command, sizeof command,
+           "build/examples/generate %s/weights %s/e.bpe 'A text' 20 0", dir, dir);
+  CHECK(t, test_shell(command, output, sizeof output) == 0);
+  CHECK(t, strncmp(output, "A text", 6) == 0 && strlen(output) >= 6 + 1 + 1);
+  snprintf(command, sizeof command, "build/examples/score %s/none %s/e.bpe x 2>&1", dir, dir);
+  CHECK(t, test_shell(command, output, sizeof output) != 0);
+  CHECK(t, strncmp(output, "score: ", 7) == 0);
+  g2z_tokens_free(&ids);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  inuse_close(context, model);
 }
