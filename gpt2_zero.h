@@ -2123,7 +2123,7 @@ G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   g2z_services *services = writer->services;
   struct stat mine, named;
   /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
-  int file = open(writer->partial, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+  int file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
   if (file < 0)
     return g2z_fail_file(services, errno, "create",
                          errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
@@ -3589,7 +3589,7 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 }
 
 /* The first token that does not count: all before it do. */
-G2Z__PRIVATE g2z_status g2z__shard_writer_mask(g2z_shard_writer *writer) {
+G2Z__PRIVATE g2z_status g2z__shard_writer_mask_begin(g2z_shard_writer *writer) {
   const g2z__mask none = {0, 0, 0, 0}; /* as the shard's count, it is right from the finish on */
   G2Z__TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
                              &writer->mask));
@@ -3619,7 +3619,7 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   }
   for (size_t i = 0; i < count; i++, writer->tokens++) {
     int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
-    if (!counts && !writer->mask) G2Z__TRY(g2z__shard_writer_mask(writer));
+    if (!counts && !writer->mask) G2Z__TRY(g2z__shard_writer_mask_begin(writer));
     writer->bits = (unsigned char)((at ? writer->bits : 0) | counts << at);
     if (at == 7 && writer->mask) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
   }
@@ -3631,6 +3631,21 @@ G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash) {
   writer->vocab_hash = hash;
 }
 
+/* The shard is on the disk: its hash is read there. */
+G2Z__PRIVATE g2z_status g2z__shard_writer_mask_finish(g2z_shard_writer *writer) {
+  const char *shard = writer->file->partial;
+  g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
+  if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
+  int file = open(shard, O_RDONLY | O_CLOEXEC);
+  int good = file >= 0 && g2z__shard_hash(file, writer->file->written - 2 * writer->tokens,
+                                          head.tokens, &head.shard);
+  int error = errno;
+  if (file >= 0) close(file);
+  if (!good) return g2z_fail_file(writer->services, error, "read", shard);
+  G2Z__TRY(g2z__writer_patch(writer->mask, 0, &head, sizeof head));
+  return g2z__writer_finish(writer->mask);
+}
+
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
   if (writer->finished) return G2Z_OK;
   if (writer->format == G2Z_SHARD_LLMC) {
@@ -3639,15 +3654,7 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
     G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof header[0], header, sizeof header));
   }
   G2Z__TRY(g2z__writer_finish(writer->file));
-  if (writer->mask) {
-    g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
-    if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
-    if (!g2z__shard_hash(fileno(writer->file->file), writer->file->written - 2 * writer->tokens,
-                         head.tokens, &head.shard))
-      return g2z_fail_file(writer->services, errno, "read", writer->file->partial);
-    G2Z__TRY(g2z__writer_patch(writer->mask, 0, &head, sizeof head));
-    G2Z__TRY(g2z__writer_finish(writer->mask));
-  }
+  if (writer->mask) G2Z__TRY(g2z__shard_writer_mask_finish(writer));
   writer->finished = 1;
   return G2Z_OK;
 }
@@ -3688,7 +3695,7 @@ typedef struct g2z__shard {
   uint64_t vocab_hash;
 } g2z__shard;
 
-/* Files of llm.c that are no shards of GPT-2's tokens. */
+/* Files that are no shards of GPT-2's tokens. */
 static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
     {20240801, "a shard of llm.c with uint32 tokens of Llama 3: prepare the text with GPT-2's "
                "vocabulary"},

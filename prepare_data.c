@@ -237,8 +237,8 @@ static g2z_status check_mode(g2z_services *services, const options *o, int mode)
   return G2Z_OK;
 }
 
-/* Names the fields of JSON that are read: a prompt's and its completion's, or the text's, and the
- * one that stands for it where a document lacks that. */
+/* Names the two fields of JSON that are read: prompt and completion; or the text, and the field
+ * that a document may have instead. */
 static g2z_status name_fields(g2z_services *services, options *o) {
   const char *first = o->field ? o->field : "text", *comma = strchr(first, ',');
   const char *second = comma ? comma + 1 : o->field ? first : "content";
@@ -695,9 +695,9 @@ typedef struct worker {
   pthread_t thread;
 } worker;
 
-/* The text of a document in JSON, in the worker's memory: length[0] bytes of its prompt, which are
- * none at first, then the rest. A sentence starts with ": " or as g2z_json's, ", line 1, column N: ", and the caller knows
- * which line of the file it is. */
+/* The text of a document in JSON, in the worker's memory: length[0] bytes of its prompt, if it has
+ * one, then length[1] of the rest. A sentence starts with ": " or as g2z_json's, ", line 1, column
+ * N: ", and the caller knows which line of the file it is. */
 static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t length[2]) {
   const options *o = w->o;
   g2z_json json;
@@ -716,6 +716,7 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
   if (o->paired ? !have[0] || !have[1] : !have[0] && !have[1])
     return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; --field names another",
                 o->fields[o->paired && have[0]], o->field ? "" : " or \"content\"");
+  length[0] = 0;
   for (int i = !o->paired; i < 2; i++) {
     const g2z_json_text *text = &found[o->paired ? i : !have[0]];
     json.at = o->strict ? text->lone : NULL;

@@ -1046,9 +1046,10 @@ static void test_example_finetune(g2z_test *t) {
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   FILE *file = fopen(test_path(t, "d.jsonl"), "w");
   REQUIRE_OK(t, file ? G2Z_OK : G2Z_IO);
-  for (int i = 0; i < 400; i++)
-    fprintf(file, "{\"prompt\": \"%d>\", \"completion\": \"%c%c.\"}\n", i % 10, 'a' + i % 10,
-            'k' + i % 10);
+  for (int i = 0; i < 400; i++) /* of two lengths, so that sequences begin at every token */
+    fprintf(file, i % 3 ? "{\"prompt\": \"%d>\", \"completion\": \"%c%c.\"}\n"
+                        : "{\"prompt\": \"%d>\", \"completion\": \"%c.\"}\n",
+            i % 9, 'a' + i % 9, 'k' + i % 9);
   CHECK(t, fclose(file) == 0 && mkdir(test_path(t, "bare"), 0700) == 0);
   test_write_file(t, test_path(t, "bare/config.json"), "{}", 2);
   test_write_file(t, test_path(t, "text.jsonl"), "{\"text\": \"a\"}", 13);
@@ -1065,9 +1066,10 @@ static void test_example_finetune(g2z_test *t) {
            "--epochs 20 2>&1", t->directory);
   int code = test_shell(line, output, sizeof output);
   t->checks++;
-  if (code != 0 || !strstr(output, "\n7>hr.<|endoftext|>"))
+  if (code != 0 || !strstr(output, "\n7>hr.\n") ||
+      !strstr(output, "best validation loss 0.0"))
     test_fail(t, __FILE__, __LINE__, "finetune.sh: exit code %d: %s", code, output);
-  CHECK(t, strstr(output, "360 documents, 2160 tokens, 1440 of them count") != NULL);
+  CHECK(t, strstr(output, "360 documents, 2040 tokens, 1320 of them count") != NULL);
   CHECK(t, access(test_path(t, "out/weights/model.safetensors"), R_OK) == 0);
   CHECK(t, access(test_path(t, "out/run/RUN_COMPLETE.txt"), R_OK) == 0);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

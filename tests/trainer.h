@@ -915,11 +915,12 @@ static int rank_masked(int argc, char **argv) {
   g2z_trainer *trainer = NULL;
   g2z_loader *loader = NULL;
   g2z_loader_config shards;
-  g2z_report report = {0};
+  g2z_report report;
   double val = 0;
   if (argc != 4) return 2;
   memset(&services, 0, sizeof services);
   memset(&shards, 0, sizeof shards);
+  memset(&report, 0, sizeof report);
   g2z_context_config cc = g2z_context_config_default(&services);
   cc.device = G2Z_DEVICE_CPU;
   g2z_train_config config = g2z_train_config_default();
