@@ -129,7 +129,6 @@ static const g2z_test_entry test_table[] = {
     {"ops_attention_range", "scores far apart do not overflow", test_ops_attention_range},
     {"ops_embedding", "embedding, forward and backward", test_ops_embedding},
     {"ops_head", "LM head and cross-entropy in chunks", test_ops_head},
-    {"ops_dropout", "the mask is a pure function", test_ops_dropout},
     {"ops_decide", "the verdict that ends a step", test_ops_decide},
     {"ops_adamw", "AdamW equals PyTorch's arithmetic", test_ops_adamw},
     {"ops_sums_and_casts", "norms and casts", test_ops_sums_and_casts},

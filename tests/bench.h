@@ -207,8 +207,8 @@ static const char *test_bench(g2z_test *t, int code, const char *format, ...) {
                                  test_bench_program(), arguments), output, sizeof output);
   t->checks++;
   if (got != code)
-    test_fail(t, __FILE__, __LINE__, "bench %s ended with %d, expected %d: %s", arguments, got, code,
-              output);
+    test_fail(t, __FILE__, __LINE__, "bench %s ended with %d, expected %d: %s", arguments, got,
+              code, output);
   return output;
 }
 

@@ -295,9 +295,11 @@ static void test_checkpoint_refused(g2z_test *t) {
   CHECK(t, test_files_count(t, "at") == 1);
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "none")), G2Z_IO, &t->services,
                "cannot open the checkpoint");
-  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, t->directory), "no trainer_state.json, so it is no checkpoint: name a step-NNNNNN");
+  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, t->directory),
+               "no trainer_state.json, so it is no checkpoint: name a step-NNNNNN");
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, test_path(t, "weights")), "has weights but no trainer_state.json");
+  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, test_path(t, "weights")),
+               "has weights but no trainer_state.json");
   CHECK(t, rename(at, test_path(t, "at.partial")) == 0);
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "at.partial")), G2Z_FORMAT,
                &t->services, "was being written when the run ended");

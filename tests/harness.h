@@ -99,14 +99,14 @@ static const char *test_path(const g2z_test *t, const char *name) {
 }
 
 static const char *test_text_list(const char *format, va_list arguments) {
-  static char texts[32][4096];
+  static char texts[64][4096];
   static int turn;
-  char *text = texts[turn++ % 32];
+  char *text = texts[turn++ % 64];
   vsnprintf(text, sizeof *texts, format, arguments);
   return text;
 }
 
-/* A text in one of 32 buffers, which take turns. */
+/* A text in one of 64 buffers, which take turns. */
 G2Z_PRINTF(1, 2)
 static const char *test_text(const char *format, ...) {
   va_list arguments;

@@ -932,7 +932,8 @@ static void test_prepare_threads(g2z_test *t) {
     CHECK(t, test_prepare(t, "cat $D/long.txt |",
                           "--vocab $D/1/long.bpe --val-tokens 1000 --out $D/%d --threads %d -",
                           threads, threads) == 0);
-    test_prepare_shard(t, test_text("%d/stdin_train_000000.bin", threads), 1, ids + 1000, expected.count - 999);
+    test_prepare_shard(t, test_text("%d/stdin_train_000000.bin", threads), 1, ids + 1000,
+                       expected.count - 999);
   }
   free(ids);
   g2z_tokens_free(&expected);

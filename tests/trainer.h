@@ -45,7 +45,11 @@ static void test_trace_end(g2z_test *t, g2z_trainer *trainer, test_trace *out) {
  * it, as stages keep them in other places. */
 static void test_determinism(g2z_test *t) {
   enum { FIRST = 1, LIKE = 2 }; /* what the next are compared with; is compared */
-  static const struct { double bucket_mb; int stage, accum, threads, what; double bound; } cases[] = {
+  static const struct {
+    double bucket_mb;
+    int stage, accum, threads, what;
+    double bound;
+  } cases[] = {
       {0, 1, 3, 0, FIRST, 0}, {0, 1, 3, 0, LIKE, 0}, {0, 0, 3, 0, LIKE, 0}, {0, 1, 3, 1, LIKE, 0},
       /* Buckets change the order in which the norm is added up, in double: the clip factor may move
        * by an ulp, and twelve AdamW steps of 6e-4 cannot carry that past 1e-5. */
@@ -841,12 +845,12 @@ static int rank_trouble(int argc, char **argv) {
 /* Runs rank_zero on `world` ranks. */
 static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int how,
                     float losses[ZERO_CASES][ZERO_STEPS]) {
-  const char *path = test_path(t, "losses");
   int failures = t->failures;
-  unlink(path);
-  test_ranks_job(t, world, 0, NULL, "zero %d %d %d %d %s", device, (int)dtype, cases, how, path);
+  unlink(test_path(t, "losses"));
+  test_ranks_job(t, world, 0, NULL, "zero %d %d %d %d %s", device, (int)dtype, cases, how,
+                 test_path(t, "losses"));
   if (t->failures > failures) return 0;
-  FILE *file = fopen(path, "rb");
+  FILE *file = fopen(test_path(t, "losses"), "rb");
   size_t count = file ? fread(losses, sizeof losses[0], (size_t)cases, file) : 0;
   if (file) fclose(file);
   CHECK(t, count == (size_t)cases);
