@@ -158,40 +158,63 @@ static void test_checkpoint_reshaped(g2z_test *t) {
     CHECK(t, report.loss_scale == (i % 2 ? 1.0f : 4096.0f) && report.loss < losses[7] + 0.5f);
     test_trainer_close(&tt);
   }
+  free(was);
+  free(is);
+}
+
+/* A trainer of this config takes the checkpoint up at this step of its epoch; -1: it has no data.
+ * */
+static void test_saved_position(g2z_test *t, const g2z_train_config *config, const char *at,
+                                int64_t step) {
+  test_trainer tt;
+  REQUIRE_OK(t, test_trainer_open(t, config, &tt));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, step < 0 ? !tt.trainer->loader : tt.trainer->loader->position.step == step);
+  test_trainer_close(&tt);
+}
+
+/* Other data starts its epoch over. As many sequences go on where they are the same, by whatever
+ * name, and where a checkpoint does not say which they were. */
+static void test_checkpoint_data(g2z_test *t) {
+  const size_t ends[] = {0, 1024, 1024 + 2 * 2000}; /* the first token, the last */
+  char shard[512];
+  float losses[32];
+  g2z_train_config config = test_saved_config(t, shard);
+  const char *at = test_at(t, "at");
+  test_trainer tt;
+  config.batch = 20;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_saved_steps(t, tt.trainer, 1, losses, NULL);
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  test_trainer_close(&tt);
   config.train_glob = NULL; /* the caller brings the data */
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-  test_trainer_close(&tt);
-  test_run_shard(t, "other.bin", 1000); /* other data: the epoch starts over */
-  snprintf(shard, sizeof shard, "%s", test_path(t, "other.bin"));
+  test_saved_position(t, &config, at, -1);
   config.train_glob = shard;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-  CHECK(t, tt.trainer->loader->position.step == 0);
-  test_trainer_close(&tt);
-  /* As many sequences: it goes on where they are the same, by whatever name, and where a checkpoint
-   * does not say which they were. */
+  snprintf(shard, sizeof shard, "%s", test_at(t, "other.bin"));
+  test_run_shard(t, "other.bin", 1000);
+  test_saved_position(t, &config, at, 0);
   for (int i = 0; i < 3; i++) {
-    const size_t ends[] = {0, 1024, 1024 + 2 * 2000}; /* the first token, the last */
     test_run_shard(t, "other.bin", 2001);
     if (i) test_files_poke(t, shard, ends[i], '7');
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-    CHECK(t, tt.trainer->loader->position.step == (i ? 0 : 1));
-    test_trainer_close(&tt);
+    test_saved_position(t, &config, at, i ? 0 : 1);
   }
   test_saved_replace(t, at, "trainer_state.json", "\"data\": ", "\"date\": ");
   test_saved_sign(t, at, "config.json");
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-  CHECK(t, tt.trainer->loader->position.step == 1);
-  test_trainer_close(&tt);
-  for (int dynamic = 0; dynamic < 2; dynamic++) { /* a fixed scale is not one that was found */
-    snprintf(at, sizeof at, "%s", test_path(t, "fixed"));
-    config.dtype = G2Z_FP16;
+  test_saved_position(t, &config, at, 1);
+}
+
+/* A fixed loss scale is not one that was found, and good steps with it do not count. */
+static void test_checkpoint_scale(g2z_test *t) {
+  char shard[512];
+  g2z_train_config config = test_saved_config(t, shard);
+  const char *at = test_at(t, "fixed");
+  g2z_report report;
+  test_trainer tt;
+  config.dtype = G2Z_FP16;
+  config.optimizer.loss_scale_window = 2;
+  for (int dynamic = 0; dynamic < 2; dynamic++) {
     config.optimizer.loss_scale = dynamic ? 4096 : 64;
     config.optimizer.loss_scale_dynamic = dynamic;
-    config.optimizer.loss_scale_window = 2; /* good steps with the fixed scale do not count */
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
     if (dynamic) CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
     for (int step = 0; step < (dynamic ? 2 : 3); step++)
@@ -201,8 +224,6 @@ static void test_checkpoint_reshaped(g2z_test *t) {
     if (!dynamic) CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
     test_trainer_close(&tt);
   }
-  free(was);
-  free(is);
 }
 
 /* Every flipped bit, every missing byte and every missing file is found, and the trainer is as it

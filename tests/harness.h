@@ -81,7 +81,8 @@ static void test_status(g2z_test *t, const char *file, int line, const char *tex
   else if (part && !strstr(services->error, part))
     test_fail(t, file, line, "%s said \"%s\", which lacks \"%s\"", text, services->error, part);
 }
-#define CHECK_OK(t, call) test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
+#define CHECK_OK(t, call) \
+  test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
 
 #define SKIP(t, reason)                                     \
   do {                                                      \
@@ -269,7 +270,8 @@ static uint32_t test_bpe_random(uint32_t *state) {
   return *state >> 8;
 }
 
-static g2z_train_config test_config_of(int layers, int heads, int channels, int context, int vocab) {
+static g2z_train_config test_config_of(int layers, int heads, int channels, int context,
+                                       int vocab) {
   g2z_train_config config = g2z_train_config_default();
   config.model.layers = layers;
   config.model.heads = heads;
@@ -301,8 +303,8 @@ static int test_wants(g2z_dtype dtype) {
   return !wanted || strstr(wanted, g2z_dtype_text(dtype));
 }
 
-/* fp32's kernels, arithmetic on shared memory, take minutes for each shape where a tool follows every
- * access: G2Z_TEST_FP32_QUERIES leaves out what has more of them. */
+/* fp32's kernels, arithmetic on shared memory, take minutes for each shape where a tool follows
+ * every access: G2Z_TEST_FP32_QUERIES leaves out what has more of them. */
 static int test_attention_leaves_out(g2z_dtype dtype, int queries) {
   const char *most = getenv("G2Z_TEST_FP32_QUERIES");
   return most && dtype != G2Z_FP16 && dtype != G2Z_BF16 && queries > atoi(most);
@@ -621,11 +623,11 @@ enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * Z
 /* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
  * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
  * matrix. In stage 3 more blocks take turns than have a place. Every other time there are so many
- * words that a step's tokens are few beside them, and the embedding's gradient goes as rows.
- * What rounding may do stays small by eps, as AdamW's first steps are lr * g / (|g| + eps): with the
- * usual 1e-8 a gradient that is zero but for its rounding moves a weight by lr either way, and losses
- * of fp16 differ by 1e-3 for some seeds. From the usual first loss scale some seeds overflow in one
- * run and not in the other, and losses differ by the step that is skipped. */
+ * words that a step's tokens are few beside them, and the embedding's gradient goes as rows. What
+ * rounding may do stays small by eps, as AdamW's first steps are lr * g / (|g| + eps): with the
+ * usual 1e-8 a gradient that is zero but for its rounding moves a weight by lr either way, and
+ * losses of fp16 differ by 1e-3 for some seeds. From the usual first loss scale some seeds overflow
+ * in one run and not in the other, and losses differ by the step that is skipped. */
 static g2z_train_config zero_config(int index, int device, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
   int column = index % ZERO_COLUMNS;

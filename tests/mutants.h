@@ -1,8 +1,9 @@
 /* Faults on purpose. G2Z_MUTANT=NAME breaks one thing in every device and communicator that a test
- * opens: ops and collectives are tables, so a wrapped entry calls the real one and changes what goes
- * in or what comes out. G2Z_MUTANT_DEVICE, "cpu" or "cuda", says in which backend. tests/mutants.sh
- * runs against each mutant the tests that its row names; one that passes all of them is a hole in the
- * tests. All changes may be recorded in a graph: they are copies and zeros in the device's queue. */
+ * opens: ops and collectives are tables, so a wrapped entry calls the real one and changes what
+ * goes in or what comes out. G2Z_MUTANT_DEVICE, "cpu" or "cuda", says in which backend. tests/mutants.sh
+ * runs against each mutant the tests that its row names; one that passes all of them is a hole in
+ * the tests. All changes may be recorded in a graph: they are copies and zeros in the device's
+ * queue. */
 
 /* Columns: the name; what is wrong; the tests that could see it on a CPU, and on a GPU. */
 #define MUTANT_LIST(X)                                                                             \
@@ -191,13 +192,14 @@ static g2z_status mutant_move(g2z_device *device, g2z_dtype dtype, void *to, siz
   return mutant_copy(device, (char *)to + at * size, (char *)to + from * size, count * size);
 }
 
-/* Zeroes columns [at, at + count) of the first `rows` rows of `stride` elements; to NULL: nothing. */
+/* Zeroes columns [at, at + count) of the first `rows` rows of `stride` elements. */
 static g2z_status mutant_zero(g2z_device *device, g2z_dtype dtype, void *to, size_t rows,
                               size_t stride, size_t at, size_t count) {
   size_t size = mutant_bytes(device, dtype);
   if (!to || !rows) return G2Z_OK;
   if (device->kind == G2Z_DEVICE_CPU) {
-    for (size_t r = 0; r < rows; r++) memset((char *)to + (r * stride + at) * size, 0, count * size);
+    for (size_t r = 0; r < rows; r++)
+      memset((char *)to + (r * stride + at) * size, 0, count * size);
     return G2Z_OK;
   }
 #ifdef __CUDACC__

@@ -6,8 +6,8 @@
 
 static const char test_bpe_text[] =
     "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age "
-    "of foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season "
-    "of Light, it was the season of Darkness.\n\nWe'd say it's 1859; they'll say we've 1000 or "
+    "of foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the "
+    "season of Light, it was the season of Darkness.\n\nWe'd say it's 1859; they'll say we've 1000 or "
     "10000 chances, don't they? aaaaaaa aaaa aa! Café, cafés and naïve 東京, 東京都.    Four  "
     "spaces:\t\tand tabs.\r\n";
 
