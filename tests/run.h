@@ -869,7 +869,6 @@ static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) 
 }
 
 static char test_run_warning[1024]; /* the last one */
-static char test_run_warning[1024]; /* the last one */
 static void test_run_warned(void *user, g2z_log_level level, const char *sentence) {
   (void)user;
   if (level == G2Z_LOG_WARNING)
