@@ -49,7 +49,7 @@ static void test_summary_line(void *user, const char *text) {
 /* What is written is read again; the table and the page show it. */
 static void test_summaries(g2z_test *t) {
   g2z_summary *summary = test_summary(t), *again = NULL;
-  const char *path = strdup(test_path(t, "scaling_report.json"));
+  const char *path = test_at(t, "scaling_report.json");
   char lines[4096] = "";
   g2z_page *page;
   CHECK_OK(t, g2z_summary_write(summary, path));
@@ -81,14 +81,13 @@ static void test_summaries(g2z_test *t) {
             "no such machine");
   g2z_summary_free(summary);
   g2z_summary_free(again);
-  free((void *)path);
 }
 
 /* Texts that are full to the last byte, of what takes more room in a file, are read again. */
 static void test_summaries_full(g2z_test *t) {
   static const char *const fills[] = {"\"", "\x1b", "\\\n"};
   g2z_summary *summary = test_summary(t), *again = NULL;
-  char *path = strdup(test_path(t, "full_report.json"));
+  const char *path = test_at(t, "full_report.json");
   for (int i = 0; i < 4; i++) { /* the last: umlauts, of which the room's end cuts one in two */
     const char *fill = i < 3 ? fills[i] : "\xc3\xbc";
     char *to[] = {summary->command_line, summary->points[2].reason};
@@ -107,7 +106,6 @@ static void test_summaries_full(g2z_test *t) {
     g2z_summary_free(again);
   }
   g2z_summary_free(summary);
-  free(path);
 }
 
 /* Files that are cut off or changed are refused with a sentence, and so are others' files. */
@@ -123,7 +121,8 @@ static void test_summaries_damaged(g2z_test *t) {
       {"run_scaling_1", "../scaling_1", "is no run's name"},
       {"\"points\": [", "\"dots\": [", "has no points"}};
   g2z_summary *summary = test_summary(t), *again;
-  char *path = strdup(test_path(t, "scaling_report.json")), *text = NULL, changed[8192];
+  const char *path = test_at(t, "scaling_report.json");
+  char *text = NULL, changed[8192];
   size_t bytes = 0;
   CHECK_OK(t, g2z_summary_write(summary, path));
   CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
@@ -144,7 +143,6 @@ static void test_summaries_damaged(g2z_test *t) {
   }
   g2z_release(&t->services, text);
   g2z_summary_free(summary);
-  free(path);
 }
 
 static void test_count_watch(void *user) { ++*(int *)user; }
@@ -153,7 +151,7 @@ static void test_count_watch(void *user) { ++*(int *)user; }
 static void test_ranks_run(g2z_test *t) {
   char name[] = "test_gpt2", list[] = "--list", none[] = "no_such_test", *text;
   char *argv[] = {name, list, NULL};
-  const char *path = strdup(test_path(t, "out.txt"));
+  const char *path = test_at(t, "out.txt");
   int looks = 0, copies = 0;
   size_t bytes;
   g2z_job job;
@@ -183,7 +181,6 @@ static void test_ranks_run(g2z_test *t) {
   job.ranks = 0;
   CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_BAD_ARGUMENT, &t->services,
                "0 ranks: must be from 1 to");
-  free((void *)path);
 }
 
 /* The program, or another build of it, such as a sanitized one. */

@@ -657,6 +657,14 @@ static void rank_sleep(double seconds) {
   }
 }
 
+/* A rank program's context, on a CPU or a GPU. */
+static g2z_status rank_context(g2z_services *services, int gpu, g2z_context **context) {
+  memset(services, 0, sizeof *services);
+  g2z_context_config cc = g2z_context_config_default(services);
+  cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  return g2z_context_create(&cc, context);
+}
+
 /* ----- ranks: real processes ---------------------------------------------
  * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a process
  * of its own; its result is the exit code. Processes are started with fork and exec: this one has

@@ -473,18 +473,15 @@ static g2z_status resume_end(g2z_trainer *trainer, g2z_status status, float *wei
 static int rank_resume(int argc, char **argv) {
   g2z_services services;
   g2z_context *context = NULL;
-  g2z_context_config cc = g2z_context_config_default(&services);
-  memset(&services, 0, sizeof services);
   if (argc != 2) return 2;
-  cc.device = atoi(argv[0]) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
-  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_status status = rank_context(&services, atoi(argv[0]), &context);
   int wrong = 0;
   for (int i = 0; i < RESUME_CASES && status == G2Z_OK; i++) {
     float seen[3][RESUME_STEPS][2], *weights[3] = {NULL, NULL, NULL};
     char saved[600], tuning[600];
     g2z_train_config config = resume_config(i);
     g2z_trainer *trainer = NULL;
-    if (cc.device == G2Z_DEVICE_CPU) config.graph = 0;
+    if (!atoi(argv[0])) config.graph = 0; /* a CPU has none */
     snprintf(saved, sizeof saved, "%.500s/case%d", argv[1], i);
     snprintf(tuning, sizeof tuning, "%.500s/tuning%d.txt", argv[1], i);
     memset(seen, 0, sizeof seen);

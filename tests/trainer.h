@@ -607,14 +607,6 @@ static void zero_round(g2z_trainer *trainer, int world, g2z_dtype dtype) {
   trainer->device->ops = &zero_moving;
 }
 
-/* A rank program's context, on a CPU or a GPU. */
-static g2z_status zero_context(g2z_services *services, int gpu, g2z_context **context) {
-  memset(services, 0, sizeof *services);
-  g2z_context_config cc = g2z_context_config_default(services);
-  cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
-  return g2z_context_create(&cc, context);
-}
-
 /* zero DEVICE DTYPE CASES HOW FILE: rank 0 writes the losses of all cases to FILE. */
 static int rank_zero(int argc, char **argv) {
   g2z_services services;
@@ -625,7 +617,7 @@ static int rank_zero(int argc, char **argv) {
   int faulty = how >= ZERO_FAULT && how <= ZERO_FAULT_REDUCE;
   float losses[ZERO_CASES][ZERO_STEPS];
   g2z_context *context = NULL;
-  g2z_status status = zero_context(&services, gpu, &context);
+  g2z_status status = rank_context(&services, gpu, &context);
   zero_how = how;
   for (int i = 0; i < cases && status == G2Z_OK; i++) {
     g2z_train_config config = zero_config(i, gpu, context->world, (g2z_dtype)dtype);
@@ -693,7 +685,7 @@ static int rank_turns(int argc, char **argv) {
   if (argc != 1) return 2;
   g2z_context *context = NULL;
   g2z_trainer *t = NULL;
-  g2z_status status = zero_context(&services, 0, &context);
+  g2z_status status = rank_context(&services, 0, &context);
   g2z_train_config config = zero_config(atoi(argv[0]), 0, context->world, G2Z_FP32);
   if (status == G2Z_OK) status = test_trainer_create(context, &config, &t);
   if (status == G2Z_OK) {
@@ -770,7 +762,7 @@ static int rank_trouble(int argc, char **argv) {
   int gpu = atoi(argv[1]);
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
-  g2z_status status = zero_context(&services, gpu, &context);
+  g2z_status status = rank_context(&services, gpu, &context);
   g2z_train_config config = zero_config(atoi(argv[2]), gpu, context->world, G2Z_FP32);
   config.graph = gpu;
   if (status == G2Z_OK) status = test_trainer_create(context, &config, &trainer);
