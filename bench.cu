@@ -1069,15 +1069,17 @@ static g2z_status train_point(g2z_context *context, const options *o, stopwatch 
     config.val_steps = o->val_steps;
   }
   TRY(g2z_run_create(context, &config, &run));
+  g2z_status status = g2z_run_write_launch(context->services, &config,
+                                           g2z_ranks_place(context->ranks));
   describe_hardware(context->services, g2z_run_trainer(run)->device,
                     w->hardware);
   w->began = g2z_seconds();
   w->cpu_s = used_cpu_s();
-  g2z_status status;
-  do {
+  event.kind = G2Z_RUN_STEP;
+  while (status == G2Z_OK && event.kind != G2Z_RUN_DONE) {
     status = g2z_run_next(run, &event);
     if (status == G2Z_OK && event.kind == G2Z_RUN_STEP) watch_step(w, o, context, &event.metrics);
-  } while (status == G2Z_OK && event.kind != G2Z_RUN_DONE);
+  }
   g2z_run_free(run);
   return status;
 }

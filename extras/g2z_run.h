@@ -289,6 +289,9 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
  * logs into the run directory. That is rank 0's on all ranks: its name may hold the time. */
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
+/* launcher_metadata.json, for a run that begins without g2z_run_launch; rank 0 writes it. */
+G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
+                                        const g2z_place *place);
 /* For an on_fault: this rank's flight recorder, and RUN_FAILED.json unless another rank is writing
  * it: nobody knows who else has died. Before all ranks have met there is no place for them. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
@@ -1486,7 +1489,8 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   for (int64_t step = 0; step < run->val_steps && status == G2Z_OK; step++) {
     const int32_t *x, *y;
     status = g2z_loader_next(run->val, &x, &y);
-    for (int64_t i = 0; status == G2Z_OK && i < tokens; i++) counts[y[i]]++;
+    for (int64_t i = 0; status == G2Z_OK && i < tokens; i++)
+      if (y[i] >= 0) counts[y[i]]++; /* -1 does not count */
   }
   status = g2z_ranks_agree(run->context->ranks, status);
   if (status == G2Z_OK) status = g2zr_sum_counts(run, counts, vocab);
@@ -1786,6 +1790,10 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
   G2ZR_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
+  if (!run->found.continues && latest < 0 && g2zr_has(run->config.run_dir, "RUN_COMPLETE.txt"))
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.400s holds a run already, which saved no "
+                    "checkpoint: choose another --run-dir; --init-from %.400s/weights begins with "
+                    "what that run has learnt", run->config.run_dir, run->config.run_dir);
   if (!run->found.continues) {
     char name[32];
     g2zr_checkpoint_name(latest, name);
@@ -3216,8 +3224,10 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "--ranks and --gpus say the same: give one of them");
   if (o->gpus > gpus)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %d, but this process sees %d: give fewer, "
-                    "or look at nvidia-smi and CUDA_VISIBLE_DEVICES", o->gpus, gpus);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %d, but this process sees %d: %s, or "
+                    "look at nvidia-smi and CUDA_VISIBLE_DEVICES", o->gpus, gpus, gpus
+                    ? "give fewer" : "compile with nvcc (make does where it finds nvcc and a GPU), "
+                                     "try it with --ranks N --device cpu");
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
@@ -3228,6 +3238,9 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
   struct stat info;
   const char *name = "FILE";
   const int there = stat(path, &info) == 0;
+  if (directory && there && g2zr_has(path, "weights"))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.400s is a run directory: its weights are in "
+                    "%s %.400s/weights", flag, path, flag, path);
   if (directory && !there && *path && !strchr(path, '/'))
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.200s: there is no such directory here. For "
                     "OpenAI's weights: git lfs install; git clone https://huggingface.co/gpt2; for "
@@ -3432,7 +3445,7 @@ static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *c
 }
 
 typedef struct g2zr_launch {
-  const g2z_run_options *options;
+  const g2z_run_config *run;
   const g2z_place *place;
   const g2z_fault *fault;            /* RUN_FAILED.json: what happened, and the name of */
   const char *flight;                /* this rank's flight recorder; NULL: there is none */
@@ -3447,7 +3460,7 @@ static void g2zr_put_launch(void *user, g2z_json_out *out) {
       "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "G2Z_", "RUN_DIR=", "NSYS=",
       "DIST_DEBUG=", "GRAD_ACCUM_STEPS=", "MICRO_BATCH_SIZE_PER_GPU=", "GPT2_EXTRA_ARGS="};
   const g2zr_launch *launch = (const g2zr_launch *)user;
-  const g2z_run_config *run = &launch->options->run;
+  const g2z_run_config *run = launch->run;
   char now[32], host[256] = "";
   g2z_utc_now(now);
   gethostname(host, sizeof host - 1);
@@ -3463,12 +3476,12 @@ static void g2zr_put_launch(void *user, g2z_json_out *out) {
   g2zr_put_variables(out, "nccl_env", nccl, 1);
 }
 
-static g2z_status g2zr_write_launch(g2z_services *services, const g2z_run_options *o,
-                                    const g2z_place *place) {
-  g2zr_launch launch = {o, place, NULL, NULL};
-  if (place->rank != 0 || !o->run.run_dir) return G2Z_OK;
-  unlink(g2zr_join(o->run.run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
-  return g2zr_write_json(services, g2zr_join(o->run.run_dir, "launcher_metadata.json").text,
+G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
+                                        const g2z_place *place) {
+  g2zr_launch launch = {run, place, NULL, NULL};
+  if (place->rank != 0 || !run->run_dir) return G2Z_OK;
+  unlink(g2zr_join(run->run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
+  return g2zr_write_json(services, g2zr_join(run->run_dir, "launcher_metadata.json").text,
                          g2zr_put_launch, &launch);
 }
 
@@ -3535,7 +3548,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
     status = g2z_ranks_agree(ranks, g2zr_log_nccl(config->services, o, place));
   }
   if (status == G2Z_OK) status = g2z_run_create(*context, &o->run, run);
-  if (status == G2Z_OK) status = g2zr_write_launch(config->services, o, place);
+  if (status == G2Z_OK) status = g2z_run_write_launch(config->services, &o->run, place);
   if (status == G2Z_OK) return G2Z_OK;
   g2z_run_free(*run);
   g2z_context_free(*context);
@@ -3567,7 +3580,7 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
   char name[64];
   memset(&services, 0, sizeof services);
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
-  g2zr_launch launch = {o, g2z_ranks_place(ranks), fault, NULL};
+  g2zr_launch launch = {&o->run, g2z_ranks_place(ranks), fault, NULL};
   snprintf(name, sizeof name, "flight_rank_%d.jsonl", launch.place->rank);
   if (g2z_ranks_write_flight(ranks, &services, g2zr_join(o->run.run_dir, name).text) == G2Z_OK)
     launch.flight = name;

@@ -370,6 +370,8 @@ static void test_bench_scaling(g2z_test *t) {
   CHECK_HAS(t, test_read(t, "scaling/run_scaling_2/training_metrics.json"),
             "\"bench point --layers=1 --channels=16 --heads=2 ", " --dropout=0.1 ",
             " --recompute=block ");
+  CHECK_HAS(t, test_read(t, "scaling/run_scaling_2/launcher_metadata.json"), "\"world_size\": 2,",
+            "\"bench point ");
   CHECK_HAS(t, test_bench(t, 1, "%s", arguments), /* never over what is there */
             "scaling_report.json is there already: choose another --out");
   test_sh(t, "rm scaling/scaling_report.json"); /* as if it was stopped */

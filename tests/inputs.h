@@ -25,19 +25,62 @@ static const struct { const char *name; size_t at, count; const char *bytes; } i
     {"some", 100, 3, "\xE9\xE8z"},       /* 2 */
     {"llama3.bin", 0, 8, "\xA1\xD9\x34\x01\x07\0\0\0"},
     {"hellaswag.bin", 0, 8, "\x8A\xD8\x34\x01\x01\0\0\0"},
+    {"array.json", 0, 3, "[{\""},
+    {"indented.json", 0, 5, "[\n  {"},
     {"d.ndjson", 0, 300, NULL},
 };
 
-/* $P is prepare_data, $T a short training, $D the test's directory, also in the sentence. */
+/* $P is prepare_data, $T a short training, $X ./train alone, $D the test's directory, also in the
+ * sentence. */
 #define INPUTS_SPLIT(dir, index)                                                               \
   "mkdir $D/" dir "; cp $D/split/*.json $D/split/model-* $D/" dir "; echo '{" index "}' > $D/" \
   dir "/model.safetensors.index.json; $T --seq 4 --train $D/old.bin --init-from $D/" dir
 static const struct { const char *command; int code; const char *sentence; } inputs_rows[] = {
+    /* what newcomers get wrong first, in the order of the README */
+    {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: leave the quotes away, so that the shell puts "
+                         "names in place of the pattern"},
+    {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: leave it away, or check how it was made"},
+    {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text; this makes lines of JSON "
+                            "of it:\njq -c \".[]\" $D/array.json > $D/array.json.jsonl\n"},
+    {"$P --vocab $D/vocab.bpe $D/some", 1, "cannot open $D/vocab.bpe: No such file; check the "
+                                           "path, or get GPT-2's by `make vocab`"},
+    {"head -c 9000 gpt2_zero.h > $D/n.txt; $P --val-fraction 0.5 $D/n.txt && mv $D/out/n* $D", 0,
+     ""},
+    {"$X", 1, "there is nothing to do: name token shards to train on, --train GLOB, or weights"},
+    {"$X --n_layer 12", 1, "there is no flag --n_layer; here it is --layers N: "},
+    {"$X --bathc 4", 1, "there is no flag --bathc; did you mean --batch? --help lists them all"},
+    {"$T --train $D/n_*.bin", 1, "takes flags only, each with one value at most: quote patterns"},
+    {"$T --train $D/n.bin", 1, "no file is called or matches \"$D/n.bin\": check the path"},
+    {"$T --train $D/n.txt", 1, "$D/n.txt holds text, not tokens: ./prepare_data --out data --name "
+                               "NAME $D/n.txt makes shards of it, data/NAME_train_*.bin"},
+    {"$T --train $D", 1, "$D is a directory, not a token shard: name files, as in "
+                         "'data/NAME_train_*.bin'"},
+    {"$T --train $D/n_train_000000.bin --context 5000", 1, "hold 0 sequences of 5000+1, but a step "
+     "of batch 1 x accum 1 x world 1 needs 1, so at least 5001 tokens in shards of at least 5001: "
+     "take more data, or lower batch, accum or seq"},
+    {"$T --train $D/n_train_000000.bin --batch 2000", 1, "lower batch, accum or seq"},
+    {"$T --train $D/n_train_000000.bin --channels 40 --heads 3", 1,
+     "channels=40 must divide by heads=3: change one of them"},
+    {"$T --train $D/n_train_000000.bin --gpus 4096", 1, "--gpus 4096, but this process sees "},
+    {"RANK=0 WORLD_SIZE=2 $T --train $D/n_train_000000.bin", 1, "without MASTER_PORT: set it to a "
+                                                                "number that is the same for all"},
+    {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 0, "report.html"},
+    {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
+     "$D/run holds a run already, which saved no checkpoint: choose another --run-dir; --init-from "
+     "$D/run/weights begins with what that run has learnt"},
+    {"$T --train $D/n_train_000000.bin --run-dir $D/new --resume $D/run", 1,
+     "$D/run has no trainer_state.json, so it is no checkpoint: name a step-NNNNNN directory"},
+    {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run is a run directory: its weights "
+                                            "are in --init-from $D/run/weights"},
+    {"$X --prompt a", 1, "--prompt needs a model that has learnt: name its weights, --init-from"},
+    {"(ulimit -f 8; $T --train $D/n_train_000000.bin --save-weights $D/full)", 1,
+     "File too large; raise the limit of file sizes (ulimit -f) or write less"},
     /* no text */
     {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text; this makes lines of JSON of it:\n"
                          "python3 -c '\nimport json, pyarrow.parquet\nfor batch in "
                          "pyarrow.parquet.ParquetFile(\"$D/parquet\")"},
     {"$P $D/parquet", 1, "print(json.dumps(row, default=str))' > $D/parquet.jsonl\n"},
+    {"$P $D/indented.json", 1, "$D/indented.json is an array of JSON"},
     {"$P $D/arrow", 1, "$D/arrow is an Arrow file, not text; this makes lines of JSON of it:"},
     {"$P $D/stream", 1, "$D/stream is an Arrow stream, not text; this makes lines of JSON of it:"},
     {"$P $D/gz", 1, "$D/gz is packed by gzip, not text in UTF-8: type gzip -dc $D/gz | ./prep"},
@@ -139,9 +182,9 @@ static void test_inputs_expand(const g2z_test *t, const char *text, char *out, s
 static int test_inputs_run(g2z_test *t, const char *command, char *output, size_t room) {
   const char *train = getenv("G2Z_TRAIN"), *prepare = test_prepare_program();
   char line[4096];
-  snprintf(line, sizeof line, "{ D='%s'; P='%s --out %s/out'; T='%s --device cpu --layers %s "
-           "--heads 1 --channels 8 --context 5 --batch 1 --steps 1 --sample-tokens 0 --dtype fp32 "
-           "--run-dir none'; %s; } 2>&1", t->directory, prepare, t->directory,
+  snprintf(line, sizeof line, "{ D='%s'; P='%s --out %s/out'; X='%s'; T=\"$X --device cpu "
+           "--layers %s --heads 1 --channels 8 --context 5 --batch 1 --steps 1 --sample-tokens 0 "
+           "--dtype fp32 --run-dir none\"; %s; } 2>&1", t->directory, prepare, t->directory,
            train ? train : "./train", strstr(command, "--init-from") ? "2" : "1", command);
   return test_shell(line, output, room);
 }

@@ -9,7 +9,7 @@ static g2z_status inuse_open_on(g2z_test *t, g2z_device_kind device, const char 
   config.device = device;
   *out = NULL;
   g2z_status status = g2z_context_create(&config, context);
-  if (status == G2Z_OK) status = g2z_model_open(*context, directory, dtype, out);
+  if (status == G2Z_OK) status = test_model_open(*context, directory, dtype, out);
   if (status == G2Z_OK) mutate_device((*out)->device);
   return status;
 }

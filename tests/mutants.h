@@ -121,6 +121,11 @@
     "ops_sums_and_casts", "cuda_cast cuda_gradients")                                              \
   X(add_overwrite, "the shard of sums forgets the micro-steps before",                             \
     "ops_sums_and_casts zero_equal", "cuda_sums")                                                  \
+  X(next_embed, "the last of several sequences does not get its next token",                       \
+    "model_generates", "cuda_next")                                                                \
+  X(next_attention, "the last of several sequences attends to nothing new",                        \
+    "model_generates", "cuda_next")                                                                \
+  X(draw_seed, "tokens are drawn with another seed", "model_generates", "cuda_draw")               \
   X(gather_once, "one all-gather or broadcast is left out", "zero_equal", "cuda_zero")             \
   X(reduce_once, "one reduction is left out", "zero_equal", "cuda_zero")                           \
   X(reduce_stale, "every seventh sum is added to what lay in its place", "zero_equal", "cuda_zero")\
@@ -379,6 +384,28 @@ static g2z_status mutant_head_loss(g2z_device *device, float *losses, double *lo
   return G2Z_OK;
 }
 
+static g2z_status mutant_embed_next(g2z_device *device, void *out, const int32_t *tokens,
+                                    const int32_t *positions, const void *wte, const void *wpe,
+                                    int B, int C) {
+  if (IS(device, next_embed) && B > 1) B--;
+  return RIGHT(device)->embed_next(device, out, tokens, positions, wte, wpe, B, C);
+}
+
+static g2z_status mutant_attention_next(g2z_device *device, void *out, void *past,
+                                        const void *rows, const int32_t *positions, int B, int T,
+                                        int C, int NH) {
+  if (IS(device, next_attention) && B > 1) B--;
+  return RIGHT(device)->attention_next(device, out, past, rows, positions, B, T, C, NH);
+}
+
+static g2z_status mutant_draw(g2z_device *device, int32_t *tokens, int32_t *drawn,
+                              int32_t *positions, const float *logits,
+                              const g2z_sampling *sampling, int B, int V, int T) {
+  g2z_sampling other = *sampling;
+  if (IS(device, draw_seed)) other.seed++;
+  return RIGHT(device)->draw(device, tokens, drawn, positions, logits, &other, B, V, T);
+}
+
 static g2z_status mutant_cast_grad(g2z_device *device, void *to, const float *from, size_t n) {
   if (IS(device, cast_tail)) n = n > 8 ? n - 8 : 0;
   return RIGHT(device)->cast_grad(device, to, from, n);
@@ -443,6 +470,9 @@ static void mutate_device(g2z_device *device) {
   m->ops.attention_fwd = mutant_attention_fwd;
   m->ops.attention_bwd = mutant_attention_bwd;
   m->ops.head_loss = mutant_head_loss;
+  m->ops.embed_next = mutant_embed_next;
+  m->ops.attention_next = mutant_attention_next;
+  m->ops.draw = mutant_draw;
   m->ops.cast_grad = mutant_cast_grad;
   m->ops.grad_add = mutant_grad_add;
   m->ops.grad_sumsq = mutant_grad_sumsq;
@@ -515,6 +545,14 @@ static g2z_status test_trainer_create(g2z_context *context, const g2z_train_conf
   mutate_device((*out)->device);
   mutate_comm((*out)->comm);
   return G2Z_OK;
+}
+
+/* g2z_model_open, the same. */
+static g2z_status test_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
+                                  g2z_model **out) {
+  g2z_status status = g2z_model_open(context, directory, dtype, out);
+  if (status == G2Z_OK) mutate_device((*out)->device);
+  return status;
 }
 
 /* A line for each: its name, its tests on a CPU, its tests on a GPU, and what is wrong. */

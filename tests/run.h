@@ -815,6 +815,47 @@ static void test_example_minimal(g2z_test *t) {
   }
 }
 
+/* examples/finetune.sh on weights that ./train wrote: the tuned model completes a prompt as its
+ * examples do, and ends there; what is not there is told, and nothing is written over. */
+static void test_example_finetune(g2z_test *t) {
+  static const struct { const char *arguments; int code; const char *says[3]; } cases[] = {
+      {"w d.jsonl out '7>' --lr 1e-2 --epochs 20", 0,
+       {"\n7>hr.\n", "best validation loss 0.0",
+        "360 documents, 2040 tokens, 1320 of them count"}},
+      {"w d.jsonl out", 1,
+       {"use: examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT", "", ""}},
+      {"w d.jsonl out '7>'", 1, {"out is there: name a new directory", "", ""}},
+      {". d.jsonl new '7>'", 1, {" has no config.json", "", ""}},
+      {"w none.jsonl new '7>'", 1, {"there is no file ", "", ""}},
+      {"bare d.jsonl new '7>'", 1, {"bare has neither merges.txt nor tokenizer.json", "", ""}},
+      {"w text.jsonl new '7>'", 1, {"text.jsonl, line 1: no text in a field \"prompt\"", "", ""}},
+      {"w d.jsonl new2 '7>' --colour x", 1, {"there is no flag --colour", "", ""}}};
+  char output[16384], here[512] = "";
+  if (access("examples/finetune.sh", R_OK) != 0) SKIP(t, "there are no examples here");
+  PREPARE_OR_SKIP(t);
+  TRAIN_OR_SKIP(t);
+  FILE *file = fopen(test_at(t, "d.jsonl"), "w");
+  REQUIRE_OK(t, file ? G2Z_OK : G2Z_IO);
+  for (int i = 0; i < 400; i++) /* of two lengths, so that sequences begin at every token */
+    fprintf(file, i % 3 ? "{\"prompt\": \"%d>\", \"completion\": \"%c%c.\"}\n"
+                        : "{\"prompt\": \"%d>\", \"completion\": \"%c.\"}\n",
+            i % 9, 'a' + i % 9, 'k' + i % 9);
+  CHECK(t, fclose(file) == 0 && getcwd(here, sizeof here));
+  test_sh(t, "mkdir bare && echo '{}' > bare/config.json && echo '#version: 0.2' > bytes.bpe && "
+             "printf '{\"text\": \"a\"}' > text.jsonl");
+  CHECK(t, test_prepare(t, "", "--vocab $D/bytes.bpe --field completion --out $D/base $D/d.jsonl")
+               == 0);
+  test_trains(t, 0, "--train '%s' --vocab '%s' --layers 1 --channels 32 --heads 2 --context 16 "
+              "--max-train-steps 2 --run-dir none --sample-tokens 0 --save-weights '%s'",
+              test_at(t, "base/d_train_*.bin"), test_at(t, "bytes.bpe"), test_at(t, "w"));
+  for (int i = 0; i < 8; i++) {
+    CHECK(t, test_shell(test_text("cd '%s' && '%s/examples/finetune.sh' %s 2>&1", t->directory, here,
+                                  cases[i].arguments), output, sizeof output) == cases[i].code);
+    CHECK_HAS(t, output, cases[i].says[0], cases[i].says[1], cases[i].says[2]);
+  }
+  test_sh(t, "ls out/weights/model.safetensors out/run/RUN_COMPLETE.txt > there");
+}
+
 /* The files of both runs say the same, but for what a clock puts into them. */
 static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
   static const char *const keys[] = {"\"epoch_idx\"", "\"steps\"", "\"micro_steps\"",
