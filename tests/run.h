@@ -819,18 +819,20 @@ static void test_example_minimal(g2z_test *t) {
  * examples do, and ends there; what is not there is told, and nothing is written over. */
 static void test_example_finetune(g2z_test *t) {
   static const struct { const char *arguments; int code; const char *says[3]; } cases[] = {
-      {"w d.jsonl out '7>' --lr 1e-2 --epochs 20", 0,
+      {"$D/w $D/d.jsonl $D/out '7>' --lr 1e-2 --epochs 20", 0,
        {"\n7>hr.\n", "best validation loss 0.0",
         "360 documents, 2040 tokens, 1320 of them count"}},
-      {"w d.jsonl out", 1,
+      {"$D/w $D/d.jsonl $D/out", 1,
        {"use: examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT", "", ""}},
-      {"w d.jsonl out '7>'", 1, {"out is there: name a new directory", "", ""}},
-      {". d.jsonl new '7>'", 1, {" has no config.json", "", ""}},
-      {"w none.jsonl new '7>'", 1, {"there is no file ", "", ""}},
-      {"bare d.jsonl new '7>'", 1, {"bare has neither merges.txt nor tokenizer.json", "", ""}},
-      {"w text.jsonl new '7>'", 1, {"text.jsonl, line 1: no text in a field \"prompt\"", "", ""}},
-      {"w d.jsonl new2 '7>' --colour x", 1, {"there is no flag --colour", "", ""}}};
-  char output[16384], here[512] = "";
+      {"$D/w $D/d.jsonl $D/out '7>'", 1, {"out is there: name a new directory", "", ""}},
+      {"$D $D/d.jsonl $D/new '7>'", 1, {" has no config.json", "", ""}},
+      {"$D/w $D/none.jsonl $D/new '7>'", 1, {"there is no file ", "", ""}},
+      {"$D/bare $D/d.jsonl $D/new '7>'", 1,
+       {"bare has neither merges.txt nor tokenizer.json", "", ""}},
+      {"$D/w $D/text.jsonl $D/new '7>'", 1,
+       {"text.jsonl, line 1: no text in a field \"prompt\"", "", ""}},
+      {"$D/w $D/d.jsonl $D/new2 '7>' --colour x", 1, {"there is no flag --colour", "", ""}}};
+  char output[16384];
   if (access("examples/finetune.sh", R_OK) != 0) SKIP(t, "there are no examples here");
   PREPARE_OR_SKIP(t);
   TRAIN_OR_SKIP(t);
@@ -840,7 +842,7 @@ static void test_example_finetune(g2z_test *t) {
     fprintf(file, i % 3 ? "{\"prompt\": \"%d>\", \"completion\": \"%c%c.\"}\n"
                         : "{\"prompt\": \"%d>\", \"completion\": \"%c.\"}\n",
             i % 9, 'a' + i % 9, 'k' + i % 9);
-  CHECK(t, fclose(file) == 0 && getcwd(here, sizeof here));
+  CHECK(t, fclose(file) == 0);
   test_sh(t, "mkdir bare && echo '{}' > bare/config.json && echo '#version: 0.2' > bytes.bpe && "
              "printf '{\"text\": \"a\"}' > text.jsonl");
   CHECK(t, test_prepare(t, "", "--vocab $D/bytes.bpe --field completion --out $D/base $D/d.jsonl")
@@ -849,7 +851,7 @@ static void test_example_finetune(g2z_test *t) {
               "--max-train-steps 2 --run-dir none --sample-tokens 0 --save-weights '%s'",
               test_at(t, "base/d_train_*.bin"), test_at(t, "bytes.bpe"), test_at(t, "w"));
   for (int i = 0; i < 8; i++) {
-    CHECK(t, test_shell(test_text("cd '%s' && '%s/examples/finetune.sh' %s 2>&1", t->directory, here,
+    CHECK(t, test_shell(test_text("D='%s'; examples/finetune.sh %s 2>&1", t->directory,
                                   cases[i].arguments), output, sizeof output) == cases[i].code);
     CHECK_HAS(t, output, cases[i].says[0], cases[i].says[1], cases[i].says[2]);
   }
