@@ -1,9 +1,9 @@
 /* Faults on purpose. G2Z_MUTANT=NAME breaks one thing in every device and communicator that a test
  * opens: ops and collectives are tables, so a wrapped entry calls the real one and changes what
- * goes in or what comes out. G2Z_MUTANT_DEVICE, "cpu" or "cuda", says in which backend. tests/mutants.sh
- * runs against each mutant the tests that its row names; one that passes all of them is a hole in
- * the tests. All changes may be recorded in a graph: they are copies and zeros in the device's
- * queue. */
+ * goes in or what comes out. G2Z_MUTANT_DEVICE, "cpu" or "cuda", says in which backend.
+ * tests/mutants.sh runs against each mutant the tests that its row names; one that passes all of
+ * them is a hole in the tests. All changes may be recorded in a graph: they are copies and zeros in
+ * the device's queue. */
 
 /* Columns: the name; what is wrong; the tests that could see it on a CPU, and on a GPU. */
 #define MUTANT_LIST(X)                                                                             \

@@ -238,10 +238,12 @@ static void test_ops_round(g2z_test *t) {
     CHECK(t, g2z__round(dtype, INFINITY) == INFINITY && g2z__round(dtype, -INFINITY) == -INFINITY);
     CHECK(t, signbit(g2z__round(dtype, -0.0f)) && signbit(g2z__round(dtype, -1e-45f)));
   }
-  CHECK(t, g2z__round(G2Z_FP16, 65504.0f) == 65504.0f && g2z__round(G2Z_FP16, 65519.99f) == 65504.0f);
+  CHECK(t, g2z__round(G2Z_FP16, 65504.0f) == 65504.0f);
+  CHECK(t, g2z__round(G2Z_FP16, 65519.99f) == 65504.0f);
   CHECK(t, g2z__round(G2Z_FP16, 65520.0f) == INFINITY && g2z__round(G2Z_FP16, -3e38f) == -INFINITY);
   CHECK(t, g2z__round(G2Z_FP16, 0.1f) == 0.0999755859375f);
-  CHECK(t, g2z__round(G2Z_BF16, 0.1f) == 0.10009765625f && g2z__round(G2Z_BF16, 3.4e38f) == INFINITY);
+  CHECK(t, g2z__round(G2Z_BF16, 0.1f) == 0.10009765625f);
+  CHECK(t, g2z__round(G2Z_BF16, 3.4e38f) == INFINITY);
   CHECK(t, g2z__round(G2Z_FP32, 0.1f) == 0.1f && g2z__round(G2Z_TF32, 0.1f) == 0.1f);
 }
 
@@ -1122,7 +1124,7 @@ static void *ops_on_thread(void *t) {
   return NULL;
 }
 
-/* All of the above on a stack of 64 KiB, with 1, 2 and 3 threads: all buffers have the same bits. */
+/* All of the above on a stack of 64 KiB, with 1, 2 and 3 threads: buffers have the same bits. */
 static void test_ops_threads(g2z_test *t) {
   uint64_t first = 0;
   pthread_attr_t small;

@@ -796,8 +796,8 @@ static int rank_trouble(int argc, char **argv) {
 
 /* masked SHARD STAGE ACCUM FILE: a step of golden/tiny on the three sequences of a shard with a
  * mask. Stage 4 is strategy dp. Prints the loss of the step and of a validation before it. Writes
- * the gradients that AdamW took, m / (1 - beta1) after a first step, to FILE.RANK: NaN where another
- * rank owns them. */
+ * the gradients that AdamW took, m / (1 - beta1) after a first step, to FILE.RANK: NaN where
+ * another rank owns them. */
 static int rank_masked(int argc, char **argv) {
   g2z_services services;
   g2z_context *context = NULL;
@@ -1017,8 +1017,8 @@ static void masked_run(g2z_test *t, const char *shard, int world, int stage, int
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
   CHECK(t, plan->parameters < sizeof all / sizeof *all);
   test_ranks_open(&ranks, world);
-  test_ranks_start(t, &ranks, 0, world - 1, NULL, test_text("masked %s %d %d %s", shard, stage, accum,
-                                                            test_path(t, "grads")));
+  test_ranks_start(t, &ranks, 0, world - 1, NULL,
+                   test_text("masked %s %d %d %s", shard, stage, accum, test_path(t, "grads")));
   test_ranks_wait(t, &ranks, 120);
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i] = NAN;
   for (int r = 0; r < world; r++) {
