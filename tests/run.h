@@ -206,18 +206,20 @@ static void test_run_slurm(g2z_test *t) {
 /* What no flag can ask for; train_refusals has the others. */
 static void test_run_refusals(g2z_test *t) {
   static const char *const sentences[] = {"val_every=-1", "epochs=-1", "top_p=0",
-                                          "samples need the tokenizer", "220"};
+                                          "samples need the tokenizer",
+                                          "there is nothing to do", "220"};
   test_run_setup s;
   test_run_seen seen;
-  for (int i = 0; i < 5; i++) {
+  for (int i = 0; i < 6; i++) {
     test_run_prepare(t, &s, "run");
     if (i == 0) s.config.val_every = -1;
     if (i == 1) s.config.epochs = -1;
     if (i == 2) s.config.sampling.top_p = 0;
     if (i == 3) s.config.train.model.vocab = 300;
-    if (i == 4) s.config.train.model.vocab = 100; /* the shards hold 220 and less */
-    if (i == 4) s.config.prompt = NULL;
-    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), i < 4 ? G2Z_BAD_ARGUMENT : G2Z_FORMAT,
+    if (i == 4) s.config.train.train_glob = s.config.val_glob = NULL;
+    if (i == 5) s.config.train.model.vocab = 100; /* the shards hold 220 and less */
+    if (i > 3) s.config.prompt = NULL;
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), i < 5 ? G2Z_BAD_ARGUMENT : G2Z_FORMAT,
                  &t->services, sentences[i]);
     CHECK(t, !test_there(t, "run"));
   }
