@@ -5402,7 +5402,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_draw(g2z_device *device, int32_t *tokens, int32
                                       int32_t *positions, const float *logits,
                                       const g2z_sampling *sampling, int B, int V, int T) {
   (void)device;
-#pragma omp parallel for
+  G2Z__PARALLEL(10.0 * B * V)
   for (int b = 0; b < B; b++) {
     g2z_sampling own = *sampling;
     own.seed += (uint64_t)b;
@@ -8678,9 +8678,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_in
   for (size_t done = 0; done < info.elements;) {
     size_t count = info.elements - done < limit ? info.elements - done : limit;
     int64_t quads = (int64_t)(count / 4);
-#if defined(_OPENMP)
-#pragma omp parallel for
-#endif
+    G2Z__PARALLEL(100.0 * quads)
     for (int64_t quad = 0; quad < quads; quad++) {
       double four[4] = {0, 0, 0, 0};
       if (drawn) g2z__normal4(t->config.seed, (canonical + done) / 4 + (uint64_t)quad, four);
