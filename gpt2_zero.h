@@ -207,6 +207,9 @@
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
  *                           (0: not known), zeros; then uint16 tokens
  *     token shard, raw      uint16 tokens, nothing else
+ *     mask, NAME.mask       beside the shard NAME.bin: int32 0x6b73616d ("mask"), 1, int64 number
+ *                           of tokens, u64 FNV-1a hash of that number and of the shard's first and
+ *                           last 256 bytes of tokens; then a bit for each token, 1: it counts
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
  *                           out]. In place of it is read model.safetensors.index.json, whose
@@ -882,6 +885,9 @@ static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
  * shard: x, and y one token later. Sequence i of a shard starts at token i*T, so a shard of n
  * tokens holds (n-1)/T sequences and a rest of fewer than T+1 tokens is not used.
  *
+ * Beside the shard NAME.bin may lie its mask, NAME.mask, a bit for each token. A token that does
+ * not count is read in x, but is no target: y is -1 in its place. Without a mask all count.
+ *
  * An epoch takes every sequence of all shards in an order that is a permutation keyed by (seed,
  * epoch), or file order. Step s of an epoch takes positions [s*G, (s+1)*G) of that order, where
  * G = batch * accum * world; of those, position j goes to rank j % world. The last N % G sequences
@@ -895,7 +901,9 @@ typedef enum g2z_shard_format { G2Z_SHARD_LLMC, G2Z_SHARD_RAW } g2z_shard_format
 typedef struct g2z_shard_writer g2z_shard_writer;
 G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *path,
                                            g2z_shard_format format, g2z_shard_writer **out);
-/* ids are 0..65535. */
+/* ids are 0..65535; with G2Z_UNCOUNTED added, the token does not count. A shard with such tokens
+ * gets a mask; the commit of one without removes the mask of an earlier shard of its name. */
+#define G2Z_UNCOUNTED (1 << 30)
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
 /* The hash of the vocabulary that the ids belong to, for llm.c's header; before the finish. */
@@ -1603,7 +1611,7 @@ G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
 /* Mean loss, without dropout, of `steps` batches of a loader with the trainer's B and T and
- * accum 1, from where it stands, over all ranks. */
+ * accum 1, from where it stands, over the targets of all ranks that count; NaN where none does. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
 /* logits[count,V] in host memory of one sequence of up to `context` tokens, and no more than B*T;
@@ -3517,13 +3525,44 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
 #define G2Z__SHARD_MAGIC 20240520
 #define G2Z__SHARD_HEADER 1024   /* bytes: 256 int32 */
 
+/* Adds a shard's number of tokens and both its ends to a hash; 0: they cannot be read. */
+G2Z__PRIVATE int g2z__shard_hash(int file, uint64_t begin, int64_t tokens, uint64_t *hash) {
+  unsigned char ends[2][256];
+  const size_t bytes = tokens < 128 ? 2 * (size_t)tokens : sizeof ends[0];
+  memset(ends, 0, sizeof ends);
+  if (g2z__pread(file, ends[0], bytes, begin) < 0 ||
+      g2z__pread(file, ends[1], bytes, begin + 2 * (uint64_t)tokens - bytes) < 0)
+    return 0;
+  *hash = g2z__hash(g2z__hash(*hash, &tokens, sizeof tokens), ends, sizeof ends);
+  return 1;
+}
+
+#define G2Z__MASK_MAGIC 0x6b73616d /* "mask" */
+typedef struct g2z__mask {         /* the header of a mask; its bits follow */
+  int32_t magic, version;
+  int64_t tokens;
+  uint64_t shard;                  /* g2z__shard_hash of the shard that it belongs to */
+} g2z__mask;
+static_assert(sizeof(g2z__mask) == 24, "the layout of masks");
+
+/* NAME.mask of the shard NAME.bin. A longer path than there is room for opens no shard either. */
+typedef struct g2z__mask_path { char text[PATH_MAX + 8]; } g2z__mask_path;
+G2Z__PRIVATE g2z__mask_path g2z__mask_of(const char *shard) {
+  g2z__mask_path path;
+  size_t length = strlen(shard);
+  if (length > 4 && strcmp(shard + length - 4, ".bin") == 0) length -= 4;
+  snprintf(path.text, sizeof path.text, "%.*s.mask", (int)length, shard);
+  return path;
+}
+
 /* ----- writing ----- */
 
 struct g2z_shard_writer {
   g2z_services *services;
-  g2z_writer *file;
+  g2z_writer *file, *mask;     /* mask: NULL while all tokens count */
   g2z_shard_format format;
   uint64_t tokens, vocab_hash;
+  unsigned char bits;          /* of the mask: of the last tokens % 8 tokens */
   int finished;
 };
 
@@ -3549,10 +3588,21 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
   return G2Z_OK;
 }
 
+/* The first token that does not count: all before it do. */
+G2Z__PRIVATE g2z_status g2z__shard_writer_mask_begin(g2z_shard_writer *writer) {
+  const g2z__mask none = {0, 0, 0, 0}; /* as the shard's count, it is right from the finish on */
+  G2Z__TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
+                             &writer->mask));
+  G2Z__TRY(g2z_writer_put(writer->mask, &none, sizeof none));
+  for (uint64_t i = 0; i < writer->tokens / 8; i++)
+    G2Z__TRY(g2z_writer_put(writer->mask, "\xff", 1));
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count) {
   for (size_t i = 0; i < count; i++) /* before anything is written: an append is all or nothing */
-    if ((uint32_t)ids[i] > 65535)
+    if ((uint32_t)(ids[i] & ~G2Z_UNCOUNTED) > 65535)
       return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
                       "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
                       "a smaller vocabulary", ids[i]);
@@ -3567,13 +3617,33 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
     G2Z__TRY(g2z_writer_put(writer->file, narrow, n * sizeof narrow[0]));
     done += n;
   }
-  writer->tokens += count;
+  for (size_t i = 0; i < count; i++, writer->tokens++) {
+    int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
+    if (!counts && !writer->mask) G2Z__TRY(g2z__shard_writer_mask_begin(writer));
+    writer->bits = (unsigned char)((at ? writer->bits : 0) | counts << at);
+    if (at == 7 && writer->mask) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
+  }
   return G2Z_OK;
 }
 
 G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash) {
   G2Z_ASSERT(!writer->finished);
   writer->vocab_hash = hash;
+}
+
+/* The shard is on the disk: its hash is read there. */
+G2Z__PRIVATE g2z_status g2z__shard_writer_mask_finish(g2z_shard_writer *writer) {
+  const char *shard = writer->file->partial;
+  g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
+  if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
+  int file = open(shard, O_RDONLY | O_CLOEXEC);
+  int good = file >= 0 && g2z__shard_hash(file, writer->file->written - 2 * writer->tokens,
+                                          head.tokens, &head.shard);
+  int error = errno;
+  if (file >= 0) close(file);
+  if (!good) return g2z_fail_file(writer->services, error, "read", shard);
+  G2Z__TRY(g2z__writer_patch(writer->mask, 0, &head, sizeof head));
+  return g2z__writer_finish(writer->mask);
 }
 
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
@@ -3584,22 +3654,31 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
     G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof header[0], header, sizeof header));
   }
   G2Z__TRY(g2z__writer_finish(writer->file));
+  if (writer->mask) G2Z__TRY(g2z__shard_writer_mask_finish(writer));
   writer->finished = 1;
   return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer) {
   G2Z_ASSERT(writer->finished);
+  if (writer->mask) G2Z__TRY(g2z__writer_close(writer->mask));
   return g2z__writer_close(writer->file);
 }
 
+/* The mask first, an old mask last: a crash between them leaves a pair that the loader refuses. */
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
   G2Z__TRY(g2z_shard_writer_finish(writer));
-  return g2z_writer_commit(writer->file);
+  if (writer->mask) G2Z__TRY(g2z_writer_commit(writer->mask));
+  G2Z__TRY(g2z_writer_commit(writer->file));
+  const g2z__mask_path old = g2z__mask_of(writer->file->path);
+  if (!writer->mask && unlink(old.text) != 0 && errno != ENOENT)
+    return g2z_fail_file(writer->services, errno, "remove the mask of an earlier shard", old.text);
+  return G2Z_OK;
 }
 
 G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer) {
   if (!writer) return;
+  g2z_writer_free(writer->mask);
   g2z_writer_free(writer->file);
   g2z_release(writer->services, writer);
 }
@@ -3608,7 +3687,7 @@ G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer) {
 
 typedef struct g2z__shard {
   const char *path;
-  int file;          /* while the loader keeps it open */
+  int file, mask;    /* while the loader keeps it open; mask -1: all tokens count */
   uint64_t begin;    /* of the tokens in the file */
   uint64_t bytes;    /* of the file; 0: never opened */
   int64_t tokens;
@@ -3616,10 +3695,11 @@ typedef struct g2z__shard {
   uint64_t vocab_hash;
 } g2z__shard;
 
-/* Files of llm.c that are no shards of GPT-2's tokens. */
+/* Files that are no shards of GPT-2's tokens. */
 static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
     {20240801, "a shard of llm.c with uint32 tokens of Llama 3: prepare the text with GPT-2's "
                "vocabulary"},
+    {G2Z__MASK_MAGIC, "the mask of a token shard: narrow the pattern, as to *.bin"},
     {20240522, "an evaluation file of llm.c, such as HellaSwag's, not a token shard: name shards "
                "that prepare_data made of a text"}};
 
@@ -3693,6 +3773,36 @@ G2Z__PRIVATE g2z_status g2z__shard_look(g2z_services *services, g2z__shard *shar
                   "write shards while they are read", shard->path, before.bytes, shard->bytes);
 }
 
+/* Opens the mask beside an open shard, if there is one; it must be the shard's own. */
+G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard) {
+  const g2z__mask_path path = g2z__mask_of(shard->path);
+  g2z__mask head = {0, 0, 0, 0};
+  uint64_t bytes = sizeof head + ((uint64_t)shard->tokens + 7) / 8, hash = G2Z__HASH;
+  struct stat info;
+  shard->mask = open(path.text, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (shard->mask < 0 && errno == ENOENT) return G2Z_OK;
+  if (shard->mask < 0 || fstat(shard->mask, &info) != 0 ||
+      g2z__pread(shard->mask, &head, sizeof head, 0) < 0 ||
+      !g2z__shard_hash(shard->file, shard->begin, shard->tokens, &hash))
+    return g2z_fail_file(services, errno, "read the mask", path.text);
+  if (head.magic != G2Z__MASK_MAGIC)
+    return g2z_fail(services, G2Z_FORMAT, "%s lies where the mask of %s is read, and is no mask: "
+                    "rename it", path.text, shard->path);
+  if (head.version != 1 && info.st_size >= (off_t)sizeof head)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "%s is version %d of masks, and only version 1 is "
+                    "known: prepare the shards again", path.text, head.version);
+  if ((uint64_t)info.st_size != bytes)
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s has %" PRIu64 " bytes, and the mask of %s with %" PRId64 " tokens %" PRIu64
+                    ": it was cut, or is another shard's; copy or prepare both again", path.text,
+                    (uint64_t)info.st_size, shard->path, shard->tokens, bytes);
+  if (head.tokens == shard->tokens && head.shard == hash) return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT,
+                  "%s is the mask of another shard (%" PRId64 " tokens, hash %016" PRIx64 ") than "
+                  "%s (%" PRId64 " tokens, hash %016" PRIx64 "): copy or prepare both again",
+                  path.text, head.tokens, head.shard, shard->path, shard->tokens, hash);
+}
+
 /* ----- order ----- */
 
 /* A Feistel network over pairs of digits below `side`, the smallest number whose square holds
@@ -3741,7 +3851,8 @@ typedef struct g2z__prefetch {
   g2z__shard *shards;
   size_t shard_count;
   g2z__shard *open[G2Z__LOADER_FILES]; /* shard s may be open in place s % G2Z__LOADER_FILES */
-  uint16_t *raw;                 /* T+1 tokens as the file has them */
+  uint16_t *raw;                 /* T+1 tokens as the file has them, */
+  unsigned char *bits;           /* and behind them the bytes of the mask that have their bits */
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
   g2z_status status;             /* of what the thread read last */
@@ -3752,25 +3863,50 @@ typedef struct g2z__prefetch {
   int started;
 } g2z__prefetch;
 
+G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
+  close(shard->file);
+  if (shard->mask >= 0) close(shard->mask);
+}
+
 /* Opens a shard if it is not open. With more shards than places, one is closed for another. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   g2z__prefetch *reader = loader->reader;
   g2z__shard *shard = &reader->shards[s], **place = &reader->open[s % G2Z__LOADER_FILES];
   if (*place == shard) return G2Z_OK;
-  if (*place) close((*place)->file);
+  if (*place) g2z__shard_close(*place);
   *place = NULL;
   g2z__shard found = *shard;
+  found.mask = -1;
   found.file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
   if (found.file < 0)
     return g2z_fail_file(&reader->services, errno, "open the shard", shard->path);
   g2z_status status = g2z__shard_look(&reader->services, &found);
+  if (status == G2Z_OK) status = g2z__mask_open(&reader->services, &found);
+  if (status == G2Z_OK && shard->bytes && (shard->mask < 0) != (found.mask < 0))
+    status = g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s came or went since the run "
+                      "began: do not write shards while they are read", shard->path);
   if (status == G2Z_OK) {
     *shard = found;
     *place = shard;
   } else {
-    close(found.file);
+    g2z__shard_close(&found);
   }
   return status;
+}
+
+/* Bits first ... first + T of a shard's mask, from bit first % 8 of the first byte on. */
+G2Z__PRIVATE g2z_status g2z__loader_bits(g2z__prefetch *reader, const g2z__shard *shard,
+                                         int64_t first, int64_t T) {
+  const size_t bytes = (size_t)(first % 8 + T) / 8 + 1;
+  const uint64_t at = sizeof(g2z__mask) + (uint64_t)first / 8;
+  memset(reader->bits, 0xff, bytes);
+  if (shard->mask < 0) return G2Z_OK;
+  int64_t got = g2z__pread(shard->mask, reader->bits, bytes, at);
+  if (got == (int64_t)bytes) return G2Z_OK;
+  if (got >= 0)
+    return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s ends before the bit of token "
+                    "%" PRId64 ": do not write shards while they are read", shard->path, first + T);
+  return g2z_fail_file(&reader->services, errno, "read the mask of", shard->path);
 }
 
 /* Sequence `index` of all shards into x[T], y[T]. */
@@ -3795,6 +3931,7 @@ G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, 
                     "%s had %" PRId64 " tokens when the run began and now ends before token "
                     "%" PRId64 ": do not write shards while they are read", shard->path,
                     shard->tokens, first + T);
+  G2Z__TRY(g2z__loader_bits(reader, shard, first, T));
   for (int64_t t = 0; t <= T; t++) {
     if (raw[t] >= loader->config.vocab)
       return g2z_fail(&reader->services, G2Z_FORMAT,
@@ -3802,7 +3939,7 @@ G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, 
                       "the text with the model's vocabulary, or check that it is the right file",
                       shard->path, raw[t], first + t, loader->config.vocab);
     if (t < T) x[t] = raw[t];
-    if (t > 0) y[t - 1] = raw[t];
+    if (t > 0) y[t - 1] = reader->bits[(first % 8 + t) / 8] >> (first + t) % 8 & 1 ? raw[t] : -1;
   }
   return G2Z_OK;
 }
@@ -3912,34 +4049,19 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__loader_find(g2z_loader *loader, const char *given) {
-  g2z__prefetch *reader = loader->reader;
-  void *memory;
-  G2Z__TRY(g2z__shards_find(&reader->services, given, &reader->found));
-  G2Z__TRY(g2z_allocate(&reader->services, reader->found.gl_pathc, sizeof(g2z__shard), &memory));
-  reader->shards = (g2z__shard *)memory;
-  reader->shard_count = reader->found.gl_pathc;
-  for (size_t s = 0; s < reader->shard_count; s++)
-    reader->shards[s].path = reader->found.gl_pathv[s];
-  return G2Z_OK;
-}
-
 /* Adds a shard to what tells data from other data. A checkpoint keeps the hash of the length and of
- * both ends, which every version of its format has. Ranks compare more: tokens from the middle. */
+ * both ends, which every version of its format has. Ranks compare more: tokens from the middle, and
+ * their bits. */
 G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *shard) {
-  unsigned char ends[2][256], sample[128];
-  const uint64_t tokens = shard->bytes - shard->begin;
-  const size_t bytes = tokens < sizeof ends[0] ? (size_t)tokens : sizeof ends[0];
-  int64_t got = 0, samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)loader->reader->shard_count;
-  memset(ends, 0, sizeof ends);
-  if (g2z__pread(shard->file, ends[0], bytes, shard->begin) < 0 ||
-      g2z__pread(shard->file, ends[1], bytes, shard->bytes - bytes) < 0)
-    got = -1;
-  loader->saved_data = g2z__hash(loader->saved_data, &shard->tokens, sizeof shard->tokens);
-  loader->saved_data = g2z__hash(loader->saved_data, ends, sizeof ends);
+  unsigned char sample[128];
+  int64_t samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)loader->reader->shard_count;
+  int64_t got = g2z__shard_hash(shard->file, shard->begin, shard->tokens, &loader->saved_data) - 1;
   for (int64_t i = 0; i < samples && i < shard->tokens && got >= 0; i++) {
     uint64_t at = (uint64_t)g2z_shuffle(0, 0, shard->tokens, i);
     got = g2z__pread(shard->file, sample, sizeof sample, shard->begin + 2 * at);
+    if (got > 0) loader->data = g2z__hash(loader->data, sample, (size_t)got);
+    if (got < 0 || shard->mask < 0) continue;
+    got = g2z__pread(shard->mask, sample, sizeof sample, sizeof(g2z__mask) + at / 8);
     if (got > 0) loader->data = g2z__hash(loader->data, sample, (size_t)got);
   }
   loader->data = g2z__hash(loader->data, &loader->saved_data, sizeof loader->saved_data);
@@ -3966,6 +4088,7 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   loader->data = loader->saved_data = G2Z__HASH;
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
+    shard->path = reader->found.gl_pathv[s];
     G2Z__TRY(g2z__loader_file(loader, s));
     G2Z__TRY(g2z__loader_vocab(loader, shard));
     G2Z__TRY(g2z__loader_hash(loader, shard));
@@ -3990,14 +4113,18 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   g2z__prefetch *reader = loader->reader;
   const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
   void *memory;
-  G2Z__TRY(g2z__loader_find(loader, pattern));
+  G2Z__TRY(g2z__shards_find(&reader->services, pattern, &reader->found));
+  reader->shard_count = reader->found.gl_pathc;
+  G2Z__TRY(g2z_allocate(&reader->services, reader->shard_count, sizeof(g2z__shard), &memory));
+  reader->shards = (g2z__shard *)memory;
   G2Z__TRY(g2z__loader_count(loader));
   for (int i = 0; i < 2; i++) {
     G2Z__TRY(g2z_allocate(&reader->services, 2 * tokens, sizeof(int32_t), &memory));
     reader->buffer[i] = (int32_t *)memory;
   }
-  G2Z__TRY(g2z_allocate(&reader->services, T + 1, sizeof(uint16_t), &memory));
+  G2Z__TRY(g2z_allocate(&reader->services, T + 1 + T / 16 + 2, sizeof(uint16_t), &memory));
   reader->raw = (uint16_t *)memory;
+  reader->bits = (unsigned char *)(reader->raw + T + 1);
   sigset_t all, before; /* the thread takes no signals: handlers belong to the program's own */
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -4057,7 +4184,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
   pthread_cond_destroy(&reader->changed);
   pthread_mutex_destroy(&reader->lock);
   for (int i = 0; i < G2Z__LOADER_FILES; i++)
-    if (reader->open[i]) close(reader->open[i]->file);
+    if (reader->open[i]) g2z__shard_close(reader->open[i]);
   for (int i = 0; i < 2; i++) g2z_release(reader->caller, reader->buffer[i]);
   g2z_release(reader->caller, reader->raw);
   g2z_release(reader->caller, reader->shards);
@@ -5275,7 +5402,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_draw(g2z_device *device, int32_t *tokens, int32
                                       int32_t *positions, const float *logits,
                                       const g2z_sampling *sampling, int B, int V, int T) {
   (void)device;
-#pragma omp parallel for
+  G2Z__PARALLEL(10.0 * B * V)
   for (int b = 0; b < B; b++) {
     g2z_sampling own = *sampling;
     own.seed += (uint64_t)b;
@@ -8551,9 +8678,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_in
   for (size_t done = 0; done < info.elements;) {
     size_t count = info.elements - done < limit ? info.elements - done : limit;
     int64_t quads = (int64_t)(count / 4);
-#if defined(_OPENMP)
-#pragma omp parallel for
-#endif
+    G2Z__PARALLEL(100.0 * quads)
     for (int64_t quad = 0; quad < quads; quad++) {
       double four[4] = {0, 0, 0, 0};
       if (drawn) g2z__normal4(t->config.seed, (canonical + done) / 4 + (uint64_t)quad, four);
@@ -9429,11 +9554,11 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
-/* The losses of this rank's part of `steps` batches, added up. *trouble is why there were no
- * tokens: such a rank goes on with those of an earlier batch, as others may wait for its
- * parameters. */
+/* The losses of this rank's part of `steps` batches, added up, and how many targets they are of.
+ * *trouble is why there were no tokens: such a rank goes on with those of an earlier batch, as
+ * others may wait for its parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
-                                              double *sum, g2z_status *trouble) {
+                                              double *sum, double *counted, g2z_status *trouble) {
   g2z_device *dev = t->device;
   size_t tokens = (size_t)t->plan->batch * (size_t)t->plan->seq;
   g2z__pass pass = g2z__trainer_pass(t, 0);
@@ -9441,11 +9566,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
   G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
+    int64_t masked = 0;
     g2z__ranks_phase(t->context->ranks, "validation", t->enqueued, 0); /* progress */
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
-    if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, y, tokens);
+    if (*trouble == G2Z_OK) *trouble = g2z__check_targets(t, y, tokens, &masked);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
+    *counted += (double)tokens - (double)masked;
     dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__forward_only(t, &pass));
     G2Z__TRY(g2z__head_loss(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state));
@@ -9458,23 +9585,24 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                         double *loss) {
   g2z_ranks *ranks = t->context->ranks;
-  double sum = 0, all = 0;
-  void *sums;
+  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: of this rank, as the next two of all */
+  void *parts;
   *loss = NAN;
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_alone(t, g2z__refresh(t)));
-  g2z_status status = g2z_allocate(t->services, (size_t)t->plan->world, sizeof(double), &sums);
-  g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &sum, &status);
-  if (enqueued != G2Z_OK) g2z_release(t->services, sums);
+  g2z_status status = g2z_allocate(t->services, (size_t)t->plan->world, sizeof part, &parts);
+  g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &part[0], &part[1], &status);
+  if (enqueued != G2Z_OK) g2z_release(t->services, parts);
   G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait where no agreement reaches them */
   status = g2z_ranks_agree(ranks, status);
-  if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, &sum, sizeof sum, sums);
-  for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++)
-    all += ((const double *)sums)[rank];
-  g2z_release(t->services, sums);
-  double tokens = (double)steps * t->plan->batch * t->plan->seq * t->plan->world;
-  if (status == G2Z_OK && steps > 0) *loss = g2z__nan_unsigned(all / tokens);
+  if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, part, sizeof part, parts);
+  for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++) {
+    sum += ((const double *)parts)[2 * rank];
+    counted += ((const double *)parts)[2 * rank + 1];
+  }
+  g2z_release(t->services, parts);
+  if (counted > 0) *loss = g2z__nan_unsigned(sum / counted);
   g2z__ranks_phase(ranks, "step", t->enqueued, 0);
   return status;
 }

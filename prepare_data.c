@@ -44,6 +44,8 @@ typedef struct options {
   int encode, decode, threads, help;
   int val_default;           /* nobody chose how to validate */
   char name_text[256];
+  char fields[2][128];       /* of JSON: see name_fields() */
+  int paired;                /* they are a prompt's and its completion's */
 } options;
 
 #define MANY 1e15
@@ -69,7 +71,7 @@ static const char *const mode_names[] = {"shards", "encode", "decode", "bench"};
   FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|> [this one]")       \
   GROUP("Text")                                                                                   \
   FLAG(TEXTS, "field", TEXT, field, 0, 0, "NAME",                                                 \
-       "that holds the text of .jsonl [text, then content]")                                      \
+       "that holds the text of .jsonl [text, then content]; or PROMPT,COMPLETION")                \
   FLAG(TEXTS, "split-docs", CHOICE, split_docs, 0, 0, "|none|eot|blank",                          \
        "a text is one document; or what parts its documents")                                     \
   FLAG(TEXTS, "universal-newlines", SWITCH, universal_newlines, 0, 0, "",                         \
@@ -122,6 +124,10 @@ static const char help_end[] =
     "  --format llmc   OUT/NAME_train_000000.bin ..., OUT/NAME_val_000000.bin ...\n"
     "  --format raw    OUT/train.bin, OUT/val.bin; with --name OUT/train_NAME.bin, val_NAME.bin\n"
     "They get these names together at the end; before, and after a failure, there is none.\n"
+    "\n"
+    "Fine-tuning: --field PROMPT,COMPLETION reads two fields. Each is encoded alone, and nothing\n"
+    "comes between their tokens. Those of the prompt are no targets, as a mask beside the shard\n"
+    "says, OUT/NAME_train_000000.mask; those of the completion and <|endoftext|> count.\n"
     "\n"
     "Validation: F of the documents, dealt evenly from the first on: with 0.05, each 20th. Fewer\n"
     "than 10 / F texts of one document each give the last F of their bytes instead; without a\n"
@@ -231,11 +237,27 @@ static g2z_status check_mode(g2z_services *services, const options *o, int mode)
   return G2Z_OK;
 }
 
+/* Names the two fields of JSON that are read: prompt and completion; or the text, and the field
+ * that a document may have instead. */
+static g2z_status name_fields(g2z_services *services, options *o) {
+  const char *first = o->field ? o->field : "text", *comma = strchr(first, ',');
+  const char *second = comma ? comma + 1 : o->field ? first : "content";
+  size_t length = comma ? (size_t)(comma - first) : strlen(first), most = sizeof o->fields[0] - 1;
+  o->paired = comma != NULL;
+  if (!length || !*second || strchr(second, ',') || length > most || strlen(second) > most)
+    return fail(services, G2Z_BAD_ARGUMENT, "--field %.300s: give the name of a field, or two as "
+                "in prompt,completion, each of 1 to %zu characters", first, most);
+  snprintf(o->fields[0], sizeof o->fields[0], "%.*s", (int)length, first);
+  snprintf(o->fields[1], sizeof o->fields[1], "%s", second);
+  return G2Z_OK;
+}
+
 /* Checks what the options say together, and fills in what they leave open. */
 static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
+  TRY(name_fields(services, o));
   const int mode = o->encode ? ENCODE : o->decode ? DECODE : o->bench ? BENCH : SHARDS;
   if (mode != SHARDS) {
     if (o->encode + o->decode + (o->bench != NULL) > 1)
@@ -673,45 +695,38 @@ typedef struct worker {
   pthread_t thread;
 } worker;
 
-/* The text of a document in JSON, in the worker's memory. A sentence starts with ": " or as
- * g2z_json's, ", line 1, column N: ", and the caller knows which line of the file it is. */
-static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t *length) {
-  const char *field = w->o->field;
-  const char *names[2] = {field ? field : "text", field ? field : "content"};
+/* The text of a document in JSON, in the worker's memory: length[0] bytes of its prompt, if it has
+ * one, then length[1] of the rest. A sentence starts with ": " or as g2z_json's, ", line 1, column
+ * N: ", and the caller knows which line of the file it is. */
+static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t length[2]) {
+  const options *o = w->o;
   g2z_json json;
   g2z_json_text key, found[2];
   int have[2] = {0, 0};
   g2z_json_open(&json, &w->services, "", line, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
-    int which = g2z_json_is(&key, names[0]) ? 0 : g2z_json_is(&key, names[1]) ? 1 : -1;
-    if (which >= 0) have[which] = which == 0 || g2z_json_peek(&json) == '"'; /* the last counts */
+    int which = g2z_json_is(&key, o->fields[0]) ? 0 : g2z_json_is(&key, o->fields[1]) ? 1 : -1;
+    if (which >= 0) /* the last counts */
+      have[which] = which == 0 || o->paired || g2z_json_peek(&json) == '"';
     if (which >= 0 && have[which]) found[which] = g2z_json_string(&json);
     else g2z_json_skip(&json);
   }
   TRY(g2z_json_close(&json));
-  if (!have[0] && !have[1])
+  if (o->paired ? !have[0] || !have[1] : !have[0] && !have[1])
     return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; --field names another",
-                names[0], field ? "" : " or \"content\"");
-  const g2z_json_text *text = &found[have[0] ? 0 : 1];
-  json.at = w->o->strict ? text->lone : NULL;
-  if (json.at)
-    return g2z_json_fail(&json, "%.6s is half of a surrogate pair: write both halves, or leave "
-                         "--strict away for U+FFFD", (const char *)json.at);
-  TRY(widen_text(&w->services, &w->document, &w->document_capacity, text->bytes));
-  *length = g2z_json_unescape(text, (unsigned char *)w->document);
+                o->fields[o->paired && have[0]], o->field ? "" : " or \"content\"");
+  length[0] = 0;
+  for (int i = !o->paired; i < 2; i++) {
+    const g2z_json_text *text = &found[o->paired ? i : !have[0]];
+    json.at = o->strict ? text->lone : NULL;
+    if (json.at)
+      return g2z_json_fail(&json, "%.6s is half of a surrogate pair: write both halves, or leave "
+                           "--strict away for U+FFFD", (const char *)json.at);
+    TRY(widen_text(&w->services, &w->document, &w->document_capacity, length[0] + text->bytes));
+    length[i] = g2z_json_unescape(text, (unsigned char *)w->document + length[0]);
+  }
   return G2Z_OK;
-}
-
-/* The text of a segment, as it will be encoded. */
-static g2z_status segment_text(worker *w, const job *j, const segment *s, const char **text,
-                               size_t *bytes) {
-  *text = j->text + s->begin;
-  *bytes = s->bytes;
-  if (!s->json) return G2Z_OK;
-  g2z_status status = json_document(w, *text, s->bytes, bytes);
-  *text = w->document;
-  return status;
 }
 
 /* Puts the place in front of the sentence of a failure. */
@@ -728,24 +743,35 @@ static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
   return fail(&w->services, status, "%s, from byte %" PRIu64 " on: %s", s->label, s->place, what);
 }
 
+/* Learns from a part of a segment's text, or encodes it. */
+static g2z_status encode_part(worker *w, job *j, const segment *s, const char *text, size_t bytes,
+                              g2z_tokens *out) {
+  const options *o = w->o;
+  const int goes_on = j->open && !s->ends;
+  int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
+  if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
+  if (w->trainer)
+    return goes_on ? g2z_bpe_trainer_feed_part(w->trainer, text, bytes, &j->used)
+                   : g2z_bpe_trainer_feed(w->trainer, text, bytes);
+  return goes_on ? g2z_encode_part(w->encoder, text, bytes, flags, out, &j->used)
+                 : g2z_encode(w->encoder, text, bytes, flags, out);
+}
+
 static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out) {
   const options *o = w->o;
-  int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
-  const char *text;
-  if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
+  const char *text = j->text + s->begin;
+  size_t length[2] = {0, s->bytes}; /* of its prompt, and of the rest */
   if (s->starts && o->eot == EOT_FIRST && !w->trainer)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
-  g2z_status status = segment_text(w, j, s, &text, &s->text_bytes);
-  if (status == G2Z_OK && w->trainer)
-    return j->open && !s->ends
-               ? g2z_bpe_trainer_feed_part(w->trainer, text, s->text_bytes, &j->used)
-               : g2z_bpe_trainer_feed(w->trainer, text, s->text_bytes);
-  if (status == G2Z_OK && j->open && !s->ends)
-    status = g2z_encode_part(w->encoder, text, s->text_bytes, flags, out, &j->used);
-  else if (status == G2Z_OK)
-    status = g2z_encode(w->encoder, text, s->text_bytes, flags, out);
+  g2z_status status = s->json ? json_document(w, text, s->bytes, length) : G2Z_OK;
+  if (s->json) text = w->document;
+  size_t prompt = out->count;
+  if (status == G2Z_OK && length[0]) status = encode_part(w, j, s, text, length[0], out);
+  for (; prompt < out->count && !o->encode; prompt++) out->ids[prompt] |= G2Z_UNCOUNTED;
+  if (status == G2Z_OK) status = encode_part(w, j, s, text + length[0], length[1], out);
   if (status != G2Z_OK) return place_error(w, s, status);
-  if (s->ends && o->eot == EOT_LAST)
+  s->text_bytes = length[0] + length[1];
+  if (s->ends && o->eot == EOT_LAST && !w->trainer)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
   return G2Z_OK;
 }
@@ -858,7 +884,7 @@ static g2z_status read_job(reader *r, worker *w, job *j) {
 typedef struct stream {      /* the shards of one split */
   const char *split;         /* "train" or "val" */
   g2z_shard_writer *shard;   /* the last, when it takes more; it belongs to the output */
-  int64_t in_shard, shards, tokens;
+  int64_t in_shard, shards, tokens, counted;
   int64_t documents, document; /* whose ids it has, and the number of the last of them */
   char path[4608];           /* of the last shard */
 } stream;
@@ -904,6 +930,7 @@ static g2z_status spare_sources(g2z_services *services, const source *sources, i
  * lock keeps other programs away from the names of all. */
 static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t count) {
   s->tokens += count;
+  for (int64_t i = 0; i < count; i++) s->counted += !(ids[i] & G2Z_UNCOUNTED);
   s->documents += count && s->document != to->documents;
   if (count) s->document = to->documents;
   while (count) {
@@ -1322,6 +1349,7 @@ static void print_summary(const options *o, const output *to, const g2z_tokenize
     const stream *s = &to->streams[i];
     printf("%-10s  %" PRId64 " document%s, %" PRId64 " tokens", s->split, s->documents,
            s->documents == 1 ? "" : "s", s->tokens);
+    if (o->paired) printf(", %" PRId64 " of them count", s->counted);
     if (s->shards > 1) printf(", %" PRId64 " shards to", s->shards);
     printf("%s%s\n", s->shards ? ": " : "", s->path);
     shard_path(o, s->split, s->shards, path, sizeof path);

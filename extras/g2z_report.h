@@ -141,6 +141,7 @@ typedef struct g2z_metrics {
 typedef struct g2z_metrics_line {
   g2z_metrics metrics;
   double val_loss, val_ms, save_ms, sample_ms, epoch, epoch_ms;
+  double eval, eval_loss, eval_acc_norm, eval_ms;
 } g2z_metrics_line;
 /* Line `number` of the file `path`, at text[*at]; then *at is behind it. *torn: it has no end, and
  * the sentence says so: the run is writing it, or was when the machine went down. */
@@ -1273,6 +1274,7 @@ static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text,
   memset(line, 0, sizeof *line);
   line->val_loss = line->val_ms = line->save_ms = line->sample_ms = NAN;
   line->epoch = line->epoch_ms = NAN;
+  line->eval = line->eval_loss = line->eval_acc_norm = line->eval_ms = NAN;
   line->metrics.step = -1;
   line->metrics.step_ms = NAN;
   g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
@@ -1298,6 +1300,10 @@ static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text,
       X(sample_ms)
       X(epoch)
       X(epoch_ms)
+      X(eval)
+      X(eval_loss)
+      X(eval_acc_norm)
+      X(eval_ms)
 #undef X
 #undef G2ZP_GET_INTEGER
 #undef G2ZP_GET_NUMBER
@@ -1333,20 +1339,22 @@ enum { /* columns: the metrics of each step, and what is made from them */
   G2ZP_COLUMN_time_s,                /* that steps took so far */
   G2ZP_COLUMN_smooth,                /* loss, an exponential mean; NaN: there are too few steps */
   G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_loss,
-  G2ZP_COLUMNS
+  G2ZP_COLUMN_eval_step,             /* and of each file its loss and accuracy */
+  G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_acc = G2ZP_COLUMN_eval_loss + 3,
+  G2ZP_COLUMNS = G2ZP_COLUMN_eval_acc + 3
 };
 
 typedef struct g2zp_curves {
   g2z_services *services;
-  double *column[G2ZP_COLUMNS];      /* [steps], the last two [validations]; one block of memory */
-  size_t steps, validations;
+  double *column[G2ZP_COLUMNS];      /* [steps], [validations], [evaluations]; one block of memory */
+  size_t steps, validations, evaluations;
   int64_t skips;
   double time_s;
-  double spent_s[5];                 /* training, waiting for tokens, validation, saving, samples */
+  double spent_s[6];                 /* g2zp_spent_names says on what */
 } g2zp_curves;
 
 static const char *const g2zp_spent_names[] = {"training", "waiting for tokens", "validation",
-                                               "checkpoints", "samples"};
+                                               "checkpoints", "samples", "evaluation"};
 
 /* Charts in the order of the page. One whose values are all
  * the same becomes a line in the head of the page. */
@@ -1359,6 +1367,12 @@ static const struct {
     {"Loss", "nats per token", G2Z_AXIS_AUTO,
      {G2ZP_COLUMN_loss, G2ZP_COLUMN_smooth, G2ZP_COLUMN_val_loss},
      {"training", "smoothed", "validation"}},
+    {"Loss of --eval", "nats per token", G2Z_AXIS_AUTO,
+     {G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_loss + 1, G2ZP_COLUMN_eval_loss + 2},
+     {"loss, first file", "loss, second file", "loss, third file"}},
+    {"Accuracy of --eval", "normalised", G2Z_AXIS_AUTO,
+     {G2ZP_COLUMN_eval_acc, G2ZP_COLUMN_eval_acc + 1, G2ZP_COLUMN_eval_acc + 2},
+     {"accuracy, first file", "accuracy, second file", "accuracy, third file"}},
     {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2ZP_COLUMN_lr}, {"learning rate"}},
     {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2ZP_COLUMN_grad_norm},
      {"gradient norm"}},
@@ -1377,13 +1391,22 @@ static const struct {
 static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
   const g2z_metrics *m = &line->metrics;
   const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line->val_ms, line->save_ms,
-                       line->sample_ms};
+                       line->sample_ms, line->eval_ms};
   int is_step = !isnan(m->step_ms);
-  for (int i = is_step ? 0 : 2; i < 5; i++)
+  for (int i = is_step ? 0 : 2; i < 6; i++)
     if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
   if (!isnan(line->val_loss)) {
     c->column[G2ZP_COLUMN_val_step][c->validations] = (double)m->step;
     c->column[G2ZP_COLUMN_val_loss][c->validations++] = line->val_loss;
+  }
+  if (line->eval == 0) {
+    c->column[G2ZP_COLUMN_eval_step][c->evaluations++] = (double)m->step;
+    for (int i = G2ZP_COLUMN_eval_loss; i < G2ZP_COLUMNS; i++)
+      c->column[i][c->evaluations - 1] = NAN;
+  }
+  if (line->eval >= 0 && line->eval < 3 && c->evaluations) {
+    c->column[G2ZP_COLUMN_eval_loss + (int)line->eval][c->evaluations - 1] = line->eval_loss;
+    c->column[G2ZP_COLUMN_eval_acc + (int)line->eval][c->evaluations - 1] = line->eval_acc_norm;
   }
   if (!is_step) return;
 #define X(type, name, meaning) c->column[G2ZP_COLUMN_##name][c->steps] = (double)m->name;
@@ -1465,12 +1488,15 @@ static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series
   memset(series, 0, 3 * sizeof *series);
   for (int i = 0; i < 3; i++) {
     int column = g2zp_report_charts[chart].series[i], val = column == G2ZP_COLUMN_val_loss;
+    int eval = column >= G2ZP_COLUMN_eval_loss;
     if (!column) continue;
     g2z_series *s = &series[count];
     s->name = g2zp_report_charts[chart].names[i];
-    s->x = c->column[val ? G2ZP_COLUMN_val_step : G2ZP_COLUMN_step];
+    s->x = c->column[eval  ? G2ZP_COLUMN_eval_step
+                     : val ? G2ZP_COLUMN_val_step
+                           : G2ZP_COLUMN_step];
     s->y = c->column[column];
-    s->count = val ? c->validations : c->steps;
+    s->count = eval ? c->evaluations : val ? c->validations : c->steps;
     s->mark = s->count <= 64 ? G2Z_MARK_POINTS
               : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
     int same = g2zp_column_constant(s->y, s->count, &constant[count]);

@@ -1489,7 +1489,8 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   for (int64_t step = 0; step < run->val_steps && status == G2Z_OK; step++) {
     const int32_t *x, *y;
     status = g2z_loader_next(run->val, &x, &y);
-    for (int64_t i = 0; status == G2Z_OK && i < tokens; i++) counts[y[i]]++;
+    for (int64_t i = 0; status == G2Z_OK && i < tokens; i++)
+      if (y[i] >= 0) counts[y[i]]++; /* -1 does not count */
   }
   status = g2z_ranks_agree(run->context->ranks, status);
   if (status == G2Z_OK) status = g2zr_sum_counts(run, counts, vocab);

@@ -13,6 +13,9 @@ values.safetensors                         computed in float64, stored as float3
     step_x, step_y [10, B, T]   batches of ten AdamW steps (lr 1e-3, betas 0.9 and 0.95, eps 1e-8,
                                 weight decay 0.1 on matrices, gradient norm clipped to 1)
     step_loss      [10]         loss of each step, before it is taken
+masked.safetensors                         the same of targets of which most are left out:
+    tokens, counts [B * T + 1]  a stream of tokens, and 1 where one counts as a target, else 0
+    loss, grad.NAME             of the mean over the targets that count (ignore_index -100)
 """
 import pathlib
 
@@ -70,3 +73,18 @@ values["step_loss"] = torch.stack(losses)
 
 save_file({name: value.detach().float().contiguous() for name, value in values.items()},
           str(HERE / "values.safetensors"), metadata={"format": "pt"})
+
+# Fine-tuning: three documents of one stream of tokens. What does not count is -100 to PyTorch.
+# Sequences of T + 1 tokens share an end; none of the second one's targets counts.
+model = GPT2LMHeadModel.from_pretrained(HERE / "tiny").double().eval()
+tokens = torch.randint(0, VOCAB, (B * T + 1,))
+counts = torch.zeros(B * T + 1)
+counts[16:21] = counts[44:] = 1
+targets = torch.where(counts[1:] > 0, tokens[1:], -100)
+_, loss = loss_of(tokens[:-1].view(B, T), targets.view(B, T))
+loss.backward()
+values = {"tokens": tokens, "counts": counts, "loss": loss.reshape(1)}
+for name, parameter in model.named_parameters():
+    values["grad." + name] = parameter.grad
+save_file({name: value.detach().float().contiguous() for name, value in values.items()},
+          str(HERE / "masked.safetensors"), metadata={"format": "pt"})

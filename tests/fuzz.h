@@ -233,7 +233,7 @@ static g2z_status fuzz_take(void *user, size_t canonical, size_t count, const fl
 
 static void fuzz_clean(void) {
   static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl",
-                                      "training_metrics.json", "report.html"};
+                                      "training_metrics.json", "report.html", "a.bin", "a.mask"};
   char path[128];
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     snprintf(path, sizeof path, "%s/%s", fuzz_directory, names[i]);
@@ -248,6 +248,51 @@ static void fuzz_make_directory(void) {
   snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
   fuzz_check(mkdir(fuzz_directory, 0700) == 0);
   atexit(fuzz_clean);
+}
+
+/* internals */
+/* Any bytes as the mask of a shard of 100 tokens. The first byte is no part of it: an even one puts
+ * the right header in front of them. */
+static int fuzz_mask(const uint8_t *data, size_t size) {
+  static const uint8_t head[16] = {'m', 'a', 's', 'k', 1, 0, 0, 0, 100};
+  static uint8_t mask[4096];
+  g2z_services services;
+  g2z_loader_config config;
+  g2z_loader *loader;
+  const int32_t *x, *y;
+  char path[128];
+  uint16_t tokens[100];
+  uint64_t hash = G2Z__HASH;
+  if (size < 1 || size > 4000) return 0;
+  memset(&services, 0, sizeof services);
+  memset(&config, 0, sizeof config);
+  for (uint16_t i = 0; i < 100; i++) tokens[i] = i;
+  fuzz_make_directory();
+  fuzz_put("a.bin", (const uint8_t *)tokens, sizeof tokens);
+  snprintf(path, sizeof path, "%s/a.bin", fuzz_directory);
+  int file = open(path, O_RDONLY), begin = data[0] % 2 ? 0 : 24;
+  fuzz_check(file >= 0 && g2z__shard_hash(file, 0, 100, &hash));
+  close(file);
+  memcpy(mask, head, sizeof head);
+  memcpy(mask + 16, &hash, sizeof hash);
+  memcpy(mask + begin, data + 1, size - 1);
+  fuzz_put("a.mask", mask, (size_t)begin + size - 1);
+  config.glob = path;
+  config.batch = config.accum = config.world = 1;
+  config.seq = 9;
+  config.vocab = 100;
+  g2z_status status = g2z_loader_create(&services, &config, &loader);
+  fuzz_check(status == G2Z_OK || services.error[0]);
+  fuzz_check(status == G2Z_OK || begin == 0 || size - 1 != 13);
+  for (int step = 0; step < 11 && status == G2Z_OK; step++) {
+    fuzz_check(g2z_loader_next(loader, &x, &y) == G2Z_OK);
+    for (int i = 0; i < 9; i++) {
+      int next = 9 * step + i + 1, counts = mask[24 + next / 8] >> next % 8 & 1;
+      fuzz_check(x[i] == next - 1 && y[i] == (counts ? next : -1));
+    }
+  }
+  g2z_loader_free(loader);
+  return 0;
 }
 
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */

@@ -429,3 +429,326 @@ static void test_loader_data(g2z_test *t) {
   CHECK(t, saved[1] == saved[0] && saved[2] == saved[0] && saved[3] != saved[0]);
   CHECK(t, saved[0] == 0x91bf036fc90b5e7eu);
 }
+
+/* ----- masks ------------------------------------------------------------- */
+
+/* Tokens first, first + 1, ...; `masked`: of which those count that this says. */
+static int mask_counts(int token) { return token % 7 % 3 != 1; }
+static void test_mask_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
+                            int count, int masked) {
+  g2z_shard_writer *writer = NULL;
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, format, &writer));
+  for (int id = first; id < first + count; id++) {
+    int32_t flagged = masked && !mask_counts(id) ? id + G2Z_UNCOUNTED : id;
+    CHECK_OK(t, g2z_shard_writer_append(writer, &flagged, 1));
+  }
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+}
+
+/* A mask byte by byte; a shard without tokens to leave out has none, and takes away an old one. */
+static void test_mask_writer(g2z_test *t) {
+  unsigned char want[24 + 3] = {'m', 'a', 's', 'k', 1, 0, 0, 0, 20};
+  int32_t ids[20], wrong[2] = {1, 65536 + G2Z_UNCOUNTED};
+  g2z_shard_writer *writer;
+  uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a of the count, and of both ends in 256 bytes each */
+  unsigned char hashed[8 + 512] = {20};
+  for (int i = 0; i < 20; i++) {
+    ids[i] = 300 + i + (i == 9 || i == 17 ? G2Z_UNCOUNTED : 0);
+    for (int end = 0; end < 2; end++) {
+      hashed[8 + 256 * end + 2 * i] = (unsigned char)(300 + i);
+      hashed[8 + 256 * end + 2 * i + 1] = 1;
+    }
+  }
+  for (size_t i = 0; i < sizeof hashed; i++) hash = (hash ^ hashed[i]) * 0x100000001b3u;
+  memcpy(want + 16, &hash, sizeof hash);
+  want[24] = 0xff, want[25] = 0xfd, want[26] = 0x0d;
+  for (int format = 0; format < 2; format++) {
+    const char *path = test_path(t, "a.bin"), *mask = test_path(t, "a.mask");
+    CHECK_OK(t, g2z_shard_writer_create(&t->services, path, (g2z_shard_format)format, &writer));
+    CHECK_OK(t, g2z_shard_writer_append(writer, ids, 3));
+    CHECK_OK(t, g2z_shard_writer_append(writer, ids + 3, 17));
+    CHECK_BAD(t, g2z_shard_writer_append(writer, wrong, 2), "does not fit into a shard");
+    CHECK_OK(t, g2z_shard_writer_finish(writer));
+    CHECK_OK(t, g2z_shard_writer_close(writer));
+    CHECK(t, test_files_count(t, "a.mask.partial") == 1 && test_files_count(t, "a.mask") == 1);
+    CHECK_OK(t, g2z_shard_writer_commit(writer));
+    g2z_shard_writer_free(writer);
+    CHECK(t, test_files_equal(t, mask, want, sizeof want));
+    test_mask_shard(t, path, (g2z_shard_format)format, 300, 20, 0);
+    CHECK(t, access(mask, F_OK) != 0 && test_files_count(t, "") == 1);
+  }
+  const char *path = test_path(t, "a.bin");
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 20));
+  g2z_shard_writer_free(writer);
+  CHECK(t, test_files_count(t, "") == 1); /* what was not committed leaves no mask */
+  CHECK(t, mkdir(test_path(t, "a.mask"), 0700) == 0);
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, &writer));
+  CHECK_IO(t, g2z_shard_writer_commit(writer), "remove the mask of an earlier shard");
+  g2z_shard_writer_free(writer);
+}
+
+/* Two epochs of one of `world` ranks: each target is the next token, or -1; how many are -1. */
+static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, int rank,
+                            g2z_order order) {
+  g2z_loader_config config = test_loader_config(glob, 2, seq);
+  g2z_loader *loader;
+  int left_out = 0, wrong = 0;
+  config.accum = 2;
+  config.world = world;
+  config.rank = rank;
+  config.order = order;
+  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  for (int64_t step = 0; loader && step < 2 * loader->steps_per_epoch; step++) {
+    const int32_t *x, *y;
+    CHECK_OK(t, g2z_loader_next(loader, &x, &y));
+    for (int i = 0; x && i < 4 * seq; i++) {
+      int next = x[i] + 1, counts = next / 1000 == 2 || mask_counts(next);
+      wrong += y[i] != (counts ? next : -1) || x[i] != x[i / seq * seq] + i % seq;
+      left_out += y[i] == -1;
+    }
+  }
+  CHECK(t, wrong == 0);
+  g2z_loader_free(loader);
+  return left_out;
+}
+
+/* Each target of each rank, in both orders, is -1 where its bit says so: shards of both formats, of
+ * sizes around bytes, with a mask and without. */
+static void test_loader_masks(g2z_test *t) {
+  static const int tokens[] = {400, 300, 200, 77, 121};
+  char glob[512], name[32];
+  for (int s = 0; s < 5; s++) {
+    snprintf(name, sizeof name, s == 3 ? "s%d" : "s%d.bin", s);
+    test_mask_shard(t, test_path(t, name), s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, 1000 * s,
+                    tokens[s], s != 2);
+  }
+  CHECK(t, test_files_count(t, "") == 9 && access(test_path(t, "s2.mask"), F_OK) != 0);
+  snprintf(glob, sizeof glob, "%s", test_path(t, "s*[3n]"));
+  for (int order = G2Z_ORDER_FILE; order <= G2Z_ORDER_SHUFFLED; order++)
+    for (int seq = 7; seq < 18; seq++) {
+      int all[2] = {0, 0};
+      for (int world = 1; world <= 3; world += 2)
+        for (int rank = 0; rank < world; rank++)
+          all[world > 1] += test_mask_epochs(t, glob, seq, world, rank, (g2z_order)order);
+      CHECK(t, all[0] > 2 * 1098 / 6 && all[1] > 2 * 1098 / 6);
+    }
+}
+
+/* Another mask is other data to ranks that compare theirs, and the same to a checkpoint. */
+static uint64_t test_mask_data(g2z_test *t, const char *path, uint64_t *saved) {
+  g2z_loader_config config = test_loader_config(path, 2, 8);
+  g2z_loader *loader = NULL;
+  uint64_t data = 0;
+  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  if (loader) data = loader->data, *saved = loader->saved_data;
+  g2z_loader_free(loader);
+  return data;
+}
+
+/* A mask that does not fit its shard opens no loader; the sentence names the file and the value. */
+static void test_masks_refused(g2z_test *t) {
+  static const struct {
+    const char *of;          /* the shard whose mask lies beside a.bin */
+    int at, byte, more;      /* a byte that is changed in it; bytes behind it */
+    g2z_status status;
+    const char *sentence;
+  } cases[] = {
+      {"a", 0, 0, 0, G2Z_FORMAT, "a.bin is read, and is no mask: rename it"},
+      {"a", 4, 2, 0, G2Z_UNSUPPORTED, "a.mask is version 2 of masks, and only version 1"},
+      {"a", 8, 99, 0, G2Z_FORMAT, "a.mask is the mask of another shard (99 tokens, hash "},
+      {"a", 23, 0x77, 0, G2Z_FORMAT, "a.mask is the mask of another shard (100 tokens, hash 77"},
+      {"b", 26, 0, 0, G2Z_FORMAT, "a.mask is the mask of another shard (100 tokens, hash "},
+      {"c", 26, 0, 0, G2Z_FORMAT, "a.mask has 36 bytes, and the mask of "},
+      {"a", 26, 0, 1, G2Z_FORMAT, "a.bin with 100 tokens 37: it was cut, or is another shard's"}};
+  char path[512] = "", mask[512], kept[512];
+  g2z_loader_config config = test_loader_config(path, 2, 8);
+  uint64_t saved[3] = {0, 0, 0}, data[3];
+  snprintf(path, sizeof path, "%s", test_path(t, "a.bin"));
+  snprintf(mask, sizeof mask, "%s", test_path(t, "a.mask"));
+  snprintf(kept, sizeof kept, "%s", test_path(t, "kept"));
+  test_mask_shard(t, path, G2Z_SHARD_LLMC, 0, 100, 1);
+  test_mask_shard(t, test_path(t, "b.bin"), G2Z_SHARD_LLMC, 500, 100, 1);
+  test_mask_shard(t, test_path(t, "c.bin"), G2Z_SHARD_LLMC, 0, 90, 1);
+  data[0] = test_mask_data(t, path, &saved[0]);
+  CHECK(t, rename(mask, kept) == 0);
+  data[1] = test_mask_data(t, path, &saved[1]);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char name[16];
+    snprintf(name, sizeof name, "%s.mask", cases[i].of);
+    test_sh(t, "cp '%s' '%s'", *cases[i].of == 'a' ? kept : test_path(t, name), mask);
+    test_files_poke(t, mask, (size_t)cases[i].at, cases[i].byte);
+    if (cases[i].more) test_files_poke(t, mask, 37, 0);
+    test_loader_refuse(t, &config, cases[i].status, cases[i].sentence);
+  }
+  test_sh(t, "cp '%s' '%s'", kept, mask);
+  test_files_poke(t, mask, 30, 0x55);
+  data[2] = test_mask_data(t, path, &saved[2]);
+  CHECK(t, data[0] != data[1] && data[1] != data[2] && data[0] != data[2]);
+  CHECK(t, saved[0] == saved[1] && saved[1] == saved[2]);
+  for (int n = 36; n >= 0; n--) { /* cut anywhere */
+    CHECK(t, truncate(mask, n) == 0);
+    test_loader_refuse(t, &config, G2Z_FORMAT, n > 3 ? "37: it was cut" : "is no mask");
+  }
+  CHECK(t, unlink(mask) == 0 && mkdir(mask, 0700) == 0);
+  test_loader_refuse(t, &config, G2Z_IO, "cannot read the mask");
+  config.glob = kept;
+  test_loader_refuse(t, &config, G2Z_UNSUPPORTED, "is the mask of a token shard: narrow the ");
+}
+
+/* A mask that is cut while it is read, and one that goes while its shard is closed. */
+static void test_masks_damage(g2z_test *t) {
+  enum { T = 8, SHARDS = 130 };
+  const int32_t *x, *y;
+  char pattern[512], name[32];
+  g2z_status status = G2Z_OK;
+  g2z_loader_position start = {0, 0};
+  g2z_loader *loader;
+  test_mask_shard(t, test_path(t, "a.bin"), G2Z_SHARD_RAW, 0, 1000, 1);
+  g2z_loader_config config = test_loader_config(test_path(t, "a.bin"), 2, T);
+  config.order = G2Z_ORDER_FILE;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  CHECK(t, truncate(test_path(t, "a.mask"), 24 + 50) == 0); /* bits of 400 tokens */
+  int steps = 0;
+  for (; status == G2Z_OK && steps < 100; steps++) status = g2z_loader_next(loader, &x, &y);
+  CHECK_STATUS(t, status, G2Z_FORMAT, &t->services, "ends before the bit of token 400: do not ");
+  CHECK(t, steps == 400 / (2 * T));
+  g2z_loader_free(loader);
+  for (int s = 0; s < SHARDS; s++) {
+    snprintf(name, sizeof name, "s%03d.bin", s);
+    test_mask_shard(t, test_path(t, name), G2Z_SHARD_RAW, s * 100, 2 * T + 1, 1);
+  }
+  snprintf(pattern, sizeof pattern, "%s", test_path(t, "s*.bin"));
+  config.glob = pattern;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  for (int step = 0; step < SHARDS; step++) CHECK_OK(t, g2z_loader_next(loader, &x, &y));
+  CHECK(t, unlink(test_path(t, "s000.mask")) == 0);
+  CHECK_OK(t, g2z_loader_seek(loader, start));
+  status = G2Z_OK;
+  for (int step = 0; status == G2Z_OK && step < 2 * SHARDS; step++)
+    status = g2z_loader_next(loader, &x, &y);
+  CHECK_STATUS(t, status, G2Z_FORMAT, &t->services, "s000.bin came or went since the run began");
+  g2z_loader_free(loader);
+}
+
+static void test_masks_no_memory(g2z_test *t) {
+  const int32_t ids[2] = {1, 2 + G2Z_UNCOUNTED};
+  g2z_status status;
+  long n = 1;
+  do {
+    g2z_shard_writer *writer = NULL;
+    t->fail_at = n;
+    status = g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_RAW, &writer);
+    if (status == G2Z_OK) status = g2z_shard_writer_append(writer, ids, 2);
+    if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
+    g2z_shard_writer_free(writer);
+  } while (test_no_memory(t, status, &n, 3, 20));
+  CHECK(t, test_files_count(t, "") == 2);
+}
+
+/* ----- prompts and completions ------------------------------------------- */
+
+/* A stream of byte-level tokens, each with G2Z_UNCOUNTED where it is a prompt's. */
+typedef struct test_pairs {
+  int32_t ids[6000];
+  size_t count;
+} test_pairs;
+static void test_pairs_add(test_pairs *p, const char *text, int32_t flag) {
+  p->count += test_prepare_ids(text, p->ids + p->count);
+  for (size_t i = p->count - strlen(text); i < p->count; i++) p->ids[i] += flag;
+}
+
+/* Documents of random lengths, also without a prompt or a completion: JSON lines, and tokens. */
+static void test_pairs_make(g2z_test *t, const char *path, int documents, const char *first,
+                            const char *last, test_pairs *p) {
+  uint32_t random = 5;
+  FILE *file = fopen(path, "w");
+  CHECK(t, file != NULL);
+  for (int i = 0; file && i < documents; i++) {
+    char text[2][32];
+    for (int part = 0; part < 2; part++) {
+      int length = (int)(test_bpe_random(&random) % 25);
+      for (int k = 0; k < length; k++) text[part][k] = (char)('a' + test_bpe_random(&random) % 26);
+      text[part][length] = 0;
+    }
+    int order = i % 2; /* of the fields in a line */
+    fprintf(file, "{\"%s\": \"%s\", \"c\": null, \"%s\": \"%s\"}\n", order ? "b" : "a", text[order],
+            order ? "a" : "b", text[!order]);
+    test_pairs_add(p, first, 0);
+    test_pairs_add(p, text[0], G2Z_UNCOUNTED);
+    test_pairs_add(p, text[1], 0);
+    test_pairs_add(p, last, 0);
+  }
+  if (file) fclose(file);
+}
+
+/* What a loader gives of shards of `each` tokens is the stream, on any rank, in any order. */
+static void test_pairs_read(g2z_test *t, const char *glob, const test_pairs *p, size_t each,
+                            int seq, int world, int rank) {
+  g2z_loader_config config = test_loader_config(glob, 2, seq);
+  g2z_loader *loader;
+  size_t per_shard = (each - 1) / (size_t)seq, wrong = 0, left_out = 0;
+  config.world = world;
+  config.rank = rank;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  CHECK(t, loader->tokens == (int64_t)p->count && loader->steps_per_epoch > 2);
+  for (int64_t step = 0; step < loader->steps_per_epoch; step++) {
+    const int32_t *x, *y;
+    REQUIRE_OK(t, g2z_loader_next(loader, &x, &y));
+    for (int row = 0; row < 2; row++) {
+      size_t index = (size_t)g2z_shuffle(42, 0, loader->sequences, step * loader->global +
+                                                                   row * world + rank);
+      const int32_t *from = p->ids + index / per_shard * each + index % per_shard * (size_t)seq;
+      for (int i = 0; i < seq; i++) {
+        int32_t next = from[i + 1];
+        wrong += x[row * seq + i] != (from[i] & ~G2Z_UNCOUNTED) ||
+                 y[row * seq + i] != (next & G2Z_UNCOUNTED ? -1 : next);
+        left_out += y[row * seq + i] == -1;
+      }
+    }
+  }
+  CHECK(t, wrong == 0 && left_out > 10);
+  g2z_loader_free(loader);
+}
+
+/* From JSON lines to targets: prompts, completions and <|endoftext|> have the right bits, also
+ * where a shard ends inside of a document. */
+static void test_prepare_masks(g2z_test *t) {
+  static const test_prepare_case bad[] = {
+      {"", "--out $D --field a, $D/d.jsonl", 1, "--field a,: give the name of a field, or two as "},
+      {"", "--out $D --field ,b $D/d.jsonl", 1, "--field ,b: "},
+      {"", "--out $D --field a,b,c $D/d.jsonl", 1, "--field a,b,c: "},
+      {"", "--out $D --field a,z $D/d.jsonl", 1, "d.jsonl, line 1: no text in a field \"z\"; "},
+      {"", "--out $D --field z,b $D/d.jsonl", 1, "d.jsonl, line 1: no text in a field \"z\""},
+      {"", "--out $D --field a,c $D/d.jsonl", 1, "d.jsonl, line 1, column "},
+      {"", "--encode --field a,b < $D/one.jsonl", 0, "=64 65 66\n"}};
+  static test_pairs first, last;
+  char glob[512];
+  int all[2] = {0, 0};
+  PREPARE_OR_SKIP(t);
+  test_pairs_make(t, test_path(t, "d.jsonl"), 150, "#", "", &first);
+  test_pairs_make(t, test_path(t, "d.jsonl"), 150, "", "#", &last);
+  test_write_file(t, test_path(t, "one.jsonl"), "{\"b\":\"bc\",\"a\":\"a\"}", 18);
+  for (size_t i = 0; i < first.count; i++) all[!(first.ids[i] & G2Z_UNCOUNTED)]++;
+  CHECK(t, test_prepare(t, "", "--threads 3 --field a,b --val-docs 0 --shard-tokens 501 --out $D/1 "
+                               "$D/d.jsonl") == 0);
+  snprintf(glob, sizeof glob, "150 documents, %zu tokens, %d of them count, ", first.count, all[1]);
+  CHECK(t, strstr(test_prepare_said, glob) != NULL);
+  CHECK(t, test_prepare(t, "", "--format raw --field a,b --val-docs 0 --out $D/2 $D/d.jsonl") == 0);
+  for (int world = 1; world <= 3; world++)
+    for (int rank = 0; rank < world; rank++) {
+      snprintf(glob, sizeof glob, "%s", test_path(t, "1/d_train_*.bin"));
+      test_pairs_read(t, glob, &first, 501, 20, world, rank);
+      snprintf(glob, sizeof glob, "%s", test_path(t, "2/train.bin"));
+      test_pairs_read(t, glob, &last, last.count, 13, world, rank);
+    }
+  CHECK(t, test_files_count(t, "1/d_train_") == 2 * ((int)first.count / 501 + 1));
+  CHECK(t, test_prepare(t, "", "--field a,b --out $D/2 $D/d.jsonl") == 0);
+  CHECK(t, access(test_path(t, "2/d_train_000000.mask"), F_OK) == 0);
+  CHECK(t, access(test_path(t, "2/d_val_000000.mask"), F_OK) == 0);
+  CHECK(t, test_prepare(t, "", "--field b --out $D/2 $D/d.jsonl") == 0); /* all count */
+  CHECK(t, access(test_path(t, "2/d_train_000000.mask"), F_OK) != 0);
+  CHECK(t, access(test_path(t, "2/d_val_000000.mask"), F_OK) != 0);
+  test_prepare_cases(t, bad, sizeof bad / sizeof *bad);
+}

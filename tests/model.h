@@ -5,12 +5,12 @@
 /* ----- golden values ------------------------------------------------------ */
 
 /* internals */
-/* The tensor `name` of golden/values.safetensors; freed with free. */
-static float *test_golden(g2z_test *t, const char *name, size_t *count) {
+/* The tensor `name` of a file of golden/; freed with free. */
+static float *test_golden_of(g2z_test *t, const char *path, const char *name, size_t *count) {
   g2z__safetensors *file = NULL;
   float *values = NULL;
   *count = 0;
-  CHECK_OK(t, g2z__safetensors_open(&t->services, "golden/values.safetensors", &file));
+  CHECK_OK(t, g2z__safetensors_open(&t->services, path, &file));
   if (!file) return NULL;
   int index = g2z__safetensors_find(file, name);
   CHECK(t, index >= 0);
@@ -22,6 +22,9 @@ static float *test_golden(g2z_test *t, const char *name, size_t *count) {
   }
   g2z__safetensors_free(file);
   return values;
+}
+static float *test_golden(g2z_test *t, const char *name, size_t *count) {
+  return test_golden_of(t, "golden/values.safetensors", name, count);
 }
 
 static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count) {

@@ -1029,6 +1029,59 @@ static void test_example_minimal(g2z_test *t) {
   CHECK(t, test_shell(line, output, sizeof output) == 1 && strstr(output, "matches \"none.bin\""));
 }
 
+/* examples/finetune.sh on weights that ./train wrote: the tuned model completes a prompt as its
+ * examples do, and ends there; what is not there is told, and nothing is written over. */
+static void test_example_finetune(g2z_test *t) {
+  static const struct { const char *arguments, *says; } bad[] = {
+      {"$D/w $D/d.jsonl $D/out", "use: examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT"},
+      {"$D/w $D/d.jsonl $D/out '7>'", "out is there: name a new directory"},
+      {"$D $D/d.jsonl $D/new '7>'", " has no config.json"},
+      {"$D/w $D/none.jsonl $D/new '7>'", "there is no file "},
+      {"$D/bare $D/d.jsonl $D/new '7>'", "bare has neither merges.txt nor tokenizer.json"},
+      {"$D/w $D/text.jsonl $D/new '7>'", "text.jsonl, line 1: no text in a field \"prompt\""},
+      {"$D/w $D/d.jsonl $D/new2 '7>' --colour x", "there is no flag --colour"}};
+  char line[2000], output[16384];
+  if (access("examples/finetune.sh", R_OK) != 0) SKIP(t, "there are no examples here");
+  PREPARE_OR_SKIP(t);
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  FILE *file = fopen(test_path(t, "d.jsonl"), "w");
+  REQUIRE_OK(t, file ? G2Z_OK : G2Z_IO);
+  for (int i = 0; i < 400; i++) /* of two lengths, so that sequences begin at every token */
+    fprintf(file, i % 3 ? "{\"prompt\": \"%d>\", \"completion\": \"%c%c.\"}\n"
+                        : "{\"prompt\": \"%d>\", \"completion\": \"%c.\"}\n",
+            i % 9, 'a' + i % 9, 'k' + i % 9);
+  CHECK(t, fclose(file) == 0 && mkdir(test_path(t, "bare"), 0700) == 0);
+  test_write_file(t, test_path(t, "bare/config.json"), "{}", 2);
+  test_write_file(t, test_path(t, "text.jsonl"), "{\"text\": \"a\"}", 13);
+  test_write_file(t, test_path(t, "bytes.bpe"), "#version: 0.2\n", 14);
+  CHECK(t, test_prepare(t, "", "--vocab $D/bytes.bpe --field completion --out $D/base $D/d.jsonl")
+               == 0);
+  snprintf(line, sizeof line,
+           "--train '%s/base/d_train_*.bin' --vocab '%s/bytes.bpe' --layers 1 --channels 32 "
+           "--heads 2 --context 16 --max-train-steps 2 --run-dir none --sample-tokens 0 "
+           "--save-weights '%s/w'",
+           t->directory, t->directory, t->directory);
+  CHECK(t, test_train(t, line, output, sizeof output) == 0);
+  snprintf(line, sizeof line, "D='%s'; examples/finetune.sh $D/w $D/d.jsonl $D/out '7>' --lr 1e-2 "
+           "--epochs 20 2>&1", t->directory);
+  int code = test_shell(line, output, sizeof output);
+  t->checks++;
+  if (code != 0 || !strstr(output, "\n7>hr.\n") ||
+      !strstr(output, "best validation loss 0.0"))
+    test_fail(t, __FILE__, __LINE__, "finetune.sh: exit code %d: %s", code, output);
+  CHECK(t, strstr(output, "360 documents, 2040 tokens, 1320 of them count") != NULL);
+  CHECK(t, access(test_path(t, "out/weights/model.safetensors"), R_OK) == 0);
+  CHECK(t, access(test_path(t, "out/run/RUN_COMPLETE.txt"), R_OK) == 0);
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    snprintf(line, sizeof line, "D='%s'; examples/finetune.sh %s 2>&1", t->directory,
+             bad[i].arguments);
+    code = test_shell(line, output, sizeof output);
+    t->checks++;
+    if (code != 1 || !strstr(output, bad[i].says))
+      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s", bad[i].arguments, code, output);
+  }
+}
+
 /* The files of both runs say the same, but for what a clock puts into them. */
 static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
   static const char *const keys[] = {"\"epoch_idx\"", "\"steps\"", "\"micro_steps\"",

@@ -905,6 +905,65 @@ static int rank_trouble(int argc, char **argv) {
   return 0;
 }
 
+/* masked SHARD STAGE ACCUM FILE: a step of golden/tiny on the three sequences of a shard with a
+ * mask. Stage 4 is strategy dp. Prints the loss of the step and of a validation before it. Writes
+ * the gradients that AdamW took, m / (1 - beta1) after a first step, to FILE.RANK: NaN where another
+ * rank owns them. */
+static int rank_masked(int argc, char **argv) {
+  g2z_services services;
+  g2z_context *context = NULL;
+  g2z_trainer *trainer = NULL;
+  g2z_loader *loader = NULL;
+  g2z_loader_config shards;
+  g2z_report report;
+  double val = 0;
+  if (argc != 4) return 2;
+  memset(&services, 0, sizeof services);
+  memset(&shards, 0, sizeof shards);
+  memset(&report, 0, sizeof report);
+  g2z_context_config cc = g2z_context_config_default(&services);
+  cc.device = G2Z_DEVICE_CPU;
+  g2z_train_config config = g2z_train_config_default();
+  config.init_from = "golden/tiny";
+  config.train_glob = shards.glob = argv[0];
+  config.strategy = atoi(argv[1]) == ZERO_DP ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+  config.zero_stage = atoi(argv[1]) % ZERO_DP;
+  config.accum = atoi(argv[2]);
+  config.seq = shards.seq = 20;
+  config.optimizer.clip = 0;
+  g2z_status status = g2z_context_create(&cc, &context);
+  if (status == G2Z_OK) {
+    config.batch = shards.batch = 3 / (context->world * config.accum);
+    shards.accum = 1;
+    shards.rank = context->rank;
+    shards.world = context->world;
+    shards.vocab = 131;
+    status = g2z_weights_config(&services, config.init_from, &config.model);
+  }
+  if (status == G2Z_OK) status = test_trainer_create(context, &config, &trainer);
+  if (status == G2Z_OK) status = g2z_loader_create(&services, &shards, &loader);
+  if (status == G2Z_OK) status = g2z_trainer_validate(trainer, loader, config.accum, &val);
+  if (status == G2Z_OK) status = g2z_trainer_step(trainer, &report);
+  if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
+  size_t count = status == G2Z_OK ? trainer->plan->parameters : 0;
+  float *m = (float *)malloc((count + 1) * sizeof *m);
+  for (size_t i = 0; i < count; i++) m[i] = NAN;
+  if (status == G2Z_OK) status = g2z_trainer_read(trainer, G2Z_BUFFER_M, 0, count, m);
+  for (size_t i = 0; i < count; i++) m[i] /= 1 - config.optimizer.beta1;
+  char path[512];
+  snprintf(path, sizeof path, "%s.%d", argv[3], context ? context->rank : 0);
+  FILE *file = fopen(path, "wb");
+  if (status == G2Z_OK && (!file || fwrite(m, sizeof *m, count, file) != count)) status = G2Z_IO;
+  if (file && fclose(file) != 0) status = G2Z_IO;
+  printf("step %.9g validation %.9g %s\n", (double)report.loss, val,
+         status == G2Z_OK ? "" : services.error);
+  free(m);
+  g2z_loader_free(loader);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
+  return status == G2Z_OK ? 0 : 1;
+}
+
 /* ----- tests of ZeRO: several ranks compute what one computes ----- */
 
 /* Runs rank_zero on `world` ranks. */
@@ -1064,6 +1123,84 @@ static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
 }
 
 static void test_zero_recompute(g2z_test *t) { test_zero_recompute_on(t, 0, G2Z_FP16); }
+
+static void masked_gradient(g2z_test *t, void *user, const char *name, g2z_param param,
+                            size_t canonical, size_t elements) {
+  float *gradients = (float *)user; /* of all parameters */
+  char full[128];
+  size_t count;
+  (void)param;
+  snprintf(full, sizeof full, "grad.transformer.%s", name);
+  float *want = test_golden_of(t, "golden/masked.safetensors", full, &count);
+  CHECK(t, want && count == elements);
+  if (want) test_gradient_near(t, name, gradients + canonical, want, elements, 1e-5);
+  free(want);
+}
+
+/* Runs rank_masked on `world` ranks; together they own PyTorch's gradients. */
+static void masked_run(g2z_test *t, const char *shard, int world, int stage, int accum,
+                       double loss) {
+  static float all[1 << 17], part[1 << 17];
+  char arguments[700], file[512];
+  g2z_train_config config = g2z_train_config_default();
+  test_ranks ranks;
+  size_t count = 0;
+  CHECK_OK(t, g2z_weights_config(&t->services, "golden/tiny", &config.model));
+  config.batch = 3, config.seq = 20;
+  const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+  CHECK(t, plan->parameters < sizeof all / sizeof *all);
+  snprintf(arguments, sizeof arguments, "masked %s %d %d %s", shard, stage, accum,
+           test_path(t, "grads"));
+  test_ranks_open(&ranks, world);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
+  test_ranks_wait(t, &ranks, 120);
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i] = NAN;
+  for (int r = 0; r < world; r++) {
+    double step = 0, val = 0;
+    CHECK_RANK(t, &ranks, r, 0, "step ");
+    const char *said = ranks.output[r] ? strstr(ranks.output[r], "step ") : NULL;
+    CHECK(t, said && sscanf(said, "step %lf validation %lf", &step, &val) == 2);
+    CHECK_NEAR(t, step, loss, 1e-5);
+    CHECK_NEAR(t, val, loss, 1e-5);
+    snprintf(file, sizeof file, "%s.%d", test_path(t, "grads"), r);
+    FILE *from = fopen(file, "rb");
+    count = from ? fread(part, sizeof *part, 1 << 17, from) : 0;
+    if (from) fclose(from);
+    CHECK(t, count == plan->parameters);
+    for (size_t i = 0; i < count; i++)
+      if (!isnan(part[i])) all[i] = part[i];
+    unlink(file);
+  }
+  test_ranks_free(t, &ranks);
+  test_tensors(t, plan, masked_gradient, all);
+}
+
+/* Fine-tuning on a shard with a mask: losses and gradients are those of PyTorch with ignore_index.
+ * Ranks and micro-steps differ in how many targets count; one has none. */
+static void test_golden_masked(g2z_test *t) {
+  char shard[512];
+  size_t count;
+  g2z_shard_writer *writer;
+  const char *golden = "golden/masked.safetensors";
+  float *tokens = test_golden_of(t, golden, "tokens", &count), *loss;
+  float *counts = test_golden_of(t, golden, "counts", &count);
+  int32_t ids[61];
+  REQUIRE_OK(t, tokens && counts && count == 61 ? G2Z_OK : G2Z_FORMAT);
+  for (int i = 0; i < 61; i++) ids[i] = (int32_t)tokens[i] + (counts[i] > 0 ? 0 : G2Z_UNCOUNTED);
+  snprintf(shard, sizeof shard, "%s", test_path(t, "tuning.bin"));
+  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, shard, G2Z_SHARD_LLMC, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 61));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  loss = test_golden_of(t, golden, "loss", &count);
+  for (int stage = 0; stage <= ZERO_DP; stage++) {
+    if (stage < 2) masked_run(t, shard, 1, 0, stage ? 3 : 1, (double)loss[0]);
+    masked_run(t, shard, 3, stage, 1, (double)loss[0]);
+  }
+  free(tokens);
+  free(counts);
+  free(loss);
+}
 
 /* What befalls one rank is returned by all, from the same step, with the same sentence. */
 static void test_zero_trouble_on(g2z_test *t, int device, int world) {

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Fine-tunes a GPT-2 on prompts and completions, and lets it complete one more prompt.
+#
+#   examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT [FLAGS OF TRAIN...]
+#
+# WEIGHTS  a directory as Hugging Face publishes: model.safetensors, config.json, and merges.txt or
+#          tokenizer.json
+# DATA     a line for each example: {"prompt": "Question: 2 + 2\nAnswer:", "completion": " 4"}
+# OUT      a new directory for shards, logs (OUT/run) and the tuned weights (OUT/weights)
+#
+# Only the tokens of completions and the end of text count in the loss. Nothing is inserted between
+# prompt and completion. GPT-2's tokens begin with their space: put it into the completion.
+set -eu
+fail() { echo "finetune.sh: $*" >&2; exit 1; }
+[ $# -ge 4 ] || fail "use: examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT [FLAGS OF TRAIN...]"
+weights=$1 data=$2 out=$3 prompt=$4
+shift 4
+here=$(dirname "$0")/..
+prepare=${G2Z_PREPARE_DATA:-$here/prepare_data}
+train=${G2Z_TRAIN:-$here/train}
+[ -x "$prepare" ] && [ -x "$train" ] || fail "prepare_data or train is not built: type make"
+[ -f "$weights/config.json" ] || fail "$weights has no config.json: name a directory with weights"
+[ -f "$data" ] || fail "there is no file $data"
+[ ! -e "$out" ] || fail "$out is there: name a new directory, or remove it"
+vocab=$weights/merges.txt
+[ -f "$vocab" ] || vocab=$weights/tokenizer.json
+[ -f "$vocab" ] || fail "$weights has neither merges.txt nor tokenizer.json: copy the model's there"
+
+"$prepare" --vocab "$vocab" --field prompt,completion --val-fraction 0.1 --out "$out" \
+  --name data "$data"
+"$train" --init-from "$weights" --vocab "$vocab" --train "$out/data_train_*.bin" \
+  --val "$out/data_val_*.bin" --epochs 3 --lr 3e-5 --run-dir "$out/run" \
+  --save-weights "$out/weights" --sample-tokens 0 "$@"
+"$train" --init-from "$out/weights" --prompt "$prompt" --temperature 0 --run-dir none
