@@ -2801,6 +2801,11 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) 
 
 static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
   static const g2zp_column columns[] = {
+      {"best validation loss", "summary.best_val_loss", "%.4f", 1},
+      {"tokens/s", "summary.mean_tokens_per_sec_global", "%.0f", 1},
+      {"wall s", "summary.total_wall_time_sec", "%.2f", 1},
+      {"model", "training_config.model_size", NULL, 1},
+      {"peak lr", "training_config.lr", "%g", 1},
       {"ranks", "hardware.world_size", "%.0f", 1},
       {"strategy", "training_config.strategy", NULL, 1},
       {"stage", "training_config.zero_stage", "%.0f", 1},
@@ -2808,16 +2813,14 @@ static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
       {"batch", "training_config.micro_batch_size_per_gpu", "%.0f", 1},
       {"micro-steps", "training_config.grad_accum_steps", "%.0f", 1},
       {"T", "training_config.seq_len", "%.0f", 1},
-      {"tokens/s", "summary.mean_tokens_per_sec_global", "%.0f", 1},
       {"p50 ms", "epochs.last.step_time_p50_sec", "%.2f", 1e3},
-      {"p95 ms", "epochs.last.step_time_p95_sec", "%.2f", 1e3},
-      {"wall s", "summary.total_wall_time_sec", "%.2f", 1}};
+      {"p95 ms", "epochs.last.step_time_p95_sec", "%.2f", 1e3}};
   enum { COLUMNS = sizeof columns / sizeof *columns };
   const char *headers[1 + COLUMNS] = {"run"};
   for (int c = 0; c < COLUMNS; c++) headers[1 + c] = columns[c].header;
   g2z_page_heading(page, "Runs");
-  g2z_page_text(page, "Each as its training_metrics.json says: warm-up counts, so a run is slower "
-                      "here than as a point above. Times are those of its last epoch.");
+  g2z_page_text(page, "From each training_metrics.json. Tokens/s counts the first steps too, which "
+                      "experiments leave out. Step times are of the last epoch.");
   g2z_page_table(page, 1 + COLUMNS, headers);
   for (size_t i = 0; i < results->run_count; i++) {
     const g2zp_told *run = &results->runs[i];
