@@ -360,6 +360,7 @@ static void test_ops_device(g2z_test *t) {
   CHECK_OK(t, device->ops->download(device, back, memory, 6));
   CHECK_OK(t, device->ops->synchronize(device));
   CHECK(t, strcmp(back, "hello") == 0);
+  CHECK_STATUS(t, device->ops->graph_begin(device), G2Z_UNSUPPORTED, s, "no graphs");
   CHECK_OK(t, device->ops->zero(device, memory, 3));
   CHECK(t, memcmp(memory, "\0\0\0lo", 6) == 0);
   device->ops->release(device, memory);
@@ -645,16 +646,6 @@ static void ops_attention_with(ops_env *e, const int *shape, const g2z_dropout *
     OPS_RUN(e, attention_bwd, dqkv, dbias, dout, out, lse, qkv, ops_write(old), d, B, T, C, NH);
     ops_expect(e, "attention_bwd", dqkv, want, size, 3 * n, e->dtype, 2 * roundings);
     ops_expect_sums(e, "attention_bwd's dbias", dbias, dqkv, old, B * T, 3 * C);
-  }
-  for (int i = 0; i < 3 * n && T <= 5 && e->dtype == G2Z_FP32; i++) {
-    double loss[2] = {0, 0};
-    for (int side = 0; side < 2; side++) {
-      exact[i] = (double)qkv[i] + (side ? 1e-5 : -1e-5);
-      ops_attention(want, size, lses, exact, d, B, T, C, NH);
-      for (int j = 0; j < n; j++) loss[side] += want[j] * (double)dout[j];
-    }
-    exact[i] = (double)qkv[i];
-    CHECK_NEAR(e->t, (double)dqkv[i], (loss[1] - loss[0]) / 2e-5, 1e-5);
   }
 }
 
