@@ -168,6 +168,7 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* A caller's bug, not an input: overridable, and never has a side effect. */
 #ifndef G2Z_ASSERT

@@ -21,10 +21,10 @@ static void test_files_writer(g2z_test *t) {
   /* Puts around the size of a buffer, text, and a patch, against the same in memory. */
   enum { BYTES = 400000 };
   static const size_t sizes[] = {1, 0, 7, 65535, 65536, 65537, 3000, 130000};
-  char *want = (char *)malloc(BYTES + 1), path[512];
+  char *want = (char *)malloc(BYTES + 1);
+  const char *path = test_at(t, "file.bin");
   uint32_t random = 1;
   g2z_writer *writer;
-  snprintf(path, sizeof path, "%s", test_path(t, "file.bin"));
   for (int i = 0; i < BYTES; i++) want[i] = (char)('a' + test_bpe_random(&random) % 26);
   want[BYTES] = 0;
   CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
@@ -104,13 +104,13 @@ static void test_files_refused(g2z_test *t) {
       {'d', "", "\"\""},
       {'c', "", unnamed}, {'R', "", unnamed}, {'P', "", unnamed}, {'E', "", unnamed}};
   g2z_services *services = &t->services;
-  char logged[64] = "", *text, file[512];
+  char logged[64] = "", *text;
+  const char *file = test_at(t, "a/file");
   size_t bytes;
   for (int again = 0; again < 2; again++) /* the second time it exists */
     CHECK_OK(t, g2z_make_directory(services, test_path(t, "a/b//c/")));
   CHECK_OK(t, g2z_make_directory(services, "/"));
   CHECK(t, test_files_count(t, "a/b/c") == 1);
-  snprintf(file, sizeof file, "%s", test_path(t, "a/file"));
   test_write_file(t, file, "12345", 5);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     test_files_refuse(t, cases[i].call, cases[i].path, cases[i].sentence);
@@ -135,9 +135,7 @@ static void test_files_refused(g2z_test *t) {
 /* A FIFO in place of a file must not be waited for, and a link must not lead to a file that nobody
  * named. */
 static void test_files_special(g2z_test *t) {
-  char path[512], partial[512];
-  snprintf(path, sizeof path, "%s", test_path(t, "file"));
-  snprintf(partial, sizeof partial, "%s", test_path(t, "file.partial"));
+  const char *path = test_at(t, "file"), *partial = test_at(t, "file.partial");
   test_write_file(t, test_path(t, "target"), "target", 6);
   alarm(20); /* ends the tests where one waits */
   CHECK(t, mkfifo(path, 0600) == 0 && symlink("file", test_path(t, "link")) == 0);
@@ -178,8 +176,7 @@ static void test_files_locked(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *first, *second;
   int locks[2];
-  char path[512];
-  snprintf(path, sizeof path, "%s", test_path(t, "file"));
+  const char *path = test_at(t, "file");
   test_write_file(t, test_path(t, "file.partial"), "left by a killed program", 24);
   CHECK_OK(t, g2z_writer_create(services, path, &first));
   CHECK_OK(t, g2z_writer_put(first, "first", 5));
@@ -207,8 +204,8 @@ static void test_files_locked(g2z_test *t) {
 static void test_files_full_disk(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *writer;
-  char path[512], block[10000];
-  snprintf(path, sizeof path, "%s", test_path(t, "file"));
+  const char *path = test_at(t, "file");
+  char block[10000];
   memset(block, 'x', sizeof block);
   test_write_file(t, path, "old", 3);
   struct rlimit before = test_files_limit(100000);

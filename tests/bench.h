@@ -49,9 +49,8 @@ static void test_summary_line(void *user, const char *text) {
 /* What is written is read again; the table and the page show it. */
 static void test_summaries(g2z_test *t) {
   g2z_summary *summary = test_summary(t), *again = NULL;
-  const char *path = strdup(test_path(t, "scaling_report.json"));
-  char lines[4096] = "", *text;
-  size_t bytes;
+  const char *path = test_at(t, "scaling_report.json");
+  char lines[4096] = "";
   g2z_page *page;
   CHECK_OK(t, g2z_summary_write(summary, path));
   CHECK_OK(t, g2z_summary_read(&t->services, path, &again));
@@ -67,33 +66,28 @@ static void test_summaries(g2z_test *t) {
       CHECK(t, isnan(x) ? isnan(y) : x == y);
     }
   }
-  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
-  CHECK(t, text && strstr(text, "\"speedup_vs_1gpu\": 1.9\n") && !strstr(text, "gpu_percent"));
-  g2z_release(&t->services, text);
+  const char *text = test_read(t, "scaling_report.json");
+  CHECK(t, strstr(text, "\"speedup_vs_1gpu\": 1.9\n") && !strstr(text, "gpu_percent"));
   g2z_summary_print(again, test_summary_line, lines);
-  CHECK(t, strstr(lines, "| scaling | ranks | tokens/s | p50 ms | speed-up |\n"
-                         "|---|---|---|---|---|\n"));
-  CHECK(t, strstr(lines, "| 2 ranks | 2 | 1900 | 1.25 | 1.900 |\n"));
-  CHECK(t, strstr(lines, "`./bench scaling`; commit 0123456789ab\n"));
-  CHECK(t, strstr(lines, "skipped: 4 ranks: no such machine\n") && !strstr(lines, "| 4 ranks"));
+  CHECK_HAS(t, lines, "| scaling | ranks | tokens/s | p50 ms | speed-up |\n|---|---|---|---|---|\n",
+            "| 2 ranks | 2 | 1900 | 1.25 | 1.900 |\n", "`./bench scaling`; commit 0123456789ab\n",
+            "skipped: 4 ranks: no such machine\n");
+  CHECK(t, !strstr(lines, "| 4 ranks"));
   CHECK_OK(t, g2z_page_create(&t->services, test_path(t, "page.html"), "page", &page));
   g2z_summary_page(again, page);
   CHECK_OK(t, g2z_page_commit(page));
   g2z_page_free(page);
-  CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "page.html"), 1 << 20, &text, &bytes));
-  CHECK(t, text && strstr(text, "2 x &lt;GPU&gt; &amp; ") && strstr(text, ">Speed-up<"));
-  CHECK(t, text && strstr(text, "ideal") && strstr(text, "no such machine"));
-  g2z_release(&t->services, text);
+  CHECK_HAS(t, test_read(t, "page.html"), "2 x &lt;GPU&gt; &amp; ", ">Speed-up<", "ideal",
+            "no such machine");
   g2z_summary_free(summary);
   g2z_summary_free(again);
-  free((void *)path);
 }
 
 /* Texts that are full to the last byte, of what takes more room in a file, are read again. */
 static void test_summaries_full(g2z_test *t) {
   static const char *const fills[] = {"\"", "\x1b", "\\\n"};
   g2z_summary *summary = test_summary(t), *again = NULL;
-  char *path = strdup(test_path(t, "full_report.json"));
+  const char *path = test_at(t, "full_report.json");
   for (int i = 0; i < 4; i++) { /* the last: umlauts, of which the room's end cuts one in two */
     const char *fill = i < 3 ? fills[i] : "\xc3\xbc";
     char *to[] = {summary->command_line, summary->points[2].reason};
@@ -112,7 +106,6 @@ static void test_summaries_full(g2z_test *t) {
     g2z_summary_free(again);
   }
   g2z_summary_free(summary);
-  free(path);
 }
 
 /* Files that are cut off or changed are refused with a sentence, and so are others' files. */
@@ -128,7 +121,8 @@ static void test_summaries_damaged(g2z_test *t) {
       {"run_scaling_1", "../scaling_1", "is no run's name"},
       {"\"points\": [", "\"dots\": [", "has no points"}};
   g2z_summary *summary = test_summary(t), *again;
-  char *path = strdup(test_path(t, "scaling_report.json")), *text = NULL, changed[8192];
+  const char *path = test_at(t, "scaling_report.json");
+  char *text = NULL, changed[8192];
   size_t bytes = 0;
   CHECK_OK(t, g2z_summary_write(summary, path));
   CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
@@ -149,7 +143,6 @@ static void test_summaries_damaged(g2z_test *t) {
   }
   g2z_release(&t->services, text);
   g2z_summary_free(summary);
-  free(path);
 }
 
 static void test_count_watch(void *user) { ++*(int *)user; }
@@ -158,7 +151,7 @@ static void test_count_watch(void *user) { ++*(int *)user; }
 static void test_ranks_run(g2z_test *t) {
   char name[] = "test_gpt2", list[] = "--list", none[] = "no_such_test", *text;
   char *argv[] = {name, list, NULL};
-  const char *path = strdup(test_path(t, "out.txt"));
+  const char *path = test_at(t, "out.txt");
   int looks = 0, copies = 0;
   size_t bytes;
   g2z_job job;
@@ -188,7 +181,6 @@ static void test_ranks_run(g2z_test *t) {
   job.ranks = 0;
   CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_BAD_ARGUMENT, &t->services,
                "0 ranks: must be from 1 to");
-  free((void *)path);
 }
 
 /* The program, or another build of it, such as a sanitized one. */
@@ -199,18 +191,22 @@ static const char *test_bench_program(void) {
 #define BENCH_OR_SKIP(t) \
   if (access(test_bench_program(), X_OK) != 0) SKIP(t, "./bench is not built: make")
 
-/* Runs `bench ARGUMENTS`, in which $D is the test's directory, through the shell; returns
- * the exit code. */
+/* Runs `bench ARGUMENTS`, in which $D is the test's directory, through the shell; it must end with
+ * `code`. What it printed is there until the next call. */
 G2Z_PRINTF(3, 4)
-static int test_bench(g2z_test *t, char output[16384], const char *format, ...) {
-  char arguments[900], command[2048];
+static const char *test_bench(g2z_test *t, int code, const char *format, ...) {
+  static char output[16384];
   va_list values;
   va_start(values, format);
-  vsnprintf(arguments, sizeof arguments, format, values);
+  const char *arguments = test_text_list(format, values);
   va_end(values);
-  snprintf(command, sizeof command, "D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
-           test_bench_program(), arguments);
-  return test_shell(command, output, 16384);
+  int got = test_shell(test_text("D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
+                                 test_bench_program(), arguments), output, sizeof output);
+  t->checks++;
+  if (got != code)
+    test_fail(t, __FILE__, __LINE__, "bench %s ended with %d, expected %d: %s", arguments, got,
+              code, output);
+  return output;
 }
 
 /* As little as an experiment can do. */
@@ -228,28 +224,21 @@ static void test_bench_help(g2z_test *t) {
       {"strategies", "gpus zero val-steps repeats out help"},
       {"comm", "gpus sizes repeats device dtype out help"},
       {"report", "out help"}};
-  char output[16384], flags[256], flag[64];
   BENCH_OR_SKIP(t);
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-    CHECK(t, test_bench(t, output, "%s --help", commands[i].command) == 0);
-    snprintf(flags, sizeof flags, "%s", commands[i].flags);
-    for (char *rest = NULL, *name = strtok_r(flags, " ", &rest); name;
-         name = strtok_r(NULL, " ", &rest)) {
-      snprintf(flag, sizeof flag, "\n  --%s ", name);
-      t->checks++;
-      if (!strstr(output, flag))
-        test_fail(t, __FILE__, __LINE__, "bench %s --help lacks --%s", commands[i].command, name);
+    const char *said = test_bench(t, 0, "%s --help", commands[i].command);
+    for (const char *flag = commands[i].flags; *flag; flag += strspn(flag, " ")) {
+      int length = (int)strcspn(flag, " ");
+      CHECK_HAS(t, said, test_text("\n  --%.*s ", length, flag));
+      flag += length;
     }
-    CHECK(t, strstr(output, "--run-dir") == NULL); /* of ranks alone */
-    CHECK(t, strstr(output, "] [") == NULL);       /* one default each */
-    if (i) continue;
-    for (size_t k = 1; k < sizeof commands / sizeof *commands; k++) {
-      snprintf(flag, sizeof flag, "\n  %s ", commands[k].command);
-      CHECK(t, strstr(output, flag) != NULL);
-    }
-    CHECK(t, !strstr(output, "\n  point") && !strstr(output, "\n  exchange"));
+    CHECK(t, !strstr(said, "--run-dir")); /* of ranks alone */
+    CHECK(t, !strstr(said, "] ["));       /* one default each */
+    for (size_t k = 1; k < sizeof commands / sizeof *commands && !i; k++)
+      CHECK_HAS(t, said, test_text("\n  %s ", commands[k].command));
+    CHECK(t, i || (!strstr(said, "\n  point") && !strstr(said, "\n  exchange")));
   }
-  CHECK(t, test_bench(t, output, "point --help") == 0 && !strstr(output, "(null)"));
+  CHECK(t, !strstr(test_bench(t, 0, "point --help"), "(null)"));
 }
 
 static void test_bench_refusals(g2z_test *t) {
@@ -301,16 +290,10 @@ static void test_bench_refusals(g2z_test *t) {
       {"report", "name the directories"},
       {"report /nowhere", "/nowhere"},
       {"report $D", "holds no NAME_report.json and no training_metrics.json"}};
-  char output[16384];
   BENCH_OR_SKIP(t);
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    int code = test_bench(t, output, "%s", cases[i][0]);
-    const char *said = strstr(output, "bench: ");
-    t->checks++;
-    if (code != 1 || !said || !strstr(said, cases[i][1]))
-      test_fail(t, __FILE__, __LINE__, "bench %s ends with %d and says \"%s\"", cases[i][0], code,
-                output);
+    CHECK_HAS(t, test_bench(t, 1, "%s", cases[i][0]), "bench: ", cases[i][1]);
     CHECK(t, test_files_count(t, "s") == 0); /* and nothing is left */
   }
 }
@@ -356,7 +339,7 @@ static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_
 
 /* Fixed work on 1, 2 and 3 ranks, of which 3 cannot divide it; two rounds. */
 static void test_bench_scaling(g2z_test *t) {
-  char output[16384], arguments[900];
+  char arguments[900];
   BENCH_OR_SKIP(t);
   snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2,3 --global-batch 4 --batch 2 "
            "--repeats 2 --dropout 0.1 --recompute block --out '%s'", test_bench_small,
@@ -364,13 +347,11 @@ static void test_bench_scaling(g2z_test *t) {
   int lock; /* as if another experiment were at work there */
   CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "scaling")));
   CHECK_OK(t, g2z_lock_directory(&t->services, test_path(t, "scaling"), &lock));
-  CHECK(t, test_bench(t, output, "%s", arguments) == 1);
-  CHECK(t, strstr(output, "another program is at work in") != NULL);
+  CHECK_HAS(t, test_bench(t, 1, "%s", arguments), "another program is at work in");
   close(lock);
-  CHECK(t, test_bench(t, output, "%s", arguments) == 0);
-  CHECK(t, strstr(output, "\n[4/4] 2 ranks, repeat 2: ") && strstr(output, " left\n"));
-  CHECK(t, strstr(output, "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n"));
-  CHECK(t, strstr(output, "\n| 2 ranks | 2 | 2 | 1 | "));
+  CHECK_HAS(t, test_bench(t, 0, "%s", arguments), "\n[4/4] 2 ranks, repeat 2: ", " left\n",
+            "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n",
+            "\n| 2 ranks | 2 | 2 | 1 | ");
   g2z_summary *s = test_bench_summary(t, "scaling");
   if (!s) return;
   CHECK(t, s->count == 3 && s->points[2].outcome == G2Z_OUTCOME_SKIPPED);
@@ -385,21 +366,18 @@ static void test_bench_scaling(g2z_test *t) {
   }
   g2z_summary_free(s);
   CHECK(t, access(test_path(t, "scaling/tokens.bin"), F_OK) != 0); /* as large as the work */
-  size_t bytes; /* what bench was told reaches the ranks that it starts */
-  char *text = test_run_read(t, test_path(t, "scaling"), "run_scaling_2/training_metrics.json",
-                             &bytes);
-  CHECK(t, text && strstr(text, "\"bench point --layers=1 --channels=16 --heads=2 ") != NULL);
-  CHECK(t, text && strstr(text, " --dropout=0.1 ") && strstr(text, " --recompute=block "));
-  g2z_release(&t->services, text);
-  text = test_run_read(t, test_path(t, "scaling"), "run_scaling_2/launcher_metadata.json", &bytes);
-  CHECK(t, text && strstr(text, "\"world_size\": 2,") && strstr(text, "\"bench point "));
-  g2z_release(&t->services, text);
-  CHECK(t, test_bench(t, output, "%s", arguments) == 1); /* never over what is there */
-  CHECK(t, strstr(output, "scaling_report.json is there already: choose another --out"));
-  CHECK(t, unlink(test_path(t, "scaling/scaling_report.json")) == 0); /* as if it was stopped */
-  CHECK(t, test_bench(t, output, "%s", arguments) == 1);
-  CHECK(t, strstr(output, "run_scaling_1 is there already, of an experiment that did not end"));
-  CHECK(t, access(test_path(t, "scaling/scaling_report.json"), F_OK) != 0);
+  /* What bench was told reaches the ranks that it starts. */
+  CHECK_HAS(t, test_read(t, "scaling/run_scaling_2/training_metrics.json"),
+            "\"bench point --layers=1 --channels=16 --heads=2 ", " --dropout=0.1 ",
+            " --recompute=block ");
+  CHECK_HAS(t, test_read(t, "scaling/run_scaling_2/launcher_metadata.json"), "\"world_size\": 2,",
+            "\"bench point ");
+  CHECK_HAS(t, test_bench(t, 1, "%s", arguments), /* never over what is there */
+            "scaling_report.json is there already: choose another --out");
+  test_sh(t, "rm scaling/scaling_report.json"); /* as if it was stopped */
+  CHECK_HAS(t, test_bench(t, 1, "%s", arguments),
+            "run_scaling_1 is there already, of an experiment that did not end");
+  CHECK(t, !test_there(t, "scaling/scaling_report.json"));
 }
 
 static void test_bench_others(g2z_test *t) {
@@ -407,11 +385,10 @@ static void test_bench_others(g2z_test *t) {
       {"buckets", "--sizes 0.005,4 --gpus 2", 2},
       {"matrix", "--gpus 1 --zero 0,2 --dtype fp16,fp32", 4},
       {"strategies", "--gpus 2 --zero dp,0", 2}};
-  char output[16384];
   BENCH_OR_SKIP(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    CHECK(t, test_bench(t, output, "%s %s --batch 2 --repeats 1 %s --out $D/%s", cases[i].name,
-                        test_bench_small, cases[i].flags, cases[i].name) == 0);
+    test_bench(t, 0, "%s %s --batch 2 --repeats 1 %s --out $D/%s", cases[i].name, test_bench_small,
+               cases[i].flags, cases[i].name);
     g2z_summary *s = test_bench_summary(t, cases[i].name);
     if (!s) continue;
     CHECK(t, s->count == cases[i].points);
@@ -426,31 +403,26 @@ static void test_bench_others(g2z_test *t) {
     g2z_summary_free(s);
   }
   /* The small model of a CPU has as many positions as are asked for. */
-  CHECK(t, test_bench(t, output, "scaling --device cpu --layers 1 --channels 16 --seq 130 "
-                      "--vocab-size 64 --gpus 1 --global-batch 1 --steps 1 --repeats 1 "
-                      "--out $D/long") == 0);
+  test_bench(t, 0, "scaling --device cpu --layers 1 --channels 16 --seq 130 --vocab-size 64 "
+             "--gpus 1 --global-batch 1 --steps 1 --repeats 1 --out $D/long");
   /* A run of one step has no second one, whose collectives are counted. */
-  CHECK(t, test_bench(t, output, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
-                      "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 --repeats 1 "
-                      "--out $D/one") == 0);
-  CHECK(t, strstr(output, "fp32, 64 tokens after 0 steps of warm-up, 1 repeats") != NULL);
-  CHECK(t, strstr(output, "| buckets | ranks |") && !strstr(output, "| collectives |"));
+  const char *said = test_bench(t, 0, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
+                                "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 "
+                                "--repeats 1 --out $D/one");
+  CHECK_HAS(t, said, "fp32, 64 tokens after 0 steps of warm-up, 1 repeats", "| buckets | ranks |");
+  CHECK(t, !strstr(said, "| collectives |"));
 }
 
 /* A point that fails says why, the others are measured all the same, and the exit code tells. */
 static void test_bench_failing(g2z_test *t) {
-  char output[16384];
   uint16_t tokens[1000];
   BENCH_OR_SKIP(t);
   for (int i = 0; i < 1000; i++) tokens[i] = (uint16_t)(i % 60);
   tokens[100] = 64; /* beyond the vocabulary */
   test_write_file(t, test_path(t, "bad.bin"), tokens, sizeof tokens);
-  tokens[100] = 63;
-  CHECK(t, test_bench(t, output, "scaling %s --gpus 1,2 --global-batch 2 --repeats 2 "
-                      "--train $D/bad.bin --steps 200 --out $D/scaling", test_bench_small) == 1);
-  CHECK(t, strstr(output, "[1/3] 1 rank, repeat 1: failed, exit code 1: ") != NULL ||
-           strstr(output, "[1/4] 1 rank, repeat 1: failed, exit code 1: ") != NULL);
-  CHECK(t, strstr(output, "bench: 2 of 2 points failed") != NULL);
+  CHECK_HAS(t, test_bench(t, 1, "scaling %s --gpus 1,2 --global-batch 2 --repeats 2 --train "
+                          "$D/bad.bin --steps 200 --out $D/scaling", test_bench_small),
+            "] 1 rank, repeat 1: failed, exit code 1: ", "bench: 2 of 2 points failed");
   g2z_summary *s = test_bench_summary(t, "scaling");
   CHECK(t, s && s->count == 2 && s->points[1].outcome == G2Z_OUTCOME_FAILED);
   CHECK(t, s && strstr(s->points[1].reason, "token 64"));
@@ -465,28 +437,24 @@ static void test_bench_stopped(g2z_test *t) {
        "-e $D/run_scaling_2/train.log", 1},
       {"matrix", "--gpus 1 --zero 1 --dtype fp32 --batch 8192 --tokens 33554432",
        "-e $D/tokens.bin.partial", 0}};
-  char output[16384], line[2048], want[128];
+  char output[16384];
   BENCH_OR_SKIP(t);
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    snprintf(line, sizeof line, "D='%s'; export OMP_WAIT_POLICY=passive; "
-             "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
-             "--warmup 0 %s %s --out $D 2>&1 & p=$!; "
-             "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; kill -TERM $p; wait $p",
-             test_path(t, cases[i].name), test_bench_program(), cases[i].name,
-             i ? "" : "--steps 3000", cases[i].flags, cases[i].when);
+    const char *line = test_text(
+        "D='%s'; export OMP_WAIT_POLICY=passive; "
+        "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
+        "--warmup 0 %s %s --out $D 2>&1 & p=$!; "
+        "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; kill -TERM $p; wait $p",
+        test_path(t, cases[i].name), test_bench_program(), cases[i].name, i ? "" : "--steps 3000",
+        cases[i].flags, cases[i].when);
     CHECK(t, test_shell(line, output, sizeof output) == 1);
-    snprintf(want, sizeof want, "bench: stopped by signal 15: the report tells of %d of ",
-             cases[i].runs);
-    CHECK(t, strstr(output, want) != NULL);
-    snprintf(line, sizeof line, "%s/tokens.bin", cases[i].name);
-    CHECK(t, access(test_path(t, line), F_OK) != 0);
-    strcat(line, ".partial");
-    CHECK(t, access(test_path(t, line), F_OK) != 0);
+    CHECK_HAS(t, output, test_text("bench: stopped by signal 15: the report tells of %d of ",
+                                   cases[i].runs));
+    CHECK(t, test_files_count(t, test_text("%s/tokens.bin", cases[i].name)) == 0);
     g2z_summary *s = test_bench_summary(t, cases[i].name);
     if (!s) continue;
-    snprintf(want, sizeof want, ", stopped by signal 15 after %d of ", cases[i].runs);
-    CHECK(t, strstr(s->work, want) != NULL);
+    CHECK_HAS(t, s->work, test_text(", stopped by signal 15 after %d of ", cases[i].runs));
     for (int k = 0; k < (int)s->count; k++) { /* the first are measured */
       const g2z_point *p = &s->points[k];
       int measured = k < cases[i].runs;
@@ -499,11 +467,10 @@ static void test_bench_stopped(g2z_test *t) {
 }
 
 static void test_bench_comm(g2z_test *t) {
-  char output[16384];
   BENCH_OR_SKIP(t);
-  CHECK(t, test_bench(t, output, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
-                      "--out $D/comm") == 0);
-  CHECK(t, strstr(output, "skipped: 1 rank: alone there is nothing to exchange: "));
+  CHECK_HAS(t, test_bench(t, 0, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
+                          "--out $D/comm"),
+            "skipped: 1 rank: alone there is nothing to exchange: ");
   g2z_summary *s = test_bench_summary(t, "comm");
   if (!s) return;
   CHECK(t, s->count == 1 + 2 * 5); /* five collectives */
@@ -522,36 +489,25 @@ static void test_bench_comm(g2z_test *t) {
 
 /* A page of what experiments and runs left; nothing when a file is not what it should be. */
 static void test_bench_report(g2z_test *t) {
-  char output[16384], *text = NULL, path[600];
-  size_t bytes;
-  BENCH_OR_SKIP(t);
-  CHECK(t, test_bench(t, output, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 "
-                      "--out $D/all/scaling", test_bench_small) == 0);
-  CHECK(t, test_bench(t, output, "report $D/all") == 0);
-  CHECK(t, strstr(output, "/all/report.html: 1 experiments, 2 runs\n"));
-  snprintf(path, sizeof path, "%s", test_path(t, "all/report.html"));
-  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 22, &text, &bytes));
-  CHECK(t, text && strstr(text, ">Throughput<") && strstr(text, ">Speed-up<"));
-  CHECK(t, text && strstr(text, "run_scaling_2") && strstr(text, "prefers-color-scheme"));
-  CHECK(t, text && !strstr(text, "http") && !strstr(text, "<script")); /* no network, no script */
-  g2z_release(&t->services, text);
   static const char *const files[] = {"all/scaling/scaling_report.json",
                                       "all/scaling/run_scaling_1/training_metrics.json"};
-  for (int i = 0; i < 2; i++) {
-    CHECK_OK(t, g2z_read_file(&t->services, test_path(t, files[i]), 1 << 22, &text, &bytes));
-    static const char foreign[] = "{\"schema_version\": \"1.0\", \"format\": \"mine\"}";
-    for (int k = 0; k < 2 && text; k++) {
-      unlink(path);
-      test_write_file(t, test_path(t, files[i]), k ? foreign : text,
-                      k ? strlen(foreign) : bytes / 2);
-      CHECK(t, test_bench(t, output, "report $D/all") == 1);
-      CHECK(t, strncmp(output, "bench: ", 7) == 0 && strstr(output, strrchr(files[i], '/')));
-      CHECK(t, access(path, F_OK) != 0);
+  BENCH_OR_SKIP(t);
+  test_bench(t, 0, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 --out $D/all/scaling",
+             test_bench_small);
+  CHECK_HAS(t, test_bench(t, 0, "report $D/all"), "/all/report.html: 1 experiments, 2 runs\n");
+  const char *page = test_read(t, "all/report.html");
+  CHECK_HAS(t, page, ">Throughput<", ">Speed-up<", "run_scaling_2", "prefers-color-scheme");
+  CHECK(t, !strstr(page, "http") && !strstr(page, "<script")); /* no network, no script */
+  for (int i = 0; i < 2; i++)
+    for (int k = 0; k < 2; k++) {
+      test_sh(t, "rm -f all/report.html; cp %s kept", files[i]);
+      test_sh(t, k ? "echo '{\"schema_version\": \"1.0\", \"format\": \"mine\"}' > %s"
+                   : "truncate -s -100 %s", files[i]);
+      CHECK_HAS(t, test_bench(t, 1, "report $D/all"), "bench: ", strrchr(files[i], '/'));
+      CHECK(t, !test_there(t, "all/report.html"));
+      test_sh(t, "mv kept %s", files[i]);
     }
-    test_write_file(t, test_path(t, files[i]), text, bytes);
-    g2z_release(&t->services, text);
-  }
-  CHECK(t, test_bench(t, output, "report $D/all") == 0);
-  CHECK(t, test_bench(t, output, "report $D/all/scaling/run_scaling_1") == 1);
-  CHECK(t, strstr(output, "is a run, with a report.html of its own: say where this one goes"));
+  test_bench(t, 0, "report $D/all");
+  CHECK_HAS(t, test_bench(t, 1, "report $D/all/scaling/run_scaling_1"),
+            "is a run, with a report.html of its own: say where this one goes");
 }

@@ -314,6 +314,25 @@ static g2z_dropout test_dropout(const g2z_step_state *state, float probability, 
   return dropout;
 }
 
+/* The same for both devices. */
+typedef struct test_dropouts {
+  g2z_dropout on[2];
+} test_dropouts;
+
+static test_dropouts test_dropout_make(test_state state, float probability, int seq) {
+  test_dropouts both = {{test_dropout(state.cpu, probability, seq),
+                         test_dropout(state.gpu, probability, seq)}};
+  return both;
+}
+
+/* An op on both devices; HERE(x) is x on the one that runs. */
+#define HERE(x) (on ? (x)->gpu : (x)->cpu)
+#define BOTH(p, op, ...)                                  \
+  for (int on = 0; on < 2; on++) {                        \
+    g2z_device *device_ = HERE(p);                        \
+    CHECK_OK((p)->t, device_->ops->op(device_, __VA_ARGS__)); \
+  }
+
 static char test_cuda_lines[2048];
 static void test_cuda_log(void *user, g2z_log_level level, const char *sentence) {
   (void)user;
@@ -370,30 +389,22 @@ static void test_cuda_device(g2z_test *t) {
 }
 
 static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float probability) {
-  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
   size_t N = (size_t)B * (size_t)T, width = (size_t)C;
   test_twin *tokens = test_twin_tokens(p, N, V, (uint32_t)C);
   test_twin *wte = test_twin_normal(p, TEST_ACT, (size_t)V * width, 1, 0.5, 0);
   test_twin *wpe = test_twin_normal(p, TEST_ACT, (size_t)T * width, 2, 0.5, 0);
   test_twin *out = test_twin_new(p, TEST_ACT, N * width);
-  test_state state = test_state_make(p, 1, 41);
-  g2z_dropout drop = test_dropout(state.cpu, probability, T), drop_gpu = drop;
-  drop_gpu.state = state.gpu;
-  CHECK_OK(p->t, cpu->embed_fwd(p->cpu, out->cpu, (const int32_t *)tokens->cpu, wte->cpu, wpe->cpu,
-                                &drop, B, T, C));
-  CHECK_OK(p->t, gpu->embed_fwd(p->gpu, out->gpu, (const int32_t *)tokens->gpu, wte->gpu, wpe->gpu,
-                                &drop_gpu, B, T, C));
+  test_dropouts drop = test_dropout_make(test_state_make(p, 1, 41), probability, T);
+  BOTH(p, embed_fwd, HERE(out), (const int32_t *)HERE(tokens), HERE(wte), HERE(wpe), &drop.on[on],
+       B, T, C);
   test_twin_compare(p, out, "embed_fwd", 0, 0); /* one addition, one product: equal to the bit */
 
   test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, 3, 1, 0);
   test_twin *dwte = test_twin_normal(p, TEST_F32, (size_t)V * width, 4, 1, 0);
   test_twin *dwpe = test_twin_new(p, TEST_GRAD, (size_t)T * width);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
-    CHECK_OK(p->t, cpu->embed_bwd(p->cpu, (float *)dwte->cpu, dwpe->cpu, dout->cpu,
-                                  (const int32_t *)tokens->cpu, (g2z_write)mode, &drop, B, T, C));
-    CHECK_OK(p->t, gpu->embed_bwd(p->gpu, (float *)dwte->gpu, dwpe->gpu, dout->gpu,
-                                  (const int32_t *)tokens->gpu, (g2z_write)mode, &drop_gpu, B, T,
-                                  C));
+    BOTH(p, embed_bwd, (float *)HERE(dwte), HERE(dwpe), HERE(dout), (const int32_t *)HERE(tokens),
+         (g2z_write)mode, &drop.on[on], B, T, C);
     test_twin_compare(p, dwte, "embed_bwd dwte", 2, test_sum_noise((int)N, 2));
     test_twin_compare(p, dwpe, "embed_bwd dwpe", 2, test_sum_noise(B, 2));
   }
@@ -403,16 +414,11 @@ static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float 
   g2z_row_part parts[3] = {{0, third, 0}, {third, third, third + GAP},
                            {2 * third, words - 2 * third, 2 * (third + GAP)}};
   test_twin *order = test_twin_tokens(p, 2 * N, V, 1);
-  CHECK_OK(p->t, cpu->embed_order(p->cpu, (int32_t *)order->cpu, (const int32_t *)tokens->cpu,
-                                  (int)N));
-  CHECK_OK(p->t, gpu->embed_order(p->gpu, (int32_t *)order->gpu, (const int32_t *)tokens->gpu,
-                                  (int)N));
+  BOTH(p, embed_order, (int32_t *)HERE(order), (const int32_t *)HERE(tokens), (int)N);
   for (int count = 3; count > 0; count -= 2) {
     test_twin *grads = test_twin_normal(p, TEST_GRAD, words + 2 * GAP, 5, 1, 0);
-    CHECK_OK(p->t, cpu->embed_add(p->cpu, grads->cpu, parts, count, dout->cpu,
-                                  (const int32_t *)order->cpu, (int)N, C));
-    CHECK_OK(p->t, gpu->embed_add(p->gpu, grads->gpu, parts, count, dout->gpu,
-                                  (const int32_t *)order->gpu, (int)N, C));
+    BOTH(p, embed_add, HERE(grads), parts, count, HERE(dout), (const int32_t *)HERE(order),
+         (int)N, C);
     test_twin_compare(p, grads, "embed_add", 2, test_sum_noise((int)N, 2));
   }
   test_pair_clear(p);
@@ -435,7 +441,6 @@ static void test_cuda_embed(g2z_test *t) {
 }
 
 static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probability) {
-  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
   size_t width = (size_t)C, all = (size_t)N * width;
   test_twin *x = test_twin_normal(p, TEST_ACT, all, 1, 2, 0.5);
   test_twin *w = test_twin_normal(p, TEST_ACT, width, 2, 0.2, 1);
@@ -443,10 +448,8 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
   test_twin *y = test_twin_new(p, TEST_ACT, all);
   test_twin *mean = test_twin_new(p, TEST_F32, (size_t)N);
   test_twin *rstd = test_twin_new(p, TEST_F32, (size_t)N);
-  CHECK_OK(p->t, cpu->layernorm_fwd(p->cpu, y->cpu, (float *)mean->cpu, (float *)rstd->cpu, x->cpu,
-                                    w->cpu, b->cpu, N, C));
-  CHECK_OK(p->t, gpu->layernorm_fwd(p->gpu, y->gpu, (float *)mean->gpu, (float *)rstd->gpu, x->gpu,
-                                    w->gpu, b->gpu, N, C));
+  BOTH(p, layernorm_fwd, HERE(y), (float *)HERE(mean), (float *)HERE(rstd), HERE(x), HERE(w),
+       HERE(b), N, C);
   test_twin_compare(p, mean, "layernorm_fwd mean", 2, 2 * 0x1p-22);
   test_twin_compare(p, rstd, "layernorm_fwd rstd", 16, 0);
   test_twin_compare(p, y, "layernorm_fwd y", 1.01, 32 * 0x1p-23);
@@ -456,22 +459,14 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
   test_twin *dropped = test_twin_new(p, TEST_ACT, all);
   test_twin *dw = test_twin_new(p, TEST_GRAD, width), *db = test_twin_new(p, TEST_GRAD, width);
   test_twin *dbias = test_twin_new(p, TEST_GRAD, width);
-  test_state state = test_state_make(p, 1, 3);
-  g2z_dropout drop = test_dropout(state.cpu, probability, N > 2 ? N / 2 : 1), drop_gpu = drop;
-  drop_gpu.state = state.gpu;
+  test_dropouts drop = test_dropout_make(test_state_make(p, 1, 3), probability, N > 2 ? N / 2 : 1);
   for (int round = 0; round < 4; round++) {
     g2z_write res_mode = round % 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     g2z_write mode = round / 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-    void *no_bias = NULL;
     int with_bias = round != 1;
-    CHECK_OK(p->t, cpu->layernorm_bwd(p->cpu, dres->cpu, dropped->cpu, dw->cpu, db->cpu,
-                                      with_bias ? dbias->cpu : no_bias, dy->cpu, x->cpu, w->cpu,
-                                      (const float *)mean->cpu, (const float *)rstd->cpu, res_mode,
-                                      mode, &drop, N, C));
-    CHECK_OK(p->t, gpu->layernorm_bwd(p->gpu, dres->gpu, dropped->gpu, dw->gpu, db->gpu,
-                                      with_bias ? dbias->gpu : no_bias, dy->gpu, x->gpu, w->gpu,
-                                      (const float *)mean->gpu, (const float *)rstd->gpu, res_mode,
-                                      mode, &drop_gpu, N, C));
+    BOTH(p, layernorm_bwd, HERE(dres), HERE(dropped), HERE(dw), HERE(db),
+         with_bias ? HERE(dbias) : NULL, HERE(dy), HERE(x), HERE(w), (const float *)HERE(mean),
+         (const float *)HERE(rstd), res_mode, mode, &drop.on[on], N, C);
     double ulps = 1.01 + round; /* roundings of dres pile up over the rounds */
     double stored = ulps * test_eps(p->dtype) * 4; /* what one row may be off */
     test_twin_compare(p, dres, "layernorm_bwd dres", ulps, 64 * 0x1p-23);
@@ -707,8 +702,8 @@ static void test_head_sum(test_pair *p, const test_twin *sum, const test_twin *l
  * its loss and gradients are what to expect; NULL: they are, as p->cpu rounds them. */
 static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, int V, int chunk,
                                double spread, float scale) {
-  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
-  g2z_device *trains = exact ? exact : p->cpu;
+  test_pair training = *p;
+  if (exact) training.cpu = exact;
   int Vp = (V + 127) / 128 * 128;
   size_t width = (size_t)C, all = (size_t)N * width, words = (size_t)Vp * width;
   float dloss = 1.0f / (float)N;
@@ -732,14 +727,9 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
     *(double *)sum->cpu = 0.5;
     test_twin_send(p, sum);
-    CHECK_OK(p->t, cpu->head_loss(trains, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
-                                  dwte->cpu, G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
-                                  (const int32_t *)targets->cpu, dloss, state.cpu, (g2z_write)mode,
-                                  N, C, V, Vp, chunk));
-    CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
-                                  dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
-                                  (const int32_t *)targets->gpu, dloss, state.gpu, (g2z_write)mode,
-                                  N, C, V, Vp, chunk));
+    BOTH(&training, head_loss, (float *)HERE(losses), (double *)HERE(sum), HERE(dh), HERE(dwte),
+         G2Z_FP32, HERE(logits), HERE(h), HERE(wte), (const int32_t *)HERE(targets), dloss,
+         HERE(&state), (g2z_write)mode, N, C, V, Vp, chunk);
     double g = (double)dloss * (double)scale;
     double word = spread / sqrt((double)C) > 1 ? spread / sqrt((double)C) : 1; /* numbers of wte */
     test_twin_compare(p, losses, "head_loss losses", 8, 2 * logit + 1e-6);
@@ -755,34 +745,23 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   if (N <= chunk) { /* rounded at once */
     test_twin *narrow = test_twin_new(p, TEST_GRAD, words);
     g2z_dtype grad = p->cpu->grad_dtype;
-    CHECK_OK(p->t, cpu->head_loss(trains, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
-                                  narrow->cpu, grad, logits->cpu, h->cpu, wte->cpu,
-                                  (const int32_t *)targets->cpu, dloss, state.cpu, G2Z_OVERWRITE,
-                                  N, C, V, Vp, chunk));
-    CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
-                                  narrow->gpu, grad, logits->gpu, h->gpu, wte->gpu,
-                                  (const int32_t *)targets->gpu, dloss, state.gpu, G2Z_OVERWRITE,
-                                  N, C, V, Vp, chunk));
+    BOTH(&training, head_loss, (float *)HERE(losses), (double *)HERE(sum), HERE(dh), HERE(narrow),
+         grad, HERE(logits), HERE(h), HERE(wte), (const int32_t *)HERE(targets), dloss,
+         HERE(&state), G2Z_OVERWRITE, N, C, V, Vp, chunk);
     test_twin_compare(p, narrow, "head_loss dwte, rounded", 8,
                       (double)dloss * (double)scale * sqrt((double)N) * 4 *
                           (2 * logit + 4 * eps + 1e-6));
   }
   *(double *)sum->cpu = 0.5;
   test_twin_send(p, sum);
-  CHECK_OK(p->t, cpu->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, NULL, NULL,
-                                G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
-                                (const int32_t *)targets->cpu, 0, NULL, G2Z_OVERWRITE, N, C, V,
-                                Vp, chunk));
-  CHECK_OK(p->t, gpu->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, NULL, NULL,
-                                G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
-                                (const int32_t *)targets->gpu, 0, NULL, G2Z_OVERWRITE, N, C, V, Vp,
-                                chunk));
+  BOTH(p, head_loss, (float *)HERE(losses), (double *)HERE(sum), NULL, NULL, G2Z_FP32, HERE(logits),
+       HERE(h), HERE(wte), (const int32_t *)HERE(targets), 0, NULL, G2Z_OVERWRITE, N, C, V, Vp,
+       chunk);
   test_twin_compare(p, losses, "head_loss losses, no gradient", 8, 2 * rounded + 1e-6);
   test_head_sum(p, sum, losses);
   int n = N < 5 ? N : 5;
   test_twin *rows = test_twin_new(p, TEST_F32, (size_t)n * (size_t)V);
-  CHECK_OK(p->t, cpu->head_logits(p->cpu, (float *)rows->cpu, h->cpu, wte->cpu, n, C, V));
-  CHECK_OK(p->t, gpu->head_logits(p->gpu, (float *)rows->gpu, h->gpu, wte->gpu, n, C, V));
+  BOTH(p, head_logits, (float *)HERE(rows), HERE(h), HERE(wte), n, C, V);
   test_twin_compare(p, rows, "head_logits", 4, noise);
   test_pair_clear(p);
 }
@@ -970,8 +949,7 @@ static void test_cuda_sums(g2z_test *t) {
         test_sum_rows(&p, 40000, 7, write);
         test_twin *from = test_twin_normal(&p, TEST_GRAD, 5000, 1, 3, 0);
         test_twin *to = test_twin_normal(&p, TEST_GRAD, 5000, 2, 3, 0);
-        CHECK_OK(t, p.cpu->ops->grad_add(p.cpu, to->cpu, from->cpu, write, to->n));
-        CHECK_OK(t, p.gpu->ops->grad_add(p.gpu, to->gpu, from->gpu, write, to->n));
+        BOTH(&p, grad_add, HERE(to), HERE(from), write, to->n);
         test_twin_compare(&p, to, "grad_add", 0, 0);
         test_pair_clear(&p);
       }
@@ -1072,10 +1050,8 @@ static void test_cuda_optimizer(g2z_test *t) {
           pieces[i].elements = n * (size_t)(i + 1) / (size_t)count + (size_t)(i + 1 < count) -
                                pieces[i].begin;
         }
-        CHECK_OK(t, p.cpu->ops->grad_sumsq(p.cpu, row + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES,
-                                           grads->cpu, pieces, count));
-        CHECK_OK(t, p.gpu->ops->grad_sumsq(p.gpu, (double *)rows->gpu + k * G2Z_VERDICT_COLUMNS +
-                                               G2Z_VERDICT_SQUARES, grads->gpu, pieces, count));
+        BOTH(&p, grad_sumsq, (double *)HERE(rows) + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES,
+             HERE(grads), pieces, count);
         p.count--; /* released here: 27 of them would not fit the list */
         free(grads->cpu);
         p.gpu->ops->release(p.gpu, grads->block);
@@ -1212,7 +1188,6 @@ static void test_attention_compare(test_pair *p, const test_twin *twin, const ch
 static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float probability,
                                double spread) {
   if (test_attention_leaves_out(p->dtype, B * NH * T)) return;
-  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
   int C = NH * HS;
   size_t width = (size_t)C, N = (size_t)B * (size_t)T, heads = (size_t)B * (size_t)NH;
   double eps = test_attention_eps(p, spread);
@@ -1223,13 +1198,8 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   test_twin_send(p, qkv);
   test_twin *out = test_twin_new(p, TEST_ACT, N * width);
   test_twin *lse = test_twin_new(p, TEST_F32, heads * (size_t)T);
-  test_state state = test_state_make(p, 1, 19);
-  g2z_dropout drop = test_dropout(state.cpu, probability, T), drop_gpu = drop;
-  drop_gpu.state = state.gpu;
-  CHECK_OK(p->t, cpu->attention_fwd(p->cpu, out->cpu, (float *)lse->cpu, qkv->cpu, &drop, B, T, C,
-                                    NH));
-  CHECK_OK(p->t, gpu->attention_fwd(p->gpu, out->gpu, (float *)lse->gpu, qkv->gpu, &drop_gpu, B, T,
-                                    C, NH));
+  test_dropouts drop = test_dropout_make(test_state_make(p, 1, 19), probability, T);
+  BOTH(p, attention_fwd, HERE(out), (float *)HERE(lse), HERE(qkv), &drop.on[on], B, T, C, NH);
   snprintf(what, sizeof what, "attention_fwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
            (double)probability);
   test_attention_compare(p, out, what, 0, width, width, eps);
@@ -1244,12 +1214,8 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   snprintf(what, sizeof what, "attention_bwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
            (double)probability);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
-    CHECK_OK(p->t, cpu->attention_bwd(p->cpu, dqkv->cpu, dbias->cpu, dout->cpu, out->cpu,
-                                      (const float *)lse->cpu, qkv->cpu, (g2z_write)mode, &drop, B,
-                                      T, C, NH));
-    CHECK_OK(p->t, gpu->attention_bwd(p->gpu, dqkv->gpu, dbias->gpu, dout->gpu, out->gpu,
-                                      (const float *)lse->gpu, qkv->gpu, (g2z_write)mode,
-                                      &drop_gpu, B, T, C, NH));
+    BOTH(p, attention_bwd, HERE(dqkv), HERE(dbias), HERE(dout), HERE(out), (const float *)HERE(lse),
+         HERE(qkv), (g2z_write)mode, &drop.on[on], B, T, C, NH);
     double largest = 0, column = 0; /* an element; the norm of a column */
     for (size_t x = 0; x < 3 * width; x++) {
       double squares = 0;

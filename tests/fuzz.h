@@ -52,9 +52,8 @@ static void fuzz_walk(g2z_json *json) {
 /* Any bytes through the JSON reader. What a typed walk accepts, skip accepts, and
  * what is written from it is accepted again. */
 static int fuzz_json(const uint8_t *data, size_t size) {
-  g2z_services services;
+  g2z_services services = {0};
   g2z_json json;
-  memset(&services, 0, sizeof services);
   g2z_json_open(&json, &services, "fuzz", data, size);
   fuzz_walk(&json);
   g2z_status walked = g2z_json_close(&json);
@@ -70,10 +69,9 @@ static int fuzz_json(const uint8_t *data, size_t size) {
 /* Any bytes as an experiment's file. One that is accepted can be shown. */
 static void fuzz_summary_line(void *user, const char *text) { *(size_t *)user += strlen(text); }
 static int fuzz_summary(const uint8_t *data, size_t size) {
-  g2z_services services;
+  g2z_services services = {0};
   g2z_summary *summary;
   size_t shown = 0;
-  memset(&services, 0, sizeof services);
   fuzz_check(g2z_summary_create(&services, "point", &summary) == G2Z_OK);
   if (g2zp_summary_parse(summary, "fuzz", (const char *)data, size) == G2Z_OK) {
     g2z_summary_print(summary, fuzz_summary_line, &shown);
@@ -85,12 +83,10 @@ static int fuzz_summary(const uint8_t *data, size_t size) {
 
 /* Any bytes as a vocabulary file. One that is accepted must encode the same bytes as a text. */
 static int fuzz_vocab(const uint8_t *data, size_t bytes) {
-  g2z_services services;
+  g2z_services services = {0};
   g2z_tokenizer *tokenizer;
   g2z_encoder *encoder;
-  g2z_tokens tokens;
-  memset(&services, 0, sizeof services);
-  memset(&tokens, 0, sizeof tokens);
+  g2z_tokens tokens = {0};
   g2z_status status = g2z_tokenizer_parse(&services, "fuzz", data, bytes, &tokenizer);
   if (status != G2Z_OK) {
     fuzz_check(!tokenizer && services.error[0]);
@@ -124,15 +120,13 @@ static int fuzz_equal(const g2z_tokens *a, const g2z_tokens *b) {
 
 /* Any bytes as a text: learnt from, cut, encoded and decoded, against what must hold for each. */
 static int fuzz_encode(const uint8_t *data, size_t bytes) {
-  g2z_services services;
+  g2z_services services = {0};
   g2z_bpe_trainer *trainer;
   g2z_tokenizer *tokenizer;
   g2z_encoder *encoder;
-  g2z_tokens whole, other;
+  g2z_tokens whole = {0}, other;
   char *text;
   size_t length, cut = g2z_encode_cut(data, bytes);
-  memset(&services, 0, sizeof services);
-  memset(&whole, 0, sizeof whole);
   memset(&other, 0, sizeof other);
   fuzz_check(cut <= bytes);
   fuzz_check(g2z_bpe_trainer_create(&services, &trainer) == G2Z_OK);
@@ -172,13 +166,11 @@ static int fuzz_encode(const uint8_t *data, size_t bytes) {
 
 /* Any bytes as a token shard, which may shrink while it is read. */
 static int fuzz_shard(const uint8_t *data, size_t size) {
-  g2z_services services;
-  g2z_loader_config config;
+  g2z_services services = {0};
+  g2z_loader_config config = {0};
   g2z_loader *loader;
   char path[64];
   if (size < 4) return 0;
-  memset(&services, 0, sizeof services);
-  memset(&config, 0, sizeof config);
   int file = memfd_create("shard", MFD_CLOEXEC);
   fuzz_check(file >= 0 && write(file, data + 4, size - 4) == (ssize_t)(size - 4));
   snprintf(path, sizeof path, "/proc/self/fd/%d", file);
@@ -298,11 +290,10 @@ static int fuzz_mask(const uint8_t *data, size_t size) {
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
 static int fuzz_safetensors(const uint8_t *data, size_t size) {
   const g2z_model_config tiny = {1, 1, 8, 4, 3, 2};
-  g2z_services services;
+  g2z_services services = {0};
   g2z_model_config model;
   g2z__safetensors *file;
   fuzz_make_directory();
-  memset(&services, 0, sizeof services);
   if (size < 1) return 0;
   if (data[0] & 1) {
     fuzz_put("config.json", data + 1, size - 1);
@@ -338,16 +329,13 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
 /* internals */
 /* trainer_state.json as it is parsed behind its checksum. */
 static int fuzz_state(const uint8_t *data, size_t size) {
-  g2z_services services;
-  g2z__saved saved;
-  memset(&services, 0, sizeof services);
-  memset(&saved, 0, sizeof saved);
+  g2z_services services = {0};
+  g2z__saved saved = {0};
   g2z_status status = g2z__saved_parse(&services, "state", (const char *)data, size, &saved);
   fuzz_check(status == G2Z_OK || services.error[0]);
   for (size_t i = 0; status == G2Z_OK && i < saved.span_count; i++)
     fuzz_check(saved.spans[i].file >= 0 && saved.spans[i].file < saved.file_count);
-  g2z_loader loader;
-  memset(&loader, 0, sizeof loader);
+  g2z_loader loader = {0};
   loader.config.seq = 1;
   loader.sequences = saved.sequences;
   loader.global = 7;
@@ -359,11 +347,9 @@ static int fuzz_state(const uint8_t *data, size_t size) {
 /* internals */
 /* The note of a run as it is parsed behind its checksum. */
 static int fuzz_note(const uint8_t *data, size_t size) {
-  g2z_services services;
-  g2z_run run;
+  g2z_services services = {0};
+  g2z_run run = {0};
   char *text = (char *)malloc(size + 1);
-  memset(&services, 0, sizeof services);
-  memset(&run, 0, sizeof run);
   if (!text) return 0;
   if (size) memcpy(text, data, size);
   text[size] = 0;
@@ -380,10 +366,8 @@ static int fuzz_note(const uint8_t *data, size_t size) {
 
 /* What `nsys stats` printed, or what passes for it. */
 static int fuzz_stats(const uint8_t *data, size_t size) {
-  g2z_services services;
-  g2zp_profile profile;
-  memset(&services, 0, sizeof services);
-  memset(&profile, 0, sizeof profile);
+  g2z_services services = {0};
+  g2zp_profile profile = {0};
   profile.services = &services;
   g2z_status status = g2zp_stats_read(&profile, "stats", (const char *)data, size);
   fuzz_check(status == G2Z_OK || services.error[0]);
@@ -400,11 +384,10 @@ static int fuzz_stats(const uint8_t *data, size_t size) {
 
 /* The first two bytes say where metrics.jsonl ends and training_metrics.json begins. */
 static int fuzz_report(const uint8_t *data, size_t size) {
-  g2z_services services;
+  g2z_services services = {0};
   char *text = NULL;
   size_t bytes = 0;
   char path[128];
-  memset(&services, 0, sizeof services);
   fuzz_make_directory();
   if (size < 2) return 0;
   size_t cut = (size_t)(data[0] | data[1] << 8) % (size - 1);

@@ -81,7 +81,8 @@ static void test_status(g2z_test *t, const char *file, int line, const char *tex
   else if (part && !strstr(services->error, part))
     test_fail(t, file, line, "%s said \"%s\", which lacks \"%s\"", text, services->error, part);
 }
-#define CHECK_OK(t, call) test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
+#define CHECK_OK(t, call) \
+  test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
 
 #define SKIP(t, reason)                                     \
   do {                                                      \
@@ -96,6 +97,53 @@ static const char *test_path(const g2z_test *t, const char *name) {
   char *path = paths[turn++ % 4];
   snprintf(path, 512, "%.250s/%.250s", t->directory, name);
   return path;
+}
+
+static const char *test_text_list(const char *format, va_list arguments) {
+  static char texts[64][4096];
+  static int turn;
+  char *text = texts[turn++ % 64];
+  vsnprintf(text, sizeof *texts, format, arguments);
+  return text;
+}
+
+/* A text in one of 64 buffers, which take turns. */
+G2Z_PRINTF(1, 2)
+static const char *test_text(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const char *text = test_text_list(format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+/* "DIRECTORY/..." likewise. */
+G2Z_PRINTF(2, 3)
+static const char *test_at(const g2z_test *t, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const char *name = test_text_list(format, arguments);
+  va_end(arguments);
+  return test_text("%s/%s", t->directory, name);
+}
+
+/* All of these parts are in the text. */
+#define CHECK_HAS(t, text, ...) \
+  test_has(t, __FILE__, __LINE__, text, __VA_ARGS__, (const char *)NULL)
+static void test_has(g2z_test *t, const char *file, int line, const char *text, ...) {
+  va_list parts;
+  va_start(parts, text);
+  for (const char *part; (part = va_arg(parts, const char *)) != NULL;) {
+    t->checks++;
+    if (!strstr(text, part)) test_fail(t, file, line, "\"%s\" lacks \"%s\"", text, part);
+  }
+  va_end(parts);
+}
+
+static int test_times(const char *text, const char *part) {
+  int times = 0;
+  for (; text && (text = strstr(text, part)) != NULL; text++) times++;
+  return times;
 }
 
 static void test_write_file(g2z_test *t, const char *path, const void *bytes, size_t count) {
@@ -117,6 +165,31 @@ static int test_files_count(const g2z_test *t, const char *below) {
   int count = glob(pattern, 0, NULL, &found) == 0 ? (int)found.gl_pathc : 0;
   globfree(&found);
   return count;
+}
+
+/* The text of a file below the test's directory: eight are there at a time. One that cannot be read
+ * is a failure, and "". */
+G2Z_PRINTF(2, 3)
+static char *test_read(g2z_test *t, const char *format, ...) {
+  static char *texts[8], none[1];
+  static int turn;
+  static g2z_services services;
+  char **text = &texts[turn++ % 8];
+  size_t bytes;
+  va_list arguments;
+  va_start(arguments, format);
+  const char *path = test_at(t, "%s", test_text_list(format, arguments));
+  va_end(arguments);
+  free(*text);
+  *text = NULL;
+  g2z_status status = g2z_read_file(&services, path, (size_t)1 << 26, text, &bytes);
+  CHECK_STATUS(t, status, G2Z_OK, &services, NULL);
+  return status == G2Z_OK ? *text : none;
+}
+
+/* Whether there is such a file or directory below the test's directory. */
+static int test_there(const g2z_test *t, const char *name) {
+  return access(test_at(t, "%s", name), F_OK) == 0;
 }
 
 static int test_files_equal(g2z_test *t, const char *path, const void *bytes, size_t count) {
@@ -165,12 +238,29 @@ static int test_shell(const char *line, char *output, size_t room) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* A shell command on paths of the test. */
-static void test_sh(g2z_test *t, const char *format, const char *one, const char *two) {
-  char command[2048];
-  CHECK(t, snprintf(command, sizeof command, format, one, two) < (int)sizeof command);
+/* A shell command in the test's directory, which must succeed. */
+G2Z_PRINTF(2, 3)
+static void test_sh(g2z_test *t, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const char *line = test_text_list(format, arguments);
+  va_end(arguments);
   fflush(stdout);
-  CHECK(t, system(command) == 0);
+  t->checks++;
+  if (system(test_text("cd '%s' && { %s; }", t->directory, line)) != 0)
+    test_fail(t, __FILE__, __LINE__, "failed: %s", line);
+}
+
+/* --help of a program lists the flags that docs/flags.md lists. */
+static void test_help(g2z_test *t, const char *name, const char *program) {
+  char said[4096];
+  const char *want = test_at(t, "flags_wanted");
+  int code = test_shell(test_text("awk '/^## /{on=$2 == \"./%s\"} on && /^  --/{print $1}' "
+                                  "docs/flags.md > '%s'; '%s' --help | awk '/^  --/{print $1}' | "
+                                  "diff - '%s' && [ -s '%s' ]", name, want, program, want, want),
+                        said, sizeof said);
+  t->checks++;
+  if (code != 0) test_fail(t, __FILE__, __LINE__, "%s --help and docs/flags.md: %s", name, said);
 }
 
 /* ----- random numbers, configs and plans --------------------------------- */
@@ -180,7 +270,8 @@ static uint32_t test_bpe_random(uint32_t *state) {
   return *state >> 8;
 }
 
-static g2z_train_config test_config_of(int layers, int heads, int channels, int context, int vocab) {
+static g2z_train_config test_config_of(int layers, int heads, int channels, int context,
+                                       int vocab) {
   g2z_train_config config = g2z_train_config_default();
   config.model.layers = layers;
   config.model.heads = heads;
@@ -212,8 +303,8 @@ static int test_wants(g2z_dtype dtype) {
   return !wanted || strstr(wanted, g2z_dtype_text(dtype));
 }
 
-/* fp32's kernels, arithmetic on shared memory, take minutes for each shape where a tool follows every
- * access: G2Z_TEST_FP32_QUERIES leaves out what has more of them. */
+/* fp32's kernels, arithmetic on shared memory, take minutes for each shape where a tool follows
+ * every access: G2Z_TEST_FP32_QUERIES leaves out what has more of them. */
 static int test_attention_leaves_out(g2z_dtype dtype, int queries) {
   const char *most = getenv("G2Z_TEST_FP32_QUERIES");
   return most && dtype != G2Z_FP16 && dtype != G2Z_BF16 && queries > atoi(most);
@@ -267,6 +358,18 @@ static void test_tokens(int32_t *tokens, size_t count, int vocab, uint64_t seed)
   }
 }
 
+/* Random tokens below 61, for a step of 96 at most. */
+typedef struct test_batch {
+  int32_t x[96], y[96];
+} test_batch;
+
+static test_batch test_some_batch(void) {
+  test_batch batch;
+  test_tokens(batch.x, 96, 61, 5);
+  test_tokens(batch.y, 96, 61, 6);
+  return batch;
+}
+
 /* Runs `steps` steps on one batch; losses[i] is the loss of step i. */
 static void test_steps(g2z_test *t, g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                        int steps, float *losses, g2z_report *last) {
@@ -283,16 +386,22 @@ static void test_steps(g2z_test *t, g2z_trainer *trainer, const int32_t *x, cons
 
 /* ----- runs -------------------------------------------------------------- */
 
+/* A shard of these tokens in the test's directory. */
+static void test_shard(g2z_test *t, const char *name, g2z_shard_format format, const int32_t *ids,
+                       int count) {
+  g2z_shard_writer *writer = NULL;
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, name), format, &writer));
+  if (writer) CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)count));
+  if (writer) CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+}
+
 /* A shard of byte-level tokens, so regular that a tiny model learns it: "0 1 2 ... 9 0 1 ...". */
 static void test_run_shard(g2z_test *t, const char *name, int tokens) {
   int32_t ids[2048];
-  g2z_shard_writer *writer = NULL;
   for (int i = 0; i < tokens && i < 2048; i++)
     ids[i] = i % 2 ? 220 : 15 + i / 2 % 10; /* a space; the digits */
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, name), G2Z_SHARD_LLMC, &writer));
-  if (writer) CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)tokens));
-  if (writer) CHECK_OK(t, g2z_shard_writer_commit(writer));
-  g2z_shard_writer_free(writer);
+  test_shard(t, name, G2Z_SHARD_LLMC, ids, tokens);
 }
 
 /* 8 steps in 2 epochs of 4, two batches of validation. Paths are copied: they must outlive it. */
@@ -424,27 +533,36 @@ static void test_run_schema(g2z_test *t, const char *text, size_t bytes, const c
   }
 }
 
-/* Runs `train ARGUMENTS` through the shell; returns the exit code, -1 when it did not exit. */
-static int test_train(g2z_test *t, const char *arguments, char *output, size_t room) {
+static const char *test_train_program(void) {
   const char *program = getenv("G2Z_TRAIN"); /* another build of it, such as a sanitized one */
-  char command[2048];
-  size_t used = 0, got;
-  snprintf(command, sizeof command, "%s %s 2>&1", program ? program : "./train", arguments);
-  fflush(stdout);
-  FILE *pipe = popen(command, "r");
-  output[0] = 0;
-  CHECK(t, pipe != NULL);
-  if (!pipe) return -1;
-  while ((got = fread(output + used, 1, room - 1 - used, pipe)) > 0) used += got;
-  output[used] = 0;
-  int status = pclose(pipe);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return program ? program : "./train";
 }
 
-static int test_train_is_there(void) {
-  const char *program = getenv("G2Z_TRAIN");
-  return access(program ? program : "./train", X_OK) == 0;
+/* Runs `train ARGUMENTS` through the shell; returns the exit code, -1 when it did not exit. */
+static int test_train(g2z_test *t, const char *arguments, char *output, size_t room) {
+  (void)t;
+  return test_shell(test_text("%s %s 2>&1", test_train_program(), arguments), output, room);
 }
+
+/* The same; it must end with `code`. What it printed is there until the next call. */
+G2Z_PRINTF(3, 4)
+static const char *test_trains(g2z_test *t, int code, const char *format, ...) {
+  static char output[1 << 16];
+  va_list arguments;
+  va_start(arguments, format);
+  const char *line = test_text_list(format, arguments);
+  va_end(arguments);
+  int got = test_train(t, line, output, sizeof output);
+  t->checks++;
+  if (got != code)
+    test_fail(t, __FILE__, __LINE__, "train %s ended with %d, expected %d: %s", line, got, code,
+              output);
+  return output;
+}
+
+static int test_train_is_there(void) { return access(test_train_program(), X_OK) == 0; }
+#define TRAIN_OR_SKIP(t) \
+  if (!test_train_is_there()) SKIP(t, "./train is not built: make train")
 
 /* ----- checkpoints ------------------------------------------------------- */
 
@@ -505,11 +623,11 @@ enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * Z
 /* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
  * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
  * matrix. In stage 3 more blocks take turns than have a place. Every other time there are so many
- * words that a step's tokens are few beside them, and the embedding's gradient goes as rows.
- * What rounding may do stays small by eps, as AdamW's first steps are lr * g / (|g| + eps): with the
- * usual 1e-8 a gradient that is zero but for its rounding moves a weight by lr either way, and losses
- * of fp16 differ by 1e-3 for some seeds. From the usual first loss scale some seeds overflow in one
- * run and not in the other, and losses differ by the step that is skipped. */
+ * words that a step's tokens are few beside them, and the embedding's gradient goes as rows. What
+ * rounding may do stays small by eps, as AdamW's first steps are lr * g / (|g| + eps): with the
+ * usual 1e-8 a gradient that is zero but for its rounding moves a weight by lr either way, and
+ * losses of fp16 differ by 1e-3 for some seeds. From the usual first loss scale some seeds overflow
+ * in one run and not in the other, and losses differ by the step that is skipped. */
 static g2z_train_config zero_config(int index, int device, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
   int column = index % ZERO_COLUMNS;
@@ -531,6 +649,20 @@ static g2z_train_config zero_config(int index, int device, int world, g2z_dtype 
   config.optimizer.loss_scale = 1024;
   config.optimizer.warmup = 0;
   return config;
+}
+
+static void rank_sleep(double seconds) {
+  struct timespec pause = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+  while (nanosleep(&pause, &pause) != 0) {
+  }
+}
+
+/* A rank program's context, on a CPU or a GPU. */
+static g2z_status rank_context(g2z_services *services, int gpu, g2z_context **context) {
+  memset(services, 0, sizeof *services);
+  g2z_context_config cc = g2z_context_config_default(services);
+  cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  return g2z_context_create(&cc, context);
 }
 
 /* ----- ranks: real processes ---------------------------------------------
@@ -598,9 +730,22 @@ static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **
   return pid;
 }
 
-/* Starts the words of `line`, the first of which is a name for `program`, as ranks first..last of
- * `world`, by hand as a user would. A `variable` ("NAME=value", or NULL) comes first in their
- * environment, and so counts. */
+/* Starts a program as `rank` of ranks->world, by hand as a user would. A `variable` ("NAME=value",
+ * or NULL) comes first in its environment, and so counts. */
+static void test_ranks_launch(g2z_test *t, test_ranks *ranks, int rank, const char *variable,
+                              const char *program, char **argv) {
+  const char *extra[] = {variable ? variable : "MASTER_ADDR=127.0.0.1",
+                         test_text("RANK=%d", rank), test_text("WORLD_SIZE=%d", ranks->world),
+                         "MASTER_ADDR=127.0.0.1", test_text("MASTER_PORT=%d", ranks->port),
+                         "OMP_NUM_THREADS=1",
+                         test_text("G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port)};
+  char **environment = test_ranks_environment(extra, 7);
+  ranks->pid[rank] = test_ranks_exec(t, program, argv, environment,
+                                     test_ranks_file(t, ranks, rank));
+  free(environment);
+}
+
+/* Starts the words of `line`, the first of which is a name for `program`, as ranks first..last. */
 static void test_ranks_program(g2z_test *t, test_ranks *ranks, int first, int last,
                                const char *variable, const char *program, const char *line) {
   char copy[2048], *argv[TEST_WORDS] = {NULL};
@@ -608,28 +753,15 @@ static void test_ranks_program(g2z_test *t, test_ranks *ranks, int first, int la
   CHECK(t, snprintf(copy, sizeof copy, "%s", line) < (int)sizeof copy);
   for (char *word = strtok(copy, " "); word && words < TEST_WORDS - 1; word = strtok(NULL, " "))
     argv[words++] = word;
-  for (int rank = first; rank <= last; rank++) {
-    char text[6][64];
-    const char *extra[7] = {variable, text[0], text[1], text[2], text[3], text[4], text[5]};
-    snprintf(text[0], 64, "RANK=%d", rank);
-    snprintf(text[1], 64, "WORLD_SIZE=%d", ranks->world);
-    snprintf(text[2], 64, "MASTER_ADDR=127.0.0.1");
-    snprintf(text[3], 64, "MASTER_PORT=%d", ranks->port);
-    snprintf(text[4], 64, "OMP_NUM_THREADS=1");
-    snprintf(text[5], 64, "G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port);
-    char **environment = test_ranks_environment(variable ? extra : extra + 1, variable ? 7 : 6);
-    ranks->pid[rank] = test_ranks_exec(t, program, argv, environment,
-                                       test_ranks_file(t, ranks, rank));
-    free(environment);
-  }
+  for (int rank = first; rank <= last; rank++)
+    test_ranks_launch(t, ranks, rank, variable, program, argv);
 }
 
 /* Starts `--rank-program PROGRAM ARGUMENTS` so. */
 static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
                              const char *variable, const char *arguments) {
-  char line[600];
-  snprintf(line, sizeof line, "test_gpt2 --rank-program %s", arguments);
-  test_ranks_program(t, ranks, first, last, variable, "/proc/self/exe", line);
+  test_ranks_program(t, ranks, first, last, variable, "/proc/self/exe",
+                     test_text("test_gpt2 --rank-program %s", arguments));
 }
 
 static void test_ranks_open(test_ranks *ranks, int world) {
@@ -699,4 +831,26 @@ static void test_ranks_check(g2z_test *t, const char *file, int line, const test
 
 static void test_ranks_free(g2z_test *t, test_ranks *ranks) {
   for (int r = 0; r < TEST_RANKS; r++) g2z_release(&t->services, ranks->output[r]);
+}
+
+/* All ranks end with this code and say this, within `seconds`. */
+static void test_ranks_end(g2z_test *t, test_ranks *ranks, double seconds, int code,
+                           const char *says) {
+  test_ranks_wait(t, ranks, seconds);
+  for (int r = 0; r < ranks->world; r++) CHECK_RANK(t, ranks, r, code, says);
+  test_ranks_free(t, ranks);
+}
+
+/* A rank program on `world` ranks, which end so within two minutes. */
+G2Z_PRINTF(5, 6)
+static void test_ranks_job(g2z_test *t, int world, int code, const char *says, const char *format,
+                           ...) {
+  test_ranks ranks;
+  va_list arguments;
+  va_start(arguments, format);
+  const char *line = test_text_list(format, arguments);
+  va_end(arguments);
+  test_ranks_open(&ranks, world);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, line);
+  test_ranks_end(t, &ranks, 120, code, says);
 }

@@ -1,6 +1,6 @@
 /* Tests of the room model: golden values of another implementation, gradients against differences,
- * and whole models on a GPU against the same on the CPU. Tests that use private names of the header:
- * golden_*, finite_differences; "internals" stands above what writes such names. */
+ * and whole models on a GPU against the same on the CPU. Tests that use private names of the
+ * header: golden_*, finite_differences; "internals" stands above what writes such names. */
 
 /* ----- golden values ------------------------------------------------------ */
 
@@ -35,11 +35,11 @@ static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count)
   return tokens;
 }
 
-/* How far a type's results may be from those of fp32. Values are rounded where they are stored, some
- * thirty times between a token and its loss, each time by half a unit in the last place at most and
- * at random: sqrt(30) / 2 units of what they are, and three times that for the largest of many. AdamW
- * divides by a gradient's size, so a rounded gradient moves ten steps' losses by as much again. tf32
- * rounds the inputs of products alone, to as many bits as fp16 has. */
+/* How far a type's results may be from those of fp32. Values are rounded where they are stored,
+ * some thirty times between a token and its loss, each time by half a unit in the last place at
+ * most and at random: sqrt(30) / 2 units of what they are, and three times that for the largest of
+ * many. AdamW divides by a gradient's size, so a rounded gradient moves ten steps' losses by as
+ * much again. tf32 rounds the inputs of products alone, to as many bits as fp16 has. */
 typedef struct golden_bounds {
   g2z_device_kind device;
   g2z_dtype dtype;
@@ -119,8 +119,8 @@ static void test_tensors(g2z_test *t, const g2z_plan *plan, test_tensor each, vo
 }
 
 /* The L2 error of a gradient against its norm. Adding a constant to every key of a head shifts all
- * scores of a query alike: the key bias has no gradient but rounding, which is held against the norm
- * of the bias's other two thirds. */
+ * scores of a query alike: the key bias has no gradient but rounding, which is held against the
+ * norm of the bias's other two thirds. */
 static void test_gradient_near(g2z_test *t, const char *name, const float *got, const float *want,
                                size_t count, double bound) {
   double error = 0, norm = 0;
@@ -180,7 +180,8 @@ static void test_golden_adamw_on(g2z_test *t, const golden_bounds *bounds, int t
   g2z_report report;
   size_t count, steps;
   REQUIRE_OK(t, test_golden_open(t, bounds, tune, &config, &tt));
-  int32_t *x = test_golden_tokens(t, "step_x", &count), *y = test_golden_tokens(t, "step_y", &count);
+  int32_t *x = test_golden_tokens(t, "step_x", &count);
+  int32_t *y = test_golden_tokens(t, "step_y", &count);
   float *want = test_golden(t, "step_loss", &steps);
   CHECK(t, steps == 10 && count == 600);
   for (size_t s = 0; s < steps; s++) {
@@ -215,69 +216,67 @@ static void test_cuda_golden(g2z_test *t) {
 
 /* ----- finite differences, causality -------------------------------------- */
 
+typedef struct test_slopes {
+  const g2z_train_config *config;
+  float *weights;
+  int tensors;                   /* that have been looked at */
+} test_slopes;
+
 /* internals */
-/* Along a random direction in each tensor: (loss(w + h d) - loss(w - h d)) / 2h against grad . d.
- * The loss has about 1e-7 of rounding: with h d of norm 1e-2 that is 1e-5 of slope. */
+/* Along a random direction d of norm 1: (loss(w + h d) - loss(w - h d)) / 2h against grad . d. The
+ * loss has about 1e-7 of rounding: with h d of norm 2e-2 that is 1e-5 of slope. */
+static void test_slope(g2z_test *t, void *user, const char *name, g2z_param param, size_t at,
+                       size_t elements) {
+  test_slopes *s = (test_slopes *)user;
+  double *d = (double *)malloc(elements * sizeof *d), losses[3], norm = 0, slope = 0, h = 2e-2;
+  float *moved = (float *)malloc(elements * sizeof *moved);
+  test_batch b = test_some_batch();
+  (void)name, (void)param;
+  for (size_t i = 0; i < elements; i++) {
+    double four[4];
+    g2z__normal4(100 + (uint64_t)s->tensors, i, four);
+    d[i] = four[0];
+    norm += d[i] * d[i];
+  }
+  for (int side = -1; side <= 1; side++) {
+    test_trainer tt;
+    g2z_report report;
+    REQUIRE_OK(t, test_trainer_open(t, s->config, &tt));
+    for (size_t i = 0; i < elements; i++)
+      moved[i] = (float)((double)s->weights[at + i] + side * h * d[i] / sqrt(norm));
+    CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, tt.trainer->plan->parameters,
+                                  s->weights));
+    CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, at, elements, moved));
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, b.x, b.y, &report));
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    losses[side + 1] = (double)report.loss;
+    if (side == 0) CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, elements, moved));
+    for (size_t i = 0; i < elements && side == 0; i++)
+      slope += (double)moved[i] * d[i] / sqrt(norm);
+    test_trainer_close(&tt);
+  }
+  CHECK_NEAR(t, slope, (losses[2] - losses[0]) / (2 * h), 3e-5 + 0.01 * fabs(slope));
+  s->tensors++;
+  free(moved);
+  free(d);
+}
+
+/* internals */
+/* A tensor whose gradient is not the slope of the loss, with dropout. */
 static void test_finite_differences(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 2, 32, 12, 61);
   config.optimizer.lr = config.optimizer.min_lr = 0; /* a step measures and does not move */
-  config.dropout = 0.2f; /* the mask is keyed by the step: each trainer's first step draws the same */
-  const g2z_plan *plan;
-  int32_t x[24], y[24];
-  test_tokens(x, 24, 61, 1);
-  test_tokens(y, 24, 61, 2);
-  plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
-  float *weights = (float *)malloc(plan->parameters * sizeof(float));
-  float *grads = (float *)malloc(plan->parameters * sizeof(float));
+  config.dropout = 0.2f; /* keyed by the step: each trainer's first step draws the same mask */
+  const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
+  test_slopes slopes = {&config, (float *)malloc(plan->parameters * sizeof(float)), 0};
   for (size_t i = 0; i < plan->parameters; i += 4) {
     double four[4];
     g2z__normal4(7, i / 4, four);
-    for (int k = 0; k < 4; k++) weights[i + (size_t)k] = (float)(0.15 * four[k]);
+    for (int k = 0; k < 4; k++) slopes.weights[i + (size_t)k] = (float)(0.15 * four[k]);
   }
-  for (int unit = 0, probe = 0; unit < plan->units; unit++) {
-    size_t at = plan->unit[unit].canonical;
-    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      g2z_param_info info = g2z_param_describe(&config.model, (g2z_param)p);
-      if (info.unit != plan->unit[unit].kind) continue;
-      double losses[3], norm = 0, slope = 0, h = 2e-2;
-      for (size_t i = 0; i < info.elements; i++) {
-        double four[4];
-        g2z__normal4(100 + (uint64_t)probe, i, four);
-        norm += four[0] * four[0];
-      }
-      for (int side = -1; side <= 1; side++) {
-        test_trainer tt;
-        g2z_report report;
-        REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, weights));
-        float *moved = (float *)malloc(info.elements * sizeof(float));
-        for (size_t i = 0; i < info.elements; i++) {
-          double four[4];
-          g2z__normal4(100 + (uint64_t)probe, i, four);
-          moved[i] = (float)((double)weights[at + i] + side * h * four[0] / sqrt(norm));
-        }
-        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, at, info.elements, moved));
-        CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
-        CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
-        losses[side + 1] = (double)report.loss;
-        if (side == 0) {
-          CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, info.elements, grads));
-          for (size_t i = 0; i < info.elements; i++) {
-            double four[4];
-            g2z__normal4(100 + (uint64_t)probe, i, four);
-            slope += (double)grads[i] * four[0] / sqrt(norm);
-          }
-        }
-        free(moved);
-        test_trainer_close(&tt);
-      }
-      CHECK_NEAR(t, slope, (losses[2] - losses[0]) / (2 * h), 3e-5 + 0.01 * fabs(slope));
-      at += info.elements;
-      probe++;
-    }
-  }
-  free(weights);
-  free(grads);
+  test_tensors(t, plan, test_slope, &slopes);
+  CHECK(t, slopes.tensors == 2 * 12 + 4);
+  free(slopes.weights);
 }
 
 /* No token sees a later one, in logits of any length. */
@@ -396,9 +395,9 @@ static void test_both_near(g2z_test *t, void *user, const char *name, g2z_param 
 }
 
 /* Random configs against the CPU in fp32: each tensor's gradient, and the losses and norms of three
- * steps. The bounds are those of golden_bounds' comment: a relative error of 3 sqrt(30) / 2 units in
- * the last place for a tensor of one micro-step; fp32's sums run in another order, over up to 65,536
- * terms. G2Z_TEST_CONFIGS tries more configs. */
+ * steps. The bounds are those of golden_bounds' comment: a relative error of 3 sqrt(30) / 2 units
+ * in the last place for a tensor of one micro-step; fp32's sums run in another order, over up to
+ * 65,536 terms. G2Z_TEST_CONFIGS tries more configs. */
 static void test_cuda_gradients(g2z_test *t) {
   CUDA_OR_SKIP(t);
   static const double bounds[] = {2e-5, 8e-3, 8e-3, 6e-2}; /* by i % 4, as the types */
@@ -472,23 +471,20 @@ static g2z_status resume_end(g2z_trainer *trainer, g2z_status status, float *wei
   return status;
 }
 
-/* resume DEVICE DIRECTORY: for each case one training that saves in the middle, one that goes on from
- * there, and one from the beginning, both with the first one's tuning table. */
+/* resume DEVICE DIRECTORY: for each case one training that saves in the middle, one that goes on
+ * from there, and one from the beginning, both with the first one's tuning table. */
 static int rank_resume(int argc, char **argv) {
   g2z_services services;
   g2z_context *context = NULL;
-  g2z_context_config cc = g2z_context_config_default(&services);
-  memset(&services, 0, sizeof services);
   if (argc != 2) return 2;
-  cc.device = atoi(argv[0]) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
-  g2z_status status = g2z_context_create(&cc, &context);
+  g2z_status status = rank_context(&services, atoi(argv[0]), &context);
   int wrong = 0;
   for (int i = 0; i < RESUME_CASES && status == G2Z_OK; i++) {
     float seen[3][RESUME_STEPS][2], *weights[3] = {NULL, NULL, NULL};
     char saved[600], tuning[600];
     g2z_train_config config = resume_config(i);
     g2z_trainer *trainer = NULL;
-    if (cc.device == G2Z_DEVICE_CPU) config.graph = 0;
+    if (!atoi(argv[0])) config.graph = 0; /* a CPU has none */
     snprintf(saved, sizeof saved, "%.500s/case%d", argv[1], i);
     snprintf(tuning, sizeof tuning, "%.500s/tuning%d.txt", argv[1], i);
     memset(seen, 0, sizeof seen);
@@ -525,12 +521,8 @@ static int rank_resume(int argc, char **argv) {
 static void test_cuda_resume(g2z_test *t) {
   CUDA_OR_SKIP(t);
   int world = g2z_device_count(G2Z_DEVICE_CUDA) > 1 ? 2 : 1;
-  char arguments[600];
   test_ranks ranks;
-  snprintf(arguments, sizeof arguments, "resume 1 %s", t->directory);
   test_ranks_open(&ranks, world);
-  test_ranks_start(t, &ranks, 0, world - 1, NULL, arguments);
-  test_ranks_wait(t, &ranks, 300);
-  for (int r = 0; r < world; r++) CHECK_RANK(t, &ranks, r, 0, NULL);
-  test_ranks_free(t, &ranks);
+  test_ranks_start(t, &ranks, 0, world - 1, NULL, test_text("resume 1 %s", t->directory));
+  test_ranks_end(t, &ranks, 300, 0, NULL);
 }

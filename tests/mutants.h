@@ -1,23 +1,24 @@
 /* Faults on purpose. G2Z_MUTANT=NAME breaks one thing in every device and communicator that a test
- * opens: ops and collectives are tables, so a wrapped entry calls the real one and changes what goes
- * in or what comes out. G2Z_MUTANT_DEVICE, "cpu" or "cuda", says in which backend. tests/mutants.sh
- * runs against each mutant the tests that its row names; one that passes all of them is a hole in the
- * tests. All changes may be recorded in a graph: they are copies and zeros in the device's queue. */
+ * opens: ops and collectives are tables, so a wrapped entry calls the real one and changes what
+ * goes in or what comes out. G2Z_MUTANT_DEVICE, "cpu" or "cuda", says in which backend.
+ * tests/mutants.sh runs against each mutant the tests that its row names; one that passes all of
+ * them is a hole in the tests. All changes may be recorded in a graph: they are copies and zeros in
+ * the device's queue. */
 
 /* Columns: the name; what is wrong; the tests that could see it on a CPU, and on a GPU. */
 #define MUTANT_LIST(X)                                                                             \
   X(embed_last_row, "the last token's embedding is zero",                                          \
     "ops_embedding golden_forward", "cuda_embed cuda_golden")                                      \
-  X(embed_position, "the second token has the first one's embedding",                               \
+  X(embed_position, "the second token has the first one's embedding",                              \
     "ops_embedding golden_forward", "cuda_embed cuda_golden")                                      \
   X(embed_mask, "forward drops other elements of the embedding than backward",                     \
-    "ops_dropout finite_differences", "cuda_embed cuda_gradients")                                 \
+    "ops_embedding finite_differences", "cuda_embed cuda_gradients")                               \
   X(embed_bwd_row, "the last token gives wte and wpe no gradient",                                 \
     "ops_embedding golden_gradients", "cuda_embed cuda_golden")                                    \
   X(embed_bwd_overwrite, "wpe's gradient forgets the micro-steps before",                          \
     "ops_embedding accumulation", "cuda_embed cuda_gradients")                                     \
   X(embed_bwd_mask, "wte's gradient has another dropout mask than forward",                        \
-    "ops_dropout finite_differences", "cuda_embed cuda_gradients")                                 \
+    "ops_embedding finite_differences", "cuda_embed cuda_gradients")                               \
   X(embed_add_part, "the last part of wte's rows gets nothing",                                    \
     "ops_embedding zero_alone", "cuda_embed cuda_gradients")                                       \
   X(norm_mean, "a row is centred for backward with another row's mean",                            \
@@ -41,7 +42,7 @@
   X(norm_residual, "the residual's gradient is overwritten",                                       \
     "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
   X(norm_mask, "the projection's gradient has another dropout mask than forward",                  \
-    "ops_dropout finite_differences", "cuda_layernorm cuda_gradients")                             \
+    "ops_layernorm finite_differences", "cuda_layernorm cuda_gradients")                           \
   X(linear_bias, "a product adds the first row of its weights as bias",                            \
     "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
   X(linear_residual, "a product leaves the residual out",                                          \
@@ -49,7 +50,7 @@
   X(linear_row, "a product leaves the last row as it was",                                         \
     "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
   X(linear_mask, "a projection drops other elements than backward",                                \
-    "ops_dropout finite_differences", "cuda_linear cuda_gradients")                                \
+    "ops_linear finite_differences", "cuda_linear cuda_gradients")                                 \
   X(gelu_slope, "the last row's GELU has slope zero",                                              \
     "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
   X(data_slope, "backward leaves GELU's slope out",                                                \
@@ -75,7 +76,7 @@
   X(attention_lse, "a row's softmax is normalised for backward as its neighbour",                  \
     "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
   X(attention_dropout, "forward drops other weights than backward",                                \
-    "ops_dropout finite_differences", "cuda_attention cuda_gradients")                             \
+    "ops_attention finite_differences", "cuda_attention cuda_gradients")                           \
   X(attention_dq, "queries get no gradient",                                                       \
     "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
   X(attention_dk, "keys get no gradient",                                                          \
@@ -103,7 +104,7 @@
   X(head_overwrite, "the LM head's part forgets the micro-steps before",                           \
     "ops_head accumulation", "cuda_head cuda_gradients")                                           \
   X(norm_of_grads, "the norm leaves the last range out",                                           \
-    "ops_sums_and_casts zero_equal", "cuda_optimizer cuda_golden")                     \
+    "ops_sums_and_casts zero_equal", "cuda_optimizer cuda_golden")                                 \
   X(decide_tokens, "the loss is the mean over twice as many tokens",                               \
     "ops_decide golden_gradients", "cuda_optimizer cuda_golden")                                   \
   X(decide_clip, "gradients are not clipped",                                                      \
@@ -117,7 +118,7 @@
   X(adamw_range, "the last range of weights stays as it was",                                      \
     "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
   X(cast_tail, "a cast to gradients leaves out the last eight",                                    \
-    "ops_sums_and_casts", "cuda_cast cuda_gradients")                                                   \
+    "ops_sums_and_casts", "cuda_cast cuda_gradients")                                              \
   X(add_overwrite, "the shard of sums forgets the micro-steps before",                             \
     "ops_sums_and_casts zero_equal", "cuda_sums")                                                  \
   X(next_embed, "the last of several sequences does not get its next token",                       \
@@ -127,9 +128,9 @@
   X(draw_seed, "tokens are drawn with another seed", "model_generates", "cuda_draw")               \
   X(gather_once, "one all-gather or broadcast is left out", "zero_equal", "cuda_zero")             \
   X(reduce_once, "one reduction is left out", "zero_equal", "cuda_zero")                           \
-  X(reduce_stale, "every seventh sum is added to what lay in its place", "zero_equal", "cuda_zero")  \
+  X(reduce_stale, "every seventh sum is added to what lay in its place", "zero_equal", "cuda_zero")\
   X(reduce_overwrite, "sums forget the micro-steps before", "zero_equal", "cuda_zero")             \
-  X(rows_once, "the other ranks' rows of wte's gradient stay away once", "zero_equal", "cuda_zero") \
+  X(rows_once, "the other ranks' rows of wte's gradient stay away once", "zero_equal", "cuda_zero")\
   X(verdict_own, "each rank decides by its own verdict alone", "zero_equal", "cuda_zero")
 
 typedef enum mutant {
@@ -196,13 +197,14 @@ static g2z_status mutant_move(g2z_device *device, g2z_dtype dtype, void *to, siz
   return mutant_copy(device, (char *)to + at * size, (char *)to + from * size, count * size);
 }
 
-/* Zeroes columns [at, at + count) of the first `rows` rows of `stride` elements; to NULL: nothing. */
+/* Zeroes columns [at, at + count) of the first `rows` rows of `stride` elements. */
 static g2z_status mutant_zero(g2z_device *device, g2z_dtype dtype, void *to, size_t rows,
                               size_t stride, size_t at, size_t count) {
   size_t size = mutant_bytes(device, dtype);
   if (!to || !rows) return G2Z_OK;
   if (device->kind == G2Z_DEVICE_CPU) {
-    for (size_t r = 0; r < rows; r++) memset((char *)to + (r * stride + at) * size, 0, count * size);
+    for (size_t r = 0; r < rows; r++)
+      memset((char *)to + (r * stride + at) * size, 0, count * size);
     return G2Z_OK;
   }
 #ifdef __CUDACC__

@@ -238,10 +238,12 @@ static void test_ops_round(g2z_test *t) {
     CHECK(t, g2z__round(dtype, INFINITY) == INFINITY && g2z__round(dtype, -INFINITY) == -INFINITY);
     CHECK(t, signbit(g2z__round(dtype, -0.0f)) && signbit(g2z__round(dtype, -1e-45f)));
   }
-  CHECK(t, g2z__round(G2Z_FP16, 65504.0f) == 65504.0f && g2z__round(G2Z_FP16, 65519.99f) == 65504.0f);
+  CHECK(t, g2z__round(G2Z_FP16, 65504.0f) == 65504.0f);
+  CHECK(t, g2z__round(G2Z_FP16, 65519.99f) == 65504.0f);
   CHECK(t, g2z__round(G2Z_FP16, 65520.0f) == INFINITY && g2z__round(G2Z_FP16, -3e38f) == -INFINITY);
   CHECK(t, g2z__round(G2Z_FP16, 0.1f) == 0.0999755859375f);
-  CHECK(t, g2z__round(G2Z_BF16, 0.1f) == 0.10009765625f && g2z__round(G2Z_BF16, 3.4e38f) == INFINITY);
+  CHECK(t, g2z__round(G2Z_BF16, 0.1f) == 0.10009765625f);
+  CHECK(t, g2z__round(G2Z_BF16, 3.4e38f) == INFINITY);
   CHECK(t, g2z__round(G2Z_FP32, 0.1f) == 0.1f && g2z__round(G2Z_TF32, 0.1f) == 0.1f);
 }
 
@@ -854,60 +856,6 @@ static void test_ops_head(g2z_test *t) {
   ops_each(t, ops_head, shapes, 4);
 }
 
-/* ----- dropout ---------------------------------------------------------- */
-
-static void test_ops_dropout(g2z_test *t) {
-  ops_env e;
-  ops_open(&e, t, G2Z_FP32, G2Z_FP32);
-  int B = 4, T = 64, C = 256, N = B * T;
-  size_t n = (size_t)(N * C);
-  float *ones = ops_filled(&e, (size_t)C, 1), *none = ops_filled(&e, (size_t)(T * C), 0);
-  float *mask = ops_filled(&e, n, 777), *other = ops_filled(&e, n, 777);
-  int32_t *tokens = (int32_t *)calloc((size_t)N, sizeof *tokens);
-  g2z_dropout d = *ops_dropout(&e, 0.2f, T);
-  OPS_RUN(&e, embed_fwd, mask, tokens, ones, none, &d, B, T, C);
-  long kept = 0, wrong = 0, pairs = 0;
-  for (size_t i = 0; i < n; i++) {
-    kept += mask[i] != 0;
-    wrong += mask[i] != 0 && mask[i] != 1.0f / (1.0f - 0.2f);
-    pairs += i + 1 < n && mask[i] != 0 && mask[i + 1] != 0;
-  }
-  CHECK(t, wrong == 0);
-  /* Binomial: standard deviations of 102 and about 150; five of them. */
-  CHECK_NEAR(t, (double)kept, 0.8 * (double)n, 512);
-  CHECK_NEAR(t, (double)pairs, 0.64 * (double)n, 750);
-
-  /* The mask of a step, site or sequence is its own, and comes back with them. */
-  for (int change = 0; change < 4; change++) {
-    g2z_dropout changed = d;
-    g2z_step_state later = e.state;
-    changed.state = &later;
-    if (change == 0) later.step++;
-    if (change == 1) changed.site++;
-    if (change == 2) changed.seed ^= 1ull << 40;
-    if (change == 3) changed.first += changed.stride; /* each sequence becomes the next one */
-    OPS_RUN(&e, embed_fwd, other, tokens, ones, none, &changed, B, T, C);
-    long same = 0;
-    for (size_t i = 0; i < n; i++) same += (other[i] != 0) == (mask[i] != 0);
-    CHECK_NEAR(t, (double)same, 0.68 * (double)n, 750);
-    if (change == 3)
-      CHECK(t, memcmp(other, mask + T * C, (size_t)((B - 1) * T * C) * sizeof *mask) == 0);
-  }
-
-  /* Forward and backward drop the same: into the residual, and back out of it. */
-  float *x = ops_filled(&e, (size_t)N, 1), *w = ops_filled(&e, (size_t)C, 1);
-  float *zeros = ops_filled(&e, n, 0), *y = ops_filled(&e, n, 777), *dres = ops_filled(&e, n, 1);
-  float *dropped = ops_filled(&e, n, 777), *sums = ops_filled(&e, (size_t)(3 * C), 0);
-  float *mean = ops_filled(&e, (size_t)N, 0), *rstd = ops_filled(&e, (size_t)N, 1);
-  OPS_RUN(&e, linear_fwd, y, NULL, x, w, zeros, zeros, &d, N, 1, C);
-  CHECK(t, memcmp(y, mask, n * sizeof *y) == 0);
-  OPS_RUN(&e, layernorm_bwd, dres, dropped, sums, sums + C, sums + 2 * C, zeros, zeros, w, mean,
-          rstd, G2Z_ACCUMULATE, G2Z_OVERWRITE, &d, N, C);
-  CHECK(t, memcmp(dropped, mask, n * sizeof *y) == 0);
-  free(tokens);
-  ops_close(&e);
-}
-
 /* ----- end of a step ---------------------------------------------------- */
 
 static g2z_optimizer_config ops_optimizer(void) {
@@ -1167,8 +1115,8 @@ static int ops_threads; /* how many of OpenMP's an op may take */
 static void *ops_on_thread(void *t) {
   static void (*const runs[])(g2z_test *) = {
       test_ops_linear,    test_ops_layernorm, test_ops_attention, test_ops_attention_range,
-      test_ops_embedding, test_ops_head,      test_ops_dropout,   test_ops_decide,
-      test_ops_adamw,     test_ops_sums_and_casts};
+      test_ops_embedding, test_ops_head,      test_ops_decide,    test_ops_adamw,
+      test_ops_sums_and_casts};
 #if defined(_OPENMP)
   omp_set_num_threads(ops_threads);
 #endif
@@ -1176,7 +1124,7 @@ static void *ops_on_thread(void *t) {
   return NULL;
 }
 
-/* All of the above on a stack of 64 KiB, with 1, 2 and 3 threads: all buffers have the same bits. */
+/* All of the above on a stack of 64 KiB, with 1, 2 and 3 threads: buffers have the same bits. */
 static void test_ops_threads(g2z_test *t) {
   uint64_t first = 0;
   pthread_attr_t small;

@@ -121,12 +121,6 @@ static int rank_mismatch(int argc, char **argv) {
 
 /* ----- rank programs: where one rank dies, hangs or leaves ----- */
 
-static void rank_sleep(double seconds) {
-  struct timespec pause = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
-  while (nanosleep(&pause, &pause) != 0) {
-  }
-}
-
 /* internals */
 /* "loop TURNS RANK WHAT": all turn in small steps; at step 20 one RANK does WHAT. */
 static int rank_loop(int argc, char **argv) {
@@ -303,15 +297,15 @@ static void test_places(g2z_test *t) {
       {"RANK=2 WORLD_SIZE=4 MASTER_PORT=29500", 2, 4, 2, 4, "torchrun", "127.0.0.1", 29500,
        "torchrun - - 29500 4"},
       {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node7 MASTER_PORT=29400 "
-       "TORCHELASTIC_RUN_ID=abc TORCHELASTIC_RESTART_COUNT=2", 5, 8, 1, 4, "torchrun", "node7", 29400,
-       "torchrun abc 2 29400 8"},
-      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=10.0.0.7 MASTER_PORT=1", 5, 8, 1, 0, "torchrun",
-       "10.0.0.7", 1, "torchrun - - 1 8"},
+       "TORCHELASTIC_RUN_ID=abc TORCHELASTIC_RESTART_COUNT=2", 5, 8, 1, 4, "torchrun", "node7",
+       29400, "torchrun abc 2 29400 8"},
+      {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=10.0.0.7 MASTER_PORT=1", 5, 8, 1, 0,
+       "torchrun", "10.0.0.7", 1, "torchrun - - 1 8"},
       {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=2 G2Z_RUN_ID=mine", 1, 2, 1, 2,
        "torchrun", "127.0.0.1", 2, "mine"},
       /* torchrun, started by mpirun */
-      {"RANK=1 WORLD_SIZE=2 MASTER_PORT=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 1, 2, 1, 2,
-       "torchrun", "127.0.0.1", 2, "torchrun - - 2 2"},
+      {"RANK=1 WORLD_SIZE=2 MASTER_PORT=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 1, 2, 1,
+       2, "torchrun", "127.0.0.1", 2, "torchrun - - 2 2"},
       {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
        "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=77", 3, 4, 3, 4, "openmpi", "127.0.0.1", 0,
        "openmpi 77 -"},
@@ -362,7 +356,7 @@ static void test_places_refused(g2z_test *t) {
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=0", "MASTER_PORT=0: must be"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=65535", "MASTER_PORT=65535: must be"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=2", "LOCAL_RANK=2: must be"},
-      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=1", "LOCAL_RANK=1: must be"},
+      {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=1", "LOCAL_RANK=1: must"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3: must be"},
       {"RANK=0 WORLD_SIZE=2 MASTER_PORT=1 MASTER_ADDR=n1", "set LOCAL_RANK"},
       {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_PORT=1", "set MASTER_ADDR"},
@@ -371,8 +365,8 @@ static void test_places_refused(g2z_test *t) {
        "OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun -x MASTER_ADDR=HOST"},
       {"PMI_RANK=0 PMI_SIZE=4", "set LOCAL_RANK, RANK and WORLD_SIZE"},
       {"PMI_RANK=0 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "set MASTER_ADDR"},
-      {"SLURM_NTASKS=8 SLURM_PROCID=0", "SLURM_NTASKS=8, but this process is no task of a step: use "
-                                        "srun"},
+      {"SLURM_NTASKS=8 SLURM_PROCID=0",
+       "SLURM_NTASKS=8, but this process is no task of a step: use srun"},
       {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS=2 is set, but SLURM_PROCID is not"},
       {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[1-2]",
        "set MASTER_ADDR to its host"},
@@ -383,7 +377,7 @@ static void test_places_refused(g2z_test *t) {
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z_place place;
-    CHECK_STATUS(t, test_place(t, cases[i][0], &place), G2Z_BAD_ARGUMENT, &t->services, cases[i][1]);
+    CHECK_BAD(t, test_place(t, cases[i][0], &place), cases[i][1]);
   }
 }
 
@@ -412,8 +406,6 @@ typedef struct test_scene {
 
 static const test_scene test_scenes[] = {
     ALL("ranks_calls", "calls", 2, 0, NULL, NULL),
-    ALL("ranks_calls", "calls", 3, 0, NULL, NULL),
-    ALL("ranks_calls", "calls", 4, 0, NULL, NULL),
     ALL("ranks_calls", "calls", 5, 0, NULL, NULL),
     ALL("ranks_calls", "stream", 3, 0, NULL, NULL),
     APART("ranks_refusals", "calls build=one", "calls build=other", 3, 2, 1,
@@ -432,15 +424,11 @@ static const test_scene test_scenes[] = {
     HIT("ranks_killed", "", 1, 70, "fault of rank 1: rank 1 on ", NULL, SIGKILL, 0.013),
     HIT("ranks_killed", "", 2, 70, "fault of rank 2: rank 2 on ", NULL, SIGKILL, 0.026),
     HIT("ranks_killed", "", 3, 70, "fault of rank 3: rank 3 on ", NULL, SIGKILL, 0.039),
-    HIT("ranks_killed", "", 0, 70, "fault of rank 0: rank 0 on ", NULL, SIGKILL, 0.052),
-    HIT("ranks_killed", "", 1, 70, "fault of rank 1: rank 1 on ", NULL, SIGKILL, 0.065),
     HIT("ranks_killed", " handler=0", 2, 3, "failed: another rank died, or does not answer: rank 2",
         NULL, SIGKILL, 0.1),
     HIT("ranks_killed", " handler=0", 0, 3, "failed: another rank died, or does not answer: rank 0",
         NULL, SIGKILL, 0.1),
     LOOP("ranks_killed", "9999 0 die", 0, 137, "rank 0 on "), /* at its first heartbeat */
-    LOOP("ranks_killed", "9999 3 die", 3, 137, "rank 3 on "),
-    LOOP("ranks_killed", "9999 0 die", 0, 137, "rank 0 on "),
     LOOP("ranks_killed", "9999 3 die", 3, 137, "rank 3 on "),
     HIT("ranks_stopped", " silence=0.7", 1, 70, "fault of rank 1: rank 1 on ", "does not answer",
         SIGSTOP, 0.1),
@@ -519,9 +507,7 @@ static void test_ranks_scenes(g2z_test *t) {
 
 /* All ranks of a job end with 0. */
 static void test_ranks_fine(g2z_test *t, test_ranks *ranks) {
-  test_ranks_wait(t, ranks, 20);
-  for (int r = 0; r < ranks->world; r++) CHECK_RANK(t, ranks, r, 0, NULL);
-  test_ranks_free(t, ranks);
+  test_ranks_end(t, ranks, 20, 0, NULL);
 }
 
 static void test_ranks_refusals(g2z_test *t) {
@@ -841,9 +827,7 @@ static void test_ranks_siphash(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z__siphash(message, message, cases[i].bytes, mac);
     for (int k = 0; k < 16; k++) snprintf(hex + 2 * k, 3, "%02x", mac[k]);
-    t->checks++;
-    if (strcmp(hex, cases[i].mac))
-      test_fail(t, __FILE__, __LINE__, "%zu bytes: %s, not %s", cases[i].bytes, hex, cases[i].mac);
+    CHECK_HAS(t, hex, cases[i].mac);
   }
 }
 
@@ -877,8 +861,6 @@ static void test_ranks_flight(g2z_test *t) {
   g2z_ranks_config config = g2z_ranks_config_default();
   g2z_ranks *ranks;
   static volatile uint32_t progress = 77;
-  char *text;
-  size_t bytes;
   int lines = 0;
   CHECK_OK(t, g2z_ranks_join(&t->services, &config, &ranks));
   if (!ranks) return;
@@ -888,8 +870,7 @@ static void test_ranks_flight(g2z_test *t) {
   }
   g2z__ranks_progress(ranks, &progress);
   CHECK_OK(t, g2z_ranks_write_flight(ranks, &t->services, test_path(t, "flight.jsonl")));
-  CHECK_OK(t, g2z_read_file(&t->services, test_path(t, "flight.jsonl"), 1 << 20, &text, &bytes));
-  for (char *line = text; line && *line; lines++) {
+  for (const char *line = test_read(t, "flight.jsonl"); *line; lines++) {
     static const char *const names[] = {"sequence", "step", "bucket", "progress"};
     int64_t values[4] = {0, 0, 0, 0}, sequence = lines ? 3000 - 1024 + lines : 3000;
     size_t length = strcspn(line, "\n");
@@ -909,23 +890,16 @@ static void test_ranks_flight(g2z_test *t) {
     line += length + (line[length] == '\n');
   }
   CHECK(t, lines == 1025);
-  g2z_release(&t->services, text);
   g2z_ranks_leave(ranks);
 }
 
 /* ----- processes that start ranks ----- */
 
-static int test_ranks_lines(const char *text, const char *part) {
-  int count = 0;
-  for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
-  return count;
-}
-
 /* Until rank 0 has said this so often. */
 static void test_ranks_until(g2z_test *t, const test_ranks *ranks, const char *part, int times,
                              double seconds, char text[4096]) {
   double end = g2z_seconds() + seconds;
-  for (text[0] = 0; test_ranks_lines(text, part) < times && g2z_seconds() < end; rank_sleep(0.01))
+  for (text[0] = 0; test_times(text, part) < times && g2z_seconds() < end; rank_sleep(0.01))
     test_ranks_peek(t, ranks, 0, text, 4096);
   CHECK(t, g2z_seconds() < end);
 }
@@ -971,7 +945,7 @@ static void test_ranks_spawn(g2z_test *t) {
     CHECK(t, kill(ranks.pid[0], orphan ? SIGKILL : SIGTERM) == 0);
     test_ranks_wait(t, &ranks, 20);
     CHECK_RANK(t, &ranks, 0, orphan ? 137 : 75, NULL);
-    if (!orphan) CHECK(t, test_ranks_lines(ranks.output[0], "got signal 15") == 3);
+    if (!orphan) CHECK(t, test_times(ranks.output[0], "got signal 15") == 3);
     for (const char *at = text; (at = strstr(at, "process ")) != NULL; at++)
       CHECK(t, test_process_ends(atoi(at + 8)));
   }
@@ -1001,93 +975,59 @@ static void test_ranks_mpirun(g2z_test *t) {
   }
 }
 
-/* Flags for a tiny model on a shard in the test's directory; the run goes to "run" there. */
-static void test_ranks_flags(g2z_test *t, char *config, size_t room) {
-  uint16_t tokens[4096];
-  for (int i = 0; i < 4096; i++) tokens[i] = (uint16_t)(i * 7 % 220);
-  test_write_file(t, test_path(t, "shard.bin"), tokens, sizeof tokens);
-  snprintf(config, room,
-           "--train %s --device cpu --dtype fp32 --layers 1 --channels 32 --context 16 --batch 2 "
-           "--vocab-size 220 --sample-tokens 0 --run-dir %s/run", test_path(t, "shard.bin"),
-           t->directory);
-}
-
-/* ./train as ranks of its own, and what it leaves. */
+/* ./train as ranks of its own, and what it leaves; its secrets stay out of files. */
 static void test_ranks_train(g2z_test *t) {
   static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
-  static const char *const keys[] = {"\"checkpoint_path\"", "\"rank0_host\"", "\"world_size\": 2",
-                                     "\"git_commit\"", "\"slurm\": {", "\"env\": {",
-                                     "\"nccl_env\": {", "\"launcher\": \"ranks\"",
-                                     "\"NCCL_DEBUG\": \"INFO\""};
-  char output[16384], arguments[1500], config[700], directory[600];
-  size_t bytes;
-  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
-  test_ranks_flags(t, config, sizeof config);
-  snprintf(arguments, sizeof arguments, "--ranks 2 --steps 3 --nccl-logs %s", config);
+  TRAIN_OR_SKIP(t);
   setenv("SLURM_JWT", "not for files", 1);
   setenv("G2Z_SECRET", "not for files either", 1);
-  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  const char *said = test_trains(t, 0, "--ranks 2 --steps 3 --nccl-logs --batch 2 "
+                                 "--sample-tokens 0 --run-dir %s %s", test_at(t, "run"),
+                                 test_tiny(t));
   unsetenv("SLURM_JWT");
   unsetenv("G2Z_SECRET");
-  CHECK(t, test_ranks_lines(output, "RUN_COMPLETE") == 1 && strstr(output, "world_size=2"));
-  if (t->failures) printf("%s", output);
-  snprintf(directory, sizeof directory, "%s", test_path(t, "run"));
-  for (int i = 0; i < 3; i++) {
-    char *text = test_run_read(t, directory, files[i], &bytes);
-    for (size_t k = 0; i == 0 && k < sizeof keys / sizeof *keys; k++)
-      CHECK(t, text && strstr(text, keys[k]) != NULL);
-    CHECK(t, text && !strstr(text, "not for files"));
-    g2z_release(&t->services, text);
-  }
-  snprintf(arguments, sizeof arguments, "--gpus 99 %s", config);
-  CHECK(t, test_train(t, arguments, output, sizeof output) == 1);
-  CHECK(t, strstr(output, "--gpus 99, but this process sees ") != NULL);
+  CHECK(t, test_times(said, "RUN_COMPLETE") == 1 && strstr(said, "world_size=2"));
+  CHECK_HAS(t, test_read(t, "run/%s", files[0]), "\"checkpoint_path\"", "\"rank0_host\"",
+            "\"world_size\": 2", "\"git_commit\"", "\"slurm\": {", "\"env\": {",
+            "\"nccl_env\": {", "\"launcher\": \"ranks\"", "\"NCCL_DEBUG\": \"INFO\"");
+  for (int i = 0; i < 3; i++)
+    CHECK(t, !strstr(test_read(t, "run/%s", files[i]), "not for files"));
+  CHECK_HAS(t, test_trains(t, 1, "--gpus 99 %s", test_tiny(t)),
+            "--gpus 99, but this process sees ");
 }
 
 /* Four ranks of ./train by hand, where nobody looks after them; those of `victims` (a bit each) are
  * killed in one moment. The others leave and name one of these, in RUN_FAILED.json too. */
-static void test_ranks_train_kill(g2z_test *t, const char *config, int turn, int victims) {
-  const char *program = getenv("G2Z_TRAIN");
-  char output[4096], line[1500], directory[600], name[64];
-  size_t bytes;
-  test_ranks ranks;
-  test_ranks_open(&ranks, 4);
-  snprintf(line, sizeof line, "train %s%d --steps 100000000", config, turn);
-  test_ranks_program(t, &ranks, 0, 3, NULL, program ? program : "./train", line);
-  test_ranks_until(t, &ranks, "step 1/", 1, 20, output);
-  rank_sleep(0.2);
-  double begin = g2z_seconds();
-  for (int r = 0; r < 4; r++)
-    if (victims >> r & 1) CHECK(t, kill(ranks.pid[r], SIGKILL) == 0);
-  test_ranks_wait(t, &ranks, 20);
-  snprintf(directory, sizeof directory, "%s/run%d", t->directory, turn);
-  char *text = test_run_read(t, directory, "RUN_FAILED.json", &bytes);
-  const char *at = text ? strstr(text, "\"rank\": ") : NULL;
-  const char *by = text ? strstr(text, "\"reported_by_rank\": ") : NULL;
-  const int writer = by ? atoi(by + 20) : -1;
-  CHECK(t, at && victims >> atoi(at + 8) & 1);
-  CHECK(t, writer >= 0 && writer < 4 && !(victims >> writer & 1));
-  g2z_release(&t->services, text);
-  for (int r = 0; r < 4; r++) {
-    if (victims >> r & 1) {
-      CHECK_RANK(t, &ranks, r, 128 + SIGKILL, NULL);
-      continue;
-    }
-    CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, "train: rank ");
-    CHECK_RANK(t, &ranks, r, G2Z_EXIT_LOST, " died: its connection closed without a goodbye, in ");
-    CHECK(t, ranks.ended[r] - begin < 10);
-    snprintf(name, sizeof name, "run%d/flight_rank_%d.jsonl", turn, r);
-    CHECK(t, access(test_path(t, name), R_OK) == 0);
-  }
-  test_ranks_free(t, &ranks);
-}
-
 static void test_ranks_train_killed(g2z_test *t) {
   static const int victims[] = {4, 1, 3, 5, 3, 9};
-  char config[700];
-  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
-  test_ranks_flags(t, config, sizeof config);
-  for (int turn = 0; turn < 6; turn++) test_ranks_train_kill(t, config, turn, victims[turn]);
+  TRAIN_OR_SKIP(t);
+  for (int turn = 0; turn < 6; turn++) {
+    test_ranks ranks;
+    const char *run = test_text("run%d", turn);
+    int dead = victims[turn], named = -1, writer = -1;
+    test_train_open(t, &ranks, 4, test_text("%s --steps 100000000 --batch 2", test_digits(t, run)));
+    test_wait_for(t, run, 1);
+    rank_sleep(0.2);
+    double begin = g2z_seconds();
+    for (int r = 0; r < 4; r++)
+      if (dead >> r & 1) CHECK(t, kill(ranks.pid[r], SIGKILL) == 0);
+    test_ranks_wait(t, &ranks, 20);
+    const char *text = test_read(t, "run%d/RUN_FAILED.json", turn);
+    const char *at = strstr(text, "\"rank\": ");
+    CHECK(t, at && sscanf(at, "\"rank\": %d", &named) == 1 && dead >> named & 1);
+    at = strstr(text, "\"reported_by_rank\": ");
+    CHECK(t, at && sscanf(at, "\"reported_by_rank\": %d", &writer) == 1);
+    CHECK(t, writer >= 0 && writer < 4 && !(dead >> writer & 1));
+    for (int r = 0; r < 4; r++) {
+      int killed = dead >> r & 1;
+      CHECK_RANK(t, &ranks, r, killed ? 128 + SIGKILL : G2Z_EXIT_LOST, killed ? NULL :
+                 " died: its connection closed without a goodbye, in ");
+      CHECK(t, ranks.ended[r] - begin < 10);
+      CHECK(t, killed || test_there(t, test_text("run%d/flight_rank_%d.jsonl", turn, r)));
+      if (!killed) CHECK_HAS(t, ranks.output[r], "train: rank ");
+    }
+    test_ranks_free(t, &ranks);
+  }
 }
 
 /* What the scripts hand to srun, which is played by one that prints its arguments and what rank 0
@@ -1113,7 +1053,7 @@ static void test_slurm_scripts(g2z_test *t) {
       {"srun", "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\n"
                "echo \"address $MASTER_ADDR, secret of ${#G2Z_SECRET}\"; exit 75\n"},
       {"scontrol", "#!/bin/sh\n[ \"$*\" = 'show hostnames n[07-08]' ] && printf 'n07\\nn08\\n'\n"}};
-  char line[1500], output[8192], want[1500];
+  char output[8192];
   if (access("slurm/train.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run it in the repository");
   if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
   CHECK(t, test_shell("for f in slurm/* tests/*.sh; do bash -n $f 2>&1 || exit 1; done", output,
@@ -1125,17 +1065,14 @@ static void test_slurm_scripts(g2z_test *t) {
     CHECK(t, chmod(test_path(t, fakes[i][0]), 0755) == 0);
   }
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    snprintf(line, sizeof line,
-             "env -u SLURM_SUBMIT_DIR -u MASTER_ADDR -u G2Z_SECRET PATH='%s':\"$PATH\" "
-             "RUN_DIR='%s/run' SLURM_JOB_NODELIST='n[07-08]' %s bash slurm/%s 2>&1",
-             t->directory, t->directory, cases[i].variables, cases[i].script);
-    CHECK(t, test_shell(line, output, sizeof output) == 75); /* srun's code is the job's */
-    size_t used = 0;
-    for (const char *c = cases[i].want; *c; c++)
-      used += (size_t)snprintf(want + used, sizeof want - used, *c == '@' ? "%s" : "%.1s",
-                               *c == '@' ? t->directory : c);
-    t->checks++;
-    if (!strstr(output, want))
-      test_fail(t, __FILE__, __LINE__, "%s\n  wanted %s\n  got %s", line, want, output);
+    const char *line = test_text("env -u SLURM_SUBMIT_DIR -u MASTER_ADDR -u G2Z_SECRET "
+                                 "PATH='%s':\"$PATH\" RUN_DIR='%s/run' "
+                                 "SLURM_JOB_NODELIST='n[07-08]' %s bash slurm/%s 2>&1 | "
+                                 "sed \"s#%s#@#g\"; exit ${PIPESTATUS[0]}",
+                                 t->directory, t->directory, cases[i].variables, cases[i].script,
+                                 t->directory);
+    test_write_file(t, test_path(t, "line"), line, strlen(line));
+    CHECK(t, test_shell(test_text("bash '%s'", test_path(t, "line")), output, sizeof output) == 75);
+    CHECK_HAS(t, output, cases[i].want); /* srun's code, 75, is the job's */
   }
 }
