@@ -116,7 +116,7 @@ typedef struct options {
        "positions: the longest sequence")                                                         \
   FLAG(TRAINING, "vocab-size", INT, shape.vocab, 2, 65536, "N", "tokens that the model knows")    \
   FLAG(EXPERIMENTS, "global-batch", INT, global_batch, 1, 2147483647, "N",                        \
-       "sequences per step, however many ranks: --batch is the most, --accum comes of both")      \
+       "sequences per step on any number of ranks: --batch limits a micro-step, --accum follows") \
   FLAG(TRAINING, "batch", INT, train.batch, 1, 1048576, "N", "sequences per micro-step and rank") \
   FLAG(TRAINING & ~EXPERIMENTS, "seq", INT, seq, 1, 1048576, "N",                                 \
        "tokens per sequence [context]")                                                           \

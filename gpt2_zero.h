@@ -3700,8 +3700,8 @@ static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
     {20240801, "a shard of llm.c with uint32 tokens of Llama 3: prepare the text with GPT-2's "
                "vocabulary"},
     {G2Z__MASK_MAGIC, "the mask of a token shard: narrow the pattern, as to *.bin"},
-    {20240522, "an evaluation file of llm.c, such as HellaSwag's, not a token shard: name shards "
-               "that prepare_data made of a text"}};
+    {20240522, "an evaluation file of llm.c, such as HellaSwag's, not a token shard: --eval reads "
+               "it; name shards that prepare_data made of a text"}};
 
 /* Text is the file that is named by mistake most often. Of GPT-2's tokens in prose or code one in
  * fifteen looks like two printable bytes, so that 32 of them in a row are not tokens. */
@@ -11076,7 +11076,7 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (!state)
     return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
                     "checkpoint: %s", directory, weights ? "weights but " : "",
-                    weights ? "begin a new training from them with init_from"
+                    weights ? "begin a new training from them, --init-from"
                             : "name a step-NNNNNN directory of a run");
   G2Z__TRY(g2z_join_path(services, directory, "trainer_state.json", &path));
   g2z_status status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
