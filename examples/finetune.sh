@@ -26,9 +26,9 @@ vocab=$weights/merges.txt
 [ -f "$vocab" ] || vocab=$weights/tokenizer.json
 [ -f "$vocab" ] || fail "$weights has neither merges.txt nor tokenizer.json: copy the model's there"
 
-"$prepare" --vocab "$vocab" --field prompt,completion --val-fraction 0.1 --out "$out" \
+"$prepare" --vocab "$vocab" --field prompt,completion --out "$out" \
   --name data "$data"
 "$train" --init-from "$weights" --vocab "$vocab" --train "$out/data_train_*.bin" \
-  --val "$out/data_val_*.bin" --epochs 3 --lr 3e-5 --run-dir "$out/run" \
+  --batch 1 --epochs 3 --lr 3e-5 --run-dir "$out/run" \
   --save-weights "$out/weights" --sample-tokens 0 "$@"
 "$train" --init-from "$out/weights" --prompt "$prompt" --temperature 0 --run-dir none
