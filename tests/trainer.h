@@ -867,16 +867,18 @@ static double zero_bound(g2z_test *t, int device, g2z_dtype dtype, int world, in
   return zero_worst(rounded, one, cases);
 }
 
-/* Worlds from `least` to `most` against one rank. With 16 bits that rank takes micro-batches of the
- * same size, for a product's roundings depend on its shape, and adds up in fp32. */
+/* Worlds from `least` to `most` against one rank, which learns. With 16 bits that rank takes
+ * micro-batches of the same size, for a product's roundings depend on its shape, and adds up in
+ * fp32. */
 static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least, int most) {
   static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
-  if (!zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_PLAIN, one)) return;
-  for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
   for (int world = least; world <= most; world++) {
+    int how = dtype == G2Z_FP32 ? ZERO_PLAIN : ZERO_LIKE + world;
+    if (how || world == least) {
+      if (!zero_run(t, device, dtype, 1, ZERO_CASES, how, one)) return;
+      for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
+    }
     if (!zero_run(t, device, dtype, world, ZERO_CASES, ZERO_PLAIN, many)) return;
-    if (dtype != G2Z_FP32 && !zero_run(t, device, dtype, 1, ZERO_CASES, ZERO_LIKE + world, one))
-      return;
     double worst = zero_worst(many, one, ZERO_CASES);
     double bound = zero_bound(t, device, dtype, world, ZERO_CASES, one);
     printf("      %s, %d ranks: losses differ by %.1e at most, and may by %.1e\n",
@@ -944,7 +946,7 @@ static void test_zero_alone(g2z_test *t) {
 static void test_zero_equal(g2z_test *t) { test_zero_dtype(t, 0, G2Z_FP32, 2, 4); }
 
 static void test_zero_halves(g2z_test *t) {
-  test_zero_dtype(t, 0, G2Z_FP16, 2, 3);
+  test_zero_dtype(t, 0, G2Z_FP16, 3, 3);
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
 }
 
