@@ -1346,7 +1346,7 @@ enum { /* columns: the metrics of each step, and what is made from them */
 
 typedef struct g2zp_curves {
   g2z_services *services;
-  double *column[G2ZP_COLUMNS];      /* [steps], [validations], [evaluations]; one block of memory */
+  double *column[G2ZP_COLUMNS];      /* [steps], [validations], [evaluations]; one block */
   size_t steps, validations, evaluations;
   int64_t skips;
   double time_s;

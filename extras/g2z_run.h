@@ -21,8 +21,8 @@
  * train.cu is the same with a command line, signals, and ranks that it starts itself.
  *
  * It uses gpt2_zero.h, g2z_text.h, g2z_eval.h and g2z_report.h, which lie beside it, through their
- * public functions alone, and takes the library's build switches (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC,
- * G2Z_API, G2Z_ASSERT) and its contract for errors: a status, and a sentence in services->error. It
+ * public functions alone, and takes the library's build switches (GPT2_ZERO_IMPLEMENTATION,
+ * G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a status, and a sentence in services->error. It
  * prints nothing. It ends a process in one place: g2z_run_catch_signals, at a second signal. Names
  * that begin with g2zr_ or G2ZR_ are private.
  *
@@ -3532,7 +3532,8 @@ static void g2zr_settle_weights_directory(g2z_run_options *o) {
   const char *said = o->run.save_weights;
   snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
   if (said && strcmp(said, "none") == 0) o->run.save_weights = NULL;
-  else if (!said && o->run.run_dir && o->run.train.train_glob) o->run.save_weights = o->weights_text;
+  else if (!said && o->run.run_dir && o->run.train.train_glob)
+    o->run.save_weights = o->weights_text;
 }
 
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,

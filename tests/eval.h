@@ -232,7 +232,7 @@ static void test_examples(g2z_test *t) {
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
   test_trainer_close(&tt);
-  CHECK(t, test_prepare(t, "", "--train-bpe 290 --out %s --name e README.md", test_path(t, ".")) == 0);
+  CHECK(t, test_prepare(t, "", "--train-bpe 290 --out $D --name e README.md") == 0);
   const char *dir = t->directory;
   test_write_file(t, test_path(t, "b.txt"), text, strlen(text));
   REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
