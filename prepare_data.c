@@ -474,9 +474,6 @@ static const struct {
      PYTHON("pyarrow", "pyarrow.ipc.open_file(\"%s\").read_all().to_batches()"), 1},
     {MAGIC(0, "\xFF\xFF\xFF\xFF"), "an Arrow stream",
      PYTHON("pyarrow", "pyarrow.ipc.open_stream(\"%s\")"), 1},
-    {MAGIC(0, "[{\""), "an array of JSON", "jq -c \".[]\" %s", 1},
-    {MAGIC(0, "[\n  {"), "an array of JSON", "jq -c \".[]\" %s", 1},
-    {MAGIC(0, "[\n    {"), "an array of JSON", "jq -c \".[]\" %s", 1},
     {MAGIC(0, "\x1F\x8B"), "packed by gzip", "gzip -dc %s", 0},
     {MAGIC(0, "\x28\xB5\x2F\xFD"), "packed by zstd", "zstd -dc %s", 0},
     {MAGIC(0, "\xFD" "7zXZ"), "packed by xz", "xz -dc %s", 0},
@@ -519,6 +516,10 @@ static g2z_status check_text(g2z_services *services, const options *o, const sou
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   size_t characters = 0, wrong = 0;
   char what[96];
+  size_t blank = 0;
+  while (blank < bytes && strchr(" \t\r\n", text[blank]) && text[blank]) blank++;
+  if ((from->json || strstr(from->path, ".json")) && blank < bytes && text[blank] == '[')
+    return fail_kind(services, from, "an array of JSON", "jq -c \".[]\" %s", 1);
   for (size_t i = 0; i < sizeof magics / sizeof *magics; i++)
     if (magics[i].at + magics[i].count <= bytes &&
         memcmp(text + magics[i].at, magics[i].bytes, magics[i].count) == 0)

@@ -379,8 +379,8 @@ static const char g2zp_page_style[] =
     "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
     "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
     "@media screen and (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;"
-    "--line:#303338;--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;"
-    "--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;--s7:#aab3bf}}\n"
+    "--line:#303338;--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;"
+    "--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;--s7:#aab3bf}}\n"
     "*{box-sizing:border-box}\n"
     "body{margin:0 auto;max-width:1400px;padding:clamp(16px,3vw,40px);background:var(--page);"
     "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
@@ -1356,8 +1356,8 @@ typedef struct g2zp_curves {
 static const char *const g2zp_spent_names[] = {"training", "waiting for tokens", "validation",
                                                "checkpoints", "samples", "evaluation"};
 
-/* Charts in the order of the page. One whose values are all
- * the same becomes a line in the head of the page. */
+/* Charts in the order of the page. One whose values are all the same becomes a line in the head of
+ * the page. */
 static const struct {
   const char *title, *about;
   g2z_axis axis;

@@ -2433,7 +2433,8 @@ static const char *const g2zr_foreign[][2] = {
     {"max_length", "seq"}, {"max_seq_length", "seq"}, {"-t", "seq"}, {"n_positions", "context"},
     {"gradient_accumulation_steps", "accum"}, {"grad_accum_steps", "accum"},
     {"learning_rate", "lr"}, {"-l", "lr"}, {"lr_scheduler_type", "schedule"}, {"-k", "schedule"},
-    {"warmup_iters", "warmup"}, {"warmup_steps", "warmup"}, {"-u", "warmup"}, {"-c", "weight-decay"},
+    {"warmup_iters", "warmup"}, {"warmup_steps", "warmup"}, {"-u", "warmup"},
+    {"-c", "weight-decay"},
     {"grad_clip", "clip"}, {"max_grad_norm", "clip"}, {"adam_beta1", "beta1"},
     {"adam_beta2", "beta2"}, {"adam_epsilon", "eps"}, {"n_layer", "layers"},
     {"num_hidden_layers", "layers"}, {"n_head", "heads"}, {"num_attention_heads", "heads"},
@@ -3171,7 +3172,8 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
   FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
        "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
-  FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "", "a console line every 5 s, on a terminal too")\
+  FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "",                                            \
+       "a console line every 5 s, on a terminal too")                                             \
   FLAG("flags", FILE, flags_text, 0, 0, "FILE",                                                   \
        "more flags, one a line: --name VALUE; a line with # is a comment")                        \
   FLAG("version", SWITCH, version, 0, 0, "", "print the version")                                 \
@@ -3335,8 +3337,8 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   VAL("--val-every", val_every)
   VAL("--val-steps", val_steps)
   VAL("--max-val-steps", max_val_steps)
-  X(o->run.eval.count, "--eval-every", eval_every,
-    "there is no file to score; give --eval, or leave it away")
+  X((o->run.eval.count && o->run.train.train_glob), "--eval-every", eval_every,
+    "it scores the files of --eval while --train trains; give both, or leave it away")
 #undef VAL
 #undef SAMPLE
 #undef X

@@ -163,6 +163,7 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 #define G2Z_TEXT_IMPLEMENTED
 
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -1458,9 +1459,10 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
   size_t bytes;
   *out = NULL;
   if (!path) return g2zt_tokenizer_new(services, out);
-  if (access(path, F_OK) != 0)
+  if (access(path, F_OK) != 0 && errno == ENOENT)
     return g2z_fail(services, G2Z_IO, "cannot open %s: No such file; check the path, or get "
-                    "GPT-2's by `make vocab`, which writes data/vocab.bpe", path[0] ? path : "\"\"");
+                    "GPT-2's by `make vocab`, which writes data/vocab.bpe",
+                    path[0] ? path : "\"\"");
   G2ZT_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
   g2z_status status = g2z_tokenizer_parse(services, path, text, bytes, out);
   g2z_release(services, text);
