@@ -1505,7 +1505,8 @@ static void test_train_ranks_killed(g2z_test *t) { test_train_kills(t, 3, 4, 18)
 
 /* Losses by step from a run's metrics.jsonl. */
 static void test_train_losses(g2z_test *t, const char *run, double *losses, int count) {
-  for (char *at = test_read(t, "%s/metrics.jsonl", run); (at = strstr(at, "{\"step\": ")); at++) {
+  char *at = test_read(t, "%s/metrics.jsonl", run);
+  for (; (at = strstr(at, "{\"step\": ")) != NULL; at++) {
     int step;
     double loss;
     if (sscanf(at, "{\"step\": %d, \"tokens\": %*d, \"loss\": %lf", &step, &loss) == 2 &&
