@@ -142,6 +142,8 @@ typedef struct options {
        "ZeRO, on several ranks")                                                                  \
   FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
        G2Z_STRATEGY_LIST(WORD), "dp: one rank has the optimizer; with --zero 0")                  \
+  FLAG(TRAINING, "fp8", CHOICE, train.fp8, 0, 0, G2Z_FP8_LIST(WORD),                              \
+       "logits: the LM head's from products of e4m3, on Hopper")                                  \
   FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
        "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
@@ -701,6 +703,7 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   b->accum = plan->accum;
   b->side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
   TRY(g2z_device_create(services, plan->device, plan->dtype, plan->grad_dtype, &b->device));
+  TRY(g2z_device_set_fp8(b->device, plan->fp8));
   TRY(allocate_bench(b));
   size_t N = (size_t)b->N;
   int32_t *tokens = (int32_t *)host_memory(N * sizeof *tokens);

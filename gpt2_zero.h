@@ -143,6 +143,9 @@
  *                                              there is a gradient and tuning is not off; the rest
  *                                              of the gradient multiplies the rows that enter the
  *                                              head, rounded to act, and dh before it is rounded
+ *     their operands, fp8=logits    e4m3       in training alone: h with a scale for each row, wte
+ *                                              with one, powers of two. Hopper's sums of e4m3 keep
+ *                                              14 bits; a CPU's are fp32
  *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
  *                                              micro-steps add up in fp32
  *     sums of them over ranks       grad type  pushed by copy engines they travel as they are, add
@@ -549,6 +552,11 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(NONE,  "none")          /* activations are kept from forward to backward */                   \
   X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
 
+/* Which products of training multiply numbers of 8 bits, e4m3: 4 of exponent, 3 of fraction. */
+#define G2Z_FP8_LIST(X)                                                                           \
+  X(NONE,   "none")         /* all products have operands of dtype */                             \
+  X(LOGITS, "logits")       /* the LM head's logits; their gradients' products stay as they are */
+
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
   X(CUDA, "cuda")
@@ -583,6 +591,12 @@ typedef enum g2z_recompute {
 #undef X
   G2Z_RECOMPUTE_COUNT
 } g2z_recompute;
+typedef enum g2z_fp8 {
+#define X(name, text) G2Z_FP8_##name,
+  G2Z_FP8_LIST(X)
+#undef X
+  G2Z_FP8_COUNT
+} g2z_fp8;
 typedef enum g2z_device_kind {
 #define X(name, text) G2Z_DEVICE_##name,
   G2Z_DEVICE_LIST(X)
@@ -595,6 +609,7 @@ G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
 G2Z_API const char *g2z_device_text(g2z_device_kind kind);
 G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
+G2Z_API const char *g2z_fp8_text(g2z_fp8 fp8);
 
 /* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
  * as in every GPT-2 that was published. */
@@ -640,6 +655,8 @@ typedef struct g2z_train_config {
   int accum;                    /* micro-steps per step */
   g2z_optimizer_config optimizer;
   g2z_dtype dtype;
+  g2z_fp8 fp8;                  /* with dtype fp16 or bf16, on Hopper and, for tests, on a CPU;
+                                 * validation and generation know nothing of it */
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0 to 3: see room 06 */
@@ -819,6 +836,7 @@ typedef struct g2z_plan {
   g2z_strategy strategy;
   int dropout;                    /* 1: there is some */
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
+  g2z_fp8 fp8;                    /* asks for scratch of its own */
   int forward_only;               /* 1: no backward pass follows; 2: and each layer's QKV stays */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
@@ -1196,8 +1214,9 @@ typedef struct g2z_ops {
    * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] (mode), of the loss
    * times dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if dwte is overwritten
    * by a single chunk. logits[chunk,Vp] act: scratch. A target of -1 makes no loss, 0, and no
-   * gradient. Rows V..Vp-1 of wte never
-   * reach the softmax; those of dwte are written as 0. */
+   * gradient. Rows V..Vp-1 of wte never reach the softmax; those of dwte are written as 0. With dh
+   * and device->fp8 LOGITS, logits are products of e4m3: of h with a scale for each row, of wte
+   * with one. dh and dwte are products of what dtype holds, as without. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,
@@ -1240,6 +1259,7 @@ typedef struct g2z_device_info {
   int count;                   /* GPUs that this process can see */
   double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
   double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
+  int fp8;                     /* 1: g2z_device_set_fp8 takes them all: a CPU, or Hopper */
 } g2z_device_info;
 
 struct g2z_device {
@@ -1248,6 +1268,7 @@ struct g2z_device {
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
   int tune;                    /* a g2z_tune, which the caller may change; ON at first */
+  g2z_fp8 fp8;                 /* as g2z_device_set_fp8 left it; NONE at first */
   g2z_device_info info;
   void *backend;               /* what the backend keeps for itself */
   struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
@@ -1257,6 +1278,8 @@ struct g2z_device {
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
+/* Which products of ops in training are of e4m3; a device that has none refuses all but NONE. */
+G2Z_API g2z_status g2z_device_set_fp8(g2z_device *device, g2z_fp8 fp8);
 /* How many of a kind this process sees; of CPUs one, of GPUs none where this build has no CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
 /* Free and total memory in bytes that a device of this kind has now; of a CPU no more than the
@@ -2767,6 +2790,7 @@ G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND
 G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_fp8_text, g2z_fp8, G2Z_FP8_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
   g2z_model_config config;
@@ -2908,6 +2932,12 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   if ((unsigned)config->dtype >= (unsigned)G2Z_DTYPE_COUNT)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "dtype=%d is none of g2z_dtype",
                     (int)config->dtype);
+  G2Z__TRY(g2z_check_range(services, "fp8", (int)config->fp8, 0, G2Z_FP8_COUNT - 1));
+  if (config->fp8 && config->dtype != G2Z_FP16 && config->dtype != G2Z_BF16)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take dtype=fp16 "
+                    "or bf16, or fp8=none", g2z_fp8_text(config->fp8),
+                    g2z_dtype_text(config->dtype));
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   /* Attention has most to drop: heads of up to 128 channels leave seq x channels far below. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
@@ -3245,6 +3275,7 @@ G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
     size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
     size_t chunk = (size_t)plan->head_chunk;
     size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
+    if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16) + 4 * chunk + 8192;
     if (most < head) most = head;
   }
   return ((size_t)32 << 20) + 3 * g2z__align(most);
@@ -3381,6 +3412,7 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
   plan->dropout = config->dropout > 0;
   plan->recompute = config->recompute;
   plan->dtype = config->dtype;
+  plan->fp8 = config->fp8;
   int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
   plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
   plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
@@ -4267,6 +4299,30 @@ static inline G2Z_HOST_DEVICE float g2z__round_bf16(float x) {
   return g2z__from_bits(rounded);
 }
 
+/* The nearest e4m3, ties to even: a sign, 4 bits of exponent and 3 of fraction. What is larger than
+ * 448, its largest number, becomes that; it has a NaN. */
+#define G2Z__E4M3_MOST 448.0f
+static inline G2Z_HOST_DEVICE float g2z__round_e4m3(float x) {
+  uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu;
+  uint32_t rounded = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) & ~0xfffffu;
+  rounded = (int32_t)rounded > 0x43e00000 ? 0x43e00000u : rounded; /* 448 */
+  /* Below 2^-6 it counts in steps of 2^-9, which is the spacing of fp32 in [2^14, 2^15). */
+  uint32_t subnormal = g2z__bits_of((g2z__from_bits(magnitude) + 16384.0f) - 16384.0f);
+  rounded = (int32_t)magnitude < 0x3c800000 ? subnormal : rounded;
+  rounded = (int32_t)magnitude > 0x7f800000 ? 0x7fc00000u : rounded; /* NaN */
+  return g2z__from_bits(rounded | (bits & 0x80000000u));
+}
+
+/* The scale of numbers of which the largest has this magnitude, before they become e4m3: the
+ * largest power of two that leaves them in range. A power of two loses no digits, nor does its
+ * inverse. NaN where the largest is no number: then no product is one. */
+static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
+  uint32_t bits = g2z__bits_of(largest), exponent = bits >> 23;
+  uint32_t scale = 262 - exponent - ((bits & 0x7fffffu) > 0x600000u); /* 448 = 1.75 * 2^8 */
+  if (exponent == 255) return NAN;
+  return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* of 0, too, a number */
+}
+
 /* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   switch (dtype) {
@@ -4524,6 +4580,7 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   device->grad_dtype = grad_dtype;
   device->tune = G2Z_TUNE_ON;
   device->info.exponentials_per_s = NAN;
+  device->info.fp8 = kind == G2Z_DEVICE_CPU;
   g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
   if (status != G2Z_OK) {
     g2z_release(services, device);
@@ -4531,6 +4588,15 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   }
   device->info.peak_flops = g2z__peak_flops(device->info.name, dtype);
   *out = device;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_device_set_fp8(g2z_device *device, g2z_fp8 fp8) {
+  if (fp8 && !device->info.fp8)
+    return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                    "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
+                    "here is %s: take fp8=none", g2z_fp8_text(fp8), device->info.name);
+  device->fp8 = fp8;
   return G2Z_OK;
 }
 
@@ -5251,6 +5317,28 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
+/* to[n] = the values of from[n] in e4m3, with one scale. */
+G2Z__PRIVATE void g2z__cpu_e4m3(float *to, const float *from, size_t n) {
+  float largest = 0;
+  for (size_t i = 0; i < n; i++) largest = fabsf(from[i]) > largest ? fabsf(from[i]) : largest;
+  float scale = g2z__e4m3_scale(largest);
+  for (size_t i = 0; i < n; i++) to[i] = g2z__round_e4m3(from[i] * scale) / scale;
+}
+
+/* The operands of the logits in e4m3: *narrow_h[N,C], each row with its scale, and
+ * *narrow_wte[V,C], which the caller releases by the first. */
+G2Z__PRIVATE g2z_status g2z__cpu_narrow(g2z_device *device, float **narrow_h, float **narrow_wte,
+                                        const float *h, const float *wte, int N, int C, int V) {
+  size_t row = (size_t)C, words = (size_t)V * row;
+  void *memory;
+  G2Z__TRY(g2z_allocate(device->services, (size_t)N * row + words, sizeof(float), &memory));
+  *narrow_h = (float *)memory;
+  *narrow_wte = *narrow_h + (size_t)N * row;
+  for (size_t i = 0; i < (size_t)N; i++) g2z__cpu_e4m3(*narrow_h + i * row, h + i * row, row);
+  g2z__cpu_e4m3(*narrow_wte, wte, words);
+  return G2Z_OK;
+}
+
 /* For `chunk` tokens at a time: logits = h wte^T, rounded; loss and dlogits by token;
  * dh = dlogits wte; dwte = (or +=) dlogits^T h, also over the chunks. */
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
@@ -5260,13 +5348,17 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
                                            const g2z_step_state *state, g2z_write mode, int N,
                                            int C, int V, int Vp, int chunk) {
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
-  float gradient = dh ? dloss * state->loss_scale : 0.0f;
+  float gradient = dh ? dloss * state->loss_scale : 0.0f, *narrow = NULL, *narrow_wte = NULL;
+  if (dh && device->fp8)
+    G2Z__TRY(g2z__cpu_narrow(device, &narrow, &narrow_wte, (const float *)h, (const float *)wte, N,
+                             C, V));
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
     const float *in = (const float *)h + at;
     g2z__cpu_product p =
-        g2z__cpu_product_of(n, V, C, g2z__cpu_rows(in, C), g2z__cpu_transposed(wte, C));
+        g2z__cpu_product_of(n, V, C, g2z__cpu_rows(narrow ? narrow + at : in, C),
+                            g2z__cpu_transposed(narrow ? narrow_wte : wte, C));
     p.out = (float *)logits, p.out_row = Vp, p.dtype = device->dtype;
     g2z__cpu_multiply(&p);
     G2Z__PARALLEL(30.0 * n * V)
@@ -5282,6 +5374,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
     p.out = (float *)dwte, p.dtype = dwte_dtype, p.mode = first ? G2Z_ACCUMULATE : mode;
     g2z__cpu_multiply(&p);
   }
+  g2z_release(device->services, narrow);
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
     memset((float *)dwte + (size_t)V * (size_t)C, 0,
@@ -9135,6 +9228,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
                              &t->device));
   if (config->graph == 1 && t->plan->device == G2Z_DEVICE_CPU)
     return g2z_fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
+  G2Z__TRY(g2z_device_set_fp8(t->device, config->fp8));
   G2Z__TRY(g2z__trainer_tune(t));
   return g2z__trainer_fits(t);
 }
@@ -9201,7 +9295,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            "dropout=%s\nseed=%" PRIu64 "\nlr=%s\nmin_lr=%s\nbeta1=%s\nbeta2=%s\neps=%s\n"
            "weight_decay=%s\nclip=%s\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
            "loss_scale=%s\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
-           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\n",
+           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\nfp8=%s\n",
            c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
            c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
            g2z__exact(c->bucket_mb, 0).text, g2z_device_text(t->context->device),
@@ -9212,7 +9306,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            g2z_schedule_text(o->schedule), o->warmup, o->steps, g2z__exact(o->loss_scale, 1).text,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
            t->loader ? t->loader->sequences : (int64_t)0,
-           g2z_strategy_text(c->strategy));
+           g2z_strategy_text(c->strategy), g2z_fp8_text(c->fp8));
 }
 
 G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {

@@ -37,6 +37,7 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 #include <type_traits>
@@ -1968,7 +1969,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
 typedef enum g2z__epilogue {
   G2Z__EPILOGUE_GELU = 1 << 16,    /* behind the bias; its slope goes to `slope` */
   G2Z__EPILOGUE_TIMES_SLOPE,       /* D times `slope`; columns are summed by slabs to `sums` */
-  G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, as `rows` says */
+  G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, as `rows` says; A and B may be e4m3 */
 } g2z__epilogue;
 static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
   return key->epilogue >= G2Z__EPILOGUE_GELU;
@@ -1990,6 +1991,7 @@ typedef struct g2z__lt_product {
 /* Arguments and results of a product whose rows become a softmax. Exponents are of 2. */
 typedef struct g2z__softmax_rows {
   const float *reference;          /* [n] what is taken off a row's exponents */
+  const float *unit;               /* [n] of e4m3: what 1 in a row's sums is as an exponent */
   float2 *parts;                   /* [tiles across,n] out: a tile's sum and largest exponent */
   const int4 *again;               /* [tiles down] NULL: all tiles; else where one is not 0 */
   int words;                       /* columns that count: the others are 0 beside finite ones */
@@ -2041,7 +2043,7 @@ static g2z_status g2z__lt_open(g2z_device *device) {
     return g2z_fail(device->services, G2Z_DEVICE,
                     "cuBLASLt %zu does not start: %s; check that it fits the driver",
                     cublasLtGetVersion(), cublasLtGetStatusString(status));
-  cuda->hopper = g2z__hopper_here(device);
+  cuda->hopper = device->info.fp8 = g2z__hopper_here(device);
   G2Z__CUDA(device, cudaMalloc(&cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE));
   return G2Z_OK;
 }
@@ -5244,8 +5246,9 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
  * of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and stores
  * the tile before. A third warpgroup, one thread of it, keeps four blocks of 64 terms on the way.
  * Tiles are those of room k41; the operand on the right is read by columns where it is [K,M], by
- * rows where it is [M,K]. Clusters, whose blocks load an operand once for all of them (multicast),
- * gain nothing: a product is bound by its tensor cores. */
+ * rows where it is [M,K]. A block of e4m3 has 128 terms in as many bytes, and its products take
+ * half the time. Clusters, whose blocks load an operand once for all of them (multicast), gain
+ * nothing: a product is bound by its tensor cores. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4
@@ -5260,8 +5263,15 @@ typedef enum g2z__finish {
   G2Z__FINISH_ADD,               /* bias and `other` are added */
   G2Z__FINISH_GELU,              /* behind the bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* times `other`; and the columns are summed */
-  G2Z__FINISH_SOFTMAX            /* their exponentials; rows are summed, and their largest told */
+  G2Z__FINISH_SOFTMAX,           /* their exponentials; rows are summed, and their largest told */
+  G2Z__FINISH_SOFTMAX_E4M3       /* the same of operands that are e4m3 */
 } g2z__finish;
+template <g2z__finish FINISH>
+static constexpr bool g2z__is_softmax =
+    FINISH == G2Z__FINISH_SOFTMAX || FINISH == G2Z__FINISH_SOFTMAX_E4M3;
+/* Terms in a block, which is 128 bytes of each row. */
+template <g2z__finish FINISH>
+static constexpr int g2z__terms = FINISH == G2Z__FINISH_SOFTMAX_E4M3 ? 128 : 64;
 
 typedef struct g2z__product_data {
   const void *bias;              /* [M] A, or NULL */
@@ -5339,7 +5349,7 @@ static __device__ inline bool g2z__rows_again(const int4 *again, int tile) {
 template <g2z__finish FINISH>
 static __device__ inline bool g2z__product_skips(const g2z__product_data &x,
                                                  g2z__product_place at) {
-  if constexpr (FINISH != G2Z__FINISH_SOFTMAX) return false;
+  if constexpr (!g2z__is_softmax<FINISH>) return false;
   else return x.rows.again && !g2z__rows_again(x.rows.again, at.row / G2Z__PRODUCT_ROWS);
 }
 
@@ -5353,7 +5363,7 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
   for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
     g2z__product_place at = g2z__product_at(x, t);
     if (g2z__product_skips<FINISH>(x, at)) continue;
-    for (int k = 0; k < x.K; k += 64, turn.next()) {
+    for (int k = 0; k < x.K; k += g2z__terms<FINISH>, turn.next()) {
       const uint64_t *full = barriers->full + turn.stage;
       uint32_t to = shared + (uint32_t)(turn.stage * S::STAGE);
       g2z__barrier_wait(barriers->empty + turn.stage, turn.phase ^ 1);
@@ -5391,7 +5401,13 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__wgmma_192(float (&c)[24][4], uint64_t a, uint64_t b, int adds) {
   if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_192("f16");
-  else G2Z__WGMMA_192("bf16");
+  else if constexpr (std::is_same<A, __nv_bfloat16>::value) G2Z__WGMMA_192("bf16");
+  else /* 32 terms in as many bytes as 16 of 16 bits; always by rows */
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 " G2Z__C_TEXT_192
+                 ", %96, %97, p, 1, 1;\n}"
+                 : G2Z__C_EIGHT(c, 0), G2Z__C_EIGHT(c, 8), G2Z__C_EIGHT(c, 16)
+                 : "l"(a), "l"(b), "r"(adds));
 }
 
 /* An operand on the right that is read by columns has 64 of them every 8192 bytes. */
@@ -5421,7 +5437,7 @@ static __device__ inline void g2z__product_step(float (&c)[2][24][4], uint32_t s
 
 /* Two rows of a thread, 8 apart, on their way to a softmax. */
 struct g2z__product_two_rows {
-  float reference[2], sum[2], largest[2];
+  float unit[2], reference[2], sum[2], largest[2];
 };
 
 /* Where a warp is. Pieces are numbered through all tiles; number i of `other` lies in staging
@@ -5479,10 +5495,11 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = c[group * 8 + n][i];
-    if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
+    if constexpr (g2z__is_softmax<FINISH>) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        v[i] = v[i] * G2Z__LOG2E - rows.reference[i / 2];
+        v[i] = v[i] * (FINISH == G2Z__FINISH_SOFTMAX ? G2Z__LOG2E : rows.unit[i / 2]) -
+               rows.reference[i / 2];
         rows.largest[i / 2] = fmaxf(rows.largest[i / 2], v[i]);
         v[i] = g2z__exp2(v[i]);
         rows.sum[i / 2] += v[i];
@@ -5623,7 +5640,7 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
                     unsigned char *staging, const CUtensorMap *out, const CUtensorMap *other,
                     int group) {
   float columns[6];
-  if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_words(x, c, warp);
+  if constexpr (g2z__is_softmax<FINISH>) g2z__product_words(x, c, warp);
 #pragma unroll
   for (int n = 0; n < 3; n++) {
     float sums[16] = {};
@@ -5633,7 +5650,7 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
       columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
     }
   }
-  if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_parts(x, warp);
+  if constexpr (g2z__is_softmax<FINISH>) g2z__product_parts(x, warp);
   if constexpr (FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* all but those of the last 64 columns */
     __syncwarp();
@@ -5651,9 +5668,10 @@ static __device__ __forceinline__ void
 g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shared,
                  g2z__turn<G2Z__PRODUCT_STAGES> &turn, g2z__product_warp &warp,
                  const CUtensorMap *other, const g2z__product_barriers *barriers) {
-  const int blocks = (x.K + 63) / 64;
+  typedef typename std::conditional<FINISH == G2Z__FINISH_SOFTMAX_E4M3, __nv_fp8_e4m3, A>::type E;
+  const int blocks = (x.K + g2z__terms<FINISH> - 1) / g2z__terms<FINISH>;
   g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
-  g2z__product_step<A, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 0);
+  g2z__product_step<E, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 0);
   int before = turn.stage;
   turn.next();
   if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES) {
@@ -5663,7 +5681,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
   }
   for (int k = 1; k < blocks; k++) {
     g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
-    g2z__product_step<A, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 1);
+    g2z__product_step<E, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 1);
     g2z__wgmma_wait<1>();
     g2z__barrier_arrive_warp(barriers->empty + before);
     before = turn.stage;
@@ -5698,18 +5716,20 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
     g2z__product_place at = g2z__product_at(x, t);
     if (g2z__product_skips<FINISH>(x, at)) continue;
     if (mine++ % 2 != group) {
-      int stage = turn.stage + (x.K + 63) / 64;
+      int stage = turn.stage + (x.K + g2z__terms<FINISH> - 1) / g2z__terms<FINISH>;
       turn.phase ^= (uint32_t)(stage / G2Z__PRODUCT_STAGES) & 1;
       turn.stage = stage % G2Z__PRODUCT_STAGES;
       continue;
     }
     warp.row = at.row + warp8 % 4 * 16;
     warp.column = at.column;
-    if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
+    if constexpr (g2z__is_softmax<FINISH>) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int row = g2z__product_row_at(warp, i / 2, i % 2);
         warp.rows[i / 2].reference[i % 2] = row < x.N ? x.rows.reference[row] : 0;
+        if constexpr (FINISH == G2Z__FINISH_SOFTMAX_E4M3)
+          warp.rows[i / 2].unit[i % 2] = row < x.N ? x.rows.unit[row] : 0;
       }
     } else if (FINISH != G2Z__FINISH_TIMES && x.bias)
 #pragma unroll
@@ -5726,13 +5746,14 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
 }
 
 /* g2z_k_product_hopper: out = finish(left right)
- *   left   [N,K] A in   as tiles of 128 x 64
- *   right  [K,M] A in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 64
+ *   left   [N,K] A in   as tiles of 128 x 64, or with SOFTMAX_E4M3 e4m3, 128 x 128
+ *   right  [K,M] A in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 64, or
+ *                       e4m3, 192 x 128
  *   out    [N,M] A out  as tiles of 16 x 64
  *   other  [N,M] A      in or out, as FINISH says; may be out where it is added
  *   x      sums         [ceil(N/128),M] f32 out with TIMES, before they are rounded
  *          rows         in and out with SOFTMAX, as g2z__softmax_rows says
- * Math    f32 accumulation; M and K are multiples of 8
+ * Math    f32 accumulation, of e4m3 in 14 bits; M and K are multiples of 8
  * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
  *         others 240 registers
  * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
@@ -5787,6 +5808,8 @@ template <typename A>
 static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int adds) {
   int epilogue = key->epilogue, by_rows = key->transpose_a;
   int plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
+  if (key->type == CUDA_R_8F_E4M3)
+    return g2z_k_product_hopper<A, G2Z__FINISH_SOFTMAX_E4M3, G2Z__BY_ROWS>;
   if (by_rows && epilogue == CUBLASLT_EPILOGUE_DEFAULT && !adds)
     return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_ROWS>;
   if (by_rows && epilogue == G2Z__EPILOGUE_TIMES_SLOPE && !adds)
@@ -5801,8 +5824,8 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
   return NULL;
 }
 static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int adds) {
-  return key->type == CUDA_R_16F ? g2z__product_kernel_of<__half>(key, adds)
-                                 : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
+  return key->type_d == CUDA_R_16F ? g2z__product_kernel_of<__half>(key, adds)
+                                   : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
 }
 
 /* One kernel tells of all: rooms k41 and k42 are compiled for sm_90a together. */
@@ -5826,13 +5849,16 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
          g2z__product_kernel_for(key, on && on->c) != NULL;
 }
 
-/* x[rows,columns], with rows `ld` numbers apart, by boxes of 64 columns. */
-static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, const g2z__lt_key *key,
+/* x[rows,columns] of a cudaDataType_t, with rows `ld` numbers apart, by boxes of 128 bytes. */
+static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, int number,
                                    const void *x, int rows, int columns, int ld, int box_rows) {
-  cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)ld * 2};
-  cuuint32_t box[2] = {64, (cuuint32_t)box_rows};
-  CUtensorMapDataType type = key->type == CUDA_R_16F ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const unsigned bytes = number == CUDA_R_8F_E4M3 ? 1 : 2;
+  cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
+  cuuint64_t strides[1] = {(cuuint64_t)ld * bytes};
+  cuuint32_t box[2] = {128 / bytes, (cuuint32_t)box_rows};
+  CUtensorMapDataType type = bytes == 1             ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                             : number == CUDA_R_16F ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return g2z__tensor_map(device, map, type, 2, x, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
@@ -5841,13 +5867,14 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   g2z__product_kernel kernel = g2z__product_kernel_for(key, on->c != NULL);
   const int N = key->n, K = key->k, M = key->m;
   CUtensorMap left, right, out, other;
-  G2Z__TRY(g2z__product_map(device, &left, key, on->b, N, K, key->ld_b, G2Z__PRODUCT_ROWS));
+  const int type = key->type, type_d = key->type_d;
+  G2Z__TRY(g2z__product_map(device, &left, type, on->b, N, K, key->ld_b, G2Z__PRODUCT_ROWS));
   if (key->transpose_a)
-    G2Z__TRY(g2z__product_map(device, &right, key, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
-  else G2Z__TRY(g2z__product_map(device, &right, key, on->a, K, M, key->ld_a, 64));
-  G2Z__TRY(g2z__product_map(device, &out, key, on->d, N, M, key->ld_d, 16));
+    G2Z__TRY(g2z__product_map(device, &right, type, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
+  else G2Z__TRY(g2z__product_map(device, &right, type, on->a, K, M, key->ld_a, 64));
+  G2Z__TRY(g2z__product_map(device, &out, type_d, on->d, N, M, key->ld_d, 16));
   const void *beside = on->c ? on->c : on->slope ? on->slope : on->d;
-  G2Z__TRY(g2z__product_map(device, &other, key, beside, N, M, key->ld_d, 16));
+  G2Z__TRY(g2z__product_map(device, &other, type_d, beside, N, M, key->ld_d, 16));
   g2z__product_data x;
   memset(&x, 0, sizeof x);
   x.bias = on->bias;
@@ -5865,8 +5892,8 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
  * Law: logits exist for `chunk` tokens at a time, in A, and their gradients overwrite them. In
- *      16-bit training on Hopper, unless tuning is off, exponentials replace both. dwte accumulates
- *      over the chunks in fp32; a single chunk may round it at once. */
+ *      16-bit training on Hopper, unless tuning is off, exponentials replace both; with fp8 always.
+ *      dwte accumulates over the chunks in fp32; a single chunk may round it at once. */
 
 /* A part of a softmax: sum is the sum of exp(x - max). */
 typedef struct g2z__softmax {
@@ -6019,7 +6046,10 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
  * h g / z would lose digits in fp16, or less than 1, the tiles of that row are computed again, with
  * an r that makes it 16; where it overflowed or all of it vanished, with one that is ROOM above the
  * row's largest exponent, so that z is from 1/16 to V/16. Few tiles of GPT-2's training have such a
- * row; with 131,072 equally likely words every row is one. */
+ * row; with 131,072 equally likely words every row is one.
+ *
+ * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
+ * of the same rounded numbers, so that loss, z and gradients belong to one softmax. */
 
 #define G2Z__HEAD_SAMPLE 512
 #define G2Z__HEAD_BELOW 4.0f
@@ -6028,12 +6058,19 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
 #define G2Z__HEAD_ROWS 32        /* of a block of g2z_k_head_rows */
 static_assert(4 * G2Z__HEAD_ROWS == G2Z__PRODUCT_ROWS, "g2z__softmax_rows.again: an int for each");
 
+#define G2Z__NARROW_BLOCKS 1024  /* of g2z_k_head_largest */
+
 typedef struct g2z__head_rows {
   float *reference, *target;     /* [n] exponents of 2: the row's reference; the target's */
   float *factor;                 /* [n] g / z */
   int4 *again;                   /* [tiles down] for each 32 rows: 1 if a sum is out of bounds */
   float2 *parts;                 /* [tiles across,n] */
   float *dh;                     /* [n,C] before the factor, where parts were */
+  /* With fp8: */
+  uint8_t *narrow_h, *narrow_wte; /* [n,ld], [Vp,ld] e4m3 */
+  float *unit;                   /* [n] as in g2z__softmax_rows */
+  float *largest;                /* [NARROW_BLOCKS] magnitudes in parts of wte */
+  int ld;                        /* C, rounded up to 16 */
 } g2z__head_rows;
 
 template <typename A>
@@ -6048,16 +6085,106 @@ struct g2z__head_chunk {
   int n, C, V, Vp;
 };
 
+/* ----- operands in e4m3 -------------------------------------------------- */
+
+static __device__ inline uint2 g2z__pack_e4m3(const float (&x)[8]) {
+  uint32_t two[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    two[i] = __nv_cvt_float2_to_fp8x2(make_float2(x[2 * i], x[2 * i + 1]), __NV_SATFINITE,
+                                      __NV_E4M3);
+  return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
+}
+
+/* The largest magnitude of a pack, or what it was. */
+template <typename A>
+static __device__ inline float g2z__largest(float largest, uint4 pack) {
+  float value[g2z__lanes<A>];
+  g2z__unpack<A>(value, pack);
+#pragma unroll
+  for (int j = 0; j < g2z__lanes<A>; j++) largest = fmaxf(largest, fabsf(value[j]));
+  return largest;
+}
+static __device__ inline float g2z__warp_largest(float x) {
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(G2Z__ALL_LANES, x, lanes));
+  return x;
+}
+/* The same of a block of 256, in all of its threads. */
+static __device__ inline float g2z__block_largest(float x) {
+  __shared__ float warps[8];
+  x = g2z__warp_largest(x);
+  if (threadIdx.x % G2Z__WARP == 0) warps[threadIdx.x / G2Z__WARP] = x;
+  __syncthreads();
+  return g2z__warp_largest(warps[threadIdx.x % 8]);
+}
+
+/* g2z_k_head_largest: rows.largest[block] = the largest magnitude in the block's packs of x.wte.
+ * Launch  NARROW_BLOCKS blocks of 256
+ * Cost    2 V C bytes: 124M is 77 MB
+ * Oracle  g2z__cpu_e4m3; test cuda_head */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_head_largest(g2z__head_rows rows, g2z__head_chunk<A> x) {
+  size_t packs = (size_t)x.V * (size_t)x.C / g2z__lanes<A>;
+  float largest = 0;
+  g2z__k_begin();
+#pragma unroll 4
+  for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < packs; i += G2Z__NARROW_BLOCKS * 256)
+    largest = g2z__largest<A>(largest, g2z__get(x.wte, i));
+  largest = g2z__block_largest(largest);
+  if (threadIdx.x == 0) rows.largest[blockIdx.x] = largest;
+}
+
+/* The scale of wte, in all threads of a warp. */
+static __device__ inline float g2z__narrow_scale(const g2z__head_rows &rows) {
+  float largest = 0;
+  for (int i = (int)(threadIdx.x % G2Z__WARP); i < G2Z__NARROW_BLOCKS; i += (int)G2Z__WARP)
+    largest = fmaxf(largest, rows.largest[i]);
+  return g2z__e4m3_scale(g2z__warp_largest(largest));
+}
+
+/* g2z_k_head_narrow: rows.narrow_wte = x.wte times its scale, in e4m3.
+ * Launch  blocks of 256 for 32 rows, a warp for a row at a time
+ * Cost    3 Vp C bytes: 124M is 116 MB
+ * Oracle  g2z__cpu_e4m3; test cuda_head */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_head_narrow(g2z__head_rows rows, g2z__head_chunk<A> x) {
+  constexpr int L = g2z__lanes<A>;
+  g2z__k_begin();
+  float scale = g2z__narrow_scale(rows);
+  for (int i = (int)(threadIdx.x / G2Z__WARP); i < G2Z__HEAD_ROWS; i += 8) {
+    size_t row = (size_t)blockIdx.x * G2Z__HEAD_ROWS + (size_t)i;
+    if (row >= (size_t)x.Vp) return;
+    const A *from = x.wte + row * (size_t)x.C;
+    uint2 *to = reinterpret_cast<uint2 *>(rows.narrow_wte + row * (size_t)rows.ld);
+    for (int pack = (int)(threadIdx.x % G2Z__WARP); pack * L < x.C; pack += (int)G2Z__WARP) {
+      float value[L];
+      g2z__unpack<A>(value, g2z__get(from, (size_t)pack));
+#pragma unroll
+      for (int j = 0; j < L; j++) value[j] *= scale;
+      to[pack] = g2z__pack_e4m3(value);
+    }
+  }
+}
+
+/* ----- the rows ---------------------------------------------------------- */
+
+typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3 } g2z__head_numbers;
+
 /* g2z_k_head_guess: references, and the exponents of the targets.
  *   rows    reference, target  out
+ *           narrow_h, unit     out with E4M3; largest in
  *   x       h, wte, targets    in
  *   sample  [n,ld] A in        logits of the first words
- * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A
+ * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A; with
+ *         E4M3 both rows are rounded first
  * Launch  a warp a row
- * Cost    2 ld + 4 C bytes a row in 16 bits: 8,192 rows of C=768 are 34 MB
+ * Cost    2 ld + 4 C bytes a row in 16 bits: 8,192 rows of C=768 are 34 MB; C more with E4M3
  * Order   lanes take packs in turn, then a tree
  * Oracle  as g2z_k_head_rows */
-template <typename A>
+template <typename A, g2z__head_numbers NUMBERS>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int ld) {
   constexpr int L = g2z__lanes<A>;
@@ -6068,15 +6195,32 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   const A *h = x.h + row * (size_t)x.C;
   const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* -1: any word's */
   g2z__softmax part = {-INFINITY, 0};
-  float target = 0;
+  float target = 0, scale_h = 1, scale_wte = 1, unit = G2Z__LOG2E;
+  if constexpr (NUMBERS == G2Z__HEAD_E4M3) {
+    float largest = 0;
+    for (int i = lane; i * L < x.C; i += (int)G2Z__WARP)
+      largest = g2z__largest<A>(largest, g2z__get(h, (size_t)i));
+    scale_h = g2z__e4m3_scale(g2z__warp_largest(largest));
+    scale_wte = g2z__narrow_scale(rows);
+    unit = G2Z__LOG2E / scale_h / scale_wte;
+    if (lane == 0) rows.unit[row] = unit;
+  }
   for (int i = lane; i * L < x.C; i += (int)G2Z__WARP) {
     float a[L], b[L];
     g2z__unpack<A>(a, g2z__get(h, (size_t)i));
     g2z__unpack<A>(b, g2z__get(word, (size_t)i));
+    if constexpr (NUMBERS == G2Z__HEAD_E4M3) {
+#pragma unroll
+      for (int j = 0; j < L; j++) {
+        a[j] = g2z__round_e4m3(a[j] * scale_h);
+        b[j] = g2z__round_e4m3(b[j] * scale_wte);
+      }
+      reinterpret_cast<uint2 *>(rows.narrow_h + row * (size_t)rows.ld)[i] = g2z__pack_e4m3(a);
+    }
 #pragma unroll
     for (int j = 0; j < L; j++) target += a[j] * b[j];
   }
-  target = g2z__warp_sum(target) * G2Z__LOG2E;
+  target = g2z__warp_sum(target) * unit;
   for (int i = lane; i * L < min(ld, x.V); i += (int)G2Z__WARP)
     g2z__softmax_add<A>(part, g2z__get(sample + row * (size_t)ld, (size_t)i), x.V - i * L);
   part = g2z__softmax_warp(part);
@@ -6187,7 +6331,8 @@ static g2z__lt_key g2z__head_key(const g2z_device *device, int n, int C, int Vp)
 template <typename A>
 static int g2z__head_fits(const g2z_device *device, int n, int C, int Vp) {
   g2z__lt_key key = g2z__head_key<A>(device, n, C, Vp);
-  return device->tune != G2Z_TUNE_OFF && g2z__hopper_product_fits(device, &key, NULL);
+  return (device->tune != G2Z_TUNE_OFF || device->fp8) &&
+         g2z__hopper_product_fits(device, &key, NULL);
 }
 
 static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, int n, int C,
@@ -6195,16 +6340,35 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   size_t down = g2z__blocks((size_t)n, G2Z__PRODUCT_ROWS), row = g2z__align((size_t)n * 4);
   size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * (size_t)n * sizeof(float2);
   size_t dh = (size_t)n * (size_t)C * sizeof(float), again = g2z__align(down * sizeof(int4));
+  size_t shared = g2z__align(parts > dh ? parts : dh), narrow = device->fp8 ? 1 : 0;
+  rows->ld = (C + 15) / 16 * 16;
+  size_t narrow_h = narrow * g2z__align((size_t)n * (size_t)rows->ld);
+  size_t narrow_wte = narrow * g2z__align((size_t)Vp * (size_t)rows->ld);
+  size_t largest = narrow * G2Z__NARROW_BLOCKS * sizeof(float);
   void *memory;
-  G2Z__TRY(g2z__scratch(device, again + 3 * row + (parts > dh ? parts : dh), &memory));
+  G2Z__TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte + largest,
+                        &memory));
   char *at = (char *)memory;
-  rows->again = (int4 *)at;
-  rows->reference = (float *)(at + again);
-  rows->target = (float *)(at + again + row);
-  rows->factor = (float *)(at + again + 2 * row);
-  rows->parts = (float2 *)(at + again + 3 * row);
-  rows->dh = (float *)rows->parts;
+  rows->again = (int4 *)at, at += again;
+  rows->reference = (float *)at, at += row;
+  rows->target = (float *)at, at += row;
+  rows->factor = (float *)at, at += row;
+  rows->unit = (float *)at, at += row;
+  rows->parts = (float2 *)at, rows->dh = (float *)at, at += shared;
+  rows->narrow_h = (uint8_t *)at, at += narrow_h;
+  rows->narrow_wte = (uint8_t *)at, at += narrow_wte;
+  rows->largest = (float *)at;
   return G2Z_OK;
+}
+
+/* wte in e4m3, once for all chunks. */
+template <typename A>
+static g2z_status g2z__head_narrow(g2z_device *device, const g2z__head_chunk<A> *x,
+                                   const g2z__head_rows *rows) {
+  G2Z__TRY(g2z__launch(device, "g2z_k_head_largest", g2z_k_head_largest<A>, G2Z__NARROW_BLOCKS, 256,
+                       0, *rows, *x));
+  return g2z__launch(device, "g2z_k_head_narrow", g2z_k_head_narrow<A>,
+                     (unsigned)g2z__blocks((size_t)x->Vp, G2Z__HEAD_ROWS), 256, 0, *rows, *x);
 }
 
 /* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. If no
@@ -6219,10 +6383,18 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
                                            ld, CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(x->logits, x->h, x->wte);
   G2Z__TRY(g2z__lt_multiply(device, &key, &on));
-  G2Z__TRY(g2z__launch(device, "g2z_k_head_guess", g2z_k_head_guess<A>,
-                       (unsigned)g2z__blocks((size_t)x->n, 8), 256, 0, *rows, *x,
-                       (const A *)x->logits, ld));
+  constexpr g2z__head_numbers NARROW = sizeof(A) == 2 ? G2Z__HEAD_E4M3 : G2Z__HEAD_ACT;
+  auto guess = device->fp8 ? g2z_k_head_guess<A, NARROW> : g2z_k_head_guess<A, G2Z__HEAD_ACT>;
+  G2Z__TRY(g2z__launch(device, "g2z_k_head_guess", guess, (unsigned)g2z__blocks((size_t)x->n, 8),
+                       256, 0, *rows, *x, (const A *)x->logits, ld));
   key = g2z__head_key<A>(device, x->n, x->C, x->Vp);
+  if (device->fp8) {
+    key.type = CUDA_R_8F_E4M3;
+    key.ld_a = key.ld_b = rows->ld;
+    on.a = rows->narrow_wte;
+    on.b = rows->narrow_h;
+    on.rows.unit = rows->unit;
+  }
   on.rows.reference = rows->reference;
   on.rows.parts = rows->parts;
   on.rows.words = x->V;
@@ -6273,6 +6445,8 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                             (const A *)wte,  targets + first,
                             state,           dloss,
                             n, C, V, Vp};
+    if constexpr (sizeof(A) == 2)
+      if (fused && device->fp8 && first == 0) G2Z__TRY(g2z__head_narrow(device, &x, &rows));
     G2Z__TRY(fused ? g2z__head_exponentials(device, &x, &rows)
                    : g2z__head_logits_gradient(device, &x));
     if (!dh) continue;

@@ -755,6 +755,7 @@ static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
   G2ZR_REAL("lr", g2zr_decimal(run->config.train.optimizer.lr));
   G2ZR_TEXT("optimizer", "AdamW");
   G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
+  G2ZR_TEXT("fp8", g2z_fp8_text(plan->fp8));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
   G2ZR_WHOLE("zero_stage", plan->zero_stage);
   G2ZR_TEXT("strategy", g2z_strategy_text(plan->strategy));
@@ -3110,6 +3111,8 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   FLAG("device", CHOICE, device, 0, 0, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")      \
   FLAG("dtype", CHOICE, dtype, 0, 0, G2Z_DTYPE_LIST(G2ZR_WORD_OF_3),                              \
        "[fp16 on cuda, fp32 on cpu]")                                                             \
+  FLAG("fp8", CHOICE, run.train.fp8, 0, 0, G2Z_FP8_LIST(G2ZR_WORD),                               \
+       "logits: in training the LM head's are products of 8-bit numbers; on Hopper")              \
   FLAG("loss-scale", FLOAT, loss_scale, 1, 16777216, "X", "a fixed one for fp16 [dynamic]")       \
   FLAG("loss-scale-window", INT, run.train.optimizer.loss_scale_window, 1, 1073741824, "N",       \
        "good steps before a dynamic loss scale doubles")                                          \

@@ -698,6 +698,10 @@ static void test_head_sum(test_pair *p, const test_twin *sum, const test_twin *l
   free(values);
 }
 
+/* What a logit of size `spread` may lose where a tensor core adds up products of e4m3: it cuts the
+ * sum of each 32, of up to 6 spreads, behind 13 bits. */
+static double test_e4m3_noise(int C, double spread) { return 6 * spread * (C / 32 + 1) * 0x1p-13; }
+
 /* Logits are of size `spread`. `exact`, an fp32 CPU: logits are not rounded in training, so that
  * its loss and gradients are what to expect; NULL: they are, as p->cpu rounds them. */
 static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, int V, int chunk,
@@ -724,6 +728,7 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
    * probability as much of itself. */
   double noise = test_product_noise(p, C, spread / sqrt((double)C));
   double rounded = 3 * spread * eps + noise, logit = exact ? noise : rounded;
+  if (p->gpu->fp8) noise = logit = noise + test_e4m3_noise(C, spread);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
     *(double *)sum->cpu = 0.5;
     test_twin_send(p, sum);
@@ -800,6 +805,7 @@ static void test_cuda_head_poison(test_pair *p) {
                                         (const int32_t *)targets->gpu, dloss, state.gpu,
                                         G2Z_OVERWRITE, N, C, V, VP, N));
   double logit = 6 * test_eps(p->dtype) + test_product_noise(p, C, 0.17);
+  if (p->gpu->fp8) logit += test_e4m3_noise(C, 2);
   double g = (double)dloss * (double)scale;
   test_twin_compare(p, losses, "head_loss losses, rows are no numbers", 8, 2 * logit + 1e-6);
   test_twin_compare(p, dh, "head_loss dh, rows are no numbers", 2,
@@ -815,7 +821,8 @@ static void test_cuda_head_poison(test_pair *p) {
 }
 
 /* internals */
-/* Whether head_loss trains with exponentials: in 16 bits on Hopper, where products are tuned. */
+/* Whether head_loss trains with exponentials: in 16 bits on Hopper, where products are tuned or fp8
+ * is on. */
 static int test_head_exponentials(const test_pair *p) {
   int fits = 0;
 #ifdef __CUDACC__
@@ -824,7 +831,7 @@ static int test_head_exponentials(const test_pair *p) {
   if (halves)
     fits = p->dtype == G2Z_FP16 ? g2z__head_fits<__half>(p->gpu, 300, 136, 1024)
                                 : g2z__head_fits<__nv_bfloat16>(p->gpu, 300, 136, 1024);
-  CHECK(p->t, fits == (cuda->hopper && halves && p->gpu->tune != G2Z_TUNE_OFF));
+  CHECK(p->t, fits == (cuda->hopper && halves && (p->gpu->tune != G2Z_TUNE_OFF || p->gpu->fp8)));
 #else
   (void)p;
 #endif
@@ -848,15 +855,23 @@ static void test_cuda_head(g2z_test *t) {
       {9, 16, 50257, 4, 2, 1024},         /* GPT-2's words, in several chunks */
       {3, 16, 130001, 8, 2, 1024},        /* a row that no shared memory would hold */
   };
+  static const struct {
+    g2z_tune tune;
+    g2z_fp8 fp8;
+  } ways[] = {{G2Z_TUNE_OFF, G2Z_FP8_NONE},    /* logits in memory */
+              {G2Z_TUNE_OWN, G2Z_FP8_NONE},    /* exponentials */
+              {G2Z_TUNE_OFF, G2Z_FP8_LOGITS}}; /* exponentials of products of e4m3 */
   CUDA_OR_SKIP(t);
   g2z_device *fp32;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, G2Z_FP32, G2Z_FP32, &fp32));
   for (int types = 0; types < TEST_TYPES && fp32; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
-      int fp16 = p.dtype == G2Z_FP16;
-      for (int tune = G2Z_TUNE_OFF; tune <= G2Z_TUNE_OWN; tune += G2Z_TUNE_OWN - G2Z_TUNE_OFF) {
-        p.gpu->tune = (g2z_tune)tune; /* with logits in memory; with exponentials */
+      int fp16 = p.dtype == G2Z_FP16, halves = fp16 || p.dtype == G2Z_BF16;
+      for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+        if (ways[way].fp8 && !(p.gpu->info.fp8 && halves)) continue;
+        p.gpu->tune = ways[way].tune;
+        p.gpu->fp8 = p.cpu->fp8 = fp32->fp8 = ways[way].fp8;
         int exponentials = test_head_exponentials(&p);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
           if (fp16 ? cases[i].spread < 10000 : cases[i].scale == 1024) /* 6 spreads are a number */

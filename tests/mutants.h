@@ -103,6 +103,8 @@
     "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
   X(head_overwrite, "the LM head's part forgets the micro-steps before",                           \
     "ops_head accumulation", "cuda_head cuda_gradients")                                           \
+  X(head_fp8, "logits come from operands that are not rounded to e4m3",                            \
+    "ops_head fp8", "cuda_head cuda_fp8")                                                          \
   X(norm_of_grads, "the norm leaves the last range out",                                           \
     "ops_sums_and_casts zero_equal", "cuda_optimizer cuda_golden")                                 \
   X(decide_tokens, "the loss is the mean over twice as many tokens",                               \
@@ -372,12 +374,17 @@ static g2z_status mutant_head_loss(g2z_device *device, float *losses, double *lo
                                    const g2z_step_state *state, g2z_write mode, int N, int C, int V,
                                    int Vp, int chunk) {
   const size_t c = (size_t)C;
+  const g2z_fp8 fp8 = device->fp8;
   if (IS(device, head_scale)) dloss *= 2;
+  if (IS(device, head_fp8)) device->fp8 = G2Z_FP8_NONE;
   if (IS(device, head_padding)) V = Vp;
   if (IS(device, head_row) && N > 1) N--;
   if (IS(device, head_overwrite)) mode = G2Z_OVERWRITE;
-  G2Z__TRY(RIGHT(device)->head_loss(device, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte,
-                                    targets, dloss, state, mode, N, C, V, Vp, chunk));
+  g2z_status status =
+      RIGHT(device)->head_loss(device, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte,
+                               targets, dloss, state, mode, N, C, V, Vp, chunk);
+  device->fp8 = fp8;
+  G2Z__TRY(status);
   if (IS(device, head_dh)) return mutant_zero(device, device->dtype, dh, 1, 0, 0, (size_t)N * c);
   if (IS(device, head_dwte))
     return mutant_zero(device, dwte_dtype, dwte, 1, 0, 0, (size_t)Vp * c);

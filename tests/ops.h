@@ -247,6 +247,39 @@ static void test_ops_round(g2z_test *t) {
   CHECK(t, g2z__round(G2Z_FP32, 0.1f) == 0.1f && g2z__round(G2Z_TF32, 0.1f) == 0.1f);
 }
 
+/* The value of 8 bits without a sign. */
+static double ops_decode_e4m3(int bits) {
+  int exponent = bits >> 3;
+  return exponent ? ldexp(8 + bits % 8, exponent - 10) : ldexp(bits, -9);
+}
+enum { OPS_E4M3_MOST = 0x7e }; /* 448; 0x7f is no number */
+
+static void test_ops_e4m3(g2z_test *t) {
+  long wrong = 0;
+  for (int bits = 0; bits < OPS_E4M3_MOST; bits++)
+    for (int sign = -1; sign < 2; sign += 2) {
+      float low = (float)(sign * ops_decode_e4m3(bits));
+      float high = (float)(sign * ops_decode_e4m3(bits + 1)), middle = (low + high) / 2;
+      wrong += g2z__round_e4m3(low) != low || g2z__round_e4m3(high) != high;
+      wrong += g2z__round_e4m3(middle) != (bits & 1 ? high : low);
+      wrong += g2z__round_e4m3(nextafterf(middle, low)) != low;
+      wrong += g2z__round_e4m3(nextafterf(middle, high)) != high;
+    }
+  CHECK(t, wrong == 0);
+  CHECK(t, g2z__round_e4m3(449) == 448 && g2z__round_e4m3(-3e38f) == -448);
+  CHECK(t, g2z__round_e4m3(INFINITY) == 448 && isnan(g2z__round_e4m3(-NAN)));
+  CHECK(t, signbit(g2z__round_e4m3(-0.0f)) && signbit(g2z__round_e4m3(-1e-45f)));
+  for (float largest = 1e-35f; largest < 1e38f; largest *= 1.03f) {
+    int exponent;
+    float scale = g2z__e4m3_scale(largest);
+    CHECK(t, largest * scale <= 448 && 2 * largest * scale > 448);
+    CHECK(t, frexpf(scale, &exponent) == 0.5f && 1 / scale * scale == 1);
+  }
+  CHECK(t, g2z__e4m3_scale(448) == 1 && g2z__e4m3_scale(nextafterf(448, 500)) == 0.5f);
+  CHECK(t, isfinite(g2z__e4m3_scale(0)) && isfinite(1 / g2z__e4m3_scale(1e-45f)));
+  CHECK(t, isnan(g2z__e4m3_scale(INFINITY)) && isnan(g2z__e4m3_scale(NAN)));
+}
+
 /* internals */
 /* What control groups leave of a machine with 1000 bytes, 700 of them free. */
 static void test_cgroup_memory(g2z_test *t) {
@@ -784,6 +817,25 @@ static void ops_classify(g2z_dtype dtype, double *loss, double *size, float *dlo
   }
 }
 
+/* rows[n,C] in e4m3, each row with the largest power of two that keeps it in range. */
+static float *ops_narrow(ops_env *e, const float *rows, int n, int C) {
+  float *out = ops_output(e, n * C);
+  for (int i = 0; i < n; i++) {
+    double largest = 0, scale = ldexp(1, 40);
+    for (int c = 0; c < C; c++) largest = fmax(largest, fabs((double)rows[i * C + c]));
+    while (largest * scale > 448) scale /= 2;
+    for (int c = 0; c < C; c++) {
+      double x = (double)rows[i * C + c] * scale, size = fabs(x);
+      int bits = 0;
+      while (bits < OPS_E4M3_MOST && ops_decode_e4m3(bits + 1) <= size) bits++;
+      double down = size - ops_decode_e4m3(bits), up = ops_decode_e4m3(bits + 1) - size;
+      if (bits < OPS_E4M3_MOST && (up < down || (up == down && bits % 2))) bits++;
+      out[i * C + c] = (float)(copysign(ops_decode_e4m3(bits), x) / scale);
+    }
+  }
+  return out;
+}
+
 static void ops_head(ops_env *e, const int *shape) {
   int N = shape[0], C = shape[1], V = shape[2], chunk = shape[3], Vp = (V + 127) / 128 * 128;
   int n = N * C, words = Vp * C, all = N * V;
@@ -813,6 +865,15 @@ static void ops_head(ops_env *e, const int *shape) {
   for (int i = 0; i < N; i++) in_order += (double)losses[i];
   CHECK(e->t, loss_sum == in_order);
 
+  if (e->device->fp8) { /* of all that follows the logits alone come from rounded operands */
+    float *narrow_h = ops_narrow(e, h, N, C), *narrow_wte = ops_narrow(e, wte, 1, V * C);
+    memset(want, 0, (size_t)all * sizeof *want);
+    memset(size, 0, (size_t)all * sizeof *size);
+    ops_product(want, size, narrow_h, C, 1, narrow_wte, 1, C, N, V, C);
+    OPS_RUN(e, head_logits, own, narrow_h, narrow_wte, N, C, V);
+    ops_expect(e, "logits of e4m3", own, want, size, all, G2Z_FP32, ops_walk(C));
+    ops_classify(e->dtype, want_loss, size, d, own, targets, N, V);
+  }
   ops_product(want_h, size_h, d, V, 1, wte, C, 1, N, C, V);
   for (int mode = 0; mode < 2; mode++) {
     const float *old = mode ? before : NULL;
@@ -841,10 +902,16 @@ static void ops_head(ops_env *e, const int *shape) {
   free(targets);
 }
 
+static void ops_head_fp8(ops_env *e, const int *shape) {
+  e->device->fp8 = G2Z_FP8_LOGITS;
+  ops_head(e, shape);
+}
+
 static void test_ops_head(g2z_test *t) {
   static const int shapes[4][4] = {
       {1, 8, 2, 1}, {37, 24, 301, 10}, {70, 40, 1100, 64}, {37, 24, 301, 37}};
   ops_each(t, ops_head, shapes, 4);
+  ops_each(t, ops_head_fp8, shapes, 4);
 }
 
 /* ----- end of a step ---------------------------------------------------- */

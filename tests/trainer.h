@@ -168,6 +168,59 @@ static void test_cuda_recompute(g2z_test *t) {
   test_recompute_on(t, G2Z_DEVICE_CUDA, 1);
 }
 
+/* Twelve steps with logits from e4m3, the same to the bit when they are repeated. A score knows
+ * nothing of it; the loss of a step does, by little: logits of a fresh model are small, and a number
+ * in e4m3 is off by a sixteenth of itself at most. */
+static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph) {
+  static test_trace traces[3];
+  for (int d = 1; d < 3; d++) {
+    test_batch b = test_some_batch();
+    double scores[3];
+    float losses[32];
+    g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+    config.dtype = test_dtypes[d];
+    config.graph = graph;
+    config.tune = G2Z_TUNE_OFF;
+    if (device == G2Z_DEVICE_CUDA && !test_wants(config.dtype)) continue;
+    for (int run = 0; run < 3; run++) {
+      test_trainer tt;
+      config.fp8 = run ? G2Z_FP8_LOGITS : G2Z_FP8_NONE;
+      REQUIRE_OK(t, test_trainer_on(t, device, &config, &tt));
+      CHECK_OK(t, g2z_trainer_score(tt.trainer, b.x, b.y, 2, 16, losses, scores + run));
+      test_steps(t, tt.trainer, b.x, b.y, TRACE_STEPS, traces[run].losses, NULL);
+      test_trace_end(t, tt.trainer, traces + run);
+      test_trainer_close(&tt);
+    }
+    CHECK(t, scores[1] == scores[0]);
+    CHECK(t, memcmp(traces + 1, traces + 2, sizeof *traces) == 0);
+    for (int i = 0; i < TRACE_STEPS; i++) {
+      CHECK(t, traces[1].losses[i] != traces[0].losses[i]);
+      CHECK_NEAR(t, traces[1].losses[i], traces[0].losses[i], 0.01);
+    }
+  }
+}
+
+static void test_fp8(g2z_test *t) { test_fp8_on(t, G2Z_DEVICE_CPU, 0); }
+static void test_cuda_fp8(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  g2z_device *gpu = NULL;
+  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &gpu));
+  int here = gpu && gpu->info.fp8;
+  g2z_device_free(gpu);
+  if (!here) { /* Hopper alone has it */
+    test_trainer tt;
+    g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+    config.dtype = G2Z_FP16;
+    config.fp8 = G2Z_FP8_LOGITS;
+    CHECK_STATUS(t, test_trainer_on(t, G2Z_DEVICE_CUDA, &config, &tt), G2Z_UNSUPPORTED,
+                 &t->services, "fp8=logits needs Hopper");
+    test_trainer_close(&tt);
+    return;
+  }
+  test_fp8_on(t, G2Z_DEVICE_CUDA, 0);
+  test_fp8_on(t, G2Z_DEVICE_CUDA, 1);
+}
+
 enum { EARLY_STEPS = 15, EARLY_TOKENS = 2 * 4 * 128, EARLY_MOST = 3000000 };
 
 /* A tool that follows every access sees in few steps what the clock would show in many:
