@@ -6070,6 +6070,7 @@ typedef struct g2z__head_rows {
   uint8_t *narrow_h, *narrow_wte; /* [n,ld], [Vp,ld] e4m3 */
   float *unit;                   /* [n] as in g2z__softmax_rows */
   float *largest;                /* [NARROW_BLOCKS] magnitudes in parts of wte */
+  float *scale;                  /* of wte */
   int ld;                        /* C, rounded up to 16 */
 } g2z__head_rows;
 
@@ -6136,15 +6137,7 @@ g2z_k_head_largest(g2z__head_rows rows, g2z__head_chunk<A> x) {
   if (threadIdx.x == 0) rows.largest[blockIdx.x] = largest;
 }
 
-/* The scale of wte, in all threads of a warp. */
-static __device__ inline float g2z__narrow_scale(const g2z__head_rows &rows) {
-  float largest = 0;
-  for (int i = (int)(threadIdx.x % G2Z__WARP); i < G2Z__NARROW_BLOCKS; i += (int)G2Z__WARP)
-    largest = fmaxf(largest, rows.largest[i]);
-  return g2z__e4m3_scale(g2z__warp_largest(largest));
-}
-
-/* g2z_k_head_narrow: rows.narrow_wte = x.wte times its scale, in e4m3.
+/* g2z_k_head_narrow: rows.narrow_wte = x.wte times its scale, in e4m3; *rows.scale.
  * Launch  blocks of 256 for 32 rows, a warp for a row at a time
  * Cost    3 Vp C bytes: 124M is 116 MB
  * Oracle  g2z__cpu_e4m3; test cuda_head */
@@ -6152,8 +6145,12 @@ template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_narrow(g2z__head_rows rows, g2z__head_chunk<A> x) {
   constexpr int L = g2z__lanes<A>;
+  float largest = 0;
   g2z__k_begin();
-  float scale = g2z__narrow_scale(rows);
+  for (int i = (int)threadIdx.x; i < G2Z__NARROW_BLOCKS; i += 256)
+    largest = fmaxf(largest, rows.largest[i]);
+  float scale = g2z__e4m3_scale(g2z__block_largest(largest));
+  if (blockIdx.x == 0 && threadIdx.x == 0) *rows.scale = scale;
   for (int i = (int)(threadIdx.x / G2Z__WARP); i < G2Z__HEAD_ROWS; i += 8) {
     size_t row = (size_t)blockIdx.x * G2Z__HEAD_ROWS + (size_t)i;
     if (row >= (size_t)x.Vp) return;
@@ -6175,7 +6172,7 @@ typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3 } g2z__head_numbe
 
 /* g2z_k_head_guess: references, and the exponents of the targets.
  *   rows    reference, target  out
- *           narrow_h, unit     out with E4M3; largest in
+ *           narrow_h, unit     out with E4M3; scale in
  *   x       h, wte, targets    in
  *   sample  [n,ld] A in        logits of the first words
  * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A; with
@@ -6201,7 +6198,7 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
     for (int i = lane; i * L < x.C; i += (int)G2Z__WARP)
       largest = g2z__largest<A>(largest, g2z__get(h, (size_t)i));
     scale_h = g2z__e4m3_scale(g2z__warp_largest(largest));
-    scale_wte = g2z__narrow_scale(rows);
+    scale_wte = *rows.scale;
     unit = G2Z__LOG2E / scale_h / scale_wte;
     if (lane == 0) rows.unit[row] = unit;
   }
@@ -6344,7 +6341,7 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   rows->ld = (C + 15) / 16 * 16;
   size_t narrow_h = narrow * g2z__align((size_t)n * (size_t)rows->ld);
   size_t narrow_wte = narrow * g2z__align((size_t)Vp * (size_t)rows->ld);
-  size_t largest = narrow * G2Z__NARROW_BLOCKS * sizeof(float);
+  size_t largest = narrow * (G2Z__NARROW_BLOCKS + 1) * sizeof(float);
   void *memory;
   G2Z__TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte + largest,
                         &memory));
@@ -6358,6 +6355,7 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   rows->narrow_h = (uint8_t *)at, at += narrow_h;
   rows->narrow_wte = (uint8_t *)at, at += narrow_wte;
   rows->largest = (float *)at;
+  rows->scale = rows->largest + G2Z__NARROW_BLOCKS;
   return G2Z_OK;
 }
 
