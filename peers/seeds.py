@@ -4,11 +4,12 @@ PyTorch's fp16 autocast: final validation losses, and their differences seed by 
 
     ./prepare_data --vocab data/vocab.bpe --out data --name study --val-tokens 262144 FILES...
     python3 peers/seeds.py 'data/study_train_*.bin' 'data/study_val_*.bin' [--seeds 6] [--steps 1000]
-                           [--dtypes fp16,bf16,tf32] [--no-torch] [--no-train] [--out study.json]
+                           [--ways fp16,bf16,tf32] [--flags FLAGS] [--no-torch] [--no-train] [--out study.json]
 
-A seed sets the weights and the order of the data; ./train's types share both, so their losses are
+A way is a type of ./train, perhaps with flags behind it: fp16+fp8=logits is --dtype fp16 --fp8=logits. A seed sets the weights and the order of the data; ./train's types share both, so their losses are
 compared in pairs. PyTorch has its own random numbers: it is compared by mean and deviation alone.
-6 layers, 384 channels, 16 sequences of 512 tokens a step, AdamW with a peak of 1e-3, cosine to a tenth.
+6 layers, 384 channels, 16 sequences of 512 tokens a step, AdamW with a peak of 1e-3, cosine to a tenth;
+--flags, with --no-torch, makes ./train's another model: --flags "--model gpt2 --batch 32".
 """
 import argparse
 import glob
@@ -22,13 +23,17 @@ import tempfile
 LAYERS, HEADS, CHANNELS, SEQ, BATCH, LR, WARMUP = 6, 6, 384, 512, 16, 1e-3, 100
 
 
-def by_train(args, dtype, seed):
+FLAGS = "--layers %d --heads %d --channels %d --context %d --batch %d --lr %g --warmup %d" % (
+    LAYERS, HEADS, CHANNELS, SEQ, BATCH, LR, WARMUP)
+
+
+def by_train(args, way, seed):
+    dtype, *more = way.split("+")
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = os.path.join(scratch, "run")
-        command = ["./train", "--train", args.train, "--val", args.val, "--layers", LAYERS, "--heads", HEADS,
-                   "--channels", CHANNELS, "--context", SEQ, "--batch", BATCH, "--lr", LR, "--warmup", WARMUP,
-                   "--steps", args.steps, "--seed", seed, "--dtype", dtype, "--sample-tokens", 0,
-                   "--val-every", args.steps, "--run-dir", run_dir]
+        command = ["./train", "--train", args.train, "--val", args.val, "--steps", args.steps, "--seed", seed,
+                   "--dtype", dtype, "--sample-tokens", 0, "--val-every", args.steps, "--run-dir", run_dir,
+                   *args.flags.split(), *("--" + flag for flag in more)]
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr[-2000:] or done.stdout[-2000:])
@@ -97,26 +102,28 @@ def main():
     parser.add_argument("val", help="glob of token shards")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--dtypes", default="fp16,bf16,tf32", help="of ./train")
+    parser.add_argument("--ways", default="fp16,bf16,tf32", help="of ./train; the last is what others differ from")
+    parser.add_argument("--flags", default=FLAGS, help="of ./train's model and batch")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-train", action="store_true")
     parser.add_argument("--out", help="all losses as JSON")
     args = parser.parse_args()
     losses = {}
-    for dtype in [] if args.no_train else args.dtypes.split(","):
-        losses["train " + dtype] = [by_train(args, dtype, seed) for seed in range(1, args.seeds + 1)]
+    if args.flags != FLAGS and not args.no_torch:
+        parser.error("PyTorch's model is the one without --flags: give --no-torch too")
+    ways = [] if args.no_train else args.ways.split(",")
+    for way in ways:
+        losses["train " + way] = [by_train(args, way, seed) for seed in range(1, args.seeds + 1)]
     if not args.no_torch:
         losses["PyTorch fp16 autocast"] = by_torch(args)
     print("| what | mean | deviation | losses |\n|---|---|---|---|")
     for name, values in losses.items():
         print("| %s | %.4f | %.4f | %s |" % (name, statistics.mean(values), spread(values),
                                              " ".join("%.4f" % value for value in values)))
-    base = losses.get("train tf32")
-    for name, values in losses.items():
-        if base and name.startswith("train") and values is not base:
-            pairs = [a - b for a, b in zip(values, base)]
-            print("%s - tf32, in pairs: %+.4f, standard error %.4f"
-                  % (name, statistics.mean(pairs), spread(pairs) / math.sqrt(len(pairs))))
+    for way in ways[:-1]:
+        pairs = [a - b for a, b in zip(losses["train " + way], losses["train " + ways[-1]])]
+        print("%s - %s, in pairs: %+.4f, standard error %.4f"
+              % (way, ways[-1], statistics.mean(pairs), spread(pairs) / math.sqrt(len(pairs))))
     if args.out:
         json.dump(losses, open(args.out, "w"), indent=1)
 
