@@ -143,7 +143,7 @@ typedef struct options {
   FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
        G2Z_STRATEGY_LIST(WORD), "dp: one rank has the optimizer; with --zero 0")                  \
   FLAG(TRAINING, "fp8", CHOICE, train.fp8, 0, 0, G2Z_FP8_LIST(WORD),                              \
-       "logits: the LM head's from products of e4m3, on Hopper")                                  \
+       "8-bit products on Hopper: the LM head's logits; and forward's")                           \
   FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
        "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
@@ -525,15 +525,15 @@ static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
   OP(layernorm_fwd, A * (2 * L + 1), GB, N * C * 2 * a,                                           \
      op->layernorm_fwd(d, b->b1, b->mean, b->rstd, b->a1, b->w, b->bias, b->N, b->C))             \
   OP(qkv_fwd, A * L, GFLOP, 2 * N * C * 3 * C,                                                    \
-     op->linear_fwd(d, b->a3, NULL, b->a1, b->w, b->bias, NULL, NULL, b->N, b->C, 3 * b->C))      \
+     op->linear_fwd(d, b->a3, NULL, b->a1, b->w, b->bias, NULL, NULL, NULL, b->N, b->C, 3 * b->C))      \
   OP(attention_fwd, A * L, GFLOP, 2 * N * T * C,                                                  \
      op->attention_fwd(d, b->b1, b->lse, b->a3, &b->dropout, b->B, b->T, b->C, b->NH))            \
   OP(attproj_fwd, A * L, GFLOP, 2 * N * C * C,                                                    \
-     op->linear_fwd(d, b->b1, NULL, b->a1, b->w, b->bias, b->c1, &b->dropout, b->N, b->C, b->C))  \
+     op->linear_fwd(d, b->b1, NULL, b->a1, b->w, b->bias, b->c1, NULL, &b->dropout, b->N, b->C, b->C))  \
   OP(fc_gelu_fwd, A * L, GFLOP, 2 * N * C * 4 * C,                                                \
-     op->linear_fwd(d, b->a4, b->b4, b->a1, b->w, b->bias, NULL, NULL, b->N, b->C, 4 * b->C))     \
+     op->linear_fwd(d, b->a4, b->b4, b->a1, b->w, b->bias, NULL, NULL, NULL, b->N, b->C, 4 * b->C))     \
   OP(fcproj_fwd, A * L, GFLOP, 2 * N * 4 * C * C,                                                 \
-     op->linear_fwd(d, b->b1, NULL, b->a4, b->w, b->bias, b->c1, &b->dropout, b->N, 4 * b->C,     \
+     op->linear_fwd(d, b->b1, NULL, b->a4, b->w, b->bias, b->c1, NULL, &b->dropout, b->N, 4 * b->C,     \
                     b->C))                                                                        \
   OP(head_loss, A, GFLOP, 6 * N * C * Vp,                                                         \
      op->head_loss(d, b->losses, b->sum, b->b1, b->dwte, b->plan->dwte_dtype, b->logits, b->a1,   \
@@ -590,7 +590,7 @@ OP_LIST(OP)
 /* The two limits. A product that is as large as it needs to be, and a copy that fits no cache. */
 #define COPY_ELEMENTS ((size_t)1 << 24)
 OP(product, 1, GFLOP, 0,
-   op->linear_fwd(d, b->square[0], NULL, b->square[1], b->square[2], b->bias, NULL, NULL, b->side,
+   op->linear_fwd(d, b->square[0], NULL, b->square[1], b->square[2], b->bias, NULL, NULL, NULL, b->side,
                   b->side, b->side))
 OP(copy, 1, GB, 0, op->cast_act(d, b->square[0], b->noise, COPY_ELEMENTS))
 #undef OP

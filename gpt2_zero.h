@@ -146,6 +146,8 @@
  *     their operands, fp8=logits    e4m3       in training alone: h with a scale for each row, wte
  *                                              with one, powers of two. Hopper's sums of e4m3 keep
  *                                              14 bits; a CPU's are fp32
+ *     operands of qkv, fc, fcproj,  e4m3       in training alone: inputs times 4, weights times 32;
+ *       fp8=forward                            what is larger than e4m3's 448 then becomes that
  *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
  *                                              micro-steps add up in fp32
  *     sums of them over ranks       grad type  pushed by copy engines they travel as they are, add
@@ -555,7 +557,8 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
 /* Which products of training multiply numbers of 8 bits, e4m3: 4 of exponent, 3 of fraction. */
 #define G2Z_FP8_LIST(X)                                                                           \
   X(NONE,   "none")         /* all products have operands of dtype */                             \
-  X(LOGITS, "logits")       /* the LM head's logits; their gradients' products stay as they are */
+  X(LOGITS, "logits")       /* the LM head's logits */                                            \
+  X(FORWARD, "forward")     /* and forward products that are not square: qkv, fc, fcproj */
 
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
@@ -1188,10 +1191,13 @@ typedef struct g2z_ops {
 
   /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
    *   slope not NULL:    slope[N,O] = gelu'(that), which is all that backward needs; y = gelu(that)
-   *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual */
+   *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual
+   * With device->fp8 FORWARD, unless K = O, x and w are rounded to e4m3 before, with scales that
+   * never change. `narrow` or NULL: with slope, what y is rounded to is left there, N*O bytes that
+   * the next product may take for its x; without slope, what was left there for this x. */
   g2z_status (*linear_fwd)(g2z_device *device, void *y, void *slope, const void *x, const void *w,
-                           const void *bias, const void *residual, const g2z_dropout *dropout,
-                           int N, int K, int O);
+                           const void *bias, const void *residual, void *narrow,
+                           const g2z_dropout *dropout, int N, int K, int O);
   /* dx[N,K] act = dy[N,O] w^T; slope[N,K] not NULL: times slope, and dbias[K] grad = column sums
    * of dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
@@ -3271,6 +3277,7 @@ G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
     most += parts * rows * 64 * sizeof(float);
   }
   if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
+  if (plan->fp8 == G2Z_FP8_FORWARD) most += (N + 4 * C) * (C + 16) + 1024;
   if (plan->dtype_bytes == 2) { /* the logits' sums by tiles, or dh in fp32 */
     size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
     size_t chunk = (size_t)plan->head_chunk;
@@ -4323,6 +4330,15 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* of 0, too, a number */
 }
 
+/* What linear_fwd multiplies x and w with before it rounds them to e4m3: of x, outputs of LayerNorm
+ * and GELU, numbers from 2^-8 to 112 keep all digits, of w those from 2^-11 to 14. */
+#define G2Z__E4M3_X 4.0f
+#define G2Z__E4M3_W 32.0f
+/* Whether it does. A square product gains less than the rounding of its x costs. */
+static inline int g2z__linear_rounds(const g2z_device *device, int K, int O) {
+  return device->fp8 == G2Z_FP8_FORWARD && K != O;
+}
+
 /* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   switch (dtype) {
@@ -5159,15 +5175,33 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 
 /* ----- linear ----------------------------------------------------------- */
 
-/* y[N,O] = x[N,K] w[K,O] + bias, then GELU with its slope, or dropout and the residual. */
+/* to[n] = the values of from[n] in e4m3, with a scale. */
+G2Z__PRIVATE void g2z__cpu_e4m3(float *to, const float *from, size_t n, float scale) {
+  G2Z__PARALLEL(10.0 * (double)n)
+  for (int64_t i = 0; i < (int64_t)n; i++) to[i] = g2z__round_e4m3(from[i] * scale) / scale;
+}
+
+/* y[N,O] = x[N,K] w[K,O] + bias, then GELU with its slope, or dropout and the residual. What would
+ * be in `narrow` is rounded anew. */
 G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
                                             const void *w, const void *bias, const void *residual,
-                                            const g2z_dropout *dropout, int N, int K, int O) {
+                                            void *narrow, const g2z_dropout *dropout, int N, int K,
+                                            int O) {
+  size_t n_x = (size_t)N * (size_t)K, n_w = (size_t)K * (size_t)O;
+  void *rounded = NULL;
+  (void)narrow;
+  if (g2z__linear_rounds(device, K, O)) {
+    G2Z__TRY(g2z_allocate(device->services, n_x + n_w, sizeof(float), &rounded));
+    g2z__cpu_e4m3((float *)rounded, (const float *)x, n_x, G2Z__E4M3_X);
+    g2z__cpu_e4m3((float *)rounded + n_x, (const float *)w, n_w, G2Z__E4M3_W);
+    x = rounded, w = (float *)rounded + n_x;
+  }
   g2z__cpu_product p = g2z__cpu_product_of(N, O, K, g2z__cpu_rows(x, K), g2z__cpu_rows(w, O));
   p.out = (float *)y, p.dtype = device->dtype;
   p.bias = (const float *)bias, p.slope = (float *)slope;
   p.residual = (const float *)residual, p.dropout = dropout;
   g2z__cpu_multiply(&p);
+  g2z_release(device->services, rounded);
   return G2Z_OK;
 }
 
@@ -5317,12 +5351,11 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* to[n] = the values of from[n] in e4m3, with one scale. */
-G2Z__PRIVATE void g2z__cpu_e4m3(float *to, const float *from, size_t n) {
+/* The scale with which from[n] becomes e4m3. */
+G2Z__PRIVATE float g2z__cpu_scale(const float *from, size_t n) {
   float largest = 0;
   for (size_t i = 0; i < n; i++) largest = fabsf(from[i]) > largest ? fabsf(from[i]) : largest;
-  float scale = g2z__e4m3_scale(largest);
-  for (size_t i = 0; i < n; i++) to[i] = g2z__round_e4m3(from[i] * scale) / scale;
+  return g2z__e4m3_scale(largest);
 }
 
 /* The operands of the logits in e4m3: *narrow_h[N,C], each row with its scale, and
@@ -5334,8 +5367,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_narrow(g2z_device *device, float **narrow_h, fl
   G2Z__TRY(g2z_allocate(device->services, (size_t)N * row + words, sizeof(float), &memory));
   *narrow_h = (float *)memory;
   *narrow_wte = *narrow_h + (size_t)N * row;
-  for (size_t i = 0; i < (size_t)N; i++) g2z__cpu_e4m3(*narrow_h + i * row, h + i * row, row);
-  g2z__cpu_e4m3(*narrow_wte, wte, words);
+  for (size_t i = 0; i < (size_t)N; i++)
+    g2z__cpu_e4m3(*narrow_h + i * row, h + i * row, row, g2z__cpu_scale(h + i * row, row));
+  g2z__cpu_e4m3(*narrow_wte, wte, words, g2z__cpu_scale(wte, words));
   return G2Z_OK;
 }
 
@@ -8390,6 +8424,12 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
+/* Where fc leaves its output in e4m3 for fcproj: in forward, backward's scratch is free. */
+G2Z__PRIVATE void *g2z__narrow_fc(const g2z__model *model) {
+  const int layer = 0;
+  return model->device->fp8 == G2Z_FP8_FORWARD ? G2Z__A(WIDE) : NULL;
+}
+
 /* A block up to GELU's output: everything that its backward reads. */
 G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2z__pass *pass,
                                                int layer) {
@@ -8406,7 +8446,7 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
   G2Z__TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, G2Z__A(LN1), G2Z__W(QKVW),
-                          G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
+                          G2Z__W(QKVB), NULL, NULL, NULL, N, C, 3 * C));
   if (pass->positions)
     G2Z__TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
                                 pass->window, C, NH));
@@ -8414,11 +8454,11 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2
     G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), G2Z__F(LSE), qkv, &drop_att, pass->B, pass->T, C,
                                NH));
   G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, G2Z__A(ATT), G2Z__W(ATTPROJW),
-                          G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
+                          G2Z__W(ATTPROJB), res, NULL, &drop_attproj, N, C, C));
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
                              G2Z__W(LN2W), G2Z__W(LN2B), N, C));
   return op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCSLOPE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
-                        NULL, NULL, N, C, 4 * C);
+                        NULL, g2z__narrow_fc(model), NULL, N, C, 4 * C);
 }
 
 G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
@@ -8428,7 +8468,8 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
   G2Z__TRY(g2z__block_activations(model, pass, layer));
   return model->device->ops->linear_fwd(model->device, G2Z__A(RES3), NULL, G2Z__A(FC),
                                         G2Z__W(FCPROJW), G2Z__W(FCPROJB), G2Z__A(RES2),
-                                        &drop_fcproj, pass->B * pass->T, 4 * C, C);
+                                        g2z__narrow_fc(model), &drop_fcproj, pass->B * pass->T,
+                                        4 * C, C);
 }
 
 /* A unit's part of the forward pass. wte's is none: its rows are read beside wpe's. */
@@ -9151,11 +9192,15 @@ G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
 
 /* A forward pass by itself: of validation and generation. */
 G2Z__PRIVATE g2z_status g2z__forward_only(g2z_trainer *t, const g2z__pass *pass) {
-  for (int unit = t->plan->wte; unit >= 0; unit--) {
-    G2Z__TRY(g2z__wait_parameters(t, unit, unit - 1));
-    G2Z__TRY(g2z__unit_forward(&t->model, pass, unit));
+  const int wte = t->plan->wte;
+  g2z_status status = G2Z_OK;
+  t->device->fp8 = G2Z_FP8_NONE; /* as the weights are used later */
+  for (int unit = wte; unit >= 0 && status == G2Z_OK; unit--) {
+    status = g2z__wait_parameters(t, unit, unit - 1);
+    if (status == G2Z_OK) status = g2z__unit_forward(&t->model, pass, unit);
   }
-  return g2z__wait_parameters(t, t->plan->wte, t->plan->wte);
+  t->device->fp8 = t->config.fp8;
+  return status == G2Z_OK ? g2z__wait_parameters(t, wte, wte) : status;
 }
 
 /* ----- opening ----------------------------------------------------------- */

@@ -752,6 +752,19 @@ static __device__ inline uint4 g2z__pack(const float (&in)[g2z__lanes<A>]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+/* Two and eight numbers times a scale, in e4m3: as g2z__round_e4m3. */
+static __device__ inline uint32_t g2z__pair_e4m3(float2 two, float scale) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(two.x * scale, two.y * scale), __NV_SATFINITE,
+                                  __NV_E4M3);
+}
+static __device__ inline uint2 g2z__pack_e4m3(const float (&in)[8], float scale) {
+  uint32_t two[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    two[i] = g2z__pair_e4m3(make_float2(in[2 * i], in[2 * i + 1]), scale);
+  return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
+}
+
 /* Pack number `index` of memory that starts on 16 bytes. */
 template <typename A>
 static __device__ inline uint4 g2z__get(const A *from, size_t index) {
@@ -2005,6 +2018,7 @@ typedef struct g2z__lt_operands {
   void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX */
+  void *narrow;                    /* with GELU of e4m3: D in e4m3, too; or NULL */
 } g2z__lt_operands;
 
 /* Room k42: whether it has a kernel for a key, and its launcher. `on` NULL: nothing is added. Its
@@ -2499,24 +2513,106 @@ static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain
   }, &fused);
 }
 
+/* g2z_k_narrow: to = x times G2Z__E4M3_X, in e4m3.
+ *   to  [N,ld] e4m3 out   ld is I, rounded up to 16
+ *   x   [N,I] A in        I % 8 == 0
+ * Launch  a thread for each pack
+ * Cost    3 N I bytes: N=32768, I=768 is 75 MB
+ * Oracle  g2z__cpu_linear_fwd; test cuda_linear */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_narrow(uint8_t *to, const A *x, int N, int I, int ld) {
+  size_t i = (size_t)blockIdx.x * 256 + threadIdx.x, packs = (size_t)I / 8, row = i / packs;
+  float value[8];
+  g2z__k_begin();
+  if (row >= (size_t)N) return;
+  g2z__unpack<A>(value, g2z__get(x, i));
+  *reinterpret_cast<uint2 *>(to + row * (size_t)ld + i % packs * 8) =
+      g2z__pack_e4m3(value, G2Z__E4M3_X);
+}
+
+/* g2z_k_narrow_transposed: to = w^T times G2Z__E4M3_W, in e4m3.
+ *   to  [O,ld] e4m3 out   ld is I, rounded up to 16
+ *   w   [I,O] A in        I % 8 == 0, O % 8 == 0
+ * Launch  a block of 256 for 64 x 64
+ * Cost    3 I O bytes: qkv, fc and fcproj of GPT-2 124M are 16 MB a layer
+ * Oracle  g2z__cpu_linear_fwd; test cuda_linear */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O, int ld) {
+  __shared__ alignas(16) uint8_t tile[64][80]; /* [o][i]; rows are 16 bytes apart from 64 */
+  int first_i = (int)blockIdx.x * 64, first_o = (int)blockIdx.y * 64;
+  g2z__k_begin();
+#pragma unroll
+  for (int turn = 0; turn < 2; turn++) {
+    int pack = (int)threadIdx.x % 8, i = turn * 32 + (int)threadIdx.x / 8, o = pack * 8;
+    float value[8] = {};
+    const A *row = w + (size_t)(first_i + i) * (size_t)O + first_o;
+    if (first_i + i < I && first_o + o < O) g2z__unpack<A>(value, g2z__get(row, (size_t)pack));
+    uint2 eight = g2z__pack_e4m3(value, G2Z__E4M3_W);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      tile[o + j][i] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
+  }
+  __syncthreads();
+  int o = (int)threadIdx.x / 4, i = (int)threadIdx.x % 4 * 16;
+  if (first_o + o < O && first_i + i < ld)
+    *reinterpret_cast<uint4 *>(to + (size_t)(first_o + o) * (size_t)ld + first_i + i) =
+        *reinterpret_cast<const uint4 *>(&tile[o][i]);
+}
+
+/* The product of a key from x and w in e4m3, by room k42's kernel. `on` has x and w in A; `memory`
+ * has room for w, and for x without narrow_x. */
+template <typename A>
+static g2z_status g2z__narrow_product(g2z_device *device, g2z__lt_key key, g2z__lt_operands on,
+                                      const void *narrow_x, uint8_t *memory) {
+  const int N = key.n, I = key.k, O = key.m, ld = (I + 15) / 16 * 16;
+  uint8_t *x = memory + g2z__align((size_t)O * (size_t)ld);
+  dim3 tiles((unsigned)g2z__blocks((size_t)I, 64), (unsigned)g2z__blocks((size_t)O, 64));
+  G2Z__TRY(g2z__launch(device, "g2z_k_narrow_transposed", g2z_k_narrow_transposed<A>, tiles, 256, 0,
+                       memory, (const A *)on.a, I, O, ld));
+  if (!narrow_x)
+    G2Z__TRY(g2z__launch(device, "g2z_k_narrow", g2z_k_narrow<A>,
+                         (unsigned)g2z__blocks((size_t)N * (size_t)(I / 8), 256), 256, 0, x,
+                         (const A *)on.b, N, I, ld));
+  on.a = memory;
+  on.b = narrow_x ? narrow_x : x;
+  key.type = CUDA_R_8F_E4M3;
+  key.transpose_a = 1;
+  key.ld_a = key.ld_b = ld;
+  return g2z__hopper_product_run(device, &key, &on);
+}
+
 /* y = x w + bias, and gelu or residual.
+ * narrow   What fc leaves for fcproj, whose rows begin on 32 bytes.
  * residual It is the product's C, added before the rounding; behind a dropout it takes a
  *          kernel of its own, and where y is the residual itself, the product waits in scratch. */
 template <typename A>
 static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
                                       const void *w, const void *bias, const void *residual,
-                                      const g2z_dropout *dropout, int N, int I, int O) {
-  int drops = residual && g2z__dropout_on(dropout);
+                                      void *narrow, const g2z_dropout *dropout, int N, int I,
+                                      int O) {
+  int drops = residual && g2z__dropout_on(dropout), apart = drops && y == residual;
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, I, O, G2Z__AS_IT_IS, G2Z__AS_IT_IS, O,
                                            CUBLASLT_EPILOGUE_BIAS);
   g2z__lt_operands on = g2z__lt_rows(y, x, w);
   on.bias = bias;
   on.slope = slope;
-  if (slope) return g2z__gelu_product<A>(device, &key, &on);
   if (!drops) on.c = residual;
-  else if (y == residual)
-    G2Z__TRY(g2z__scratch(device, (size_t)N * (size_t)O * sizeof(A), &on.d));
-  G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  size_t bytes = apart ? g2z__align((size_t)N * (size_t)O * sizeof(A)) : 0;
+  size_t ld = (size_t)(I + 15) / 16 * 16, rounds = g2z__linear_rounds(device, I, O);
+  void *memory = NULL;
+  if (bytes || rounds)
+    G2Z__TRY(g2z__scratch(device, bytes + rounds * g2z__align(ld * (size_t)O) +
+                          rounds * g2z__align(ld * (size_t)N), &memory));
+  if (apart) on.d = memory;
+  if (!rounds && slope) return g2z__gelu_product<A>(device, &key, &on);
+  if (!rounds) G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  else if constexpr (sizeof(A) == 2) {
+    if (slope) key.epilogue = G2Z__EPILOGUE_GELU, on.narrow = narrow;
+    G2Z__TRY(g2z__narrow_product<A>(device, key, on, slope ? NULL : narrow,
+                                    (uint8_t *)memory + bytes));
+  }
   if (!drops) return G2Z_OK;
   return g2z__residual_dropout<A>(device, (A *)y, (const A *)on.d, (const A *)residual, dropout, N,
                                   O);
@@ -5263,15 +5359,11 @@ typedef enum g2z__finish {
   G2Z__FINISH_ADD,               /* bias and `other` are added */
   G2Z__FINISH_GELU,              /* behind the bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* times `other`; and the columns are summed */
-  G2Z__FINISH_SOFTMAX,           /* their exponentials; rows are summed, and their largest told */
-  G2Z__FINISH_SOFTMAX_E4M3       /* the same of operands that are e4m3 */
+  G2Z__FINISH_SOFTMAX            /* their exponentials; rows are summed, and their largest told */
 } g2z__finish;
-template <g2z__finish FINISH>
-static constexpr bool g2z__is_softmax =
-    FINISH == G2Z__FINISH_SOFTMAX || FINISH == G2Z__FINISH_SOFTMAX_E4M3;
-/* Terms in a block, which is 128 bytes of each row. */
-template <g2z__finish FINISH>
-static constexpr int g2z__terms = FINISH == G2Z__FINISH_SOFTMAX_E4M3 ? 128 : 64;
+/* Terms in a block, which is 128 bytes of each row; E is the type of both operands. */
+template <typename E>
+static constexpr int g2z__terms = 128 / (int)sizeof(E);
 
 typedef struct g2z__product_data {
   const void *bias;              /* [M] A, or NULL */
@@ -5280,6 +5372,7 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles */
   int stripe;                    /* tiles down before one to the right */
+  uint8_t *narrow;               /* [N,M] e4m3 with GELU of e4m3; or NULL */
 } g2z__product_data;
 
 /* Where things lie in dynamic shared memory, in bytes. */
@@ -5349,12 +5442,12 @@ static __device__ inline bool g2z__rows_again(const int4 *again, int tile) {
 template <g2z__finish FINISH>
 static __device__ inline bool g2z__product_skips(const g2z__product_data &x,
                                                  g2z__product_place at) {
-  if constexpr (!g2z__is_softmax<FINISH>) return false;
+  if constexpr (FINISH != G2Z__FINISH_SOFTMAX) return false;
   else return x.rows.again && !g2z__rows_again(x.rows.again, at.row / G2Z__PRODUCT_ROWS);
 }
 
 /* One thread asks for all blocks of all tiles of this multiprocessor. */
-template <g2z__finish FINISH, g2z__by BY>
+template <typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void g2z__product_load(const g2z__product_data &x, uint32_t shared,
                                                 const CUtensorMap *left, const CUtensorMap *right,
                                                 const g2z__product_barriers *barriers) {
@@ -5363,7 +5456,7 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
   for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
     g2z__product_place at = g2z__product_at(x, t);
     if (g2z__product_skips<FINISH>(x, at)) continue;
-    for (int k = 0; k < x.K; k += g2z__terms<FINISH>, turn.next()) {
+    for (int k = 0; k < x.K; k += g2z__terms<E>, turn.next()) {
       const uint64_t *full = barriers->full + turn.stage;
       uint32_t to = shared + (uint32_t)(turn.stage * S::STAGE);
       g2z__barrier_wait(barriers->empty + turn.stage, turn.phase ^ 1);
@@ -5485,7 +5578,7 @@ static __device__ inline uint32_t g2z__product_pair(float low, float high, uint3
 }
 
 /* 16 rows of 64 columns, number `group` of the tile. */
-template <typename A, g2z__finish FINISH>
+template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
                    g2z__product_two_rows &rows, const float (&c)[24][4], int group,
@@ -5495,11 +5588,10 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = c[group * 8 + n][i];
-    if constexpr (g2z__is_softmax<FINISH>) {
+    if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        v[i] = v[i] * (FINISH == G2Z__FINISH_SOFTMAX ? G2Z__LOG2E : rows.unit[i / 2]) -
-               rows.reference[i / 2];
+        v[i] = v[i] * (sizeof(E) == 1 ? rows.unit[i / 2] : G2Z__LOG2E) - rows.reference[i / 2];
         rows.largest[i / 2] = fmaxf(rows.largest[i / 2], v[i]);
         v[i] = g2z__exp2(v[i]);
         rows.sum[i / 2] += v[i];
@@ -5508,7 +5600,10 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
       float2 bias = g2z__pair_of<A>::unpack(
           __shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
 #pragma unroll
-      for (int i = 0; i < 4; i++) v[i] += i % 2 ? bias.y : bias.x;
+      for (int i = 0; i < 4; i++) {
+        if constexpr (sizeof(E) == 1) v[i] *= 1 / (G2Z__E4M3_X * G2Z__E4M3_W);
+        v[i] += i % 2 ? bias.y : bias.x;
+      }
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) /* rows, and 8 further down */
@@ -5518,12 +5613,42 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
   }
 }
 
+/* 16 rows of 64 columns, as they were rounded to A, to x.narrow. Four lanes exchange their pairs,
+ * so that each writes 8 bytes of a row, and all four 32 of them. */
+template <typename A>
+static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
+                                                  const uint32_t (&y)[4][4], int row, int column) {
+  if (!x.narrow) return;
+#pragma unroll
+  for (int half = 0; half < 2; half++) { /* of the columns */
+    uint32_t words[4];                   /* of 8 columns each: a pair, and that 8 rows below */
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const uint32_t *two = y[half * 2 + n / 2] + n % 2 * 2;
+      words[n] = g2z__pair_e4m3(g2z__pair_of<A>::unpack(two[0]), G2Z__E4M3_X) |
+                 g2z__pair_e4m3(g2z__pair_of<A>::unpack(two[1]), G2Z__E4M3_X) << 16;
+    }
+    g2z__transpose<1>(words);
+    int at = column + half * 32 + g2z__lane() % 4 * 8;
+#pragma unroll
+    for (int below = 0; below < 2; below++) {
+      unsigned pick = below ? 0x7632 : 0x5410; /* the upper or lower halves of two words */
+      int to = row + below * 8 + g2z__lane() / 4;
+      uint2 eight = make_uint2(__byte_perm(words[0], words[1], pick),
+                               __byte_perm(words[2], words[3], pick));
+      if (to < x.N && at < x.M)
+        *reinterpret_cast<uint2 *>(x.narrow + (size_t)to * (size_t)x.M + (size_t)at) = eight;
+    }
+  }
+}
+
 /* Both halves of 64 columns of the tile, to `out`. The stores of a group are asked for together:
  * the fence before them waits for what was written, as long for one piece as for four. */
-template <typename A, g2z__finish FINISH>
+template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
-g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
-                     g2z__product_warp &warp, const CUtensorMap *out, const CUtensorMap *other) {
+g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float (&c)[2][24][4],
+                     int group, g2z__product_warp &warp, const CUtensorMap *out,
+                     const CUtensorMap *other) {
   constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES;
   constexpr int TWO = FINISH == G2Z__FINISH_GELU;
   uint32_t to[2];
@@ -5540,7 +5665,9 @@ g2z__product_columns(float (&sums)[16], const float (&c)[2][24][4], int group,
       for (int n = 0; n < 4; n++)
         g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
-    g2z__product_piece<A, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
+    g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
+    if constexpr (sizeof(E) == 1 && FINISH == G2Z__FINISH_GELU)
+      g2z__product_narrow<A>(x, y, warp.row + m * 64, warp.column + group * 64);
     if (READS && m == 0 && group == 1) { /* the stores of group 0 have left room for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
@@ -5634,23 +5761,23 @@ static __device__ inline void g2z__product_parts(const g2z__product_data &x,
     }
 }
 
-template <typename A, g2z__finish FINISH>
+template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__product_warp &warp,
                     unsigned char *staging, const CUtensorMap *out, const CUtensorMap *other,
                     int group) {
   float columns[6];
-  if constexpr (g2z__is_softmax<FINISH>) g2z__product_words(x, c, warp);
+  if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_words(x, c, warp);
 #pragma unroll
   for (int n = 0; n < 3; n++) {
     float sums[16] = {};
-    g2z__product_columns<A, FINISH>(sums, c, n, warp, out, other);
+    g2z__product_columns<A, E, FINISH>(x, sums, c, n, warp, out, other);
     if constexpr (FINISH == G2Z__FINISH_TIMES) {
       g2z__sum_lanes(sums);
       columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
     }
   }
-  if constexpr (g2z__is_softmax<FINISH>) g2z__product_parts(x, warp);
+  if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_parts(x, warp);
   if constexpr (FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* all but those of the last 64 columns */
     __syncwarp();
@@ -5663,13 +5790,12 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
 
 /* The sums of one tile. A stage is given back when the products of the next one are under way.
  * `other` is asked for behind the first of them: then nobody waits for the stores before it. */
-template <typename A, g2z__finish FINISH, g2z__by BY>
+template <typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ __forceinline__ void
 g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shared,
                  g2z__turn<G2Z__PRODUCT_STAGES> &turn, g2z__product_warp &warp,
                  const CUtensorMap *other, const g2z__product_barriers *barriers) {
-  typedef typename std::conditional<FINISH == G2Z__FINISH_SOFTMAX_E4M3, __nv_fp8_e4m3, A>::type E;
-  const int blocks = (x.K + g2z__terms<FINISH> - 1) / g2z__terms<FINISH>;
+  const int blocks = (x.K + g2z__terms<E> - 1) / g2z__terms<E>;
   g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
   g2z__product_step<E, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 0);
   int before = turn.stage;
@@ -5698,7 +5824,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
 
 /* Tiles number group, group + 2, ... of this multiprocessor. A barrier's phase has a single bit: so
  * a warpgroup waits for its first stage only when the other has had its last. */
-template <typename A, g2z__finish FINISH, g2z__by BY>
+template <typename A, typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void
 g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *staging,
                    const CUtensorMap *out, const CUtensorMap *other,
@@ -5716,19 +5842,19 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
     g2z__product_place at = g2z__product_at(x, t);
     if (g2z__product_skips<FINISH>(x, at)) continue;
     if (mine++ % 2 != group) {
-      int stage = turn.stage + (x.K + g2z__terms<FINISH> - 1) / g2z__terms<FINISH>;
+      int stage = turn.stage + (x.K + g2z__terms<E> - 1) / g2z__terms<E>;
       turn.phase ^= (uint32_t)(stage / G2Z__PRODUCT_STAGES) & 1;
       turn.stage = stage % G2Z__PRODUCT_STAGES;
       continue;
     }
     warp.row = at.row + warp8 % 4 * 16;
     warp.column = at.column;
-    if constexpr (g2z__is_softmax<FINISH>) {
+    if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int row = g2z__product_row_at(warp, i / 2, i % 2);
         warp.rows[i / 2].reference[i % 2] = row < x.N ? x.rows.reference[row] : 0;
-        if constexpr (FINISH == G2Z__FINISH_SOFTMAX_E4M3)
+        if constexpr (sizeof(E) == 1)
           warp.rows[i / 2].unit[i % 2] = row < x.N ? x.rows.unit[row] : 0;
       }
     } else if (FINISH != G2Z__FINISH_TIMES && x.bias)
@@ -5739,20 +5865,20 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
             column < x.M ? __ldg(static_cast<const uint32_t *>(x.bias) + column / 2) : 0;
       }
     g2z__barrier_turn(3 + group, 256);
-    g2z__product_sum<A, FINISH, BY>(c, x, shared, turn, warp, other, barriers);
-    g2z__product_finish<A, FINISH>(x, c, warp, staging, out, other, group);
+    g2z__product_sum<E, FINISH, BY>(c, x, shared, turn, warp, other, barriers);
+    g2z__product_finish<A, E, FINISH>(x, c, warp, staging, out, other, group);
   }
   if (g2z__lane() == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 /* g2z_k_product_hopper: out = finish(left right)
- *   left   [N,K] A in   as tiles of 128 x 64, or with SOFTMAX_E4M3 e4m3, 128 x 128
- *   right  [K,M] A in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 64, or
- *                       e4m3, 192 x 128
+ *   left   [N,K] E in   E is A or e4m3; as tiles of 128 x 128 bytes
+ *   right  [K,M] E in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 128 bytes
  *   out    [N,M] A out  as tiles of 16 x 64
  *   other  [N,M] A      in or out, as FINISH says; may be out where it is added
  *   x      sums         [ceil(N/128),M] f32 out with TIMES, before they are rounded
  *          rows         in and out with SOFTMAX, as g2z__softmax_rows says
+ *          narrow       out, with GELU of e4m3
  * Math    f32 accumulation, of e4m3 in 14 bits; M and K are multiples of 8
  * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
  *         others 240 registers
@@ -5763,7 +5889,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  * Order   k upwards; bitwise repeatable
  * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products; of SOFTMAX
  *         g2z__cpu_head_loss, test cuda_head */
-template <typename A, g2z__finish FINISH, g2z__by BY>
+template <typename A, typename E, g2z__finish FINISH, g2z__by BY>
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
 g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
                      const __grid_constant__ CUtensorMap right,
@@ -5788,10 +5914,10 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
   int group = g2z__warpgroup();
   if (group < 2) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    g2z__product_tiles<A, FINISH, BY>(x, shared, staging, &out, &other, &barriers, group);
+    g2z__product_tiles<A, E, FINISH, BY>(x, shared, staging, &out, &other, &barriers, group);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 256) g2z__product_load<FINISH, BY>(x, shared, &left, &right, &barriers);
+    if (threadIdx.x == 256) g2z__product_load<E, FINISH, BY>(x, shared, &left, &right, &barriers);
   }
 #else
   (void)left, (void)right, (void)out, (void)other, (void)x;
@@ -5806,21 +5932,27 @@ typedef void (*g2z__product_kernel)(CUtensorMap, CUtensorMap, CUtensorMap, CUten
 /* The kernel of a key, or NULL. Rows are on cuBLASLt's B, which is on the left here. */
 template <typename A>
 static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int adds) {
+  constexpr g2z__by ROWS = G2Z__BY_ROWS;
   int epilogue = key->epilogue, by_rows = key->transpose_a;
   int plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
-  if (key->type == CUDA_R_8F_E4M3)
-    return g2z_k_product_hopper<A, G2Z__FINISH_SOFTMAX_E4M3, G2Z__BY_ROWS>;
+  if (key->type == CUDA_R_8F_E4M3) {
+    typedef __nv_fp8_e4m3 E;
+    return epilogue == G2Z__EPILOGUE_SOFTMAX ? g2z_k_product_hopper<A, E, G2Z__FINISH_SOFTMAX, ROWS>
+           : epilogue == G2Z__EPILOGUE_GELU  ? g2z_k_product_hopper<A, E, G2Z__FINISH_GELU, ROWS>
+           : adds                            ? g2z_k_product_hopper<A, E, G2Z__FINISH_ADD, ROWS>
+                                             : g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
+  }
   if (by_rows && epilogue == CUBLASLT_EPILOGUE_DEFAULT && !adds)
-    return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_ROWS>;
+    return g2z_k_product_hopper<A, A, G2Z__FINISH_PLAIN, ROWS>;
   if (by_rows && epilogue == G2Z__EPILOGUE_TIMES_SLOPE && !adds)
-    return g2z_k_product_hopper<A, G2Z__FINISH_TIMES, G2Z__BY_ROWS>;
+    return g2z_k_product_hopper<A, A, G2Z__FINISH_TIMES, ROWS>;
   if (by_rows && epilogue == G2Z__EPILOGUE_SOFTMAX && !adds)
-    return g2z_k_product_hopper<A, G2Z__FINISH_SOFTMAX, G2Z__BY_ROWS>;
+    return g2z_k_product_hopper<A, A, G2Z__FINISH_SOFTMAX, ROWS>;
   if (!by_rows && plain && !adds)
-    return g2z_k_product_hopper<A, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>;
-  if (!by_rows && plain) return g2z_k_product_hopper<A, G2Z__FINISH_ADD, G2Z__BY_COLUMNS>;
+    return g2z_k_product_hopper<A, A, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>;
+  if (!by_rows && plain) return g2z_k_product_hopper<A, A, G2Z__FINISH_ADD, G2Z__BY_COLUMNS>;
   if (!by_rows && epilogue == G2Z__EPILOGUE_GELU && !adds)
-    return g2z_k_product_hopper<A, G2Z__FINISH_GELU, G2Z__BY_COLUMNS>;
+    return g2z_k_product_hopper<A, A, G2Z__FINISH_GELU, G2Z__BY_COLUMNS>;
   return NULL;
 }
 static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int adds) {
@@ -5880,6 +6012,7 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.bias = on->bias;
   x.sums = on->sums;
   x.rows = on->rows;
+  x.narrow = (uint8_t *)on->narrow;
   x.N = N, x.K = K, x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
@@ -6088,15 +6221,6 @@ struct g2z__head_chunk {
 
 /* ----- operands in e4m3 -------------------------------------------------- */
 
-static __device__ inline uint2 g2z__pack_e4m3(const float (&x)[8]) {
-  uint32_t two[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    two[i] = __nv_cvt_float2_to_fp8x2(make_float2(x[2 * i], x[2 * i + 1]), __NV_SATFINITE,
-                                      __NV_E4M3);
-  return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
-}
-
 /* The largest magnitude of a pack, or what it was. */
 template <typename A>
 static __device__ inline float g2z__largest(float largest, uint4 pack) {
@@ -6159,9 +6283,7 @@ g2z_k_head_narrow(g2z__head_rows rows, g2z__head_chunk<A> x) {
     for (int pack = (int)(threadIdx.x % G2Z__WARP); pack * L < x.C; pack += (int)G2Z__WARP) {
       float value[L];
       g2z__unpack<A>(value, g2z__get(from, (size_t)pack));
-#pragma unroll
-      for (int j = 0; j < L; j++) value[j] *= scale;
-      to[pack] = g2z__pack_e4m3(value);
+      to[pack] = g2z__pack_e4m3(value, scale);
     }
   }
 }
@@ -6212,7 +6334,7 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
         a[j] = g2z__round_e4m3(a[j] * scale_h);
         b[j] = g2z__round_e4m3(b[j] * scale_wte);
       }
-      reinterpret_cast<uint2 *>(rows.narrow_h + row * (size_t)rows.ld)[i] = g2z__pack_e4m3(a);
+      reinterpret_cast<uint2 *>(rows.narrow_h + row * (size_t)rows.ld)[i] = g2z__pack_e4m3(a, 1);
     }
 #pragma unroll
     for (int j = 0; j < L; j++) target += a[j] * b[j];

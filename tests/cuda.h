@@ -281,6 +281,10 @@ static double test_product_noise(const test_pair *p, int K, double term) {
   return p->dtype == G2Z_FP32 ? sum : 2 * sum;
 }
 
+/* What a sum of size `spread` may lose where a tensor core adds up K products of e4m3: it cuts the
+ * sum of each 32, of up to 6 spreads, behind 13 bits. */
+static double test_e4m3_noise(int K, double spread) { return 6 * spread * (K / 32 + 1) * 0x1p-13; }
+
 /* A step state on both devices. */
 typedef struct test_state {
   g2z_step_state *cpu;
@@ -517,6 +521,7 @@ static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
   g2z_dropout drop = test_dropout(state.cpu, 0.3f, N), drop_gpu = drop;
   drop_gpu.state = state.gpu;
   double noise = test_product_noise(p, I, 1 / sqrt((double)I)), eps = test_eps(p->dtype);
+  if (p->gpu->fp8) noise += test_e4m3_noise(I, 1);
   enum { PLAIN, GELU, RESIDUAL, IN_PLACE, DROPOUT, DROPOUT_IN_PLACE, FORMS };
   static const char *const names[] = {"linear_fwd",          "linear_fwd gelu",
                                       "linear_fwd residual", "linear_fwd residual in place",
@@ -526,11 +531,11 @@ static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
     test_twin *to = in_place ? stream : y;
     test_twin *add = form < RESIDUAL ? NULL : in_place ? stream : residual;
     CHECK_OK(p->t, cpu->linear_fwd(p->cpu, to->cpu, form == GELU ? slope->cpu : NULL, x->cpu,
-                                   w->cpu, bias->cpu, add ? add->cpu : NULL, drops ? &drop : NULL, N, I,
-                                   O));
+                                   w->cpu, bias->cpu, add ? add->cpu : NULL, NULL,
+                                   drops ? &drop : NULL, N, I, O));
     CHECK_OK(p->t, gpu->linear_fwd(p->gpu, to->gpu, form == GELU ? slope->gpu : NULL, x->gpu,
-                                   w->gpu, bias->gpu, add ? add->gpu : NULL, drops ? &drop_gpu : NULL, N, I,
-                                   O));
+                                   w->gpu, bias->gpu, add ? add->gpu : NULL, NULL,
+                                   drops ? &drop_gpu : NULL, N, I, O));
     /* What is rounded before the last step, of size up to 6: the input of GELU where the product is
      * cuBLASLt's (slope up to 1.13, which itself changes by at most 0.8 times the input's change),
      * the product before its dropout, and, by cuBLASLt 13.1, the product that is added in place. */
@@ -574,6 +579,32 @@ static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
   test_pair_clear(p);
 }
 
+/* fc and fcproj in e4m3: what fc leaves for fcproj are the numbers that fcproj makes of the same x,
+ * to the bit. Numbers beyond e4m3's range are among them. */
+static void test_cuda_narrow(test_pair *p, int N, int C) {
+  const g2z_ops *gpu = p->gpu->ops;
+  size_t rows = (size_t)N * (size_t)C, cells = (size_t)C * (size_t)C * 4;
+  test_twin *x = test_twin_normal(p, TEST_ACT, rows, 1, 1, 0);
+  test_twin *fc = test_twin_normal(p, TEST_ACT, cells, 2, 60 / sqrt((double)C), 0);
+  test_twin *fcproj = test_twin_normal(p, TEST_ACT, cells, 3, 0.01, 0);
+  test_twin *bias = test_twin_normal(p, TEST_ACT, 4 * (size_t)C, 4, 1, 0);
+  test_twin *y = test_twin_new(p, TEST_ACT, 4 * rows), *narrow = test_twin_new(p, TEST_ACT, 4 * rows);
+  test_twin *slope = test_twin_new(p, TEST_ACT, 4 * rows);
+  test_twin *handed = test_twin_new(p, TEST_ACT, rows), *anew = test_twin_new(p, TEST_ACT, rows);
+  CHECK_OK(p->t, gpu->linear_fwd(p->gpu, y->gpu, slope->gpu, x->gpu, fc->gpu, bias->gpu, NULL,
+                                 narrow->gpu, NULL, N, C, 4 * C));
+  CHECK_OK(p->t, gpu->linear_fwd(p->gpu, handed->gpu, NULL, y->gpu, fcproj->gpu, bias->gpu, x->gpu,
+                                 narrow->gpu, NULL, N, 4 * C, C));
+  CHECK_OK(p->t, gpu->linear_fwd(p->gpu, anew->gpu, NULL, y->gpu, fcproj->gpu, bias->gpu, x->gpu,
+                                 NULL, NULL, N, 4 * C, C));
+  float *left = test_twin_fetch(p, handed), *right = test_twin_fetch(p, anew);
+  CHECK(p->t, memcmp(left, right, rows * sizeof *left) == 0);
+  CHECK(p->t, left[0] != 0 && left[rows - 1] != 0);
+  free(left);
+  free(right);
+  test_pair_clear(p);
+}
+
 static void test_cuda_linear(g2z_test *t) {
   CUDA_OR_SKIP(t);
   for (int types = 0; types < TEST_TYPES; types++) {
@@ -583,6 +614,15 @@ static void test_cuda_linear(g2z_test *t) {
       test_cuda_linear_one(&p, 37, 40, 120);
       test_cuda_linear_one(&p, 131, 256, 768);
       test_cuda_linear_one(&p, 515, 1032, 136);
+      if (p.gpu->info.fp8 && (p.dtype == G2Z_FP16 || p.dtype == G2Z_BF16)) {
+        p.gpu->fp8 = p.cpu->fp8 = G2Z_FP8_FORWARD;
+        test_cuda_linear_one(&p, 1, 8, 24);
+        test_cuda_linear_one(&p, 515, 1032, 136);
+        test_cuda_linear_one(&p, 4200, 72, 1544);
+        test_cuda_linear_one(&p, 4200, 1544, 72);
+        test_cuda_narrow(&p, 37, 40);
+        test_cuda_narrow(&p, 4200, 136);
+      }
     }
     test_pair_close(&p);
   }
@@ -697,10 +737,6 @@ static void test_head_sum(test_pair *p, const test_twin *sum, const test_twin *l
   CHECK_NEAR(p->t, got, want, 1e-13 * (double)losses->n * fabs(want));
   free(values);
 }
-
-/* What a logit of size `spread` may lose where a tensor core adds up products of e4m3: it cuts the
- * sum of each 32, of up to 6 spreads, behind 13 bits. */
-static double test_e4m3_noise(int C, double spread) { return 6 * spread * (C / 32 + 1) * 0x1p-13; }
 
 /* Logits are of size `spread`. `exact`, an fp32 CPU: logits are not rounded in training, so that
  * its loss and gradients are what to expect; NULL: they are, as p->cpu rounds them. */

@@ -47,6 +47,8 @@
     "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
   X(linear_residual, "a product leaves the residual out",                                          \
     "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
+  X(linear_fp8, "a forward product rounds nothing to e4m3",                                        \
+    "ops_linear fp8", "cuda_linear cuda_fp8")                                                      \
   X(linear_row, "a product leaves the last row as it was",                                         \
     "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
   X(linear_mask, "a projection drops other elements than backward",                                \
@@ -298,15 +300,20 @@ static g2z_status mutant_layernorm_bwd(g2z_device *device, void *dres, void *dro
 
 static g2z_status mutant_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
                                     const void *w, const void *bias, const void *residual,
-                                    const g2z_dropout *dropout, int N, int K, int O) {
+                                    void *narrow, const g2z_dropout *dropout, int N, int K, int O) {
   g2z_dropout other;
+  const g2z_fp8 fp8 = device->fp8;
   const size_t o = (size_t)O;
   if (IS(device, linear_bias)) bias = w;
   if (IS(device, linear_residual)) residual = NULL;
   if (IS(device, linear_mask)) dropout = mutant_key(dropout, &other);
   if (IS(device, linear_row) && N > 1) N--;
   if (!residual) dropout = NULL;
-  G2Z__TRY(RIGHT(device)->linear_fwd(device, y, slope, x, w, bias, residual, dropout, N, K, O));
+  if (IS(device, linear_fp8)) device->fp8 = G2Z_FP8_NONE;
+  g2z_status status = RIGHT(device)->linear_fwd(device, y, slope, x, w, bias, residual, narrow,
+                                                dropout, N, K, O);
+  device->fp8 = fp8;
+  G2Z__TRY(status);
   if (IS(device, gelu_slope))
     return mutant_zero(device, device->dtype, slope, 1, 0, ((size_t)N - 1) * o, o);
   return G2Z_OK;

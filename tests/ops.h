@@ -405,6 +405,28 @@ static void test_ops_device(g2z_test *t) {
   g2z_device_free(device);
 }
 
+/* ----- e4m3 -------------------------------------------------------------- */
+
+/* rows[n,C] in e4m3 with a scale, or with 0 each row with the largest power of two that keeps it in
+ * range. */
+static float *ops_narrow(ops_env *e, const float *rows, int n, int C, double fixed) {
+  float *out = ops_output(e, n * C);
+  for (int i = 0; i < n; i++) {
+    double largest = 0, scale = fixed > 0 ? fixed : ldexp(1, 40);
+    for (int c = 0; c < C; c++) largest = fmax(largest, fabs((double)rows[i * C + c]));
+    while (!(fixed > 0) && largest * scale > 448) scale /= 2;
+    for (int c = 0; c < C; c++) {
+      double x = (double)rows[i * C + c] * scale, size = fabs(x);
+      int bits = 0;
+      while (bits < OPS_E4M3_MOST && ops_decode_e4m3(bits + 1) <= size) bits++;
+      double down = size - ops_decode_e4m3(bits), up = ops_decode_e4m3(bits + 1) - size;
+      if (bits < OPS_E4M3_MOST && (up < down || (up == down && bits % 2))) bits++;
+      out[i * C + c] = (float)(copysign(ops_decode_e4m3(bits), x) / scale);
+    }
+  }
+  return out;
+}
+
 /* ----- linear ----------------------------------------------------------- */
 
 /* 0.5 x (1 + tanh u), written so that it does not cancel: 1 + tanh u is 2 / (1 + e^(-2u)). */
@@ -424,9 +446,12 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   float *y = ops_output(e, n), *slope = ops_output(e, n);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n), *more = ops_doubles(e, n);
   double *slopes = ops_doubles(e, n), *slope_size = ops_doubles(e, n);
+  const float *left = x, *right = w;
+  if (e->device->fp8 && I != O)
+    left = ops_narrow(e, x, N, I, 4), right = ops_narrow(e, w, I, O, 32);
   for (int row = 0; row < N; row++) ops_begin(want + row * O, size + row * O, bias, O);
-  ops_product(want, size, x, I, 1, w, O, 1, N, O, I);
-  OPS_RUN(e, linear_fwd, y, NULL, x, w, bias, NULL, NULL, N, I, O);
+  ops_product(want, size, left, I, 1, right, O, 1, N, O, I);
+  OPS_RUN(e, linear_fwd, y, NULL, x, w, bias, NULL, NULL, NULL, N, I, O);
   ops_expect(e, "linear_fwd", y, want, size, n, e->dtype, ops_walk(I));
 
   /* The exponent of the sigmoid is off by 3 roundings of 2u, and u is below 6 where it matters. In
@@ -440,7 +465,7 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   }
   double input_error = known ? 0 : ops_walk(I);
   memset(y, 0, (size_t)n * sizeof *y);
-  OPS_RUN(e, linear_fwd, y, slope, x, w, bias, NULL, NULL, N, I, O);
+  OPS_RUN(e, linear_fwd, y, slope, x, w, bias, NULL, NULL, NULL, N, I, O);
   ops_expect(e, "its gelu", y, more, known ? NULL : size, n, e->dtype, 60 + 2 * input_error);
   ops_expect(e, "its slope", slope, slopes, slope_size, n, e->dtype, 60 + input_error);
 
@@ -450,9 +475,14 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
     for (int i = 0; i < n; i++)
       more[i] = want[i] * ops_row_factor(d, i, O) + (double)residual[i];
     memcpy(y, residual, (size_t)n * sizeof *y); /* in place: y is the residual */
-    OPS_RUN(e, linear_fwd, y, NULL, x, w, bias, y, d, N, I, O);
+    OPS_RUN(e, linear_fwd, y, NULL, x, w, bias, y, NULL, d, N, I, O);
     ops_expect(e, "linear_fwd into the residual", y, more, size, n, e->dtype, 2 * ops_walk(I));
   }
+}
+
+static void ops_linear_fp8(ops_env *e, const int *shape) {
+  e->device->fp8 = G2Z_FP8_FORWARD;
+  ops_linear_forward(e, shape);
 }
 
 static void ops_linear_backward(ops_env *e, const int *shape) {
@@ -488,6 +518,7 @@ static void test_ops_linear(g2z_test *t) {
   /* One of everything; smaller than a kernel; past every block: 288 rows, 192 deep, 128 across. */
   static const int shapes[4][4] = {{1, 1, 1}, {5, 24, 16}, {37, 401, 133}, {301, 136, 264}};
   ops_each(t, ops_linear_forward, shapes, 4);
+  ops_each(t, ops_linear_fp8, shapes, 4);
   ops_each(t, ops_linear_backward, shapes, 4);
 }
 
@@ -817,25 +848,6 @@ static void ops_classify(g2z_dtype dtype, double *loss, double *size, float *dlo
   }
 }
 
-/* rows[n,C] in e4m3, each row with the largest power of two that keeps it in range. */
-static float *ops_narrow(ops_env *e, const float *rows, int n, int C) {
-  float *out = ops_output(e, n * C);
-  for (int i = 0; i < n; i++) {
-    double largest = 0, scale = ldexp(1, 40);
-    for (int c = 0; c < C; c++) largest = fmax(largest, fabs((double)rows[i * C + c]));
-    while (largest * scale > 448) scale /= 2;
-    for (int c = 0; c < C; c++) {
-      double x = (double)rows[i * C + c] * scale, size = fabs(x);
-      int bits = 0;
-      while (bits < OPS_E4M3_MOST && ops_decode_e4m3(bits + 1) <= size) bits++;
-      double down = size - ops_decode_e4m3(bits), up = ops_decode_e4m3(bits + 1) - size;
-      if (bits < OPS_E4M3_MOST && (up < down || (up == down && bits % 2))) bits++;
-      out[i * C + c] = (float)(copysign(ops_decode_e4m3(bits), x) / scale);
-    }
-  }
-  return out;
-}
-
 static void ops_head(ops_env *e, const int *shape) {
   int N = shape[0], C = shape[1], V = shape[2], chunk = shape[3], Vp = (V + 127) / 128 * 128;
   int n = N * C, words = Vp * C, all = N * V;
@@ -866,7 +878,7 @@ static void ops_head(ops_env *e, const int *shape) {
   CHECK(e->t, loss_sum == in_order);
 
   if (e->device->fp8) { /* of all that follows the logits alone come from rounded operands */
-    float *narrow_h = ops_narrow(e, h, N, C), *narrow_wte = ops_narrow(e, wte, 1, V * C);
+    float *narrow_h = ops_narrow(e, h, N, C, 0), *narrow_wte = ops_narrow(e, wte, 1, V * C, 0);
     memset(want, 0, (size_t)all * sizeof *want);
     memset(size, 0, (size_t)all * sizeof *size);
     ops_product(want, size, narrow_h, C, 1, narrow_wte, 1, C, N, V, C);
