@@ -915,6 +915,9 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer);
 G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer); /* finished before */
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
 G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer); /* uncommitted: leaves nothing */
+/* Adds G2Z_UNCOUNTED to each id that the mask of a shard leaves out: `ids` are all its tokens. */
+G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int32_t *ids,
+                                  size_t count);
 
 typedef enum g2z_order { G2Z_ORDER_FILE, G2Z_ORDER_SHUFFLED } g2z_order;
 
@@ -3803,6 +3806,59 @@ G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard
                   path.text, head.tokens, head.shard, shard->path, shard->tokens, hash);
 }
 
+G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
+  close(shard->file);
+  if (shard->mask >= 0) close(shard->mask);
+}
+
+/* Opens a shard and its mask; neither stays open in a failure. */
+G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard) {
+  shard->mask = -1;
+  shard->file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+  if (shard->file < 0) return g2z_fail_file(services, errno, "open the shard", shard->path);
+  g2z_status status = g2z__shard_look(services, shard);
+  if (status == G2Z_OK) status = g2z__mask_open(services, shard);
+  if (status != G2Z_OK) g2z__shard_close(shard);
+  return status;
+}
+
+/* Bits first ... first + T of a shard's mask, from bit first % 8 of the first byte on. */
+G2Z__PRIVATE g2z_status g2z__mask_bits(g2z_services *services, const g2z__shard *shard,
+                                       int64_t first, int64_t T, unsigned char *bits) {
+  const size_t bytes = (size_t)(first % 8 + T) / 8 + 1;
+  const uint64_t at = sizeof(g2z__mask) + (uint64_t)first / 8;
+  memset(bits, 0xff, bytes);
+  if (shard->mask < 0) return G2Z_OK;
+  int64_t got = g2z__pread(shard->mask, bits, bytes, at);
+  if (got == (int64_t)bytes) return G2Z_OK;
+  if (got >= 0)
+    return g2z_fail(services, G2Z_FORMAT, "the mask of %s ends before the bit of token "
+                    "%" PRId64 ": do not write shards while they are read", shard->path, first + T);
+  return g2z_fail_file(services, errno, "read the mask of", shard->path);
+}
+
+G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int32_t *ids,
+                                  size_t count) {
+  unsigned char bits[4096];
+  g2z__shard shard;
+  memset(&shard, 0, sizeof shard);
+  shard.path = path;
+  if (access(g2z__mask_of(path).text, F_OK) != 0 && errno == ENOENT) return G2Z_OK;
+  G2Z__TRY(g2z__shard_open(services, &shard));
+  g2z_status status = G2Z_OK;
+  if ((uint64_t)shard.tokens != count)
+    status = g2z_fail(services, G2Z_FORMAT, "%s had %zu tokens when it was read and has %" PRId64
+                      " now: do not write shards while they are read", path, count, shard.tokens);
+  for (size_t at = 0, n; at < count && status == G2Z_OK; at += n) {
+    n = count - at < 8 * sizeof bits ? count - at : 8 * sizeof bits;
+    status = g2z__mask_bits(services, &shard, (int64_t)at, (int64_t)n - 1, bits);
+    for (size_t i = 0; i < n && status == G2Z_OK; i++)
+      if (!(bits[i / 8] >> i % 8 & 1)) ids[at + i] |= G2Z_UNCOUNTED;
+  }
+  g2z__shard_close(&shard);
+  return status;
+}
+
 /* ----- order ----- */
 
 /* A Feistel network over pairs of digits below `side`, the smallest number whose square holds
@@ -3863,11 +3919,6 @@ typedef struct g2z__prefetch {
   int started;
 } g2z__prefetch;
 
-G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
-  close(shard->file);
-  if (shard->mask >= 0) close(shard->mask);
-}
-
 /* Opens a shard if it is not open. With more shards than places, one is closed for another. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   g2z__prefetch *reader = loader->reader;
@@ -3876,37 +3927,15 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   if (*place) g2z__shard_close(*place);
   *place = NULL;
   g2z__shard found = *shard;
-  found.mask = -1;
-  found.file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
-  if (found.file < 0)
-    return g2z_fail_file(&reader->services, errno, "open the shard", shard->path);
-  g2z_status status = g2z__shard_look(&reader->services, &found);
-  if (status == G2Z_OK) status = g2z__mask_open(&reader->services, &found);
-  if (status == G2Z_OK && shard->bytes && (shard->mask < 0) != (found.mask < 0))
-    status = g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s came or went since the run "
-                      "began: do not write shards while they are read", shard->path);
-  if (status == G2Z_OK) {
-    *shard = found;
-    *place = shard;
-  } else {
+  G2Z__TRY(g2z__shard_open(&reader->services, &found));
+  if (shard->bytes && (shard->mask < 0) != (found.mask < 0)) {
     g2z__shard_close(&found);
+    return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s came or went since the run "
+                    "began: do not write shards while they are read", shard->path);
   }
-  return status;
-}
-
-/* Bits first ... first + T of a shard's mask, from bit first % 8 of the first byte on. */
-G2Z__PRIVATE g2z_status g2z__loader_bits(g2z__prefetch *reader, const g2z__shard *shard,
-                                         int64_t first, int64_t T) {
-  const size_t bytes = (size_t)(first % 8 + T) / 8 + 1;
-  const uint64_t at = sizeof(g2z__mask) + (uint64_t)first / 8;
-  memset(reader->bits, 0xff, bytes);
-  if (shard->mask < 0) return G2Z_OK;
-  int64_t got = g2z__pread(shard->mask, reader->bits, bytes, at);
-  if (got == (int64_t)bytes) return G2Z_OK;
-  if (got >= 0)
-    return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s ends before the bit of token "
-                    "%" PRId64 ": do not write shards while they are read", shard->path, first + T);
-  return g2z_fail_file(&reader->services, errno, "read the mask of", shard->path);
+  *shard = found;
+  *place = shard;
+  return G2Z_OK;
 }
 
 /* Sequence `index` of all shards into x[T], y[T]. */
@@ -3931,7 +3960,7 @@ G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, 
                     "%s had %" PRId64 " tokens when the run began and now ends before token "
                     "%" PRId64 ": do not write shards while they are read", shard->path,
                     shard->tokens, first + T);
-  G2Z__TRY(g2z__loader_bits(reader, shard, first, T));
+  G2Z__TRY(g2z__mask_bits(&reader->services, shard, first, T, reader->bits));
   for (int64_t t = 0; t <= T; t++) {
     if (raw[t] >= loader->config.vocab)
       return g2z_fail(&reader->services, G2Z_FORMAT,

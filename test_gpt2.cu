@@ -242,6 +242,7 @@ static const g2z_test_entry test_table[] = {
     {"golden_masked", "fine-tuning equals PyTorch's on 1 and 3 ranks", test_golden_masked},
     {"eval_questions", "questions with endings, as counted by hand", test_eval_questions},
     {"eval_texts", "a text, documents and tokens have the same loss", test_eval_texts},
+    {"eval_masks", "what a shard's mask leaves out is not scored", test_eval_masks},
     {"eval_train", "./train scores files while it trains, and the weights behind it",
      test_eval_train},
     {"examples", "score.c and generate.c, built", test_examples},

@@ -172,6 +172,87 @@ static void test_eval_texts(g2z_test *t) {
   inuse_close(context, model);
 }
 
+/* A mask with more bits than are read at a time, and a shard that grew since it was read. */
+static void eval_check_mask(g2z_test *t) {
+  enum { MANY = 40000 };
+  int32_t *ids = (int32_t *)malloc(MANY * sizeof *ids);
+  const char *path = test_path(t, "many.bin");
+  test_mask_shard(t, path, G2Z_SHARD_RAW, 0, MANY, 1);
+  for (int i = 0; i < MANY; i++) ids[i] = i;
+  CHECK_STATUS(t, g2z_shard_mask(&t->services, path, ids, MANY - 1), G2Z_FORMAT, &t->services,
+               "had 39999 tokens when it was read and has 40000 now");
+  CHECK_OK(t, g2z_shard_mask(&t->services, path, ids, MANY));
+  for (int i = 0; i < MANY; i++) CHECK(t, ids[i] == i + (mask_counts(i) ? 0 : G2Z_UNCOUNTED));
+  free(ids);
+}
+
+/* Of a shard with a mask the loss is that of the tokens that count, by hand and in validation. In
+ * the first window all count, in the third none, in the others some. */
+static void test_eval_masks(g2z_test *t) {
+  enum { CONTEXT = 16, V = 61, COUNT = 4 * CONTEXT + 1 };
+  g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  g2z_loader *loader = NULL;
+  g2z_loader_config data;
+  g2z_shard_writer *writer = NULL;
+  test_trainer tt;
+  g2z_eval result;
+  int32_t ids[COUNT], marked[COUNT];
+  double sum = 0, validated = 0;
+  int counted = 0;
+  eval_check_mask(t);
+  config.batch = 1;
+  test_tokens(ids, COUNT, V, 3);
+  for (int i = 0; i < COUNT; i++) {
+    const int counts = (i <= CONTEXT || i % 5 > 1) && (i <= 2 * CONTEXT || i > 3 * CONTEXT);
+    marked[i] = ids[i] | (counts ? 0 : G2Z_UNCOUNTED);
+  }
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  for (int i = 1; i < COUNT; i++) {
+    const int begin = (i - 1) / CONTEXT * CONTEXT;
+    if (marked[i] & G2Z_UNCOUNTED) continue;
+    sum += eval_by_hand(t, model, ids + begin, i - begin, i - begin + 1);
+    counted++;
+  }
+  const char *path = test_path(t, "a.bin");
+  for (int format = 0; format < 2; format++) {
+    CHECK_OK(t, g2z_shard_writer_create(&t->services, path, (g2z_shard_format)format, &writer));
+    CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
+    CHECK_OK(t, g2z_shard_writer_commit(writer));
+    g2z_shard_writer_free(writer);
+    CHECK_OK(t, eval_file(model, NULL, path, &result));
+    CHECK(t, result.tokens == counted && counted > 2 * CONTEXT && counted < 3 * CONTEXT);
+    CHECK_NEAR(t, result.loss, sum / counted, 1e-5);
+    CHECK_NEAR(t, result.perplexity, exp(result.loss), 1e-9);
+  }
+  memset(&data, 0, sizeof data);
+  data.glob = path;
+  data.batch = data.accum = data.world = 1;
+  data.seq = CONTEXT;
+  data.vocab = V;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &data, &loader));
+  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, &validated));
+  CHECK_NEAR(t, result.loss, validated, 1e-6);
+  g2z_loader_free(loader);
+  test_trainer_close(&tt);
+  /* A mask that leaves out all tokens, and one that is another shard's. */
+  for (int i = 0; i < COUNT; i++) marked[i] |= G2Z_UNCOUNTED;
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  CHECK_STATUS(t, eval_file(model, NULL, path, &result), G2Z_BAD_ARGUMENT, &t->services,
+               "no token that could be predicted");
+  ids[0]++;
+  test_write_file(t, path, ids, 2 * COUNT);
+  CHECK_STATUS(t, eval_file(model, NULL, path, &result), G2Z_FORMAT, &t->services,
+               "a.mask is the mask of another shard");
+  inuse_close(context, model);
+}
+
 /* The loss that `output` prints for a file, behind the place where `after` stands; -1: none. */
 static double eval_printed(const char *output, const char *after, const char *file) {
   double loss = -1;
