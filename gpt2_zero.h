@@ -819,7 +819,9 @@ typedef struct g2z_plan {
   g2z_strategy strategy;
   int dropout;                    /* 1: there is some */
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
-  int forward_only;               /* 1: no backward pass follows; 2: and each layer's QKV stays */
+  int forward_only;               /* 1: no backward pass follows */
+  int cached;                     /* sequences of `seq` tokens whose QKV each layer keeps, to
+                                   * generate: the key-value cache. 0: there is none */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
@@ -1694,7 +1696,8 @@ typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
 /* Continues `count` sequences together, each with a key-value cache: ids[count][room] hold
  * lengths[count] tokens, and in the end what was appended. A sequence ends behind `stop` (-1: none)
  * or where its room is full. Sequence i draws as one that is alone with seed sampling->seed + i.
- * Behind config.context tokens a sequence goes on from the last half of them. each NULL: nobody. */
+ * Behind config.context tokens a sequence goes on from the last half of them. each NULL: nobody.
+ * The cache takes 3 C values for each layer and token; the rest of the memory is one sequence's. */
 G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user);
@@ -2941,8 +2944,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
 /* Activations of a forward pass that backward needs, and backward's own scratch. How many there
  * are: in training STREAM, LAYER and CACHE have one for each layer, but with recomputation all
  * layers share one of LAYER and CACHE. A model that is only run forward needs one of each and none
- * of BACKWARD; to generate it keeps each layer's QKV, its key-value cache. Types: A the plan's
- * dtype, F fp32. Some live a second life:
+ * of BACKWARD; to generate it keeps each layer's QKV, its key-value cache, of more tokens (K) than
+ * run at a time (N). Types: A the plan's dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output; where
  *           one token follows others, takes its row of qkv before that enters the cache
@@ -2953,7 +2956,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   X(LN1,       LAYER,   A,    (N) * C)                                   \
   X(LN1_MEAN,  LAYER,   F,    (N))                                       \
   X(LN1_RSTD,  LAYER,   F,    (N))                                       \
-  X(QKV,       CACHE,   A,    (N) * 3 * C)                               \
+  X(QKV,       CACHE,   A,    (K) * 3 * C)                               \
   X(ATT,       LAYER,   A,    (N) * C)                                   \
   X(LSE,       LAYER,   F,    (N) * NH)                                  \
   X(RES2,      LAYER,   A,    (N) * C)      /* residual stream behind attention */ \
@@ -2989,7 +2992,8 @@ G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation
   size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
   size_t layers = (size_t)plan->model.layers, at = 0, forward = plan->forward_only > 0;
   size_t LAYER = forward || plan->recompute == G2Z_RECOMPUTE_BLOCK ? 1 : layers;
-  size_t CACHE = plan->forward_only == 2 ? layers : LAYER, STREAM = forward ? 1 : layers;
+  size_t CACHE = plan->cached ? layers : LAYER, STREAM = forward ? 1 : layers;
+  size_t K = plan->cached ? (size_t)plan->cached * (size_t)plan->seq : N;
   size_t ONCE = 1, BACKWARD = !forward;
 #define X(name, copies, type, elements)                                                     \
   if (which == G2Z__ACT_##name)                                                             \
@@ -9832,13 +9836,14 @@ G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
   m->inner.plan = NULL;
 }
 
-/* A workspace for [B,T] tokens; `use` as plan->forward_only. One that is large enough stays. */
-G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int use) {
+/* A workspace for [B,T] tokens at a time, and a cache of [cached,T]. One that is large enough
+ * stays. */
+G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   const size_t tokens = (size_t)B * (size_t)T;
   g2z_train_config config = g2z_train_config_default();
   void *memory;
-  if (m->plan && m->plan->forward_only >= use &&
-      (size_t)m->plan->batch * (size_t)m->plan->seq >= tokens)
+  if (m->plan && (size_t)m->plan->batch * (size_t)m->plan->seq >= tokens &&
+      (size_t)m->plan->cached * (size_t)m->plan->seq >= (size_t)cached * (size_t)T)
     return G2Z_OK;
   g2z__model_shrink(m);
   config.model = m->config;
@@ -9847,7 +9852,8 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int use) {
   config.dtype = m->device->dtype;
   config.optimizer.warmup = 0;
   G2Z__TRY(g2z_plan_create(m->services, &config, m->device->kind, 0, 1, &m->plan));
-  m->plan->forward_only = use;
+  m->plan->forward_only = 1;
+  m->plan->cached = cached;
   g2z__plan_batch(m->plan, B);
   m->inner.plan = m->plan;
   m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
@@ -9890,7 +9896,7 @@ G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t cou
 G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
   g2z__model_loader loader;
   void *memory;
-  G2Z__TRY(g2z__model_fit(m, 1, 1, 1));
+  G2Z__TRY(g2z__model_fit(m, 1, 1, 0));
   G2Z__TRY(m->device->ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
   m->inner.params = (char *)memory;
   G2Z__TRY(m->device->ops->allocate(m->device, sizeof(double), &memory));
@@ -9995,7 +10001,7 @@ G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const in
   G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
   G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
   const int group = g2z__model_group(B, T);
-  G2Z__TRY(g2z__model_fit(m, group, T, 1));
+  G2Z__TRY(g2z__model_fit(m, group, T, 0));
   g2z__scorer scorer = {&m->inner, m->sum, g2z__model_score, m};
   return g2z__score(&scorer, tokens, targets, B, T, group, losses, mean);
 }
@@ -10008,7 +10014,7 @@ G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, 
   G2Z__TRY(g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0,
                           m->config.vocab));
   int group = g2z__model_group(B, T);
-  G2Z__TRY(g2z__model_fit(m, group, T, 1));
+  G2Z__TRY(g2z__model_fit(m, group, T, 0));
   for (int b = 0, n; b < B; b += n) {
     n = B - b < group ? B - b : group;
     const size_t at = (size_t)b * (size_t)T;
@@ -10171,7 +10177,8 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.room = room;
   g.lengths = lengths;
   g.window = room < (size_t)m->config.context ? (int)room : m->config.context;
-  G2Z__TRY(g2z__model_fit(m, count, g.window, 2));
+  /* At a time run one sequence, of at most `window` tokens, or one token of each sequence. */
+  G2Z__TRY(g2z__model_fit(m, (count - 1) / g.window + 1, g.window, count));
   G2Z__TRY(g2z_allocate(m->services, 4 * (size_t)count, sizeof(int32_t), &memory));
   g.next = (int32_t *)memory;
   g.positions = g.next + count;

@@ -233,6 +233,7 @@ static const g2z_test_entry test_table[] = {
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"model_scores", "scores and logits equal Hugging Face's; targets that are left out", test_model_scores},
     {"model_memory", "a model holds weights and one block's activations", test_model_memory},
+    {"model_cache", "many sequences take their cache, and no more", test_model_cache},
     {"model_generates", "with a cache the same tokens as without", test_model_generates},
     {"model_context", "a text goes on behind the context", test_model_context},
     {"cuda_next", "the next token's ops on a GPU", test_cuda_next},
