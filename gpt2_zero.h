@@ -489,9 +489,13 @@ G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text a
 
 /* The bytes of the valid UTF-8 character at `at` (before `end`); 0: there is none. */
 G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end);
-/* 1: the character of `length` bytes at `at` is a control character other than tab and line feed,
- * which may steer a terminal. */
-G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length);
+/* The character at `at` (before `end`) as a terminal can take it: itself, or U+FFFD for a byte that
+ * begins no valid character and for a control character other than tab and line feed. */
+typedef struct g2z_shown {
+  const char *text;             /* not terminated */
+  size_t bytes, used;           /* of `text`; of what it stands for */
+} g2z_shown;
+G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end);
 /* What printf wrote of a number, with a point where the locale has something else. */
 G2Z_API void g2z_plain_number(char *text);
 
@@ -2641,9 +2645,13 @@ G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end
   return bytes;
 }
 
-G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length) {
-  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
-         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end) {
+  const size_t length = g2z_utf8_length(at, end);
+  const int control = *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+                      (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+  g2z_shown shown = {(const char *)at, length, length ? length : 1};
+  if (!length || control) shown.text = "\xef\xbf\xbd", shown.bytes = 3;
+  return shown;
 }
 
 /* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */

@@ -466,18 +466,17 @@ typedef struct g2ze_writer {
   int ended;
 } g2ze_writer;
 
-/* Bytes that are no character, and those that control a terminal, become U+FFFD. */
+/* Puts each character when its last byte has come. */
 static void g2ze_put(g2ze_writer *w, const unsigned char *text, size_t bytes, int last) {
   for (size_t i = 0; i <= bytes; i++) {
     if (i < bytes) w->held[w->count++] = text[i];
     while (w->count && !w->ended) {
-      size_t length = g2z_utf8_length(w->held, w->held + w->count);
-      if (!length && w->count < 4 && !(last && i == bytes)) break; /* more may come */
-      int keep = length > 0 && !g2z_utf8_control(w->held, length);
-      if (!length) length = 1;
-      w->ended = keep ? w->put(w->user, (const char *)w->held, length)
-                      : w->put(w->user, "\xef\xbf\xbd", 3);
-      memmove(w->held, w->held + length, w->count -= length);
+      const unsigned char *end = w->held + w->count;
+      const int whole = w->count >= 4 || (last && i == bytes) || g2z_utf8_length(w->held, end);
+      if (!whole) break; /* more may come */
+      const g2z_shown shown = g2z_utf8_show(w->held, end);
+      w->ended = w->put(w->user, shown.text, shown.bytes);
+      memmove(w->held, w->held + shown.used, w->count -= shown.used);
     }
   }
 }

@@ -436,13 +436,12 @@ static const char g2zp_page_style[] =
 static void g2zp_page_escape(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
   while (at < end) {
-    size_t length = g2z_utf8_length(at, end);
+    const g2z_shown shown = g2z_utf8_show(at, end);
     const char *entity = *at == '&' ? "&amp;" : *at == '<' ? "&lt;" : *at == '>' ? "&gt;"
                          : *at == '"' ? "&quot;" : *at == '\'' ? "&#39;" : NULL;
-    if (length == 0 || g2z_utf8_control(at, length)) entity = "\xef\xbf\xbd";
     if (entity) g2z_writer_put(writer, entity, strlen(entity));
-    else g2z_writer_put(writer, at, length);
-    at += length ? length : 1;
+    else g2z_writer_put(writer, shown.text, shown.bytes);
+    at += shown.used;
   }
 }
 

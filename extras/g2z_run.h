@@ -2206,16 +2206,14 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   return g2zr_log(run, run->line);
 }
 
-/* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and
- * line feed, become U+FFFD. `to` has room for 3 bytes per byte and a NUL. */
+/* A text as g2z_utf8_show shows it. `to` has room for 3 bytes per byte and a NUL. */
 static void g2zr_printable(const char *text, size_t bytes, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   while (at < end) {
-    size_t length = g2z_utf8_length(at, end);
-    int keep = length > 0 && !g2z_utf8_control(at, length);
-    memcpy(to, keep ? (const char *)at : "\xef\xbf\xbd", keep ? length : 3);
-    to += keep ? length : 3;
-    at += length ? length : 1;
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    memcpy(to, shown.text, shown.bytes);
+    to += shown.bytes;
+    at += shown.used;
   }
   *to = 0;
 }

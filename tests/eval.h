@@ -253,6 +253,73 @@ static void test_eval_masks(g2z_test *t) {
   inuse_close(context, model);
 }
 
+typedef struct eval_heard {
+  char text[4096];
+  size_t bytes;
+} eval_heard;
+static int eval_hear(void *user, const char *text, size_t bytes) {
+  eval_heard *heard = (eval_heard *)user;
+  memcpy(heard->text + heard->bytes, text, bytes);
+  heard->bytes += bytes;
+  return 0;
+}
+
+/* Appends `bytes` bytes as g2z_utf8_show shows them. */
+static void eval_show(eval_heard *want, const void *text, size_t bytes) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  while (at < end) {
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    eval_hear(want, shown.text, shown.bytes);
+    at += shown.used;
+  }
+}
+
+/* An untrained model of bytes writes any of them: the prompt and what is written, byte by byte, are
+ * shown as both are at once. */
+static void test_eval_writes(g2z_test *t) {
+  enum { TOKENS = 600 };
+  static const char prompt[] = "\xc3\xa9 \x1b[2J \xff \xe2\x82";
+  g2z_train_config config = test_config_of(1, 2, 32, 16, 257);
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  g2z_tokenizer *tokenizer = NULL;
+  g2z_encoder *encoder = NULL;
+  g2z_tokens ids;
+  test_trainer tt;
+  char *text;
+  size_t bytes, prompt_tokens, controls = 0;
+  g2z_sampling sampling = g2z_sampling_default();
+  static eval_heard heard, want;
+  memset(&ids, 0, sizeof ids);
+  heard.bytes = want.bytes = 0;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  test_trainer_close(&tt);
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  CHECK_OK(t, g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_DEFAULT, &ids));
+  prompt_tokens = ids.count;
+  CHECK_OK(t, g2z_tokens_reserve(&t->services, &ids, prompt_tokens + TOKENS));
+  CHECK_OK(t, g2z_model_generate(model, 1, ids.ids, prompt_tokens + TOKENS, &ids.count, &sampling,
+                                 g2z_tokenizer_eot(tokenizer), NULL, NULL));
+  if (ids.ids[ids.count - 1] == g2z_tokenizer_eot(tokenizer)) ids.count--;
+  CHECK(t, ids.count > prompt_tokens + 50);
+  CHECK_OK(t, g2z_decode(&t->services, tokenizer, ids.ids + prompt_tokens,
+                         ids.count - prompt_tokens, &text, &bytes));
+  eval_show(&want, prompt, strlen(prompt));
+  eval_show(&want, text, bytes);
+  CHECK_OK(t, g2z_write_text(model, tokenizer, prompt, TOKENS, &sampling, eval_hear, &heard));
+  CHECK(t, heard.bytes == want.bytes && memcmp(heard.text, want.text, want.bytes) == 0);
+  for (size_t i = 0; i < heard.bytes; i++) controls += heard.text[i] == 0x1b;
+  CHECK(t, controls == 0);
+  g2z_release(&t->services, text);
+  g2z_tokens_free(&ids);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  inuse_close(context, model);
+}
+
 /* The loss that `output` prints for a file, behind the place where `after` stands; -1: none. */
 static double eval_printed(const char *output, const char *after, const char *file) {
   double loss = -1;
