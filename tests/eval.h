@@ -355,8 +355,8 @@ static void test_eval_train(g2z_test *t) {
     CHECK_NEAR(t, eval_printed(scored, "", files[i]), late, 1.5e-4);
   }
   CHECK(t, strstr(scored, " bits per byte | 19 tokens | ") != NULL);
-  test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, second file' "
-          "%s/report.html", dir, dir);
+  test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, x_val_0.bin' "
+          "%s/report.html && grep -q 'loss, a.txt' %s/report.html", dir, dir, dir);
 }
 
 /* The examples as `make examples` builds them: score's loss of a text is that of its tokens in a
