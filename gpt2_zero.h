@@ -494,9 +494,13 @@ G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text a
 
 /* The bytes of the valid UTF-8 character at `at` (before `end`); 0: there is none. */
 G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end);
-/* 1: the character of `length` bytes at `at` is a control character other than tab and line feed,
- * which may steer a terminal. */
-G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length);
+/* The character at `at` (before `end`) as a terminal can take it: itself, or U+FFFD for a byte that
+ * begins no valid character and for a control character other than tab and line feed. */
+typedef struct g2z_shown {
+  const char *text;             /* not terminated */
+  size_t bytes, used;           /* of `text`; of what it stands for */
+} g2z_shown;
+G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end);
 /* What printf wrote of a number, with a point where the locale has something else. */
 G2Z_API void g2z_plain_number(char *text);
 
@@ -840,7 +844,9 @@ typedef struct g2z_plan {
   int dropout;                    /* 1: there is some */
   g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
   g2z_fp8 fp8;                    /* asks for scratch of its own */
-  int forward_only;               /* 1: no backward pass follows; 2: and each layer's QKV stays */
+  int forward_only;               /* 1: no backward pass follows */
+  int cached;                     /* sequences of `seq` tokens whose QKV each layer keeps, to
+                                   * generate: the key-value cache. 0: there is none */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
   g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
@@ -936,6 +942,9 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer);
 G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer); /* finished before */
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
 G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer); /* uncommitted: leaves nothing */
+/* Adds G2Z_UNCOUNTED to each id that the mask of a shard leaves out: `ids` are all its tokens. */
+G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int32_t *ids,
+                                  size_t count);
 
 typedef enum g2z_order { G2Z_ORDER_FILE, G2Z_ORDER_SHUFFLED } g2z_order;
 
@@ -1720,7 +1729,8 @@ typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
 /* Continues `count` sequences together, each with a key-value cache: ids[count][room] hold
  * lengths[count] tokens, and in the end what was appended. A sequence ends behind `stop` (-1: none)
  * or where its room is full. Sequence i draws as one that is alone with seed sampling->seed + i.
- * Behind config.context tokens a sequence goes on from the last half of them. each NULL: nobody. */
+ * Behind config.context tokens a sequence goes on from the last half of them. each NULL: nobody.
+ * The cache takes 3 C values for each layer and token; the rest of the memory is one sequence's. */
 G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user);
@@ -2664,9 +2674,13 @@ G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end
   return bytes;
 }
 
-G2Z_API int g2z_utf8_control(const unsigned char *at, size_t length) {
-  return *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
-         (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end) {
+  const size_t length = g2z_utf8_length(at, end);
+  const int control = *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+                      (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+  g2z_shown shown = {(const char *)at, length, length ? length : 1};
+  if (!length || control) shown.text = "\xef\xbf\xbd", shown.bytes = 3;
+  return shown;
 }
 
 /* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */
@@ -2974,8 +2988,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
 /* Activations of a forward pass that backward needs, and backward's own scratch. How many there
  * are: in training STREAM, LAYER and CACHE have one for each layer, but with recomputation all
  * layers share one of LAYER and CACHE. A model that is only run forward needs one of each and none
- * of BACKWARD; to generate it keeps each layer's QKV, its key-value cache. Types: A the plan's
- * dtype, F fp32. Some live a second life:
+ * of BACKWARD; to generate it keeps each layer's QKV, its key-value cache, of more tokens (K) than
+ * run at a time (N). Types: A the plan's dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output; where
  *           one token follows others, takes its row of qkv before that enters the cache
@@ -2986,7 +3000,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   X(LN1,       LAYER,   A,    (N) * C)                                   \
   X(LN1_MEAN,  LAYER,   F,    (N))                                       \
   X(LN1_RSTD,  LAYER,   F,    (N))                                       \
-  X(QKV,       CACHE,   A,    (N) * 3 * C)                               \
+  X(QKV,       CACHE,   A,    (K) * 3 * C)                               \
   X(ATT,       LAYER,   A,    (N) * C)                                   \
   X(LSE,       LAYER,   F,    (N) * NH)                                  \
   X(RES2,      LAYER,   A,    (N) * C)      /* residual stream behind attention */ \
@@ -3022,7 +3036,8 @@ G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation
   size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
   size_t layers = (size_t)plan->model.layers, at = 0, forward = plan->forward_only > 0;
   size_t LAYER = forward || plan->recompute == G2Z_RECOMPUTE_BLOCK ? 1 : layers;
-  size_t CACHE = plan->forward_only == 2 ? layers : LAYER, STREAM = forward ? 1 : layers;
+  size_t CACHE = plan->cached ? layers : LAYER, STREAM = forward ? 1 : layers;
+  size_t K = plan->cached ? (size_t)plan->cached * (size_t)plan->seq : N;
   size_t ONCE = 1, BACKWARD = !forward;
 #define X(name, copies, type, elements)                                                     \
   if (which == G2Z__ACT_##name)                                                             \
@@ -3842,6 +3857,59 @@ G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard
                   path.text, head.tokens, head.shard, shard->path, shard->tokens, hash);
 }
 
+G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
+  close(shard->file);
+  if (shard->mask >= 0) close(shard->mask);
+}
+
+/* Opens a shard and its mask; neither stays open in a failure. */
+G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard) {
+  shard->mask = -1;
+  shard->file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+  if (shard->file < 0) return g2z_fail_file(services, errno, "open the shard", shard->path);
+  g2z_status status = g2z__shard_look(services, shard);
+  if (status == G2Z_OK) status = g2z__mask_open(services, shard);
+  if (status != G2Z_OK) g2z__shard_close(shard);
+  return status;
+}
+
+/* Bits first ... first + T of a shard's mask, from bit first % 8 of the first byte on. */
+G2Z__PRIVATE g2z_status g2z__mask_bits(g2z_services *services, const g2z__shard *shard,
+                                       int64_t first, int64_t T, unsigned char *bits) {
+  const size_t bytes = (size_t)(first % 8 + T) / 8 + 1;
+  const uint64_t at = sizeof(g2z__mask) + (uint64_t)first / 8;
+  memset(bits, 0xff, bytes);
+  if (shard->mask < 0) return G2Z_OK;
+  int64_t got = g2z__pread(shard->mask, bits, bytes, at);
+  if (got == (int64_t)bytes) return G2Z_OK;
+  if (got >= 0)
+    return g2z_fail(services, G2Z_FORMAT, "the mask of %s ends before the bit of token "
+                    "%" PRId64 ": do not write shards while they are read", shard->path, first + T);
+  return g2z_fail_file(services, errno, "read the mask of", shard->path);
+}
+
+G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int32_t *ids,
+                                  size_t count) {
+  unsigned char bits[4096];
+  g2z__shard shard;
+  memset(&shard, 0, sizeof shard);
+  shard.path = path;
+  if (access(g2z__mask_of(path).text, F_OK) != 0 && errno == ENOENT) return G2Z_OK;
+  G2Z__TRY(g2z__shard_open(services, &shard));
+  g2z_status status = G2Z_OK;
+  if ((uint64_t)shard.tokens != count)
+    status = g2z_fail(services, G2Z_FORMAT, "%s had %zu tokens when it was read and has %" PRId64
+                      " now: do not write shards while they are read", path, count, shard.tokens);
+  for (size_t at = 0, n; at < count && status == G2Z_OK; at += n) {
+    n = count - at < 8 * sizeof bits ? count - at : 8 * sizeof bits;
+    status = g2z__mask_bits(services, &shard, (int64_t)at, (int64_t)n - 1, bits);
+    for (size_t i = 0; i < n && status == G2Z_OK; i++)
+      if (!(bits[i / 8] >> i % 8 & 1)) ids[at + i] |= G2Z_UNCOUNTED;
+  }
+  g2z__shard_close(&shard);
+  return status;
+}
+
 /* ----- order ----- */
 
 /* A Feistel network over pairs of digits below `side`, the smallest number whose square holds
@@ -3902,11 +3970,6 @@ typedef struct g2z__prefetch {
   int started;
 } g2z__prefetch;
 
-G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
-  close(shard->file);
-  if (shard->mask >= 0) close(shard->mask);
-}
-
 /* Opens a shard if it is not open. With more shards than places, one is closed for another. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   g2z__prefetch *reader = loader->reader;
@@ -3915,37 +3978,15 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   if (*place) g2z__shard_close(*place);
   *place = NULL;
   g2z__shard found = *shard;
-  found.mask = -1;
-  found.file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
-  if (found.file < 0)
-    return g2z_fail_file(&reader->services, errno, "open the shard", shard->path);
-  g2z_status status = g2z__shard_look(&reader->services, &found);
-  if (status == G2Z_OK) status = g2z__mask_open(&reader->services, &found);
-  if (status == G2Z_OK && shard->bytes && (shard->mask < 0) != (found.mask < 0))
-    status = g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s came or went since the run "
-                      "began: do not write shards while they are read", shard->path);
-  if (status == G2Z_OK) {
-    *shard = found;
-    *place = shard;
-  } else {
+  G2Z__TRY(g2z__shard_open(&reader->services, &found));
+  if (shard->bytes && (shard->mask < 0) != (found.mask < 0)) {
     g2z__shard_close(&found);
+    return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s came or went since the run "
+                    "began: do not write shards while they are read", shard->path);
   }
-  return status;
-}
-
-/* Bits first ... first + T of a shard's mask, from bit first % 8 of the first byte on. */
-G2Z__PRIVATE g2z_status g2z__loader_bits(g2z__prefetch *reader, const g2z__shard *shard,
-                                         int64_t first, int64_t T) {
-  const size_t bytes = (size_t)(first % 8 + T) / 8 + 1;
-  const uint64_t at = sizeof(g2z__mask) + (uint64_t)first / 8;
-  memset(reader->bits, 0xff, bytes);
-  if (shard->mask < 0) return G2Z_OK;
-  int64_t got = g2z__pread(shard->mask, reader->bits, bytes, at);
-  if (got == (int64_t)bytes) return G2Z_OK;
-  if (got >= 0)
-    return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s ends before the bit of token "
-                    "%" PRId64 ": do not write shards while they are read", shard->path, first + T);
-  return g2z_fail_file(&reader->services, errno, "read the mask of", shard->path);
+  *shard = found;
+  *place = shard;
+  return G2Z_OK;
 }
 
 /* Sequence `index` of all shards into x[T], y[T]. */
@@ -3970,7 +4011,7 @@ G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, 
                     "%s had %" PRId64 " tokens when the run began and now ends before token "
                     "%" PRId64 ": do not write shards while they are read", shard->path,
                     shard->tokens, first + T);
-  G2Z__TRY(g2z__loader_bits(reader, shard, first, T));
+  G2Z__TRY(g2z__mask_bits(&reader->services, shard, first, T, reader->bits));
   for (int64_t t = 0; t <= T; t++) {
     if (raw[t] >= loader->config.vocab)
       return g2z_fail(&reader->services, G2Z_FORMAT,
@@ -9942,13 +9983,14 @@ G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
   m->inner.plan = NULL;
 }
 
-/* A workspace for [B,T] tokens; `use` as plan->forward_only. One that is large enough stays. */
-G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int use) {
+/* A workspace for [B,T] tokens at a time, and a cache of [cached,T]. One that is large enough
+ * stays. */
+G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   const size_t tokens = (size_t)B * (size_t)T;
   g2z_train_config config = g2z_train_config_default();
   void *memory;
-  if (m->plan && m->plan->forward_only >= use &&
-      (size_t)m->plan->batch * (size_t)m->plan->seq >= tokens)
+  if (m->plan && (size_t)m->plan->batch * (size_t)m->plan->seq >= tokens &&
+      (size_t)m->plan->cached * (size_t)m->plan->seq >= (size_t)cached * (size_t)T)
     return G2Z_OK;
   g2z__model_shrink(m);
   config.model = m->config;
@@ -9957,7 +9999,8 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int use) {
   config.dtype = m->device->dtype;
   config.optimizer.warmup = 0;
   G2Z__TRY(g2z_plan_create(m->services, &config, m->device->kind, 0, 1, &m->plan));
-  m->plan->forward_only = use;
+  m->plan->forward_only = 1;
+  m->plan->cached = cached;
   g2z__plan_batch(m->plan, B);
   m->inner.plan = m->plan;
   m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
@@ -10000,7 +10043,7 @@ G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t cou
 G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
   g2z__model_loader loader;
   void *memory;
-  G2Z__TRY(g2z__model_fit(m, 1, 1, 1));
+  G2Z__TRY(g2z__model_fit(m, 1, 1, 0));
   G2Z__TRY(m->device->ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
   m->inner.params = (char *)memory;
   G2Z__TRY(m->device->ops->allocate(m->device, sizeof(double), &memory));
@@ -10105,7 +10148,7 @@ G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const in
   G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
   G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
   const int group = g2z__model_group(B, T);
-  G2Z__TRY(g2z__model_fit(m, group, T, 1));
+  G2Z__TRY(g2z__model_fit(m, group, T, 0));
   g2z__scorer scorer = {&m->inner, m->sum, g2z__model_score, m};
   return g2z__score(&scorer, tokens, targets, B, T, group, losses, mean);
 }
@@ -10118,7 +10161,7 @@ G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, 
   G2Z__TRY(g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0,
                           m->config.vocab));
   int group = g2z__model_group(B, T);
-  G2Z__TRY(g2z__model_fit(m, group, T, 1));
+  G2Z__TRY(g2z__model_fit(m, group, T, 0));
   for (int b = 0, n; b < B; b += n) {
     n = B - b < group ? B - b : group;
     const size_t at = (size_t)b * (size_t)T;
@@ -10281,7 +10324,8 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.room = room;
   g.lengths = lengths;
   g.window = room < (size_t)m->config.context ? (int)room : m->config.context;
-  G2Z__TRY(g2z__model_fit(m, count, g.window, 2));
+  /* At a time run one sequence, of at most `window` tokens, or one token of each sequence. */
+  G2Z__TRY(g2z__model_fit(m, (count - 1) / g.window + 1, g.window, count));
   G2Z__TRY(g2z_allocate(m->services, 4 * (size_t)count, sizeof(int32_t), &memory));
   g.next = (int32_t *)memory;
   g.positions = g.next + count;

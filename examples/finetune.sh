@@ -10,6 +10,8 @@
 #
 # Only the tokens of completions and the end of text count in the loss. Nothing is inserted between
 # prompt and completion. GPT-2's tokens begin with their space: put it into the completion.
+# A training takes three epochs where no --steps or --epochs says otherwise; --max-train-steps stops
+# it earlier.
 set -eu
 fail() { echo "finetune.sh: $*" >&2; exit 1; }
 [ $# -ge 4 ] || fail "use: examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT [FLAGS OF TRAIN...]"
@@ -22,6 +24,10 @@ train=${G2Z_TRAIN:-$here/train}
 [ -f "$weights/config.json" ] || fail "$weights has no config.json: name a directory with weights"
 [ -f "$data" ] || fail "there is no file $data"
 [ ! -e "$out" ] || fail "$out is there: name a new directory, or remove it"
+length='--epochs 3'
+for flag; do
+  case $flag in --steps | --steps=*) length= ;; esac # train takes one of the two
+done
 vocab=$weights/merges.txt
 [ -f "$vocab" ] || vocab=$weights/tokenizer.json
 [ -f "$vocab" ] || fail "$weights has neither merges.txt nor tokenizer.json: copy the model's there"
@@ -29,6 +35,6 @@ vocab=$weights/merges.txt
 "$prepare" --vocab "$vocab" --field prompt,completion --out "$out" \
   --name data "$data"
 "$train" --init-from "$weights" --vocab "$vocab" --train "$out/data_train_*.bin" \
-  --batch 1 --epochs 3 --lr 3e-5 --run-dir "$out/run" \
+  --batch 1 $length --lr 3e-5 --run-dir "$out/run" \
   --save-weights "$out/weights" --sample-tokens 0 "$@"
 "$train" --init-from "$out/weights" --prompt "$prompt" --temperature 0 --run-dir none

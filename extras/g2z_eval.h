@@ -18,7 +18,8 @@
  *     .jsonl      a document for each line: its "text"
  *     text        anything else
  * Tokens are predicted in windows of the model's context that do not overlap. A text or document
- * begins behind the end-of-text token; of shards the first token is not predicted.
+ * begins behind the end-of-text token; of shards the first token is not predicted, nor are those
+ * that their masks leave out (docs/formats.md).
  *
  * Names that begin with g2ze_ are private. */
 
@@ -97,6 +98,7 @@ extern "C" {
 typedef struct g2ze_row {       /* a window, or a question's context and one of its endings */
   size_t at;                    /* set->tokens.ids[at .. at + count) */
   int count, first;             /* those from `first` on are predicted */
+  int counted;                  /* how many of these count */
   double bytes;                 /* of an ending */
   double sum;                   /* of its losses, once it was scored */
 } g2ze_row;
@@ -111,7 +113,7 @@ struct g2z_eval_set {
   g2z_model_config config;
   const g2z_tokenizer *tokenizer;
   const char *path;             /* while it is read */
-  g2z_tokens tokens;
+  g2z_tokens tokens;            /* with G2Z_UNCOUNTED where a mask leaves one out */
   g2ze_row *row;
   size_t rows, row_capacity;
   g2ze_question *question;
@@ -119,7 +121,8 @@ struct g2z_eval_set {
   int64_t bytes;                /* of text; 0: not known */
 };
 
-/* ids[at .. at + count), predicted from `first` on. Of more than a context the end counts. */
+/* ids[at .. at + count), predicted from `first` on. Of more than a context the end is taken. A row
+ * in which no token counts is left out. */
 static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t first, double bytes) {
   const size_t most = (size_t)s->config.context + 1, cut = count > most ? count - most : 0;
   void *list = s->row;
@@ -131,7 +134,11 @@ static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t firs
   row->at = at + cut;
   row->count = (int)(count - cut);
   row->first = (int)(first > cut ? first - cut : 1);
+  row->counted = 0;
+  for (int i = row->first; i < row->count; i++)
+    row->counted += !(s->tokens.ids[row->at + (size_t)i] & G2Z_UNCOUNTED);
   row->bytes = bytes;
+  if (!row->counted) s->rows--;
   return G2Z_OK;
 }
 
@@ -219,6 +226,7 @@ static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
 
 static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, size_t begin) {
   G2ZE_TRY(g2ze_take(s, text + begin, (bytes - begin) / 2));
+  G2ZE_TRY(g2z_shard_mask(s->services, s->path, s->tokens.ids, s->tokens.count));
   return g2ze_windows(s, 0);
 }
 
@@ -305,7 +313,7 @@ static void g2ze_answer(const g2z_eval_set *s, g2z_eval *out) {
       double least = INFINITY;
       for (int i = 0; i < question->endings; i++) {
         const g2ze_row *row = &s->row[question->row + (size_t)i];
-        double per = by == 0 ? 1 : by == 1 ? row->count - row->first : row->bytes;
+        double per = by == 0 ? 1 : by == 1 ? row->counted : row->bytes;
         if (row->sum / per < least) least = row->sum / per, best = i;
       }
       right[by] += best == question->label;
@@ -389,8 +397,9 @@ static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2
     for (int t = 0; t < T; t++) {
       const int32_t *ids = s->tokens.ids + row[i].at + t;
       const int at = i * T + t, inside = t + 1 < row[i].count;
-      batch->tokens[at] = inside ? ids[0] : 0;
-      batch->targets[at] = inside && t + 1 >= row[i].first ? ids[1] : -1;
+      const int counts = inside && t + 1 >= row[i].first && !(ids[1] & G2Z_UNCOUNTED);
+      batch->tokens[at] = inside ? ids[0] & ~G2Z_UNCOUNTED : 0;
+      batch->targets[at] = counts ? ids[1] : -1;
     }
   G2ZE_TRY(model ? g2z_model_score(model, batch->tokens, batch->targets, count, T, batch->losses,
                                    &mean)
@@ -424,7 +433,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
   g2z_release(s->services, memory);
   G2ZE_TRY(status);
   for (size_t i = 0; i < s->rows; i++) {
-    out->tokens += s->row[i].count - s->row[i].first;
+    out->tokens += s->row[i].counted;
     sum += s->row[i].sum;
   }
   out->loss = sum / (double)out->tokens;
@@ -457,18 +466,17 @@ typedef struct g2ze_writer {
   int ended;
 } g2ze_writer;
 
-/* Bytes that are no character, and those that control a terminal, become U+FFFD. */
+/* Puts each character when its last byte has come. */
 static void g2ze_put(g2ze_writer *w, const unsigned char *text, size_t bytes, int last) {
   for (size_t i = 0; i <= bytes; i++) {
     if (i < bytes) w->held[w->count++] = text[i];
     while (w->count && !w->ended) {
-      size_t length = g2z_utf8_length(w->held, w->held + w->count);
-      if (!length && w->count < 4 && !(last && i == bytes)) break; /* more may come */
-      int keep = length > 0 && !g2z_utf8_control(w->held, length);
-      if (!length) length = 1;
-      w->ended = keep ? w->put(w->user, (const char *)w->held, length)
-                      : w->put(w->user, "\xef\xbf\xbd", 3);
-      memmove(w->held, w->held + length, w->count -= length);
+      const unsigned char *end = w->held + w->count;
+      const int whole = w->count >= 4 || (last && i == bytes) || g2z_utf8_length(w->held, end);
+      if (!whole) break; /* more may come */
+      const g2z_shown shown = g2z_utf8_show(w->held, end);
+      w->ended = w->put(w->user, shown.text, shown.bytes);
+      memmove(w->held, w->held + shown.used, w->count -= shown.used);
     }
   }
 }

@@ -142,6 +142,7 @@ typedef struct g2z_metrics_line {
   g2z_metrics metrics;
   double val_loss, val_ms, save_ms, sample_ms, epoch, epoch_ms;
   double eval, eval_loss, eval_acc_norm, eval_ms;
+  char eval_file[256];          /* "": the line does not say */
 } g2z_metrics_line;
 /* Line `number` of the file `path`, at text[*at]; then *at is behind it. *torn: it has no end, and
  * the sentence says so: the run is writing it, or was when the machine went down. */
@@ -436,13 +437,12 @@ static const char g2zp_page_style[] =
 static void g2zp_page_escape(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
   while (at < end) {
-    size_t length = g2z_utf8_length(at, end);
+    const g2z_shown shown = g2z_utf8_show(at, end);
     const char *entity = *at == '&' ? "&amp;" : *at == '<' ? "&lt;" : *at == '>' ? "&gt;"
                          : *at == '"' ? "&quot;" : *at == '\'' ? "&#39;" : NULL;
-    if (length == 0 || g2z_utf8_control(at, length)) entity = "\xef\xbf\xbd";
     if (entity) g2z_writer_put(writer, entity, strlen(entity));
-    else g2z_writer_put(writer, at, length);
-    at += length ? length : 1;
+    else g2z_writer_put(writer, shown.text, shown.bytes);
+    at += shown.used;
   }
 }
 
@@ -1307,6 +1307,12 @@ static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text,
 #undef X
 #undef G2ZP_GET_INTEGER
 #undef G2ZP_GET_NUMBER
+      if (g2z_json_is(&key, "eval_file")) {
+        g2z_json_text file = g2z_json_string(&json);
+        if (file.bytes < sizeof line->eval_file)
+          g2z_json_unescape(&file, (unsigned char *)line->eval_file);
+        continue;
+      }
       g2z_json_skip(&json);
     }
   return g2z_json_close(&json);
@@ -1347,6 +1353,7 @@ enum { /* columns: the metrics of each step, and what is made from them */
 typedef struct g2zp_curves {
   g2z_services *services;
   double *column[G2ZP_COLUMNS];      /* [steps], [validations], [evaluations]; one block */
+  char eval_name[6][96];             /* of the columns from eval_loss on */
   size_t steps, validations, evaluations;
   int64_t skips;
   double time_s;
@@ -1362,17 +1369,15 @@ static const struct {
   const char *title, *about;
   g2z_axis axis;
   int series[3];                     /* 0, the step: none */
-  const char *names[3];
+  const char *names[3];              /* NULL: those of g2zp_curves.eval_name */
 } g2zp_report_charts[] = {
     {"Loss", "nats per token", G2Z_AXIS_AUTO,
      {G2ZP_COLUMN_loss, G2ZP_COLUMN_smooth, G2ZP_COLUMN_val_loss},
      {"training", "smoothed", "validation"}},
     {"Loss of --eval", "nats per token", G2Z_AXIS_AUTO,
-     {G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_loss + 1, G2ZP_COLUMN_eval_loss + 2},
-     {"loss, first file", "loss, second file", "loss, third file"}},
+     {G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_loss + 1, G2ZP_COLUMN_eval_loss + 2}, {NULL}},
     {"Accuracy of --eval", "normalised", G2Z_AXIS_AUTO,
-     {G2ZP_COLUMN_eval_acc, G2ZP_COLUMN_eval_acc + 1, G2ZP_COLUMN_eval_acc + 2},
-     {"accuracy, first file", "accuracy, second file", "accuracy, third file"}},
+     {G2ZP_COLUMN_eval_acc, G2ZP_COLUMN_eval_acc + 1, G2ZP_COLUMN_eval_acc + 2}, {NULL}},
     {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2ZP_COLUMN_lr}, {"learning rate"}},
     {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2ZP_COLUMN_grad_norm},
      {"gradient norm"}},
@@ -1405,8 +1410,12 @@ static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
       c->column[i][c->evaluations - 1] = NAN;
   }
   if (line->eval >= 0 && line->eval < 3 && c->evaluations) {
-    c->column[G2ZP_COLUMN_eval_loss + (int)line->eval][c->evaluations - 1] = line->eval_loss;
-    c->column[G2ZP_COLUMN_eval_acc + (int)line->eval][c->evaluations - 1] = line->eval_acc_norm;
+    const int file = (int)line->eval;
+    c->column[G2ZP_COLUMN_eval_loss + file][c->evaluations - 1] = line->eval_loss;
+    c->column[G2ZP_COLUMN_eval_acc + file][c->evaluations - 1] = line->eval_acc_norm;
+    snprintf(c->eval_name[file], sizeof c->eval_name[file], "loss, %.80s", line->eval_file);
+    snprintf(c->eval_name[3 + file], sizeof c->eval_name[file], "accuracy, %.80s",
+             line->eval_file);
   }
   if (!is_step) return;
 #define X(type, name, meaning) c->column[G2ZP_COLUMN_##name][c->steps] = (double)m->name;
@@ -1491,7 +1500,8 @@ static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series
     int eval = column >= G2ZP_COLUMN_eval_loss;
     if (!column) continue;
     g2z_series *s = &series[count];
-    s->name = g2zp_report_charts[chart].names[i];
+    s->name = eval ? c->eval_name[column - G2ZP_COLUMN_eval_loss]
+                   : g2zp_report_charts[chart].names[i];
     s->x = c->column[eval  ? G2ZP_COLUMN_eval_step
                      : val ? G2ZP_COLUMN_val_step
                            : G2ZP_COLUMN_step];

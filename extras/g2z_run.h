@@ -30,10 +30,10 @@
  *
  * RUN DIRECTORY, written by g2z_run_*
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
- *                             val_loss and val_ms, eval (which file, from 0 on), eval_loss,
- *                             eval_acc_norm and eval_ms, sample_ms, save_ms, epoch and
- *                             epoch_ms. That of
- *                             a run that began with another's checkpoint begins with resumed_from
+ *                             val_loss and val_ms; eval (which file, from 0 on), eval_file (its
+ *                             name), eval_loss, eval_acc_norm and eval_ms; sample_ms; save_ms;
+ *                             epoch and epoch_ms. That of a run that began with another's
+ *                             checkpoint begins with resumed_from
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
@@ -605,9 +605,20 @@ static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
   return g2zr_hold(run, status);
 }
 
-/* A line of metrics.jsonl: step, tokens, then what there is to say. */
+/* The inside of a JSON string; `to` has room for 6 bytes per byte and a NUL. */
+static void g2zr_quote(const char *text, char *to) {
+  for (const char *c = text; *c; c++)
+    if ((unsigned char)*c < ' ') to += sprintf(to, "\\u%04x", (unsigned)*c);
+    else {
+      if (*c == '"' || *c == '\\') *to++ = '\\';
+      *to++ = *c;
+    }
+  *to = 0;
+}
+
+/* A line of metrics.jsonl: step, tokens, then what there is to say, and `last`, more members. */
 static g2z_status g2zr_put_line(g2z_run *run, int count, const char *const *names,
-                                const double *values) {
+                                const double *values, const char *last) {
   char line[1024], number[40];
   int used = snprintf(line, sizeof line, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64,
                       run->known.step, run->known.tokens);
@@ -618,7 +629,7 @@ static g2z_status g2zr_put_line(g2z_run *run, int count, const char *const *name
     used += snprintf(line + used, sizeof line - (size_t)used, ", \"%s\": %s", names[i],
                      isfinite(values[i]) ? number : "null");
   }
-  return g2zr_append(run, &run->metrics, "%s}\n", line);
+  return g2zr_append(run, &run->metrics, "%s%s}\n", line, last);
 }
 
 static g2z_status g2zr_write_metrics(g2z_run *run) {
@@ -633,7 +644,7 @@ static g2z_status g2zr_write_metrics(g2z_run *run) {
   const double values[] = {G2Z_METRIC_LIST(X)};
 #undef X
   const int count = (int)G2ZR_COUNT(tags);
-  G2ZR_TRY(g2zr_put_line(run, count - 2, names + 2, values + 2)); /* behind step and tokens */
+  G2ZR_TRY(g2zr_put_line(run, count - 2, names + 2, values + 2, "")); /* behind step and tokens */
   return g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1);
 }
 
@@ -642,7 +653,7 @@ static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
                                   const char *ms_name, double seconds) {
   const char *const names[] = {name, ms_name};
   const double values[] = {value, seconds * 1e3};
-  return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name);
+  return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name, "");
 }
 
 /* Rank 0: report.html. Training does not end for want of a page: all that it shows is in other
@@ -1666,16 +1677,10 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
 /* The first line of metrics.jsonl, of a run that begins with another's checkpoint: until it has one
  * of its own, that is what it goes on from. */
 static g2z_status g2zr_write_origin(g2z_run *run) {
-  char path[PATH_MAX], quoted[6 * PATH_MAX], *to = quoted;
+  char path[PATH_MAX], quoted[6 * PATH_MAX];
   if (!realpath(run->resume, path))
     return g2z_fail_file(run->services, errno, "find the path of", run->resume);
-  for (const char *c = path; *c; c++)
-    if ((unsigned char)*c < ' ') to += sprintf(to, "\\u%04x", (unsigned)*c);
-    else {
-      if (*c == '"' || *c == '\\') *to++ = '\\';
-      *to++ = *c;
-    }
-  *to = 0;
+  g2zr_quote(path, quoted);
   G2ZR_TRY(g2zr_append(run, &run->metrics, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64
                        ", \"resumed_from\": \"%s\"}\n", run->resumed,
                        g2z_trainer_tokens(run->trainer), quoted));
@@ -2187,7 +2192,8 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   static const char *const names[] = {"eval", "eval_loss", "eval_acc_norm", "eval_ms"};
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
-  char text[200], tag[300];
+  const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes: it was opened */
+  char text[200], tag[300], quoted[6 * NAME_MAX + 1], last[sizeof quoted + 32];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
   G2ZR_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, NULL, NULL, eval));
@@ -2200,23 +2206,23 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
            run->step, run->steps, path, text, seconds);
   const double acc = eval->questions ? eval->acc_norm : NAN;
   const double values[] = {(double)file, eval->loss, acc, seconds * 1e3};
-  G2ZR_TRY(g2zr_put_line(run, 4, names, values));
-  snprintf(tag, sizeof tag, "eval/%.280s", slash ? slash + 1 : path);
+  g2zr_quote(name, quoted);
+  snprintf(last, sizeof last, ", \"eval_file\": \"%s\"", quoted);
+  G2ZR_TRY(g2zr_put_line(run, 4, names, values, last));
+  snprintf(tag, sizeof tag, "eval/%.280s", name);
   const char *tags = tag;
   G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval->loss));
   return g2zr_log(run, run->line);
 }
 
-/* Text that a terminal can take: what is not valid UTF-8, and control characters other than tab and
- * line feed, become U+FFFD. `to` has room for 3 bytes per byte and a NUL. */
+/* A text as g2z_utf8_show shows it. `to` has room for 3 bytes per byte and a NUL. */
 static void g2zr_printable(const char *text, size_t bytes, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   while (at < end) {
-    size_t length = g2z_utf8_length(at, end);
-    int keep = length > 0 && !g2z_utf8_control(at, length);
-    memcpy(to, keep ? (const char *)at : "\xef\xbf\xbd", keep ? length : 3);
-    to += keep ? length : 3;
-    at += length ? length : 1;
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    memcpy(to, shown.text, shown.bytes);
+    to += shown.bytes;
+    at += shown.used;
   }
   *to = 0;
 }

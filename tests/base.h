@@ -537,6 +537,24 @@ static void test_json_writer(g2z_test *t) {
   }
 }
 
+/* Each character as it is shown, and how many bytes stand for it. */
+static void test_utf8_show(g2z_test *t) {
+  static const char none[] = "\xef\xbf\xbd";
+  static const struct { const char *text; size_t used; const char *shown; } cases[] = {
+      {"a\xff", 1, "a"},          {"\n", 1, "\n"},          {"\t", 1, "\t"},
+      {"\x1b[2J", 1, none},       {"\r", 1, none},          {"\x7f", 1, none},
+      {"\xc2\x80x", 2, none},     {"\xc2\x9fx", 2, none},   {"\xc2\xa0x", 2, "\xc2\xa0"},
+      {"\xc3\xa9x", 2, "\xc3\xa9"}, {"\xef\xbf\xbd", 3, none}, {"\xe2\x82", 1, none},
+      {"\x82", 1, none},          {"\xc0\xaf", 1, none},    {"\xed\xa0\x80", 1, none},
+      {"\xf0\x9f\x98\x80", 4, "\xf0\x9f\x98\x80"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const unsigned char *at = (const unsigned char *)cases[i].text;
+    const g2z_shown shown = g2z_utf8_show(at, at + strlen(cases[i].text));
+    CHECK(t, shown.used == cases[i].used && shown.bytes == strlen(cases[i].shown) &&
+                 memcmp(shown.text, cases[i].shown, shown.bytes) == 0);
+  }
+}
+
 /* ----- config ------------------------------------------------------------ */
 
 /* internals */

@@ -172,6 +172,154 @@ static void test_eval_texts(g2z_test *t) {
   inuse_close(context, model);
 }
 
+/* A mask with more bits than are read at a time, and a shard that grew since it was read. */
+static void eval_check_mask(g2z_test *t) {
+  enum { MANY = 40000 };
+  int32_t *ids = (int32_t *)malloc(MANY * sizeof *ids);
+  const char *path = test_path(t, "many.bin");
+  test_mask_shard(t, path, G2Z_SHARD_RAW, 0, MANY, 1);
+  for (int i = 0; i < MANY; i++) ids[i] = i;
+  CHECK_STATUS(t, g2z_shard_mask(&t->services, path, ids, MANY - 1), G2Z_FORMAT, &t->services,
+               "had 39999 tokens when it was read and has 40000 now");
+  CHECK_OK(t, g2z_shard_mask(&t->services, path, ids, MANY));
+  for (int i = 0; i < MANY; i++) CHECK(t, ids[i] == i + (mask_counts(i) ? 0 : G2Z_UNCOUNTED));
+  free(ids);
+}
+
+/* Of a shard with a mask the loss is that of the tokens that count, by hand and in validation. In
+ * the first window all count, in the third none, in the others some. */
+static void test_eval_masks(g2z_test *t) {
+  enum { CONTEXT = 16, V = 61, COUNT = 4 * CONTEXT + 1 };
+  g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  g2z_loader *loader = NULL;
+  g2z_loader_config data;
+  g2z_shard_writer *writer = NULL;
+  test_trainer tt;
+  g2z_eval result;
+  int32_t ids[COUNT], marked[COUNT];
+  double sum = 0, validated = 0;
+  int counted = 0;
+  eval_check_mask(t);
+  config.batch = 1;
+  test_tokens(ids, COUNT, V, 3);
+  for (int i = 0; i < COUNT; i++) {
+    const int counts = (i <= CONTEXT || i % 5 > 1) && (i <= 2 * CONTEXT || i > 3 * CONTEXT);
+    marked[i] = ids[i] | (counts ? 0 : G2Z_UNCOUNTED);
+  }
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  for (int i = 1; i < COUNT; i++) {
+    const int begin = (i - 1) / CONTEXT * CONTEXT;
+    if (marked[i] & G2Z_UNCOUNTED) continue;
+    sum += eval_by_hand(t, model, ids + begin, i - begin, i - begin + 1);
+    counted++;
+  }
+  const char *path = test_path(t, "a.bin");
+  for (int format = 0; format < 2; format++) {
+    CHECK_OK(t, g2z_shard_writer_create(&t->services, path, (g2z_shard_format)format, &writer));
+    CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
+    CHECK_OK(t, g2z_shard_writer_commit(writer));
+    g2z_shard_writer_free(writer);
+    CHECK_OK(t, eval_file(model, NULL, path, &result));
+    CHECK(t, result.tokens == counted && counted > 2 * CONTEXT && counted < 3 * CONTEXT);
+    CHECK_NEAR(t, result.loss, sum / counted, 1e-5);
+    CHECK_NEAR(t, result.perplexity, exp(result.loss), 1e-9);
+  }
+  memset(&data, 0, sizeof data);
+  data.glob = path;
+  data.batch = data.accum = data.world = 1;
+  data.seq = CONTEXT;
+  data.vocab = V;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &data, &loader));
+  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, &validated));
+  CHECK_NEAR(t, result.loss, validated, 1e-6);
+  g2z_loader_free(loader);
+  test_trainer_close(&tt);
+  /* A mask that leaves out all tokens, and one that is another shard's. */
+  for (int i = 0; i < COUNT; i++) marked[i] |= G2Z_UNCOUNTED;
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  CHECK_STATUS(t, eval_file(model, NULL, path, &result), G2Z_BAD_ARGUMENT, &t->services,
+               "no token that could be predicted");
+  ids[0]++;
+  test_write_file(t, path, ids, 2 * COUNT);
+  CHECK_STATUS(t, eval_file(model, NULL, path, &result), G2Z_FORMAT, &t->services,
+               "a.mask is the mask of another shard");
+  inuse_close(context, model);
+}
+
+typedef struct eval_heard {
+  char text[4096];
+  size_t bytes;
+} eval_heard;
+static int eval_hear(void *user, const char *text, size_t bytes) {
+  eval_heard *heard = (eval_heard *)user;
+  memcpy(heard->text + heard->bytes, text, bytes);
+  heard->bytes += bytes;
+  return 0;
+}
+
+/* Appends `bytes` bytes as g2z_utf8_show shows them. */
+static void eval_show(eval_heard *want, const void *text, size_t bytes) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  while (at < end) {
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    eval_hear(want, shown.text, shown.bytes);
+    at += shown.used;
+  }
+}
+
+/* An untrained model of bytes writes any of them: the prompt and what is written, byte by byte, are
+ * shown as both are at once. */
+static void test_eval_writes(g2z_test *t) {
+  enum { TOKENS = 600 };
+  static const char prompt[] = "\xc3\xa9 \x1b[2J \xff \xe2\x82";
+  g2z_train_config config = test_config_of(1, 2, 32, 16, 257);
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  g2z_tokenizer *tokenizer = NULL;
+  g2z_encoder *encoder = NULL;
+  g2z_tokens ids;
+  test_trainer tt;
+  char *text;
+  size_t bytes, prompt_tokens, controls = 0;
+  g2z_sampling sampling = g2z_sampling_default();
+  static eval_heard heard, want;
+  memset(&ids, 0, sizeof ids);
+  heard.bytes = want.bytes = 0;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  test_trainer_close(&tt);
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
+  CHECK_OK(t, g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_DEFAULT, &ids));
+  prompt_tokens = ids.count;
+  CHECK_OK(t, g2z_tokens_reserve(&t->services, &ids, prompt_tokens + TOKENS));
+  CHECK_OK(t, g2z_model_generate(model, 1, ids.ids, prompt_tokens + TOKENS, &ids.count, &sampling,
+                                 g2z_tokenizer_eot(tokenizer), NULL, NULL));
+  if (ids.ids[ids.count - 1] == g2z_tokenizer_eot(tokenizer)) ids.count--;
+  CHECK(t, ids.count > prompt_tokens + 50);
+  CHECK_OK(t, g2z_decode(&t->services, tokenizer, ids.ids + prompt_tokens,
+                         ids.count - prompt_tokens, &text, &bytes));
+  eval_show(&want, prompt, strlen(prompt));
+  eval_show(&want, text, bytes);
+  CHECK_OK(t, g2z_write_text(model, tokenizer, prompt, TOKENS, &sampling, eval_hear, &heard));
+  CHECK(t, heard.bytes == want.bytes && memcmp(heard.text, want.text, want.bytes) == 0);
+  for (size_t i = 0; i < heard.bytes; i++) controls += heard.text[i] == 0x1b;
+  CHECK(t, controls == 0);
+  g2z_release(&t->services, text);
+  g2z_tokens_free(&ids);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  inuse_close(context, model);
+}
+
 /* The loss that `output` prints for a file, behind the place where `after` stands; -1: none. */
 static double eval_printed(const char *output, const char *after, const char *file) {
   double loss = -1;
@@ -207,8 +355,8 @@ static void test_eval_train(g2z_test *t) {
     CHECK_NEAR(t, eval_printed(scored, "", files[i]), late, 1.5e-4);
   }
   CHECK(t, strstr(scored, " bits per byte | 19 tokens | ") != NULL);
-  test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, second file' "
-          "%s/report.html", dir, dir);
+  test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, x_val_0.bin' "
+          "%s/report.html && grep -q 'loss, a.txt' %s/report.html", dir, dir, dir);
 }
 
 /* The examples as `make examples` builds them: score's loss of a text is that of its tokens in a

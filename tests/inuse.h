@@ -98,6 +98,44 @@ static void test_model_memory(g2z_test *t) {
   inuse_close(context, model);
 }
 
+/* Many sequences take a key-value cache, and beside it the activations of one of them, or, where
+ * they are more than the tokens of a window, of one token of each. Scores in between change none of
+ * the tokens. */
+static void test_model_cache(g2z_test *t) {
+  enum { MANY = 64, T = 20 };
+  static const int counts[] = {MANY, 7}, rooms[] = {T, 3};
+  static int32_t ids[2][2][MANY * T];
+  g2z_context *context = NULL;
+  g2z_model *model;
+  int32_t x[MANY * T];
+  double mean[2];
+  g2z_sampling sampling = g2z_sampling_default();
+  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
+  test_tokens(x, MANY * T, model->config.vocab, 3);
+  for (int again = 0; again < 2; again++) {
+    for (int i = 0; i < 2; i++) {
+      const int count = counts[i], room = rooms[i];
+      size_t lengths[MANY];
+      for (int k = 0; k < count; k++) {
+        lengths[k] = 1 + (size_t)(k % 2);
+        memcpy(ids[again][i] + k * room, x + k * T, lengths[k] * sizeof *x);
+      }
+      CHECK_OK(t, g2z_model_generate(model, count, ids[again][i], (size_t)room, lengths, &sampling,
+                                     -1, NULL, NULL));
+      if (i || again) continue;
+      const g2z_plan *plan = model->plan;
+      size_t N = MANY, L = (size_t)plan->model.layers, C = (size_t)plan->model.channels;
+      size_t cache = L * (size_t)(count * room) * 3 * C;
+      size_t rest = N * (18 * C + 10 + 2 * (size_t)plan->vocab_padded);
+      CHECK(t, model->bytes > 4 * (plan->param_elements + cache));
+      CHECK(t, model->bytes < 4 * (plan->param_elements + cache + rest));
+    }
+    CHECK_OK(t, g2z_model_score(model, x, x, MANY, T, NULL, &mean[again]));
+  }
+  CHECK(t, mean[0] == mean[1] && memcmp(ids[0], ids[1], sizeof ids[0]) == 0);
+  inuse_close(context, model);
+}
+
 /* ----- targets that are left out of a training ------------------------------- */
 
 /* A step on two sequences of which one is left out, and half of the other, is the step on what is

@@ -832,7 +832,13 @@ static void test_example_finetune(g2z_test *t) {
        {"bare has neither merges.txt nor tokenizer.json", "", ""}},
       {"$D/w $D/text.jsonl $D/new '7>'", 1,
        {"text.jsonl, line 1: no text in a field \"prompt\"", "", ""}},
-      {"$D/w $D/d.jsonl $D/new2 '7>' --colour x", 1, {"there is no flag --colour", "", ""}}};
+      {"$D/w $D/d.jsonl $D/new2 '7>' --colour x", 1, {"there is no flag --colour", "", ""}},
+      {"$D/w $D/d.jsonl $D/new3 '7>' --steps 5", 0, {"step 5/5 | ", "done: loss ", "\n7>"}},
+      {"$D/w $D/d.jsonl $D/new4 '7>' --steps=6", 0, {"step 6/6 | ", "done: loss ", "\n7>"}},
+      {"$D/w $D/d.jsonl $D/new5 '7>' --max-train-steps 7", 0,
+       {"step 7/7 | ", "done: loss ", "\n7>"}},
+      {"$D/w $D/d.jsonl $D/new6 '7>' --steps 5 --epochs 1", 1,
+       {"--steps and --epochs both set the length", "", ""}}};
   char output[16384];
   if (access("examples/finetune.sh", R_OK) != 0) SKIP(t, "there are no examples here");
   PREPARE_OR_SKIP(t);
@@ -851,7 +857,7 @@ static void test_example_finetune(g2z_test *t) {
   test_trains(t, 0, "--train '%s' --vocab '%s' --layers 1 --channels 32 --heads 2 --context 16 "
               "--max-train-steps 2 --run-dir none --sample-tokens 0 --save-weights '%s'",
               test_at(t, "base/d_train_*.bin"), test_at(t, "bytes.bpe"), test_at(t, "w"));
-  for (int i = 0; i < 8; i++) {
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK(t, test_shell(test_text("D='%s'; examples/finetune.sh %s 2>&1", t->directory,
                                   cases[i].arguments), output, sizeof output) == cases[i].code);
     CHECK_HAS(t, output, cases[i].says[0], cases[i].says[1], cases[i].says[2]);
