@@ -308,6 +308,17 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 /* Now, as "2026-01-31T23:59:59Z". */
 G2Z_API void g2z_utc_now(char text[32]);
 
+/* "DIRECTORY/name" with a formatted name; "", which no file has, if the directory is "" or NULL. It
+ * has more room than the system's longest path: one that is cut off cannot be opened either. */
+typedef struct g2z_path {
+  char text[4160];
+} g2z_path;
+G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) G2Z_PRINTF(2, 3);
+
+/* A file of JSON: `put` puts the members of its object. */
+G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
+                                  void *user);
+
 #ifdef __cplusplus
 }
 #endif
@@ -354,6 +365,33 @@ G2Z_API void g2z_utc_now(char text[32]) {
   struct tm utc;
   gmtime_r(&now, &utc);
   strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
+
+G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) {
+  g2z_path path;
+  va_list arguments;
+  path.text[0] = 0;
+  if (!directory || !*directory) return path;
+  int used = snprintf(path.text, sizeof path.text, "%.4096s/", directory);
+  va_start(arguments, format);
+  vsnprintf(path.text + used, sizeof path.text - (size_t)used, format, arguments);
+  va_end(arguments);
+  return path;
+}
+
+G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
+                                  void *user) {
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
+  out.indent = 2;
+  G2ZP_TRY(g2z_writer_create(services, path, &out.writer));
+  g2z_json_begin(&out, NULL, '{');
+  put(user, &out);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(out.writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(out.writer);
+  g2z_writer_free(out.writer);
+  return status;
 }
 
 /* ----- pages ----- */
@@ -2349,26 +2387,19 @@ static void g2zp_put_point(g2z_json_out *out, const g2z_summary *summary,
   X(hardware, "hardware")         \
   X(work, "work")
 
-G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
-  g2z_writer *writer;
-  g2z_json_out out;
-  G2ZP_TRY(g2z_writer_create(summary->services, path, &writer));
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_string(&out, "format", G2ZP_SUMMARY_FORMAT);
-#define X(member, name) g2zp_put_text(&out, name, summary->member);
+static void g2zp_put_summary(void *user, g2z_json_out *out) {
+  const g2z_summary *summary = (const g2z_summary *)user;
+  g2z_json_put_string(out, "format", G2ZP_SUMMARY_FORMAT);
+#define X(member, name) g2zp_put_text(out, name, summary->member);
   G2ZP_SUMMARY_TEXTS(X)
 #undef X
-  g2z_json_begin(&out, "points", '[');
-  for (size_t i = 0; i < summary->count; i++) g2zp_put_point(&out, summary, &summary->points[i]);
-  g2z_json_end(&out, ']');
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  g2z_status status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
+  g2z_json_begin(out, "points", '[');
+  for (size_t i = 0; i < summary->count; i++) g2zp_put_point(out, summary, &summary->points[i]);
+  g2z_json_end(out, ']');
+}
+
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
+  return g2z_json_write(summary->services, path, g2zp_put_summary, (void *)summary);
 }
 
 #define G2ZP_TEXT_ROOM (sizeof((g2z_summary *)0)->command_line) /* the longest */
