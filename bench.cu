@@ -162,7 +162,7 @@ struct options {
   FLAG(IN(point) | IN(exchange), "run-dir", TEXT, run_dir, 0, 0, "DIR", "where it leaves them")   \
   FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this")
 
-/* What the flags of a sub-command start from. On a CPU it is as little as shows the whole path. */
+/* The defaults of a sub-command. On a CPU they are the least that shows the whole path. */
 #define WORK_LIST(X)                                                                              \
   /* command, device  ranks  stages  dtypes  sizes  batch accum global seq steps warmup repeats   \
    *                  val graph */                                                                \
@@ -399,18 +399,16 @@ static void open_watch(stopwatch *w, int steps) {
   w->waited_s = w->exposed_s + steps;
 }
 
-/* values[count] of a step each becomes the least that any rank has, most[count] the most: what all
- * ranks wait they wait for communication, the rest for a slower one. */
+/* values[i] of step i becomes the least over all ranks, most[i] the most. Every rank waits for
+ * communication; what a rank waits beyond the least, it waits for a slower rank. */
 static g2z_status over_ranks(g2z_context *context, double *values, double *most, int count) {
-  int world = context->world;
-  size_t size = (size_t)count * sizeof *values;
-  double *all = (double *)host_memory((size_t)world * size);
+  const size_t size = (size_t)count * sizeof *values;
+  double *all = (double *)host_memory((size_t)context->world * size);
   g2z_status status = g2z_ranks_all_gather(context->ranks, values, size, all);
-  memcpy(most, all, size);
-  memcpy(values, all, size);
-  for (int i = 0; i < world * count; i++) {
-    if (all[i] < values[i % count]) values[i % count] = all[i];
-    if (all[i] > most[i % count]) most[i % count] = all[i];
+  memcpy(most, values, size);
+  for (int i = 0; i < context->world * count && status == G2Z_OK; i++) {
+    values[i % count] = fmin(values[i % count], all[i]);
+    most[i % count] = fmax(most[i % count], all[i]);
   }
   free(all);
   return status;
@@ -498,8 +496,8 @@ typedef struct bench {
   g2z_update update;
 } bench;
 
-/* What the last micro-step does where the plan adds the embedding's part of wte's gradient as rows,
- * behind the LM head's: here the rows of one rank, to all of wte. */
+/* The last micro-step's work where the plan adds the embedding's part of wte's gradient as rows
+ * behind the LM head's part: here one rank's rows, added to all of wte. */
 static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
   const g2z_row_part whole = {0, (size_t)b->Vp * (size_t)b->C, 0};
   TRY(op->embed_bwd(d, NULL, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T,
@@ -808,7 +806,7 @@ static g2z_status run_peer(g2z_services *services, const options *o, double toke
   return G2Z_OK;
 }
 
-/* A peer is told what run_peer hands it, and would do other work than asked for here. */
+/* Refuses work that run_peer's flags do not describe: a peer would do other work. */
 static g2z_status check_peer(g2z_services *services, const options *o,
                              const g2z_context_config *config) {
   const g2z_model_config *shape = &o->shape;
@@ -834,9 +832,7 @@ static g2z_status time_plan_ops(g2z_services *services, const options *o, const 
   close_bench(&b);
   TRY(status);
   if (isnan(step_s)) return G2Z_OK;
-  /* Matrices three times forward, attention's causal half of T x T likewise. */
-  double C = plan->model.channels, L = plan->model.layers;
-  double flops = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
+  const double flops = g2z_flops_per_token(plan);
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
   printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
          "6 L T C\n", 100 * flops * tokens / step_s / product_rate, flops * 1e-6);
@@ -1073,8 +1069,8 @@ static size_t element_bytes(const g2z_comm *comm) {
   return comm->device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
 }
 
-/* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it): `whole`
- * of it, and `others` times the slices of the other ranks. */
+/* A collective, and what passes each rank's link (as nccl-tests count it): the whole buffer `whole`
+ * times, and the slices of the other ranks `others` times. */
 typedef struct collective {
   const char *name;
   double whole, others;
@@ -1126,7 +1122,7 @@ static g2z_status time_exchange(g2z_comm *comm, const collective *c, char *buffe
   return G2Z_OK;
 }
 
-/* All collectives at one size; of another way than the plain one, those that it matters to. */
+/* All collectives at one size; of the copy engines only those that they carry. */
 static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
                                 g2z_summary *s) {
   const double R = comm->world;
@@ -1237,8 +1233,8 @@ typedef struct experiment {
   double began;
 } experiment;
 
-/* What a list's limits do not say. A size under SIZE_LEAST would be no flag of a rank, which would
- * take the default. */
+/* What a list's limits do not say. A size under SIZE_LEAST is outside of the range of --bucket-mb:
+ * ranks would be started without it, and take the default. */
 static g2z_status check_axes(g2z_services *services, const options *o, const axes *a) {
   for (int i = 0; i < a->ranks.count; i++)
     if (a->ranks.at[i] != floor(a->ranks.at[i]))
@@ -1346,7 +1342,7 @@ static void give_up(g2z_point *p, g2z_outcome outcome, const char *reason) {
   snprintf(p->reason, sizeof p->reason, "%.390s", reason);
 }
 
-/* Another part of a name, after a comma. */
+/* Appends a part to a name, behind a comma. */
 static void add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
 static void add_name(char *name, size_t room, const char *format, ...) {
   va_list arguments;
@@ -1407,8 +1403,8 @@ static g2z_status add_points(experiment *e) {
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
-/* What g2z_ranks_run hands on to ranks stops an experiment between them too. Under nohup SIGHUP is
- * ignored and stays so. */
+/* The signals that g2z_ranks_run hands on to ranks stop an experiment between two runs as well.
+ * Under nohup SIGHUP is ignored and stays so. */
 static void catch_signals(void) {
   static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
   struct sigaction action, before;

@@ -31,9 +31,9 @@
  * RUN DIRECTORY, written by g2z_run_*
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
  *                             val_loss and val_ms, eval (which file, from 0 on), eval_loss,
- *                             eval_acc_norm and eval_ms, sample_ms, save_ms, epoch and
- *                             epoch_ms. That of
- *                             a run that began with another's checkpoint begins with resumed_from
+ *                             eval_acc_norm and eval_ms, sample_ms, save_ms, epoch and epoch_ms.
+ *                             The first line of a run that began with another run's checkpoint
+ *                             has resumed_from
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
@@ -884,22 +884,17 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   g2zr_put_ending(run, out);
 }
 
-/* Rank 0: what spans took, and its summary. */
-static g2z_status g2zr_write_profile(g2z_run *run) {
-  g2z_span_times times[G2Z_SPAN_COUNT];
-  if (!run->config.profile) return G2Z_OK;
-  G2ZR_TRY(g2z_device_span_times(run->trainer->device, times));
-  return g2z_profile_write_spans(run->services, run->config.run_dir, times);
-}
-
 /* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
 static g2z_status g2zr_write_artifacts(g2z_run *run) {
+  g2z_span_times times[G2Z_SPAN_COUNT];
   if (run->context->device == G2Z_DEVICE_CUDA)
     G2ZR_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
   G2ZR_TRY(g2z_json_write(run->services, g2zr_in(run, "training_metrics.json").text,
-                           g2zr_put_artifact, run));
+                          g2zr_put_artifact, run));
   g2zr_report(run);
-  return g2zr_write_profile(run);
+  if (!run->config.profile) return G2Z_OK;
+  G2ZR_TRY(g2z_device_span_times(run->trainer->device, times));
+  return g2z_profile_write_spans(run->services, run->config.run_dir, times);
 }
 
 static void g2zr_put_tokenizer(void *user, g2z_json_out *out) {
@@ -1586,10 +1581,12 @@ static g2z_status g2zr_account(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* An epoch that ended before it was resumed keeps its wall time. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
   epoch->p95_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 95);
+  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started;
 }
 
 /* ----- resuming ----- */
@@ -2231,7 +2228,6 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
 static g2z_status g2zr_end_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2zr_settle_epoch(run);
-  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started; /* else it had ended */
   if (run->epoch_ends)
     G2ZR_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
   if (run->step >= run->steps) return G2Z_OK;
@@ -2248,10 +2244,8 @@ static g2z_status g2zr_stop(g2z_run *run) {
     if (all[rank]) run->stop_signal = all[rank];
   g2z_release(run->services, all);
   G2ZR_TRY(status);
-  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2zr_settle_epoch(run);
-  epoch->wall_s = g2z_seconds() - epoch->started;
-  if (epoch->steps == 0 && run->epoch_count > 1) run->epoch_count--;
+  if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
   status = run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK;
   G2ZR_TRY(g2zr_agree(run, status));
   const char *signal = g2zr_signal_text(run->stop_signal, name);
@@ -2759,13 +2753,12 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
  * Law: no rank outlives this process, and the log names the rank that failed first by itself. */
 
 static const int g2zr_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-#define G2ZR_SPAWN_SIGNALS (sizeof g2zr_spawn_signals / sizeof *g2zr_spawn_signals)
 
 /* Between fork and exec: what comes from now on counts, and must not fall to a handler of the
  * program that is about to be replaced. What is ignored stays so, as exec has it. */
 static void g2zr_spawn_unblock(const sigset_t *mask) {
   struct sigaction action;
-  for (size_t i = 0; i < G2ZR_SPAWN_SIGNALS; i++) {
+  for (size_t i = 0; i < G2ZR_COUNT(g2zr_spawn_signals); i++) {
     if (sigaction(g2zr_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
       continue;
     action.sa_handler = SIG_DFL;
@@ -2923,7 +2916,8 @@ static void g2zr_spawn_wait(g2zr_spawn *spawn) {
 
 static g2z_status g2zr_spawn_all(g2zr_spawn *spawn) {
   sigemptyset(&spawn->signals);
-  for (size_t i = 0; i < G2ZR_SPAWN_SIGNALS; i++) sigaddset(&spawn->signals, g2zr_spawn_signals[i]);
+  for (size_t i = 0; i < G2ZR_COUNT(g2zr_spawn_signals); i++)
+    sigaddset(&spawn->signals, g2zr_spawn_signals[i]);
   sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
   struct sigaction ordinary, child;
   memset(&ordinary, 0, sizeof ordinary);
@@ -2987,8 +2981,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   int inside;
   *is_parent = *exit_code = 0;
   G2ZR_TRY(g2zr_spawn_check(services, ranks, &inside));
-  if (inside) return G2Z_OK;
-  if (ranks == 1) return G2Z_OK;
+  if (inside || ranks == 1) return G2Z_OK;
   *is_parent = 1;
   memset(&job, 0, sizeof job);
   job.ranks = ranks;
@@ -3539,19 +3532,13 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
 /* ----- signals ----- */
 
 static g2z_run *g2zr_running;         /* NULL: there is nothing to save yet */
-static struct timespec g2zr_asked_at; /* when the first signal came */
+static double g2zr_asked_at;          /* g2z_seconds() of the first signal; 0: none came */
 
 static void g2zr_on_signal(int number) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  if (g2zr_asked_at.tv_sec) {
-    double since = (double)(now.tv_sec - g2zr_asked_at.tv_sec) +
-                   1e-9 * (double)(now.tv_nsec - g2zr_asked_at.tv_nsec);
-    if (since < 0.5) return;
-    _exit(128 + number);
-  }
+  const double now = g2z_seconds();
   g2z_run *run = __atomic_load_n(&g2zr_running, __ATOMIC_RELAXED);
-  if (!run) _exit(128 + number);
+  if (g2zr_asked_at > 0 && now - g2zr_asked_at < 0.5) return;
+  if (g2zr_asked_at > 0 || !run) _exit(128 + number);
   g2zr_asked_at = now;
   g2z_run_request_stop(run, number);
 }
