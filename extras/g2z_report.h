@@ -256,7 +256,7 @@ typedef enum g2z_outcome {
 #define G2Z_REPEATS 32
 typedef struct g2z_point {
   char name[96];
-  char series[64];              /* what it is but for its place on the x axis of a chart; or "" */
+  char series[64];              /* its line in a chart: the name without what x says; or "" */
   char reason[400];             /* why it was skipped or failed */
   g2z_outcome outcome;
   int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
@@ -272,8 +272,8 @@ typedef struct g2z_summary {
   size_t count, capacity;
 } g2z_summary;
 
-/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", one of which the
- * ranks tell. */
+/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", what the ranks of
+ * one point measured. */
 G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
                                       g2z_summary **out);
 G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
@@ -289,14 +289,14 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
 /* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
 G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 
-/* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
+/* Sorts the values. NaN where there is none, or one of them is NaN. */
 G2Z_API double g2z_median(double *values, size_t count);
-/* Sorts the values: the smallest that so many percent do not exceed (nearest rank). NaN of none. */
+/* Sorts the values. The least one that `percent` percent do not exceed (nearest rank), or NaN. */
 G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN of fewer than two. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
-/* What directories hold of all that and of runs, for one page about it. */
+/* The experiments and runs that were found in directories, for one page. */
 typedef struct g2z_results {
   g2z_services *services;
   g2z_summary **summaries;
@@ -1088,6 +1088,12 @@ static void g2zp_event_key(g2z_events *e, int field, int type) {
   g2zp_event_varint(e, (uint64_t)(field << 3 | type));
 }
 
+static void g2zp_event_text(g2z_events *e, int field, const char *text) {
+  g2zp_event_key(e, field, 2);
+  g2zp_event_varint(e, strlen(text));
+  g2zp_event_bytes(e, text, strlen(text));
+}
+
 /* Event.wall_time, and its step. */
 static void g2zp_event_begin(g2z_events *e, int64_t step) {
   struct timespec now;
@@ -1135,11 +1141,8 @@ static g2z_path g2zp_events_path(const char *directory) {
 
 /* The version that TensorBoard looks for, and where this file takes over from earlier ones. */
 static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
-  static const char version[] = "brain.Event:2";
   g2zp_event_begin(e, 0);
-  g2zp_event_key(e, 3, 2);
-  g2zp_event_varint(e, sizeof version - 1);
-  g2zp_event_bytes(e, version, sizeof version - 1);
+  g2zp_event_text(e, 3, "brain.Event:2");
   G2ZP_TRY(g2zp_event_end(e));
   if (first_step <= 1) return G2Z_OK;
   g2zp_event_begin(e, first_step);
@@ -1177,14 +1180,11 @@ G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const 
   g2zp_event_varint(e, bytes);
   for (int i = 0; i < count; i++) {
     float value = (float)values[i];
-    size_t length = strlen(tags[i]);
-    G2Z_ASSERT(length < 64);
+    G2Z_ASSERT(strlen(tags[i]) < 64);
     if (!isfinite(value)) continue;
     g2zp_event_key(e, 1, 2);
-    g2zp_event_varint(e, length + 7);
-    g2zp_event_key(e, 1, 2);
-    g2zp_event_varint(e, length);
-    g2zp_event_bytes(e, tags[i], length);
+    g2zp_event_varint(e, strlen(tags[i]) + 7);
+    g2zp_event_text(e, 1, tags[i]);
     g2zp_event_key(e, 2, 5);
     g2zp_event_bytes(e, &value, sizeof value);
   }
@@ -1413,7 +1413,7 @@ static const struct {
     {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mem_gib},
      {"planned memory per device, GiB"}}};
 
-/* A line of metrics.jsonl, into the columns and sums. */
+/* Adds a line of metrics.jsonl to the columns and sums. */
 static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
   const g2z_metrics *m = &line->metrics;
   const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line->val_ms, line->save_ms,
@@ -1508,20 +1508,20 @@ static int g2zp_column_constant(const double *column, size_t count, double *valu
 /* The series of a chart of which something is known; *varies: they are worth a picture. */
 static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series[3],
                               double constant[3], int *varies) {
+  const size_t counts[] = {c->steps, c->validations, c->evaluations};
+  static const int steps[] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step, G2ZP_COLUMN_eval_step};
   int count = 0;
   *varies = 0;
   memset(series, 0, 3 * sizeof *series);
   for (int i = 0; i < 3; i++) {
-    int column = g2zp_report_charts[chart].series[i], val = column == G2ZP_COLUMN_val_loss;
-    int eval = column >= G2ZP_COLUMN_eval_loss;
+    const int column = g2zp_report_charts[chart].series[i];
+    const int of = column >= G2ZP_COLUMN_eval_loss ? 2 : column == G2ZP_COLUMN_val_loss;
     if (!column) continue;
     g2z_series *s = &series[count];
     s->name = g2zp_report_charts[chart].names[i];
-    s->x = c->column[eval  ? G2ZP_COLUMN_eval_step
-                     : val ? G2ZP_COLUMN_val_step
-                           : G2ZP_COLUMN_step];
+    s->x = c->column[steps[of]];
     s->y = c->column[column];
-    s->count = eval ? c->evaluations : val ? c->validations : c->steps;
+    s->count = counts[of];
     s->mark = s->count <= 64 ? G2Z_MARK_POINTS
               : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
     int same = g2zp_column_constant(s->y, s->count, &constant[count]);

@@ -50,13 +50,13 @@
  *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has
  *                             a checkpoint and training_metrics.json, with the reason under
  *                             "shutdown"
- *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
- *     training_metrics.json, and goes on. Its checkpoint's note.json has the sums and epochs up to
- *     there, so that training_metrics.json covers the whole run, and the lengths at which
- *     metrics.jsonl and train.log are cut off. Where a length does not fit, because somebody has
- *     changed the file, metrics.jsonl is cut behind the checkpoint's step; a damaged line before
- *     that is an error, unless it is the torn end. Of "latest" a checkpoint that is not whole is
- *     passed over, and becomes step-NNNNNN.damaged. A run whose logs are removed under it fails. */
+ *     A run that is resumed removes RUN_COMPLETE.txt and training_metrics.json, which say how it
+ *     ended. Its checkpoint's note.json has the sums and epochs up to there, so that
+ *     training_metrics.json covers the whole run, and the lengths to which metrics.jsonl and
+ *     train.log are cut. If somebody has changed metrics.jsonl since, it is cut behind the
+ *     checkpoint's step instead; a damaged line before that is an error, a torn last line is not.
+ *     --resume latest passes over a checkpoint that is not whole and renames it
+ *     step-NNNNNN.damaged. A run whose logs are removed under it fails. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -94,17 +94,17 @@ typedef struct g2z_run_config {
   const char *prompt;          /* NULL or "": the end-of-text token */
   const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
                                 * unless that run is resumed */
-  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint that
-                                * is whole, or where there is none with what its run began with, if
-                                * with nothing from the beginning. Else a checkpoint: one of
-                                * run_dir, which goes on, or another, that a new run begins with */
+  const char *resume;          /* NULL: a new run. "latest": run_dir's run goes on behind its last
+                                * checkpoint that is whole; without one, from what it began with.
+                                * Else a checkpoint: of run_dir, whose run goes on, or of another
+                                * run, with which a new one begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* that many of them, older ones are removed; 0: all. A directory
-                                * with other files in it stays, as step-NNNNNN.partial */
-  const char *save_weights;    /* directory for the weights at the end, with the tokenizer; NULL:
-                                * none. One that holds a tokenizer is refused where there is none
-                                * to replace it, and so is a checkpoint */
+  int keep;                    /* the last checkpoints stay; 0: all. One with foreign files in it
+                                * stays too, as step-NNNNNN.partial */
+  const char *save_weights;    /* directory for weights and tokenizer at the end; NULL: none.
+                                * Refused: a checkpoint, and a directory with another tokenizer that
+                                * this run, without one, would not replace */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
   const char *command_line;    /* NULL: null */
@@ -503,8 +503,8 @@ static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
   return failure->status;
 }
 
-/* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
- * wait for what will not come: it travels in the verdict of the next step. */
+/* A file of rank 0 could not be written. A run of one rank fails at once. Other ranks must hear of
+ * it before they wait for rank 0: the failure is held until the verdict of the next step. */
 static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK || !run->trainer || run->context->world == 1) return status;
   g2zr_note_failure(run, &run->held, status);
@@ -512,7 +512,7 @@ static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
   return G2Z_OK;
 }
 
-/* The same status on all ranks, of this and of what was held. */
+/* All ranks get the same status, which includes what was held. */
 static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->held);
   return g2z_ranks_agree(run->context->ranks, status);
@@ -640,7 +640,7 @@ static g2z_status g2zr_write_metrics(g2z_run *run) {
   return g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1);
 }
 
-/* Another line: what took time beside steps, and what came of it (NULL: nothing). */
+/* A line about what took time beside steps: its result (name NULL: it has none) and its time. */
 static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
                                   const char *ms_name, double seconds) {
   const char *const names[] = {name, ms_name};
@@ -648,8 +648,7 @@ static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
   return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name);
 }
 
-/* Rank 0: report.html. Training does not end for want of a page: all that it shows is in other
- * files. */
+/* Rank 0: report.html. Training goes on without it: all that it shows is in other files. */
 static void g2zr_report(g2z_run *run) {
   if (g2z_report_run(run->services, run->config.run_dir) == G2Z_OK) return;
   g2z_log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
@@ -937,7 +936,7 @@ static g2z_status g2zr_save_tokenizer(g2z_run *run, const char *directory) {
   return g2z_json_write(services, path[3].text, g2zr_put_generation, run);
 }
 
-/* A checkpoint and the tokenizer that lies in it. What lies behind a link is somebody else's. */
+/* A checkpoint with its tokenizer. What a link leads to is somebody else's and stays. */
 static int g2zr_remove_checkpoint(const char *path) {
   struct stat info;
   int own = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
@@ -945,7 +944,7 @@ static int g2zr_remove_checkpoint(const char *path) {
   return g2z_checkpoint_remove(path);
 }
 
-/* What the logs hold is on the disk, and they are where they were. */
+/* The logs are on the disk, under the names that they were opened with. */
 static g2z_status g2zr_sync(g2z_run *run) {
   const g2zr_stream *const streams[] = {&run->metrics, &run->log};
   for (int i = 0; i < 2 && streams[i]->file >= 0; i++) {
@@ -956,8 +955,8 @@ static g2z_status g2zr_sync(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights, and a
- * checkpoint with other weights is none any more. */
+/* Rank 0: an old tokenizer would pass for that of the new weights, and new weights would spoil a
+ * checkpoint. */
 static g2z_status g2zr_check_weights(const g2z_run *run) {
   const char *directory = run->config.save_weights;
   g2z_writer *writer;
@@ -1097,8 +1096,8 @@ static void g2zr_stays(g2z_run *run, const char *path) {
           path, strerror(errno));
 }
 
-/* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
- * unfinished one first, so that nobody takes the rest of it for whole. */
+/* Removes the checkpoints before step `saved` but for the last `keep` - 1. Each is renamed to an
+ * unfinished one first, so that nobody takes a half of it for a checkpoint. */
 static void g2zr_prune(g2z_run *run, int64_t saved) {
   int64_t old = saved;
   for (int i = 1;; i++) {
@@ -1164,8 +1163,8 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   }
 }
 
-/* note.json of a checkpoint. The last epoch stays open, where its data goes on, though the run ends
- * with this step. */
+/* note.json of a checkpoint. The last epoch stays open where its data goes on, even if the run ends
+ * with this step: a longer run may go on with it. */
 static void g2zr_put_note(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   const g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
@@ -1305,8 +1304,8 @@ static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int a
   return shards;
 }
 
-/* How many steps there will be: the schedule's horizon follows from it, and must be known when the
- * trainer is made. It depends on where the checkpoint stands in the data. */
+/* How many steps there will be. It depends on where the checkpoint stands in the data, and the
+ * trainer needs it from the start: it is the schedule's horizon. */
 static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
@@ -1562,7 +1561,7 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The step that run->known is about, into the sums of its epoch and of the run. */
+/* Adds the step of run->known to the sums of its epoch and of the run. */
 static g2z_status g2zr_account(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   const g2z_metrics *m = &run->known;
@@ -1591,9 +1590,8 @@ static void g2zr_settle_epoch(g2z_run *run) {
 
 /* ----- resuming ----- */
 
-/* How much of metrics.jsonl stays where no length says it: all up to the last line of the
- * checkpoint's step. A torn last line goes; a damaged one before it is an error, as nobody knows
- * where it belongs. */
+/* How much of metrics.jsonl stays where no length says it: all lines up to the checkpoint's step. A
+ * torn last line goes. A damaged line before it is an error: nobody knows its step. */
 static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
                                   int64_t *kept) {
   size_t next = 0;
@@ -1611,8 +1609,8 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
   return G2Z_OK;
 }
 
-/* 1: a line ends after so many bytes of a log, and where lines tell a step, it is none that comes
- * behind the checkpoint. */
+/* 1: a line ends after `bytes` bytes of a log, and its step, if lines tell `steps`, is not behind
+ * the checkpoint's. */
 static int g2zr_ends_there(const g2z_run *run, const char *text, size_t length, double bytes,
                            int steps) {
   int64_t step = -1;
@@ -1649,8 +1647,8 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   return status;
 }
 
-/* The first line of metrics.jsonl, of a run that begins with another's checkpoint: until it has one
- * of its own, that is what it goes on from. */
+/* The first line of metrics.jsonl where a run begins with another run's checkpoint: until it has a
+ * checkpoint of its own, --resume latest goes on from that one. */
 static g2z_status g2zr_write_origin(g2z_run *run) {
   char path[PATH_MAX], quoted[6 * PATH_MAX], *to = quoted;
   if (!realpath(run->resume, path))
@@ -1710,8 +1708,8 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
-/* Of "latest", a checkpoint that is damaged is passed over: 1, and the run opens once more, with
- * the one before it. What cannot be read, or is of another version, would be lost without need. */
+/* 1: "latest" passes over a damaged checkpoint, and the run opens once more with the one before it.
+ * A checkpoint that cannot be read or is of another version is not passed over: it may be whole. */
 static int g2zr_passes_over(g2z_run *run) {
   const char *sentence = run->services->error;
   const size_t used = strlen(run->passed_over);
@@ -1746,7 +1744,7 @@ static g2z_status g2zr_take_path(g2z_run *run, const char *path, char out[1024])
   return G2Z_OK;
 }
 
-/* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
+/* Rank 0: which checkpoint is taken up, and whether run_dir's own run goes on. */
 static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
   struct stat here, there;
@@ -1772,7 +1770,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
   return g2zr_take_path(run, path.text, run->found.resume);
 }
 
-/* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
+/* Rank 0: run_dir holds no other run, and no checkpoint behind the one that is taken up. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
@@ -1861,8 +1859,8 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Ids mean other texts in another vocabulary: shards and tokenizer must have one. Shards that name
- * none, as those of other programs, pass. */
+/* Ids mean other texts in another vocabulary: shards and tokenizer must share one. Shards that name
+ * no vocabulary, such as other programs', pass. */
 static g2z_status g2zr_check_vocab(const g2z_run *run) {
   const g2z_loader *loaders[] = {run->train, run->val};
   const char *known = run->config.vocab ? run->config.vocab : "the vocabulary of 256 bytes";
@@ -2041,8 +2039,8 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the crank ----- */
 
-/* The status of a step or of a flush. A failure waits for the next call where the report has a step
- * that finished and is yet to be told. */
+/* The status of a step or of a flush. Where the report has a step that finished, that is told first
+ * and a failure waits for the next call. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
   g2zr_note_failure(run, &run->ending, status);
@@ -2223,8 +2221,8 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   return g2zr_log(run, run->sample_text);
 }
 
-/* The epoch that ended, and the next unless the run ends with it. One that --max-train-steps cut
- * off stays open in metrics.jsonl, so that a longer run can go on with it. */
+/* Ends the epoch, and begins the next unless the run ends too. An epoch that --max-train-steps cuts
+ * off has no line in metrics.jsonl: a longer run may go on with it. */
 static g2z_status g2zr_end_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2zr_settle_epoch(run);
@@ -2234,8 +2232,8 @@ static g2z_status g2zr_end_epoch(g2z_run *run) {
   return g2zr_begin_epoch(run, epoch->index + 1);
 }
 
-/* The state is saved: what is left is to say how it ended. All ranks know the signal, whichever of
- * them it reached. */
+/* The state is saved: says how the run ended. Ranks tell each other the signal, which may have
+ * reached any of them. */
 static g2z_status g2zr_stop(g2z_run *run) {
   char name[32];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
@@ -2338,7 +2336,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
  * In:  a table of flags and argv. Out: values behind the table's destinations.
  * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
 
-/* What keeps `name` and `other` apart: Levenshtein's edits, for names of up to 63 characters. */
+/* Levenshtein's edits between `name` and `other`, for names of up to 63 characters. */
 static int g2zr_edits(const char *name, size_t length, const char *other) {
   int row[64];
   size_t width = strlen(other);
@@ -2559,8 +2557,8 @@ static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, 
   return G2Z_OK;
 }
 
-/* The lines of a file as if they stood on the command line in its place. Where one flag has taken a
- * file, a second one would lose the texts of the first. */
+/* Takes the lines of a file as if they stood on the command line. A second file would replace the
+ * texts to which the flags of the first point. */
 static g2z_status g2zr_flag_file(g2z_services *services, const g2z_flag *flags, int count,
                                  const g2z_flag *flag, const char *path) {
   char **text = (char **)flag->destination, *line, *next;
@@ -2754,8 +2752,8 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 
 static const int g2zr_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
-/* Between fork and exec: what comes from now on counts, and must not fall to a handler of the
- * program that is about to be replaced. What is ignored stays so, as exec has it. */
+/* Between fork and exec: signals count from here on, and must not meet a handler of the program
+ * that exec replaces. What is ignored stays so, as exec has it. */
 static void g2zr_spawn_unblock(const sigset_t *mask) {
   struct sigaction action;
   for (size_t i = 0; i < G2ZR_COUNT(g2zr_spawn_signals); i++) {
@@ -2878,7 +2876,7 @@ static void g2zr_spawn_ended(g2zr_spawn *spawn, int rank, int status,
             process, code);
 }
 
-/* Until all have ended. The first look comes before anybody is asked whether they have. */
+/* Until all have ended. job->watch runs once at least, even where ranks end at once. */
 static void g2zr_spawn_wait(g2zr_spawn *spawn) {
   const g2z_job *job = spawn->job;
   int running;
@@ -3466,8 +3464,8 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   return g2zr_write_output_of(services, directory, "ibstat.txt", "ibstat");
 }
 
-/* A training leaves its weights, unless it is told not to: who has forgotten a flag would lose
- * them after hours. */
+/* A training leaves its weights unless --save-weights none says no: a forgotten flag must not cost
+ * hours. */
 static void g2zr_settle_weights_directory(g2z_run_options *o) {
   const char *said = o->run.save_weights;
   snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
