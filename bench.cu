@@ -1421,17 +1421,12 @@ static g2z_status check_stop(const experiment *e) {
   return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d", (int)stop_signal);
 }
 
-typedef struct moment {         /* what nvidia-smi said of one GPU at a time */
-  double at, busy_percent, used_bytes;
-} moment;
+#define WATCHED_GPUS 64
 
 typedef struct observer {       /* of a point's ranks, while they run */
   FILE *smi;                    /* NULL: there are no GPUs to look at */
-  char line[128];               /* what of a line has come */
-  size_t used;
-  double before[64];            /* bytes in use on each GPU when nothing ran yet; NaN: not known */
-  moment *moments;
-  int count, room;
+  FILE *said;                   /* what it printed; before each piece a line "@ g2z_seconds()" */
+  int in_line;                  /* 1: the last piece ends within a line */
 } observer;
 
 /* nvidia-smi prints a line for each GPU of a point, five times a second, until its pipe closes. It
@@ -1439,62 +1434,53 @@ typedef struct observer {       /* of a point's ranks, while they run */
 static void open_smi(observer *seen, int world) {
   const char *visible = getenv("CUDA_VISIBLE_DEVICES");
   char only[512] = "", command[800];
-  for (int gpu = 0; gpu < world && gpu < 64; gpu++) {
+  for (int gpu = 0; gpu < world && gpu < WATCHED_GPUS; gpu++) {
     int length = visible ? (int)strcspn(visible, ",") : 0;
     size_t used = strlen(only);
     const char *comma = gpu ? "," : "";
     if (visible) snprintf(only + used, sizeof only - used, "%s%.*s", comma, length, visible);
     else snprintf(only + used, sizeof only - used, "%s%d", comma, gpu);
     if (visible && visible[length]) visible += length + 1;
-    seen->before[gpu] = NAN;
   }
   snprintf(command, sizeof command, "exec nvidia-smi -i '%s' --loop-ms=200 --format=csv,noheader,"
            "nounits --query-gpu=index,utilization.gpu,memory.used 2> /dev/null", only);
+  seen->said = tmpfile();
   seen->smi = popen(command, "r");
   if (seen->smi) fcntl(fileno(seen->smi), F_SETFL, O_NONBLOCK);
 }
 
-static void note_moment(observer *seen) {
-  char busy[32];
-  int gpu;
-  double mib;
-  moment now = {g2z_seconds(), NAN, 0};
-  if (sscanf(seen->line, "%d, %31[^,], %lf", &gpu, busy, &mib) != 3 || gpu < 0 || gpu > 63) return;
-  sscanf(busy, "%lf", &now.busy_percent); /* "[N/A]" of a part of a GPU */
-  if (isnan(seen->before[gpu])) seen->before[gpu] = mib * 1048576.0;
-  now.used_bytes = mib * 1048576.0 - seen->before[gpu];
-  if (seen->count == seen->room) {
-    int room = seen->room ? 2 * seen->room : 256;
-    moment *grown = (moment *)realloc(seen->moments, (size_t)room * sizeof *grown);
-    if (!grown) return; /* what was seen until now has to do */
-    seen->moments = grown;
-    seen->room = room;
-  }
-  seen->moments[seen->count++] = now;
-}
-
 static void observe(void *user) {
   observer *seen = (observer *)user;
+  char piece[4096];
+  ssize_t got;
   if (stop_signal) raise(stop_signal); /* it came before the ranks: it is handed on now */
-  while (seen->smi && read(fileno(seen->smi), seen->line + seen->used, 1) == 1) {
-    int ends = seen->line[seen->used] == '\n';
-    seen->line[ends ? seen->used : seen->used + 1] = 0;
-    if (ends) note_moment(seen);
-    seen->used = ends || seen->used + 2 == sizeof seen->line ? 0 : seen->used + 1;
+  while (seen->smi && seen->said && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
+    if (!seen->in_line) fprintf(seen->said, "@ %f\n", g2z_seconds());
+    fwrite(piece, 1, (size_t)got, seen->said);
+    seen->in_line = piece[got - 1] != '\n';
   }
 }
 
-/* GPUs: how busy between the first and the last step that counts, and the most memory ever. CPU:
- * the largest resident rank. */
+/* GPUs: how busy between the first and the last step that counts, and the most memory that was in
+ * use beyond what was in use before. CPU: the largest resident rank. */
 static void fill_watched(const observer *seen, const g2z_job_end *end, double wall_s,
                          g2z_figures *f) {
-  double busy = 0, most = 0;
-  int inside = 0;
-  for (int i = 0; i < seen->count; i++) {
-    const moment *m = &seen->moments[i];
-    if (m->used_bytes > most) most = m->used_bytes;
-    if (m->at < f->began_sec || m->at > f->ended_sec) continue;
-    busy += m->busy_percent;
+  double at = 0, mib, busy = 0, most = 0, before[WATCHED_GPUS];
+  char line[128], percent[32];
+  int gpu, inside = 0;
+  for (int i = 0; i < WATCHED_GPUS; i++) before[i] = NAN;
+  if (seen->said) rewind(seen->said);
+  while (seen->said && fgets(line, sizeof line, seen->said)) {
+    if (sscanf(line, "@ %lf", &at) == 1) continue;
+    if (sscanf(line, "%d, %31[^,], %lf", &gpu, percent, &mib) != 3 || gpu < 0 ||
+        gpu >= WATCHED_GPUS)
+      continue;
+    if (isnan(before[gpu])) before[gpu] = mib;
+    most = fmax(most, (mib - before[gpu]) * 1048576.0);
+    if (at < f->began_sec || at > f->ended_sec) continue;
+    double part = NAN;
+    sscanf(percent, "%lf", &part); /* "[N/A]" of a part of a GPU */
+    busy += part;
     inside++;
   }
   if (inside) f->gpu_percent = busy / inside;
@@ -1563,7 +1549,7 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
     fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
   if (*told) memcpy(e->s->hardware, (*told)->hardware, sizeof e->s->hardware);
   if (seen.smi) pclose(seen.smi);
-  free(seen.moments);
+  if (seen.said) fclose(seen.said);
   return status;
 }
 
