@@ -242,14 +242,10 @@ typedef struct g2z_figures {
 #define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
 G2Z_API double *g2z_figure(g2z_figures *figures, int number);
 
-#define G2Z_OUTCOME_LIST(X)                                                                       \
-  X(OK,      "ok")                                                                                \
-  X(SKIPPED, "skipped") /* it cannot be done here, or bench was stopped */                        \
-  X(FAILED,  "failed")
 typedef enum g2z_outcome {
-#define X(name, text) G2Z_OUTCOME_##name,
-  G2Z_OUTCOME_LIST(X)
-#undef X
+  G2Z_OUTCOME_OK,
+  G2Z_OUTCOME_SKIPPED,          /* it cannot be done here, or bench was stopped */
+  G2Z_OUTCOME_FAILED,
   G2Z_OUTCOME_COUNT
 } g2z_outcome;
 
@@ -2141,11 +2137,7 @@ static const struct {
 #undef X
 };
 
-static const char *const g2zp_outcomes[] = {
-#define X(name, text) text,
-    G2Z_OUTCOME_LIST(X)
-#undef X
-};
+static const char *const g2zp_outcomes[] = {"ok", "skipped", "failed"};
 
 /* Experiments, and the columns of their tables. */
 #define X G2Z_FIGURE

@@ -100,8 +100,8 @@ typedef struct g2z_run_config {
                                 * run, with which a new one begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* the last checkpoints stay; 0: all. One with foreign files in it
-                                * stays too, as step-NNNNNN.partial */
+  int keep;                    /* how many of the last checkpoints stay; 0: all. One with foreign
+                                * files in it stays too, as step-NNNNNN.partial */
   const char *save_weights;    /* directory for weights and tokenizer at the end; NULL: none.
                                 * Refused: a checkpoint, and a directory with another tokenizer that
                                 * this run, without one, would not replace */
@@ -977,7 +977,7 @@ static g2z_status g2zr_check_weights(const g2z_run *run) {
   return status;
 }
 
-#define G2ZR_CHECKPOINT "step-%06" PRId64 /* its name, of its step */
+#define G2ZR_CHECKPOINT "step-%06" PRId64 /* the name of a checkpoint, from its step */
 
 static g2z_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *suffix) {
   return g2z_path_in(run->config.run_dir, G2ZR_CHECKPOINT "%s", step, suffix);
@@ -1338,7 +1338,7 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
 }
 
 /* Ranks validate, save and sample together: one that has other settings would wait for the rest of
- * them until the watchdog ends the job. Where there is a most, a setting is from 0 to that. */
+ * them until the watchdog ends the job. A setting is from 0 to `most`; -1: it may be any. */
 #define G2ZR_STEPS_MOST (INT64_C(1) << 40)
 #define G2ZR_SETTING_LIST(X)                                                                      \
   X(epochs, config->epochs, 1 << 20)                                                              \
@@ -1580,7 +1580,7 @@ static g2z_status g2zr_account(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* An epoch that ended before it was resumed keeps its wall time. */
+/* The figures of the last epoch. One that had ended before the run was resumed keeps its time. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
