@@ -380,6 +380,10 @@ G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) {
   return path;
 }
 
+static g2z_status g2zp_check_directory(g2z_services *services, const char *directory) {
+  return *directory ? G2Z_OK : g2z_fail_file(services, ENOENT, "open the directory", directory);
+}
+
 G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
                                   void *user) {
   g2z_json_out out;
@@ -1153,6 +1157,7 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
                                      int64_t first_step, g2z_events **out) {
   void *memory;
   *out = NULL;
+  G2ZP_TRY(g2zp_check_directory(services, directory));
   G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
@@ -1732,6 +1737,7 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   g2zp_run_files files;
   g2zp_curves curves;
   memset(&files, 0, sizeof files);
+  G2ZP_TRY(g2zp_check_directory(services, run_dir));
   g2z_status status = g2zp_curves_read(services, run_dir, &curves);
   if (status == G2Z_OK)
     status = g2zp_told_run(services, run_dir, &files.metrics);
@@ -2079,6 +2085,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   memset(&out, 0, sizeof out);
   memset(&p, 0, sizeof p);
   out.indent = 2;
+  G2ZP_TRY(g2zp_check_directory(services, run_dir));
   p.services = p.metrics.services = p.launcher.services = services;
   p.run_dir = run_dir;
   p.only = only;
