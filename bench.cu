@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,6 +31,11 @@
 
 /* ----- sub-commands ----------------------------------------------------- */
 
+typedef struct options options;
+typedef g2z_status command_run(g2z_services *services, options *o, g2z_context_config *config);
+static command_run run_step, run_ops, run_experiment, run_report, run_profile, run_point,
+    run_exchange;
+
 /* The first is what bench does without a sub-command. Those without a description are not for
  * people: the ranks that an experiment starts run them. */
 #define COMMAND_LIST(X)                                                                           \
@@ -42,7 +46,7 @@
   X(buckets,    run_experiment, "sizes of gradient buckets: what communication hides, what not")  \
   X(matrix,     run_experiment, "ZeRO stages by precision: throughput, memory, utilisation")      \
   X(strategies, run_experiment, "one optimizer (dp) and ZeRO stages, on 1, 2, 4 ranks")           \
-  X(comm,       run_comm,       "each collective against a plain copy")                           \
+  X(comm,       run_experiment, "each collective against a plain copy")                           \
   X(report,     run_report,     "DIR...: experiments and runs as a page, report.html")            \
   X(profile,    run_profile,    "DIR...: what took most in runs that were profiled")              \
   X(point,      run_point,      NULL)                                                             \
@@ -54,20 +58,18 @@ enum {
 #undef X
   COMMAND_COUNT
 };
-static const char *const command_names[] = {
-#define X(name, run, about) #name,
-    COMMAND_LIST(X)
-#undef X
-};
-static const char *const command_abouts[] = {
-#define X(name, run, about) about,
+static const struct {
+  const char *name, *about;
+  command_run *run;
+} commands[] = {
+#define X(name, run, about) {#name, about, run},
     COMMAND_LIST(X)
 #undef X
 };
 
 /* ----- options ---------------------------------------------------------- */
 
-typedef struct options {
+struct options {
   g2z_train_config train;
   int command, argc;
   char **argv;                            /* of READERS: the directories are argv[1..argc-1] */
@@ -80,7 +82,7 @@ typedef struct options {
   int warmup, repeats, global_batch, val_steps;
   int64_t tokens;
   float bucket_mb;
-} options;
+};
 
 #define IN(name) (1u << COMMAND_##name)
 #define EXPERIMENTS (IN(scaling) | IN(buckets) | IN(matrix) | IN(strategies))
@@ -161,7 +163,7 @@ typedef struct options {
   FLAG(IN(point) | IN(exchange), "run-dir", TEXT, run_dir, 0, 0, "DIR", "where it leaves them")   \
   FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this")
 
-/* What the flags of a sub-command start from. On a CPU it is as little as shows the whole path. */
+/* The defaults of a sub-command. On a CPU they are the least that shows the whole path. */
 #define WORK_LIST(X)                                                                              \
   /* command, device  ranks  stages  dtypes  sizes  batch accum global seq steps warmup repeats   \
    *                  val graph */                                                                \
@@ -205,16 +207,6 @@ static options default_options(int command, g2z_device_kind kind) {
   return o;
 }
 
-static g2z_status fail(g2z_services *services, g2z_status status, const char *format, ...)
-    G2Z_PRINTF(3, 4);
-static g2z_status fail(g2z_services *services, g2z_status status, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(services->error, sizeof services->error, format, arguments);
-  va_end(arguments);
-  return status;
-}
-
 static void print_line(void *user, const char *text) {
   (void)user;
   puts(text);
@@ -226,63 +218,60 @@ enum { FLAG_COUNT = 0 FLAG_LIST(FLAG) };
 
 /* The flags of o->command, with destinations in o. */
 static int flags_of(options *o, g2z_flag flags[FLAG_COUNT]) {
-#define FLAG(in, name, kind, destination, minimum, maximum, value, help) in,
-  static const unsigned commands[] = {FLAG_LIST(FLAG)};
-#undef FLAG
 #define FLAG(in, name, kind, destination, minimum, maximum, value, help) \
-  {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
-  const g2z_flag all[] = {FLAG_LIST(FLAG)};
+  {in, {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help}},
+  const struct {
+    unsigned in;
+    g2z_flag flag;
+  } all[] = {FLAG_LIST(FLAG)};
 #undef FLAG
   int count = 0;
   for (int i = 0; i < FLAG_COUNT; i++)
-    if (commands[i] & (1u << o->command)) flags[count++] = all[i];
+    if (all[i].in & (1u << o->command)) flags[count++] = all[i].flag;
   return count;
 }
 
 static void print_help(options *o) {
   g2z_flag flags[FLAG_COUNT];
-  const char *about = command_abouts[o->command];
-  printf("bench%s%s: %s\n", o->command == COMMAND_step ? "" : " ",
-         o->command == COMMAND_step ? "" : command_names[o->command],
+  const char *about = commands[o->command].about;
+  const int whole = o->command == COMMAND_step;
+  printf("bench%s%s: %s\n", whole ? "" : " ", whole ? "" : commands[o->command].name,
          about ? about : "what an experiment starts its ranks with");
-  if (o->command == COMMAND_step) {
-    puts("\nSub-commands, each with a --help of its own:");
-    for (int c = 1; c < COMMAND_COUNT; c++)
-      if (command_abouts[c]) printf("  %-12s %s\n", command_names[c], command_abouts[c]);
-  }
+  if (whole) puts("\nSub-commands, each with a --help of its own:");
+  for (int c = 1; c < COMMAND_COUNT && whole; c++)
+    if (commands[c].about) printf("  %-12s %s\n", commands[c].name, commands[c].about);
   puts("");
   g2z_flags_print(flags, flags_of(o, flags), print_line, NULL);
 }
 
 /* argv[1] may name a sub-command. Flags are read twice: --device decides what the others start
- * from. The first time --steps starts from 0, so that it shows whether it is given. */
+ * from. The first time --steps starts from 0, so that it shows whether it is given. Directories are
+ * moved to the front of argv: flags beside them are read once. */
 static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o) {
-  int command = COMMAND_step, first = 0, rest = 0;
+  int command = COMMAND_step, rest = 0;
   g2z_flag flags[FLAG_COUNT];
   if (argc > 1 && argv[1][0] != '-') {
     for (command = 0; command < COMMAND_COUNT; command++)
-      if (strcmp(argv[1], command_names[command]) == 0) break;
+      if (strcmp(argv[1], commands[command].name) == 0) break;
     if (command == COMMAND_COUNT)
-      return fail(services, G2Z_BAD_ARGUMENT, "%.80s is no sub-command: bench --help lists them",
-                  argv[1]);
-    first = 1;
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s is no sub-command: bench --help lists "
+                      "them", argv[1]);
+    argc--;
+    argv++;
   }
+  const int reader = (READERS >> command & 1) != 0;
   g2z_device_kind kind = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
-  for (int pass = 0; pass < 2; pass++) {
+  for (int pass = reader; pass < 2; pass++) {
     *o = default_options(command, kind);
     if (pass == 0) o->steps = 0;
-    int named = (READERS >> command & 1) != 0;
-    int *unnamed = pass == 1 && named ? &rest : NULL;
-    int skip = pass == 0 && named; /* arguments move only once */
-    int count = flags_of(o, flags);
-    if (!skip) TRY(g2z_flags_parse(services, flags, count, argc - first, argv + first, unnamed));
+    TRY(g2z_flags_parse(services, flags, flags_of(o, flags), argc, argv, reader ? &rest : NULL));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
     if (pass == 0 && o->tokens && o->steps)
-      return fail(services, G2Z_BAD_ARGUMENT, "--tokens and --steps both set the length: give one "
-                  "of them");
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--tokens and --steps both set the length: give "
+                      "one of them");
   }
   o->argc = rest + 1;
-  o->argv = argv + first;
+  o->argv = argv;
   if (!o->help) return G2Z_OK;
   *o = default_options(command, kind);
   print_help(o);
@@ -353,19 +342,19 @@ static g2z_status read_list(g2z_services *services, const char *flag, const char
     size_t length = strcspn(at, ",");
     double entry = words ? find_word(words, at, length) : 0;
     if (words && (entry < 0 || out->count == LIST_MAX))
-      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with commas "
-                  "alone between them", flag, text, LIST_MAX, words + 1);
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with "
+                      "commas alone between them", flag, text, LIST_MAX, words + 1);
     if (out->count == LIST_MAX)
-      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
-                  LIST_MAX);
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
+                      LIST_MAX);
     if (!words && !read_entry(at, length, least, most, &entry))
-      return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, with "
-                  "commas alone between them, as in %g,%g", flag, text, least, most, least,
-                  least + 1);
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, "
+                      "with commas alone between them, as in %g,%g", flag, text, least, most, least,
+                      least + 1);
     for (int i = 0; i < out->count; i++)
       if (out->at[i] == entry)
-        return fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: %.*s is there already: give each once",
-                    flag, text, (int)length, at);
+        return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: %.*s is there already: give each "
+                        "once", flag, text, (int)length, at);
     out->at[out->count++] = entry;
     at += length;
     if (!*at) return G2Z_OK;
@@ -411,18 +400,16 @@ static void open_watch(stopwatch *w, int steps) {
   w->waited_s = w->exposed_s + steps;
 }
 
-/* values[count] of a step each becomes the least that any rank has, most[count] the most: what all
- * ranks wait they wait for communication, the rest for a slower one. */
+/* values[i] of step i becomes the least over all ranks, most[i] the most. Every rank waits for
+ * communication; what a rank waits beyond the least, it waits for a slower rank. */
 static g2z_status over_ranks(g2z_context *context, double *values, double *most, int count) {
-  int world = context->world;
-  size_t size = (size_t)count * sizeof *values;
-  double *all = (double *)host_memory((size_t)world * size);
+  const size_t size = (size_t)count * sizeof *values;
+  double *all = (double *)host_memory((size_t)context->world * size);
   g2z_status status = g2z_ranks_all_gather(context->ranks, values, size, all);
-  memcpy(most, all, size);
-  memcpy(values, all, size);
-  for (int i = 0; i < world * count; i++) {
-    if (all[i] < values[i % count]) values[i % count] = all[i];
-    if (all[i] > most[i % count]) most[i % count] = all[i];
+  memcpy(most, values, size);
+  for (int i = 0; i < context->world * count && status == G2Z_OK; i++) {
+    values[i % count] = fmin(values[i % count], all[i]);
+    most[i % count] = fmax(most[i % count], all[i]);
   }
   free(all);
   return status;
@@ -454,38 +441,46 @@ static g2z_status time_steps(g2z_context *context, const options *o, stopwatch *
 
 /* ----- ops -------------------------------------------------------------- */
 
-/* What the ops read and write. An element has the bytes of act, grad or f32, or of its type. */
+/* What the ops read and write, side by side in one block. An element has the bytes of act, grad or
+ * f32, or of its type. Those before `logits` begin as noise: zeros would flatter a GPU, whose clock
+ * follows the load. product = left x right is the large product, [side,side]. */
 #define BUFFER_LIST(X)                                                  \
-  /* type  name  begins as  bytes  elements */                          \
-  X(void, a1, noise, act, N * C)                                        \
-  X(void, b1, noise, act, N * C)                                        \
-  X(void, c1, noise, act, N * C)                                        \
-  X(void, a3, noise, act, N * 3 * C)                                    \
-  X(void, b3, noise, act, N * 3 * C)                                    \
-  X(void, a4, noise, act, N * 4 * C)                                    \
-  X(void, b4, noise, act, N * 4 * C)                                    \
-  X(void, w, noise, act, rows * 4 * C)                                  \
-  X(void, wte, noise, act, Vp * C)                                      \
-  X(void, bias, noise, act, 4 * C > side ? 4 * C : side)                \
-  X(void, params, noise, act, P)                                        \
-  X(void, logits, zeros, act, (size_t)b->chunk * Vp)                    \
-  X(void, gw, zeros, grad, 4 * C * C)                                   \
-  X(void, gb, zeros, grad, 4 * C)                                       \
-  X(void, gwpe, zeros, grad, rows * C)                                  \
-  X(void, grads, zeros, grad, P)                                        \
-  X(float, mean, zeros, f32, N)                                         \
-  X(float, rstd, zeros, f32, N)                                         \
-  X(float, lse, zeros, f32, N * (size_t)b->NH)                          \
-  X(float, losses, zeros, f32, N)                                       \
-  X(float, dwte, zeros, f32, Vp * C)                                    \
-  X(float, master, zeros, f32, P)                                       \
-  X(float, m, zeros, f32, P)                                            \
-  X(float, v, zeros, f32, P)                                            \
-  X(double, sum, zeros, sizeof(double), 1)                              \
-  X(int32_t, tokens, zeros, sizeof(int32_t), N)                         \
-  X(int32_t, order, zeros, sizeof(int32_t), 2 * N)                      \
-  X(g2z_step_state, state, zeros, sizeof(g2z_step_state), 1)            \
-  X(g2z_update_range, ranges, zeros, sizeof(g2z_update_range), b->plan->updates)
+  /* type  name  bytes  elements */                                     \
+  X(void, product, act, side * side > COPY_ELEMENTS ? side * side : COPY_ELEMENTS) \
+  X(void, left, act, side * side)                                       \
+  X(void, right, act, side * side)                                      \
+  X(void, a1, act, N * C)                                               \
+  X(void, b1, act, N * C)                                               \
+  X(void, c1, act, N * C)                                               \
+  X(void, a3, act, N * 3 * C)                                           \
+  X(void, b3, act, N * 3 * C)                                           \
+  X(void, a4, act, N * 4 * C)                                           \
+  X(void, b4, act, N * 4 * C)                                           \
+  X(void, w, act, rows * 4 * C)                                         \
+  X(void, wte, act, Vp * C)                                             \
+  X(void, bias, act, 4 * C > side ? 4 * C : side)                       \
+  X(void, params, act, P)                                               \
+  X(void, logits, act, (size_t)b->chunk * Vp)                           \
+  X(void, gw, grad, 4 * C * C)                                          \
+  X(void, gb, grad, 4 * C)                                              \
+  X(void, gwpe, grad, rows * C)                                         \
+  X(void, grads, grad, P)                                               \
+  X(float, noise, f32, COPY_ELEMENTS)                                   \
+  X(float, mean, f32, N)                                                \
+  X(float, rstd, f32, N)                                                \
+  X(float, lse, f32, N * (size_t)b->NH)                                 \
+  X(float, losses, f32, N)                                              \
+  X(float, dwte, f32, Vp * C)                                           \
+  X(float, master, f32, P)                                              \
+  X(float, m, f32, P)                                                   \
+  X(float, v, f32, P)                                                   \
+  X(double, sum, sizeof(double), 1)                                     \
+  X(int32_t, tokens, sizeof(int32_t), N)                                \
+  X(int32_t, order, sizeof(int32_t), 2 * N)                             \
+  X(g2z_step_state, state, sizeof(g2z_step_state), 1)                   \
+  X(g2z_update_range, ranges, sizeof(g2z_update_range), b->plan->updates)
+
+#define COPY_ELEMENTS ((size_t)1 << 24) /* they fit no cache */
 
 typedef struct bench {
   g2z_device *device;
@@ -494,19 +489,16 @@ typedef struct bench {
   g2z_optimizer_config optimizer;
   int B, T, C, L, NH, V, Vp, N, chunk, accum;
   g2z_dropout dropout;
-#define X(type, name, begins, bytes, elements) type *name;
+  int side;
+  void *block;                                 /* the buffers */
+#define X(type, name, bytes, elements) type *name;
   BUFFER_LIST(X)
 #undef X
-  float *noise;
   g2z_update update;
-  int side;                                    /* of the large product: square[i] [side,side] act */
-  void *square[3];
-  void *held[48];                              /* all of the above, for close_bench */
-  int held_count;
 } bench;
 
-/* What the last micro-step does where the plan adds the embedding's part of wte's gradient as rows,
- * behind the LM head's: here the rows of one rank, to all of wte. */
+/* The last micro-step's work where the plan adds the embedding's part of wte's gradient as rows
+ * behind the LM head's part: here one rank's rows, added to all of wte. */
 static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
   const g2z_row_part whole = {0, (size_t)b->Vp * (size_t)b->C, 0};
   TRY(op->embed_bwd(d, NULL, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T,
@@ -581,18 +573,11 @@ static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
     return call;                                     \
   }
 OP_LIST(OP)
-/* Exponentials of the ops for which they are a limit of their own, beside the products: another
- * unit of the GPU makes them. Causal attention has T / 2 keys for each query and head; backward
- * makes the same ones again, beside 5 products instead of 2. */
-#define EXPONENTIALS_LIST(X)       \
-  X(attention_fwd, N * T * NH / 2) \
-  X(attention_bwd, N * T * NH / 2)
-/* The two limits. A product that is as large as it needs to be, and a copy that fits no cache. */
-#define COPY_ELEMENTS ((size_t)1 << 24)
+/* The two limits: a product that is as large as it needs to be, and a copy. */
 OP(product, 1, GFLOP, 0,
-   op->linear_fwd(d, b->square[0], NULL, b->square[1], b->square[2], b->bias, NULL, NULL, NULL, b->side,
+   op->linear_fwd(d, b->product, NULL, b->left, b->right, b->bias, NULL, NULL, NULL, b->side,
                   b->side, b->side))
-OP(copy, 1, GB, 0, op->cast_act(d, b->square[0], b->noise, COPY_ELEMENTS))
+OP(copy, 1, GB, 0, op->cast_act(d, b->product, b->noise, COPY_ELEMENTS))
 #undef OP
 
 typedef struct op_row {
@@ -600,72 +585,44 @@ typedef struct op_row {
   double calls, amount;
   g2z_status (*run)(bench *b);
   double seconds, limit_s;      /* of one call: as timed, and at the machine's limit */
-  double exponentials;          /* of one call; 0: not counted */
-  const char *exponentials_formula;
 } op_row;
 
 #define OP(name, calls, unit, amount, call) +1
 enum { OP_COUNT = 0 OP_LIST(OP) };
 #undef OP
 
-static void fill_rows(const bench *b, op_row *row) {
-  double N = b->N, C = b->C, T = b->T, L = b->L, NH = b->NH, Vp = b->Vp, A = b->accum;
+static void fill_rows(const bench *b, op_row rows[OP_COUNT]) {
+  double N = b->N, C = b->C, T = b->T, L = b->L, Vp = b->Vp, A = b->accum;
   double P = (double)b->plan->parameters, a = b->plan->dtype_bytes, g = b->plan->grad_bytes;
   double W = b->plan->wte_rows;
-#define OP(name_, calls_, unit_, amount_, call) \
-  row->name = #name_;                           \
-  row->unit = #unit_;                           \
-  row->formula = #amount_;                      \
-  row->calls = calls_;                          \
-  row->amount = amount_;                        \
-  row->exponentials = 0;                        \
-  row++->run = run_##name_;
-  op_row *first = row;
-  OP_LIST(OP)
+#define OP(name, calls, unit, amount, call) \
+  {#name, #unit, #amount, calls, amount, run_##name, 0, 0},
+  const op_row all[] = {OP_LIST(OP)};
 #undef OP
-#define X(name_, amount_)                                \
-  for (row = first; row->run != run_##name_; row++) {} \
-  row->exponentials = amount_;                           \
-  row->exponentials_formula = #amount_;
-  EXPONENTIALS_LIST(X)
-#undef X
-}
-
-static g2z_status device_zeros(bench *b, size_t elements, size_t size, void *out) {
-  void *memory;
-  TRY(b->device->ops->allocate(b->device, elements * size, &memory));
-  memcpy(out, &memory, sizeof memory); /* whatever type the pointer has */
-  b->held[b->held_count++] = memory;
-  return G2Z_OK;
+  memcpy(rows, all, sizeof all);
 }
 
 static void close_bench(bench *b) {
-  for (int i = 0; i < b->held_count; i++) b->device->ops->release(b->device, b->held[i]);
+  if (b->block) b->device->ops->release(b->device, b->block);
   g2z_device_free(b->device);
 }
 
-/* `elements` of act with noise in them: zeros would flatter a GPU, whose clock follows the load. */
-static g2z_status device_noise(bench *b, size_t elements, size_t size, void *out) {
-  void *memory;
-  TRY(device_zeros(b, elements, size, &memory));
-  for (size_t done = 0; done < elements; done += COPY_ELEMENTS) {
-    size_t count = elements - done < COPY_ELEMENTS ? elements - done : COPY_ELEMENTS;
-    TRY(b->device->ops->cast_act(b->device, (char *)memory + done * size, b->noise, count));
-  }
-  memcpy(out, &memory, sizeof memory);
-  return G2Z_OK;
-}
-
 static g2z_status fill_noise(bench *b) {
+  const g2z_ops *op = b->device->ops;
+  const size_t act = (size_t)b->plan->dtype_bytes;
+  const size_t elements = (size_t)((char *)b->logits - (char *)b->block) / act;
   float *host = (float *)host_memory(COPY_ELEMENTS * sizeof *host);
   for (size_t i = 0; i < COPY_ELEMENTS; i += 4) {
     uint32_t counter[4] = {(uint32_t)(i / 4), 0, 1, 0}, bits[4];
     g2z_philox(1, G2Z_RANDOM_SYNTHETIC, counter, bits);
     for (int k = 0; k < 4; k++) host[i + (size_t)k] = 0.2f * (g2z_uniform(bits[k]) - 0.5f);
   }
-  TRY(device_zeros(b, COPY_ELEMENTS, sizeof(float), &b->noise));
-  TRY(b->device->ops->upload(b->device, b->noise, host, COPY_ELEMENTS * sizeof *host));
-  TRY(b->device->ops->synchronize(b->device));
+  TRY(op->upload(b->device, b->noise, host, COPY_ELEMENTS * sizeof *host));
+  for (size_t done = 0; done < elements; done += COPY_ELEMENTS) {
+    size_t count = elements - done < COPY_ELEMENTS ? elements - done : COPY_ELEMENTS;
+    TRY(op->cast_act(b->device, (char *)b->block + done * act, b->noise, count));
+  }
+  TRY(op->synchronize(b->device));
   free(host);
   return G2Z_OK;
 }
@@ -673,16 +630,18 @@ static g2z_status fill_noise(bench *b) {
 static g2z_status allocate_bench(bench *b) {
   size_t N = (size_t)b->N, C = (size_t)b->C, Vp = (size_t)b->Vp, P = b->plan->elements;
   size_t grad = (size_t)b->plan->grad_bytes, f32 = sizeof(float), side = (size_t)b->side;
-  size_t square = side * side > COPY_ELEMENTS ? side * side : COPY_ELEMENTS; /* the copy's end */
   size_t rows = C > (size_t)b->T ? C : (size_t)b->T;
   size_t act = (size_t)b->plan->dtype_bytes;
-  TRY(fill_noise(b));
-  for (int i = 0; i < 3; i++) TRY(device_noise(b, i ? side * side : square, act, &b->square[i]));
-#define X(type, name, begins, bytes, elements) \
-  TRY(device_##begins(b, elements, bytes, &b->name));
-  BUFFER_LIST(X)
+  for (int pass = 0; pass < 2; pass++) { /* how large the block is, then where each begins in it */
+    size_t at = 0;
+#define X(type, name, bytes, elements)                    \
+    if (pass) b->name = (type *)((char *)b->block + at);  \
+    at += ((elements) * (bytes) + 255) / 256 * 256;
+    BUFFER_LIST(X)
 #undef X
-  return G2Z_OK;
+    if (!pass) TRY(b->device->ops->allocate(b->device, at, &b->block));
+  }
+  return fill_noise(b);
 }
 
 static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
@@ -758,17 +717,17 @@ static int order_of_gaps(const void *a, const void *b) {
   return left > right ? -1 : left < right;
 }
 
-/* The limit by exponentials, beside the limit by products: the larger of the two is the op's. */
+/* Exponentials are a limit of their own for attention, beside the products: another unit of the GPU
+ * makes them. Causal attention has T / 2 keys for each query and head; backward makes the same ones
+ * again, beside 5 products instead of 2. The larger of the two limits is the op's. */
 static void print_exponentials(const bench *b, const op_row *rows) {
   const double rate = b->device->info.exponentials_per_s;
-  for (const op_row *row = rows; row < rows + OP_COUNT; row++) {
-    double s = row->exponentials / rate;
-    if (!(s > 0)) continue;
-    printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
-           "counted as %s at %.3g/s, 16 per clock and multiprocessor\n", row->name, s * 1e6,
-           100 * s / row->seconds, row->limit_s * 1e6, row->exponentials_formula,
-           rate);
-  }
+  const double s = (double)b->N * b->T * b->NH / 2 / rate;
+  for (const op_row *row = rows; row < rows + OP_COUNT && s > 0; row++)
+    if (row->run == run_attention_fwd || row->run == run_attention_bwd)
+      printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
+             "counted as N * T * NH / 2 at %.3g/s, 16 per clock and multiprocessor\n", row->name,
+             s * 1e6, 100 * s / row->seconds, row->limit_s * 1e6, rate);
 }
 
 /* Each op against its limit, the largest gap first: in ns per token of the step. */
@@ -785,7 +744,6 @@ static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
          b->side, b->side, b->side, *product_rate * 1e-9, copy_rate * 1e-9);
   printf("%-19s %6s %10s %9s %6s %17s %6s %8s  %s\n", "op", "calls", "us/call", "ms/step", "share",
          "rate", "limit", "gap ns/t", "counted as");
-  memset(rows, 0, sizeof rows);
   fill_rows(b, rows);
   for (int i = 0; i < OP_COUNT; i++) {
     if (rows[i].calls == 0) continue;
@@ -842,30 +800,27 @@ static g2z_status run_peer(g2z_services *services, const options *o, double toke
       } else g2z_json_skip(&json);
     }
   if (code == 0) TRY(g2z_json_close(&json));
-  if (code != 0 || !(theirs > 0)) {
-    snprintf(services->error, sizeof services->error,
-             "`%.400s` %s: run it alone to see why", command,
-             code ? "failed" : "printed no tokens_per_second");
-    return G2Z_IO;
-  }
+  if (code != 0 || !(theirs > 0))
+    return g2z_fail(services, G2Z_IO, "`%.400s` %s: run it alone to see why", command,
+                    code ? "failed" : "printed no tokens_per_second");
   printf("peer        %.0f tokens/s, %s; this: %.3f times as many\n", theirs, name,
          tokens_per_second / theirs);
   return G2Z_OK;
 }
 
-/* A peer is told what run_peer hands it, and would do other work than asked for here. */
+/* Refuses work that run_peer's flags do not describe: a peer would do other work. */
 static g2z_status check_peer(g2z_services *services, const options *o,
                              const g2z_context_config *config) {
   const g2z_model_config *shape = &o->shape;
   if (!o->peer) return G2Z_OK;
   if (shape->layers || shape->channels || shape->heads || shape->vocab || o->train.dropout > 0)
-    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model as it is: leave --layers, "
-                "--channels, --heads, --vocab-size and --dropout away");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model as it is: leave --layers, "
+                    "--channels, --heads, --vocab-size and --dropout away");
   if (!o->model && config->device == G2Z_DEVICE_CPU)
-    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model: name one, --model gpt2");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model: name one, --model gpt2");
   if (config->ranks.place.world > 1)
-    return fail(services, G2Z_BAD_ARGUMENT, "--peer runs on one rank: of %d start it by itself",
-                config->ranks.place.world);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--peer runs on one rank: of %d start it by itself",
+                    config->ranks.place.world);
   return G2Z_OK;
 }
 
@@ -879,9 +834,7 @@ static g2z_status time_plan_ops(g2z_services *services, const options *o, const 
   close_bench(&b);
   TRY(status);
   if (isnan(step_s)) return G2Z_OK;
-  /* Matrices three times forward, attention's causal half of T x T likewise. */
-  double C = plan->model.channels, L = plan->model.layers;
-  double flops = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
+  const double flops = g2z_flops_per_token(plan);
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
   printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
          "6 L T C\n", 100 * flops * tokens / step_s / product_rate, flops * 1e-6);
@@ -931,8 +884,9 @@ static g2z_status run_step(g2z_services *services, options *o, g2z_context_confi
 static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_plan *plan;
   if (config->ranks.place.world > 1)
-    return fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and others beside it would "
-                "slow it down: start it alone, not as one of %d", config->ranks.place.world);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and others beside it "
+                    "would slow it down: start it alone, not as one of %d",
+                    config->ranks.place.world);
   TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
   g2z_plan_print(plan, 0, print_line, NULL);
   g2z_status status = time_plan_ops(services, o, plan, NAN);
@@ -972,12 +926,10 @@ static void describe_hardware(g2z_services *services, const g2z_device *device, 
 
 /* ----- a point's ranks: bench point -------------------------------------- */
 
-static double used_cpu_s(void) {
-  struct rusage used;
-  getrusage(RUSAGE_SELF, &used);
-  return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
-         1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
-}
+#define POINT_FILE "bench_point.json" /* what rank 0 measured, in the run directory */
+
+/* Of all threads of this process, user and system. */
+static double used_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
 static void watch_step(stopwatch *w, const options *o, g2z_context *context,
                        const g2z_metrics *m) {
@@ -1012,7 +964,7 @@ static void fill_measured(g2z_figures *f, const options *o, stopwatch *w, int wo
   f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
   f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
   f->step_min_ms = 1e3 * w->step_s[0];
-  f->step_p95_ms = 1e3 * w->step_s[(count * 95 + 99) / 100 - 1];
+  f->step_p95_ms = 1e3 * g2z_percentile(w->step_s, count, 95);
   f->step_max_ms = 1e3 * w->step_s[w->count - 1];
   f->tokens_per_sec = 1e3 * tokens / f->step_p50_ms;
   f->train_time_sec = step_s;
@@ -1020,12 +972,14 @@ static void fill_measured(g2z_figures *f, const options *o, stopwatch *w, int wo
       100 * cpu_s / ((w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN));
   f->began_sec = w->began;
   f->ended_sec = w->ended;
-  if (world == 1) exposed_s = 0; /* there is nobody to wait for */
+  f->exposed_comm_sec = f->exposed_comm_share = f->exposed_comm_ms = 0;
+  f->waited_ms = f->collectives_per_step = 0;
+  if (world == 1) return; /* there is nobody to wait for */
   f->exposed_comm_sec = exposed_s;
   f->exposed_comm_share = exposed_s / step_s;
-  f->exposed_comm_ms = world == 1 ? 0 : 1e3 * g2z_median(w->exposed_s, count);
-  f->waited_ms = world == 1 ? 0 : 1e3 * g2z_median(w->waited_s, count);
-  f->collectives_per_step = world == 1 ? 0 : w->collectives;
+  f->exposed_comm_ms = 1e3 * g2z_median(w->exposed_s, count);
+  f->waited_ms = 1e3 * g2z_median(w->waited_s, count);
+  f->collectives_per_step = w->collectives;
 }
 
 /* The CPU time of all ranks together goes to rank 0, which writes what it knows. */
@@ -1033,25 +987,22 @@ static g2z_status write_measured(g2z_context *context, const options *o, stopwat
   g2z_services *services = context->services;
   int world = context->world;
   double *cpu_s = (double *)host_memory((size_t)world * sizeof *cpu_s);
-  g2z_status status = g2z_ranks_all_gather(context->ranks, &w->cpu_s, sizeof w->cpu_s,
-                                           cpu_s);
+  g2z_status status = g2z_ranks_all_gather(context->ranks, &w->cpu_s, sizeof w->cpu_s, cpu_s);
   if (status == G2Z_OK) status = over_ranks(context, w->exposed_s, w->waited_s, w->count);
-  g2z_summary *s = NULL;
+  double all_cpu_s = sum_of(cpu_s, world);
+  free(cpu_s);
+  if (status != G2Z_OK || context->rank != 0) return status;
+  g2z_summary *s;
   g2z_point *p;
-  if (status == G2Z_OK && context->rank == 0) {
-    char path[1200];
-    snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
-    status = new_summary(services, o, "point", &s);
-    if (status == G2Z_OK) status = g2z_summary_add(s, &p);
-    if (status == G2Z_OK) {
-      snprintf(p->name, sizeof p->name, "point");
-      snprintf(s->hardware, sizeof s->hardware, "%s", w->hardware);
-      fill_measured(&p->figures, o, w, world, sum_of(cpu_s, world));
-      status = g2z_summary_write(s, path);
-    }
+  TRY(new_summary(services, o, "point", &s));
+  status = g2z_summary_add(s, &p);
+  if (status == G2Z_OK) {
+    snprintf(p->name, sizeof p->name, "point");
+    snprintf(s->hardware, sizeof s->hardware, "%s", w->hardware);
+    fill_measured(&p->figures, o, w, world, all_cpu_s);
+    status = g2z_summary_write(s, g2z_path_in(o->run_dir, POINT_FILE).text);
   }
   g2z_summary_free(s);
-  free(cpu_s);
   return status;
 }
 
@@ -1074,8 +1025,7 @@ static g2z_status train_point(g2z_context *context, const options *o, stopwatch 
   TRY(g2z_run_create(context, &config, &run));
   g2z_status status = g2z_run_write_launch(context->services, &config,
                                            g2z_ranks_place(context->ranks));
-  describe_hardware(context->services, g2z_run_trainer(run)->device,
-                    w->hardware);
+  describe_hardware(context->services, g2z_run_trainer(run)->device, w->hardware);
   w->began = g2z_seconds();
   w->cpu_s = used_cpu_s();
   event.kind = G2Z_RUN_STEP;
@@ -1098,8 +1048,8 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
   g2z_context *context;
   stopwatch w;
   if (!o->run_dir || !o->train.train_glob)
-    return fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: experiments "
-                "start it with both");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: "
+                    "experiments start it with both");
   TRY(g2z_context_create(config, &context));
   open_watch(&w, o->steps);
   g2z_status status = train_point(context, o, &w);
@@ -1117,8 +1067,8 @@ static size_t element_bytes(const g2z_comm *comm) {
   return comm->device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
 }
 
-/* Each collective: what of a whole buffer passes each rank's link (as nccl-tests count it): `whole`
- * of it, and `others` times the slices of the other ranks. */
+/* A collective, and what passes each rank's link (as nccl-tests count it): the whole buffer `whole`
+ * times, and the slices of the other ranks `others` times. */
 typedef struct collective {
   const char *name;
   double whole, others;
@@ -1170,7 +1120,7 @@ static g2z_status time_exchange(g2z_comm *comm, const collective *c, char *buffe
   return G2Z_OK;
 }
 
-/* All collectives at one size; of another way than the plain one, those that it matters to. */
+/* All collectives at one size; of the copy engines only those that they carry. */
 static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
                                 g2z_summary *s) {
   const double R = comm->world;
@@ -1233,8 +1183,8 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   g2z_context *context;
   g2z_device *device = NULL;
   if (!o->run_dir)
-    return fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts it "
-                "with one");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts "
+                    "it with one");
   TRY(g2z_context_create(config, &context));
   g2z_summary *s = NULL;
   g2z_status status = new_summary(services, o, "comm", &s);
@@ -1244,10 +1194,8 @@ static g2z_status run_exchange(g2z_services *services, options *o, g2z_context_c
   for (int i = G2Z_TRANSPORT_NCCL; i <= G2Z_TRANSPORT_COPY && status == G2Z_OK; i++)
     status = exchange_transport(context, o, device, (g2z_transport)i, s);
   if (status == G2Z_OK && context->rank == 0) {
-    char path[1200];
-    snprintf(path, sizeof path, "%.1000s/bench_point.json", o->run_dir);
     describe_hardware(services, device, s->hardware);
-    status = g2z_summary_write(s, path);
+    status = g2z_summary_write(s, g2z_path_in(o->run_dir, POINT_FILE).text);
   }
   g2z_device_free(device);
   g2z_context_free(context);
@@ -1276,23 +1224,24 @@ typedef struct experiment {
   g2z_summary *s;
   work *works;                  /* one for each point; of comm only the number of ranks counts */
   g2z_figures *samples;         /* [POINTS_MAX][G2Z_REPEATS] */
-  char out[1024], tokens[1100];
+  char out[1024];
+  g2z_path tokens;              /* "": none were written */
   int lock;                     /* `out` is this experiment's; -1: not yet */
   int runs, all_runs;           /* done and to be done */
   double began;
 } experiment;
 
-/* What a list's limits do not say. A size under SIZE_LEAST would be no flag of a rank, which would
- * take the default. */
+/* What a list's limits do not say. A size under SIZE_LEAST is outside of the range of --bucket-mb:
+ * ranks would be started without it, and take the default. */
 static g2z_status check_axes(g2z_services *services, const options *o, const axes *a) {
   for (int i = 0; i < a->ranks.count; i++)
     if (a->ranks.at[i] != floor(a->ranks.at[i]))
-      return fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks",
-                  o->rank_list, a->ranks.at[i]);
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks",
+                      o->rank_list, a->ranks.at[i]);
   for (int i = 0; i < a->sizes.count; i++)
     if (a->sizes.at[i] > 0 && a->sizes.at[i] < SIZE_LEAST)
-      return fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, %g",
-                  o->size_list, a->sizes.at[i], SIZE_LEAST);
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, "
+                      "%g", o->size_list, a->sizes.at[i], SIZE_LEAST);
   return G2Z_OK;
 }
 
@@ -1306,8 +1255,8 @@ static g2z_status read_axes(experiment *e) {
   snprintf(all, sizeof all, "%d", e->device == G2Z_DEVICE_CUDA ? gpus : cpus);
   int every = strcmp(o->rank_list, "all") == 0;
   if (every && e->device == G2Z_DEVICE_CUDA && !gpus)
-    return fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this build "
-                "can use; --device cpu takes ranks without");
+    return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this "
+                    "build can use; --device cpu takes ranks without");
   const int comm = o->command == COMMAND_comm;
   TRY(read_list(services, "gpus", every ? all : o->rank_list, NULL, 1, 4096, &a->ranks));
   TRY(read_list(services, "sizes", o->size_list, NULL, comm ? SIZE_LEAST : 0, 65536, &a->sizes));
@@ -1321,8 +1270,8 @@ static g2z_status read_axes(experiment *e) {
 static g2z_status divide_batch(g2z_services *services, const options *o, work *w) {
   if (!o->global_batch) return G2Z_OK;
   if (o->global_batch % w->world)
-    return fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",
-                o->global_batch, w->world);
+    return g2z_fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",
+                    o->global_batch, w->world);
   int share = o->global_batch / w->world, batch = o->train.batch < share ? o->train.batch : share;
   while (share % batch) batch--;
   w->train.batch = batch;
@@ -1353,8 +1302,8 @@ static g2z_status describe_point(experiment *e, int stage, work *w, const g2z_pl
   double per_step = (double)plan->batch * plan->accum * plan->seq * w->world;
   double steps = e->o->tokens ? ceil((double)e->o->tokens / per_step) : w->steps;
   if (steps > STEPS_MAX)
-    return fail(e->services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can be "
-                "timed", (double)e->o->tokens, steps, STEPS_MAX);
+    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can "
+                    "be timed", (double)e->o->tokens, steps, STEPS_MAX);
   w->steps = (int)steps;
   p->figures.micro_batch = plan->batch;
   p->figures.accum_steps = plan->accum;
@@ -1366,14 +1315,18 @@ static g2z_status describe_point(experiment *e, int stage, work *w, const g2z_pl
   return G2Z_OK;
 }
 
+static g2z_status check_gpus(const experiment *e, int world) {
+  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  if (e->device != G2Z_DEVICE_CUDA || world <= gpus) return G2Z_OK;
+  return g2z_fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", world, gpus);
+}
+
 /* Whether this machine and this build can do it: the plan knows all that needs no device. */
 static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   g2z_plan *plan;
-  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
   w->train.strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   w->train.zero_stage = stage < 0 ? 0 : stage;
-  if (e->device == G2Z_DEVICE_CUDA && w->world > gpus)
-    return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", w->world, gpus);
+  TRY(check_gpus(e, w->world));
   TRY(divide_batch(e->services, e->o, w));
   TRY(g2z_plan_create(e->services, &w->train, e->device, 0, w->world, &plan));
   g2z_status status = check_shards(e->services, w);
@@ -1382,12 +1335,12 @@ static g2z_status check_work(experiment *e, int stage, work *w, g2z_point *p) {
   return status;
 }
 
-static void skip_point(g2z_point *p, const char *reason) {
-  p->outcome = G2Z_OUTCOME_SKIPPED;
+static void give_up(g2z_point *p, g2z_outcome outcome, const char *reason) {
+  p->outcome = outcome;
   snprintf(p->reason, sizeof p->reason, "%.390s", reason);
 }
 
-/* Another part of a name, after a comma. */
+/* Appends a part to a name, behind a comma. */
 static void add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
 static void add_name(char *name, size_t room, const char *format, ...) {
   va_list arguments;
@@ -1405,7 +1358,8 @@ static g2z_status add_point(experiment *e, double world, double stage, double dt
   g2z_summary *s = e->s;
   g2z_point *p;
   if (s->count == POINTS_MAX)
-    return fail(e->services, G2Z_BAD_ARGUMENT, "more than %d points: shorten a list", POINTS_MAX);
+    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "more than %d points: shorten a list",
+                    POINTS_MAX);
   work *w = &e->works[s->count];
   TRY(g2z_summary_add(s, &p));
   w->train = e->o->train;
@@ -1428,7 +1382,7 @@ static g2z_status add_point(experiment *e, double world, double stage, double dt
                world > 1 ? "s" : "");
   }
   if (check_work(e, (int)stage - 1, w, p) == G2Z_OK) return G2Z_OK;
-  skip_point(p, e->services->error);
+  give_up(p, G2Z_OUTCOME_SKIPPED, e->services->error);
   return G2Z_OK;
 }
 
@@ -1447,8 +1401,8 @@ static g2z_status add_points(experiment *e) {
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
-/* What g2z_ranks_run hands on to ranks stops an experiment between them too. Under nohup SIGHUP is
- * ignored and stays so. */
+/* The signals that g2z_ranks_run hands on to ranks stop an experiment between two runs as well.
+ * Under nohup SIGHUP is ignored and stays so. */
 static void catch_signals(void) {
   static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
   struct sigaction action, before;
@@ -1462,20 +1416,15 @@ static void catch_signals(void) {
 
 static g2z_status check_stop(const experiment *e) {
   if (!stop_signal) return G2Z_OK;
-  return fail(e->services, G2Z_STOPPED, "stopped by signal %d", (int)stop_signal);
+  return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d", (int)stop_signal);
 }
 
-typedef struct moment {         /* what nvidia-smi said of one GPU at a time */
-  double at, busy_percent, used_bytes;
-} moment;
+#define WATCHED_GPUS 64
 
 typedef struct observer {       /* of a point's ranks, while they run */
   FILE *smi;                    /* NULL: there are no GPUs to look at */
-  char line[128];               /* what of a line has come */
-  size_t used;
-  double before[64];            /* bytes in use on each GPU when nothing ran yet; NaN: not known */
-  moment *moments;
-  int count, room;
+  FILE *said;                   /* what it printed; before each piece a line "@ g2z_seconds()" */
+  int in_line;                  /* 1: the last piece ends within a line */
 } observer;
 
 /* nvidia-smi prints a line for each GPU of a point, five times a second, until its pipe closes. It
@@ -1483,62 +1432,53 @@ typedef struct observer {       /* of a point's ranks, while they run */
 static void open_smi(observer *seen, int world) {
   const char *visible = getenv("CUDA_VISIBLE_DEVICES");
   char only[512] = "", command[800];
-  for (int gpu = 0; gpu < world && gpu < 64; gpu++) {
+  for (int gpu = 0; gpu < world && gpu < WATCHED_GPUS; gpu++) {
     int length = visible ? (int)strcspn(visible, ",") : 0;
     size_t used = strlen(only);
     const char *comma = gpu ? "," : "";
     if (visible) snprintf(only + used, sizeof only - used, "%s%.*s", comma, length, visible);
     else snprintf(only + used, sizeof only - used, "%s%d", comma, gpu);
     if (visible && visible[length]) visible += length + 1;
-    seen->before[gpu] = NAN;
   }
   snprintf(command, sizeof command, "exec nvidia-smi -i '%s' --loop-ms=200 --format=csv,noheader,"
            "nounits --query-gpu=index,utilization.gpu,memory.used 2> /dev/null", only);
+  seen->said = tmpfile();
   seen->smi = popen(command, "r");
   if (seen->smi) fcntl(fileno(seen->smi), F_SETFL, O_NONBLOCK);
 }
 
-static void note_moment(observer *seen) {
-  char busy[32];
-  int gpu;
-  double mib;
-  moment now = {g2z_seconds(), NAN, 0};
-  if (sscanf(seen->line, "%d, %31[^,], %lf", &gpu, busy, &mib) != 3 || gpu < 0 || gpu > 63) return;
-  sscanf(busy, "%lf", &now.busy_percent); /* "[N/A]" of a part of a GPU */
-  if (isnan(seen->before[gpu])) seen->before[gpu] = mib * 1048576.0;
-  now.used_bytes = mib * 1048576.0 - seen->before[gpu];
-  if (seen->count == seen->room) {
-    int room = seen->room ? 2 * seen->room : 256;
-    moment *grown = (moment *)realloc(seen->moments, (size_t)room * sizeof *grown);
-    if (!grown) return; /* what was seen until now has to do */
-    seen->moments = grown;
-    seen->room = room;
-  }
-  seen->moments[seen->count++] = now;
-}
-
 static void observe(void *user) {
   observer *seen = (observer *)user;
+  char piece[4096];
+  ssize_t got;
   if (stop_signal) raise(stop_signal); /* it came before the ranks: it is handed on now */
-  while (seen->smi && read(fileno(seen->smi), seen->line + seen->used, 1) == 1) {
-    int ends = seen->line[seen->used] == '\n';
-    seen->line[ends ? seen->used : seen->used + 1] = 0;
-    if (ends) note_moment(seen);
-    seen->used = ends || seen->used + 2 == sizeof seen->line ? 0 : seen->used + 1;
+  while (seen->smi && seen->said && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
+    if (!seen->in_line) fprintf(seen->said, "@ %f\n", g2z_seconds());
+    fwrite(piece, 1, (size_t)got, seen->said);
+    seen->in_line = piece[got - 1] != '\n';
   }
 }
 
-/* GPUs: how busy between the first and the last step that counts, and the most memory ever. CPU:
- * the largest resident rank. */
+/* GPUs: how busy between the first and the last step that counts, and the most memory that was in
+ * use beyond what was in use before. CPU: the largest resident rank. */
 static void fill_watched(const observer *seen, const g2z_job_end *end, double wall_s,
                          g2z_figures *f) {
-  double busy = 0, most = 0;
-  int inside = 0;
-  for (int i = 0; i < seen->count; i++) {
-    const moment *m = &seen->moments[i];
-    if (m->used_bytes > most) most = m->used_bytes;
-    if (m->at < f->began_sec || m->at > f->ended_sec) continue;
-    busy += m->busy_percent;
+  double at = 0, mib, busy = 0, most = 0, before[WATCHED_GPUS];
+  char line[128], percent[32];
+  int gpu, inside = 0;
+  for (int i = 0; i < WATCHED_GPUS; i++) before[i] = NAN;
+  if (seen->said) rewind(seen->said);
+  while (seen->said && fgets(line, sizeof line, seen->said)) {
+    if (sscanf(line, "@ %lf", &at) == 1) continue;
+    if (sscanf(line, "%d, %31[^,], %lf", &gpu, percent, &mib) != 3 || gpu < 0 ||
+        gpu >= WATCHED_GPUS)
+      continue;
+    if (isnan(before[gpu])) before[gpu] = mib;
+    most = fmax(most, (mib - before[gpu]) * 1048576.0);
+    if (at < f->began_sec || at > f->ended_sec) continue;
+    double part = NAN;
+    sscanf(percent, "%lf", &part); /* "[N/A]" of a part of a GPU */
+    busy += part;
     inside++;
   }
   if (inside) f->gpu_percent = busy / inside;
@@ -1549,7 +1489,7 @@ static void fill_watched(const observer *seen, const g2z_job_end *end, double wa
 
 /* What ranks are started with: every flag of their sub-command; none is left to defaults. */
 static g2z_status rank_arguments(const experiment *e, int command, options *o, char ***argv) {
-  const char *first[] = {"bench", command_names[command]};
+  const char *first[] = {"bench", commands[command].name};
   g2z_flag flags[FLAG_COUNT];
   o->command = command;
   o->device = (int)e->device;
@@ -1578,16 +1518,14 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
   g2z_job job;
   g2z_job_end end;
   observer seen;
-  char console[1200], path[1200];
+  const g2z_path console = g2z_path_in(run_dir, "console.txt");
   *told = NULL;
   memset(&job, 0, sizeof job);
   memset(&seen, 0, sizeof seen);
   TRY(g2z_make_directory(e->services, run_dir));
-  snprintf(console, sizeof console, "%.1000s/console.txt", run_dir);
-  snprintf(path, sizeof path, "%.1000s/bench_point.json", run_dir);
   job.ranks = world;
   job.argv = argv;
-  job.output = console;
+  job.output = console.text;
   job.watch = observe;
   job.user = &seen;
   if (e->device == G2Z_DEVICE_CUDA) open_smi(&seen, world);
@@ -1599,19 +1537,17 @@ static g2z_status run_ranks(experiment *e, int world, char **argv, const char *r
     status = check_stop(e);
     puts("stopped");
   }
-  if (status == G2Z_OK && end.exit_code == 0 &&
-      g2z_summary_read(e->services, path, told) != G2Z_OK) {
+  if (status == G2Z_OK && end.exit_code != 0) {
     p->outcome = G2Z_OUTCOME_FAILED;
-    snprintf(p->reason, sizeof p->reason, "%.390s", e->services->error);
-  } else if (status == G2Z_OK && end.exit_code != 0) {
-    p->outcome = G2Z_OUTCOME_FAILED;
-    read_reason(e->services, console, end.exit_code, p->reason);
-  }
+    read_reason(e->services, console.text, end.exit_code, p->reason);
+  } else if (status == G2Z_OK &&
+             g2z_summary_read(e->services, g2z_path_in(run_dir, POINT_FILE).text, told) != G2Z_OK)
+    give_up(p, G2Z_OUTCOME_FAILED, e->services->error);
   for (size_t i = 0; *told && i < (*told)->count; i++)
     fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
   if (*told) memcpy(e->s->hardware, (*told)->hardware, sizeof e->s->hardware);
   if (seen.smi) pclose(seen.smi);
-  free(seen.moments);
+  if (seen.said) fclose(seen.said);
   return status;
 }
 
@@ -1626,16 +1562,16 @@ static void print_eta(const experiment *e) {
  * it went; *told as of run_ranks. */
 static g2z_status run_job(experiment *e, int command, options *o, int world, int repeat,
                           g2z_point *p, g2z_summary **told) {
-  char run_dir[1100], **argv;
+  char **argv;
   const int run = e->runs + 1;
+  const g2z_path run_dir = g2z_path_in(e->out, "run_%s_%d", e->s->experiment, run);
   *told = NULL;
   TRY(check_stop(e));
-  snprintf(run_dir, sizeof run_dir, "%.1000s/run_%s_%d", e->out, e->s->experiment, run);
   printf("[%d/%d] %s, repeat %d: ", run, e->all_runs, p->name, repeat + 1);
   fflush(stdout);
-  o->run_dir = run_dir;
+  o->run_dir = run_dir.text;
   TRY(rank_arguments(e, command, o, &argv));
-  g2z_status status = run_ranks(e, world, argv, run_dir, p, told);
+  g2z_status status = run_ranks(e, world, argv, run_dir.text, p, told);
   g2z_release(e->services, argv);
   TRY(status);
   p->runs[p->repeats++] = e->runs = run;
@@ -1704,7 +1640,7 @@ static void settle_points(const experiment *e) {
     g2z_point *p = &e->s->points[i];
     if (p->outcome != G2Z_OUTCOME_OK) continue;
     if (p->repeats) settle_repeats(e, i);
-    else skip_point(p, "bench was stopped before a run of it had ended");
+    else give_up(p, G2Z_OUTCOME_SKIPPED, "bench was stopped before a run of it had ended");
   }
 }
 
@@ -1728,25 +1664,24 @@ static void compare_with_one(experiment *e) {
 
 /* Of an experiment that was stopped it tells what had ended until then. */
 static g2z_status finish_experiment(experiment *e) {
-  char path[1200];
+  const g2z_path path = g2z_path_in(e->out, "%s_report.json", e->s->experiment);
   int failed = 0, stopped = e->runs < e->all_runs;
   if (stopped)
     add_name(e->s->work, sizeof e->s->work, "stopped by signal %d after %d of %d runs",
              (int)stop_signal, e->runs, e->all_runs);
-  snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, e->s->experiment);
-  TRY(g2z_summary_write(e->s, path));
+  TRY(g2z_summary_write(e->s, path.text));
   puts("");
   g2z_summary_print(e->s, print_line, NULL);
-  printf("%s\n", path);
+  printf("%s\n", path.text);
   for (int i = 0; i < (int)e->s->count; i++)
     failed += e->s->points[i].outcome == G2Z_OUTCOME_FAILED;
   if (stopped)
-    return fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report tells of %d of %d runs",
-                (int)stop_signal, e->runs, e->all_runs);
+    return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report tells of %d of %d "
+                    "runs", (int)stop_signal, e->runs, e->all_runs);
   if (!failed) return G2Z_OK;
-  return fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and what "
-              "their ranks said is in console.txt of their run directories", failed,
-              (int)e->s->count);
+  return g2z_fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and "
+                  "what their ranks said is in console.txt of their run directories", failed,
+                  (int)e->s->count);
 }
 
 /* Tokens for the longest of the points, by Zipf's law. At most 32 Mi: a longer run reads them
@@ -1764,46 +1699,46 @@ static g2z_status write_tokens(experiment *e) {
     if (run > wanted) wanted = run;
   }
   g2z_shard_writer *writer;
-  snprintf(e->tokens, sizeof e->tokens, "%.1000s/tokens.bin", e->out);
+  e->tokens = g2z_path_in(e->out, "tokens.bin");
   int32_t *tokens = (int32_t *)host_memory(block * sizeof *tokens);
   zipf_tokens(e->o->train.seed, e->o->train.model.vocab, tokens,
               wanted < block ? wanted + 1 : block);
-  g2z_status status = g2z_shard_writer_create(e->services, e->tokens, G2Z_SHARD_LLMC, &writer);
+  g2z_status status = g2z_shard_writer_create(e->services, e->tokens.text, G2Z_SHARD_LLMC, &writer);
   for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
     status = g2z_shard_writer_append(writer, tokens,
                                      wanted + 1 - done < block ? wanted + 1 - done : block);
   if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
   g2z_shard_writer_free(writer);
   free(tokens);
-  for (int i = 0; i < (int)e->s->count; i++) e->works[i].train.train_glob = e->tokens;
+  for (int i = 0; i < (int)e->s->count; i++) e->works[i].train.train_glob = e->tokens.text;
   return status;
 }
 
 /* Checks all that can be checked before the points are known, and writes nothing. */
 static g2z_status open_experiment(experiment *e, g2z_services *services, options *o,
                                   const g2z_context_config *config) {
-  char path[1200];
+  const char *name = commands[o->command].name;
   memset(e, 0, sizeof *e);
   e->o = o;
   e->services = services;
   e->device = config->device;
   e->lock = -1;
   if (config->ranks.place.world > 1)
-    return fail(services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts its "
-                "ranks itself, so start it alone", config->ranks.place.rank,
-                config->ranks.place.world, command_names[o->command]);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts "
+                    "its ranks itself, so start it alone", config->ranks.place.rank,
+                    config->ranks.place.world, name);
   TRY(read_axes(e));
   time_t now = time(NULL);
   struct tm utc;
   char stamp[32];
   strftime(stamp, sizeof stamp, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
   if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
-  else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", command_names[o->command], stamp);
-  snprintf(path, sizeof path, "%.1000s/%s_report.json", e->out, command_names[o->command]);
-  if (access(path, F_OK) == 0)
-    return fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
-                "remove it", path);
-  TRY(new_summary(services, o, command_names[o->command], &e->s));
+  else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", name, stamp);
+  const g2z_path path = g2z_path_in(e->out, "%s_report.json", name);
+  if (access(path.text, F_OK) == 0)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
+                    "remove it", path.text);
+  TRY(new_summary(services, o, name, &e->s));
   snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until ranks tell */
   e->works = (work *)host_memory(POINTS_MAX * sizeof *e->works);
   memset(e->works, 0, POINTS_MAX * sizeof *e->works);
@@ -1814,17 +1749,17 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
 /* Makes `out`. Another experiment there would remove the tokens of this one; one that was
  * interrupted has left runs, whose names are taken. */
 static g2z_status take_out(experiment *e) {
-  char path[1200];
+  const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
   TRY(g2z_make_directory(e->services, e->out));
   TRY(g2z_lock_directory(e->services, e->out, &e->lock));
-  snprintf(path, sizeof path, "%.1000s/run_%s_1", e->out, e->s->experiment);
-  if (access(path, F_OK) != 0) return G2Z_OK;
-  return fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already, of an experiment that did "
-              "not end: choose another --out, or remove %.60s's runs", path, e->s->experiment);
+  if (access(path.text, F_OK) != 0) return G2Z_OK;
+  return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already, of an experiment that "
+                  "did not end: choose another --out, or remove %.60s's runs", path.text,
+                  e->s->experiment);
 }
 
 static void close_experiment(experiment *e) {
-  if (e->tokens[0]) unlink(e->tokens);
+  if (e->tokens.text[0]) unlink(e->tokens.text);
   if (e->lock >= 0) close(e->lock);
   free(e->samples);
   free(e->works);
@@ -1838,8 +1773,8 @@ static g2z_status run_points(experiment *e) {
   TRY(add_points(e));
   for (int i = 0; i < (int)e->s->count; i++) possible += e->s->points[i].outcome == G2Z_OUTCOME_OK;
   if (!possible)
-    return fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
-                e->s->points[0].reason);
+    return g2z_fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
+                    e->s->points[0].reason);
   if (e->o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", e->o->tokens);
   else snprintf(length, sizeof length, "%d steps", e->o->steps);
   snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
@@ -1854,66 +1789,50 @@ static g2z_status run_points(experiment *e) {
   return finish_experiment(e);
 }
 
-static g2z_status run_opened(g2z_services *services, options *o, g2z_context_config *config,
-                             g2z_status (*run)(experiment *e)) {
-  experiment e;
-  catch_signals();
-  g2z_status status = open_experiment(&e, services, o, config);
-  if (status == G2Z_OK) status = run(&e);
-  close_experiment(&e);
-  return status;
-}
-
-static g2z_status run_experiment(g2z_services *services, options *o, g2z_context_config *config) {
-  return run_opened(services, o, config, run_points);
-}
-
 /* ----- comm --------------------------------------------------------------- */
 
-/* One more sample of each collective between `world` ranks; the first makes the points. */
+static g2z_status add_copy(g2z_summary *s, const g2z_point *from) {
+  g2z_point *p;
+  TRY(g2z_summary_add(s, &p));
+  *p = *from;
+  return G2Z_OK;
+}
+
+/* One more sample of each collective between `world` ranks; the first makes their points, from
+ * `first` on. A point of its own says that the ranks failed. */
 static g2z_status run_exchanges(experiment *e, int world, size_t first, int repeat) {
   options o = *e->o;
-  g2z_point job = g2z_point_default(), *p;
+  g2z_point job = g2z_point_default();
   g2z_summary *told, *s = e->s;
-  g2z_status status = G2Z_OK;
   snprintf(job.name, sizeof job.name, "%d ranks", world);
   TRY(run_job(e, COMMAND_exchange, &o, world, repeat, &job, &told));
-  for (size_t i = 0; told && i < told->count && first + i < POINTS_MAX; i++) {
-    if (first + i >= s->count) {
-      status = g2z_summary_add(s, &p);
-      if (status != G2Z_OK) break;
-      *p = told->points[i];
-    }
-    p = &s->points[first + i];
-    e->samples[(first + i) * G2Z_REPEATS + (size_t)p->repeats] = told->points[i].figures;
+  g2z_status status = told ? G2Z_OK : add_copy(s, &job);
+  for (size_t i = first; told && i - first < told->count && i < POINTS_MAX; i++) {
+    const g2z_point *measured = &told->points[i - first];
+    if (i == s->count) status = add_copy(s, measured);
+    if (status != G2Z_OK) break;
+    g2z_point *p = &s->points[i];
+    e->samples[i * G2Z_REPEATS + (size_t)p->repeats] = measured->figures;
     p->runs[p->repeats++] = e->runs;
   }
   if (told)
     printf("%zu collectives, %.1f s", told->count, told->points[0].figures.total_wall_time_sec);
-  else {
-    status = g2z_summary_add(s, &p);
-    if (status == G2Z_OK) *p = job;
-  }
   if (status == G2Z_OK) print_eta(e);
   g2z_summary_free(told);
   return status;
 }
 
 /* Whether `world` ranks can exchange anything here. */
-static g2z_status check_world(experiment *e, int world) {
-  int gpus = g2z_device_count(G2Z_DEVICE_CUDA);
-  if (world == 1)
-    return fail(e->services, G2Z_UNSUPPORTED, "alone there is nothing to exchange: --gpus takes "
-                "2 or more");
-  if (e->device == G2Z_DEVICE_CUDA && world > gpus)
-    return fail(e->services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", world, gpus);
-  return G2Z_OK;
+static g2z_status check_world(const experiment *e, int world) {
+  if (world > 1) return check_gpus(e, world);
+  return g2z_fail(e->services, G2Z_UNSUPPORTED, "alone there is nothing to exchange: --gpus takes "
+                  "2 or more");
 }
 
 /* All repeats of `world` ranks; a point of its own says why there are none. */
 static g2z_status run_world(experiment *e, int world) {
   size_t first = e->s->count;
-  g2z_point *p;
+  g2z_point skipped = g2z_point_default();
   g2z_status status = check_world(e, world);
   for (int r = 0; r < e->o->repeats && status == G2Z_OK; r++) {
     status = run_exchanges(e, world, first, r);
@@ -1921,11 +1840,10 @@ static g2z_status run_world(experiment *e, int world) {
   }
   if (status != G2Z_UNSUPPORTED && status != G2Z_STOPPED) return status;
   if (e->s->count > first) return G2Z_OK;
-  TRY(g2z_summary_add(e->s, &p));
-  snprintf(p->name, sizeof p->name, "%d rank%s", world, world > 1 ? "s" : "");
-  skip_point(p, e->services->error);
-  printf("skipped: %s: %s\n", p->name, p->reason);
-  return G2Z_OK;
+  snprintf(skipped.name, sizeof skipped.name, "%d rank%s", world, world > 1 ? "s" : "");
+  give_up(&skipped, G2Z_OUTCOME_SKIPPED, e->services->error);
+  printf("skipped: %s: %s\n", skipped.name, skipped.reason);
+  return add_copy(e->s, &skipped);
 }
 
 static g2z_status run_worlds(experiment *e) {
@@ -1947,33 +1865,38 @@ static g2z_status run_worlds(experiment *e) {
   return finish_experiment(e);
 }
 
-static g2z_status run_comm(g2z_services *services, options *o, g2z_context_config *config) {
-  return run_opened(services, o, config, run_worlds);
+/* ----- an experiment ------------------------------------------------------- */
+
+static g2z_status run_experiment(g2z_services *services, options *o, g2z_context_config *config) {
+  experiment e;
+  catch_signals();
+  g2z_status status = open_experiment(&e, services, o, config);
+  if (status == G2Z_OK) status = o->command == COMMAND_comm ? run_worlds(&e) : run_points(&e);
+  close_experiment(&e);
+  return status;
 }
 
 /* ----- report ------------------------------------------------------------- */
 
 static g2z_status run_report(g2z_services *services, options *o, g2z_context_config *config) {
   g2z_results *found;
-  char path[1200];
   const char *out = o->out ? o->out : o->argv[1];
   (void)config;
   if (o->argc < 2)
-    return fail(services, G2Z_BAD_ARGUMENT, "bench report DIR...: name the directories that "
-                "experiments or runs left");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench report DIR...: name the directories that "
+                    "experiments or runs left");
+  const g2z_path path = g2z_path_in(out, "report.html");
   TRY(g2z_results_create(services, &found));
   g2z_status status = G2Z_OK;
   for (int i = 1; i < o->argc && status == G2Z_OK; i++)
     status = g2z_results_add(found, o->argv[i]);
-  snprintf(path, sizeof path, "%.1000s/training_metrics.json", out);
-  if (status == G2Z_OK && access(path, F_OK) == 0)
-    status = fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run, with a report.html of its own: say "
-                  "where this one goes, --out DIR", out);
+  if (status == G2Z_OK && access(g2z_path_in(out, "training_metrics.json").text, F_OK) == 0)
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run, with a report.html of its own: "
+                      "say where this one goes, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
-  snprintf(path, sizeof path, "%.1000s/report.html", out);
-  if (status == G2Z_OK) status = g2z_results_page(found, path);
+  if (status == G2Z_OK) status = g2z_results_page(found, path.text);
   if (status == G2Z_OK)
-    printf("%s: %zu experiments, %zu runs\n", path, found->summary_count, found->run_count);
+    printf("%s: %zu experiments, %zu runs\n", path.text, found->summary_count, found->run_count);
   g2z_results_free(found);
   return status;
 }
@@ -1982,7 +1905,8 @@ static g2z_status run_report(g2z_services *services, options *o, g2z_context_con
 static g2z_status run_profile(g2z_services *services, options *o, g2z_context_config *config) {
   (void)config;
   if (o->argc < 2)
-    return fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile RUN_DIR...");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile "
+                    "RUN_DIR...");
   for (int i = 1; i < o->argc; i++) {
     TRY(g2z_profile_run(services, o->argv[i]));
     printf("%s/profiles/profile_summary.json\n", o->argv[i]);
@@ -1998,12 +1922,6 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
 }
 
 int main(int argc, char **argv) {
-  static g2z_status (*const run[])(g2z_services *services, options *o,
-                                   g2z_context_config *config) = {
-#define X(name, run, about) run,
-      COMMAND_LIST(X)
-#undef X
-  };
   g2z_services services;
   g2z_begin_program(argv);
   memset(&services, 0, sizeof services);
@@ -2019,7 +1937,7 @@ int main(int argc, char **argv) {
     status = settle(&services, &o, &context);
     if (status == G2Z_OK && context.ranks.place.rank != 0 && !freopen("/dev/null", "w", stdout))
       fprintf(stderr, "bench: rank %d cannot be silenced\n", context.ranks.place.rank);
-    if (status == G2Z_OK) status = run[o.command](&services, &o, &context);
+    if (status == G2Z_OK) status = commands[o.command].run(&services, &o, &context);
   }
   if (status != G2Z_OK) fprintf(stderr, "bench: %s\n", services.error);
   g2z_release(&services, command_line);

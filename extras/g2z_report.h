@@ -136,12 +136,17 @@ typedef struct g2z_metrics {
 #undef X
 } g2z_metrics;
 
-/* A line of metrics.jsonl: a step, or something else that took time. What it does not have is NaN;
- * of a line that is no step's, metrics.step_ms is. */
+/* What else a line may tell: of something that took time beside steps. */
+#define G2Z_NOTE_LIST(X) \
+  X(val_loss) X(val_ms) X(save_ms) X(sample_ms) X(epoch) X(epoch_ms) \
+  X(eval) X(eval_loss) X(eval_acc_norm) X(eval_ms)
+
+/* What a line of metrics.jsonl does not have is NaN; metrics.step_ms, if the line is no step's. */
 typedef struct g2z_metrics_line {
   g2z_metrics metrics;
-  double val_loss, val_ms, save_ms, sample_ms, epoch, epoch_ms;
-  double eval, eval_loss, eval_acc_norm, eval_ms;
+#define X(name) double name;
+  G2Z_NOTE_LIST(X)
+#undef X
   char eval_file[256];          /* "": the line does not say */
 } g2z_metrics_line;
 /* Line `number` of the file `path`, at text[*at]; then *at is behind it. *torn: it has no end, and
@@ -238,21 +243,17 @@ typedef struct g2z_figures {
 #define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
 G2Z_API double *g2z_figure(g2z_figures *figures, int number);
 
-#define G2Z_OUTCOME_LIST(X)                                                                       \
-  X(OK,      "ok")                                                                                \
-  X(SKIPPED, "skipped") /* it cannot be done here, or bench was stopped */                        \
-  X(FAILED,  "failed")
 typedef enum g2z_outcome {
-#define X(name, text) G2Z_OUTCOME_##name,
-  G2Z_OUTCOME_LIST(X)
-#undef X
+  G2Z_OUTCOME_OK,
+  G2Z_OUTCOME_SKIPPED,          /* it cannot be done here, or bench was stopped */
+  G2Z_OUTCOME_FAILED,
   G2Z_OUTCOME_COUNT
 } g2z_outcome;
 
 #define G2Z_REPEATS 32
 typedef struct g2z_point {
   char name[96];
-  char series[64];              /* what it is but for its place on the x axis of a chart; or "" */
+  char series[64];              /* its line in a chart: the name without what x says; or "" */
   char reason[400];             /* why it was skipped or failed */
   g2z_outcome outcome;
   int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
@@ -268,8 +269,8 @@ typedef struct g2z_summary {
   size_t count, capacity;
 } g2z_summary;
 
-/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", one of which the
- * ranks tell. */
+/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", what the ranks of
+ * one point measured. */
 G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
                                       g2z_summary **out);
 G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
@@ -285,14 +286,14 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
 /* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
 G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 
-/* Sorts the values. NaN of none; of values some of which are NaN nothing is known either. */
+/* Sorts the values. NaN where there is none, or one of them is NaN. */
 G2Z_API double g2z_median(double *values, size_t count);
-/* Sorts the values: the smallest that so many percent do not exceed (nearest rank). NaN of none. */
+/* Sorts the values. The least one that `percent` percent do not exceed (nearest rank), or NaN. */
 G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN of fewer than two. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
-/* What directories hold of all that and of runs, for one page about it. */
+/* The experiments and runs that were found in directories, for one page. */
 typedef struct g2z_results {
   g2z_services *services;
   g2z_summary **summaries;
@@ -308,6 +309,17 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 
 /* Now, as "2026-01-31T23:59:59Z". */
 G2Z_API void g2z_utc_now(char text[32]);
+
+/* "DIRECTORY/name" with a formatted name; "", which no file has, if the directory is "" or NULL. It
+ * has more room than the system's longest path: one that is cut off cannot be opened either. */
+typedef struct g2z_path {
+  char text[4160];
+} g2z_path;
+G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) G2Z_PRINTF(2, 3);
+
+/* A file of JSON: `put` puts the members of its object. */
+G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
+                                  void *user);
 
 #ifdef __cplusplus
 }
@@ -357,6 +369,37 @@ G2Z_API void g2z_utc_now(char text[32]) {
   strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
 }
 
+G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) {
+  g2z_path path;
+  va_list arguments;
+  path.text[0] = 0;
+  if (!directory || !*directory) return path;
+  int used = snprintf(path.text, sizeof path.text, "%.4096s/", directory);
+  va_start(arguments, format);
+  vsnprintf(path.text + used, sizeof path.text - (size_t)used, format, arguments);
+  va_end(arguments);
+  return path;
+}
+
+static g2z_status g2zp_check_directory(g2z_services *services, const char *directory) {
+  return *directory ? G2Z_OK : g2z_fail_file(services, ENOENT, "open the directory", directory);
+}
+
+G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
+                                  void *user) {
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
+  out.indent = 2;
+  G2ZP_TRY(g2z_writer_create(services, path, &out.writer));
+  g2z_json_begin(&out, NULL, '{');
+  put(user, &out);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(out.writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(out.writer);
+  g2z_writer_free(out.writer);
+  return status;
+}
+
 /* ----- pages ----- */
 
 enum { /* what is open: the next thing of another kind closes it */
@@ -381,7 +424,8 @@ static const char g2zp_page_style[] =
     "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
     "@media screen and (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;"
     "--line:#303338;--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;"
-    "--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;--s7:#aab3bf}}\n"
+    "--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;"
+    "--s7:#aab3bf}}\n"
     "*{box-sizing:border-box}\n"
     "body{margin:0 auto;max-width:1400px;padding:clamp(16px,3vw,40px);background:var(--page);"
     "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
@@ -862,6 +906,12 @@ static void g2zp_number_text(double value, char out[32]) {
   g2z_plain_number(out);
 }
 
+static void g2zp_page_number(g2z_page *page, const char *name, double value) {
+  char text[32];
+  g2zp_number_text(value, text);
+  g2z_page_fact(page, name, "%s", text);
+}
+
 /* Columns over the picture: a pointer that rests on one is told the values of all series there. */
 static void g2zp_chart_values(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
                               const g2zp_scale *y) {
@@ -1038,6 +1088,12 @@ static void g2zp_event_key(g2z_events *e, int field, int type) {
   g2zp_event_varint(e, (uint64_t)(field << 3 | type));
 }
 
+static void g2zp_event_text(g2z_events *e, int field, const char *text) {
+  g2zp_event_key(e, field, 2);
+  g2zp_event_varint(e, strlen(text));
+  g2zp_event_bytes(e, text, strlen(text));
+}
+
 /* Event.wall_time, and its step. */
 static void g2zp_event_begin(g2z_events *e, int64_t step) {
   struct timespec now;
@@ -1073,26 +1129,20 @@ static g2z_status g2zp_event_end(g2z_events *e) {
 
 /* Two starts in one second must not share a file: the second one waits for no clock, it takes the
  * next second's name. */
-static g2z_status g2zp_events_path(g2z_services *services, const char *directory,
-                                   char **path) {
-  char host[128] = "", name[200];
+static g2z_path g2zp_events_path(const char *directory) {
+  char host[128] = "";
   long long seconds = (long long)time(NULL);
   gethostname(host, sizeof host - 1);
   for (;; seconds++) {
-    snprintf(name, sizeof name, "events.out.tfevents.%010lld.%s", seconds, host);
-    G2ZP_TRY(g2z_join_path(services, directory, name, path));
-    if (access(*path, F_OK) != 0) return G2Z_OK;
-    g2z_release(services, *path);
+    g2z_path path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
+    if (access(path.text, F_OK) != 0) return path;
   }
 }
 
 /* The version that TensorBoard looks for, and where this file takes over from earlier ones. */
 static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
-  static const char version[] = "brain.Event:2";
   g2zp_event_begin(e, 0);
-  g2zp_event_key(e, 3, 2);
-  g2zp_event_varint(e, sizeof version - 1);
-  g2zp_event_bytes(e, version, sizeof version - 1);
+  g2zp_event_text(e, 3, "brain.Event:2");
   G2ZP_TRY(g2zp_event_end(e));
   if (first_step <= 1) return G2Z_OK;
   g2zp_event_begin(e, first_step);
@@ -1106,14 +1156,12 @@ static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out) {
   void *memory;
-  char *path;
   *out = NULL;
+  G2ZP_TRY(g2zp_check_directory(services, directory));
   G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
-  g2z_status status = g2zp_events_path(services, directory, &path);
-  if (status == G2Z_OK) status = g2z_writer_create(services, path, &e->writer);
-  g2z_release(services, path);
+  g2z_status status = g2z_writer_create(services, g2zp_events_path(directory).text, &e->writer);
   if (status == G2Z_OK) status = g2zp_events_head(e, first_step);
   if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
   if (status != G2Z_OK) g2z_events_free(e);
@@ -1133,14 +1181,11 @@ G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const 
   g2zp_event_varint(e, bytes);
   for (int i = 0; i < count; i++) {
     float value = (float)values[i];
-    size_t length = strlen(tags[i]);
-    G2Z_ASSERT(length < 64);
+    G2Z_ASSERT(strlen(tags[i]) < 64);
     if (!isfinite(value)) continue;
     g2zp_event_key(e, 1, 2);
-    g2zp_event_varint(e, length + 7);
-    g2zp_event_key(e, 1, 2);
-    g2zp_event_varint(e, length);
-    g2zp_event_bytes(e, tags[i], length);
+    g2zp_event_varint(e, strlen(tags[i]) + 7);
+    g2zp_event_text(e, 1, tags[i]);
     g2zp_event_key(e, 2, 5);
     g2zp_event_bytes(e, &value, sizeof value);
   }
@@ -1267,53 +1312,33 @@ static double g2zp_json_number_or_null(g2z_json *json) {
   return NAN;
 }
 
-static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text,
-                                      size_t bytes, g2z_metrics_line *line) {
+static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text, size_t bytes,
+                                     g2z_metrics_line *line) {
   g2z_json json;
   g2z_json_text key;
   memset(line, 0, sizeof *line);
-  line->val_loss = line->val_ms = line->save_ms = line->sample_ms = NAN;
-  line->epoch = line->epoch_ms = NAN;
-  line->eval = line->eval_loss = line->eval_acc_norm = line->eval_ms = NAN;
   line->metrics.step = -1;
   line->metrics.step_ms = NAN;
+#define X(name) line->name = NAN;
+  G2Z_NOTE_LIST(X)
+#undef X
   g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
 #define G2ZP_GET_INTEGER g2z_json_integer
 #define G2ZP_GET_NUMBER g2zp_json_number_or_null
-#define X(type, name, meaning)                                \
-      if (g2z_json_is(&key, #name)) {                         \
-        line->metrics.name = G2ZP_GET_##type(&json);          \
-        continue;                                             \
-      }
+#define X(type, name, meaning) \
+      if (g2z_json_is(&key, #name)) line->metrics.name = G2ZP_GET_##type(&json); else
       G2Z_METRIC_LIST(X)
 #undef X
-#define X(name)                                         \
-      if (g2z_json_is(&key, #name)) {                   \
-        line->name = g2zp_json_number_or_null(&json);   \
-        continue;                                       \
-      }
-      X(val_loss)
-      X(val_ms)
-      X(save_ms)
-      X(sample_ms)
-      X(epoch)
-      X(epoch_ms)
-      X(eval)
-      X(eval_loss)
-      X(eval_acc_norm)
-      X(eval_ms)
+#define X(name) if (g2z_json_is(&key, #name)) line->name = g2zp_json_number_or_null(&json); else
+      G2Z_NOTE_LIST(X)
 #undef X
-#undef G2ZP_GET_INTEGER
-#undef G2ZP_GET_NUMBER
       if (g2z_json_is(&key, "eval_file")) {
         g2z_json_text file = g2z_json_string(&json);
         if (file.bytes < sizeof line->eval_file)
           g2z_json_unescape(&file, (unsigned char *)line->eval_file);
-        continue;
-      }
-      g2z_json_skip(&json);
+      } else g2z_json_skip(&json);
     }
   return g2z_json_close(&json);
 }
@@ -1392,7 +1417,7 @@ static const struct {
     {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mem_gib},
      {"planned memory per device, GiB"}}};
 
-/* A line of metrics.jsonl, into the columns and sums. */
+/* Adds a line of metrics.jsonl to the columns and sums. */
 static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
   const g2z_metrics *m = &line->metrics;
   const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line->val_ms, line->save_ms,
@@ -1460,21 +1485,20 @@ static g2z_status g2zp_curves_fill(g2zp_curves *c, const char *path, const char 
 /* The whole of metrics.jsonl. */
 static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
                                    g2zp_curves *c) {
-  char *path, *text = NULL;
+  const g2z_path path = g2z_path_in(run_dir, "metrics.jsonl");
+  char *text;
   size_t bytes = 0, lines = 0;
   void *memory = NULL;
   memset(c, 0, sizeof *c);
   c->services = services;
-  G2ZP_TRY(g2z_join_path(services, run_dir, "metrics.jsonl", &path));
-  g2z_status status = g2z_read_file(services, path, (size_t)1 << 40, &text, &bytes);
+  g2z_status status = g2z_read_file(services, path.text, (size_t)1 << 40, &text, &bytes);
   for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
   if (status == G2Z_OK)
     status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &memory);
   for (size_t i = 0; i < G2ZP_COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
-  if (status == G2Z_OK) status = g2zp_curves_fill(c, path, text, bytes);
+  if (status == G2Z_OK) status = g2zp_curves_fill(c, path.text, text, bytes);
   if (status == G2Z_OK) g2zp_curves_smooth(c);
   g2z_release(services, text);
-  g2z_release(services, path);
   return status;
 }
 
@@ -1492,21 +1516,21 @@ static int g2zp_column_constant(const double *column, size_t count, double *valu
 /* The series of a chart of which something is known; *varies: they are worth a picture. */
 static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series[3],
                               double constant[3], int *varies) {
+  const size_t counts[] = {c->steps, c->validations, c->evaluations};
+  static const int steps[] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step, G2ZP_COLUMN_eval_step};
   int count = 0;
   *varies = 0;
   memset(series, 0, 3 * sizeof *series);
   for (int i = 0; i < 3; i++) {
-    int column = g2zp_report_charts[chart].series[i], val = column == G2ZP_COLUMN_val_loss;
-    int eval = column >= G2ZP_COLUMN_eval_loss;
+    const int column = g2zp_report_charts[chart].series[i];
+    const int of = column >= G2ZP_COLUMN_eval_loss ? 2 : column == G2ZP_COLUMN_val_loss;
     if (!column) continue;
     g2z_series *s = &series[count];
-    s->name = eval ? c->eval_name[column - G2ZP_COLUMN_eval_loss]
-                   : g2zp_report_charts[chart].names[i];
-    s->x = c->column[eval  ? G2ZP_COLUMN_eval_step
-                     : val ? G2ZP_COLUMN_val_step
-                           : G2ZP_COLUMN_step];
+    s->name = of == 2 ? c->eval_name[column - G2ZP_COLUMN_eval_loss]
+                      : g2zp_report_charts[chart].names[i];
+    s->x = c->column[steps[of]];
     s->y = c->column[column];
-    s->count = eval ? c->evaluations : val ? c->validations : c->steps;
+    s->count = counts[of];
     s->mark = s->count <= 64 ? G2Z_MARK_POINTS
               : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
     int same = g2zp_column_constant(s->y, s->count, &constant[count]);
@@ -1523,92 +1547,76 @@ static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series
 static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
   g2z_series series[3];
   double constant[3];
-  char text[32];
   for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
-    g2z_chart chart;
     int varies, count = g2zp_report_series(c, i, series, constant, &varies);
-    for (int k = 0; k < count && head && !varies; k++) {
-      g2zp_number_text(constant[k], text);
-      g2z_page_fact(page, series[k].name, "%s", text);
-    }
-    if (head || !varies) continue;
-    memset(&chart, 0, sizeof chart);
-    chart.title = g2zp_report_charts[i].title;
-    chart.about = g2zp_report_charts[i].about;
-    chart.x_name = "step";
-    chart.y_axis = g2zp_report_charts[i].axis;
-    chart.series = series;
-    chart.series_count = count;
-    g2z_page_chart(page, &chart);
+    const g2z_chart chart = {g2zp_report_charts[i].title, g2zp_report_charts[i].about, "step", NULL,
+                             series, count, G2Z_AXIS_AUTO, g2zp_report_charts[i].axis};
+    for (int k = 0; k < count && head && !varies; k++)
+      g2zp_page_number(page, series[k].name, constant[k]);
+    if (!head && varies) g2z_page_chart(page, &chart);
   }
 }
 
 static void g2zp_report_spent(g2z_page *page, const g2zp_curves *c) {
-  g2z_series series;
-  g2z_chart spent;
-  memset(&spent, 0, sizeof spent);
-  memset(&series, 0, sizeof series);
-  series.name = "seconds";
-  series.y = c->spent_s;
-  series.count = sizeof c->spent_s / sizeof *c->spent_s;
-  spent.title = "Where the time went";
-  spent.about = "s";
-  spent.labels = g2zp_spent_names;
-  spent.series = &series;
-  spent.series_count = 1;
+  const size_t count = sizeof c->spent_s / sizeof *c->spent_s;
+  const g2z_series series = {"seconds", NULL, c->spent_s, NULL, NULL, count, G2Z_MARK_LINE};
+  const g2z_chart spent = {"Where the time went", "s", NULL, g2zp_spent_names, &series, 1,
+                           G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
   g2z_page_chart(page, &spent);
 }
 
-/* What the head of the page says of a run that has ended, and of one that has not. */
-typedef struct g2zp_report_fact {
-  const char *name, *at;
-} g2zp_report_fact;
-static const g2zp_report_fact g2zp_ended_facts[] = {
-    {"model", "training_config.model_name"},
-    {"size", "training_config.model_size"},
-    {"parameters", "training_config.parameters"},
-    {"GPU", "hardware.gpu_name"},
-    {"ranks", "hardware.world_size"},
-    {"host", "host.hostname"},
-    {"system", "host.os"},
-    {"CUDA", "env.cuda_version"},
-    {"NCCL", "env.nccl_version"},
-    {"precision", "training_config.precision"},
-    {"ZeRO stage", "training_config.zero_stage"},
-    {"data", "training_config.dataset_name"},
-    {"tokens per sequence", "training_config.seq_len"},
-    {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu"},
-    {"micro-steps", "training_config.grad_accum_steps"},
-    {"sequences per step", "training_config.global_batch_size"},
-    {"peak learning rate", "training_config.lr"},
-    {"wall time, s", "summary.total_wall_time_sec"},
-    {"mean tokens per second", "summary.mean_tokens_per_sec_global"},
-    {"best validation loss", "summary.best_val_loss"},
-    {"started", "timestamp_utc"},
-    {"commit", "git_commit"},
-    {"command", "command_line"},
-    {NULL, NULL}};
-static const g2zp_report_fact g2zp_running_facts[] = {
-    {"ranks", "world_size"},       {"host of rank 0", "rank0_host"}, {"launcher", "launcher"},
-    {"started", "timestamp_utc"},  {"commit", "git_commit"},         {"command", "command_line"},
-    {NULL, NULL}};
-
-static g2z_status g2zp_report_facts(g2z_page *page, const g2zp_told *told,
-                                    const g2zp_report_fact *fact) {
-  char number[32], *text;
-  for (; fact->name; fact++) {
-    G2ZP_TRY(g2zp_told_text(told, fact->at, &text));
-    double value = text ? NAN : g2zp_told_number(told, fact->at);
-    g2zp_number_text(value, number);
-    if (text || !isnan(value)) g2z_page_fact(page, fact->name, "%s", text ? text : number);
-    g2z_release(told->services, text);
-  }
-  return G2Z_OK;
-}
+/* What the head of the page says of a run: of one that has ended from training_metrics.json, before
+ * that from launcher_metadata.json. */
+typedef struct g2zp_fact {
+  const char *name, *metrics, *launcher; /* NULL: it does not tell */
+} g2zp_fact;
+static const g2zp_fact g2zp_report_facts[] = {
+    {"model", "training_config.model_name", NULL},
+    {"size", "training_config.model_size", NULL},
+    {"parameters", "training_config.parameters", NULL},
+    {"GPU", "hardware.gpu_name", NULL},
+    {"ranks", "hardware.world_size", "world_size"},
+    {"host", "host.hostname", NULL},
+    {"host of rank 0", NULL, "rank0_host"},
+    {"launcher", NULL, "launcher"},
+    {"system", "host.os", NULL},
+    {"CUDA", "env.cuda_version", NULL},
+    {"NCCL", "env.nccl_version", NULL},
+    {"precision", "training_config.precision", NULL},
+    {"ZeRO stage", "training_config.zero_stage", NULL},
+    {"data", "training_config.dataset_name", NULL},
+    {"tokens per sequence", "training_config.seq_len", NULL},
+    {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu", NULL},
+    {"micro-steps", "training_config.grad_accum_steps", NULL},
+    {"sequences per step", "training_config.global_batch_size", NULL},
+    {"peak learning rate", "training_config.lr", NULL},
+    {"wall time, s", "summary.total_wall_time_sec", NULL},
+    {"mean tokens per second", "summary.mean_tokens_per_sec_global", NULL},
+    {"best validation loss", "summary.best_val_loss", NULL},
+    {"started", "timestamp_utc", "timestamp_utc"},
+    {"commit", "git_commit", "git_commit"},
+    {"command", "command_line", "command_line"}};
 
 typedef struct g2zp_run_files {      /* what a run directory tells about the run */
   g2zp_told metrics, launcher, failure;
 } g2zp_run_files;
+
+static g2z_status g2zp_report_told(g2z_page *page, const g2zp_run_files *files) {
+  const int ended = files->metrics.text != NULL;
+  const g2zp_told *told = ended ? &files->metrics : &files->launcher;
+  for (size_t i = 0; i < sizeof g2zp_report_facts / sizeof *g2zp_report_facts; i++) {
+    const g2zp_fact *fact = &g2zp_report_facts[i];
+    const char *at = ended ? fact->metrics : fact->launcher;
+    char *text;
+    if (!at) continue;
+    G2ZP_TRY(g2zp_told_text(told, at, &text));
+    double value = g2zp_told_number(told, at);
+    if (text) g2z_page_fact(page, fact->name, "%s", text);
+    else if (!isnan(value)) g2zp_page_number(page, fact->name, value);
+    g2z_release(page->services, text);
+  }
+  return G2Z_OK;
+}
 
 /* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
 static size_t g2zp_report_steps(const g2zp_told *metrics) {
@@ -1646,31 +1654,25 @@ static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files
 
 /* What the run has reached, in the head of the page. */
 static void g2zp_report_reached(g2z_page *page, const g2zp_curves *c) {
-  char text[32];
-  if (c->steps) {
-    g2zp_number_text(c->column[G2ZP_COLUMN_loss][c->steps - 1], text);
-    g2z_page_fact(page, "loss of the last step", "%s", text);
-  }
+  if (c->steps)
+    g2zp_page_number(page, "loss of the last step", c->column[G2ZP_COLUMN_loss][c->steps - 1]);
   if (!c->validations) return;
   const double loss = c->column[G2ZP_COLUMN_val_loss][c->validations - 1];
-  g2zp_number_text(loss, text);
-  g2z_page_fact(page, "last validation loss", "%s", text);
-  g2zp_number_text(exp(loss), text);
-  g2z_page_fact(page, "perplexity", "%s", text);
+  g2zp_page_number(page, "last validation loss", loss);
+  g2zp_page_number(page, "perplexity", exp(loss));
 }
 
 /* The text that the model wrote last, if there is one. */
 static g2z_status g2zp_report_sample(g2z_page *page, g2z_services *services, const char *run_dir) {
-  char *path, *text = NULL;
+  const g2z_path path = g2z_path_in(run_dir, "sample.txt");
+  char *text;
   size_t bytes;
-  g2z_status status = G2Z_OK;
-  G2ZP_TRY(g2z_join_path(services, run_dir, "sample.txt", &path));
-  if (access(path, F_OK) == 0) status = g2z_read_file(services, path, 1 << 26, &text, &bytes);
-  if (text) g2z_page_heading(page, "Sample");
-  if (text) g2z_page_text(page, "%s", text);
+  if (access(path.text, F_OK) != 0) return G2Z_OK;
+  G2ZP_TRY(g2z_read_file(services, path.text, 1 << 26, &text, &bytes));
+  g2z_page_heading(page, "Sample");
+  g2z_page_text(page, "%s", text);
   g2z_release(services, text);
-  g2z_release(services, path);
-  return status;
+  return G2Z_OK;
 }
 
 typedef struct g2zp_column {         /* of a table, from JSON */
@@ -1721,18 +1723,12 @@ static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
 static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
                                     const g2zp_run_files *files, const g2zp_curves *curves) {
   const char *slash = strrchr(run_dir, '/'), *name = slash && slash[1] ? slash + 1 : run_dir;
-  char *path, title[300];
+  char title[300];
   g2z_page *page;
-  int ended = files->metrics.text != NULL;
   snprintf(title, sizeof title, "Run %.280s", name);
-  G2ZP_TRY(g2z_join_path(services, run_dir, "report.html", &path));
-  g2z_status status = g2z_page_create(services, path, title, &page);
-  g2z_release(services, path);
-  G2ZP_TRY(status);
-  status = g2zp_report_result(page, files, curves);
-  if (status == G2Z_OK)
-    status = ended ? g2zp_report_facts(page, &files->metrics, g2zp_ended_facts)
-                   : g2zp_report_facts(page, &files->launcher, g2zp_running_facts);
+  G2ZP_TRY(g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page));
+  g2z_status status = g2zp_report_result(page, files, curves);
+  if (status == G2Z_OK) status = g2zp_report_told(page, files);
   g2zp_report_reached(page, curves);
   g2zp_report_curves(page, curves, 1);
   g2z_page_heading(page, "Curves");
@@ -1749,6 +1745,7 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   g2zp_run_files files;
   g2zp_curves curves;
   memset(&files, 0, sizeof files);
+  G2ZP_TRY(g2zp_check_directory(services, run_dir));
   g2z_status status = g2zp_curves_read(services, run_dir, &curves);
   if (status == G2Z_OK)
     status = g2zp_told_run(services, run_dir, &files.metrics);
@@ -1772,14 +1769,11 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
 static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *directory,
                                          const char *name,
                                          const g2z_span_times times[G2Z_SPAN_COUNT]) {
-  char *path, percent[32];
+  char percent[32];
   g2z_writer *writer;
   g2z_span_times left[G2Z_SPAN_COUNT];
   double total_s = 0;
-  G2ZP_TRY(g2z_join_path(services, directory, name, &path));
-  g2z_status status = g2z_writer_create(services, path, &writer);
-  g2z_release(services, path);
-  G2ZP_TRY(status);
+  G2ZP_TRY(g2z_writer_create(services, g2z_path_in(directory, "%s", name).text, &writer));
   g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
                             " Time (%%)   Total Time (ns)  Instances         Avg (ns)         "
                             "Min (ns)         Max (ns)  Range\n"
@@ -1800,7 +1794,7 @@ static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *dir
                       s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
                       s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)most));
   }
-  status = g2z_writer_commit(writer);
+  g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   return status;
 }
@@ -1814,6 +1808,8 @@ typedef struct g2zp_ranked {         /* a row of a table; texts lie in the file'
 
 typedef struct g2zp_profile {
   g2z_services *services;
+  const char *run_dir;
+  g2zp_told metrics, launcher;       /* what the run says of itself */
   g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
   int count[2];
   const char *only;                  /* the one input, of timers_; NULL: all whose names begin as */
@@ -1994,25 +1990,13 @@ static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
   G2ZP_TRY(g2z_allocate(p->services, (size_t)p->file_count, sizeof(char *), &memory));
   p->texts = (char **)memory;
   for (int i = 0; i < p->file_count; i++) {
-    char *path;
     size_t bytes;
     if (!g2zp_profile_is_input(p, i)) continue;
-    G2ZP_TRY(g2z_join_path(p->services, directory, p->files[i]->d_name, &path));
-    g2z_status status = g2z_read_file(p->services, path, (size_t)1 << 28, &p->texts[i], &bytes);
-    if (status == G2Z_OK) status = g2zp_stats_read(p, path, p->texts[i], bytes);
-    g2z_release(p->services, path);
-    G2ZP_TRY(status);
+    const g2z_path path = g2z_path_in(directory, "%s", p->files[i]->d_name);
+    G2ZP_TRY(g2z_read_file(p->services, path.text, (size_t)1 << 28, &p->texts[i], &bytes));
+    G2ZP_TRY(g2zp_stats_read(p, path.text, p->texts[i], bytes));
   }
   return G2Z_OK;
-}
-
-static void g2zp_profile_free(g2zp_profile *p) {
-  for (int i = 0; i < p->file_count; i++) {
-    if (p->texts) g2z_release(p->services, p->texts[i]);
-    free(p->files[i]); /* scandir's own */
-  }
-  free(p->files);
-  g2z_release(p->services, p->texts);
 }
 
 static g2z_status g2zp_profile_put_top(const g2zp_profile *p, g2z_json_out *out, int kind) {
@@ -2053,10 +2037,8 @@ static void g2zp_profile_put_files(const g2zp_profile *p, g2z_json_out *out, con
   g2z_json_end(out, ']');
 }
 
-/* What the files of a run know about it, in this order; at: in metrics, else in launcher. */
-static const struct {
-  const char *key, *metrics, *launcher;
-} g2zp_profile_facts[] = {
+/* What the files of a run know about it, in this order: metrics, else launcher. */
+static const g2zp_fact g2zp_profile_facts[] = {
     {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
     {"hosts", NULL, NULL}, /* from the names of the inputs */
     {"world_size", "hardware.world_size", "world_size"},
@@ -2068,31 +2050,27 @@ static const struct {
     {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
     {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
 
-static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out,
-                                   const char *run_dir, const g2zp_told *metrics,
-                                   const g2zp_told *launcher) {
-  char now[32], *text, *absolute = realpath(run_dir, NULL);
+static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out) {
+  char now[32], *text, *absolute = realpath(p->run_dir, NULL);
   int reports = g2zp_profile_count(p, g2zp_profile_is_report);
   g2z_utc_now(now);
   g2z_json_begin(out, NULL, '{');
   g2z_json_put_string(out, "generated_at_utc", now);
-  g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
+  g2z_json_put_string(out, "run_dir", absolute ? absolute : p->run_dir);
   free(absolute);
   for (size_t i = 0; i < sizeof g2zp_profile_facts / sizeof *g2zp_profile_facts; i++) {
-    const char *key = g2zp_profile_facts[i].key, *at = g2zp_profile_facts[i].metrics;
-    const g2zp_told *told = metrics;
+    const g2zp_fact *fact = &g2zp_profile_facts[i];
     g2z_json json;
-    if (!at) {
-      g2zp_profile_put_files(p, out, key, g2zp_profile_is_input, 1);
+    if (!fact->metrics) {
+      g2zp_profile_put_files(p, out, fact->name, g2zp_profile_is_input, 1);
       continue;
     }
-    if (g2zp_profile_facts[i].launcher && !g2zp_told_at(metrics, at, &json)) {
-      told = launcher;
-      at = g2zp_profile_facts[i].launcher;
-    }
+    const int launcher = fact->launcher && !g2zp_told_at(&p->metrics, fact->metrics, &json);
+    const g2zp_told *told = launcher ? &p->launcher : &p->metrics;
+    const char *at = launcher ? fact->launcher : fact->metrics;
     G2ZP_TRY(g2zp_told_text(told, at, &text));
-    if (text) g2z_json_put_string(out, key, text);
-    else g2z_json_put_number(out, key, g2zp_told_number(told, at));
+    if (text) g2z_json_put_string(out, fact->name, text);
+    else g2z_json_put_number(out, fact->name, g2zp_told_number(told, at));
     g2z_release(p->services, text);
   }
   if (reports > 1) g2zp_profile_put_files(p, out, "nsys_report", g2zp_profile_is_report, 0);
@@ -2106,64 +2084,55 @@ static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out,
   return G2Z_OK;
 }
 
-static g2z_status g2zp_profile_write(const g2zp_profile *p, const char *run_dir,
-                                     const char *directory) {
-  g2zp_told metrics, launcher;
-  g2z_writer *writer = NULL;
-  g2z_json_out out;
-  char *path;
-  memset(&launcher, 0, sizeof launcher);
-  memset(&out, 0, sizeof out);
-  launcher.services = p->services;
-  out.indent = 2;
-  G2ZP_TRY(g2z_join_path(p->services, directory, "profile_summary.json", &path));
-  g2z_status status = g2zp_told_read(p->services, run_dir, "training_metrics.json", &metrics);
-  if (status == G2Z_OK)
-    status = g2zp_told_read(p->services, run_dir, "launcher_metadata.json", &launcher);
-  if (status == G2Z_OK) status = g2z_writer_create(p->services, path, &writer);
-  out.writer = writer;
-  if (status == G2Z_OK) status = g2zp_profile_put(p, &out, run_dir, &metrics, &launcher);
-  if (status == G2Z_OK) g2z_writer_put(writer, "\n", 1);
-  if (status == G2Z_OK) status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  g2z_release(p->services, path);
-  g2zp_told_free(&metrics);
-  g2zp_told_free(&launcher);
-  return status;
-}
-
 /* only: the one table that counts; NULL: those that there are. */
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
-                                         const char *directory, const char *only) {
+                                         const char *only) {
+  const g2z_path directory = g2z_path_in(run_dir, "profiles");
   g2zp_profile p;
+  g2z_json_out out;
+  memset(&out, 0, sizeof out);
   memset(&p, 0, sizeof p);
-  p.services = services;
+  out.indent = 2;
+  G2ZP_TRY(g2zp_check_directory(services, run_dir));
+  p.services = p.metrics.services = p.launcher.services = services;
+  p.run_dir = run_dir;
   p.only = only;
-  g2z_status status = g2zp_profile_read(&p, directory);
-  if (status == G2Z_OK) status = g2zp_profile_write(&p, run_dir, directory);
-  g2zp_profile_free(&p);
+  g2z_status status = g2zp_profile_read(&p, directory.text);
+  if (status == G2Z_OK)
+    status = g2zp_told_read(services, run_dir, "training_metrics.json", &p.metrics);
+  if (status == G2Z_OK)
+    status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &p.launcher);
+  if (status == G2Z_OK)
+    status = g2z_writer_create(services, g2z_path_in(directory.text, "profile_summary.json").text,
+                               &out.writer);
+  if (status == G2Z_OK) status = g2zp_profile_put(&p, &out);
+  if (status == G2Z_OK) g2z_writer_put(out.writer, "\n", 1);
+  if (status == G2Z_OK) status = g2z_writer_commit(out.writer);
+  g2z_writer_free(out.writer);
+  for (int i = 0; i < p.file_count; i++) {
+    if (p.texts) g2z_release(services, p.texts[i]);
+    free(p.files[i]); /* scandir's own */
+  }
+  free(p.files);
+  g2z_release(services, p.texts);
+  g2zp_told_free(&p.metrics);
+  g2zp_told_free(&p.launcher);
   return status;
 }
 
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]) {
-  char *directory, host[128] = "", name[160];
+  const g2z_path directory = g2z_path_in(run_dir, "profiles");
+  char host[128] = "", name[160];
   gethostname(host, sizeof host - 1);
   snprintf(name, sizeof name, "timers_%s.txt", host);
-  G2ZP_TRY(g2z_join_path(services, run_dir, "profiles", &directory));
-  g2z_status status = g2z_make_directory(services, directory);
-  if (status == G2Z_OK) status = g2zp_profile_put_spans(services, directory, name, times);
-  if (status == G2Z_OK) status = g2zp_profile_summarize(services, run_dir, directory, name);
-  g2z_release(services, directory);
-  return status;
+  G2ZP_TRY(g2z_make_directory(services, directory.text));
+  G2ZP_TRY(g2zp_profile_put_spans(services, directory.text, name, times));
+  return g2zp_profile_summarize(services, run_dir, name);
 }
 
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
-  char *directory;
-  G2ZP_TRY(g2z_join_path(services, run_dir, "profiles", &directory));
-  g2z_status status = g2zp_profile_summarize(services, run_dir, directory, NULL);
-  g2z_release(services, directory);
-  return status;
+  return g2zp_profile_summarize(services, run_dir, NULL);
 }
 
 /* ===== experiments =======================================================
@@ -2171,6 +2140,7 @@ G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) 
  * Law: a file is read whole and checked before any of it is believed. */
 
 #define G2ZP_SUMMARY_FORMAT "gpt2_zero experiment 1"
+#define G2ZP_TABLE_COLUMNS 16
 #define G2ZP_SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
 
 static const struct {
@@ -2182,42 +2152,32 @@ static const struct {
 #undef X
 };
 
-static const char *const g2zp_outcomes[] = {
-#define X(name, text) text,
-    G2Z_OUTCOME_LIST(X)
-#undef X
-};
+static const char *const g2zp_outcomes[] = {"ok", "skipped", "failed"};
 
-/* The columns of an experiment's table. */
+/* Experiments, and the columns of their tables. */
 #define X G2Z_FIGURE
-static const int g2zp_scaling_columns[] = {
-    X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
-    X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms), X(waited_ms),
-    X(speedup_vs_1gpu), X(scaling_efficiency), -1};
-static const int g2zp_buckets_columns[] = {
-    X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
-    X(exposed_comm_ms), X(waited_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1};
-static const int g2zp_matrix_columns[] = {
-    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
-    X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1};
-static const int g2zp_strategies_columns[] = {
-    X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
-    X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
-    X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1};
-static const int g2zp_comm_columns[] = {X(message_mib), X(time_us), X(bus_gb_per_sec),
-                                        X(limit_gb_per_sec), X(of_limit), -1};
-static const int g2zp_point_columns[] = {X(tokens_per_sec), X(step_p50_ms), -1};
-#undef X
-
 static const struct {
   const char *name, *title;
-  const int *columns;
-} g2zp_experiments[] = {{"scaling", "Scaling: the same work on more ranks", g2zp_scaling_columns},
-                        {"buckets", "Sizes of gradient buckets", g2zp_buckets_columns},
-                        {"matrix", "ZeRO stages by precision", g2zp_matrix_columns},
-                        {"strategies", "Strategies", g2zp_strategies_columns},
-                        {"comm", "Collectives", g2zp_comm_columns},
-                        {"point", "A point", g2zp_point_columns}};
+  int columns[G2ZP_TABLE_COLUMNS];   /* ends with -1 */
+} g2zp_experiments[] = {
+    {"scaling", "Scaling: the same work on more ranks",
+     {X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
+      X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms), X(waited_ms),
+      X(speedup_vs_1gpu), X(scaling_efficiency), -1}},
+    {"buckets", "Sizes of gradient buckets",
+     {X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
+      X(exposed_comm_ms), X(waited_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1}},
+    {"matrix", "ZeRO stages by precision",
+     {X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
+      X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1}},
+    {"strategies", "Strategies",
+     {X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
+      X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
+      X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1}},
+    {"comm", "Collectives",
+     {X(message_mib), X(time_us), X(bus_gb_per_sec), X(limit_gb_per_sec), X(of_limit), -1}},
+    {"point", "A point", {X(tokens_per_sec), X(step_p50_ms), -1}}};
+#undef X
 
 /* Its row in the table above; -1: there is none. */
 static int g2zp_experiment(const char *name) {
@@ -2359,26 +2319,19 @@ static void g2zp_put_point(g2z_json_out *out, const g2z_summary *summary,
   X(hardware, "hardware")         \
   X(work, "work")
 
-G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
-  g2z_writer *writer;
-  g2z_json_out out;
-  G2ZP_TRY(g2z_writer_create(summary->services, path, &writer));
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
-  g2z_json_begin(&out, NULL, '{');
-  g2z_json_put_string(&out, "format", G2ZP_SUMMARY_FORMAT);
-#define X(member, name) g2zp_put_text(&out, name, summary->member);
+static void g2zp_put_summary(void *user, g2z_json_out *out) {
+  const g2z_summary *summary = (const g2z_summary *)user;
+  g2z_json_put_string(out, "format", G2ZP_SUMMARY_FORMAT);
+#define X(member, name) g2zp_put_text(out, name, summary->member);
   G2ZP_SUMMARY_TEXTS(X)
 #undef X
-  g2z_json_begin(&out, "points", '[');
-  for (size_t i = 0; i < summary->count; i++) g2zp_put_point(&out, summary, &summary->points[i]);
-  g2z_json_end(&out, ']');
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  g2z_status status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
+  g2z_json_begin(out, "points", '[');
+  for (size_t i = 0; i < summary->count; i++) g2zp_put_point(out, summary, &summary->points[i]);
+  g2z_json_end(out, ']');
+}
+
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
+  return g2z_json_write(summary->services, path, g2zp_put_summary, (void *)summary);
 }
 
 #define G2ZP_TEXT_ROOM (sizeof((g2z_summary *)0)->command_line) /* the longest */
@@ -2495,7 +2448,6 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 
 /* ----- tables ----- */
 
-#define G2ZP_TABLE_COLUMNS 16
 typedef struct g2zp_row {
   char cell[G2ZP_TABLE_COLUMNS][96]; /* "": not known */
 } g2zp_row;
@@ -2580,10 +2532,8 @@ static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *ti
   double value[4][G2ZP_PLOT_BARS];
   const int numbers[4] = {figure, second, low, high};
   g2z_series series[2];
-  g2z_chart chart;
   if (!g2zp_summary_knows(plot->summary, figure)) return;
   memset(series, 0, sizeof series);
-  memset(&chart, 0, sizeof chart);
   for (int k = 0; k < 4; k++)
     for (size_t i = 0; i < plot->count; i++)
       value[k][i] = numbers[k] >= 0 ? g2zp_figure_of(plot->points[i], numbers[k]) : NAN;
@@ -2598,11 +2548,9 @@ static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *ti
   }
   series[0].low = low >= 0 ? value[2] : NULL;
   series[0].high = low >= 0 ? value[3] : NULL;
-  chart.title = title;
-  chart.about = about;
-  chart.labels = plot->labels;
-  chart.series = series;
-  chart.series_count = second >= 0 && g2zp_summary_knows(plot->summary, second) ? 2 : 1;
+  const int count = second >= 0 && g2zp_summary_knows(plot->summary, second) ? 2 : 1;
+  const g2z_chart chart = {title, about, NULL, plot->labels, series, count, G2Z_AXIS_AUTO,
+                           G2Z_AXIS_AUTO};
   g2z_page_chart(page, &chart);
 }
 
@@ -2613,11 +2561,9 @@ static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *t
                             g2z_axis x_axis) {
   double xs[G2Z_CHART_SERIES][G2ZP_PLOT_BARS], ys[G2Z_CHART_SERIES][G2ZP_PLOT_BARS];
   g2z_series series[G2Z_CHART_SERIES];
-  g2z_chart chart;
   const int last = ideal == G2ZP_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
   int used = 0;
   memset(series, 0, sizeof series);
-  memset(&chart, 0, sizeof chart);
   for (size_t i = 0; i < plot->count; i++) {
     const g2z_point *point = plot->points[i];
     double at = g2zp_figure_of(point, x), value = g2zp_figure_of(point, y);
@@ -2646,13 +2592,7 @@ static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *t
     series[used].count = series[0].count;
     series[used++].mark = G2Z_MARK_DASHED;
   }
-  chart.title = title;
-  chart.about = about;
-  chart.x_name = x_name;
-  chart.series = series;
-  chart.series_count = used;
-  chart.x_axis = x_axis;
-  chart.y_axis = G2Z_AXIS_ZERO;
+  const g2z_chart chart = {title, about, x_name, NULL, series, used, x_axis, G2Z_AXIS_ZERO};
   g2z_page_chart(page, &chart);
 }
 
@@ -2772,18 +2712,14 @@ static g2z_status g2zp_results_scan(g2z_results *results, const char *directory,
 
 static g2z_status g2zp_results_entry(g2z_results *results, const char *directory,
                                      const char *name, int levels) {
+  const g2z_path path = g2z_path_in(directory, "%s", name);
   const char *suffix = strstr(name, "_report.json");
-  char *path;
   struct stat info;
-  g2z_status status = G2Z_OK;
   if (strcmp(name, "training_metrics.json") == 0) return g2zp_results_add_run(results, directory);
-  G2ZP_TRY(g2z_join_path(results->services, directory, name, &path));
   if (suffix && strcmp(suffix, "_report.json") == 0)
-    status = g2zp_results_add_summary(results, path);
-  else if (levels > 0 && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-    status = g2zp_results_scan(results, path, levels - 1);
-  g2z_release(results->services, path);
-  return status;
+    return g2zp_results_add_summary(results, path.text);
+  if (levels == 0 || stat(path.text, &info) != 0 || !S_ISDIR(info.st_mode)) return G2Z_OK;
+  return g2zp_results_scan(results, path.text, levels - 1);
 }
 
 static g2z_status g2zp_results_scan(g2z_results *results, const char *directory, int levels) {
@@ -2849,36 +2785,29 @@ static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page
               {"Loss over time", "seconds of training", G2ZP_COLUMN_time_s}};
   g2zp_curves curves[G2Z_CHART_SERIES];
   g2z_series series[G2Z_CHART_SERIES];
-  g2z_chart chart;
-  char names[G2Z_CHART_SERIES][200];
-  int count = 0, column[G2Z_CHART_SERIES];
-  memset(&chart, 0, sizeof chart);
+  char names[G2Z_CHART_SERIES][64];
+  int count = 0;
   memset(series, 0, sizeof series);
   g2z_status status = G2Z_OK;
   for (size_t i = 0; i < results->run_count && count < G2Z_CHART_SERIES && status == G2Z_OK; i++) {
-    char directory[PATH_MAX];
     const char *path = results->runs[i].path;
+    char directory[PATH_MAX];
     snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(path, '/') - path), path);
     const size_t length = strlen(directory);
-    snprintf(names[count], sizeof names[count], "%s", directory + (length > 60 ? length - 60 : 0));
-    status = g2zp_curves_read(results->services, directory, &curves[count]);
-    column[count] = curves[count].steps < 100 ? G2ZP_COLUMN_loss : G2ZP_COLUMN_smooth;
+    snprintf(names[count], sizeof *names, "%s", directory + (length > 60 ? length - 60 : 0));
+    g2zp_curves *c = &curves[count];
+    status = g2zp_curves_read(results->services, directory, c);
+    series[count].name = names[count];
+    series[count].y = c->column[c->steps < 100 ? G2ZP_COLUMN_loss : G2ZP_COLUMN_smooth];
+    series[count].count = c->steps;
     if (status == G2Z_IO) status = G2Z_OK; /* its table is worth showing */
     else count++;
   }
   if (count && status == G2Z_OK) g2z_page_heading(page, "Curves");
   for (size_t a = 0; a < 3 && count && status == G2Z_OK; a++) {
-    for (int i = 0; i < count; i++) {
-      series[i].name = names[i];
-      series[i].x = curves[i].column[axes[a].column];
-      series[i].y = curves[i].column[column[i]];
-      series[i].count = curves[i].steps;
-    }
-    chart.title = axes[a].title;
-    chart.about = "nats per token, smoothed";
-    chart.x_name = axes[a].name;
-    chart.series = series;
-    chart.series_count = count;
+    const g2z_chart chart = {axes[a].title, "nats per token, smoothed", axes[a].name, NULL, series,
+                             count, G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
+    for (int i = 0; i < count; i++) series[i].x = curves[i].column[axes[a].column];
     g2z_page_chart(page, &chart);
   }
   for (int i = 0; i < count; i++) g2z_release(results->services, curves[i].column[0]);

@@ -32,8 +32,8 @@
  *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
  *                             val_loss and val_ms; eval (which file, from 0 on), eval_file (its
  *                             name), eval_loss, eval_acc_norm and eval_ms; sample_ms; save_ms;
- *                             epoch and epoch_ms. That of a run that began with another's
- *                             checkpoint begins with resumed_from
+ *                             epoch and epoch_ms. The first line of a run that began with another
+ *                             run's checkpoint has resumed_from
  *     step-NNNNNN             checkpoints
  *     train.log               what the console said
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
@@ -50,13 +50,13 @@
  *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has
  *                             a checkpoint and training_metrics.json, with the reason under
  *                             "shutdown"
- *     A run that is resumed removes what says how it ended, RUN_COMPLETE.txt and
- *     training_metrics.json, and goes on. Its checkpoint's note.json has the sums and epochs up to
- *     there, so that training_metrics.json covers the whole run, and the lengths at which
- *     metrics.jsonl and train.log are cut off. Where a length does not fit, because somebody has
- *     changed the file, metrics.jsonl is cut behind the checkpoint's step; a damaged line before
- *     that is an error, unless it is the torn end. Of "latest" a checkpoint that is not whole is
- *     passed over, and becomes step-NNNNNN.damaged. A run whose logs are removed under it fails. */
+ *     A run that is resumed removes RUN_COMPLETE.txt and training_metrics.json, which say how it
+ *     ended. Its checkpoint's note.json has the sums and epochs up to there, so that
+ *     training_metrics.json covers the whole run, and the lengths to which metrics.jsonl and
+ *     train.log are cut. If somebody has changed metrics.jsonl since, it is cut behind the
+ *     checkpoint's step instead; a damaged line before that is an error, a torn last line is not.
+ *     --resume latest passes over a checkpoint that is not whole and renames it
+ *     step-NNNNNN.damaged. A run whose logs are removed under it fails. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -94,17 +94,17 @@ typedef struct g2z_run_config {
   const char *prompt;          /* NULL or "": the end-of-text token */
   const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
                                 * unless that run is resumed */
-  const char *resume;          /* NULL: a new run. "latest": behind run_dir's last checkpoint that
-                                * is whole, or where there is none with what its run began with, if
-                                * with nothing from the beginning. Else a checkpoint: one of
-                                * run_dir, which goes on, or another, that a new run begins with */
+  const char *resume;          /* NULL: a new run. "latest": run_dir's run goes on behind its last
+                                * checkpoint that is whole; without one, from what it began with.
+                                * Else a checkpoint: of run_dir, whose run goes on, or of another
+                                * run, with which a new one begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* that many of them, older ones are removed; 0: all. A directory
-                                * with other files in it stays, as step-NNNNNN.partial */
-  const char *save_weights;    /* directory for the weights at the end, with the tokenizer; NULL:
-                                * none. One that holds a tokenizer is refused where there is none
-                                * to replace it, and so is a checkpoint */
+  int keep;                    /* how many of the last checkpoints stay; 0: all. One with foreign
+                                * files in it stays too, as step-NNNNNN.partial */
+  const char *save_weights;    /* directory for weights and tokenizer at the end; NULL: none.
+                                * Refused: a checkpoint, and a directory with another tokenizer that
+                                * this run, without one, would not replace */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
   const char *command_line;    /* NULL: null */
@@ -162,6 +162,9 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
+/* Six operations for each weight of a matrix and token, forward and backward, and attention's
+ * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
+G2Z_API double g2z_flops_per_token(const g2z_plan *plan);
 /* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
  * where another one has it. Where the file system cannot lock, nobody is kept away. */
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
@@ -399,12 +402,8 @@ static const char *const g2zr_epoch_names[] = {G2ZR_EPOCH_LIST(G2ZR_NAME)};
 typedef struct g2zr_stream {
   int file;                          /* -1: there is none */
   int64_t bytes;
-  char path[1100];
+  g2z_path path;
 } g2zr_stream;
-
-typedef struct g2zr_path {
-  char text[PATH_MAX];
-} g2zr_path;
 
 typedef struct g2zr_failure {        /* that is told later */
   g2z_status status;
@@ -465,7 +464,7 @@ struct g2z_run {
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
-  double flops_per_token, peak_flops;/* the latter of all ranks; NaN: not known */
+  double peak_flops;                 /* of all ranks; NaN: not known */
   g2zr_totals sum;
   double val_entropy;                /* NaN: none */
   int64_t val_steps;
@@ -504,8 +503,8 @@ static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
   return failure->status;
 }
 
-/* A file of rank 0 could not be written. Alone it says so; other ranks must hear of it before they
- * wait for what will not come: it travels in the verdict of the next step. */
+/* A file of rank 0 could not be written. A run of one rank fails at once. Other ranks must hear of
+ * it before they wait for rank 0: the failure is held until the verdict of the next step. */
 static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK || !run->trainer || run->context->world == 1) return status;
   g2zr_note_failure(run, &run->held, status);
@@ -513,36 +512,30 @@ static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
   return G2Z_OK;
 }
 
-/* The same status on all ranks, of this and of what was held. */
+/* All ranks get the same status, which includes what was held. */
 static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->held);
   return g2z_ranks_agree(run->context->ranks, status);
 }
 
-/* "DIRECTORY/name". Neither run_dir nor save_weights is so long that it would be cut off. */
-static g2zr_path g2zr_join(const char *directory, const char *name) {
-  g2zr_path path;
-  snprintf(path.text, sizeof path.text, "%.4000s/%.90s", directory ? directory : "", name);
-  return path;
-}
-
-static g2zr_path g2zr_in(const g2z_run *run, const char *name) {
-  return g2zr_join(run->config.run_dir, name);
+static g2z_path g2zr_in(const g2z_run *run, const char *name) {
+  return g2z_path_in(run->config.run_dir, "%s", name);
 }
 
 static int g2zr_has(const char *directory, const char *name) {
-  return access(g2zr_join(directory, name).text, F_OK) == 0;
+  return access(g2z_path_in(directory, "%s", name).text, F_OK) == 0;
 }
 
 /* A file that is removed or replaced under a run would leave one without its metrics. */
 static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
   struct stat mine, named;
   if (stream->file < 0) return G2Z_OK;
-  if (fstat(stream->file, &mine) == 0 && stat(stream->path, &named) == 0 &&
+  if (fstat(stream->file, &mine) == 0 && stat(stream->path.text, &named) == 0 &&
       mine.st_dev == named.st_dev && mine.st_ino == named.st_ino)
     return G2Z_OK;
   return g2z_fail(run->services, G2Z_IO, "%s was removed or replaced while this run writes it: the "
-                  "run ends; resume it behind its last checkpoint, or begin anew", stream->path);
+                  "run ends; resume it behind its last checkpoint, or begin anew",
+                  stream->path.text);
 }
 
 G2Z_PRINTF(3, 4)
@@ -552,7 +545,7 @@ static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *for
   va_start(arguments, format);
   int put = vdprintf(stream->file, format, arguments);
   g2z_status status = put >= 0 ? g2zr_stream_check(run, stream)
-                               : g2z_fail_file(run->services, errno, "write", stream->path);
+                               : g2z_fail_file(run->services, errno, "write", stream->path.text);
   va_end(arguments);
   stream->bytes += put;
   return g2zr_hold(run, status);
@@ -562,16 +555,16 @@ static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *for
 static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char *name,
                                    int64_t keep) {
   struct stat info;
-  snprintf(stream->path, sizeof stream->path, "%s/%s", run->config.run_dir, name);
+  stream->path = g2zr_in(run, name);
   stream->bytes = keep;
-  stream->file = open(stream->path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK |
+  stream->file = open(stream->path.text, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK |
                       O_CLOEXEC, 0666);
-  if (stream->file < 0) return g2z_fail_file(run->services, errno, "create", stream->path);
+  if (stream->file < 0) return g2z_fail_file(run->services, errno, "create", stream->path.text);
   if (fstat(stream->file, &info) != 0 || !S_ISREG(info.st_mode))
     return g2z_fail(run->services, G2Z_IO, "cannot write %s: it is no regular file; remove it",
-                    stream->path);
+                    stream->path.text);
   if (ftruncate(stream->file, (off_t)keep) == 0) return G2Z_OK;
-  return g2z_fail_file(run->services, errno, "cut off the end of", stream->path);
+  return g2z_fail_file(run->services, errno, "cut off the end of", stream->path.text);
 }
 
 static g2z_status g2zr_log(g2z_run *run, const char *line) {
@@ -593,6 +586,16 @@ static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
 }
 
 /* ----- metrics and artifacts ----- */
+
+/* A file of rank 0 with a text and a line feed. */
+static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *text) {
+  g2z_writer *writer;
+  G2ZR_TRY(g2z_writer_create(run->services, g2zr_in(run, name).text, &writer));
+  g2z_writer_printf(writer, "%s\n", text);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
 
 /* Rank 0: scalars for TensorBoard, in a file that begins with the first of them. */
 static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
@@ -648,7 +651,7 @@ static g2z_status g2zr_write_metrics(g2z_run *run) {
   return g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1);
 }
 
-/* Another line: what took time beside steps, and what came of it (NULL: nothing). */
+/* A line about what took time beside steps: its result (name NULL: it has none) and its time. */
 static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
                                   const char *ms_name, double seconds) {
   const char *const names[] = {name, ms_name};
@@ -656,8 +659,7 @@ static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
   return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name, "");
 }
 
-/* Rank 0: report.html. Training does not end for want of a page: all that it shows is in other
- * files. */
+/* Rank 0: report.html. Training goes on without it: all that it shows is in other files. */
 static void g2zr_report(g2z_run *run) {
   if (g2z_report_run(run->services, run->config.run_dir) == G2Z_OK) return;
   g2z_log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
@@ -671,24 +673,6 @@ static void g2zr_report_now_and_then(g2z_run *run) {
   g2zr_report(run);
   double end = g2z_seconds();
   run->next_report = end + 99 * (end - begin);
-}
-
-/* A file of JSON: `put` puts the members of its object. */
-static g2z_status g2zr_write_json(g2z_services *services, const char *path, g2z_note put,
-                                  void *user) {
-  g2z_writer *writer;
-  g2z_json_out out;
-  G2ZR_TRY(g2z_writer_create(services, path, &writer));
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
-  g2z_json_begin(&out, NULL, '{');
-  put(user, &out);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  g2z_status status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
 }
 
 #define G2ZR_TEXT(key, text) g2z_json_put_string(out, key, text)
@@ -836,14 +820,19 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
   G2ZR_CLOSE();
 }
 
+/* The signals that let a run save and end. */
+static const struct {
+  int number;
+  const char *name;
+} g2zr_signals[] = {
+    {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}};
+
 /* The name of a signal in `text`; NULL for 0, which is none. */
 static const char *g2zr_signal_text(int64_t signal, char text[32]) {
-  const char *known = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT"
-                      : signal == SIGUSR1 ? "SIGUSR1" : signal == SIGHUP ? "SIGHUP" : NULL;
-  if (!signal) return NULL;
-  if (known) snprintf(text, 32, "%s", known);
-  else snprintf(text, 32, "signal %d", (int)signal);
-  return text;
+  snprintf(text, 32, "signal %d", (int)signal);
+  for (size_t i = 0; i < G2ZR_COUNT(g2zr_signals); i++)
+    if (signal == g2zr_signals[i].number) snprintf(text, 32, "%s", g2zr_signals[i].name);
+  return signal ? text : NULL;
 }
 
 static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
@@ -906,22 +895,17 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   g2zr_put_ending(run, out);
 }
 
-/* Rank 0: what spans took, and its summary. */
-static g2z_status g2zr_write_profile(g2z_run *run) {
+/* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
+static g2z_status g2zr_write_artifacts(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
+  if (run->context->device == G2Z_DEVICE_CUDA)
+    G2ZR_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
+  G2ZR_TRY(g2z_json_write(run->services, g2zr_in(run, "training_metrics.json").text,
+                          g2zr_put_artifact, run));
+  g2zr_report(run);
   if (!run->config.profile) return G2Z_OK;
   G2ZR_TRY(g2z_device_span_times(run->trainer->device, times));
   return g2z_profile_write_spans(run->services, run->config.run_dir, times);
-}
-
-/* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
-static g2z_status g2zr_write_artifacts(g2z_run *run) {
-  if (run->context->device == G2Z_DEVICE_CUDA)
-    G2ZR_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
-  G2ZR_TRY(g2zr_write_json(run->services, g2zr_in(run, "training_metrics.json").text,
-                           g2zr_put_artifact, run));
-  g2zr_report(run);
-  return g2zr_write_profile(run);
 }
 
 static void g2zr_put_tokenizer(void *user, g2z_json_out *out) {
@@ -954,37 +938,37 @@ static const char *const g2zr_tokenizer_files[] = {"merges.txt", "vocab.json",
 
 /* Rank 0: the tokenizer beside weights, as transformers and --init-from find it. */
 static g2z_status g2zr_save_tokenizer(g2z_run *run, const char *directory) {
-  g2zr_path path[4];
+  g2z_path path[4];
   g2z_services *services = run->services;
   if (!run->tokenizer || run->context->rank != 0) return G2Z_OK;
-  for (int i = 0; i < 4; i++) path[i] = g2zr_join(directory, g2zr_tokenizer_files[i]);
+  for (int i = 0; i < 4; i++) path[i] = g2z_path_in(directory, "%s", g2zr_tokenizer_files[i]);
   G2ZR_TRY(g2z_tokenizer_write_merges(services, run->tokenizer, path[0].text));
   G2ZR_TRY(g2z_tokenizer_write_vocab(services, run->tokenizer, path[1].text));
-  G2ZR_TRY(g2zr_write_json(services, path[2].text, g2zr_put_tokenizer, run));
-  return g2zr_write_json(services, path[3].text, g2zr_put_generation, run);
+  G2ZR_TRY(g2z_json_write(services, path[2].text, g2zr_put_tokenizer, run));
+  return g2z_json_write(services, path[3].text, g2zr_put_generation, run);
 }
 
-/* A checkpoint and the tokenizer that lies in it. What lies behind a link is somebody else's. */
+/* A checkpoint with its tokenizer. What a link leads to is somebody else's and stays. */
 static int g2zr_remove_checkpoint(const char *path) {
   struct stat info;
   int own = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
-  for (int i = 0; i < 4 && own; i++) unlink(g2zr_join(path, g2zr_tokenizer_files[i]).text);
+  for (int i = 0; i < 4 && own; i++) unlink(g2z_path_in(path, "%s", g2zr_tokenizer_files[i]).text);
   return g2z_checkpoint_remove(path);
 }
 
-/* What the logs hold is on the disk, and they are where they were. */
+/* The logs are on the disk, under the names that they were opened with. */
 static g2z_status g2zr_sync(g2z_run *run) {
   const g2zr_stream *const streams[] = {&run->metrics, &run->log};
   for (int i = 0; i < 2 && streams[i]->file >= 0; i++) {
     G2ZR_TRY(g2zr_stream_check(run, streams[i]));
     if (fsync(streams[i]->file) != 0)
-      return g2z_fail_file(run->services, errno, "sync", streams[i]->path);
+      return g2z_fail_file(run->services, errno, "sync", streams[i]->path.text);
   }
   return G2Z_OK;
 }
 
-/* Rank 0: a tokenizer that this run does not replace would pass for that of its weights, and a
- * checkpoint with other weights is none any more. */
+/* Rank 0: an old tokenizer would pass for that of the new weights, and new weights would spoil a
+ * checkpoint. */
 static g2z_status g2zr_check_weights(const g2z_run *run) {
   const char *directory = run->config.save_weights;
   g2z_writer *writer;
@@ -1000,33 +984,25 @@ static g2z_status g2zr_check_weights(const g2z_run *run) {
                     "in another directory", directory);
   G2ZR_TRY(g2z_make_directory(run->services, directory)); /* not after hours of training */
   g2z_status status = g2z_writer_create(run->services,
-                                        g2zr_join(directory, "model.safetensors").text, &writer);
+                                        g2z_path_in(directory, "model.safetensors").text, &writer);
   g2z_writer_free(writer);
   return status;
 }
 
-/* "step-000100". */
-static void g2zr_checkpoint_name(int64_t step, char name[32]) {
-  snprintf(name, 32, "step-%06" PRId64, step);
-}
+#define G2ZR_CHECKPOINT "step-%06" PRId64 /* the name of a checkpoint, from its step */
 
-/* RUN_DIR/step-000100, with a suffix. */
-static g2zr_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *suffix) {
-  char name[32], whole[48];
-  g2zr_checkpoint_name(step, name);
-  snprintf(whole, sizeof whole, "%s%s", name, suffix);
-  return g2zr_in(run, whole);
+static g2z_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *suffix) {
+  return g2z_path_in(run->config.run_dir, G2ZR_CHECKPOINT "%s", step, suffix);
 }
 
 /* Rank 0: training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's: it names the
  * weights, or the last checkpoint where none were asked for. */
 static g2z_status g2zr_complete(g2z_run *run) {
-  const g2zr_path checkpoint = g2zr_checkpoint(run, run->saved, "");
+  const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
   const char *saved = run->config.save_weights ? run->config.save_weights
                       : run->saved >= 0        ? checkpoint.text
                                                : "none";
   char now[32];
-  g2z_writer *writer;
   run->ended = g2z_seconds();
   g2z_utc_now(now);
   snprintf(run->line, sizeof run->line,
@@ -1037,14 +1013,7 @@ static g2z_status g2zr_complete(g2z_run *run) {
   G2ZR_TRY(g2zr_log(run, run->line));
   G2ZR_TRY(g2zr_write_artifacts(run));
   G2ZR_TRY(g2zr_sync(run));
-  g2z_status status = g2z_writer_create(run->services, g2zr_in(run, "RUN_COMPLETE.txt").text,
-                                        &writer);
-  if (status == G2Z_OK) {
-    g2z_writer_printf(writer, "%s\n", run->line);
-    status = g2z_writer_commit(writer);
-  }
-  g2z_writer_free(writer);
-  return status;
+  return g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
 }
 
 /* "59 s", "12:34", "1:02:03". */
@@ -1103,14 +1072,13 @@ static g2z_status g2zr_finish(g2z_run *run) {
 
 /* ----- checkpoints of a run ----- */
 
-/* The number in "step-000100", followed by the suffix; -1: it is another name. */
+/* The step of a checkpoint, from its name with that suffix; -1: it is another name. */
 static int64_t g2zr_checkpoint_step(const char *name, const char *suffix) {
-  char same[32], whole[48];
+  char same[64];
   if (strncmp(name, "step-", 5) != 0) return -1;
   int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
-  g2zr_checkpoint_name(step, same);
-  snprintf(whole, sizeof whole, "%s%s", same, suffix);
-  return strcmp(whole, name) == 0 ? step : -1;
+  snprintf(same, sizeof same, G2ZR_CHECKPOINT "%s", step, suffix);
+  return strcmp(same, name) == 0 ? step : -1;
 }
 
 /* The latest checkpoint of run_dir before step `before`, of those with that suffix; -1: none. A
@@ -1140,8 +1108,8 @@ static void g2zr_stays(g2z_run *run, const char *path) {
           path, strerror(errno));
 }
 
-/* Removes the checkpoints before step `saved` but for the last `keep` - 1. One gets the name of an
- * unfinished one first, so that nobody takes the rest of it for whole. */
+/* Removes the checkpoints before step `saved` but for the last `keep` - 1. Each is renamed to an
+ * unfinished one first, so that nobody takes a half of it for a checkpoint. */
 static void g2zr_prune(g2z_run *run, int64_t saved) {
   int64_t old = saved;
   for (int i = 1;; i++) {
@@ -1149,7 +1117,7 @@ static void g2zr_prune(g2z_run *run, int64_t saved) {
       g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
     if (old < 0) return;
     if (i < run->config.keep) continue;
-    const g2zr_path path = g2zr_checkpoint(run, old, ""),
+    const g2z_path path = g2zr_checkpoint(run, old, ""),
                     partial = g2zr_checkpoint(run, old, ".partial");
     g2zr_remove_checkpoint(partial.text);
     if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
@@ -1161,7 +1129,7 @@ static void g2zr_prune(g2z_run *run, int64_t saved) {
 static void g2zr_sweep(g2z_run *run) {
   int64_t step = INT64_MAX;
   while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
-    const g2zr_path path = g2zr_checkpoint(run, step, ".partial");
+    const g2z_path path = g2zr_checkpoint(run, step, ".partial");
     if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
   }
 }
@@ -1207,8 +1175,8 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   }
 }
 
-/* note.json of a checkpoint. The last epoch stays open, where its data goes on, though the run ends
- * with this step. */
+/* note.json of a checkpoint. The last epoch stays open where its data goes on, even if the run ends
+ * with this step: a longer run may go on with it. */
 static void g2zr_put_note(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   const g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
@@ -1297,7 +1265,7 @@ static g2z_status g2zr_restore(g2z_run *run) {
 }
 
 static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
-  const g2zr_path path = g2zr_checkpoint(run, run->step, "");
+  const g2z_path path = g2zr_checkpoint(run, run->step, "");
   double begin = g2z_seconds();
   G2ZR_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note counts on what the logs hold */
   G2ZR_TRY(g2z_trainer_save_with(run->trainer, path.text, g2zr_put_note, run));
@@ -1348,8 +1316,8 @@ static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int a
   return shards;
 }
 
-/* How many steps there will be: the schedule's horizon follows from it, and must be known when the
- * trainer is made. It depends on where the checkpoint stands in the data. */
+/* How many steps there will be. It depends on where the checkpoint stands in the data, and the
+ * trainer needs it from the start: it is the schedule's horizon. */
 static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
@@ -1381,20 +1349,37 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Ranks validate, save and sample together: one that has other settings would wait for the rest of
+ * them until the watchdog ends the job. A setting is from 0 to `most`; -1: it may be any. */
+#define G2ZR_STEPS_MOST (INT64_C(1) << 40)
+#define G2ZR_SETTING_LIST(X)                                                                      \
+  X(epochs, config->epochs, 1 << 20)                                                              \
+  X(max_train_steps, config->max_train_steps, G2ZR_STEPS_MOST)                                    \
+  X(val, config->val_glob != NULL, -1)                                                            \
+  X(max_val_steps, config->max_val_steps, G2ZR_STEPS_MOST)                                        \
+  X(val_every, config->val_every, G2ZR_STEPS_MOST)                                                \
+  X(val_steps, config->val_steps, G2ZR_STEPS_MOST)                                                \
+  X(eval, config->eval.count, -1)                                                                 \
+  X(eval_every, config->eval_every, G2ZR_STEPS_MOST)                                              \
+  X(sample_every, config->sample_every, G2ZR_STEPS_MOST)                                          \
+  X(run_dir, config->run_dir != NULL, -1)                                                         \
+  X(save_every, config->save_every, G2ZR_STEPS_MOST)                                              \
+  X(save_epochs, config->save_epochs, -1)                                                         \
+  X(save_weights, config->save_weights != NULL, -1)                                               \
+  X(vocab, config->vocab != NULL, -1)                                                             \
+  X(sample_tokens, config->sample_tokens, 1 << 20)                                                \
+  X(top_k, config->sampling.top_k, -1)                                                            \
+  X(sample_seed, config->sampling.seed, -1)                                                       \
+  X(profile, config->profile, -1)
+
 static g2z_status g2zr_check(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
-  const int64_t most = INT64_C(1) << 40;
-  G2ZR_TRY(g2z_check_range(run->services, "epochs", config->epochs, 0, 1 << 20));
-  G2ZR_TRY(g2z_check_range(run->services, "max_train_steps", config->max_train_steps, 0, most));
-  G2ZR_TRY(g2z_check_range(run->services, "max_val_steps", config->max_val_steps, 0, most));
-  G2ZR_TRY(g2z_check_range(run->services, "val_every", config->val_every, 0, most));
-  G2ZR_TRY(g2z_check_range(run->services, "val_steps", config->val_steps, 0, most));
-  G2ZR_TRY(g2z_check_range(run->services, "eval_every", config->eval_every, 0, most));
-  G2ZR_TRY(g2z_check_range(run->services, "sample_every", config->sample_every, 0, most));
-  G2ZR_TRY(g2z_check_range(run->services, "save_every", config->save_every, 0, most));
+#define X(name, value, most) \
+  if (most >= 0) G2ZR_TRY(g2z_check_range(run->services, #name, (int64_t)(value), 0, most));
+  G2ZR_SETTING_LIST(X)
+#undef X
   G2ZR_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
-  G2ZR_TRY(g2z_check_range(run->services, "sample_tokens", config->sample_tokens, 0, 1 << 20));
   G2ZR_TRY(g2z_sampling_check(run->services, &config->sampling));
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
@@ -1472,28 +1457,21 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
   return g2zr_open_prompt(run);
 }
 
-/* counts[count] becomes the sum over all ranks. */
-static g2z_status g2zr_sum_counts(g2z_run *run, int64_t *counts, size_t count) {
-  int world = run->context->world;
-  g2z_ranks *ranks = run->context->ranks;
-  void *all;
-  if (world == 1) return G2Z_OK;
-  G2ZR_TRY(g2z_ranks_agree(ranks, g2z_allocate(run->services, count * (size_t)world, sizeof *counts,
-                                               &all)));
-  g2z_status status = g2z_ranks_all_gather(ranks, counts, count * sizeof *counts, all);
-  for (size_t i = 0; i < count; i++) {
-    counts[i] = 0;
-    for (int rank = 0; rank < world; rank++)
-      counts[i] += ((const int64_t *)all)[(size_t)rank * count + i];
-  }
-  g2z_release(run->services, all);
-  return status;
+/* values[count] of each rank, one after the other; freed with g2z_release. */
+static g2z_status g2zr_gather(g2z_run *run, const int64_t *values, size_t count, int64_t **all) {
+  const size_t world = (size_t)run->context->world;
+  void *memory;
+  *all = NULL;
+  G2ZR_TRY(g2zr_agree(run, g2z_allocate(run->services, count * world, sizeof **all, &memory)));
+  *all = (int64_t *)memory;
+  return g2z_ranks_all_gather(run->context->ranks, values, count * sizeof *values, memory);
 }
 
 /* Entropy of the validated tokens' own frequencies: the loss of a model that knows nothing else. */
 static g2z_status g2zr_val_entropy(g2z_run *run) {
-  size_t vocab = (size_t)run->config.train.model.vocab;
-  int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq, total = 0;
+  const size_t vocab = (size_t)run->config.train.model.vocab;
+  const int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq;
+  int64_t *all = NULL, total = 0;
   void *memory;
   G2ZR_TRY(g2z_allocate(run->services, vocab, sizeof(int64_t), &memory));
   int64_t *counts = (int64_t *)memory;
@@ -1504,13 +1482,19 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
     for (int64_t i = 0; status == G2Z_OK && i < tokens; i++)
       if (y[i] >= 0) counts[y[i]]++; /* -1 does not count */
   }
-  status = g2z_ranks_agree(run->context->ranks, status);
-  if (status == G2Z_OK) status = g2zr_sum_counts(run, counts, vocab);
-  for (size_t i = 0; i < vocab; i++) total += counts[i];
+  status = g2zr_agree(run, status);
+  if (status == G2Z_OK) status = g2zr_gather(run, counts, vocab, &all);
+  for (size_t i = 0; i < vocab && all; i++) {
+    counts[i] = 0;
+    for (int rank = 0; rank < run->context->world; rank++)
+      counts[i] += all[(size_t)rank * vocab + i];
+    total += counts[i];
+  }
   double sum = 0;
   for (size_t i = 0; i < vocab; i++)
     if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
   run->val_entropy = sum / (double)total;
+  g2z_release(run->services, all);
   g2z_release(run->services, memory);
   return status;
 }
@@ -1589,7 +1573,7 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The step that run->known is about, into the sums of its epoch and of the run. */
+/* Adds the step of run->known to the sums of its epoch and of the run. */
 static g2z_status g2zr_account(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   const g2z_metrics *m = &run->known;
@@ -1608,17 +1592,18 @@ static g2z_status g2zr_account(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* The figures of the last epoch. One that had ended before the run was resumed keeps its time. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
   epoch->p95_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 95);
+  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started;
 }
 
 /* ----- resuming ----- */
 
-/* How much of metrics.jsonl stays where no length says it: all up to the last line of the
- * checkpoint's step. A torn last line goes; a damaged one before it is an error, as nobody knows
- * where it belongs. */
+/* How much of metrics.jsonl stays where no length says it: all lines up to the checkpoint's step. A
+ * torn last line goes. A damaged line before it is an error: nobody knows its step. */
 static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
                                   int64_t *kept) {
   size_t next = 0;
@@ -1636,8 +1621,8 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
   return G2Z_OK;
 }
 
-/* 1: a line ends after so many bytes of a log, and where lines tell a step, it is none that comes
- * behind the checkpoint. */
+/* 1: a line ends after `bytes` bytes of a log, and its step, if lines tell `steps`, is not behind
+ * the checkpoint's. */
 static int g2zr_ends_there(const g2z_run *run, const char *text, size_t length, double bytes,
                            int steps) {
   int64_t step = -1;
@@ -1652,7 +1637,7 @@ static int g2zr_ends_there(const g2z_run *run, const char *text, size_t length, 
  * changed since is cut behind the checkpoint's step, or stays whole if it has no steps. */
 static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int steps,
                             int64_t *kept) {
-  const g2zr_path path = g2zr_in(run, name);
+  const g2z_path path = g2zr_in(run, name);
   char *text = NULL;
   size_t length = 0;
   g2z_status status = G2Z_OK;
@@ -1674,8 +1659,8 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   return status;
 }
 
-/* The first line of metrics.jsonl, of a run that begins with another's checkpoint: until it has one
- * of its own, that is what it goes on from. */
+/* The first line of metrics.jsonl where a run begins with another run's checkpoint: until it has a
+ * checkpoint of its own, --resume latest goes on from that one. */
 static g2z_status g2zr_write_origin(g2z_run *run) {
   char path[PATH_MAX], quoted[6 * PATH_MAX];
   if (!realpath(run->resume, path))
@@ -1689,7 +1674,7 @@ static g2z_status g2zr_write_origin(g2z_run *run) {
 
 /* Rank 0: the checkpoint that run_dir's run began with, as that line says; "": none. */
 static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
-  const g2zr_path path = g2zr_in(run, "metrics.jsonl");
+  const g2z_path path = g2zr_in(run, "metrics.jsonl");
   char *text = NULL;
   size_t bytes = 0;
   g2z_json json;
@@ -1729,8 +1714,8 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
-/* Of "latest", a checkpoint that is damaged is passed over: 1, and the run opens once more, with
- * the one before it. What cannot be read, or is of another version, would be lost without need. */
+/* 1: "latest" passes over a damaged checkpoint, and the run opens once more with the one before it.
+ * A checkpoint that cannot be read or is of another version is not passed over: it may be whole. */
 static int g2zr_passes_over(g2z_run *run) {
   const char *sentence = run->services->error;
   const size_t used = strlen(run->passed_over);
@@ -1749,7 +1734,7 @@ static g2z_status g2zr_set_aside(g2z_run *run) {
   for (int64_t step = INT64_MAX; run->passed_over[0];) {
     G2ZR_TRY(g2zr_latest(run, "", step, &step));
     if (step <= run->resumed) return G2Z_OK;
-    const g2zr_path path = g2zr_checkpoint(run, step, ""),
+    const g2z_path path = g2zr_checkpoint(run, step, ""),
                     aside = g2zr_checkpoint(run, step, ".damaged");
     if (rename(path.text, aside.text) != 0)
       return g2z_fail_file(run->services, errno, "set aside a damaged checkpoint as", aside.text);
@@ -1765,11 +1750,11 @@ static g2z_status g2zr_take_path(g2z_run *run, const char *path, char out[1024])
   return G2Z_OK;
 }
 
-/* Rank 0: which checkpoint, and whether run_dir's own run goes on. */
+/* Rank 0: which checkpoint is taken up, and whether run_dir's own run goes on. */
 static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
   struct stat here, there;
-  g2zr_path path;
+  g2z_path path;
   if (!resume) return G2Z_OK;
   snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
@@ -1783,7 +1768,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
                       "one there again, or remove them to begin anew", run_dir, run->passed_over,
                       run->newest);
   } else {
-    run->found.continues = run_dir && stat(g2zr_join(resume, "..").text, &there) == 0 &&
+    run->found.continues = run_dir && stat(g2z_path_in(resume, "..").text, &there) == 0 &&
                            stat(run_dir, &here) == 0 && here.st_dev == there.st_dev &&
                            here.st_ino == there.st_ino;
     run->found.own = run->found.continues;
@@ -1791,7 +1776,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
   return g2zr_take_path(run, path.text, run->found.resume);
 }
 
-/* Rank 0: nothing of another run in run_dir, and nothing behind the checkpoint. */
+/* Rank 0: run_dir holds no other run, and no checkpoint behind the one that is taken up. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   if (!run->config.run_dir) return G2Z_OK;
@@ -1802,7 +1787,7 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
                     "what that run has learnt", run->config.run_dir, run->config.run_dir);
   if (!run->found.continues) {
     char name[32];
-    g2zr_checkpoint_name(latest, name);
+    snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
     const char *const files[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
                                  name};
     for (size_t i = 0; i < G2ZR_COUNT(files); i++)
@@ -1880,8 +1865,8 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Ids mean other texts in another vocabulary: shards and tokenizer must have one. Shards that name
- * none, as those of other programs, pass. */
+/* Ids mean other texts in another vocabulary: shards and tokenizer must share one. Shards that name
+ * no vocabulary, such as other programs', pass. */
 static g2z_status g2zr_check_vocab(const g2z_run *run) {
   const g2z_loader *loaders[] = {run->train, run->val};
   const char *known = run->config.vocab ? run->config.vocab : "the vocabulary of 256 bytes";
@@ -1932,47 +1917,16 @@ static void g2zr_take_up(g2z_run *run) {
   if (run->steps <= run->resumed) run->due |= G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
 }
 
-/* Six operations for each weight of a matrix and token, forward and backward, and attention's
- * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
-static void g2zr_price(g2z_run *run) {
-  const g2z_plan *plan = run->trainer->plan;
-  double C = plan->model.channels, L = plan->model.layers;
-  run->flops_per_token = 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
-  run->peak_flops = run->trainer->device->info.peak_flops * plan->world;
-}
-
-/* Ranks validate, save and sample together: one that has other settings would wait for the rest of
- * them until the watchdog ends the job. */
-#define G2ZR_MEETING_LIST(X)                                                                  \
-  X(epochs, config->epochs)                                                                       \
-  X(max_train_steps, config->max_train_steps)                                                     \
-  X(val, config->val_glob != NULL)                                                                \
-  X(val_every, config->val_every)                                                                 \
-  X(val_steps, config->val_steps)                                                                 \
-  X(max_val_steps, config->max_val_steps)                                                         \
-  X(eval, config->eval.count)                                                                     \
-  X(eval_every, config->eval_every)                                                               \
-  X(run_dir, config->run_dir != NULL)                                                             \
-  X(save_every, config->save_every)                                                               \
-  X(save_epochs, config->save_epochs)                                                             \
-  X(save_weights, config->save_weights != NULL)                                                   \
-  X(vocab, config->vocab != NULL)                                                                 \
-  X(sample_every, config->sample_every)                                                           \
-  X(sample_tokens, config->sample_tokens)                                                         \
-  X(top_k, config->sampling.top_k)                                                                \
-  X(sample_seed, config->sampling.seed)                                                           \
-  X(profile, config->profile)
-
 static g2z_status g2zr_same(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   g2z_ranks *ranks = run->context->ranks;
   char text[1024];
   int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
                       (double)config->sampling.temperature, (double)config->sampling.top_p);
-#define X(name, value)                                                                            \
-  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n",              \
+#define X(name, value, most)                                                         \
+  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n", \
                    (int64_t)(value));
-  G2ZR_MEETING_LIST(X)
+  G2ZR_SETTING_LIST(X)
 #undef X
   G2ZR_TRY(g2z_ranks_same(ranks, "config", text));
   return g2z_ranks_same(ranks, "prompt", config->prompt ? config->prompt : "");
@@ -2023,7 +1977,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2ZR_TRY(status);
   if (run->config.profile)
     G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
-  g2zr_price(run);
+  run->peak_flops = run->trainer->device->info.peak_flops * run->context->world;
   run->sum.best_val_loss = NAN;
   status = run->found.own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2ZR_TRY(g2zr_agree(run, status));
@@ -2062,8 +2016,8 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->val_entropy = NAN;
   g2z_status status = g2zr_open(run);
   if (status != G2Z_OK) { /* empty streams would pass for a run */
-    if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path);
-    if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path);
+    if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path.text);
+    if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path.text);
     g2z_run_free(run);
   } else *out = run;
   return status;
@@ -2091,13 +2045,15 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the crank ----- */
 
-/* The status of a step or of a flush. A failure waits for the next call where the report has a step
- * that finished and is yet to be told. */
+/* The status of a step or of a flush. Where the report has a step that finished, that is told first
+ * and a failure waits for the next call. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
   g2zr_note_failure(run, &run->ending, status);
   return G2Z_OK;
 }
+
+static int g2zr_is_every(int64_t steps, int64_t step) { return steps > 0 && step % steps == 0; }
 
 /* Enqueues a step; notes how long it took and what is due behind it. */
 static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
@@ -2108,21 +2064,24 @@ static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   run->step_s_of[step % 2] = g2z_seconds() - begin;
   run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
   run->epoch_ends = run->epoch_step == 0;
-  int last = step == run->steps, epoch_end = last || run->epoch_ends;
-  if (run->val && (epoch_end || (config->val_every > 0 && step % config->val_every == 0)))
+  const int last = step == run->steps, epoch_end = last || run->epoch_ends;
+  if (run->val && (epoch_end || g2zr_is_every(config->val_every, step)))
     run->due |= G2ZR_DUE_VALIDATION;
-  if (config->eval.count > 0 &&
-      (last || (config->eval_every > 0 && step % config->eval_every == 0)))
+  if (config->eval.count > 0 && (last || g2zr_is_every(config->eval_every, step)))
     run->due |= G2ZR_DUE_EVALUATION;
-  if (config->sample_tokens > 0 &&
-      (last || (config->sample_every > 0 && step % config->sample_every == 0)))
+  if (config->sample_tokens > 0 && (last || g2zr_is_every(config->sample_every, step)))
     run->due |= G2ZR_DUE_SAMPLE;
   if (epoch_end) run->due |= G2ZR_DUE_EPOCH_END;
-  if ((config->save_every > 0 && (last || step % config->save_every == 0)) ||
+  if ((config->save_every > 0 && last) || g2zr_is_every(config->save_every, step) ||
       (config->save_epochs && epoch_end))
     run->due |= G2ZR_DUE_SAVE;
   if (last) run->due |= G2ZR_DUE_FINISH;
   return G2Z_OK;
+}
+
+G2Z_API double g2z_flops_per_token(const g2z_plan *plan) {
+  double C = plan->model.channels, L = plan->model.layers;
+  return 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
 }
 
 /* A step's loss is known: its metrics, its share of the epoch, its line. */
@@ -2138,7 +2097,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   m->skipped = report->skipped;
   m->step_ms = step_s * 1e3;
   m->tok_s = (double)run->tokens_per_step / step_s;
-  m->mfu = run->flops_per_token * m->tok_s / run->peak_flops;
+  m->mfu = g2z_flops_per_token(run->trainer->plan) * m->tok_s / run->peak_flops;
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
@@ -2248,16 +2207,6 @@ static g2z_status g2zr_sample_text(g2z_run *run, g2z_run_event *event) {
   return status;
 }
 
-/* Rank 0: sample.txt, for report.html. */
-static g2z_status g2zr_keep_sample(g2z_run *run) {
-  g2z_writer *writer;
-  G2ZR_TRY(g2z_writer_create(run->services, g2zr_in(run, "sample.txt").text, &writer));
-  g2z_writer_printf(writer, "%s\n", run->sample_text);
-  g2z_status status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
-}
-
 static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   g2z_tokens *sample = &run->sample;
@@ -2274,41 +2223,34 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   G2ZR_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
-  if (run->log.file >= 0) G2ZR_TRY(g2zr_hold(run, g2zr_keep_sample(run)));
+  if (run->log.file >= 0)
+    G2ZR_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample_text)));
   return g2zr_log(run, run->sample_text);
 }
 
-/* The epoch that ended, and the next unless the run ends with it. One that --max-train-steps cut
- * off stays open in metrics.jsonl, so that a longer run can go on with it. */
+/* Ends the epoch, and begins the next unless the run ends too. An epoch that --max-train-steps cuts
+ * off has no line in metrics.jsonl: a longer run may go on with it. */
 static g2z_status g2zr_end_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2zr_settle_epoch(run);
-  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started; /* else it had ended */
   if (run->epoch_ends)
     G2ZR_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
   if (run->step >= run->steps) return G2Z_OK;
   return g2zr_begin_epoch(run, epoch->index + 1);
 }
 
-/* The state is saved: what is left is to say how it ended. All ranks know the signal, whichever of
- * them it reached. */
+/* The state is saved: says how the run ended. Ranks tell each other the signal, which may have
+ * reached any of them. */
 static g2z_status g2zr_stop(g2z_run *run) {
-  int world = run->context->world;
-  g2z_ranks *ranks = run->context->ranks;
-  void *all;
   char name[32];
-  int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED);
-  g2z_status status = g2z_allocate(run->services, (size_t)world, sizeof mine, &all);
-  G2ZR_TRY(g2zr_agree(run, status));
-  status = g2z_ranks_all_gather(ranks, &mine, sizeof mine, all);
-  for (int rank = world - 1; rank >= 0; rank--)
-    if (((const int64_t *)all)[rank]) run->stop_signal = ((const int64_t *)all)[rank];
+  int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
+  g2z_status status = g2zr_gather(run, &mine, 1, &all);
+  for (int rank = run->context->world - 1; rank >= 0 && all; rank--)
+    if (all[rank]) run->stop_signal = all[rank];
   g2z_release(run->services, all);
   G2ZR_TRY(status);
-  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2zr_settle_epoch(run);
-  epoch->wall_s = g2z_seconds() - epoch->started;
-  if (epoch->steps == 0 && run->epoch_count > 1) run->epoch_count--;
+  if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
   status = run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK;
   G2ZR_TRY(g2zr_agree(run, status));
   const char *signal = g2zr_signal_text(run->stop_signal, name);
@@ -2320,32 +2262,33 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Does what is due behind the last step; 1 in *shown when the event is filled. */
+/* Does what is due behind the last step; 1 in *shown when the event is filled. What ends the run
+ * stays due: the next call says the same. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
-  int now = run->due & -run->due; /* the lowest bit */
+  const int now = run->due & -run->due; /* the lowest bit */
   *shown = now != G2ZR_DUE_EPOCH_END;
   event->line = run->line;
-  if (now == G2ZR_DUE_SAVE) G2ZR_TRY(g2zr_save(run, event));
-  if (now == G2ZR_DUE_STOP) { /* stays due: the next call says the same */
-    if (!run->finished) G2ZR_TRY(g2zr_stop(run));
-    run->finished = 1;
-    return g2z_fail(run->services, G2Z_STOPPED, "%s", run->line);
-  }
-  if (now == G2ZR_DUE_VALIDATION) G2ZR_TRY(g2zr_validate(run, event));
-  if (now == G2ZR_DUE_EVALUATION) {
-    G2ZR_TRY(g2zr_evaluate(run, event));
-    if (run->evaluated) return G2Z_OK; /* another file comes next */
-  }
-  if (now == G2ZR_DUE_SAMPLE) {
-    G2ZR_TRY(g2zr_write_sample(run, event));
-    event->line = run->sample_text;
-  }
-  if (now == G2ZR_DUE_EPOCH_END) G2ZR_TRY(g2zr_end_epoch(run));
-  if (now == G2ZR_DUE_FINISH) {
-    if (!run->finished) G2ZR_TRY(g2zr_finish(run));
-    run->finished = 1;
-    event->kind = G2Z_RUN_DONE;
-    return G2Z_OK; /* stays due: the next call says the same */
+  switch (now) {
+    case G2ZR_DUE_VALIDATION: G2ZR_TRY(g2zr_validate(run, event)); break;
+    case G2ZR_DUE_EVALUATION:
+      G2ZR_TRY(g2zr_evaluate(run, event));
+      if (run->evaluated) return G2Z_OK; /* another file comes next */
+      break;
+    case G2ZR_DUE_SAMPLE:
+      G2ZR_TRY(g2zr_write_sample(run, event));
+      event->line = run->sample_text;
+      break;
+    case G2ZR_DUE_EPOCH_END: G2ZR_TRY(g2zr_end_epoch(run)); break;
+    case G2ZR_DUE_SAVE: G2ZR_TRY(g2zr_save(run, event)); break;
+    case G2ZR_DUE_STOP:
+      if (!run->finished) G2ZR_TRY(g2zr_stop(run));
+      run->finished = 1;
+      return g2z_fail(run->services, G2Z_STOPPED, "%s", run->line);
+    case G2ZR_DUE_FINISH:
+      if (!run->finished) G2ZR_TRY(g2zr_finish(run));
+      run->finished = 1;
+      event->kind = G2Z_RUN_DONE;
+      return G2Z_OK;
   }
   run->due &= ~now;
   return G2Z_OK;
@@ -2400,7 +2343,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
  * In:  a table of flags and argv. Out: values behind the table's destinations.
  * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
 
-/* What keeps `name` and `other` apart: Levenshtein's edits, for names of up to 63 characters. */
+/* Levenshtein's edits between `name` and `other`, for names of up to 63 characters. */
 static int g2zr_edits(const char *name, size_t length, const char *other) {
   int row[64];
   size_t width = strlen(other);
@@ -2621,8 +2564,8 @@ static g2z_status g2zr_flag_take(g2z_services *services, const g2z_flag *flags, 
   return G2Z_OK;
 }
 
-/* The lines of a file as if they stood on the command line in its place. Where one flag has taken a
- * file, a second one would lose the texts of the first. */
+/* Takes the lines of a file as if they stood on the command line. A second file would replace the
+ * texts to which the flags of the first point. */
 static g2z_status g2zr_flag_file(g2z_services *services, const g2z_flag *flags, int count,
                                  const g2z_flag *flag, const char *path) {
   char **text = (char **)flag->destination, *line, *next;
@@ -2815,13 +2758,12 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
  * Law: no rank outlives this process, and the log names the rank that failed first by itself. */
 
 static const int g2zr_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-#define G2ZR_SPAWN_SIGNALS (sizeof g2zr_spawn_signals / sizeof *g2zr_spawn_signals)
 
-/* Between fork and exec: what comes from now on counts, and must not fall to a handler of the
- * program that is about to be replaced. What is ignored stays so, as exec has it. */
+/* Between fork and exec: signals count from here on, and must not meet a handler of the program
+ * that exec replaces. What is ignored stays so, as exec has it. */
 static void g2zr_spawn_unblock(const sigset_t *mask) {
   struct sigaction action;
-  for (size_t i = 0; i < G2ZR_SPAWN_SIGNALS; i++) {
+  for (size_t i = 0; i < G2ZR_COUNT(g2zr_spawn_signals); i++) {
     if (sigaction(g2zr_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
       continue;
     action.sa_handler = SIG_DFL;
@@ -2845,13 +2787,6 @@ typedef struct g2zr_spawn {       /* a job in the hands of its parent */
   g2z_job_end *end;
 } g2zr_spawn;
 
-static g2z_status g2zr_spawn_random(g2z_services *services, void *out, size_t count) {
-  FILE *file = fopen("/dev/urandom", "rbe");
-  int whole = file && fread(out, 1, count, file) == count, error = errno;
-  if (file) fclose(file);
-  return whole ? G2Z_OK : g2z_fail_file(services, error, "read", "/dev/urandom");
-}
-
 /* The variables of all ranks, with a secret that is random unless the user has set one. */
 static g2z_status g2zr_spawn_environment(g2zr_spawn *spawn) {
   extern char **environ;
@@ -2861,7 +2796,8 @@ static g2z_status g2zr_spawn_environment(g2zr_spawn *spawn) {
   size_t count = 0, kept = 0, room = sizeof *spawn->texts;
   struct timespec now;
   void *memory;
-  G2ZR_TRY(g2zr_spawn_random(spawn->services, random, sizeof random));
+  if (getentropy(random, sizeof random) != 0)
+    return g2z_fail(spawn->services, G2Z_IO, "no random numbers for a secret: %s", strerror(errno));
   for (int i = 0; i < 16; i++) snprintf(secret + 2 * i, 3, "%02x", random[i]);
   if (set && *set) snprintf(secret, sizeof secret, "%s", set);
   clock_gettime(CLOCK_REALTIME, &now);
@@ -2947,7 +2883,7 @@ static void g2zr_spawn_ended(g2zr_spawn *spawn, int rank, int status,
             process, code);
 }
 
-/* Until all have ended. The first look comes before anybody is asked whether they have. */
+/* Until all have ended. job->watch runs once at least, even where ranks end at once. */
 static void g2zr_spawn_wait(g2zr_spawn *spawn) {
   const g2z_job *job = spawn->job;
   int running;
@@ -2985,7 +2921,8 @@ static void g2zr_spawn_wait(g2zr_spawn *spawn) {
 
 static g2z_status g2zr_spawn_all(g2zr_spawn *spawn) {
   sigemptyset(&spawn->signals);
-  for (size_t i = 0; i < G2ZR_SPAWN_SIGNALS; i++) sigaddset(&spawn->signals, g2zr_spawn_signals[i]);
+  for (size_t i = 0; i < G2ZR_COUNT(g2zr_spawn_signals); i++)
+    sigaddset(&spawn->signals, g2zr_spawn_signals[i]);
   sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
   struct sigaction ordinary, child;
   memset(&ordinary, 0, sizeof ordinary);
@@ -3049,8 +2986,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   int inside;
   *is_parent = *exit_code = 0;
   G2ZR_TRY(g2zr_spawn_check(services, ranks, &inside));
-  if (inside) return G2Z_OK;
-  if (ranks == 1) return G2Z_OK;
+  if (inside || ranks == 1) return G2Z_OK;
   *is_parent = 1;
   memset(&job, 0, sizeof job);
   job.ranks = ranks;
@@ -3491,8 +3427,8 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                                         const g2z_place *place) {
   g2zr_launch launch = {run, place, NULL, NULL};
   if (place->rank != 0 || !run->run_dir) return G2Z_OK;
-  unlink(g2zr_join(run->run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
-  return g2zr_write_json(services, g2zr_join(run->run_dir, "launcher_metadata.json").text,
+  unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
+  return g2z_json_write(services, g2z_path_in(run->run_dir, "launcher_metadata.json").text,
                          g2zr_put_launch, &launch);
 }
 
@@ -3502,7 +3438,7 @@ static g2z_status g2zr_write_output_of(g2z_services *services, const char *direc
   char block[4096];
   g2z_writer *writer;
   size_t got;
-  G2ZR_TRY(g2z_writer_create(services, g2zr_join(directory, name).text, &writer));
+  G2ZR_TRY(g2z_writer_create(services, g2z_path_in(directory, "%s", name).text, &writer));
   snprintf(block, sizeof block, "%s 2>&1", command);
   FILE *pipe = popen(block, "r");
   while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0)
@@ -3537,8 +3473,8 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   return g2zr_write_output_of(services, directory, "ibstat.txt", "ibstat");
 }
 
-/* A training leaves its weights, unless it is told not to: who has forgotten a flag would lose
- * them after hours. */
+/* A training leaves its weights unless --save-weights none says no: a forgotten flag must not cost
+ * hours. */
 static void g2zr_settle_weights_directory(g2z_run_options *o) {
   const char *said = o->run.save_weights;
   snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
@@ -3594,51 +3530,37 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
   g2zr_launch launch = {&o->run, g2z_ranks_place(ranks), fault, NULL};
   snprintf(name, sizeof name, "flight_rank_%d.jsonl", launch.place->rank);
-  if (g2z_ranks_write_flight(ranks, &services, g2zr_join(o->run.run_dir, name).text) == G2Z_OK)
-    launch.flight = name;
-  g2zr_write_json(&services, g2zr_join(o->run.run_dir, "RUN_FAILED.json").text, g2zr_put_failure,
-                  &launch);
+  const g2z_path flight = g2z_path_in(o->run.run_dir, "%s", name),
+                 failure = g2z_path_in(o->run.run_dir, "RUN_FAILED.json");
+  if (g2z_ranks_write_flight(ranks, &services, flight.text) == G2Z_OK) launch.flight = name;
+  g2z_json_write(&services, failure.text, g2zr_put_failure, &launch);
 }
-
-#undef G2ZR_TEXT
-#undef G2ZR_WHOLE
-#undef G2ZR_REAL
-#undef G2ZR_NONE
-#undef G2ZR_OPEN
-#undef G2ZR_CLOSE
 
 /* ----- signals ----- */
 
 static g2z_run *g2zr_running;         /* NULL: there is nothing to save yet */
-static struct timespec g2zr_asked_at; /* when the first signal came */
+static double g2zr_asked_at;          /* g2z_seconds() of the first signal; 0: none came */
 
 static void g2zr_on_signal(int number) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  if (g2zr_asked_at.tv_sec) {
-    double since = (double)(now.tv_sec - g2zr_asked_at.tv_sec) +
-                   1e-9 * (double)(now.tv_nsec - g2zr_asked_at.tv_nsec);
-    if (since < 0.5) return;
-    _exit(128 + number);
-  }
+  const double now = g2z_seconds();
   g2z_run *run = __atomic_load_n(&g2zr_running, __ATOMIC_RELAXED);
-  if (!run) _exit(128 + number);
+  if (g2zr_asked_at > 0 && now - g2zr_asked_at < 0.5) return;
+  if (g2zr_asked_at > 0 || !run) _exit(128 + number);
   g2zr_asked_at = now;
   g2z_run_request_stop(run, number);
 }
 
 /* SIGHUP comes when a terminal closes; under nohup it is ignored and stays so. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run) {
-  static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
   struct sigaction action, before;
   memset(&action, 0, sizeof action);
   action.sa_handler = g2zr_on_signal;
   action.sa_flags = SA_RESTART;
   __atomic_store_n(&g2zr_running, run, __ATOMIC_RELAXED);
-  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-    int known = sigaction(numbers[i], NULL, &before) == 0;
-    if (numbers[i] == SIGHUP && known && before.sa_handler == SIG_IGN) continue;
-    sigaction(numbers[i], &action, NULL);
+  for (size_t i = 0; i < G2ZR_COUNT(g2zr_signals); i++) {
+    const int number = g2zr_signals[i].number, known = sigaction(number, NULL, &before) == 0;
+    if (number == SIGHUP && known && before.sa_handler == SIG_IGN) continue;
+    sigaction(number, &action, NULL);
   }
 }
 
