@@ -1985,6 +1985,28 @@ G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacit
   return G2Z_OK;
 }
 
+/* g2z_allocate and g2z_grow for a pointer of any type: G2Z__NEW(services, count, &pointer). */
+#define G2Z__NEW(services, count, pointer) g2z__new(services, count, sizeof **(pointer), pointer)
+#define G2Z__GROW(services, list, capacity, used, need) \
+  g2z__grow(services, list, capacity, used, need, sizeof **(list))
+
+G2Z__PRIVATE g2z_status g2z__new(g2z_services *services, size_t count, size_t size,
+                                 void *pointer) {
+  void *memory;
+  g2z_status status = g2z_allocate(services, count, size, &memory);
+  memcpy(pointer, &memory, sizeof memory);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__grow(g2z_services *services, void *pointer, size_t *capacity,
+                                  size_t used, size_t need, size_t size) {
+  void *list;
+  memcpy(&list, pointer, sizeof list);
+  g2z_status status = g2z_grow(services, &list, capacity, used, need, size);
+  memcpy(pointer, &list, sizeof list);
+  return status;
+}
+
 G2Z_API void g2z_release(g2z_services *services, void *memory) {
   if (!memory) return;
   if (services->release) services->release(services->user, memory);
@@ -1995,6 +2017,16 @@ G2Z_API double g2z_seconds(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* A thread without signals: handlers belong to the program's own. 0, or the error's number. */
+G2Z__PRIVATE int g2z__thread_start(pthread_t *thread, void *(*run)(void *), void *user) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(thread, NULL, run, user);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return error;
 }
 
 /* ----- files -------------------------------------------------------------
@@ -2032,15 +2064,21 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
                   strerror(error), remedy);
 }
 
+/* "DIRECTORY/name" of a file that the library opens itself. */
+G2Z__PRIVATE g2z_status g2z__path(g2z_services *services, const char *directory, const char *name,
+                                  char path[PATH_MAX]) {
+  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
+  if (snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX) return G2Z_OK;
+  return g2z_fail_file(services, ENAMETOOLONG, "open", path);
+}
+
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out) {
-  size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
-  void *path;
+  char path[PATH_MAX];
   *out = NULL;
-  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
-  G2Z__TRY(g2z_allocate(services, bytes, 1, &path));
-  *out = (char *)path;
-  snprintf(*out, bytes, "%s/%s", directory, name);
+  G2Z__TRY(g2z__path(services, directory, name, path));
+  G2Z__TRY(G2Z__NEW(services, strlen(path) + 1, out));
+  memcpy(*out, path, strlen(path));
   return G2Z_OK;
 }
 
@@ -2073,19 +2111,22 @@ G2Z__PRIVATE int g2z__sync(int file) {
   return result;
 }
 
-/* A new name is durable only once its directory is. Directories that cannot be opened or synced
- * (some network and FUSE file systems) are left to the system: the file itself is complete. */
+/* A new name is durable only once its directory is; -1: it could not be opened. Closes it. Returns
+ * the error's number. A directory that cannot be synced (of some network and FUSE file systems) is
+ * left to the system: the file itself is complete. */
+G2Z__PRIVATE int g2z__sync_directory(int directory) {
+  int error = directory < 0 || g2z__sync(directory) == 0 ? 0 : errno;
+  if (directory >= 0) close(directory);
+  return error == EIO || error == ENOSPC || error == EDQUOT ? error : 0;
+}
+
 G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *path) {
   char directory[PATH_MAX];
   const char *slash = strrchr(path, '/');
   int length = slash && slash != path ? (int)(slash - path) : 1;
   snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
-  int file = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return G2Z_OK;
-  int error = g2z__sync(file) == 0 ? 0 : errno;
-  close(file);
-  if (error != EIO && error != ENOSPC && error != EDQUOT) return G2Z_OK;
-  return g2z_fail_file(services, error, "sync the directory", directory);
+  int error = g2z__sync_directory(open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return error ? g2z_fail_file(services, error, "sync the directory", directory) : G2Z_OK;
 }
 
 /* In the words of a sentence. */
@@ -2147,15 +2188,14 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
   *out = NULL;
   size_t bytes = strlen(path) + 1;
   struct stat there;
-  void *memory;
+  g2z_writer *writer;
   if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* would make ".partial" */
   /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
    * would fail at the end. */
   if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
                     g2z__kind_of_file(&there));
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_writer) + 2 * bytes + 8, &memory));
-  g2z_writer *writer = (g2z_writer *)memory;
+  G2Z__TRY(g2z__new(services, 1, sizeof *writer + 2 * bytes + 8, &writer));
   writer->services = services;
   writer->path = (char *)(writer + 1);
   writer->partial = writer->path + bytes;
@@ -2243,7 +2283,7 @@ G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path,
 
 /* Pipes have no size and files may grow: the end is where read() returns 0. */
 G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *path, int file,
-                                            size_t limit, void **text, size_t *bytes) {
+                                            size_t limit, char **text, size_t *bytes) {
   struct stat info;
   if (fstat(file, &info) != 0) return g2z_fail_file(services, errno, "read", path);
   size_t need = (size_t)info.st_size, capacity = 0;
@@ -2252,31 +2292,28 @@ G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *
       return g2z_fail(services, G2Z_FORMAT,
                       "%s has more than %zu bytes, the limit for a file of this kind: check "
                       "that it is the right file", path, limit);
-    G2Z__TRY(g2z_grow(services, text, &capacity, *bytes, need + 2, 1)); /* a byte more, and a NUL */
-    got = read(file, (char *)*text + *bytes, capacity - *bytes - 1);
+    G2Z__TRY(G2Z__GROW(services, text, &capacity, *bytes, need + 2)); /* a byte more, and a NUL */
+    got = read(file, *text + *bytes, capacity - *bytes - 1);
     if (got < 0 && errno != EINTR) return g2z_fail_file(services, errno, "read", path);
     if (got > 0) *bytes += (size_t)got;
     if (need < *bytes) need = *bytes;
   }
-  ((char *)*text)[*bytes] = 0;
+  (*text)[*bytes] = 0;
   return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes) {
   int file;
-  void *memory = NULL;
+  *text = NULL;
   *bytes = 0;
   g2z_status status = g2z__open_read(services, path, &file);
-  if (status == G2Z_OK)
-    status = g2z__read_open_file(services, path, file, limit, &memory, bytes);
+  if (status == G2Z_OK) status = g2z__read_open_file(services, path, file, limit, text, bytes);
   if (file >= 0) close(file);
-  if (status != G2Z_OK) {
-    g2z_release(services, memory);
-    memory = NULL;
-    *bytes = 0;
-  }
-  *text = (char *)memory;
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_release(services, *text);
+  *text = NULL;
+  *bytes = 0;
   return status;
 }
 
