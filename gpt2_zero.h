@@ -3606,9 +3606,8 @@ struct g2z_shard_writer {
 G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *path,
                                            g2z_shard_format format, g2z_shard_writer **out) {
   *out = NULL;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_shard_writer), &memory));
-  g2z_shard_writer *writer = (g2z_shard_writer *)memory;
+  g2z_shard_writer *writer;
+  G2Z__TRY(G2Z__NEW(services, 1, &writer));
   writer->services = services;
   writer->format = format;
   g2z_status status = g2z_writer_create(services, path, &writer->file);
@@ -3617,12 +3616,9 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
     int32_t header[G2Z__SHARD_HEADER / 4] = {G2Z__SHARD_MAGIC, 1, 0};
     status = g2z_writer_put(writer->file, header, sizeof header);
   }
-  if (status != G2Z_OK) {
-    g2z_shard_writer_free(writer);
-    return status;
-  }
-  *out = writer;
-  return G2Z_OK;
+  if (status == G2Z_OK) *out = writer;
+  else g2z_shard_writer_free(writer);
+  return status;
 }
 
 /* The first token that does not count: all before it do. */
@@ -3648,11 +3644,10 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
                     "a shard with llm.c's header holds at most %d tokens, and this one would get "
                     "%" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
   uint16_t narrow[4096];
-  for (size_t done = 0; done < count;) {
-    size_t n = count - done < 4096 ? count - done : 4096;
+  for (size_t done = 0, n; done < count; done += n) {
+    n = count - done < 4096 ? count - done : 4096;
     for (size_t i = 0; i < n; i++) narrow[i] = (uint16_t)ids[done + i];
     G2Z__TRY(g2z_writer_put(writer->file, narrow, n * sizeof narrow[0]));
-    done += n;
   }
   for (size_t i = 0; i < count; i++, writer->tokens++) {
     int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
@@ -3922,13 +3917,13 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   if (status == G2Z_OK && shard->bytes && (shard->mask < 0) != (found.mask < 0))
     status = g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s came or went since the run "
                       "began: do not write shards while they are read", shard->path);
-  if (status == G2Z_OK) {
-    *shard = found;
-    *place = shard;
-  } else {
+  if (status != G2Z_OK) {
     g2z__shard_close(&found);
+    return status;
   }
-  return status;
+  *shard = found;
+  *place = shard;
+  return G2Z_OK;
 }
 
 /* Bits first ... first + T of a shard's mask, from bit first % 8 of the first byte on. */
@@ -3994,25 +3989,6 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void *g2z__loader_thread(void *user) {
-  g2z_loader *loader = (g2z_loader *)user;
-  g2z__prefetch *reader = loader->reader;
-  pthread_mutex_lock(&reader->lock);
-  while (reader->turn != G2Z__TURN_QUIT) {
-    if (reader->turn == G2Z__TURN_CALLER) {
-      pthread_cond_wait(&reader->changed, &reader->lock);
-      continue;
-    }
-    pthread_mutex_unlock(&reader->lock);
-    reader->status = g2z__loader_read(loader);
-    pthread_mutex_lock(&reader->lock);
-    reader->turn = G2Z__TURN_CALLER;
-    pthread_cond_signal(&reader->changed);
-  }
-  pthread_mutex_unlock(&reader->lock);
-  return NULL;
-}
-
 G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__prefetch_turn turn) {
   pthread_mutex_lock(&reader->lock);
   reader->turn = turn;
@@ -4020,10 +3996,22 @@ G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__prefetch_turn tur
   pthread_mutex_unlock(&reader->lock);
 }
 
-G2Z__PRIVATE void g2z__loader_wait(g2z__prefetch *reader) {
+/* Waits while it is the other's turn. */
+G2Z__PRIVATE g2z__prefetch_turn g2z__loader_wait(g2z__prefetch *reader, g2z__prefetch_turn other) {
   pthread_mutex_lock(&reader->lock);
-  while (reader->turn != G2Z__TURN_CALLER) pthread_cond_wait(&reader->changed, &reader->lock);
+  while (reader->turn == other) pthread_cond_wait(&reader->changed, &reader->lock);
+  g2z__prefetch_turn turn = reader->turn;
   pthread_mutex_unlock(&reader->lock);
+  return turn;
+}
+
+G2Z__PRIVATE void *g2z__loader_thread(void *user) {
+  g2z_loader *loader = (g2z_loader *)user;
+  while (g2z__loader_wait(loader->reader, G2Z__TURN_CALLER) != G2Z__TURN_QUIT) {
+    loader->reader->status = g2z__loader_read(loader);
+    g2z__loader_give(loader->reader, G2Z__TURN_CALLER);
+  }
+  return NULL;
 }
 
 G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
@@ -4036,14 +4024,14 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
                                          glob_t *found) {
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 2 * strlen(given) + 1, 1, &memory));
-  char *pattern = (char *)memory, *end = pattern;
+  char *pattern;
+  G2Z__TRY(G2Z__NEW(services, 2 * strlen(given) + 1, &pattern));
+  char *end = pattern;
   for (const char *at = given; *at; *end++ = *at++)
     if (is_name && *at != '/') *end++ = '\\';
   int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, found);
   int number = error == GLOB_NOSPACE ? ENOMEM : errno;
-  g2z_release(services, memory);
+  g2z_release(services, pattern);
   if (error == GLOB_NOMATCH)
     return g2z_fail(services, G2Z_IO, "no file is called or matches \"%s\": check the path, and "
                     "quote a pattern in the shell", given);
@@ -4068,14 +4056,14 @@ G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b,
 
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
   glob_t found[2];
-  void *others = NULL;
+  struct stat *others = NULL;
   const char *shared = NULL;
   memset(found, 0, sizeof found);
   g2z_status status = G2Z_OK;
   if (g2z__shards_find(services, train, &found[0]) == G2Z_OK &&
       g2z__shards_find(services, val, &found[1]) == G2Z_OK)
-    status = g2z_allocate(services, found[1].gl_pathc, sizeof(struct stat), &others);
-  if (others) shared = g2z__shards_shared(&found[0], &found[1], (struct stat *)others);
+    status = G2Z__NEW(services, found[1].gl_pathc, &others);
+  if (others) shared = g2z__shards_shared(&found[0], &found[1], others);
   if (shared)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT,
                       "%s is named to train on and to validate on, by \"%s\" and by \"%s\": "
@@ -4149,29 +4137,20 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
 G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
   g2z__prefetch *reader = loader->reader;
   const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
-  void *memory;
   G2Z__TRY(g2z__shards_find(&reader->services, pattern, &reader->found));
   reader->shard_count = reader->found.gl_pathc;
-  G2Z__TRY(g2z_allocate(&reader->services, reader->shard_count, sizeof(g2z__shard), &memory));
-  reader->shards = (g2z__shard *)memory;
+  G2Z__TRY(G2Z__NEW(&reader->services, reader->shard_count, &reader->shards));
   G2Z__TRY(g2z__loader_count(loader));
-  for (int i = 0; i < 2; i++) {
-    G2Z__TRY(g2z_allocate(&reader->services, 2 * tokens, sizeof(int32_t), &memory));
-    reader->buffer[i] = (int32_t *)memory;
-  }
-  G2Z__TRY(g2z_allocate(&reader->services, T + 1 + T / 16 + 2, sizeof(uint16_t), &memory));
-  reader->raw = (uint16_t *)memory;
+  for (int i = 0; i < 2; i++)
+    G2Z__TRY(G2Z__NEW(&reader->services, 2 * tokens, &reader->buffer[i]));
+  G2Z__TRY(G2Z__NEW(&reader->services, T + 1 + T / 16 + 2, &reader->raw));
   reader->bits = (unsigned char *)(reader->raw + T + 1);
-  sigset_t all, before; /* the thread takes no signals: handlers belong to the program's own */
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&reader->thread, NULL, g2z__loader_thread, loader);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int error = g2z__thread_start(&reader->thread, g2z__loader_thread, loader);
   reader->started = error == 0;
-  return !error ? G2Z_OK
-                : g2z_fail(&reader->services, G2Z_NO_MEMORY,
-                           "cannot start the prefetch thread: %s; raise the limit of processes "
-                           "(ulimit -u)", strerror(error));
+  if (!error) return G2Z_OK;
+  return g2z_fail(&reader->services, G2Z_NO_MEMORY,
+                  "cannot start the prefetch thread: %s; raise the limit of processes (ulimit -u)",
+                  strerror(error));
 }
 
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
@@ -4187,9 +4166,8 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
   if (!config->glob || !config->glob[0])
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
                     "pattern such as \"data/train_*.bin\"");
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader) + sizeof(g2z__prefetch), &memory));
-  g2z_loader *loader = (g2z_loader *)memory;
+  g2z_loader *loader;
+  G2Z__TRY(g2z__new(services, 1, sizeof *loader + sizeof(g2z__prefetch), &loader));
   loader->reader = (g2z__prefetch *)(loader + 1);
   loader->reader->caller = services;
   loader->reader->services = *services;
@@ -4214,7 +4192,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
   if (!loader) return;
   g2z__prefetch *reader = loader->reader;
   if (reader->started) {
-    g2z__loader_wait(reader);
+    g2z__loader_wait(reader, G2Z__TURN_THREAD);
     g2z__loader_give(reader, G2Z__TURN_QUIT);
     pthread_join(reader->thread, NULL);
   }
@@ -4233,7 +4211,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y) {
   g2z__prefetch *reader = loader->reader;
   *x = *y = NULL;
-  g2z__loader_wait(reader);
+  g2z__loader_wait(reader, G2Z__TURN_THREAD);
   if (reader->status != G2Z_OK) {
     memcpy(reader->caller->error, reader->services.error, sizeof reader->caller->error);
     return reader->status;
@@ -4256,7 +4234,7 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
                     "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
                     "%" PRId64 " steps: resume with the data and the global batch of before",
                     position.step, position.epoch, loader->steps_per_epoch);
-  g2z__loader_wait(loader->reader);
+  g2z__loader_wait(loader->reader, G2Z__TURN_THREAD);
   loader->position = position;
   g2z__loader_give(loader->reader, G2Z__TURN_THREAD);
   return G2Z_OK;
