@@ -5638,24 +5638,19 @@ G2Z__PRIVATE void g2z__clock_start(g2z__clock *clock, double step_s) {
 
 /* In the order of precedence. A launcher is there when its size is. NULL: it has no such variable.
  * The ids are the same on all ranks of a job, and on no rank of another. */
-#define G2Z__LAUNCHER_LIST(X)                                                                      \
-  /* name        rank                    size                    local rank, local size, ids */    \
-  X("torchrun",  "RANK",                 "WORLD_SIZE",                                             \
-    "LOCAL_RANK", "LOCAL_WORLD_SIZE",                                                              \
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "WORLD_SIZE")              \
-  X("openmpi",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",                                   \
-    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",                                    \
-    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", NULL, NULL)                                       \
-  X("pmi",       "PMI_RANK",             "PMI_SIZE",                                               \
-    "MPI_LOCALRANKID", "MPI_LOCALNRANKS",                                                          \
-    "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", NULL)                                            \
-  X("slurm",     "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS",                                   \
-    "SLURM_LOCALID", NULL,                                                                         \
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", NULL)
-
 typedef struct g2z__launcher {
   const char *name, *rank, *size, *local_rank, *local_size, *ids[4];
 } g2z__launcher;
+static const g2z__launcher g2z__launchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+     {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "WORLD_SIZE"}},
+    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", NULL, NULL}},
+    {"pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+     {"PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", NULL}},
+    {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL,
+     {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", NULL}}};
 
 /* A variable's value; an empty one counts as not set. */
 G2Z__PRIVATE const char *g2z__variable(const char *name) {
@@ -5753,9 +5748,7 @@ G2Z__PRIVATE g2z_status g2z__place_alone(g2z_services *services, g2z_place *out)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) "
                     "to start %d ranks, or --ranks on one node", tasks, tasks);
-  snprintf(out->launcher, sizeof out->launcher, "alone");
-  snprintf(out->host, sizeof out->host, "127.0.0.1");
-  out->world = out->local_world = 1;
+  *out = g2z_ranks_config_default().place;
   return G2Z_OK;
 }
 
@@ -5765,15 +5758,11 @@ G2Z__PRIVATE int g2z__job_port(const char *job) {
 }
 
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-#define X(name, rank, size, local_rank, local_size, id0, id1, id2, id3) \
-  {name, rank, size, local_rank, local_size, {id0, id1, id2, id3}},
-  static const g2z__launcher launchers[] = {G2Z__LAUNCHER_LIST(X)};
-#undef X
-  const g2z__launcher *launcher = launchers;
+  const g2z__launcher *launcher = NULL;
   int found = 0, parent;
   memset(out, 0, sizeof *out);
-  for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !found; i++) {
-    launcher = &launchers[i];
+  for (size_t i = 0; i < sizeof g2z__launchers / sizeof *g2z__launchers && !found; i++) {
+    launcher = &g2z__launchers[i];
     G2Z__TRY(g2z__place_numbers(services, launcher, out, &found));
   }
   if (!found) return g2z__place_alone(services, out);
@@ -5799,23 +5788,16 @@ G2Z__PRIVATE void g2z__sip_rounds(uint64_t v[4], int rounds) {
   }
 }
 
-/* The little-endian number in up to 8 bytes. */
-G2Z__PRIVATE uint64_t g2z__sip_word(const uint8_t *bytes, size_t count) {
-  uint64_t word = 0;
-  for (size_t i = 0; i < count && i < 8; i++) word |= (uint64_t)bytes[i] << (8 * i);
-  return word;
-}
-
 /* SipHash-2-4 with 128 bits of output (Aumasson, Bernstein: 131002.de/siphash): a keyed MAC. */
 G2Z__PRIVATE void g2z__siphash(const uint8_t key[16], const void *bytes, size_t count,
                                uint8_t out[16]) {
-  const uint8_t *at = (const uint8_t *)bytes;
-  const uint64_t k0 = g2z__sip_word(key, 8), k1 = g2z__sip_word(key + 8, 8);
-  uint64_t v[4] = {k0 ^ 0x736f6d6570736575u, k1 ^ 0x646f72616e646f6du ^ 0xee,
-                   k0 ^ 0x6c7967656e657261u, k1 ^ 0x7465646279746573u};
+  uint64_t k[2], word = 0;
+  memcpy(k, key, sizeof k);
+  uint64_t v[4] = {k[0] ^ 0x736f6d6570736575u, k[1] ^ 0x646f72616e646f6du ^ 0xee,
+                   k[0] ^ 0x6c7967656e657261u, k[1] ^ 0x7465646279746573u};
   for (size_t i = 0; i <= count / 8; i++) { /* the last word holds the length as well */
-    uint64_t word = g2z__sip_word(at + 8 * i, count - 8 * i);
-    if (i == count / 8) word |= (uint64_t)count << 56;
+    if (i == count / 8) word = (uint64_t)count << 56;
+    memcpy(&word, (const char *)bytes + 8 * i, i < count / 8 ? 8 : count % 8);
     v[3] ^= word;
     g2z__sip_rounds(v, 2);
     v[0] ^= word;
@@ -5823,8 +5805,8 @@ G2Z__PRIVATE void g2z__siphash(const uint8_t key[16], const void *bytes, size_t 
   v[2] ^= 0xee;
   for (int half = 0; half < 2; half++) {
     g2z__sip_rounds(v, 4);
-    for (int i = 0; i < 8; i++)
-      out[8 * half + i] = (uint8_t)((v[0] ^ v[1] ^ v[2] ^ v[3]) >> (8 * i));
+    word = v[0] ^ v[1] ^ v[2] ^ v[3];
+    memcpy(out + 8 * half, &word, 8);
     v[1] ^= 0xdd;
   }
 }
@@ -5867,6 +5849,11 @@ G2Z__PRIVATE void g2z__socket_close(int *socket) {
   *socket = -1;
 }
 
+G2Z__PRIVATE void g2z__peer_close(g2z__peer *peer) {
+  g2z__socket_close(&peer->data.socket);
+  g2z__socket_close(&peer->control.socket);
+}
+
 /* Waits for `events` or an error until the clock says `until`; 1 when there is something. */
 G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, double until) {
   for (;;) {
@@ -5877,6 +5864,11 @@ G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, d
     if (ready > 0) return 1;
     if ((ready < 0 && errno != EINTR) || left <= 0) return 0;
   }
+}
+
+G2Z__PRIVATE struct pollfd g2z__poll_input(int socket) {
+  struct pollfd entry = {socket, POLLIN, 0};
+  return entry;
 }
 
 /* The addresses of a host, for freeaddrinfo; returns what getaddrinfo says, 0: found. */
@@ -6011,15 +6003,13 @@ G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *addre
 /* Looks for rank 0 at all addresses and ports. */
 G2Z__PRIVATE g2z_status g2z__look(g2z_ranks *ranks, const struct addrinfo *addresses, double until,
                                   char seen[160], int *found) {
-  g2z__peer *zero = &ranks->peers[0];
   for (const struct addrinfo *at = addresses; at; at = at->ai_next)
     for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
       int port = ranks->config.place.port + i;
       G2Z__TRY(g2z__seek(ranks, at, port, 1, until, seen, found));
       if (*found) G2Z__TRY(g2z__seek(ranks, at, port, 0, until, seen, found));
       if (*found) return G2Z_OK;
-      g2z__socket_close(&zero->data.socket);
-      g2z__socket_close(&zero->control.socket);
+      g2z__peer_close(&ranks->peers[0]);
     }
   return G2Z_OK;
 }
@@ -6039,8 +6029,7 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
     else status = g2z__look(ranks, addresses, until, seen, &found);
     if (found || g2z__awake(&ranks->clock) > until) break;
     if (pause_s > longest_s) pause_s = longest_s;
-    struct timespec pause = {(time_t)pause_s, (long)((pause_s - (double)(time_t)pause_s) * 1e9)};
-    nanosleep(&pause, NULL);
+    poll(NULL, 0, (int)(pause_s * 1000));
   }
   if (addresses) freeaddrinfo(addresses);
   if (status == G2Z_OK && !found)
@@ -6140,21 +6129,19 @@ G2Z__PRIVATE void g2z__meeting_check(g2z__meeting *meeting, const g2z__hello *he
                       zero->build);
   for (int r = 0; r < world && hello->device[0]; r++) {
     const g2z__hello *other = &ranks->peers[r].hello;
-    if (r == hello->rank || strcmp(hello->device, other->device) != 0 ||
-        strcmp(hello->host, other->host) != 0)
-      continue;
-    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
-                      "ranks %d and %d on %s share one GPU (%s): start as many ranks as there are "
-                      "GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES",
-                      r < hello->rank ? r : hello->rank, r < hello->rank ? hello->rank : r,
-                      hello->host, hello->device);
+    const int low = r < hello->rank ? r : hello->rank;
+    if (r != hello->rank && strcmp(hello->device, other->device) == 0 &&
+        strcmp(hello->host, other->host) == 0)
+      g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+                        "ranks %d and %d on %s share one GPU (%s): start as many ranks as there "
+                        "are GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES", low,
+                        r + hello->rank - low, hello->host, hello->device);
   }
 }
 
 G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
   meeting->present -= peer->data.socket >= 0;
-  g2z__socket_close(&peer->data.socket);
-  g2z__socket_close(&peer->control.socket);
+  g2z__peer_close(peer);
   memset(&peer->hello, 0, sizeof peer->hello);
 }
 
@@ -6252,13 +6239,11 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
   const int first = 1 + G2Z__RANKS_CALLERS, count = first + ranks->config.place.world;
   struct pollfd *polls = meeting->polls;
-  for (int i = 0; i < count; i++) {
-    polls[i].fd = i == 0 ? meeting->listener
-                  : i < first ? meeting->callers[i - 1].link.socket
-                  : meeting->ending.status == G2Z_OK ? ranks->peers[i - first].control.socket : -1;
-    polls[i].events = POLLIN;
-    polls[i].revents = 0;
-  }
+  polls[0] = g2z__poll_input(meeting->listener);
+  for (int i = 1; i < count; i++)
+    polls[i] = g2z__poll_input(i < first ? meeting->callers[i - 1].link.socket
+                               : meeting->ending.status == G2Z_OK
+                                   ? ranks->peers[i - first].control.socket : -1);
   if (poll(polls, (nfds_t)count, 100) <= 0) return;
   for (int i = 1; i < count; i++) {
     if (!polls[i].revents) continue;
@@ -6320,10 +6305,9 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
 
 G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   const size_t polls = 1 + G2Z__RANKS_CALLERS + (size_t)ranks->config.place.world;
-  void *memory;
-  G2Z__TRY(g2z_allocate(ranks->services, 1, sizeof(g2z__meeting) + polls * sizeof(struct pollfd),
-                        &memory));
-  g2z__meeting *meeting = (g2z__meeting *)memory;
+  g2z__meeting *meeting;
+  G2Z__TRY(g2z__new(ranks->services, 1, sizeof *meeting + polls * sizeof(struct pollfd),
+                    &meeting));
   meeting->ranks = ranks;
   meeting->polls = (struct pollfd *)(meeting + 1);
   meeting->listener = -1;
@@ -6493,11 +6477,8 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
 /* Takes what comes within wait_s. */
 G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
   struct pollfd *polls = ranks->polls;
-  for (int i = 0; i < ranks->peer_count; i++) {
-    polls[i].fd = ranks->peers[i].control.socket;
-    polls[i].events = POLLIN;
-    polls[i].revents = 0;
-  }
+  for (int i = 0; i < ranks->peer_count; i++)
+    polls[i] = g2z__poll_input(ranks->peers[i].control.socket);
   if (poll(polls, (nfds_t)ranks->peer_count, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0)
     return;
   for (int i = 0; i < ranks->peer_count; i++)
@@ -6539,28 +6520,21 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
 
 G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
   const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
-  void *polls;
   int pair[2];
-  sigset_t all, before;
   ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
   if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
-  G2Z__TRY(g2z_allocate(ranks->services, (size_t)ranks->peer_count, sizeof(struct pollfd), &polls));
-  ranks->polls = (struct pollfd *)polls;
+  G2Z__TRY(G2Z__NEW(ranks->services, (size_t)ranks->peer_count, &ranks->polls));
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
     return g2z_fail(ranks->services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
   for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
   ranks->peers[ranks->me].control.socket = pair[0];
   ranks->wake = pair[1];
-  sigfillset(&all); /* signals are the main thread's */
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&ranks->watcher, NULL, g2z__watch, ranks);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (error)
-    return g2z_fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s",
-                    strerror(error));
-  ranks->watched = 1;
-  return G2Z_OK;
+  int error = g2z__thread_start(&ranks->watcher, g2z__watch, ranks);
+  ranks->watched = error == 0;
+  if (!error) return G2Z_OK;
+  return g2z_fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s",
+                  strerror(error));
 }
 
 /* ----- join and leave ---------------------------------------------------- */
@@ -6612,7 +6586,6 @@ G2Z__PRIVATE g2z_status g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello
 G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   const g2z_place *place = &ranks->config.place;
   g2z_services *services = ranks->services;
-  void *memory;
   if (place->world < 1 || place->world > G2Z__RANKS_MAX || place->rank < 0 ||
       place->rank >= place->world)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "rank %d of %d cannot be: at most %d ranks",
@@ -6622,10 +6595,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "port %d: must be from 1 to %d", place->port,
                     65535 - G2Z__RANKS_PORTS);
   int count = place->rank == 0 ? place->world : 2;
-  G2Z__TRY(g2z_allocate(services, (size_t)place->world, sizeof(int32_t), &memory));
-  ranks->votes = (int32_t *)memory;
-  G2Z__TRY(g2z_allocate(services, (size_t)count, sizeof(g2z__peer), &memory));
-  ranks->peers = (g2z__peer *)memory;
+  G2Z__TRY(G2Z__NEW(services, (size_t)place->world, &ranks->votes));
+  G2Z__TRY(G2Z__NEW(services, (size_t)count, &ranks->peers));
   ranks->peer_count = count;
   ranks->me = place->rank ? 1 : 0;
   for (int i = 0; i < count; i++) {
@@ -6646,10 +6617,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
 
 G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
                                   g2z_ranks **out) {
-  void *memory;
+  g2z_ranks *ranks;
   *out = NULL;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_ranks), &memory));
-  g2z_ranks *ranks = (g2z_ranks *)memory;
+  G2Z__TRY(G2Z__NEW(services, 1, &ranks));
   ranks->services = services;
   ranks->config = *config;
   ranks->wake = -1;
@@ -6671,10 +6641,7 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
     g2z__say(ranks->wake, G2Z__GOODBYE, &self);
     pthread_join(ranks->watcher, NULL);
   }
-  for (int i = 0; i < ranks->peer_count; i++) {
-    g2z__socket_close(&ranks->peers[i].data.socket);
-    g2z__socket_close(&ranks->peers[i].control.socket);
-  }
+  for (int i = 0; i < ranks->peer_count; i++) g2z__peer_close(&ranks->peers[i]);
   g2z__socket_close(&ranks->wake);
   pthread_mutex_destroy(&ranks->lock);
   g2z_release(ranks->services, ranks->polls);
@@ -6735,10 +6702,11 @@ G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
   return count;
 }
 
-G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
-  g2z_json_out out;
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
+G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
+                                          const char *path) {
+  g2z_writer *writer;
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  g2z_json_out out = {writer, 0, 0, 0};
   pthread_mutex_lock(&ranks->lock);
   const g2z__pulse self = ranks->self;
   const int64_t begun = ranks->sequence;
@@ -6757,8 +6725,8 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   g2z_json_put_number(&out, "seconds", g2z_seconds() - ranks->began);
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
-  for (int64_t i = begun - G2Z__RANKS_RECORDS + 1; i <= begun; i++) {
-    if (i < 1) continue;
+  int64_t i = begun > G2Z__RANKS_RECORDS ? begun - G2Z__RANKS_RECORDS + 1 : 1;
+  for (; i <= begun; i++) {
     pthread_mutex_lock(&ranks->lock);
     g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
     pthread_mutex_unlock(&ranks->lock);
@@ -6768,13 +6736,6 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
                       "\"bucket\": %d, \"bytes\": %zu, \"seconds\": %.6f}\n", record.sequence,
                       record.step, record.kind, record.bucket, record.bytes, record.seconds);
   }
-}
-
-G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
-                                          const char *path) {
-  g2z_writer *writer;
-  G2Z__TRY(g2z_writer_create(services, path, &writer));
-  g2z__flight_write(ranks, writer);
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   return status;
@@ -6782,32 +6743,30 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* ----- calls over the data connections ----------------------------------- */
 
+G2Z__PRIVATE int g2z__ranks_is_lost(g2z_ranks *ranks) {
+  pthread_mutex_lock(&ranks->lock);
+  int lost = ranks->lost;
+  pthread_mutex_unlock(&ranks->lock);
+  return lost;
+}
+
 /* A data connection has ended. The watcher knows more in a moment, and names who is to blame. */
 G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
-  const struct timespec moment = {0, 5000000};
-  int lost = 0;
-  for (int turn = 0; turn < 1000 && !lost; turn++) {
-    pthread_mutex_lock(&ranks->lock);
-    lost = ranks->lost;
-    pthread_mutex_unlock(&ranks->lock);
-    if (!lost) nanosleep(&moment, NULL);
-  }
   ranks->broken = G2Z_LOST;
-  if (lost) return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  for (int turn = 0; turn < 1000 && !g2z__ranks_is_lost(ranks); turn++) poll(NULL, 0, 5);
+  if (g2z__ranks_is_lost(ranks))
+    return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
   return g2z_fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
                   ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
 }
 
 /* Nothing is sent over connections that are out of step. */
 G2Z__PRIVATE g2z_status g2z__ranks_ready(g2z_ranks *ranks) {
-  pthread_mutex_lock(&ranks->lock);
-  g2z_status status = G2Z_OK;
-  if (ranks->lost) status = g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  else if (ranks->broken != G2Z_OK)
-    status = g2z_fail(ranks->services, ranks->broken,
-                      "the ranks are out of step since an earlier failure: leave, and join again");
-  pthread_mutex_unlock(&ranks->lock);
-  return status;
+  if (g2z__ranks_is_lost(ranks))
+    return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  if (ranks->broken == G2Z_OK) return G2Z_OK;
+  return g2z_fail(ranks->services, ranks->broken,
+                  "the ranks are out of step since an earlier failure: leave, and join again");
 }
 
 /* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is
@@ -6871,43 +6830,38 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
   return ranks->broken = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
 }
 
-G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
-                                        void *all) {
-  const size_t world = (size_t)ranks->config.place.world, rank = (size_t)ranks->config.place.rank;
-  if (bytes) memmove((char *)all + rank * bytes, mine, bytes); /* none: only to wait for all */
+/* Through rank 0: the others' bytes go to it, and all of them from it to everybody. root -1: rank
+ * r's `count` bytes are part r of `all`. Else the root's bytes are all there is, and the others
+ * only say that they are in the same call. */
+G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int root,
+                                        const void *mine, void *all, size_t count) {
+  const int world = ranks->config.place.world, rank = ranks->config.place.rank;
+  const size_t whole = root < 0 ? (size_t)world * count : count;
   if (world == 1) return G2Z_OK;
   G2Z__TRY(g2z__ranks_ready(ranks));
-  int64_t sequence = g2z__ranks_record(ranks, "all_gather", -1, bytes);
+  int64_t sequence = g2z__ranks_record(ranks, g2z__kinds[kind].text, -1, count);
   if (rank) {
-    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__GATHER, sequence, mine, bytes));
-    return g2z__ranks_take(ranks, 0, G2Z__GATHER, sequence, all, world * bytes);
+    G2Z__TRY(g2z__ranks_put(ranks, 0, kind, sequence, mine, root < 0 || rank == root ? count : 0));
+    return g2z__ranks_take(ranks, 0, kind, sequence, all, whole);
   }
-  for (size_t r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_take(ranks, (int)r, G2Z__GATHER, sequence, (char *)all + r * bytes, bytes));
-  for (size_t r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, (int)r, G2Z__GATHER, sequence, all, world * bytes));
+  for (int r = 1; r < world; r++) {
+    char *part = (char *)all + (root < 0 ? (size_t)r * count : 0);
+    G2Z__TRY(g2z__ranks_take(ranks, r, kind, sequence, part, root < 0 || r == root ? count : 0));
+  }
+  for (int r = 1; r < world; r++)
+    G2Z__TRY(g2z__ranks_put(ranks, r, kind, sequence, all, whole));
   return G2Z_OK;
 }
 
-/* The root's bytes to everybody. The others say that they are here, or in which other call. */
-G2Z__PRIVATE g2z_status g2z__ranks_spread(g2z_ranks *ranks, int root, void *bytes, size_t count) {
-  const int world = ranks->config.place.world, rank = ranks->config.place.rank;
-  if (world == 1) return G2Z_OK;
-  G2Z__TRY(g2z__ranks_ready(ranks));
-  int64_t sequence = g2z__ranks_record(ranks, "broadcast", -1, count);
-  if (rank) {
-    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__BROADCAST, sequence, bytes, rank == root ? count : 0));
-    return g2z__ranks_take(ranks, 0, G2Z__BROADCAST, sequence, bytes, count);
-  }
-  for (int r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_take(ranks, r, G2Z__BROADCAST, sequence, bytes, r == root ? count : 0));
-  for (int r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__BROADCAST, sequence, bytes, count));
-  return G2Z_OK;
+G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
+                                        void *all) {
+  if (bytes) /* none: only to wait for all */
+    memmove((char *)all + (size_t)ranks->config.place.rank * bytes, mine, bytes);
+  return g2z__ranks_call(ranks, G2Z__GATHER, -1, mine, all, bytes);
 }
 
 G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count) {
-  return g2z__ranks_spread(ranks, 0, bytes, count);
+  return g2z__ranks_call(ranks, G2Z__BROADCAST, 0, bytes, bytes, count);
 }
 
 /* The status of the lowest rank whose own is not G2Z_OK, with that rank's sentence. */
@@ -6920,7 +6874,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_decide(g2z_ranks *ranks, g2z_status mine,
   while (first < world && ranks->votes[first] == G2Z_OK) first++;
   if (first == world) return G2Z_OK;
   status = ranks->votes[first];
-  G2Z__TRY(g2z__ranks_spread(ranks, first, sentence, G2Z_ERROR_BYTES));
+  G2Z__TRY(g2z__ranks_call(ranks, G2Z__BROADCAST, first, sentence, sentence, G2Z_ERROR_BYTES));
   sentence[G2Z_ERROR_BYTES - 1] = 0;
   return g2z_fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
                                                                             : G2Z_LOST,
@@ -6953,20 +6907,25 @@ G2Z__PRIVATE int g2z__line_bytes(const char *text) {
   return bytes < 200 ? (int)bytes : 200;
 }
 
+/* Rank 0's text to everybody. The others' *copy is freed with g2z_release; rank 0 has none. */
+G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char **copy) {
+  uint64_t bytes = text ? strlen(text) + 1 : 0;
+  *copy = NULL;
+  G2Z__TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
+  g2z_status status = ranks->me ? G2Z__NEW(ranks->services, (size_t)bytes, copy) : G2Z_OK;
+  G2Z__TRY(g2z_ranks_agree(ranks, status));
+  G2Z__TRY(g2z_ranks_broadcast(ranks, *copy ? *copy : (char *)text, (size_t)bytes));
+  if (*copy) (*copy)[bytes - 1] = 0;
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text) {
-  char sentence[G2Z_ERROR_BYTES] = "";
-  uint64_t bytes = strlen(text) + 1;
-  void *memory = NULL;
+  char sentence[G2Z_ERROR_BYTES] = "", *copy;
   size_t line = 0; /* where the first line begins that is not alike */
   if (ranks->config.place.world == 1) return G2Z_OK;
-  G2Z__TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
-  g2z_status status = g2z_allocate(ranks->services, (size_t)bytes, 1, &memory);
-  char *zero = (char *)memory;
-  if (status == G2Z_OK && ranks->me == 0) memcpy(zero, text, (size_t)bytes);
-  status = g2z_ranks_agree(ranks, status);
-  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, zero, (size_t)bytes);
+  g2z_status status = g2z__ranks_text(ranks, text, &copy);
   if (status == G2Z_OK) {
-    zero[bytes - 1] = 0;
+    const char *zero = copy ? copy : text;
     int differs = strcmp(zero, text) != 0;
     for (size_t i = 0; differs && zero[i] && zero[i] == text[i]; i++)
       if (zero[i] == '\n') line = i + 1;
@@ -6978,7 +6937,7 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
                zero + line);
     status = g2z__ranks_decide(ranks, differs ? G2Z_BAD_ARGUMENT : G2Z_OK, sentence);
   }
-  g2z_release(ranks->services, memory);
+  g2z_release(ranks->services, copy);
   return status;
 }
 
