@@ -1926,11 +1926,17 @@ G2Z__PRIVATE void g2z__tame(char *sentence) {
     else if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) c[0] = c[1] = '?';
 }
 
+/* Prints what stands behind `format` in a call into an array. */
+#define G2Z__PRINT(array, format)                        \
+  do {                                                   \
+    va_list arguments_;                                  \
+    va_start(arguments_, format);                        \
+    vsnprintf(array, sizeof(array), format, arguments_); \
+    va_end(arguments_);                                  \
+  } while (0)
+
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(services->error, sizeof services->error, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(services->error, format);
   g2z__tame(services->error);
   return status;
 }
@@ -1946,10 +1952,7 @@ G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int
 G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...) {
   if (!services->log) return;
   char sentence[G2Z_ERROR_BYTES];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(sentence, sizeof sentence, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(sentence, format);
   g2z__tame(sentence);
   (services->log)(services->user, level, sentence); /* <tgmath.h> makes log() a macro */
 }
@@ -2064,21 +2067,13 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
                   strerror(error), remedy);
 }
 
-/* "DIRECTORY/name" of a file that the library opens itself. */
-G2Z__PRIVATE g2z_status g2z__path(g2z_services *services, const char *directory, const char *name,
-                                  char path[PATH_MAX]) {
-  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
-  if (snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX) return G2Z_OK;
-  return g2z_fail_file(services, ENAMETOOLONG, "open", path);
-}
-
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out) {
-  char path[PATH_MAX];
+  const size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
   *out = NULL;
-  G2Z__TRY(g2z__path(services, directory, name, path));
-  G2Z__TRY(G2Z__NEW(services, strlen(path) + 1, out));
-  memcpy(*out, path, strlen(path));
+  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
+  G2Z__TRY(G2Z__NEW(services, bytes, out));
+  snprintf(*out, bytes, "%s/%s", directory, name);
   return G2Z_OK;
 }
 
@@ -2105,10 +2100,9 @@ G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offs
 }
 
 G2Z__PRIVATE int g2z__sync(int file) {
-  int result;
-  do result = fsync(file);
-  while (result != 0 && errno == EINTR);
-  return result;
+  while (fsync(file) != 0)
+    if (errno != EINTR) return -1;
+  return 0;
 }
 
 /* A new name is durable only once its directory is; -1: it could not be opened. Closes it. Returns
