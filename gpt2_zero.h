@@ -2338,10 +2338,7 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
   if (json->status != G2Z_OK) return json->status; /* the first error explains the others */
   char what[G2Z_ERROR_BYTES];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(what, sizeof what, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(what, format);
   size_t line = 1;
   const unsigned char *start = json->begin;
   for (const unsigned char *c = json->begin; c < json->at; c++)
