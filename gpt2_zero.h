@@ -1285,7 +1285,7 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  * keep those connections: for small messages between the hosts' memories, for the collectives of
  * CPU ranks, and for heartbeats, by which the death of one rank ends all within seconds.
  *
- * After g2z_ranks_join every call is made by all ranks in the same order, except _place, _phase,
+ * After g2z_ranks_join every call is made by all ranks in the same order, except _place,
  * _collectives and _write_flight. A job of one rank opens no connection. */
 
 typedef struct g2z_place {  /* a process's place in the job */
@@ -5597,9 +5597,8 @@ struct g2z_ranks {
   g2z_status broken;              /* data connections are out of step: all later calls fail so */
   double began;
   g2z__clock clock;               /* of the meeting, then of the watcher */
-  struct pollfd *polls;           /* the watcher's, as all that follows up to `lock` */
   pthread_t watcher;
-  int watched;                    /* it runs */
+  int watched;                    /* it runs; what follows is its own, up to `lock` */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
   g2z__pulse low;                 /* of the ranks that hold up the others, with all their moves */
@@ -5643,58 +5642,56 @@ static const g2z__launcher g2z__launchers[] = {
     {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL,
      {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", NULL}}};
 
-/* A variable's value; an empty one counts as not set. */
-G2Z__PRIVATE const char *g2z__variable(const char *name) {
+/* An environment variable; an empty one counts as not set. */
+G2Z__PRIVATE const char *g2z__env(const char *name) {
   const char *text = name ? getenv(name) : NULL;
   return text && *text ? text : NULL;
 }
 
-/* A variable that must be a number; `otherwise` when it is not set. */
-G2Z__PRIVATE g2z_status g2z__variable_number(g2z_services *services, const char *name, int minimum,
-                                             int maximum, int otherwise, int *out) {
-  const char *text = g2z__variable(name);
+/* One that must be a number; `otherwise` when it is not set. */
+G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name, int least,
+                                        int most, int otherwise, int *out) {
+  const char *text = g2z__env(name);
   *out = otherwise;
   if (!text) return G2Z_OK;
   size_t digits = strspn(text, "0123456789");
   long value = digits && digits < 10 && !text[digits] ? strtol(text, NULL, 10) : -1;
-  if (value < minimum || value > maximum)
+  if (value < least || value > most)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%.80s: must be a whole number from %d to %d",
-                    name, text, minimum, maximum);
+                    name, text, least, most);
   *out = (int)value;
   return G2Z_OK;
 }
 
-/* Rank, size and their local twins. *found 0: the launcher's variables are not there. */
+/* Rank, size and their local twins. World 0: the launcher's variables are not there. */
 G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__launcher *launcher,
-                                           g2z_place *out, int *found) {
-  const char *rank = g2z__variable(launcher->rank), *size = g2z__variable(launcher->size);
+                                           g2z_place *out) {
+  const char *rank = g2z__env(launcher->rank), *size = g2z__env(launcher->size);
   int slurm = strcmp(launcher->name, "slurm") == 0, nodes;
-  *found = size || (rank && !slurm); /* a batch script has SLURM_PROCID, but is no step */
-  if (!*found) return G2Z_OK;
+  /* Slurm's batch script has a rank, but is no step. */
+  if (!size && (!rank || slurm)) return G2Z_OK;
   if (!rank || !size)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "%s=%.80s is set, but %s is not: set both, or neither",
                     rank ? launcher->rank : launcher->size, rank ? rank : size,
                     rank ? launcher->size : launcher->rank);
   snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
-  G2Z__TRY(g2z__variable_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
-  G2Z__TRY(g2z__variable_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
-  G2Z__TRY(g2z__variable_number(services, launcher->local_size, 1, out->world, 0,
-                                &out->local_world));
-  G2Z__TRY(g2z__variable_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
+  G2Z__TRY(g2z__env_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
+  G2Z__TRY(g2z__env_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
+  G2Z__TRY(g2z__env_number(services, launcher->local_size, 1, out->world, 0, &out->local_world));
+  G2Z__TRY(g2z__env_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
   if (out->world == 1 || (slurm && nodes == 1)) out->local_world = out->world;
-  int most = out->local_world ? out->local_world : out->world;
-  G2Z__TRY(g2z__variable_number(services, launcher->local_rank, 0, most - 1, -1,
-                                &out->local_rank));
+  int last = (out->local_world ? out->local_world : out->world) - 1;
+  G2Z__TRY(g2z__env_number(services, launcher->local_rank, 0, last, -1, &out->local_rank));
   if (out->local_rank < 0) /* srun --mpi=pmi2 has Slurm's own */
-    G2Z__TRY(g2z__variable_number(services, "SLURM_LOCALID", 0, most - 1, -1, &out->local_rank));
+    G2Z__TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
   if (out->world == 1) out->local_rank = 0;
   return G2Z_OK;
 }
 
 /* The host of rank 0. By hand, RANK and WORLD_SIZE are enough where all ranks are on one host. */
 G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
-  const char *address = g2z__variable("MASTER_ADDR");
+  const char *address = g2z__env("MASTER_ADDR");
   int by_hand = strcmp(out->launcher, "torchrun") == 0;
   int here = address ? strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
                            strcmp(address, "localhost") == 0
@@ -5711,7 +5708,7 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
                     "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host"
                     "%s", out->rank, out->world, out->launcher,
                     strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
-  if (by_hand && out->world > 1 && !g2z__variable("MASTER_PORT"))
+  if (by_hand && out->world > 1 && !g2z__env("MASTER_PORT"))
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is "
                     "the same for all ranks of this job and for no other job", out->rank,
@@ -5722,46 +5719,38 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
 
 /* The job's id and secret. */
 G2Z__PRIVATE void g2z__place_job(const g2z__launcher *launcher, g2z_place *out) {
-  const char *id = g2z__variable("G2Z_RUN_ID"), *secret = g2z__variable("G2Z_SECRET");
+  const char *id = g2z__env("G2Z_RUN_ID"), *secret = g2z__env("G2Z_SECRET");
   int used = snprintf(out->job, sizeof out->job, "%s", id ? id : launcher->name);
   for (int i = 0; !id && i < 4 && launcher->ids[i] && used < (int)sizeof out->job; i++) {
-    const char *part = g2z__variable(launcher->ids[i]);
+    const char *part = g2z__env(launcher->ids[i]);
     used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", part ? part : "-");
   }
   snprintf(out->secret, sizeof out->secret, "%s", secret ? secret : "");
 }
 
-/* No launcher: alone, unless Slurm says that there should be more. */
-G2Z__PRIVATE g2z_status g2z__place_alone(g2z_services *services, g2z_place *out) {
-  int tasks;
-  G2Z__TRY(g2z__variable_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
-  if (tasks > 1)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) "
-                    "to start %d ranks, or --ranks on one node", tasks, tasks);
-  *out = g2z_ranks_config_default().place;
-  return G2Z_OK;
-}
-
-/* Below the ports that systems give to outgoing connections. */
-G2Z__PRIVATE int g2z__job_port(const char *job) {
-  return 20000 + (int)(g2z__hash(G2Z__HASH, job, strlen(job)) % 9900);
-}
-
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-  const g2z__launcher *launcher = NULL;
-  int found = 0, parent;
+  const size_t count = sizeof g2z__launchers / sizeof *g2z__launchers;
+  int tasks, parent;
+  size_t i = 0;
   memset(out, 0, sizeof *out);
-  for (size_t i = 0; i < sizeof g2z__launchers / sizeof *g2z__launchers && !found; i++) {
-    launcher = &g2z__launchers[i];
-    G2Z__TRY(g2z__place_numbers(services, launcher, out, &found));
+  for (; i < count && !out->world; i++)
+    G2Z__TRY(g2z__place_numbers(services, &g2z__launchers[i], out));
+  if (!out->world) { /* no launcher: alone, unless Slurm says that there should be more */
+    G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
+    if (tasks > 1)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or "
+                      "mpirun) to start %d ranks, or --ranks on one node", tasks, tasks);
+    *out = g2z_ranks_config_default().place;
+    return G2Z_OK;
   }
-  if (!found) return g2z__place_alone(services, out);
   G2Z__TRY(g2z__place_host(services, out));
-  g2z__place_job(launcher, out);
-  G2Z__TRY(g2z__variable_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
-                                g2z__job_port(out->job), &out->port));
-  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  g2z__place_job(&g2z__launchers[i - 1], out);
+  /* 20000: below the ports that systems give to outgoing connections. */
+  const uint64_t hash = g2z__hash(G2Z__HASH, out->job, strlen(out->job));
+  G2Z__TRY(g2z__env_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
+                           20000 + (int)(hash % 9900), &out->port));
+  G2Z__TRY(g2z__env_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
   if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
   return G2Z_OK;
 }
@@ -6059,19 +6048,14 @@ typedef struct g2z__meeting {
   uint64_t turns;                 /* connections accepted */
   g2z__ending ending;             /* status G2Z_OK: it may still succeed */
   g2z__caller callers[G2Z__RANKS_CALLERS]; /* socket -1: free */
-  struct pollfd *polls;           /* the listener, callers, and all peers' control */
 } g2z__meeting;
 
 /* The first failure counts. */
 G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__meeting_fail(g2z__meeting *meeting, g2z_status status, const char *format,
                                     ...) {
-  char *sentence = meeting->ending.fault.sentence;
   if (meeting->ending.status != G2Z_OK) return;
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(sentence, sizeof meeting->ending.fault.sentence, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(meeting->ending.fault.sentence, format);
   meeting->ending.status = (int32_t)status;
 }
 
@@ -6216,20 +6200,11 @@ G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
   place->turn = meeting->turns++;
 }
 
-/* A rank's connection has ended. While its second is not there yet it may still try again. */
-G2Z__PRIVATE void g2z__meeting_lose(g2z__meeting *meeting, int rank) {
-  g2z__peer *peer = &meeting->ranks->peers[rank];
-  if (peer->data.socket >= 0)
-    g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited", rank,
-                      peer->hello.host);
-  g2z__meeting_forget(meeting, peer);
-}
-
 /* Handles what comes within a tenth of a second. */
 G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
   const int first = 1 + G2Z__RANKS_CALLERS, count = first + ranks->config.place.world;
-  struct pollfd *polls = meeting->polls;
+  struct pollfd polls[1 + G2Z__RANKS_CALLERS + G2Z__RANKS_MAX]; /* the listener, callers, control */
   polls[0] = g2z__poll_input(meeting->listener);
   for (int i = 1; i < count; i++)
     polls[i] = g2z__poll_input(i < first ? meeting->callers[i - 1].link.socket
@@ -6238,8 +6213,16 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   if (poll(polls, (nfds_t)count, 100) <= 0) return;
   for (int i = 1; i < count; i++) {
     if (!polls[i].revents) continue;
-    if (i < first) g2z__meeting_hear(meeting, &meeting->callers[i - 1]);
-    else g2z__meeting_lose(meeting, i - first); /* a rank that waits says nothing: it has ended */
+    if (i < first) {
+      g2z__meeting_hear(meeting, &meeting->callers[i - 1]);
+      continue;
+    }
+    /* A rank that waits says nothing: it has ended. Before data is there it may still try again. */
+    g2z__peer *peer = &ranks->peers[i - first];
+    if (peer->data.socket >= 0)
+      g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited",
+                        i - first, peer->hello.host);
+    g2z__meeting_forget(meeting, peer);
   }
   if (polls[0].revents) g2z__meeting_accept(meeting);
 }
@@ -6295,12 +6278,9 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
 }
 
 G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
-  const size_t polls = 1 + G2Z__RANKS_CALLERS + (size_t)ranks->config.place.world;
   g2z__meeting *meeting;
-  G2Z__TRY(g2z__new(ranks->services, 1, sizeof *meeting + polls * sizeof(struct pollfd),
-                    &meeting));
+  G2Z__TRY(G2Z__NEW(ranks->services, 1, &meeting));
   meeting->ranks = ranks;
-  meeting->polls = (struct pollfd *)(meeting + 1);
   meeting->listener = -1;
   meeting->present = 1;
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].link.socket = -1;
@@ -6365,11 +6345,8 @@ G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, const char *format,
                                    ...) {
   char what[160];
-  va_list arguments;
   if (ranks->lost || ranks->parting) return; /* what follows is no longer this rank's business */
-  va_start(arguments, format);
-  vsnprintf(what, sizeof what, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(what, format);
   g2z__ending ending;
   memset(&ending, 0, sizeof ending);
   ending.status = G2Z_LOST;
@@ -6467,7 +6444,7 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
 
 /* Takes what comes within wait_s. */
 G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
-  struct pollfd *polls = ranks->polls;
+  struct pollfd polls[G2Z__RANKS_MAX];
   for (int i = 0; i < ranks->peer_count; i++)
     polls[i] = g2z__poll_input(ranks->peers[i].control.socket);
   if (poll(polls, (nfds_t)ranks->peer_count, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0)
@@ -6515,7 +6492,6 @@ G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
   ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
   if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
-  G2Z__TRY(G2Z__NEW(ranks->services, (size_t)ranks->peer_count, &ranks->polls));
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
     return g2z_fail(ranks->services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
   for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
@@ -6635,7 +6611,6 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
   for (int i = 0; i < ranks->peer_count; i++) g2z__peer_close(&ranks->peers[i]);
   g2z__socket_close(&ranks->wake);
   pthread_mutex_destroy(&ranks->lock);
-  g2z_release(ranks->services, ranks->polls);
   g2z_release(ranks->services, ranks->peers);
   g2z_release(ranks->services, ranks->votes);
   g2z_release(ranks->services, ranks);
@@ -6892,7 +6867,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   return status;
 }
 
-/* Of a line, in a sentence. */
+/* How much of a text's first line a sentence quotes. */
 G2Z__PRIVATE int g2z__line_bytes(const char *text) {
   size_t bytes = strcspn(text, "\n");
   return bytes < 200 ? (int)bytes : 200;
