@@ -1408,12 +1408,12 @@ typedef struct g2z_collectives { /* a transport */
   /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph is
    * recorded. *done 0: it is not that quick here, and nothing was done. */
   g2z_status (*exchange)(g2z_comm *comm, const g2z_call *rows, int *done);
-  /* Memory for the buffers of GATHER, both, and for ROWS, zeroed: of a kind that it is fast on. All
-   * ranks ask for the same in the same order. */
+  /* Zeroed memory of the kind that the transport is fast on: for both buffers of GATHER, and for
+   * ROWS. All ranks ask for the same in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* From now on waiting counts for lap 0 or 1, until exchange(); how long it was, once the device
-   * has passed it. A lap that was not timed repeats the last sample. */
+  /* lap() begins lap 0 or 1, which ends with exchange(). waited_ms(): how long the device waited in
+   * it, once it has passed it. A lap that was not timed repeats the last sample. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
@@ -1453,9 +1453,9 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
 G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all); /* AFTER, MARK and WAIT by themselves */
 G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place);
 G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
-/* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
- * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
- * on all ranks where it sees no other, or may take no memory there. */
+/* Bytes per second of a plain copy, to compare collectives with: the fastest of several that rank 0
+ * makes, by copy engine into another GPU, on a CPU by memcpy. NaN on all ranks where rank 0 sees no
+ * other GPU, or may take no memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d12 weights =====================================================
@@ -6909,16 +6909,40 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 
 /* ===== >>i11 collectives =================================================
  * In:  buffers that all ranks hold. Out: their sums and copies.
- * Law: sums are made in one order, that of ranks, or from the owner on around; every rank enqueues
- *      the same collectives in the same order, whatever happened to it. */
+ * Law: a sum has one order, that of ranks, or from its owner on around. Every rank enqueues the
+ *      same collectives in the same order, whatever happened to it. */
 
-/* ----- a job of one: what is there already is the result ----------------- */
+/* ----- what CPU ranks and a job of one have in common -------------------- */
 
-G2Z__PRIVATE g2z_status g2z__no_departure(g2z_comm *comm, int *departure) {
+G2Z__PRIVATE g2z_status g2z__plain_departure(g2z_comm *comm, int *departure) {
   (void)comm;
   *departure = 0;
   return G2Z_OK;
 }
+G2Z__PRIVATE g2z_status g2z__plain_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
+  *done = 1;
+  return comm->ops->play(comm, rows);
+}
+G2Z__PRIVATE void g2z__plain_lap(g2z_comm *comm, int lap) {
+  comm->lap_now = lap;
+  comm->lap_s[lap] = 0;
+}
+G2Z__PRIVATE double g2z__plain_waited(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
+G2Z__PRIVATE g2z_status g2z__plain_allocate(g2z_comm *comm, size_t bytes, void **out) {
+  return comm->device->ops->allocate(comm->device, bytes, out);
+}
+G2Z__PRIVATE void g2z__plain_release(g2z_comm *comm, void *memory) {
+  comm->device->ops->release(comm->device, memory);
+}
+G2Z__PRIVATE void g2z__plain_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
+
+/* A transport whose calls block, and wait for nothing else. */
+#define G2Z__PLAIN_TRANSPORT(name, play)                                                  \
+  {name, g2z__plain_departure, play, g2z__plain_exchange, g2z__plain_allocate,            \
+   g2z__plain_release, g2z__plain_lap, g2z__plain_waited, g2z__plain_close}
+
+/* ----- a job of one: what is there already is the result ----------------- */
+
 /* A rank alone has its parameters where they are used, and its sums are its own gradients. */
 G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
   g2z_device *dev = comm->device;
@@ -6929,26 +6953,8 @@ G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
   G2Z_ASSERT(c->to == c->from);
   return G2Z_OK;
 }
-G2Z__PRIVATE g2z_status g2z__one_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
-  *done = 1;
-  return g2z__one_play(comm, rows);
-}
-G2Z__PRIVATE void g2z__lap(g2z_comm *comm, int lap) {
-  comm->lap_now = lap;
-  comm->lap_s[lap] = 0;
-}
-G2Z__PRIVATE double g2z__lap_ms(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
-G2Z__PRIVATE g2z_status g2z__one_allocate(g2z_comm *comm, size_t bytes, void **out) {
-  return comm->device->ops->allocate(comm->device, bytes, out);
-}
-G2Z__PRIVATE void g2z__one_release(g2z_comm *comm, void *memory) {
-  comm->device->ops->release(comm->device, memory);
-}
-G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
-static const g2z_collectives g2z__one_rank = {
-    "one rank",       g2z__no_departure, g2z__one_play, g2z__one_exchange, g2z__one_allocate,
-    g2z__one_release, g2z__lap,          g2z__lap_ms,   g2z__one_close};
+static const g2z_collectives g2z__one_rank = G2Z__PLAIN_TRANSPORT("one rank", g2z__one_play);
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -6976,32 +6982,23 @@ G2Z__PRIVATE g2z_status g2z__star_sum(g2z_comm *comm, float *buffer, size_t n) {
   return G2Z_OK;
 }
 
-/* Slice r of `buffer`, `bytes` long, goes from rank 0 to rank r. */
-G2Z__PRIVATE g2z_status g2z__star_scatter(g2z_comm *comm, char *buffer, size_t bytes) {
+/* From rank 0 to rank r: the `bytes` at r * stride of `buffer`. */
+G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t stride,
+                                         size_t bytes) {
   if (comm->rank != 0)
-    return g2z__ranks_receive(comm->ranks, 0, buffer + (size_t)comm->rank * bytes, bytes);
+    return g2z__ranks_receive(comm->ranks, 0, buffer + (size_t)comm->rank * stride, bytes);
   for (int peer = 1; peer < comm->world; peer++)
-    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
-  return G2Z_OK;
-}
-
-/* Rank 0's `buffer` to everybody. */
-G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t bytes) {
-  if (comm->rank != 0) return g2z__ranks_receive(comm->ranks, 0, buffer, bytes);
-  for (int peer = 1; peer < comm->world; peer++)
-    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer, bytes));
+    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer + (size_t)peer * stride, bytes));
   return G2Z_OK;
 }
 
 /* Slice r of `buffer`, `bytes` long, from rank r to everybody. */
 G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t bytes) {
-  if (comm->rank != 0) {
+  if (comm->rank != 0)
     G2Z__TRY(g2z__ranks_send(comm->ranks, 0, buffer + (size_t)comm->rank * bytes, bytes));
-  } else {
-    for (int peer = 1; peer < comm->world; peer++)
-      G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
-  }
-  return g2z__star_spread(comm, buffer, bytes * (size_t)comm->world);
+  for (int peer = 1; comm->rank == 0 && peer < comm->world; peer++)
+    G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
+  return g2z__star_spread(comm, buffer, 0, bytes * (size_t)comm->world);
 }
 
 G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
@@ -7011,8 +7008,8 @@ G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
   G2Z__TRY(g2z__star_sum(comm, sum, c->n));
   if (c->owner == G2Z_OWNER_ROOT) return G2Z_OK;
   if (c->owner == G2Z_OWNER_ALL)
-    return g2z__star_spread(comm, (char *)sum, c->n * sizeof(float));
-  G2Z__TRY(g2z__star_scatter(comm, (char *)sum, slice * sizeof(float)));
+    return g2z__star_spread(comm, (char *)sum, 0, c->n * sizeof(float));
+  G2Z__TRY(g2z__star_spread(comm, (char *)sum, slice * sizeof(float), slice * sizeof(float)));
   if (mine == c->to) return G2Z_OK;
   return comm->device->ops->grad_add(comm->device, c->to, mine, c->write, slice);
 }
@@ -7021,7 +7018,7 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
   size_t bytes = c->kind == G2Z_CALL_ROWS ? c->n : c->n / (size_t)comm->world * sizeof(float);
   char *mine = (char *)c->to + (size_t)comm->rank * bytes;
   if (c->kind == G2Z_CALL_GATHER && c->owner == G2Z_OWNER_ROOT)
-    return g2z__star_spread(comm, (char *)c->to, c->n * sizeof(float));
+    return g2z__star_spread(comm, (char *)c->to, 0, c->n * sizeof(float));
   if (mine != c->from) memcpy(mine, c->from, bytes);
   return g2z__star_gather(comm, (char *)c->to, bytes);
 }
@@ -7047,16 +7044,9 @@ G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
-G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
-  *done = 1;
-  return g2z__star_play(comm, rows);
-}
-G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
-static const g2z_collectives g2z__star = {
-    "connections to rank 0", g2z__no_departure, g2z__star_play, g2z__star_exchange,
-    g2z__one_allocate,       g2z__one_release,  g2z__lap,       g2z__lap_ms,
-    g2z__star_close};
+static const g2z_collectives g2z__star =
+    G2Z__PLAIN_TRANSPORT("connections to rank 0", g2z__star_play);
 
 /* ----- submit: play a call at once, or record it ------------------------- */
 
@@ -7067,10 +7057,8 @@ static const g2z_collectives g2z__star = {
  * calls are work of the device, and the step is one graph. */
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
-  void *calls = record->calls;
-  G2Z__TRY(g2z_grow(comm->services, &calls, &record->capacity, record->count, record->count + 1,
-                    sizeof *call));
-  record->calls = (g2z_call *)calls;
+  G2Z__TRY(G2Z__GROW(comm->services, &record->calls, &record->capacity, record->count,
+                     record->count + 1));
   record->calls[record->count++] = *call;
   return G2Z_OK;
 }
@@ -7202,10 +7190,9 @@ G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, const g2z_comm_config *co
 
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out) {
-  void *memory;
+  g2z_comm *comm;
   *out = NULL;
-  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z_comm), &memory));
-  g2z_comm *comm = (g2z_comm *)memory;
+  G2Z__TRY(G2Z__NEW(device->services, 1, &comm));
   comm->services = device->services;
   comm->ranks = ranks;
   comm->device = device;
