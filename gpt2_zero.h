@@ -7309,7 +7309,7 @@ G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z__safetensor *tensor
 G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *tensor,
                                         const char *what, uint64_t *out, int most) {
   int count = 0;
-  if (!g2z_json_enter(json, '[')) return 0;
+  g2z_json_enter(json, '[');
   while (g2z_json_next(json, ']', NULL)) {
     int64_t value = g2z_json_integer(json);
     if (value < 0 || count == most) {
@@ -7349,7 +7349,7 @@ G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
   int bounds = 0;
   g2z_json_text key;
   tensor->type = tensor->rank = -1;
-  if (!g2z_json_enter(json, '{')) return;
+  g2z_json_enter(json, '{');
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "dtype")) g2z__tensor_parse_type(json, tensor);
     else if (g2z_json_is(&key, "shape"))
@@ -7366,13 +7366,6 @@ G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
                   "file is damaged", tensor->name);
 }
 
-/* __metadata__ is a table of strings, which nothing here needs. */
-G2Z__PRIVATE void g2z__tensor_parse_metadata(g2z_json *json) {
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) g2z_json_string(json);
-}
-
 G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t bytes) {
   g2z_json json;
   g2z_json_text key;
@@ -7385,27 +7378,25 @@ G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t by
                       bytes - (size_t)(end - at));
   }
   g2z_json_open(&json, file->services, file->path, file->header, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-      if (g2z_json_is(&key, "__metadata__")) {
-        g2z__tensor_parse_metadata(&json);
-        continue;
-      }
-      void *list = file->tensors;
-      g2z_status status = g2z_grow(file->services, &list, &file->capacity, file->count,
-                                   file->count + 1, sizeof(g2z__safetensor));
-      file->tensors = (g2z__safetensor *)list;
-      G2Z__TRY(status);
-      g2z__safetensor *tensor = &file->tensors[file->count++];
-      memset(tensor, 0, sizeof *tensor);
-      tensor->in = file;
-      char *name = file->header + (key.at - json.begin);
-      size_t length = g2z_json_unescape(&key, (unsigned char *)name);
-      name[length] = 0; /* its closing quote at the latest */
-      tensor->name = name;
-      if (strlen(name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
-      g2z__tensor_parse(&json, tensor);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z_json_is(&key, "__metadata__")) { /* a table of strings, which nothing here needs */
+      g2z_json_enter(&json, '{');
+      while (g2z_json_next(&json, '}', &key)) g2z_json_string(&json);
+      continue;
     }
+    G2Z__TRY(G2Z__GROW(file->services, &file->tensors, &file->capacity, file->count,
+                       file->count + 1));
+    g2z__safetensor *tensor = &file->tensors[file->count++];
+    memset(tensor, 0, sizeof *tensor);
+    tensor->in = file;
+    char *name = file->header + (key.at - json.begin);
+    size_t length = g2z_json_unescape(&key, (unsigned char *)name);
+    name[length] = 0; /* its closing quote at the latest */
+    tensor->name = name;
+    if (strlen(name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
+    g2z__tensor_parse(&json, tensor);
+  }
   return g2z_json_close(&json);
 }
 
@@ -7473,10 +7464,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_load(g2z__safetensors *file) {
     return g2z_fail(file->services, G2Z_FORMAT,
                     "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
                     "it was cut, or it is no safetensors file", file->path, length, bytes);
-  void *text;
-  G2Z__TRY(g2z_allocate(file->services, (size_t)length, 1, &text));
-  file->header = (char *)text;
-  got = g2z__pread(file->file, text, (size_t)length, 8);
+  G2Z__TRY(G2Z__NEW(file->services, (size_t)length, &file->header));
+  got = g2z__pread(file->file, file->header, (size_t)length, 8);
   if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
   if ((uint64_t)got < length)
     return g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
@@ -7505,15 +7494,14 @@ G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *file) {
 /* A file without tensors, which is not open. */
 G2Z__PRIVATE g2z_status g2z__safetensors_new(g2z_services *services, const char *path,
                                              g2z__safetensors **out) {
-  size_t length = strlen(path) + 1;
-  void *memory;
-  *out = NULL;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z__safetensors) + length, &memory));
-  *out = (g2z__safetensors *)memory;
-  (*out)->services = services;
-  (*out)->path = (char *)(*out + 1);
-  (*out)->file = -1;
-  memcpy((*out)->path, path, length);
+  const size_t length = strlen(path) + 1;
+  g2z__safetensors *file;
+  G2Z__TRY(g2z__new(services, 1, sizeof *file + length, out));
+  file = *out;
+  file->services = services;
+  file->path = (char *)(file + 1);
+  file->file = -1;
+  memcpy(file->path, path, length);
   return G2Z_OK;
 }
 
@@ -7539,13 +7527,10 @@ G2Z__PRIVATE g2z_status g2z__index_add(g2z__safetensors *index, const char *path
   g2z__safetensors_close(part);
   part->next = index->parts;
   index->parts = part;
-  void *list = index->tensors;
-  g2z_status status = g2z_grow(index->services, &list, &index->capacity, index->count,
-                               index->count + part->count, sizeof(g2z__safetensor));
-  index->tensors = (g2z__safetensor *)list;
-  for (size_t i = 0; status == G2Z_OK && i < part->count; i++)
-    index->tensors[index->count++] = part->tensors[i];
-  return status;
+  G2Z__TRY(G2Z__GROW(index->services, &index->tensors, &index->capacity, index->count,
+                     index->count + part->count));
+  for (size_t i = 0; i < part->count; i++) index->tensors[index->count++] = part->tensors[i];
+  return G2Z_OK;
 }
 
 /* A value of weight_map: the name of a file beside the index. */
@@ -7668,9 +7653,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *file, int index,
 G2Z__PRIVATE g2z_status g2z__safetensors_header(g2z_writer *writer, const g2z__safetensor *tensors,
                                                 size_t count, uint64_t *bytes) {
   uint64_t length = 0, offset = 0;
-  g2z_json_out json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer;
+  g2z_json_out json = {writer, 0, 0, 0};
   g2z_writer_put(writer, &length, sizeof length);
   g2z_json_begin(&json, NULL, '{');
   g2z_json_begin(&json, "__metadata__", '{');
@@ -7752,12 +7735,9 @@ G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind 
 /* Every tensor of the model, in canonical order; freed with g2z_release. */
 G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
                                           g2z__weight **list, size_t *count) {
-  void *memory;
   *count = 0;
   G2Z__TRY(g2z__model_config_check(services, model));
-  G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
-                        sizeof(g2z__weight), &memory));
-  *list = (g2z__weight *)memory;
+  G2Z__TRY(G2Z__NEW(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT, list));
   g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
   for (int layer = model->layers - 1; layer >= 0; layer--)
     g2z__weights_add(model, G2Z_UNIT_BLOCK, layer, *list, count);
@@ -7771,14 +7751,12 @@ G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *
                                             const g2z_model_config *model, g2z_writer **out) {
   g2z__weight *list;
   size_t count;
-  void *tensors;
+  g2z__safetensor *tensors;
   *out = NULL;
   G2Z__TRY(g2z__weights_list(services, model, &list, &count));
-  g2z_status status = g2z_allocate(services, count, sizeof(g2z__safetensor), &tensors);
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
-    ((g2z__safetensor *)tensors)[i] = list[i].tensor;
-  if (status == G2Z_OK)
-    status = g2z__safetensors_create(services, path, (const g2z__safetensor *)tensors, count, out);
+  g2z_status status = G2Z__NEW(services, count, &tensors);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++) tensors[i] = list[i].tensor;
+  if (status == G2Z_OK) status = g2z__safetensors_create(services, path, tensors, count, out);
   g2z_release(services, tensors);
   g2z_release(services, list);
   return status;
@@ -7815,10 +7793,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
                                                 float dropout) {
   static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
   const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
-  g2z_json_out json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer;
-  json.indent = 2;
+  g2z_json_out json = {writer, 2, 0, 0};
   g2z_json_begin(&json, NULL, '{');
   g2z_json_begin(&json, "architectures", '[');
   g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
@@ -7849,13 +7824,6 @@ G2Z__PRIVATE int g2z__config_parse_size(g2z_json *json, const char *name) {
   return 0;
 }
 
-G2Z__PRIVATE void g2z__config_parse_flag(g2z_json *json, const char *name, int only) {
-  int value = g2z_json_bool(json);
-  if (value != only)
-    g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s", name,
-                  value ? "true" : "false", only ? "true" : "false");
-}
-
 /* The value must be one of two names. */
 G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const char *known,
                                          const char *also) {
@@ -7868,6 +7836,7 @@ G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const
 /* A member that the model depends on; any other is skipped. */
 G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *key,
                                            g2z_model_config *model, int *inner) {
+  static const char *const words[] = {"false", "true"};
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
     if (g2z_json_is(key, g2z__config_sizes[i].name)) {
       int value = g2z__config_parse_size(json, g2z__config_sizes[i].name);
@@ -7876,7 +7845,10 @@ G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *
     }
   for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
     if (g2z_json_is(key, g2z__config_flags[i].name)) {
-      g2z__config_parse_flag(json, g2z__config_flags[i].name, g2z__config_flags[i].value);
+      if (g2z_json_bool(json) != g2z__config_flags[i].value)
+        g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s",
+                      g2z__config_flags[i].name, words[!g2z__config_flags[i].value],
+                      words[g2z__config_flags[i].value]);
       return;
     }
   if (g2z_json_is(key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
@@ -7900,9 +7872,8 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
   g2z_json_text key;
   int inner = 0;
   g2z_json_open(&json, services, path, text, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key))
-      g2z__config_parse_member(&json, &key, model, &inner);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) g2z__config_parse_member(&json, &key, model, &inner);
   G2Z__TRY(g2z_json_close(&json));
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
     if (g2z__config_get(model, i) == 0)
@@ -7917,7 +7888,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
 
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
                                       g2z_model_config *out) {
-  char *path, *text = NULL;
+  char *path, *text;
   size_t bytes;
   g2z_model_config model;
   memset(out, 0, sizeof *out);
@@ -8029,20 +8000,21 @@ G2Z__PRIVATE g2z_status g2z__weights_take_all(g2z__safetensors *file, int layers
                                               g2z__weight *list, size_t count,
                                               g2z__weights_take take, void *user) {
   g2z_services *services = file->services;
-  void *used, *chunk = NULL;
-  G2Z__TRY(g2z_allocate(services, file->count, 1, &used));
-  g2z_status status = g2z__weights_match(file, layers, list, count, (unsigned char *)used);
+  unsigned char *used;
+  float *chunk;
+  G2Z__TRY(G2Z__NEW(services, file->count, &used));
+  g2z_status status = g2z__weights_match(file, layers, list, count, used);
   g2z_release(services, used);
   G2Z__TRY(status);
-  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
-  status = g2z__weights_check_tied(file, &list[count - 1], (float *)chunk);
+  G2Z__TRY(G2Z__NEW(services, G2Z__WEIGHTS_CHUNK, &chunk));
+  status = g2z__weights_check_tied(file, &list[count - 1], chunk);
   size_t canonical = 0;
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+  for (size_t i = 0; i < count; i++)
     for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
       n = list[i].tensor.elements - at;
       if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
-      status = g2z__safetensors_read(file, list[i].index, at, n, (float *)chunk);
-      if (status == G2Z_OK) status = take(user, canonical, n, (const float *)chunk);
+      status = g2z__safetensors_read(file, list[i].index, at, n, chunk);
+      if (status == G2Z_OK) status = take(user, canonical, n, chunk);
       canonical += n;
     }
   g2z_release(services, chunk);
@@ -8061,21 +8033,23 @@ G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *dir
 /* DIRECTORY/model.safetensors, or else the files of its index. */
 G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *directory,
                                           g2z__safetensors **out) {
-  const char *whole = "model.safetensors", *index = "model.safetensors.index.json";
+  static const char *const names[] = {"model.safetensors", "model.safetensors.index.json",
+                                      "pytorch_model.bin"};
   char *path;
-  int is_whole, is_split, is_pickle;
+  int kind = 0, there;
   *out = NULL;
-  G2Z__TRY(g2z__weights_has(services, directory, whole, &is_whole));
-  G2Z__TRY(g2z__weights_has(services, directory, index, &is_split));
-  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &is_pickle));
-  if (is_whole || is_split) {
-    G2Z__TRY(g2z_join_path(services, directory, is_whole ? whole : index, &path));
-    g2z_status status = is_whole ? g2z__safetensors_open(services, path, out)
-                                 : g2z__safetensors_open_index(services, directory, path, out);
+  for (; kind < 3; kind++) {
+    G2Z__TRY(g2z__weights_has(services, directory, names[kind], &there));
+    if (there) break;
+  }
+  if (kind < 2) {
+    G2Z__TRY(g2z_join_path(services, directory, names[kind], &path));
+    g2z_status status = kind == 0 ? g2z__safetensors_open(services, path, out)
+                                  : g2z__safetensors_open_index(services, directory, path, out);
     g2z_release(services, path);
     return status;
   }
-  if (is_pickle)
+  if (kind == 2)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "the weights in %s are a pickle, pytorch_model.bin: save them as "
                     "model.safetensors, with save_pretrained(..., safe_serialization=True)",
