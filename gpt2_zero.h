@@ -1504,8 +1504,8 @@ typedef struct g2z_report {
   int64_t skipped_total;
   int64_t applied;       /* AdamW steps taken up to loss_step */
   double data_ms;        /* waiting for tokens */
-  double exposed_comm_ms;/* the device waited for other ranks, in WAITs as long as in
-                          * the last step that was timed, one of 8; NaN: not measured */
+  double exposed_comm_ms;/* the device waited for other ranks; every 8th step is timed, and the
+                          * others repeat its time; NaN: not measured */
 } g2z_report;
 
 /* ----- the trainer, whose first members may be read ----- */
@@ -1513,7 +1513,7 @@ typedef struct g2z_report {
 typedef struct g2z__model {
   const g2z_plan *plan;
   g2z_device *device;
-  char *params, *grads;     /* flat; where what lies, the plan says */
+  char *params, *grads;     /* flat; the plan says what lies where */
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
   void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
@@ -1553,6 +1553,8 @@ struct g2z_trainer {
                                       * the embedding's rows */
   g2z__model model;
   g2z__record record;                /* of a step; empty until one was recorded */
+  void *held[17];                    /* G2Z__HELD_HOST of the device, then pinned ones of the host:
+                                      * all memory that is the trainer's own */
   void *shared[3];                   /* the communicator's: parameters, logits, votes */
   float *master, *m, *v;             /* [shard_elements] */
   char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
@@ -1572,8 +1574,8 @@ struct g2z_trainer {
   g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
   int row_part_count;
   int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
-  const void *rows;                  /* device: what the embedding adds to wte's gradient, a row */
-  const int32_t *row_tokens;         /* for each token, and the tokens, of all ranks */
+  const void *rows;                  /* device: the embedding's part of wte's gradient, a row for */
+  const int32_t *row_tokens;         /* each token of all ranks, and these tokens */
   int32_t *staged[2];                /* host, x and y of one step one after the other */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
@@ -8392,49 +8394,46 @@ enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 /* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
-/* Everything that the plan lists, from the device. */
+enum { G2Z__HELD_HOST = 11, G2Z__HELD = 17 };
+
+/* Everything that the plan lists, but for what other ranks write to. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
-  size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
-  size_t shard = plan->shard_elements * sizeof(float);
+  const g2z_ops *ops = t->device->ops;
+  const size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
+  const size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
+  const size_t shard = plan->shard_elements, grad_bytes = (size_t)plan->grad_bytes;
+  const int own_dwte = plan->dwte_dtype != plan->grad_dtype;
   g2z__model *model = &t->model;
-  void *memory;
-#define G2Z__DEVICE(pointer, type, bytes)                              \
-  G2Z__TRY(t->device->ops->allocate(t->device, bytes, &memory));       \
-  pointer = (type *)memory
-  G2Z__DEVICE(model->grads, char, plan->grad_elements * (size_t)plan->grad_bytes);
-  if (g2z__plan_by_unit(plan)) {
-    G2Z__DEVICE(t->grad_shard, char, plan->shard_elements * (size_t)plan->grad_bytes);
+  const struct { void *pointer; size_t bytes; } wanted[G2Z__HELD] = {
+      {&model->grads, plan->grad_elements * grad_bytes},
+      {g2z__plan_by_unit(plan) ? &t->grad_shard : NULL, shard * grad_bytes},
+      {&t->master, shard * sizeof(float)},
+      {&t->m, shard * sizeof(float)},
+      {&t->v, shard * sizeof(float)},
+      {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS]},
+      {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float)},
+      {&t->x, 2 * tokens * sizeof(int32_t)}, /* and y */
+      {&t->state, sizeof(g2z_step_state)},
+      {&t->eval_sum, sizeof(double)},
+      {&t->ranges, g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)},
+      {&t->staged[0], 2 * tokens * sizeof(int32_t)},
+      {&t->staged[1], 2 * tokens * sizeof(int32_t)},
+      {&t->verdict.reported[0], sizeof(g2z_step_state)},
+      {&t->verdict.reported[1], sizeof(g2z_step_state)},
+      {&t->ballot[0], sizeof t->voted},
+      {&t->ballot[1], sizeof t->voted}};
+  for (int i = 0; i < G2Z__HELD; i++) {
+    if (!wanted[i].pointer) continue;
+    G2Z__TRY((i < G2Z__HELD_HOST ? ops->allocate : ops->allocate_host)(
+        t->device, wanted[i].bytes, &t->held[i]));
+    memcpy(wanted[i].pointer, &t->held[i], sizeof t->held[i]);
   }
-  t->sums = t->grad_shard ? t->grad_shard : model->grads;
-  G2Z__DEVICE(t->master, float, shard);
-  G2Z__DEVICE(t->m, float, shard);
-  G2Z__DEVICE(t->v, float, shard);
-  G2Z__DEVICE(model->activations, char, plan->bytes[G2Z_MEMORY_ACTIVATIONS]);
-  if (plan->dwte_dtype == plan->grad_dtype) {
-    model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
-  } else {
-    G2Z__DEVICE(model->dwte, float, Vp * C * sizeof(float));
-  }
-  G2Z__DEVICE(t->x, int32_t, 2 * tokens * sizeof(int32_t));
   t->y = t->x + tokens;
-  G2Z__DEVICE(t->state, g2z_step_state, sizeof(g2z_step_state));
+  t->sums = t->grad_shard ? t->grad_shard : model->grads;
+  if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
   t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp it is rank 0 */
-  G2Z__DEVICE(t->eval_sum, double, sizeof(double));
-  G2Z__DEVICE(t->ranges, g2z_update_range,
-              g2z__plan_updates_limit(plan) * sizeof(g2z_update_range));
-#undef G2Z__DEVICE
-  for (int i = 0; i < 2; i++) {
-    const g2z_ops *ops = t->device->ops;
-    G2Z__TRY(ops->allocate_host(t->device, 2 * tokens * sizeof(int32_t), &memory));
-    t->staged[i] = (int32_t *)memory;
-    G2Z__TRY(ops->allocate_host(t->device, sizeof(g2z_step_state), &memory));
-    t->verdict.reported[i] = (g2z_step_state *)memory;
-    G2Z__TRY(ops->allocate_host(t->device, sizeof t->voted, &memory));
-    t->ballot[i] = (double *)memory;
-  }
   return G2Z_OK;
 }
 
@@ -8594,15 +8593,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_in
 
 G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   const size_t limit = 1 << 16;
-  void *chunk;
-  G2Z__TRY(g2z_allocate(t->services, limit, sizeof(float), &chunk));
+  float *chunk;
+  G2Z__TRY(G2Z__NEW(t->services, limit, &chunk));
   g2z_status status = G2Z_OK;
   for (int unit = 0; unit < t->plan->units && status == G2Z_OK; unit++) {
     size_t canonical = t->plan->unit[unit].canonical;
     for (int p = 0; p < G2Z_PARAM_COUNT && status == G2Z_OK; p++) {
       g2z_param_info info = g2z_param_describe(&t->plan->model, (g2z_param)p);
       if (info.unit != t->plan->unit[unit].kind) continue;
-      status = g2z__trainer_init_parameter(t, info, canonical, (float *)chunk, limit);
+      status = g2z__trainer_init_parameter(t, info, canonical, chunk, limit);
       canonical += info.elements;
     }
   }
@@ -8639,6 +8638,15 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   pass.dropout.seq = plan->seq;
   pass.dropout.seed = t->config.seed;
   pass.dropout.state = t->state;
+  return pass;
+}
+
+/* [B,T] tokens by themselves, without dropout. */
+G2Z__PRIVATE g2z__pass g2z__trainer_still(const g2z_trainer *t, int B, int T) {
+  g2z__pass pass = g2z__trainer_pass(t, 0);
+  pass.B = B;
+  pass.T = T;
+  pass.dropout.probability = 0;
   return pass;
 }
 
@@ -8703,8 +8711,8 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
                               (u->room - written) * size);
 }
 
-/* wte's part in a bucket takes its place among the gradients, rounded to their type: beside
- * backward where wte's gradient goes in two parts. */
+/* Rounds a bucket's part of wte's fp32 gradient to the type of the gradients, and puts it among
+ * them: beside backward where wte's gradient goes in two parts. */
 G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *wte = &plan->unit[plan->wte];
@@ -8790,61 +8798,51 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* Sorts the tokens of all ranks' rows, beside the rows' own gather. */
-G2Z__PRIVATE g2z_status g2z__sort_rows(g2z_trainer *t) {
-  g2z__embedding_rows rows = g2z__plan_rows(t->plan);
-  int32_t *order = (int32_t *)(t->model.logits + rows.order);
-  G2Z__TRY(g2z_comm_wait(t->comm, t->plan->unit[t->plan->wte].bucket)); /* tokens are there */
-  return t->device->ops->embed_order(t->device, order, t->row_tokens, (int)rows.count);
-}
-
-/* Adds the rows of all ranks to what this rank has of wte's buckets. */
-G2Z__PRIVATE g2z_status g2z__add_rows(g2z_trainer *t) {
-  g2z__embedding_rows rows = g2z__plan_rows(t->plan);
-  const int32_t *order = (const int32_t *)(t->model.logits + rows.order);
-  G2Z__TRY(g2z_comm_wait(t->comm, 2 * t->plan->buckets + 1));
-  return t->device->ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows,
-                                   order, (int)rows.count, t->plan->model.channels);
-}
-
 /* The sums over the ranks as they arrive, and their squares: those of all but the last bucket that
  * backward completed are squared while that one travels. */
 G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
   int last = plan->world == 1 ? 0 : completed - 1;
-  t->device->ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (plan->wte_rows) G2Z__TRY(g2z__sort_rows(t));
+  const g2z_ops *ops = t->device->ops;
+  const g2z__embedding_rows rows = g2z__plan_rows(plan);
+  int32_t *order = plan->wte_rows ? (int32_t *)(t->model.logits + rows.order) : NULL;
+  ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (plan->wte_rows) { /* sort the tokens of all ranks' rows, beside the rows' own gather */
+    G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[plan->wte].bucket));
+    G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)rows.count));
+  }
   if (last > 0) {
     G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and all that went before */
     G2Z__TRY(g2z__square(t, 0, last));
   }
-  if (plan->wte_rows) G2Z__TRY(g2z__add_rows(t));
+  if (plan->wte_rows) { /* add the rows to what this rank has of wte's buckets */
+    G2Z__TRY(g2z_comm_wait(t->comm, 2 * plan->buckets + 1));
+    G2Z__TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
+                            (int)rows.count, plan->model.channels));
+  }
   G2Z__TRY(g2z_comm_wait(t->comm, last));
   return g2z__square(t, last, plan->buckets);
 }
 
-/* Every rank's row of the verdict comes to all: in the device's own order where the transport
- * can. */
-G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t) {
-  int place = 2 * t->plan->buckets, done = 0;
-  size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
+/* Every rank's row of the verdict comes to all: in the device's own order where the transport can.
+ * Behind the decision no rank reads old parameters any more, and none has gathered new ones yet. */
+G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
+  const int place = 2 * plan->buckets;
+  const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
+  int done = 0;
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
   call.span = G2Z_SPAN_VERDICT;
   g2z__ranks_record(t->context->ranks, "verdict", -1, bytes);
   G2Z__TRY(t->comm->ops->exchange(t->comm, &call, &done));
-  if (done) return G2Z_OK;
-  G2Z__TRY(g2z_comm_after(t->comm, 0));
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  G2Z__TRY(g2z_comm_mark(t->comm, place));
-  return g2z_comm_wait(t->comm, place);
-}
-
-/* Behind it no rank reads old parameters any more, and none has gathered new ones yet. */
-G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  G2Z__TRY(g2z__exchange(t));
+  if (!done) {
+    G2Z__TRY(g2z_comm_after(t->comm, 0));
+    G2Z__TRY(g2z_comm_submit(t->comm, &call));
+    G2Z__TRY(g2z_comm_mark(t->comm, place));
+    G2Z__TRY(g2z_comm_wait(t->comm, place));
+  }
   t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
   t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
@@ -8912,7 +8910,7 @@ G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next)
   return g2z__gather_unit(t, next);
 }
 
-/* The blocks that are first in a forward pass, and have a buffer each: this one and those above. */
+/* The second block of a forward pass, or the only one: it and the first have a buffer each. */
 G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
@@ -8934,7 +8932,7 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* What is stale and has a place of its own is gathered, behind what other ranks still read. */
+/* Gathers stale parameters that have a place of their own, when no rank reads the old ones. */
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!t->stale || !g2z__plan_gathers(t->plan)) return G2Z_OK;
@@ -8946,8 +8944,8 @@ G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   return g2z_comm_wait(t->comm, 2 * plan->buckets - 1);
 }
 
-/* The state that a step begins with, and a recorded one assumes, is that behind another step. A
- * load, a validation or a generation has changed it. */
+/* Restores the gather state that a recorded step assumes, that behind another step, after a load, a
+ * validation or a generation changed it. */
 G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   G2Z__TRY(g2z__refresh(t));
@@ -9000,11 +8998,8 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
 G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *wte = &plan->unit[plan->wte];
-  void *memory;
-  G2Z__TRY(g2z_allocate(t->services, (size_t)plan->buckets, sizeof(g2z_range), &memory));
-  t->pieces = (g2z_range *)memory;
-  G2Z__TRY(g2z_allocate(t->services, (size_t)plan->buckets, sizeof(g2z_row_part), &memory));
-  t->row_parts = (g2z_row_part *)memory;
+  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->pieces));
+  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->row_parts));
   for (int k = wte->bucket; k < plan->buckets; k++) {
     const g2z_bucket *b = &plan->bucket[k];
     g2z_row_part part = {b->own_begin - wte->begin, b->own_elements, b->sum_at};
@@ -9019,17 +9014,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   G2Z__TRY(g2z_plan_create(t->services, config, t->context->device,
                            t->context->rank, t->context->world, &t->plan));
   if (config->train_glob) {
-    g2z_loader_config shards;
-    memset(&shards, 0, sizeof shards);
-    shards.glob = config->train_glob;
-    shards.batch = config->batch;
-    shards.seq = config->seq;
-    shards.accum = config->accum;
-    shards.rank = t->plan->rank;
-    shards.world = t->plan->world;
-    shards.vocab = config->model.vocab;
-    shards.order = G2Z_ORDER_SHUFFLED;
-    shards.seed = config->seed;
+    const g2z_loader_config shards = {
+        config->train_glob, config->batch, config->seq, config->accum, t->plan->rank,
+        t->plan->world, config->model.vocab, G2Z_ORDER_SHUFFLED, config->seed};
     G2Z__TRY(g2z_loader_create(t->services, &shards, &t->loader));
   }
   G2Z__TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
@@ -9037,14 +9024,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   if (config->graph == 1 && t->plan->device == G2Z_DEVICE_CPU)
     return g2z_fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z__TRY(g2z__trainer_tune(t));
-  return g2z__trainer_fits(t);
-}
-
-G2Z__PRIVATE g2z_status g2z__trainer_open_memory(g2z_trainer *t) {
   t->model.plan = t->plan;
   t->model.device = t->device;
-  G2Z__TRY(g2z__trainer_allocate(t));
-  return g2z__trainer_index(t);
+  return g2z__trainer_fits(t);
 }
 
 /* The weights of config.init_from. Their shapes are compared while they are read; into how many
@@ -9122,34 +9104,25 @@ G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
   return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
 }
 
-/* What other ranks write to, or read: parameters, what each token adds to wte's gradient, votes. */
+/* The communicator, and what other ranks write to or read: parameters, what each token adds to
+ * wte's gradient, votes. */
 G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
+  const g2z_comm_config config = {2 * plan->buckets + 3, plan->bucket_elements, plan->wire_dtype,
+                                  plan->gather, plan->reduce};
   const size_t bytes[] = {plan->param_elements * (size_t)plan->dtype_bytes,
                           g2z__plan_logits_bytes(plan),
                           (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)};
+  g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
+  G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
   for (int i = 0; i < 3; i++) {
-    void *memory;
-    g2z_status status = t->comm->ops->allocate(t->comm, bytes[i], &memory);
-    if (status == G2Z_OK) t->shared[i] = memory;
+    status = t->comm->ops->allocate(t->comm, bytes[i], &t->shared[i]);
     G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
   }
   t->model.params = (char *)t->shared[0];
   t->model.logits = (char *)t->shared[1];
   t->verdict.rows = (double *)t->shared[2];
   return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  g2z_comm_config config;
-  config.places = 2 * plan->buckets + 3;
-  config.most = plan->bucket_elements;
-  config.wire = plan->wire_dtype;
-  config.gather = plan->gather;
-  config.reduce = plan->reduce;
-  g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
-  return g2z_ranks_agree(t->context->ranks, status);
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
@@ -9166,8 +9139,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
-  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_memory(t)));
-  G2Z__TRY(g2z__trainer_open_comm(t));
+  g2z_status status = g2z__trainer_allocate(t);
+  if (status == G2Z_OK) status = g2z__trainer_index(t);
+  G2Z__TRY(g2z_ranks_agree(ranks, status));
   G2Z__TRY(g2z__trainer_share(t));
   if (t->plan->world > 1 && t->plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
@@ -9182,13 +9156,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out) {
+  g2z_trainer *t;
   *out = NULL;
-  void *memory;
-  g2z_services *services = context->services;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_trainer), &memory));
-  g2z_trainer *t = (g2z_trainer *)memory;
+  G2Z__TRY(G2Z__NEW(context->services, 1, &t));
   t->context = context;
-  t->services = services;
+  t->services = context->services;
   t->config = *config;
   g2z_status status = g2z__trainer_open(t);
   if (status != G2Z_OK) g2z_trainer_free(t);
@@ -9201,21 +9173,14 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_loader_free(t->loader);
   if (t->device) {
     const g2z_ops *ops = t->device->ops;
-    void *held[] = {t->model.grads, t->master, t->m, t->v, t->model.activations, t->x, t->state,
-                    t->plan->dwte_dtype == t->plan->grad_dtype ? NULL : t->model.dwte,
-                    t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
     if (t->comm) g2z__record_free(t->comm, &t->record);
     for (int i = 0; i < 3; i++)
       if (t->shared[i]) t->comm->ops->release(t->comm, t->shared[i]);
     g2z_comm_free(t->comm);
-    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
-      if (held[i]) ops->release(t->device, held[i]);
-    for (int i = 0; i < 2; i++) {
-      if (t->staged[i]) ops->release_host(t->device, t->staged[i]);
-      if (t->verdict.reported[i]) ops->release_host(t->device, t->verdict.reported[i]);
-      if (t->ballot[i]) ops->release_host(t->device, t->ballot[i]);
-    }
+    for (int i = 0; i < G2Z__HELD; i++)
+      if (t->held[i])
+        (i < G2Z__HELD_HOST ? ops->release : ops->release_host)(t->device, t->held[i]);
   }
   g2z_device_free(t->device);
   g2z_release(t->services, t->pieces);
@@ -9244,19 +9209,19 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
  * it changes: an upload takes 8 us of a step. */
 G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
   double *ballot = t->ballot[(t->enqueued + 1) % 2];
-  double *row = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
   ballot[0] = (double)t->failed;
   ballot[1] = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
   ballot[2] = (double)t->masked;
   if (memcmp(ballot, t->voted, sizeof t->voted) == 0) return G2Z_OK;
-  G2Z__TRY(t->device->ops->upload(t->device, row + G2Z_VERDICT_STATUS, ballot, sizeof t->voted));
+  G2Z__TRY(t->device->ops->upload(t->device, g2z__my_verdict(t) + G2Z_VERDICT_STATUS, ballot,
+                                  sizeof t->voted));
   memcpy(t->voted, ballot, sizeof t->voted);
   return G2Z_OK;
 }
 
-/* Forward and backward of what lies in x and y, for the shapes alone: once to write gradients, and
- * once to add to them where a step does. What lies in the parameters' place is used as it is: the
- * other ranks do not come along. */
+/* Forward and backward, to time products of their shapes: once to write gradients, and once to add
+ * to them where a step does. Tokens and parameters are used as they lie there: the other ranks do
+ * not take part. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   int accumulates = t->plan->accum > 1 && !t->grad_shard;
   *text = NULL;
@@ -9279,8 +9244,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
  * addition, and a run that is repeated has only one tuning table to read. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_ranks *ranks = t->context->ranks;
-  char *text = NULL;
-  uint64_t bytes = 0;
+  char *text = NULL, *copy = NULL;
   if (t->plan->world == 1 || t->plan->device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
@@ -9291,16 +9255,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
       if (g2z__plan_gathers(t->plan)) G2Z__TRY(g2z__arrive(t, unit));
   g2z_status status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
   status = g2z_ranks_agree(ranks, status);
-  if (status == G2Z_OK && text) bytes = strlen(text) + 1;
-  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, &bytes, sizeof bytes);
-  if (status == G2Z_OK && !text) {
-    void *memory = NULL;
-    status = g2z_ranks_agree(ranks, g2z_allocate(t->services, (size_t)bytes, 1, &memory));
-    text = (char *)memory;
-  } else if (status == G2Z_OK) status = g2z_ranks_agree(ranks, status);
-  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, text, (size_t)bytes);
-  if (status == G2Z_OK && t->plan->rank > 0) status = g2z__tuning_read(t->device, text);
+  if (status == G2Z_OK) status = g2z__ranks_text(ranks, text, &copy);
+  if (status == G2Z_OK && copy) status = g2z__tuning_read(t->device, copy);
   g2z_release(t->services, text);
+  g2z_release(t->services, copy);
   return g2z_ranks_agree(ranks, status);
 }
 
@@ -9326,7 +9284,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
                   step);
 }
 
-/* The status of what a verdict cannot tell the others any more. */
+/* Passes on a status, of a failure that no verdict can tell the others any more. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   if (status != G2Z_OK) g2z__ranks_alone(t->context->ranks);
   return status;
@@ -9462,8 +9420,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
                                               double *sum, double *counted, g2z_status *trouble) {
   g2z_device *dev = t->device;
   size_t tokens = (size_t)t->plan->batch * (size_t)t->plan->seq;
-  g2z__pass pass = g2z__trainer_pass(t, 0);
-  pass.dropout.probability = 0;
+  g2z__pass pass = g2z__trainer_still(t, t->plan->batch, t->plan->seq);
   G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
@@ -9487,20 +9444,20 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
                                         double *loss) {
   g2z_ranks *ranks = t->context->ranks;
   double part[2] = {0, 0}, sum = 0, counted = 0; /* part: of this rank, as the next two of all */
-  void *parts;
+  double *parts;
   *loss = NAN;
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_alone(t, g2z__refresh(t)));
-  g2z_status status = g2z_allocate(t->services, (size_t)t->plan->world, sizeof part, &parts);
+  g2z_status status = G2Z__NEW(t->services, 2 * (size_t)t->plan->world, &parts);
   g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &part[0], &part[1], &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, parts);
   G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait where no agreement reaches them */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, part, sizeof part, parts);
   for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++) {
-    sum += ((const double *)parts)[2 * rank];
-    counted += ((const double *)parts)[2 * rank + 1];
+    sum += parts[2 * rank];
+    counted += parts[2 * rank + 1];
   }
   g2z_release(t->services, parts);
   if (counted > 0) *loss = g2z__nan_unsigned(sum / counted);
@@ -9526,13 +9483,12 @@ G2Z__PRIVATE g2z_status g2z__score(const g2z__scorer *scorer, const int32_t *tok
   g2z_device *dev = model->device;
   const size_t count = (size_t)B * (size_t)T;
   const int vocab = model->plan->model.vocab;
-  void *memory;
+  float *some;
   double sum = 0;
   size_t counted = 0;
   G2Z__TRY(g2z__check_ids(dev->services, "token", tokens, count, 0, vocab));
   G2Z__TRY(g2z__check_ids(dev->services, "target", targets, count, -1, vocab));
-  G2Z__TRY(g2z_allocate(dev->services, (size_t)group * (size_t)T, sizeof(float), &memory));
-  float *some = (float *)memory;
+  G2Z__TRY(G2Z__NEW(dev->services, (size_t)group * (size_t)T, &some));
   g2z_status status = G2Z_OK;
   for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
     n = B - b < group ? B - b : group;
@@ -9551,7 +9507,7 @@ G2Z__PRIVATE g2z_status g2z__score(const g2z__scorer *scorer, const int32_t *tok
     }
     if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
   }
-  g2z_release(dev->services, memory);
+  g2z_release(dev->services, some);
   if (status == G2Z_OK && counted) *mean = sum / (double)counted;
   return status;
 }
@@ -9568,10 +9524,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
   const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
   int C = plan->model.channels, V = plan->model.vocab;
-  g2z__pass pass = g2z__trainer_pass(t, 0);
-  pass.B = 1;
-  pass.T = count;
-  pass.dropout.probability = 0;
+  g2z__pass pass = g2z__trainer_still(t, 1, count);
   G2Z__TRY(g2z__refresh(t));
   G2Z__TRY(g2z__trainer_stage(t, tokens, NULL, (size_t)count));
   G2Z__TRY(g2z__forward_only(t, &pass));
@@ -9608,10 +9561,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_score(void *user, const int32_t *tokens,
                                            const int32_t *targets, int B, int T,
                                            g2z__pass *pass) {
   g2z_trainer *t = (g2z_trainer *)user;
-  *pass = g2z__trainer_pass(t, 0);
-  pass->B = B;
-  pass->T = T;
-  pass->dropout.probability = 0;
+  *pass = g2z__trainer_still(t, B, T);
   g2z__ranks_phase(t->context->ranks, "evaluation", t->enqueued, 0); /* progress */
   G2Z__TRY(g2z__trainer_stage(t, tokens, targets, (size_t)B * (size_t)T));
   return g2z__forward_only(t, pass);
