@@ -10193,16 +10193,10 @@ G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
 
 G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved, int file,
                                       uint64_t begin, uint64_t bytes, uint32_t crc) {
-  void *list = saved->spans;
-  g2z_status status = g2z_grow(services, &list, &saved->span_capacity, saved->span_count,
-                               saved->span_count + 1, sizeof(g2z__span));
-  saved->spans = (g2z__span *)list;
-  G2Z__TRY(status);
-  g2z__span *span = &saved->spans[saved->span_count++];
-  span->file = file;
-  span->begin = begin;
-  span->bytes = bytes;
-  span->crc = crc;
+  const g2z__span span = {begin, bytes, file, crc};
+  G2Z__TRY(G2Z__GROW(services, &saved->spans, &saved->span_capacity, saved->span_count,
+                     saved->span_count + 1));
+  saved->spans[saved->span_count++] = span;
   return G2Z_OK;
 }
 
@@ -10240,7 +10234,7 @@ typedef struct g2z__transfer {
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int file, descriptor;         /* the one file that is open; -1: none */
-  char *path;
+  char *path;                   /* its own, or the last that was asked for */
   int weights_only;             /* saving: no checkpoint */
   size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
   g2z_writer *model;            /* of rank 0: model.safetensors */
@@ -10276,8 +10270,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   x->file = x->descriptor = -1;
   g2z__crc_init(&x->crc);
   while (length > 1 && directory[length - 1] == '/') length--;
-  G2Z__TRY(g2z_allocate(t->services, bytes, 1, &memory));
-  x->place = (char *)memory;
+  G2Z__TRY(G2Z__NEW(t->services, bytes, &x->place));
   snprintf(x->place, bytes, "%.*s%s", (int)length, directory, suffix);
   x->chunk_elements = t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters
                                                                   : G2Z__CHECKPOINT_CHUNK;
@@ -10286,13 +10279,16 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   return G2Z_OK;
 }
 
-/* "DIRECTORY/name" of a file, with a suffix; freed with g2z_release. */
-G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file, const char *suffix,
-                                           char **path) {
+/* x->path becomes that of a name in the directory. No file is open then. */
+G2Z__PRIVATE g2z_status g2z__transfer_name(g2z__transfer *x, const char *name) {
+  g2z__transfer_shut(x);
+  return g2z_join_path(x->services, x->place, name, &x->path);
+}
+G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file, const char *suffix) {
   char name[64], whole[80];
   g2z__checkpoint_file(file, x->saved.world, name);
   snprintf(whole, sizeof whole, "%s%s", name, suffix);
-  return g2z_join_path(x->services, x->place, whole, path);
+  return g2z__transfer_name(x, whole);
 }
 
 /* Opens a file in place of the one that is open. */
@@ -10300,8 +10296,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, int file, const cha
                                            int flags) {
   const int rank = x->t->plan->rank;
   if (x->file == file) return G2Z_OK;
-  g2z__transfer_shut(x);
-  G2Z__TRY(g2z__transfer_path(x, file, suffix, &x->path));
+  G2Z__TRY(g2z__transfer_path(x, file, suffix));
   x->descriptor = open(x->path, flags | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
   if (x->descriptor >= 0) x->file = file;
   else if (errno == ENOENT && flags == O_RDONLY)
@@ -10375,36 +10370,31 @@ G2Z__PRIVATE g2z_status g2z__sealed_check(g2z_services *services, const char *pa
                   "earlier checkpoint", path, sum);
 }
 
-G2Z__PRIVATE g2z_status g2z__sealed_put(g2z_services *services, g2z_writer *writer, g2z_note put,
-                                        void *user) {
-  g2z_json_out out;
+/* Puts the members, and then the checksum, which is patched into the file. */
+G2Z__PRIVATE g2z_status g2z__sealed_put(g2z_writer *writer, g2z_note put, void *user) {
+  g2z_json_out out = {writer, 2, 0, 0};
   char *text, sum[16];
   size_t bytes;
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
   g2z_json_begin(&out, NULL, '{');
   put(user, &out);
   g2z_json_put_string(&out, "crc32c", "00000000");
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
   G2Z__TRY(g2z_writer_flush(writer));
-  G2Z__TRY(g2z_read_file(services, writer->partial, (size_t)1 << 30, &text, &bytes));
+  G2Z__TRY(g2z_read_file(writer->services, writer->partial, (size_t)1 << 30, &text, &bytes));
   g2z__sealed_sum(text, bytes, sum);
-  g2z_release(services, text);
+  g2z_release(writer->services, text);
   G2Z__TRY(g2z__writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
   return g2z_writer_commit(writer);
 }
 
 G2Z__PRIVATE g2z_status g2z__sealed_write(g2z__transfer *x, const char *name, g2z_note put,
                                           void *user) {
-  char *path;
   g2z_writer *writer;
-  G2Z__TRY(g2z_join_path(x->services, x->place, name, &path));
-  g2z_status status = g2z_writer_create(x->services, path, &writer);
-  if (status == G2Z_OK) status = g2z__sealed_put(x->services, writer, put, user);
+  G2Z__TRY(g2z__transfer_name(x, name));
+  G2Z__TRY(g2z_writer_create(x->services, x->path, &writer));
+  g2z_status status = g2z__sealed_put(writer, put, user);
   g2z_writer_free(writer);
-  g2z_release(x->services, path);
   return status;
 }
 
@@ -10473,79 +10463,62 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
 }
 
 /* This rank's optimizer file with its header and room for the rest. */
-G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, const char *path,
-                                                  g2z_writer **writer) {
-  typedef char name[32];
+G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, g2z_writer **writer) {
+  typedef struct { char text[32]; } tensor_name;
   const size_t most = 2 * x->t->plan->updates;
   size_t count = 0;
-  void *names, *memory = NULL;
+  tensor_name *names;
+  g2z__safetensor *list = NULL;
   g2z_update_range range;
-  G2Z__TRY(g2z_allocate(x->services, most, sizeof(name), &names));
-  g2z_status status = g2z_allocate(x->services, most, sizeof(g2z__safetensor), &memory);
-  g2z__safetensor *list = (g2z__safetensor *)memory;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_OPTIMIZER + x->t->plan->rank, ""));
+  G2Z__TRY(G2Z__NEW(x->services, most, &names));
+  g2z_status status = G2Z__NEW(x->services, most, &list);
   for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V && status == G2Z_OK; b++)
     for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range); count++) {
-      list[count].name = ((name *)names)[count];
+      g2z__moment_name((g2z_buffer)b, range.canonical, names[count].text);
+      list[count].name = names[count].text;
       list[count].rank = 1;
       list[count].shape[0] = range.elements;
-      g2z__moment_name((g2z_buffer)b, range.canonical, ((name *)names)[count]);
     }
   if (status == G2Z_OK)
-    status = g2z__safetensors_create(x->services, path, list, count, writer);
+    status = g2z__safetensors_create(x->services, x->path, list, count, writer);
   g2z_release(x->services, list);
   g2z_release(x->services, names);
   return status;
 }
 
 G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
-  const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
-  g2z_writer *writer = NULL;
-  char *path;
-  G2Z__TRY(g2z__transfer_path(x, file, "", &path));
-  g2z_status status = g2z__saver_moments_header(x, path, &writer);
-  if (status == G2Z_OK) status = g2z__saver_fill(x, file);
+  g2z_writer *writer;
+  G2Z__TRY(g2z__saver_moments_header(x, &writer));
+  g2z_status status = g2z__saver_fill(x, G2Z__FILE_OPTIMIZER + x->t->plan->rank);
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
-  g2z_release(x->services, path);
   return status;
 }
 
 /* Rank 0: the directory, and the model's file with its header and room for the rest. */
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
-  char *path;
   if (!x->weights_only) g2z_checkpoint_remove(x->place); /* of a save that was killed */
   G2Z__TRY(g2z_make_directory(x->services, x->place));
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, "", &path));
-  g2z_status status = g2z__weights_create(x->services, path, &x->t->plan->model, &x->model);
-  g2z_release(x->services, path);
-  return status;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, ""));
+  return g2z__weights_create(x->services, x->path, &x->t->plan->model, &x->model);
 }
 
 /* Rank 0: the model's file and config.json get their names when both are whole: a full disk leaves
- * the old pair. */
+ * the old pair. A checkpoint also gets the tuning table, and the spans of the small files. */
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
-  char *path;
   g2z_writer *config;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, "", &path));
-  g2z_status status = g2z_writer_create(x->services, path, &config);
-  if (status == G2Z_OK)
-    status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
+  struct stat info;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, ""));
+  G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
+  g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
   if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);
-  g2z_release(x->services, path);
-  return status;
-}
-
-/* Rank 0, of a checkpoint: the tuning table, and the spans of the small files. */
-G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__transfer *x) {
-  char *path;
-  struct stat info;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, "", &path));
-  g2z_status status = g2z_trainer_write_tuning(x->t, path);
-  g2z_release(x->services, path);
-  G2Z__TRY(status);
+  if (status != G2Z_OK || x->weights_only) return status;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, ""));
+  G2Z__TRY(g2z_trainer_write_tuning(x->t, x->path));
   for (int file = G2Z__FILE_CONFIG; file <= G2Z__FILE_TUNING; file++) {
     G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
     if (fstat(x->descriptor, &info) != 0)
@@ -10565,10 +10538,9 @@ G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
   const size_t most = saved->span_capacity, all = most * (size_t)x->t->plan->world;
-  void *memory;
-  g2z_status status = g2z_allocate(x->services, all, sizeof(g2z__span), &memory);
+  g2z__span *list;
+  g2z_status status = G2Z__NEW(x->services, all, &list);
   G2Z__TRY(g2z_ranks_agree(x->ranks, status));
-  g2z__span *list = (g2z__span *)memory;
   status = g2z_ranks_all_gather(x->ranks, saved->spans, most * sizeof(g2z__span), list);
   g2z_release(x->services, saved->spans);
   saved->spans = list;
@@ -10587,9 +10559,8 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
   G2Z__TRY(g2z__saver_download(x, &saved->state, t->state, sizeof saved->state));
   saved->tokens = g2z_trainer_tokens(t);
   if (t->loader) {
-    g2z_loader_position position = t->loader->position;
-    saved->epoch = position.epoch;
-    saved->epoch_step = position.step;
+    saved->epoch = t->loader->position.epoch;
+    saved->epoch_step = t->loader->position.step;
     saved->sequences = t->loader->sequences;
     saved->data = g2z__saved_data(t->loader);
   }
@@ -10661,38 +10632,28 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   g2z__saved_put_files(saved, out);
 }
 
-/* Rank 0 must see what the others wrote. */
-G2Z__PRIVATE g2z_status g2z__saver_see(g2z__transfer *x) {
-  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++) {
-    g2z_status status = g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file));
-    if (status == G2Z_FORMAT)
-      status = g2z_fail(x->services, G2Z_IO, "rank 0 does not see all that rank %d wrote into %s: "
-                        "choose a directory on a file system that all ranks share",
-                        file - G2Z__FILE_OPTIMIZER, x->path);
-    G2Z__TRY(status);
-  }
-  return G2Z_OK;
-}
-
 /* Rank 0, when all have written: the last files, and the final name. */
 G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory, g2z_note note,
                                            void *user) {
-  char *path;
-  g2z_status status = G2Z_OK;
-  G2Z__TRY(g2z__saver_see(x));
+  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++) {
+    g2z_status status = g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file));
+    if (status == G2Z_FORMAT)
+      return g2z_fail(x->services, G2Z_IO, "rank 0 does not see all that rank %d wrote into %s: "
+                      "choose a directory on a file system that all ranks share",
+                      file - G2Z__FILE_OPTIMIZER, x->path);
+    G2Z__TRY(status);
+  }
   if (note) G2Z__TRY(g2z__sealed_write(x, "note.json", note, user));
   G2Z__TRY(g2z__sealed_write(x, "trainer_state.json", g2z__saved_put, &x->saved));
   /* The directory above is opened first: once the name is there, only its sync can fail. */
-  G2Z__TRY(g2z_join_path(x->services, x->place, "..", &path));
-  int above = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  g2z_release(x->services, path);
-  if (rename(x->place, directory) != 0)
-    status = g2z_fail_file(x->services, errno, "rename a complete checkpoint to", directory);
-  else if (above >= 0 && g2z__sync(above) != 0 &&
-           (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-    status = g2z_fail_file(x->services, errno, "sync the directory above", directory);
-  if (above >= 0) close(above);
-  return status;
+  G2Z__TRY(g2z__transfer_name(x, ".."));
+  int above = open(x->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int renamed = rename(x->place, directory) == 0, error = errno;
+  int unsynced = g2z__sync_directory(above);
+  if (!renamed)
+    return g2z_fail_file(x->services, error, "rename a complete checkpoint to", directory);
+  if (unsynced) return g2z_fail_file(x->services, unsynced, "sync the directory above", directory);
+  return G2Z_OK;
 }
 
 /* Where all ranks hold everything, each saves its share of it. */
@@ -10700,7 +10661,6 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
   const g2z_plan *plan = t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
   const int all = plan->owner == G2Z_OWNER_ALL;
-  void *memory;
   x->saved.world = plan->world;
   x->begin = all ? P / W * rank + P % W * rank / W : 0;
   x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
@@ -10712,9 +10672,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
                     "%d buckets cut this rank's share into %zu ranges, too many for one file: "
                     "raise bucket_mb", plan->buckets, plan->updates);
   x->saved.span_capacity = 3 * g2z__plan_updates_limit(plan) + 4; /* and headers, small files */
-  G2Z__TRY(g2z_allocate(t->services, x->saved.span_capacity, sizeof(g2z__span), &memory));
-  x->saved.spans = (g2z__span *)memory;
-  return G2Z_OK;
+  return G2Z__NEW(t->services, x->saved.span_capacity, &x->saved.spans);
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
@@ -10726,9 +10684,7 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory, 
   if (status == G2Z_OK) status = g2z__saver_fill(x, G2Z__FILE_MODEL);
   if (status == G2Z_OK && !x->weights_only) status = g2z__saver_moments(x);
   G2Z__TRY(g2z_ranks_agree(x->ranks, status));
-  if (first) status = g2z__saver_commit(x);
-  if (first && status == G2Z_OK && !x->weights_only) status = g2z__saver_small_files(x);
-  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_commit(x) : G2Z_OK));
   if (x->weights_only) return G2Z_OK;
   status = g2z__saver_gather(x);
   if (first && status == G2Z_OK) status = g2z__saver_publish(x, directory, note, user);
@@ -10792,7 +10748,7 @@ G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g
 
 G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z__saved *saved) {
   g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
+  g2z_json_enter(json, '{');
   while (g2z_json_next(json, '}', &key))
     if (!g2z__saved_get_field(saved, json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
       g2z_json_skip(json);
@@ -10800,7 +10756,7 @@ G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z__saved *saved) {
 
 G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   size_t used = 0;
-  if (!g2z_json_enter(json, '[')) return;
+  g2z_json_enter(json, '[');
   while (g2z_json_next(json, ']', NULL)) {
     g2z_json_text line = g2z_json_string(json);
     if (line.bytes + 2 > sizeof saved->settings - used) continue;
@@ -10821,7 +10777,7 @@ G2Z__PRIVATE void g2z__saved_parse_text(g2z_json *json, char *out, size_t room) 
 /* The spans of a file, which must tile it: returns its length. */
 G2Z__PRIVATE uint64_t g2z__saved_parse_spans(g2z_json *json, g2z__saved *saved, int file) {
   uint64_t end = 0;
-  if (!g2z_json_enter(json, '[')) return 0;
+  g2z_json_enter(json, '[');
   while (g2z_json_next(json, ']', NULL)) {
     uint64_t begin = 0, bytes = 0;
     uint32_t crc = 0;
@@ -10842,7 +10798,7 @@ G2Z__PRIVATE void g2z__saved_parse_file(g2z_json *json, g2z__saved *saved, int f
   g2z_json_text key;
   uint64_t end = 0;
   char name[64], found[64] = "";
-  if (!g2z_json_enter(json, '{')) return;
+  g2z_json_enter(json, '{');
   g2z__checkpoint_file(file, saved->world, name);
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "name")) {
@@ -10863,18 +10819,17 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   g2z_json json;
   g2z_json_text key;
   g2z_json_open(&json, services, path, text, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-      if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
-      if (g2z_json_is(&key, "dtype"))
-        g2z__saved_parse_text(&json, saved->dtype, sizeof saved->dtype);
-      else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, saved);
-      else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
-      else if (g2z_json_is(&key, "files") && g2z_json_enter(&json, '['))
-        while (g2z_json_next(&json, ']', NULL) && saved->file_count < 1 << 17)
-          g2z__saved_parse_file(&json, saved, (int)saved->file_count++);
-      else g2z_json_skip(&json);
-    }
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
+    if (g2z_json_is(&key, "dtype")) g2z__saved_parse_text(&json, saved->dtype, sizeof saved->dtype);
+    else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, saved);
+    else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
+    else if (g2z_json_is(&key, "files") && g2z_json_enter(&json, '['))
+      while (g2z_json_next(&json, ']', NULL) && saved->file_count < 1 << 17)
+        g2z__saved_parse_file(&json, saved, (int)saved->file_count++);
+    else g2z_json_skip(&json);
+  }
   G2Z__TRY(g2z_json_close(&json));
   const int64_t most = INT64_C(1) << 60, *const counts[] = {
       &saved->state.step, &saved->tokens, &saved->epoch, &saved->epoch_step, &saved->sequences};
@@ -10911,9 +10866,9 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *pat
 /* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
-  char *path, *text = NULL;
-  size_t bytes = 0, length = strlen(directory);
-  int weights = 0, state = 0;
+  char *path, *text;
+  size_t bytes, length = strlen(directory);
+  int weights, state;
   struct stat info;
   memset(saved, 0, sizeof *saved);
   if (stat(directory, &info) != 0)
@@ -10973,12 +10928,10 @@ G2Z__PRIVATE g2z_status g2z__loading_check_bytes(g2z__transfer *x) {
 }
 
 G2Z__PRIVATE g2z_status g2z__extent_add(g2z__transfer *x, const g2z__extent *extent) {
-  void *list = x->extents;
-  g2z_status status = g2z_grow(x->services, &list, &x->extent_capacity, x->extent_count,
-                               x->extent_count + 1, sizeof *extent);
-  x->extents = (g2z__extent *)list;
-  if (status == G2Z_OK) x->extents[x->extent_count++] = *extent;
-  return status;
+  G2Z__TRY(G2Z__GROW(x->services, &x->extents, &x->extent_capacity, x->extent_count,
+                     x->extent_count + 1));
+  x->extents[x->extent_count++] = *extent;
+  return G2Z_OK;
 }
 
 G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
@@ -10991,11 +10944,7 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
   const uint64_t bytes = g2z__saved_bytes(&x->saved, G2Z__FILE_MODEL);
   uint64_t header = 0;
-  g2z__extent extent;
-  memset(&extent, 0, sizeof extent);
-  extent.buffer = G2Z_BUFFER_MASTER;
-  extent.file = G2Z__FILE_MODEL;
-  extent.elements = x->t->plan->parameters;
+  g2z__extent extent = {G2Z_BUFFER_MASTER, G2Z__FILE_MODEL, 0, x->t->plan->parameters, 0};
   G2Z__TRY(g2z__transfer_file(x, G2Z__FILE_MODEL, "", O_RDONLY));
   G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
   extent.begin = sizeof header + header;
@@ -11008,9 +10957,9 @@ G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
 /* The ranges of m and v in the optimizer file of one rank. */
 G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
   g2z__safetensors *file;
-  char *path;
-  G2Z__TRY(g2z__transfer_path(x, index, "", &path));
-  g2z_status status = g2z__safetensors_open(x->services, path, &file);
+  g2z_status status = G2Z_OK;
+  G2Z__TRY(g2z__transfer_path(x, index, ""));
+  G2Z__TRY(g2z__safetensors_open(x->services, x->path, &file));
   for (size_t i = 0; status == G2Z_OK && i < file->count; i++) {
     const g2z__safetensor *tensor = &file->tensors[i];
     g2z__extent extent;
@@ -11020,11 +10969,10 @@ G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
     extent.begin = tensor->begin;
     if (!known || tensor->type != G2Z__F32 || tensor->rank != 1 || tensor->elements == 0)
       status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
-                        "F32", path, tensor->name);
+                        "F32", x->path, tensor->name);
     else status = g2z__extent_add(x, &extent);
   }
   g2z__safetensors_free(file);
-  g2z_release(x->services, path);
   return status;
 }
 
@@ -11164,25 +11112,18 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   return G2Z_OK;
 }
 
-/* note.json, where there is one. */
-G2Z__PRIVATE g2z_status g2z__note_read(g2z_services *services, const char *directory, char **note) {
-  char *path;
-  size_t bytes;
-  G2Z__TRY(g2z_join_path(services, directory, "note.json", &path));
-  g2z_status status = G2Z_OK;
-  if (access(path, F_OK) == 0)
-    status = g2z_read_file(services, path, (size_t)1 << 30, note, &bytes);
-  if (status == G2Z_OK && *note) status = g2z__sealed_check(services, path, *note, bytes);
-  g2z_release(services, path);
-  return status;
-}
-
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out) {
   g2z__saved saved;
+  char *path = NULL;
+  size_t bytes;
   memset(out, 0, sizeof *out);
   g2z_status status = g2z__saved_read(services, directory, &saved);
-  if (status == G2Z_OK) status = g2z__note_read(services, directory, &out->note);
+  if (status == G2Z_OK) status = g2z_join_path(services, directory, "note.json", &path);
+  if (status == G2Z_OK && access(path, F_OK) == 0) {
+    status = g2z_read_file(services, path, (size_t)1 << 30, &out->note, &bytes);
+    if (status == G2Z_OK) status = g2z__sealed_check(services, path, out->note, bytes);
+  }
   if (status == G2Z_OK) {
     out->step = saved.state.step;
     out->tokens = saved.tokens;
@@ -11193,19 +11134,18 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
     g2z_release(services, out->note);
     out->note = NULL;
   }
+  g2z_release(services, path);
   g2z__saved_free(services, &saved);
   return status;
 }
 
 /* The choices of the run that saved; a GPU that does not know them chooses again. */
 G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
-  char *path, *text;
+  char *text;
   size_t bytes;
   if (x->t->plan->device != G2Z_DEVICE_CUDA) return G2Z_OK;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, "", &path));
-  g2z_status status = g2z_read_file(x->services, path, 1 << 24, &text, &bytes);
-  g2z_release(x->services, path);
-  G2Z__TRY(status);
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, ""));
+  G2Z__TRY(g2z_read_file(x->services, x->path, 1 << 24, &text, &bytes));
   if (bytes > 0 && g2z__tuning_read(x->t->device, text) != G2Z_OK)
     g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
             "otherwise than in the run that saved", x->services->error);
@@ -11213,7 +11153,7 @@ G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   return G2Z_OK;
 }
 
-/* What is set otherwise than in the run that saved holds from now on. */
+/* Tells the settings that differ from those of the run that saved; this trainer's own hold. */
 G2Z__PRIVATE void g2z__loading_compare(g2z__transfer *x) {
   char now[sizeof x->saved.settings];
   if (x->t->plan->rank != 0) return;
