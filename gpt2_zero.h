@@ -1995,8 +1995,7 @@ G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacit
 #define G2Z__GROW(services, list, capacity, used, need) \
   g2z__grow(services, list, capacity, used, need, sizeof **(list))
 
-G2Z__PRIVATE g2z_status g2z__new(g2z_services *services, size_t count, size_t size,
-                                 void *pointer) {
+G2Z__PRIVATE g2z_status g2z__new(g2z_services *services, size_t count, size_t size, void *pointer) {
   void *memory;
   g2z_status status = g2z_allocate(services, count, size, &memory);
   memcpy(pointer, &memory, sizeof memory);
