@@ -4012,8 +4012,7 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
 
 /* Lists shards, in an order that does not depend on the locale, as glob's own does. `found` is
  * zeroed, and freed with globfree. */
-G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given,
-                                         glob_t *found) {
+G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given, glob_t *found) {
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
   char *pattern;
@@ -4033,8 +4032,7 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
 }
 
 /* A file that stands in both lists, also under two names; NULL: none. others[b->gl_pathc]. */
-G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b,
-                                            struct stat *others) {
+G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b, struct stat *others) {
   struct stat one;
   for (size_t k = 0; k < b->gl_pathc; k++) /* a file that is gone keeps zeros */
     if (stat(b->gl_pathv[k], &others[k]) != 0) memset(&others[k], 0, sizeof others[k]);
@@ -4119,8 +4117,7 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
                   "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
                   "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
                   "%.0f tokens in shards of at least %d: take more data, or lower batch, accum or "
-                  "seq",
-                  reader->shards[0].path, reader->shard_count > 1 ? " and others" : "",
+                  "seq", reader->shards[0].path, reader->shard_count > 1 ? " and others" : "",
                   loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
                   loader->sequences, config->seq, config->batch, config->accum, config->world,
                   loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
