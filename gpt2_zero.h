@@ -1430,7 +1430,7 @@ struct g2z_comm {
   g2z_transport reduce;        /* and gradients; with COPY they travel in grad_dtype */
   int lap_now;
   double lap_s[2];
-  void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
+  float *chunk;                /* CPU ranks: what arrives, on rank 0 */
   struct g2z__record *record;  /* while a step is recorded */
   void *backend;
 };
@@ -6968,7 +6968,7 @@ G2Z__PRIVATE void g2z__star_round(const g2z_comm *comm, float *buffer, size_t n)
 G2Z__PRIVATE g2z_status g2z__star_sum(g2z_comm *comm, float *buffer, size_t n) {
   g2z__star_round(comm, buffer, n);
   if (comm->rank != 0) return g2z__ranks_send(comm->ranks, 0, buffer, n * sizeof(float));
-  float *chunk = (float *)comm->chunk;
+  float *chunk = comm->chunk;
   for (size_t at = 0; at < n; at += G2Z__CHUNK_FLOATS) {
     size_t count = n - at < G2Z__CHUNK_FLOATS ? n - at : G2Z__CHUNK_FLOATS;
     for (int peer = 1; peer < comm->world; peer++) {
@@ -7174,18 +7174,6 @@ G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_confi
 }
 #endif
 
-G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, const g2z_comm_config *config) {
-  if (comm->world == 1) comm->ops = &g2z__one_rank;
-  else if (comm->device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_comm_open(comm, config);
-  else {
-    comm->ops = &g2z__star;
-    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
-    if (comm->rank == 0)
-      return g2z_allocate(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
-  }
-  return G2Z_OK;
-}
-
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out) {
   g2z_comm *comm;
@@ -7199,7 +7187,14 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   comm->reduce = config->reduce;
   comm->rank = g2z_ranks_place(ranks)->rank;
   comm->world = g2z_ranks_place(ranks)->world;
-  g2z_status status = g2z__comm_open(comm, config);
+  g2z_status status = G2Z_OK;
+  if (comm->world == 1) comm->ops = &g2z__one_rank;
+  else if (device->kind == G2Z_DEVICE_CUDA) status = g2z__cuda_comm_open(comm, config);
+  else {
+    comm->ops = &g2z__star;
+    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
+    if (comm->rank == 0) status = G2Z__NEW(comm->services, G2Z__CHUNK_FLOATS, &comm->chunk);
+  }
   if (status != G2Z_OK) g2z_comm_free(comm);
   else *out = comm;
   return status;
@@ -7219,16 +7214,16 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
 #define G2Z__COPIES 5 /* the first one touches pages and opens paths */
 
 G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
-  void *from, *to;
+  char *from, *to;
   *seconds = NAN;
-  G2Z__TRY(g2z_allocate(comm->services, bytes, 1, &from));
-  g2z_status status = g2z_allocate(comm->services, bytes, 1, &to);
+  G2Z__TRY(G2Z__NEW(comm->services, bytes, &from));
+  g2z_status status = G2Z__NEW(comm->services, bytes, &to);
   for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
     memset(from, i, bytes); /* so that no copy can be left out */
     double begin = g2z_seconds();
     memcpy(to, from, bytes);
     double spent = g2z_seconds() - begin;
-    if (((const char *)to)[bytes - 1] != i)
+    if (to[bytes - 1] != i)
       status = g2z_fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
     if (i > 0 && !(*seconds <= spent)) *seconds = spent;
   }
