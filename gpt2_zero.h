@@ -6498,8 +6498,7 @@ G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
   int error = g2z__thread_start(&ranks->watcher, g2z__watch, ranks);
   ranks->watched = error == 0;
   if (!error) return G2Z_OK;
-  return g2z_fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s",
-                  strerror(error));
+  return g2z_fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s", strerror(error));
 }
 
 /* ----- join and leave ---------------------------------------------------- */
@@ -6724,15 +6723,6 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
                   ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
 }
 
-/* Nothing is sent over connections that are out of step. */
-G2Z__PRIVATE g2z_status g2z__ranks_ready(g2z_ranks *ranks) {
-  if (g2z__ranks_is_lost(ranks))
-    return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  if (ranks->broken == G2Z_OK) return G2Z_OK;
-  return g2z_fail(ranks->services, ranks->broken,
-                  "the ranks are out of step since an earlier failure: leave, and join again");
-}
-
 /* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is
  * 0 on every rank but rank 0. Both sides call in the same order. They return when the bytes are in
  * the system's hands (send) or in the caller's (receive): two that send much to each other at the
@@ -6802,7 +6792,11 @@ G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int ro
   const int world = ranks->config.place.world, rank = ranks->config.place.rank;
   const size_t whole = root < 0 ? (size_t)world * count : count;
   if (world == 1) return G2Z_OK;
-  G2Z__TRY(g2z__ranks_ready(ranks));
+  if (g2z__ranks_is_lost(ranks))
+    return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  if (ranks->broken != G2Z_OK) /* nothing is sent over connections that are out of step */
+    return g2z_fail(ranks->services, ranks->broken,
+                    "the ranks are out of step since an earlier failure: leave, and join again");
   int64_t sequence = g2z__ranks_record(ranks, g2z__kinds[kind].text, -1, count);
   if (rank) {
     G2Z__TRY(g2z__ranks_put(ranks, 0, kind, sequence, mine, root < 0 || rank == root ? count : 0));
