@@ -9079,8 +9079,7 @@ G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t
            g2z__exact(o->weight_decay, 1).text, g2z__exact(o->clip, 1).text,
            g2z_schedule_text(o->schedule), o->warmup, o->steps, g2z__exact(o->loss_scale, 1).text,
            o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
-           t->loader ? t->loader->sequences : (int64_t)0,
-           g2z_strategy_text(c->strategy));
+           t->loader ? t->loader->sequences : (int64_t)0, g2z_strategy_text(c->strategy));
 }
 
 G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
@@ -9260,15 +9259,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   return g2z__record_play(t->comm, &t->record);
 }
 
-/* A rank failed, and all know it: they return its status and its sentence. */
-G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
-  memcpy(t->services->error, t->failure, sizeof t->failure);
-  g2z_status status = g2z_ranks_agree(t->context->ranks, t->failed);
-  if (status != G2Z_OK) return status;
-  return g2z_fail(t->services, G2Z_LOST, "a rank failed in step %" PRId64 " and does not say why",
-                  step);
-}
-
 /* Passes on a status, of a failure that no verdict can tell the others any more. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   if (status != G2Z_OK) g2z__ranks_alone(t->context->ranks);
@@ -9287,7 +9277,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   G2Z__TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
   const g2z_step_state *state = t->verdict.reported[slot];
   if (state->stop) t->stop_agreed = 1;
-  if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
+  if (state->status != G2Z_OK) { /* a rank failed: all return its status and its sentence */
+    memcpy(t->services->error, t->failure, sizeof t->failure);
+    G2Z__TRY(g2z_ranks_agree(t->context->ranks, t->failed));
+    return g2z_fail(t->services, G2Z_LOST,
+                    "a rank failed in step %" PRId64 " and does not say why", loss_step);
+  }
   report->loss_step = loss_step;
   report->loss = (float)g2z__nan_unsigned((double)state->loss);
   report->grad_norm = (float)g2z__nan_unsigned((double)state->grad_norm);
@@ -9305,18 +9300,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                   "earlier checkpoint", (int)state->skipped_at_minimum, loss_step,
                   (double)state->used_loss_scale, state->used_loss_scale > 1
                   ? "lower that, which is fixed, or let it be dynamic; " : "",
-                  (double)t->config.optimizer.lr,
-                  t->config.optimizer.warmup);
-}
-
-/* A rank alone cannot take a step, and enqueued nothing: its report is that of the step before, for
- * which there is no later call. */
-G2Z__PRIVATE g2z_status g2z__trainer_refuse(g2z_trainer *t, g2z_status status, g2z_report *report) {
-  char sentence[G2Z_ERROR_BYTES];
-  memcpy(sentence, t->services->error, sizeof sentence);
-  g2z__trainer_report(t, t->enqueued, report);
-  memcpy(t->services->error, sentence, sizeof sentence);
-  return status;
+                  (double)t->config.optimizer.lr, t->config.optimizer.warmup);
 }
 
 /* The ops index with tokens and trust them. */
@@ -9345,10 +9329,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
+  char sentence[G2Z_ERROR_BYTES];
   if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
   if (status == G2Z_OK) status = g2z__check_targets(t, y, tokens, &t->masked);
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
-  if (status != G2Z_OK && plan->world == 1) return g2z__trainer_refuse(t, status, report);
+  if (status != G2Z_OK && plan->world == 1) {
+    /* Nothing is enqueued: no later call would report the step before. */
+    memcpy(sentence, t->services->error, sizeof sentence);
+    g2z__trainer_report(t, t->enqueued, report);
+    memcpy(t->services->error, sentence, sizeof sentence);
+    return status;
+  }
   g2z_trainer_fail(t, status);
   int64_t step = t->enqueued + 1;
   int slot = (int)(step % 2);
@@ -9543,8 +9534,7 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
 
 /* As g2z__scorer's run. user: g2z_trainer *. */
 G2Z__PRIVATE g2z_status g2z__trainer_score(void *user, const int32_t *tokens,
-                                           const int32_t *targets, int B, int T,
-                                           g2z__pass *pass) {
+                                           const int32_t *targets, int B, int T, g2z__pass *pass) {
   g2z_trainer *t = (g2z_trainer *)user;
   *pass = g2z__trainer_still(t, B, T);
   g2z__ranks_phase(t->context->ranks, "evaluation", t->enqueued, 0); /* progress */
