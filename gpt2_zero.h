@@ -10437,15 +10437,16 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   return G2Z_OK;
 }
 
-/* This rank's optimizer file with its header and room for the rest. */
-G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, g2z_writer **writer) {
+/* This rank's optimizer file. */
+G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
   typedef struct { char text[32]; } tensor_name;
+  const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
   const size_t most = 2 * x->t->plan->updates;
   size_t count = 0;
   tensor_name *names;
   g2z__safetensor *list = NULL;
+  g2z_writer *writer = NULL;
   g2z_update_range range;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_OPTIMIZER + x->t->plan->rank, ""));
   G2Z__TRY(G2Z__NEW(x->services, most, &names));
   g2z_status status = G2Z__NEW(x->services, most, &list);
   for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V && status == G2Z_OK; b++)
@@ -10455,17 +10456,12 @@ G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, g2z_writer *
       list[count].rank = 1;
       list[count].shape[0] = range.elements;
     }
+  if (status == G2Z_OK) status = g2z__transfer_path(x, file, "");
   if (status == G2Z_OK)
-    status = g2z__safetensors_create(x->services, x->path, list, count, writer);
+    status = g2z__safetensors_create(x->services, x->path, list, count, &writer);
   g2z_release(x->services, list);
   g2z_release(x->services, names);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
-  g2z_writer *writer;
-  G2Z__TRY(g2z__saver_moments_header(x, &writer));
-  g2z_status status = g2z__saver_fill(x, G2Z__FILE_OPTIMIZER + x->t->plan->rank);
+  if (status == G2Z_OK) status = g2z__saver_fill(x, file);
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   return status;
@@ -10721,14 +10717,6 @@ G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g
   return 1;
 }
 
-G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z__saved *saved) {
-  g2z_json_text key;
-  g2z_json_enter(json, '{');
-  while (g2z_json_next(json, '}', &key))
-    if (!g2z__saved_get_field(saved, json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
-      g2z_json_skip(json);
-}
-
 G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   size_t used = 0;
   g2z_json_enter(json, '[');
@@ -10798,8 +10786,11 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   while (g2z_json_next(&json, '}', &key)) {
     if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
     if (g2z_json_is(&key, "dtype")) g2z__saved_parse_text(&json, saved->dtype, sizeof saved->dtype);
-    else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, saved);
-    else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
+    else if (g2z_json_is(&key, "state") && g2z_json_enter(&json, '{')) {
+      while (g2z_json_next(&json, '}', &key))
+        if (!g2z__saved_get_field(saved, &json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
+          g2z_json_skip(&json);
+    } else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
     else if (g2z_json_is(&key, "files") && g2z_json_enter(&json, '['))
       while (g2z_json_next(&json, ']', NULL) && saved->file_count < 1 << 17)
         g2z__saved_parse_file(&json, saved, (int)saved->file_count++);
@@ -10834,8 +10825,7 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *pat
   if (version == G2Z__CHECKPOINT_VERSION) return status;
   return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                   "%s has version=%" PRId64 " of the format, and this program reads version %d: "
-                  "resume with the program that wrote it", path, version,
-                  G2Z__CHECKPOINT_VERSION);
+                  "resume with the program that wrote it", path, version, G2Z__CHECKPOINT_VERSION);
 }
 
 /* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */
