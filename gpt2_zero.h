@@ -8008,8 +8008,8 @@ G2Z__PRIVATE g2z_status g2z__weights_take_all(g2z__safetensors *file, int layers
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *directory,
-                                         const char *name, int *there) {
+G2Z__PRIVATE g2z_status g2z__directory_has(g2z_services *services, const char *directory,
+                                           const char *name, int *there) {
   char *path;
   G2Z__TRY(g2z_join_path(services, directory, name, &path));
   *there = access(path, F_OK) == 0;
@@ -8026,7 +8026,7 @@ G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *di
   int kind = 0, there;
   *out = NULL;
   for (; kind < 3; kind++) {
-    G2Z__TRY(g2z__weights_has(services, directory, names[kind], &there));
+    G2Z__TRY(g2z__directory_has(services, directory, names[kind], &there));
     if (there) break;
   }
   if (kind < 2) {
@@ -10842,8 +10842,8 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
                     "whole: take an earlier checkpoint", directory);
-  G2Z__TRY(g2z__weights_has(services, directory, "trainer_state.json", &state));
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &weights));
+  G2Z__TRY(g2z__directory_has(services, directory, "trainer_state.json", &state));
+  G2Z__TRY(g2z__directory_has(services, directory, "model.safetensors", &weights));
   if (!state)
     return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
                     "checkpoint: %s", directory, weights ? "weights but " : "",
