@@ -517,16 +517,19 @@ static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
   OP(layernorm_fwd, A * (2 * L + 1), GB, N * C * 2 * a,                                           \
      op->layernorm_fwd(d, b->b1, b->mean, b->rstd, b->a1, b->w, b->bias, b->N, b->C))             \
   OP(qkv_fwd, A * L, GFLOP, 2 * N * C * 3 * C,                                                    \
-     op->linear_fwd(d, b->a3, NULL, b->a1, b->w, b->bias, NULL, NULL, NULL, b->N, b->C, 3 * b->C))      \
+     op->linear_fwd(d, b->a3, NULL, b->a1, b->w, b->bias, NULL, NULL, NULL, b->N, b->C,           \
+                    3 * b->C))                                                                    \
   OP(attention_fwd, A * L, GFLOP, 2 * N * T * C,                                                  \
      op->attention_fwd(d, b->b1, b->lse, b->a3, &b->dropout, b->B, b->T, b->C, b->NH))            \
   OP(attproj_fwd, A * L, GFLOP, 2 * N * C * C,                                                    \
-     op->linear_fwd(d, b->b1, NULL, b->a1, b->w, b->bias, b->c1, NULL, &b->dropout, b->N, b->C, b->C))  \
-  OP(fc_gelu_fwd, A * L, GFLOP, 2 * N * C * 4 * C,                                                \
-     op->linear_fwd(d, b->a4, b->b4, b->a1, b->w, b->bias, NULL, NULL, NULL, b->N, b->C, 4 * b->C))     \
-  OP(fcproj_fwd, A * L, GFLOP, 2 * N * 4 * C * C,                                                 \
-     op->linear_fwd(d, b->b1, NULL, b->a4, b->w, b->bias, b->c1, NULL, &b->dropout, b->N, 4 * b->C,     \
+     op->linear_fwd(d, b->b1, NULL, b->a1, b->w, b->bias, b->c1, NULL, &b->dropout, b->N, b->C,   \
                     b->C))                                                                        \
+  OP(fc_gelu_fwd, A * L, GFLOP, 2 * N * C * 4 * C,                                                \
+     op->linear_fwd(d, b->a4, b->b4, b->a1, b->w, b->bias, NULL, b->b3, NULL, b->N, b->C,         \
+                    4 * b->C))                                                                    \
+  OP(fcproj_fwd, A * L, GFLOP, 2 * N * 4 * C * C,                                                 \
+     op->linear_fwd(d, b->b1, NULL, b->a4, b->w, b->bias, b->c1, b->b3, &b->dropout, b->N,        \
+                    4 * b->C, b->C))                                                              \
   OP(head_loss, A, GFLOP, 6 * N * C * Vp,                                                         \
      op->head_loss(d, b->losses, b->sum, b->b1, b->dwte, b->plan->dwte_dtype, b->logits, b->a1,   \
                    b->wte, b->tokens, 1.0f / (float)b->N, b->state, G2Z_OVERWRITE, b->N, b->C,    \

@@ -1323,7 +1323,7 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  * keep those connections: for small messages between the hosts' memories, for the collectives of
  * CPU ranks, and for heartbeats, by which the death of one rank ends all within seconds.
  *
- * After g2z_ranks_join every call is made by all ranks in the same order, except _place, _phase,
+ * After g2z_ranks_join every call is made by all ranks in the same order, except _place,
  * _collectives and _write_flight. A job of one rank opens no connection. */
 
 typedef struct g2z_place {  /* a process's place in the job */
@@ -1446,12 +1446,12 @@ typedef struct g2z_collectives { /* a transport */
   /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph is
    * recorded. *done 0: it is not that quick here, and nothing was done. */
   g2z_status (*exchange)(g2z_comm *comm, const g2z_call *rows, int *done);
-  /* Memory for the buffers of GATHER, both, and for ROWS, zeroed: of a kind that it is fast on. All
-   * ranks ask for the same in the same order. */
+  /* Zeroed memory of the kind that the transport is fast on: for both buffers of GATHER, and for
+   * ROWS. All ranks ask for the same in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* From now on waiting counts for lap 0 or 1, until exchange(); how long it was, once the device
-   * has passed it. A lap that was not timed repeats the last sample. */
+  /* lap() begins lap 0 or 1, which ends with exchange(). waited_ms(): how long the device waited in
+   * it, once it has passed it. A lap that was not timed repeats the last sample. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
@@ -1468,7 +1468,7 @@ struct g2z_comm {
   g2z_transport reduce;        /* and gradients; with COPY they travel in grad_dtype */
   int lap_now;
   double lap_s[2];
-  void *chunk;                 /* CPU ranks: what arrives, on rank 0 */
+  float *chunk;                /* CPU ranks: what arrives, on rank 0 */
   struct g2z__record *record;  /* while a step is recorded */
   void *backend;
 };
@@ -1491,9 +1491,9 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
 G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all); /* AFTER, MARK and WAIT by themselves */
 G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place);
 G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
-/* What collectives can be held against: bytes per second of a plain copy of `bytes`, the best of
- * several that rank 0 made: by copy engine into another GPU that it sees, of a CPU by memcpy. NaN
- * on all ranks where it sees no other, or may take no memory there. */
+/* Bytes per second of a plain copy, to compare collectives with: the fastest of several that rank 0
+ * makes, by copy engine into another GPU, on a CPU by memcpy. NaN on all ranks where rank 0 sees no
+ * other GPU, or may take no memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d12 weights =====================================================
@@ -1542,8 +1542,8 @@ typedef struct g2z_report {
   int64_t skipped_total;
   int64_t applied;       /* AdamW steps taken up to loss_step */
   double data_ms;        /* waiting for tokens */
-  double exposed_comm_ms;/* the device waited for other ranks, in WAITs as long as in
-                          * the last step that was timed, one of 8; NaN: not measured */
+  double exposed_comm_ms;/* the device waited for other ranks; every 8th step is timed, and the
+                          * others repeat its time; NaN: not measured */
 } g2z_report;
 
 /* ----- the trainer, whose first members may be read ----- */
@@ -1551,7 +1551,7 @@ typedef struct g2z_report {
 typedef struct g2z__model {
   const g2z_plan *plan;
   g2z_device *device;
-  char *params, *grads;     /* flat; where what lies, the plan says */
+  char *params, *grads;     /* flat; the plan says what lies where */
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
   void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
@@ -1591,6 +1591,8 @@ struct g2z_trainer {
                                       * the embedding's rows */
   g2z__model model;
   g2z__record record;                /* of a step; empty until one was recorded */
+  void *held[17];                    /* G2Z__HELD_HOST of the device, then pinned ones of the host:
+                                      * all memory that is the trainer's own */
   void *shared[3];                   /* the communicator's: parameters, logits, votes */
   float *master, *m, *v;             /* [shard_elements] */
   char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
@@ -1610,8 +1612,8 @@ struct g2z_trainer {
   g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
   int row_part_count;
   int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
-  const void *rows;                  /* device: what the embedding adds to wte's gradient, a row */
-  const int32_t *row_tokens;         /* for each token, and the tokens, of all ranks */
+  const void *rows;                  /* device: the embedding's part of wte's gradient, a row for */
+  const int32_t *row_tokens;         /* each token of all ranks, and these tokens */
   int32_t *staged[2];                /* host, x and y of one step one after the other */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
@@ -1965,11 +1967,17 @@ G2Z__PRIVATE void g2z__tame(char *sentence) {
     else if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) c[0] = c[1] = '?';
 }
 
+/* Prints what stands behind `format` in a call into an array. */
+#define G2Z__PRINT(array, format)                        \
+  do {                                                   \
+    va_list arguments_;                                  \
+    va_start(arguments_, format);                        \
+    vsnprintf(array, sizeof(array), format, arguments_); \
+    va_end(arguments_);                                  \
+  } while (0)
+
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(services->error, sizeof services->error, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(services->error, format);
   g2z__tame(services->error);
   return status;
 }
@@ -1985,10 +1993,7 @@ G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int
 G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...) {
   if (!services->log) return;
   char sentence[G2Z_ERROR_BYTES];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(sentence, sizeof sentence, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(sentence, format);
   g2z__tame(sentence);
   (services->log)(services->user, level, sentence); /* <tgmath.h> makes log() a macro */
 }
@@ -2024,6 +2029,27 @@ G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacit
   return G2Z_OK;
 }
 
+/* g2z_allocate and g2z_grow for a pointer of any type: G2Z__NEW(services, count, &pointer). */
+#define G2Z__NEW(services, count, pointer) g2z__new(services, count, sizeof **(pointer), pointer)
+#define G2Z__GROW(services, list, capacity, used, need) \
+  g2z__grow(services, list, capacity, used, need, sizeof **(list))
+
+G2Z__PRIVATE g2z_status g2z__new(g2z_services *services, size_t count, size_t size, void *pointer) {
+  void *memory;
+  g2z_status status = g2z_allocate(services, count, size, &memory);
+  memcpy(pointer, &memory, sizeof memory);
+  return status;
+}
+
+G2Z__PRIVATE g2z_status g2z__grow(g2z_services *services, void *pointer, size_t *capacity,
+                                  size_t used, size_t need, size_t size) {
+  void *list;
+  memcpy(&list, pointer, sizeof list);
+  g2z_status status = g2z_grow(services, &list, capacity, used, need, size);
+  memcpy(pointer, &list, sizeof list);
+  return status;
+}
+
 G2Z_API void g2z_release(g2z_services *services, void *memory) {
   if (!memory) return;
   if (services->release) services->release(services->user, memory);
@@ -2034,6 +2060,16 @@ G2Z_API double g2z_seconds(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* A thread without signals: handlers belong to the program's own. 0, or the error's number. */
+G2Z__PRIVATE int g2z__thread_start(pthread_t *thread, void *(*run)(void *), void *user) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(thread, NULL, run, user);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return error;
 }
 
 /* ----- files -------------------------------------------------------------
@@ -2073,12 +2109,10 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
 
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out) {
-  size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
-  void *path;
+  const size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
   *out = NULL;
   if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
-  G2Z__TRY(g2z_allocate(services, bytes, 1, &path));
-  *out = (char *)path;
+  G2Z__TRY(G2Z__NEW(services, bytes, out));
   snprintf(*out, bytes, "%s/%s", directory, name);
   return G2Z_OK;
 }
@@ -2106,25 +2140,27 @@ G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offs
 }
 
 G2Z__PRIVATE int g2z__sync(int file) {
-  int result;
-  do result = fsync(file);
-  while (result != 0 && errno == EINTR);
-  return result;
+  while (fsync(file) != 0)
+    if (errno != EINTR) return -1;
+  return 0;
 }
 
-/* A new name is durable only once its directory is. Directories that cannot be opened or synced
- * (some network and FUSE file systems) are left to the system: the file itself is complete. */
+/* A new name is durable only once its directory is; -1: it could not be opened. Closes it. Returns
+ * the error's number. A directory that cannot be synced (of some network and FUSE file systems) is
+ * left to the system: the file itself is complete. */
+G2Z__PRIVATE int g2z__sync_directory(int directory) {
+  int error = directory < 0 || g2z__sync(directory) == 0 ? 0 : errno;
+  if (directory >= 0) close(directory);
+  return error == EIO || error == ENOSPC || error == EDQUOT ? error : 0;
+}
+
 G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *path) {
   char directory[PATH_MAX];
   const char *slash = strrchr(path, '/');
   int length = slash && slash != path ? (int)(slash - path) : 1;
   snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
-  int file = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return G2Z_OK;
-  int error = g2z__sync(file) == 0 ? 0 : errno;
-  close(file);
-  if (error != EIO && error != ENOSPC && error != EDQUOT) return G2Z_OK;
-  return g2z_fail_file(services, error, "sync the directory", directory);
+  int error = g2z__sync_directory(open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return error ? g2z_fail_file(services, error, "sync the directory", directory) : G2Z_OK;
 }
 
 /* In the words of a sentence. */
@@ -2186,15 +2222,14 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
   *out = NULL;
   size_t bytes = strlen(path) + 1;
   struct stat there;
-  void *memory;
+  g2z_writer *writer;
   if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* would make ".partial" */
   /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
    * would fail at the end. */
   if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
                     g2z__kind_of_file(&there));
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_writer) + 2 * bytes + 8, &memory));
-  g2z_writer *writer = (g2z_writer *)memory;
+  G2Z__TRY(g2z__new(services, 1, sizeof *writer + 2 * bytes + 8, &writer));
   writer->services = services;
   writer->path = (char *)(writer + 1);
   writer->partial = writer->path + bytes;
@@ -2282,7 +2317,7 @@ G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path,
 
 /* Pipes have no size and files may grow: the end is where read() returns 0. */
 G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *path, int file,
-                                            size_t limit, void **text, size_t *bytes) {
+                                            size_t limit, char **text, size_t *bytes) {
   struct stat info;
   if (fstat(file, &info) != 0) return g2z_fail_file(services, errno, "read", path);
   size_t need = (size_t)info.st_size, capacity = 0;
@@ -2291,31 +2326,28 @@ G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *
       return g2z_fail(services, G2Z_FORMAT,
                       "%s has more than %zu bytes, the limit for a file of this kind: check "
                       "that it is the right file", path, limit);
-    G2Z__TRY(g2z_grow(services, text, &capacity, *bytes, need + 2, 1)); /* a byte more, and a NUL */
-    got = read(file, (char *)*text + *bytes, capacity - *bytes - 1);
+    G2Z__TRY(G2Z__GROW(services, text, &capacity, *bytes, need + 2)); /* a byte more, and a NUL */
+    got = read(file, *text + *bytes, capacity - *bytes - 1);
     if (got < 0 && errno != EINTR) return g2z_fail_file(services, errno, "read", path);
     if (got > 0) *bytes += (size_t)got;
     if (need < *bytes) need = *bytes;
   }
-  ((char *)*text)[*bytes] = 0;
+  (*text)[*bytes] = 0;
   return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes) {
   int file;
-  void *memory = NULL;
+  *text = NULL;
   *bytes = 0;
   g2z_status status = g2z__open_read(services, path, &file);
-  if (status == G2Z_OK)
-    status = g2z__read_open_file(services, path, file, limit, &memory, bytes);
+  if (status == G2Z_OK) status = g2z__read_open_file(services, path, file, limit, text, bytes);
   if (file >= 0) close(file);
-  if (status != G2Z_OK) {
-    g2z_release(services, memory);
-    memory = NULL;
-    *bytes = 0;
-  }
-  *text = (char *)memory;
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_release(services, *text);
+  *text = NULL;
+  *bytes = 0;
   return status;
 }
 
@@ -2346,10 +2378,7 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
   if (json->status != G2Z_OK) return json->status; /* the first error explains the others */
   char what[G2Z_ERROR_BYTES];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(what, sizeof what, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(what, format);
   size_t line = 1;
   const unsigned char *start = json->begin;
   for (const unsigned char *c = json->begin; c < json->at; c++)
@@ -3623,9 +3652,8 @@ struct g2z_shard_writer {
 G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *path,
                                            g2z_shard_format format, g2z_shard_writer **out) {
   *out = NULL;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_shard_writer), &memory));
-  g2z_shard_writer *writer = (g2z_shard_writer *)memory;
+  g2z_shard_writer *writer;
+  G2Z__TRY(G2Z__NEW(services, 1, &writer));
   writer->services = services;
   writer->format = format;
   g2z_status status = g2z_writer_create(services, path, &writer->file);
@@ -3634,12 +3662,9 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
     int32_t header[G2Z__SHARD_HEADER / 4] = {G2Z__SHARD_MAGIC, 1, 0};
     status = g2z_writer_put(writer->file, header, sizeof header);
   }
-  if (status != G2Z_OK) {
-    g2z_shard_writer_free(writer);
-    return status;
-  }
-  *out = writer;
-  return G2Z_OK;
+  if (status == G2Z_OK) *out = writer;
+  else g2z_shard_writer_free(writer);
+  return status;
 }
 
 /* The first token that does not count: all before it do. */
@@ -3665,11 +3690,10 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
                     "a shard with llm.c's header holds at most %d tokens, and this one would get "
                     "%" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
   uint16_t narrow[4096];
-  for (size_t done = 0; done < count;) {
-    size_t n = count - done < 4096 ? count - done : 4096;
+  for (size_t done = 0, n; done < count; done += n) {
+    n = count - done < 4096 ? count - done : 4096;
     for (size_t i = 0; i < n; i++) narrow[i] = (uint16_t)ids[done + i];
     G2Z__TRY(g2z_writer_put(writer->file, narrow, n * sizeof narrow[0]));
-    done += n;
   }
   for (size_t i = 0; i < count; i++, writer->tokens++) {
     int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
@@ -4037,25 +4061,6 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void *g2z__loader_thread(void *user) {
-  g2z_loader *loader = (g2z_loader *)user;
-  g2z__prefetch *reader = loader->reader;
-  pthread_mutex_lock(&reader->lock);
-  while (reader->turn != G2Z__TURN_QUIT) {
-    if (reader->turn == G2Z__TURN_CALLER) {
-      pthread_cond_wait(&reader->changed, &reader->lock);
-      continue;
-    }
-    pthread_mutex_unlock(&reader->lock);
-    reader->status = g2z__loader_read(loader);
-    pthread_mutex_lock(&reader->lock);
-    reader->turn = G2Z__TURN_CALLER;
-    pthread_cond_signal(&reader->changed);
-  }
-  pthread_mutex_unlock(&reader->lock);
-  return NULL;
-}
-
 G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__prefetch_turn turn) {
   pthread_mutex_lock(&reader->lock);
   reader->turn = turn;
@@ -4063,10 +4068,22 @@ G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__prefetch_turn tur
   pthread_mutex_unlock(&reader->lock);
 }
 
-G2Z__PRIVATE void g2z__loader_wait(g2z__prefetch *reader) {
+/* Waits while it is the other's turn. */
+G2Z__PRIVATE g2z__prefetch_turn g2z__loader_wait(g2z__prefetch *reader, g2z__prefetch_turn other) {
   pthread_mutex_lock(&reader->lock);
-  while (reader->turn != G2Z__TURN_CALLER) pthread_cond_wait(&reader->changed, &reader->lock);
+  while (reader->turn == other) pthread_cond_wait(&reader->changed, &reader->lock);
+  g2z__prefetch_turn turn = reader->turn;
   pthread_mutex_unlock(&reader->lock);
+  return turn;
+}
+
+G2Z__PRIVATE void *g2z__loader_thread(void *user) {
+  g2z_loader *loader = (g2z_loader *)user;
+  while (g2z__loader_wait(loader->reader, G2Z__TURN_CALLER) != G2Z__TURN_QUIT) {
+    loader->reader->status = g2z__loader_read(loader);
+    g2z__loader_give(loader->reader, G2Z__TURN_CALLER);
+  }
+  return NULL;
 }
 
 G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
@@ -4075,18 +4092,17 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
 
 /* Lists shards, in an order that does not depend on the locale, as glob's own does. `found` is
  * zeroed, and freed with globfree. */
-G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given,
-                                         glob_t *found) {
+G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given, glob_t *found) {
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 2 * strlen(given) + 1, 1, &memory));
-  char *pattern = (char *)memory, *end = pattern;
+  char *pattern;
+  G2Z__TRY(G2Z__NEW(services, 2 * strlen(given) + 1, &pattern));
+  char *end = pattern;
   for (const char *at = given; *at; *end++ = *at++)
     if (is_name && *at != '/') *end++ = '\\';
   int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, found);
   int number = error == GLOB_NOSPACE ? ENOMEM : errno;
-  g2z_release(services, memory);
+  g2z_release(services, pattern);
   if (error == GLOB_NOMATCH)
     return g2z_fail(services, G2Z_IO, "no file is called or matches \"%s\": check the path, and "
                     "quote a pattern in the shell", given);
@@ -4096,8 +4112,7 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
 }
 
 /* A file that stands in both lists, also under two names; NULL: none. others[b->gl_pathc]. */
-G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b,
-                                            struct stat *others) {
+G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b, struct stat *others) {
   struct stat one;
   for (size_t k = 0; k < b->gl_pathc; k++) /* a file that is gone keeps zeros */
     if (stat(b->gl_pathv[k], &others[k]) != 0) memset(&others[k], 0, sizeof others[k]);
@@ -4111,14 +4126,14 @@ G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b,
 
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
   glob_t found[2];
-  void *others = NULL;
+  struct stat *others = NULL;
   const char *shared = NULL;
   memset(found, 0, sizeof found);
   g2z_status status = G2Z_OK;
   if (g2z__shards_find(services, train, &found[0]) == G2Z_OK &&
       g2z__shards_find(services, val, &found[1]) == G2Z_OK)
-    status = g2z_allocate(services, found[1].gl_pathc, sizeof(struct stat), &others);
-  if (others) shared = g2z__shards_shared(&found[0], &found[1], (struct stat *)others);
+    status = G2Z__NEW(services, found[1].gl_pathc, &others);
+  if (others) shared = g2z__shards_shared(&found[0], &found[1], others);
   if (shared)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT,
                       "%s is named to train on and to validate on, by \"%s\" and by \"%s\": "
@@ -4182,8 +4197,7 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
                   "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
                   "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
                   "%.0f tokens in shards of at least %d: take more data, or lower batch, accum or "
-                  "seq",
-                  reader->shards[0].path, reader->shard_count > 1 ? " and others" : "",
+                  "seq", reader->shards[0].path, reader->shard_count > 1 ? " and others" : "",
                   loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
                   loader->sequences, config->seq, config->batch, config->accum, config->world,
                   loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
@@ -4192,29 +4206,20 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
 G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
   g2z__prefetch *reader = loader->reader;
   const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
-  void *memory;
   G2Z__TRY(g2z__shards_find(&reader->services, pattern, &reader->found));
   reader->shard_count = reader->found.gl_pathc;
-  G2Z__TRY(g2z_allocate(&reader->services, reader->shard_count, sizeof(g2z__shard), &memory));
-  reader->shards = (g2z__shard *)memory;
+  G2Z__TRY(G2Z__NEW(&reader->services, reader->shard_count, &reader->shards));
   G2Z__TRY(g2z__loader_count(loader));
-  for (int i = 0; i < 2; i++) {
-    G2Z__TRY(g2z_allocate(&reader->services, 2 * tokens, sizeof(int32_t), &memory));
-    reader->buffer[i] = (int32_t *)memory;
-  }
-  G2Z__TRY(g2z_allocate(&reader->services, T + 1 + T / 16 + 2, sizeof(uint16_t), &memory));
-  reader->raw = (uint16_t *)memory;
+  for (int i = 0; i < 2; i++)
+    G2Z__TRY(G2Z__NEW(&reader->services, 2 * tokens, &reader->buffer[i]));
+  G2Z__TRY(G2Z__NEW(&reader->services, T + 1 + T / 16 + 2, &reader->raw));
   reader->bits = (unsigned char *)(reader->raw + T + 1);
-  sigset_t all, before; /* the thread takes no signals: handlers belong to the program's own */
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&reader->thread, NULL, g2z__loader_thread, loader);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int error = g2z__thread_start(&reader->thread, g2z__loader_thread, loader);
   reader->started = error == 0;
-  return !error ? G2Z_OK
-                : g2z_fail(&reader->services, G2Z_NO_MEMORY,
-                           "cannot start the prefetch thread: %s; raise the limit of processes "
-                           "(ulimit -u)", strerror(error));
+  if (!error) return G2Z_OK;
+  return g2z_fail(&reader->services, G2Z_NO_MEMORY,
+                  "cannot start the prefetch thread: %s; raise the limit of processes (ulimit -u)",
+                  strerror(error));
 }
 
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
@@ -4230,9 +4235,8 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
   if (!config->glob || !config->glob[0])
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
                     "pattern such as \"data/train_*.bin\"");
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_loader) + sizeof(g2z__prefetch), &memory));
-  g2z_loader *loader = (g2z_loader *)memory;
+  g2z_loader *loader;
+  G2Z__TRY(g2z__new(services, 1, sizeof *loader + sizeof(g2z__prefetch), &loader));
   loader->reader = (g2z__prefetch *)(loader + 1);
   loader->reader->caller = services;
   loader->reader->services = *services;
@@ -4257,7 +4261,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
   if (!loader) return;
   g2z__prefetch *reader = loader->reader;
   if (reader->started) {
-    g2z__loader_wait(reader);
+    g2z__loader_wait(reader, G2Z__TURN_THREAD);
     g2z__loader_give(reader, G2Z__TURN_QUIT);
     pthread_join(reader->thread, NULL);
   }
@@ -4276,7 +4280,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y) {
   g2z__prefetch *reader = loader->reader;
   *x = *y = NULL;
-  g2z__loader_wait(reader);
+  g2z__loader_wait(reader, G2Z__TURN_THREAD);
   if (reader->status != G2Z_OK) {
     memcpy(reader->caller->error, reader->services.error, sizeof reader->caller->error);
     return reader->status;
@@ -4299,7 +4303,7 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
                     "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
                     "%" PRId64 " steps: resume with the data and the global batch of before",
                     position.step, position.epoch, loader->steps_per_epoch);
-  g2z__loader_wait(loader->reader);
+  g2z__loader_wait(loader->reader, G2Z__TURN_THREAD);
   loader->position = position;
   g2z__loader_give(loader->reader, G2Z__TURN_THREAD);
   return G2Z_OK;
@@ -5759,9 +5763,8 @@ struct g2z_ranks {
   g2z_status broken;              /* data connections are out of step: all later calls fail so */
   double began;
   g2z__clock clock;               /* of the meeting, then of the watcher */
-  struct pollfd *polls;           /* the watcher's, as all that follows up to `lock` */
   pthread_t watcher;
-  int watched;                    /* it runs */
+  int watched;                    /* it runs; what follows is its own, up to `lock` */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
   g2z__pulse low;                 /* of the ranks that hold up the others, with all their moves */
@@ -5791,77 +5794,70 @@ G2Z__PRIVATE void g2z__clock_start(g2z__clock *clock, double step_s) {
 
 /* In the order of precedence. A launcher is there when its size is. NULL: it has no such variable.
  * The ids are the same on all ranks of a job, and on no rank of another. */
-#define G2Z__LAUNCHER_LIST(X)                                                                      \
-  /* name        rank                    size                    local rank, local size, ids */    \
-  X("torchrun",  "RANK",                 "WORLD_SIZE",                                             \
-    "LOCAL_RANK", "LOCAL_WORLD_SIZE",                                                              \
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "WORLD_SIZE")              \
-  X("openmpi",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",                                   \
-    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",                                    \
-    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", NULL, NULL)                                       \
-  X("pmi",       "PMI_RANK",             "PMI_SIZE",                                               \
-    "MPI_LOCALRANKID", "MPI_LOCALNRANKS",                                                          \
-    "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", NULL)                                            \
-  X("slurm",     "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS",                                   \
-    "SLURM_LOCALID", NULL,                                                                         \
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", NULL)
-
 typedef struct g2z__launcher {
   const char *name, *rank, *size, *local_rank, *local_size, *ids[4];
 } g2z__launcher;
+static const g2z__launcher g2z__launchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+     {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "WORLD_SIZE"}},
+    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", NULL, NULL}},
+    {"pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+     {"PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", NULL}},
+    {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL,
+     {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", NULL}}};
 
-/* A variable's value; an empty one counts as not set. */
-G2Z__PRIVATE const char *g2z__variable(const char *name) {
+/* An environment variable; an empty one counts as not set. */
+G2Z__PRIVATE const char *g2z__env(const char *name) {
   const char *text = name ? getenv(name) : NULL;
   return text && *text ? text : NULL;
 }
 
-/* A variable that must be a number; `otherwise` when it is not set. */
-G2Z__PRIVATE g2z_status g2z__variable_number(g2z_services *services, const char *name, int minimum,
-                                             int maximum, int otherwise, int *out) {
-  const char *text = g2z__variable(name);
+/* One that must be a number; `otherwise` when it is not set. */
+G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name, int least,
+                                        int most, int otherwise, int *out) {
+  const char *text = g2z__env(name);
   *out = otherwise;
   if (!text) return G2Z_OK;
   size_t digits = strspn(text, "0123456789");
   long value = digits && digits < 10 && !text[digits] ? strtol(text, NULL, 10) : -1;
-  if (value < minimum || value > maximum)
+  if (value < least || value > most)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%.80s: must be a whole number from %d to %d",
-                    name, text, minimum, maximum);
+                    name, text, least, most);
   *out = (int)value;
   return G2Z_OK;
 }
 
-/* Rank, size and their local twins. *found 0: the launcher's variables are not there. */
+/* Rank, size and their local twins. World 0: the launcher's variables are not there. */
 G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__launcher *launcher,
-                                           g2z_place *out, int *found) {
-  const char *rank = g2z__variable(launcher->rank), *size = g2z__variable(launcher->size);
+                                           g2z_place *out) {
+  const char *rank = g2z__env(launcher->rank), *size = g2z__env(launcher->size);
   int slurm = strcmp(launcher->name, "slurm") == 0, nodes;
-  *found = size || (rank && !slurm); /* a batch script has SLURM_PROCID, but is no step */
-  if (!*found) return G2Z_OK;
+  /* Slurm's batch script has a rank, but is no step. */
+  if (!size && (!rank || slurm)) return G2Z_OK;
   if (!rank || !size)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "%s=%.80s is set, but %s is not: set both, or neither",
                     rank ? launcher->rank : launcher->size, rank ? rank : size,
                     rank ? launcher->size : launcher->rank);
   snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
-  G2Z__TRY(g2z__variable_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
-  G2Z__TRY(g2z__variable_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
-  G2Z__TRY(g2z__variable_number(services, launcher->local_size, 1, out->world, 0,
-                                &out->local_world));
-  G2Z__TRY(g2z__variable_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
+  G2Z__TRY(g2z__env_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
+  G2Z__TRY(g2z__env_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
+  G2Z__TRY(g2z__env_number(services, launcher->local_size, 1, out->world, 0, &out->local_world));
+  G2Z__TRY(g2z__env_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
   if (out->world == 1 || (slurm && nodes == 1)) out->local_world = out->world;
-  int most = out->local_world ? out->local_world : out->world;
-  G2Z__TRY(g2z__variable_number(services, launcher->local_rank, 0, most - 1, -1,
-                                &out->local_rank));
+  int last = (out->local_world ? out->local_world : out->world) - 1;
+  G2Z__TRY(g2z__env_number(services, launcher->local_rank, 0, last, -1, &out->local_rank));
   if (out->local_rank < 0) /* srun --mpi=pmi2 has Slurm's own */
-    G2Z__TRY(g2z__variable_number(services, "SLURM_LOCALID", 0, most - 1, -1, &out->local_rank));
+    G2Z__TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
   if (out->world == 1) out->local_rank = 0;
   return G2Z_OK;
 }
 
 /* The host of rank 0. By hand, RANK and WORLD_SIZE are enough where all ranks are on one host. */
 G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
-  const char *address = g2z__variable("MASTER_ADDR");
+  const char *address = g2z__env("MASTER_ADDR");
   int by_hand = strcmp(out->launcher, "torchrun") == 0;
   int here = address ? strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
                            strcmp(address, "localhost") == 0
@@ -5878,7 +5874,7 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
                     "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host"
                     "%s", out->rank, out->world, out->launcher,
                     strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
-  if (by_hand && out->world > 1 && !g2z__variable("MASTER_PORT"))
+  if (by_hand && out->world > 1 && !g2z__env("MASTER_PORT"))
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is "
                     "the same for all ranks of this job and for no other job", out->rank,
@@ -5889,52 +5885,38 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
 
 /* The job's id and secret. */
 G2Z__PRIVATE void g2z__place_job(const g2z__launcher *launcher, g2z_place *out) {
-  const char *id = g2z__variable("G2Z_RUN_ID"), *secret = g2z__variable("G2Z_SECRET");
+  const char *id = g2z__env("G2Z_RUN_ID"), *secret = g2z__env("G2Z_SECRET");
   int used = snprintf(out->job, sizeof out->job, "%s", id ? id : launcher->name);
   for (int i = 0; !id && i < 4 && launcher->ids[i] && used < (int)sizeof out->job; i++) {
-    const char *part = g2z__variable(launcher->ids[i]);
+    const char *part = g2z__env(launcher->ids[i]);
     used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", part ? part : "-");
   }
   snprintf(out->secret, sizeof out->secret, "%s", secret ? secret : "");
 }
 
-/* No launcher: alone, unless Slurm says that there should be more. */
-G2Z__PRIVATE g2z_status g2z__place_alone(g2z_services *services, g2z_place *out) {
-  int tasks;
-  G2Z__TRY(g2z__variable_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
-  if (tasks > 1)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or mpirun) "
-                    "to start %d ranks, or --ranks on one node", tasks, tasks);
-  snprintf(out->launcher, sizeof out->launcher, "alone");
-  snprintf(out->host, sizeof out->host, "127.0.0.1");
-  out->world = out->local_world = 1;
-  return G2Z_OK;
-}
-
-/* Below the ports that systems give to outgoing connections. */
-G2Z__PRIVATE int g2z__job_port(const char *job) {
-  return 20000 + (int)(g2z__hash(G2Z__HASH, job, strlen(job)) % 9900);
-}
-
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-#define X(name, rank, size, local_rank, local_size, id0, id1, id2, id3) \
-  {name, rank, size, local_rank, local_size, {id0, id1, id2, id3}},
-  static const g2z__launcher launchers[] = {G2Z__LAUNCHER_LIST(X)};
-#undef X
-  const g2z__launcher *launcher = launchers;
-  int found = 0, parent;
+  const size_t count = sizeof g2z__launchers / sizeof *g2z__launchers;
+  int tasks, parent;
+  size_t i = 0;
   memset(out, 0, sizeof *out);
-  for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !found; i++) {
-    launcher = &launchers[i];
-    G2Z__TRY(g2z__place_numbers(services, launcher, out, &found));
+  for (; i < count && !out->world; i++)
+    G2Z__TRY(g2z__place_numbers(services, &g2z__launchers[i], out));
+  if (!out->world) { /* no launcher: alone, unless Slurm says that there should be more */
+    G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
+    if (tasks > 1)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or "
+                      "mpirun) to start %d ranks, or --ranks on one node", tasks, tasks);
+    *out = g2z_ranks_config_default().place;
+    return G2Z_OK;
   }
-  if (!found) return g2z__place_alone(services, out);
   G2Z__TRY(g2z__place_host(services, out));
-  g2z__place_job(launcher, out);
-  G2Z__TRY(g2z__variable_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
-                                g2z__job_port(out->job), &out->port));
-  G2Z__TRY(g2z__variable_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  g2z__place_job(&g2z__launchers[i - 1], out);
+  /* 20000: below the ports that systems give to outgoing connections. */
+  const uint64_t hash = g2z__hash(G2Z__HASH, out->job, strlen(out->job));
+  G2Z__TRY(g2z__env_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
+                           20000 + (int)(hash % 9900), &out->port));
+  G2Z__TRY(g2z__env_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
   if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
   return G2Z_OK;
 }
@@ -5952,23 +5934,16 @@ G2Z__PRIVATE void g2z__sip_rounds(uint64_t v[4], int rounds) {
   }
 }
 
-/* The little-endian number in up to 8 bytes. */
-G2Z__PRIVATE uint64_t g2z__sip_word(const uint8_t *bytes, size_t count) {
-  uint64_t word = 0;
-  for (size_t i = 0; i < count && i < 8; i++) word |= (uint64_t)bytes[i] << (8 * i);
-  return word;
-}
-
 /* SipHash-2-4 with 128 bits of output (Aumasson, Bernstein: 131002.de/siphash): a keyed MAC. */
 G2Z__PRIVATE void g2z__siphash(const uint8_t key[16], const void *bytes, size_t count,
                                uint8_t out[16]) {
-  const uint8_t *at = (const uint8_t *)bytes;
-  const uint64_t k0 = g2z__sip_word(key, 8), k1 = g2z__sip_word(key + 8, 8);
-  uint64_t v[4] = {k0 ^ 0x736f6d6570736575u, k1 ^ 0x646f72616e646f6du ^ 0xee,
-                   k0 ^ 0x6c7967656e657261u, k1 ^ 0x7465646279746573u};
+  uint64_t k[2], word = 0;
+  memcpy(k, key, sizeof k);
+  uint64_t v[4] = {k[0] ^ 0x736f6d6570736575u, k[1] ^ 0x646f72616e646f6du ^ 0xee,
+                   k[0] ^ 0x6c7967656e657261u, k[1] ^ 0x7465646279746573u};
   for (size_t i = 0; i <= count / 8; i++) { /* the last word holds the length as well */
-    uint64_t word = g2z__sip_word(at + 8 * i, count - 8 * i);
-    if (i == count / 8) word |= (uint64_t)count << 56;
+    if (i == count / 8) word = (uint64_t)count << 56;
+    memcpy(&word, (const char *)bytes + 8 * i, i < count / 8 ? 8 : count % 8);
     v[3] ^= word;
     g2z__sip_rounds(v, 2);
     v[0] ^= word;
@@ -5976,8 +5951,8 @@ G2Z__PRIVATE void g2z__siphash(const uint8_t key[16], const void *bytes, size_t 
   v[2] ^= 0xee;
   for (int half = 0; half < 2; half++) {
     g2z__sip_rounds(v, 4);
-    for (int i = 0; i < 8; i++)
-      out[8 * half + i] = (uint8_t)((v[0] ^ v[1] ^ v[2] ^ v[3]) >> (8 * i));
+    word = v[0] ^ v[1] ^ v[2] ^ v[3];
+    memcpy(out + 8 * half, &word, 8);
     v[1] ^= 0xdd;
   }
 }
@@ -6020,6 +5995,11 @@ G2Z__PRIVATE void g2z__socket_close(int *socket) {
   *socket = -1;
 }
 
+G2Z__PRIVATE void g2z__peer_close(g2z__peer *peer) {
+  g2z__socket_close(&peer->data.socket);
+  g2z__socket_close(&peer->control.socket);
+}
+
 /* Waits for `events` or an error until the clock says `until`; 1 when there is something. */
 G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, double until) {
   for (;;) {
@@ -6030,6 +6010,11 @@ G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, d
     if (ready > 0) return 1;
     if ((ready < 0 && errno != EINTR) || left <= 0) return 0;
   }
+}
+
+G2Z__PRIVATE struct pollfd g2z__poll_input(int socket) {
+  struct pollfd entry = {socket, POLLIN, 0};
+  return entry;
 }
 
 /* The addresses of a host, for freeaddrinfo; returns what getaddrinfo says, 0: found. */
@@ -6164,15 +6149,13 @@ G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *addre
 /* Looks for rank 0 at all addresses and ports. */
 G2Z__PRIVATE g2z_status g2z__look(g2z_ranks *ranks, const struct addrinfo *addresses, double until,
                                   char seen[160], int *found) {
-  g2z__peer *zero = &ranks->peers[0];
   for (const struct addrinfo *at = addresses; at; at = at->ai_next)
     for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
       int port = ranks->config.place.port + i;
       G2Z__TRY(g2z__seek(ranks, at, port, 1, until, seen, found));
       if (*found) G2Z__TRY(g2z__seek(ranks, at, port, 0, until, seen, found));
       if (*found) return G2Z_OK;
-      g2z__socket_close(&zero->data.socket);
-      g2z__socket_close(&zero->control.socket);
+      g2z__peer_close(&ranks->peers[0]);
     }
   return G2Z_OK;
 }
@@ -6192,8 +6175,7 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
     else status = g2z__look(ranks, addresses, until, seen, &found);
     if (found || g2z__awake(&ranks->clock) > until) break;
     if (pause_s > longest_s) pause_s = longest_s;
-    struct timespec pause = {(time_t)pause_s, (long)((pause_s - (double)(time_t)pause_s) * 1e9)};
-    nanosleep(&pause, NULL);
+    poll(NULL, 0, (int)(pause_s * 1000));
   }
   if (addresses) freeaddrinfo(addresses);
   if (status == G2Z_OK && !found)
@@ -6232,19 +6214,14 @@ typedef struct g2z__meeting {
   uint64_t turns;                 /* connections accepted */
   g2z__ending ending;             /* status G2Z_OK: it may still succeed */
   g2z__caller callers[G2Z__RANKS_CALLERS]; /* socket -1: free */
-  struct pollfd *polls;           /* the listener, callers, and all peers' control */
 } g2z__meeting;
 
 /* The first failure counts. */
 G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__meeting_fail(g2z__meeting *meeting, g2z_status status, const char *format,
                                     ...) {
-  char *sentence = meeting->ending.fault.sentence;
   if (meeting->ending.status != G2Z_OK) return;
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(sentence, sizeof meeting->ending.fault.sentence, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(meeting->ending.fault.sentence, format);
   meeting->ending.status = (int32_t)status;
 }
 
@@ -6293,21 +6270,19 @@ G2Z__PRIVATE void g2z__meeting_check(g2z__meeting *meeting, const g2z__hello *he
                       zero->build);
   for (int r = 0; r < world && hello->device[0]; r++) {
     const g2z__hello *other = &ranks->peers[r].hello;
-    if (r == hello->rank || strcmp(hello->device, other->device) != 0 ||
-        strcmp(hello->host, other->host) != 0)
-      continue;
-    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
-                      "ranks %d and %d on %s share one GPU (%s): start as many ranks as there are "
-                      "GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES",
-                      r < hello->rank ? r : hello->rank, r < hello->rank ? hello->rank : r,
-                      hello->host, hello->device);
+    const int low = r < hello->rank ? r : hello->rank;
+    if (r != hello->rank && strcmp(hello->device, other->device) == 0 &&
+        strcmp(hello->host, other->host) == 0)
+      g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+                        "ranks %d and %d on %s share one GPU (%s): start as many ranks as there "
+                        "are GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES", low,
+                        r + hello->rank - low, hello->host, hello->device);
   }
 }
 
 G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
   meeting->present -= peer->data.socket >= 0;
-  g2z__socket_close(&peer->data.socket);
-  g2z__socket_close(&peer->control.socket);
+  g2z__peer_close(peer);
   memset(&peer->hello, 0, sizeof peer->hello);
 }
 
@@ -6391,32 +6366,29 @@ G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
   place->turn = meeting->turns++;
 }
 
-/* A rank's connection has ended. While its second is not there yet it may still try again. */
-G2Z__PRIVATE void g2z__meeting_lose(g2z__meeting *meeting, int rank) {
-  g2z__peer *peer = &meeting->ranks->peers[rank];
-  if (peer->data.socket >= 0)
-    g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited", rank,
-                      peer->hello.host);
-  g2z__meeting_forget(meeting, peer);
-}
-
 /* Handles what comes within a tenth of a second. */
 G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
   const int first = 1 + G2Z__RANKS_CALLERS, count = first + ranks->config.place.world;
-  struct pollfd *polls = meeting->polls;
-  for (int i = 0; i < count; i++) {
-    polls[i].fd = i == 0 ? meeting->listener
-                  : i < first ? meeting->callers[i - 1].link.socket
-                  : meeting->ending.status == G2Z_OK ? ranks->peers[i - first].control.socket : -1;
-    polls[i].events = POLLIN;
-    polls[i].revents = 0;
-  }
+  struct pollfd polls[1 + G2Z__RANKS_CALLERS + G2Z__RANKS_MAX]; /* the listener, callers, control */
+  polls[0] = g2z__poll_input(meeting->listener);
+  for (int i = 1; i < count; i++)
+    polls[i] = g2z__poll_input(i < first ? meeting->callers[i - 1].link.socket
+                               : meeting->ending.status == G2Z_OK
+                                   ? ranks->peers[i - first].control.socket : -1);
   if (poll(polls, (nfds_t)count, 100) <= 0) return;
   for (int i = 1; i < count; i++) {
     if (!polls[i].revents) continue;
-    if (i < first) g2z__meeting_hear(meeting, &meeting->callers[i - 1]);
-    else g2z__meeting_lose(meeting, i - first); /* a rank that waits says nothing: it has ended */
+    if (i < first) {
+      g2z__meeting_hear(meeting, &meeting->callers[i - 1]);
+      continue;
+    }
+    /* A rank that waits says nothing: it has ended. Before data is there it may still try again. */
+    g2z__peer *peer = &ranks->peers[i - first];
+    if (peer->data.socket >= 0)
+      g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited",
+                        i - first, peer->hello.host);
+    g2z__meeting_forget(meeting, peer);
   }
   if (polls[0].revents) g2z__meeting_accept(meeting);
 }
@@ -6472,13 +6444,9 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
 }
 
 G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
-  const size_t polls = 1 + G2Z__RANKS_CALLERS + (size_t)ranks->config.place.world;
-  void *memory;
-  G2Z__TRY(g2z_allocate(ranks->services, 1, sizeof(g2z__meeting) + polls * sizeof(struct pollfd),
-                        &memory));
-  g2z__meeting *meeting = (g2z__meeting *)memory;
+  g2z__meeting *meeting;
+  G2Z__TRY(G2Z__NEW(ranks->services, 1, &meeting));
   meeting->ranks = ranks;
-  meeting->polls = (struct pollfd *)(meeting + 1);
   meeting->listener = -1;
   meeting->present = 1;
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].link.socket = -1;
@@ -6543,11 +6511,8 @@ G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, const char *format,
                                    ...) {
   char what[160];
-  va_list arguments;
   if (ranks->lost || ranks->parting) return; /* what follows is no longer this rank's business */
-  va_start(arguments, format);
-  vsnprintf(what, sizeof what, format, arguments);
-  va_end(arguments);
+  G2Z__PRINT(what, format);
   g2z__ending ending;
   memset(&ending, 0, sizeof ending);
   ending.status = G2Z_LOST;
@@ -6645,12 +6610,9 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
 
 /* Takes what comes within wait_s. */
 G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
-  struct pollfd *polls = ranks->polls;
-  for (int i = 0; i < ranks->peer_count; i++) {
-    polls[i].fd = ranks->peers[i].control.socket;
-    polls[i].events = POLLIN;
-    polls[i].revents = 0;
-  }
+  struct pollfd polls[G2Z__RANKS_MAX];
+  for (int i = 0; i < ranks->peer_count; i++)
+    polls[i] = g2z__poll_input(ranks->peers[i].control.socket);
   if (poll(polls, (nfds_t)ranks->peer_count, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0)
     return;
   for (int i = 0; i < ranks->peer_count; i++)
@@ -6692,28 +6654,19 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
 
 G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
   const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
-  void *polls;
   int pair[2];
-  sigset_t all, before;
   ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
   if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
-  G2Z__TRY(g2z_allocate(ranks->services, (size_t)ranks->peer_count, sizeof(struct pollfd), &polls));
-  ranks->polls = (struct pollfd *)polls;
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
     return g2z_fail(ranks->services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
   for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
   ranks->peers[ranks->me].control.socket = pair[0];
   ranks->wake = pair[1];
-  sigfillset(&all); /* signals are the main thread's */
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&ranks->watcher, NULL, g2z__watch, ranks);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (error)
-    return g2z_fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s",
-                    strerror(error));
-  ranks->watched = 1;
-  return G2Z_OK;
+  int error = g2z__thread_start(&ranks->watcher, g2z__watch, ranks);
+  ranks->watched = error == 0;
+  if (!error) return G2Z_OK;
+  return g2z_fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s", strerror(error));
 }
 
 /* ----- join and leave ---------------------------------------------------- */
@@ -6765,7 +6718,6 @@ G2Z__PRIVATE g2z_status g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello
 G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   const g2z_place *place = &ranks->config.place;
   g2z_services *services = ranks->services;
-  void *memory;
   if (place->world < 1 || place->world > G2Z__RANKS_MAX || place->rank < 0 ||
       place->rank >= place->world)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "rank %d of %d cannot be: at most %d ranks",
@@ -6775,10 +6727,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "port %d: must be from 1 to %d", place->port,
                     65535 - G2Z__RANKS_PORTS);
   int count = place->rank == 0 ? place->world : 2;
-  G2Z__TRY(g2z_allocate(services, (size_t)place->world, sizeof(int32_t), &memory));
-  ranks->votes = (int32_t *)memory;
-  G2Z__TRY(g2z_allocate(services, (size_t)count, sizeof(g2z__peer), &memory));
-  ranks->peers = (g2z__peer *)memory;
+  G2Z__TRY(G2Z__NEW(services, (size_t)place->world, &ranks->votes));
+  G2Z__TRY(G2Z__NEW(services, (size_t)count, &ranks->peers));
   ranks->peer_count = count;
   ranks->me = place->rank ? 1 : 0;
   for (int i = 0; i < count; i++) {
@@ -6799,10 +6749,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
 
 G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
                                   g2z_ranks **out) {
-  void *memory;
+  g2z_ranks *ranks;
   *out = NULL;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_ranks), &memory));
-  g2z_ranks *ranks = (g2z_ranks *)memory;
+  G2Z__TRY(G2Z__NEW(services, 1, &ranks));
   ranks->services = services;
   ranks->config = *config;
   ranks->wake = -1;
@@ -6824,13 +6773,9 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
     g2z__say(ranks->wake, G2Z__GOODBYE, &self);
     pthread_join(ranks->watcher, NULL);
   }
-  for (int i = 0; i < ranks->peer_count; i++) {
-    g2z__socket_close(&ranks->peers[i].data.socket);
-    g2z__socket_close(&ranks->peers[i].control.socket);
-  }
+  for (int i = 0; i < ranks->peer_count; i++) g2z__peer_close(&ranks->peers[i]);
   g2z__socket_close(&ranks->wake);
   pthread_mutex_destroy(&ranks->lock);
-  g2z_release(ranks->services, ranks->polls);
   g2z_release(ranks->services, ranks->peers);
   g2z_release(ranks->services, ranks->votes);
   g2z_release(ranks->services, ranks);
@@ -6888,10 +6833,11 @@ G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
   return count;
 }
 
-G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
-  g2z_json_out out;
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
+G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
+                                          const char *path) {
+  g2z_writer *writer;
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  g2z_json_out out = {writer, 0, 0, 0};
   pthread_mutex_lock(&ranks->lock);
   const g2z__pulse self = ranks->self;
   const int64_t begun = ranks->sequence;
@@ -6910,8 +6856,8 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
   g2z_json_put_number(&out, "seconds", g2z_seconds() - ranks->began);
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
-  for (int64_t i = begun - G2Z__RANKS_RECORDS + 1; i <= begun; i++) {
-    if (i < 1) continue;
+  int64_t i = begun > G2Z__RANKS_RECORDS ? begun - G2Z__RANKS_RECORDS + 1 : 1;
+  for (; i <= begun; i++) {
     pthread_mutex_lock(&ranks->lock);
     g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
     pthread_mutex_unlock(&ranks->lock);
@@ -6921,13 +6867,6 @@ G2Z__PRIVATE void g2z__flight_write(g2z_ranks *ranks, g2z_writer *writer) {
                       "\"bucket\": %d, \"bytes\": %zu, \"seconds\": %.6f}\n", record.sequence,
                       record.step, record.kind, record.bucket, record.bytes, record.seconds);
   }
-}
-
-G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
-                                          const char *path) {
-  g2z_writer *writer;
-  G2Z__TRY(g2z_writer_create(services, path, &writer));
-  g2z__flight_write(ranks, writer);
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   return status;
@@ -6935,32 +6874,21 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* ----- calls over the data connections ----------------------------------- */
 
-/* A data connection has ended. The watcher knows more in a moment, and names who is to blame. */
-G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
-  const struct timespec moment = {0, 5000000};
-  int lost = 0;
-  for (int turn = 0; turn < 1000 && !lost; turn++) {
-    pthread_mutex_lock(&ranks->lock);
-    lost = ranks->lost;
-    pthread_mutex_unlock(&ranks->lock);
-    if (!lost) nanosleep(&moment, NULL);
-  }
-  ranks->broken = G2Z_LOST;
-  if (lost) return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  return g2z_fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
-                  ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
+G2Z__PRIVATE int g2z__ranks_is_lost(g2z_ranks *ranks) {
+  pthread_mutex_lock(&ranks->lock);
+  int lost = ranks->lost;
+  pthread_mutex_unlock(&ranks->lock);
+  return lost;
 }
 
-/* Nothing is sent over connections that are out of step. */
-G2Z__PRIVATE g2z_status g2z__ranks_ready(g2z_ranks *ranks) {
-  pthread_mutex_lock(&ranks->lock);
-  g2z_status status = G2Z_OK;
-  if (ranks->lost) status = g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  else if (ranks->broken != G2Z_OK)
-    status = g2z_fail(ranks->services, ranks->broken,
-                      "the ranks are out of step since an earlier failure: leave, and join again");
-  pthread_mutex_unlock(&ranks->lock);
-  return status;
+/* A data connection has ended. The watcher knows more in a moment, and names who is to blame. */
+G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
+  ranks->broken = G2Z_LOST;
+  for (int turn = 0; turn < 1000 && !g2z__ranks_is_lost(ranks); turn++) poll(NULL, 0, 5);
+  if (g2z__ranks_is_lost(ranks))
+    return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  return g2z_fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
+                  ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
 }
 
 /* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is
@@ -7024,43 +6952,42 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
   return ranks->broken = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
 }
 
-G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
-                                        void *all) {
-  const size_t world = (size_t)ranks->config.place.world, rank = (size_t)ranks->config.place.rank;
-  if (bytes) memmove((char *)all + rank * bytes, mine, bytes); /* none: only to wait for all */
+/* Through rank 0: the others' bytes go to it, and all of them from it to everybody. root -1: rank
+ * r's `count` bytes are part r of `all`. Else the root's bytes are all there is, and the others
+ * only say that they are in the same call. */
+G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int root,
+                                        const void *mine, void *all, size_t count) {
+  const int world = ranks->config.place.world, rank = ranks->config.place.rank;
+  const size_t whole = root < 0 ? (size_t)world * count : count;
   if (world == 1) return G2Z_OK;
-  G2Z__TRY(g2z__ranks_ready(ranks));
-  int64_t sequence = g2z__ranks_record(ranks, "all_gather", -1, bytes);
+  if (g2z__ranks_is_lost(ranks))
+    return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
+  if (ranks->broken != G2Z_OK) /* nothing is sent over connections that are out of step */
+    return g2z_fail(ranks->services, ranks->broken,
+                    "the ranks are out of step since an earlier failure: leave, and join again");
+  int64_t sequence = g2z__ranks_record(ranks, g2z__kinds[kind].text, -1, count);
   if (rank) {
-    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__GATHER, sequence, mine, bytes));
-    return g2z__ranks_take(ranks, 0, G2Z__GATHER, sequence, all, world * bytes);
+    G2Z__TRY(g2z__ranks_put(ranks, 0, kind, sequence, mine, root < 0 || rank == root ? count : 0));
+    return g2z__ranks_take(ranks, 0, kind, sequence, all, whole);
   }
-  for (size_t r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_take(ranks, (int)r, G2Z__GATHER, sequence, (char *)all + r * bytes, bytes));
-  for (size_t r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, (int)r, G2Z__GATHER, sequence, all, world * bytes));
+  for (int r = 1; r < world; r++) {
+    char *part = (char *)all + (root < 0 ? (size_t)r * count : 0);
+    G2Z__TRY(g2z__ranks_take(ranks, r, kind, sequence, part, root < 0 || r == root ? count : 0));
+  }
+  for (int r = 1; r < world; r++)
+    G2Z__TRY(g2z__ranks_put(ranks, r, kind, sequence, all, whole));
   return G2Z_OK;
 }
 
-/* The root's bytes to everybody. The others say that they are here, or in which other call. */
-G2Z__PRIVATE g2z_status g2z__ranks_spread(g2z_ranks *ranks, int root, void *bytes, size_t count) {
-  const int world = ranks->config.place.world, rank = ranks->config.place.rank;
-  if (world == 1) return G2Z_OK;
-  G2Z__TRY(g2z__ranks_ready(ranks));
-  int64_t sequence = g2z__ranks_record(ranks, "broadcast", -1, count);
-  if (rank) {
-    G2Z__TRY(g2z__ranks_put(ranks, 0, G2Z__BROADCAST, sequence, bytes, rank == root ? count : 0));
-    return g2z__ranks_take(ranks, 0, G2Z__BROADCAST, sequence, bytes, count);
-  }
-  for (int r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_take(ranks, r, G2Z__BROADCAST, sequence, bytes, r == root ? count : 0));
-  for (int r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__BROADCAST, sequence, bytes, count));
-  return G2Z_OK;
+G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
+                                        void *all) {
+  if (bytes) /* none: only to wait for all */
+    memmove((char *)all + (size_t)ranks->config.place.rank * bytes, mine, bytes);
+  return g2z__ranks_call(ranks, G2Z__GATHER, -1, mine, all, bytes);
 }
 
 G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count) {
-  return g2z__ranks_spread(ranks, 0, bytes, count);
+  return g2z__ranks_call(ranks, G2Z__BROADCAST, 0, bytes, bytes, count);
 }
 
 /* The status of the lowest rank whose own is not G2Z_OK, with that rank's sentence. */
@@ -7073,7 +7000,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_decide(g2z_ranks *ranks, g2z_status mine,
   while (first < world && ranks->votes[first] == G2Z_OK) first++;
   if (first == world) return G2Z_OK;
   status = ranks->votes[first];
-  G2Z__TRY(g2z__ranks_spread(ranks, first, sentence, G2Z_ERROR_BYTES));
+  G2Z__TRY(g2z__ranks_call(ranks, G2Z__BROADCAST, first, sentence, sentence, G2Z_ERROR_BYTES));
   sentence[G2Z_ERROR_BYTES - 1] = 0;
   return g2z_fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
                                                                             : G2Z_LOST,
@@ -7100,26 +7027,31 @@ G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   return status;
 }
 
-/* Of a line, in a sentence. */
+/* How much of a text's first line a sentence quotes. */
 G2Z__PRIVATE int g2z__line_bytes(const char *text) {
   size_t bytes = strcspn(text, "\n");
   return bytes < 200 ? (int)bytes : 200;
 }
 
+/* Rank 0's text to everybody. The others' *copy is freed with g2z_release; rank 0 has none. */
+G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char **copy) {
+  uint64_t bytes = text ? strlen(text) + 1 : 0;
+  *copy = NULL;
+  G2Z__TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
+  g2z_status status = ranks->me ? G2Z__NEW(ranks->services, (size_t)bytes, copy) : G2Z_OK;
+  G2Z__TRY(g2z_ranks_agree(ranks, status));
+  G2Z__TRY(g2z_ranks_broadcast(ranks, *copy ? *copy : (char *)text, (size_t)bytes));
+  if (*copy) (*copy)[bytes - 1] = 0;
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text) {
-  char sentence[G2Z_ERROR_BYTES] = "";
-  uint64_t bytes = strlen(text) + 1;
-  void *memory = NULL;
+  char sentence[G2Z_ERROR_BYTES] = "", *copy;
   size_t line = 0; /* where the first line begins that is not alike */
   if (ranks->config.place.world == 1) return G2Z_OK;
-  G2Z__TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
-  g2z_status status = g2z_allocate(ranks->services, (size_t)bytes, 1, &memory);
-  char *zero = (char *)memory;
-  if (status == G2Z_OK && ranks->me == 0) memcpy(zero, text, (size_t)bytes);
-  status = g2z_ranks_agree(ranks, status);
-  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, zero, (size_t)bytes);
+  g2z_status status = g2z__ranks_text(ranks, text, &copy);
   if (status == G2Z_OK) {
-    zero[bytes - 1] = 0;
+    const char *zero = copy ? copy : text;
     int differs = strcmp(zero, text) != 0;
     for (size_t i = 0; differs && zero[i] && zero[i] == text[i]; i++)
       if (zero[i] == '\n') line = i + 1;
@@ -7131,22 +7063,46 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
                zero + line);
     status = g2z__ranks_decide(ranks, differs ? G2Z_BAD_ARGUMENT : G2Z_OK, sentence);
   }
-  g2z_release(ranks->services, memory);
+  g2z_release(ranks->services, copy);
   return status;
 }
 
 /* ===== >>i11 collectives =================================================
  * In:  buffers that all ranks hold. Out: their sums and copies.
- * Law: sums are made in one order, that of ranks, or from the owner on around; every rank enqueues
- *      the same collectives in the same order, whatever happened to it. */
+ * Law: a sum has one order, that of ranks, or from its owner on around. Every rank enqueues the
+ *      same collectives in the same order, whatever happened to it. */
 
-/* ----- a job of one: what is there already is the result ----------------- */
+/* ----- what CPU ranks and a job of one have in common -------------------- */
 
-G2Z__PRIVATE g2z_status g2z__no_departure(g2z_comm *comm, int *departure) {
+G2Z__PRIVATE g2z_status g2z__plain_departure(g2z_comm *comm, int *departure) {
   (void)comm;
   *departure = 0;
   return G2Z_OK;
 }
+G2Z__PRIVATE g2z_status g2z__plain_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
+  *done = 1;
+  return comm->ops->play(comm, rows);
+}
+G2Z__PRIVATE void g2z__plain_lap(g2z_comm *comm, int lap) {
+  comm->lap_now = lap;
+  comm->lap_s[lap] = 0;
+}
+G2Z__PRIVATE double g2z__plain_waited(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
+G2Z__PRIVATE g2z_status g2z__plain_allocate(g2z_comm *comm, size_t bytes, void **out) {
+  return comm->device->ops->allocate(comm->device, bytes, out);
+}
+G2Z__PRIVATE void g2z__plain_release(g2z_comm *comm, void *memory) {
+  comm->device->ops->release(comm->device, memory);
+}
+G2Z__PRIVATE void g2z__plain_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
+
+/* A transport whose calls block, and wait for nothing else. */
+#define G2Z__PLAIN_TRANSPORT(name, play)                                                  \
+  {name, g2z__plain_departure, play, g2z__plain_exchange, g2z__plain_allocate,            \
+   g2z__plain_release, g2z__plain_lap, g2z__plain_waited, g2z__plain_close}
+
+/* ----- a job of one: what is there already is the result ----------------- */
+
 /* A rank alone has its parameters where they are used, and its sums are its own gradients. */
 G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
   g2z_device *dev = comm->device;
@@ -7157,26 +7113,8 @@ G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
   G2Z_ASSERT(c->to == c->from);
   return G2Z_OK;
 }
-G2Z__PRIVATE g2z_status g2z__one_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
-  *done = 1;
-  return g2z__one_play(comm, rows);
-}
-G2Z__PRIVATE void g2z__lap(g2z_comm *comm, int lap) {
-  comm->lap_now = lap;
-  comm->lap_s[lap] = 0;
-}
-G2Z__PRIVATE double g2z__lap_ms(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
-G2Z__PRIVATE g2z_status g2z__one_allocate(g2z_comm *comm, size_t bytes, void **out) {
-  return comm->device->ops->allocate(comm->device, bytes, out);
-}
-G2Z__PRIVATE void g2z__one_release(g2z_comm *comm, void *memory) {
-  comm->device->ops->release(comm->device, memory);
-}
-G2Z__PRIVATE void g2z__one_close(g2z_comm *comm) { (void)comm; }
 
-static const g2z_collectives g2z__one_rank = {
-    "one rank",       g2z__no_departure, g2z__one_play, g2z__one_exchange, g2z__one_allocate,
-    g2z__one_release, g2z__lap,          g2z__lap_ms,   g2z__one_close};
+static const g2z_collectives g2z__one_rank = G2Z__PLAIN_TRANSPORT("one rank", g2z__one_play);
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -7192,7 +7130,7 @@ G2Z__PRIVATE void g2z__star_round(const g2z_comm *comm, float *buffer, size_t n)
 G2Z__PRIVATE g2z_status g2z__star_sum(g2z_comm *comm, float *buffer, size_t n) {
   g2z__star_round(comm, buffer, n);
   if (comm->rank != 0) return g2z__ranks_send(comm->ranks, 0, buffer, n * sizeof(float));
-  float *chunk = (float *)comm->chunk;
+  float *chunk = comm->chunk;
   for (size_t at = 0; at < n; at += G2Z__CHUNK_FLOATS) {
     size_t count = n - at < G2Z__CHUNK_FLOATS ? n - at : G2Z__CHUNK_FLOATS;
     for (int peer = 1; peer < comm->world; peer++) {
@@ -7204,32 +7142,23 @@ G2Z__PRIVATE g2z_status g2z__star_sum(g2z_comm *comm, float *buffer, size_t n) {
   return G2Z_OK;
 }
 
-/* Slice r of `buffer`, `bytes` long, goes from rank 0 to rank r. */
-G2Z__PRIVATE g2z_status g2z__star_scatter(g2z_comm *comm, char *buffer, size_t bytes) {
+/* From rank 0 to rank r: the `bytes` at r * stride of `buffer`. */
+G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t stride,
+                                         size_t bytes) {
   if (comm->rank != 0)
-    return g2z__ranks_receive(comm->ranks, 0, buffer + (size_t)comm->rank * bytes, bytes);
+    return g2z__ranks_receive(comm->ranks, 0, buffer + (size_t)comm->rank * stride, bytes);
   for (int peer = 1; peer < comm->world; peer++)
-    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
-  return G2Z_OK;
-}
-
-/* Rank 0's `buffer` to everybody. */
-G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t bytes) {
-  if (comm->rank != 0) return g2z__ranks_receive(comm->ranks, 0, buffer, bytes);
-  for (int peer = 1; peer < comm->world; peer++)
-    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer, bytes));
+    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer + (size_t)peer * stride, bytes));
   return G2Z_OK;
 }
 
 /* Slice r of `buffer`, `bytes` long, from rank r to everybody. */
 G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t bytes) {
-  if (comm->rank != 0) {
+  if (comm->rank != 0)
     G2Z__TRY(g2z__ranks_send(comm->ranks, 0, buffer + (size_t)comm->rank * bytes, bytes));
-  } else {
-    for (int peer = 1; peer < comm->world; peer++)
-      G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
-  }
-  return g2z__star_spread(comm, buffer, bytes * (size_t)comm->world);
+  for (int peer = 1; comm->rank == 0 && peer < comm->world; peer++)
+    G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
+  return g2z__star_spread(comm, buffer, 0, bytes * (size_t)comm->world);
 }
 
 G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
@@ -7239,8 +7168,8 @@ G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
   G2Z__TRY(g2z__star_sum(comm, sum, c->n));
   if (c->owner == G2Z_OWNER_ROOT) return G2Z_OK;
   if (c->owner == G2Z_OWNER_ALL)
-    return g2z__star_spread(comm, (char *)sum, c->n * sizeof(float));
-  G2Z__TRY(g2z__star_scatter(comm, (char *)sum, slice * sizeof(float)));
+    return g2z__star_spread(comm, (char *)sum, 0, c->n * sizeof(float));
+  G2Z__TRY(g2z__star_spread(comm, (char *)sum, slice * sizeof(float), slice * sizeof(float)));
   if (mine == c->to) return G2Z_OK;
   return comm->device->ops->grad_add(comm->device, c->to, mine, c->write, slice);
 }
@@ -7249,7 +7178,7 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
   size_t bytes = c->kind == G2Z_CALL_ROWS ? c->n : c->n / (size_t)comm->world * sizeof(float);
   char *mine = (char *)c->to + (size_t)comm->rank * bytes;
   if (c->kind == G2Z_CALL_GATHER && c->owner == G2Z_OWNER_ROOT)
-    return g2z__star_spread(comm, (char *)c->to, c->n * sizeof(float));
+    return g2z__star_spread(comm, (char *)c->to, 0, c->n * sizeof(float));
   if (mine != c->from) memcpy(mine, c->from, bytes);
   return g2z__star_gather(comm, (char *)c->to, bytes);
 }
@@ -7275,16 +7204,9 @@ G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
-G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
-  *done = 1;
-  return g2z__star_play(comm, rows);
-}
-G2Z__PRIVATE void g2z__star_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
-static const g2z_collectives g2z__star = {
-    "connections to rank 0", g2z__no_departure, g2z__star_play, g2z__star_exchange,
-    g2z__one_allocate,       g2z__one_release,  g2z__lap,       g2z__lap_ms,
-    g2z__star_close};
+static const g2z_collectives g2z__star =
+    G2Z__PLAIN_TRANSPORT("connections to rank 0", g2z__star_play);
 
 /* ----- submit: play a call at once, or record it ------------------------- */
 
@@ -7295,10 +7217,8 @@ static const g2z_collectives g2z__star = {
  * calls are work of the device, and the step is one graph. */
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
-  void *calls = record->calls;
-  G2Z__TRY(g2z_grow(comm->services, &calls, &record->capacity, record->count, record->count + 1,
-                    sizeof *call));
-  record->calls = (g2z_call *)calls;
+  G2Z__TRY(G2Z__GROW(comm->services, &record->calls, &record->capacity, record->count,
+                     record->count + 1));
   record->calls[record->count++] = *call;
   return G2Z_OK;
 }
@@ -7416,24 +7336,11 @@ G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_confi
 }
 #endif
 
-G2Z__PRIVATE g2z_status g2z__comm_open(g2z_comm *comm, const g2z_comm_config *config) {
-  if (comm->world == 1) comm->ops = &g2z__one_rank;
-  else if (comm->device->kind == G2Z_DEVICE_CUDA) return g2z__cuda_comm_open(comm, config);
-  else {
-    comm->ops = &g2z__star;
-    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
-    if (comm->rank == 0)
-      return g2z_allocate(comm->services, G2Z__CHUNK_FLOATS, sizeof(float), &comm->chunk);
-  }
-  return G2Z_OK;
-}
-
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out) {
-  void *memory;
+  g2z_comm *comm;
   *out = NULL;
-  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z_comm), &memory));
-  g2z_comm *comm = (g2z_comm *)memory;
+  G2Z__TRY(G2Z__NEW(device->services, 1, &comm));
   comm->services = device->services;
   comm->ranks = ranks;
   comm->device = device;
@@ -7442,7 +7349,14 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   comm->reduce = config->reduce;
   comm->rank = g2z_ranks_place(ranks)->rank;
   comm->world = g2z_ranks_place(ranks)->world;
-  g2z_status status = g2z__comm_open(comm, config);
+  g2z_status status = G2Z_OK;
+  if (comm->world == 1) comm->ops = &g2z__one_rank;
+  else if (device->kind == G2Z_DEVICE_CUDA) status = g2z__cuda_comm_open(comm, config);
+  else {
+    comm->ops = &g2z__star;
+    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
+    if (comm->rank == 0) status = G2Z__NEW(comm->services, G2Z__CHUNK_FLOATS, &comm->chunk);
+  }
   if (status != G2Z_OK) g2z_comm_free(comm);
   else *out = comm;
   return status;
@@ -7462,16 +7376,16 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
 #define G2Z__COPIES 5 /* the first one touches pages and opens paths */
 
 G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
-  void *from, *to;
+  char *from, *to;
   *seconds = NAN;
-  G2Z__TRY(g2z_allocate(comm->services, bytes, 1, &from));
-  g2z_status status = g2z_allocate(comm->services, bytes, 1, &to);
+  G2Z__TRY(G2Z__NEW(comm->services, bytes, &from));
+  g2z_status status = G2Z__NEW(comm->services, bytes, &to);
   for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
     memset(from, i, bytes); /* so that no copy can be left out */
     double begin = g2z_seconds();
     memcpy(to, from, bytes);
     double spent = g2z_seconds() - begin;
-    if (((const char *)to)[bytes - 1] != i)
+    if (to[bytes - 1] != i)
       status = g2z_fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
     if (i > 0 && !(*seconds <= spent)) *seconds = spent;
   }
@@ -7550,7 +7464,7 @@ G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z__safetensor *tensor
 G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *tensor,
                                         const char *what, uint64_t *out, int most) {
   int count = 0;
-  if (!g2z_json_enter(json, '[')) return 0;
+  g2z_json_enter(json, '[');
   while (g2z_json_next(json, ']', NULL)) {
     int64_t value = g2z_json_integer(json);
     if (value < 0 || count == most) {
@@ -7590,7 +7504,7 @@ G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
   int bounds = 0;
   g2z_json_text key;
   tensor->type = tensor->rank = -1;
-  if (!g2z_json_enter(json, '{')) return;
+  g2z_json_enter(json, '{');
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "dtype")) g2z__tensor_parse_type(json, tensor);
     else if (g2z_json_is(&key, "shape"))
@@ -7607,13 +7521,6 @@ G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
                   "file is damaged", tensor->name);
 }
 
-/* __metadata__ is a table of strings, which nothing here needs. */
-G2Z__PRIVATE void g2z__tensor_parse_metadata(g2z_json *json) {
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) g2z_json_string(json);
-}
-
 G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t bytes) {
   g2z_json json;
   g2z_json_text key;
@@ -7626,27 +7533,25 @@ G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t by
                       bytes - (size_t)(end - at));
   }
   g2z_json_open(&json, file->services, file->path, file->header, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-      if (g2z_json_is(&key, "__metadata__")) {
-        g2z__tensor_parse_metadata(&json);
-        continue;
-      }
-      void *list = file->tensors;
-      g2z_status status = g2z_grow(file->services, &list, &file->capacity, file->count,
-                                   file->count + 1, sizeof(g2z__safetensor));
-      file->tensors = (g2z__safetensor *)list;
-      G2Z__TRY(status);
-      g2z__safetensor *tensor = &file->tensors[file->count++];
-      memset(tensor, 0, sizeof *tensor);
-      tensor->in = file;
-      char *name = file->header + (key.at - json.begin);
-      size_t length = g2z_json_unescape(&key, (unsigned char *)name);
-      name[length] = 0; /* its closing quote at the latest */
-      tensor->name = name;
-      if (strlen(name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
-      g2z__tensor_parse(&json, tensor);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z_json_is(&key, "__metadata__")) { /* a table of strings, which nothing here needs */
+      g2z_json_enter(&json, '{');
+      while (g2z_json_next(&json, '}', &key)) g2z_json_string(&json);
+      continue;
     }
+    G2Z__TRY(G2Z__GROW(file->services, &file->tensors, &file->capacity, file->count,
+                       file->count + 1));
+    g2z__safetensor *tensor = &file->tensors[file->count++];
+    memset(tensor, 0, sizeof *tensor);
+    tensor->in = file;
+    char *name = file->header + (key.at - json.begin);
+    size_t length = g2z_json_unescape(&key, (unsigned char *)name);
+    name[length] = 0; /* its closing quote at the latest */
+    tensor->name = name;
+    if (strlen(name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
+    g2z__tensor_parse(&json, tensor);
+  }
   return g2z_json_close(&json);
 }
 
@@ -7714,10 +7619,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_load(g2z__safetensors *file) {
     return g2z_fail(file->services, G2Z_FORMAT,
                     "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
                     "it was cut, or it is no safetensors file", file->path, length, bytes);
-  void *text;
-  G2Z__TRY(g2z_allocate(file->services, (size_t)length, 1, &text));
-  file->header = (char *)text;
-  got = g2z__pread(file->file, text, (size_t)length, 8);
+  G2Z__TRY(G2Z__NEW(file->services, (size_t)length, &file->header));
+  got = g2z__pread(file->file, file->header, (size_t)length, 8);
   if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
   if ((uint64_t)got < length)
     return g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
@@ -7746,15 +7649,14 @@ G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *file) {
 /* A file without tensors, which is not open. */
 G2Z__PRIVATE g2z_status g2z__safetensors_new(g2z_services *services, const char *path,
                                              g2z__safetensors **out) {
-  size_t length = strlen(path) + 1;
-  void *memory;
-  *out = NULL;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z__safetensors) + length, &memory));
-  *out = (g2z__safetensors *)memory;
-  (*out)->services = services;
-  (*out)->path = (char *)(*out + 1);
-  (*out)->file = -1;
-  memcpy((*out)->path, path, length);
+  const size_t length = strlen(path) + 1;
+  g2z__safetensors *file;
+  G2Z__TRY(g2z__new(services, 1, sizeof *file + length, out));
+  file = *out;
+  file->services = services;
+  file->path = (char *)(file + 1);
+  file->file = -1;
+  memcpy(file->path, path, length);
   return G2Z_OK;
 }
 
@@ -7780,13 +7682,10 @@ G2Z__PRIVATE g2z_status g2z__index_add(g2z__safetensors *index, const char *path
   g2z__safetensors_close(part);
   part->next = index->parts;
   index->parts = part;
-  void *list = index->tensors;
-  g2z_status status = g2z_grow(index->services, &list, &index->capacity, index->count,
-                               index->count + part->count, sizeof(g2z__safetensor));
-  index->tensors = (g2z__safetensor *)list;
-  for (size_t i = 0; status == G2Z_OK && i < part->count; i++)
-    index->tensors[index->count++] = part->tensors[i];
-  return status;
+  G2Z__TRY(G2Z__GROW(index->services, &index->tensors, &index->capacity, index->count,
+                     index->count + part->count));
+  for (size_t i = 0; i < part->count; i++) index->tensors[index->count++] = part->tensors[i];
+  return G2Z_OK;
 }
 
 /* A value of weight_map: the name of a file beside the index. */
@@ -7909,9 +7808,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *file, int index,
 G2Z__PRIVATE g2z_status g2z__safetensors_header(g2z_writer *writer, const g2z__safetensor *tensors,
                                                 size_t count, uint64_t *bytes) {
   uint64_t length = 0, offset = 0;
-  g2z_json_out json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer;
+  g2z_json_out json = {writer, 0, 0, 0};
   g2z_writer_put(writer, &length, sizeof length);
   g2z_json_begin(&json, NULL, '{');
   g2z_json_begin(&json, "__metadata__", '{');
@@ -7993,12 +7890,9 @@ G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind 
 /* Every tensor of the model, in canonical order; freed with g2z_release. */
 G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
                                           g2z__weight **list, size_t *count) {
-  void *memory;
   *count = 0;
   G2Z__TRY(g2z__model_config_check(services, model));
-  G2Z__TRY(g2z_allocate(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT,
-                        sizeof(g2z__weight), &memory));
-  *list = (g2z__weight *)memory;
+  G2Z__TRY(G2Z__NEW(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT, list));
   g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
   for (int layer = model->layers - 1; layer >= 0; layer--)
     g2z__weights_add(model, G2Z_UNIT_BLOCK, layer, *list, count);
@@ -8012,14 +7906,12 @@ G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *
                                             const g2z_model_config *model, g2z_writer **out) {
   g2z__weight *list;
   size_t count;
-  void *tensors;
+  g2z__safetensor *tensors;
   *out = NULL;
   G2Z__TRY(g2z__weights_list(services, model, &list, &count));
-  g2z_status status = g2z_allocate(services, count, sizeof(g2z__safetensor), &tensors);
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
-    ((g2z__safetensor *)tensors)[i] = list[i].tensor;
-  if (status == G2Z_OK)
-    status = g2z__safetensors_create(services, path, (const g2z__safetensor *)tensors, count, out);
+  g2z_status status = G2Z__NEW(services, count, &tensors);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++) tensors[i] = list[i].tensor;
+  if (status == G2Z_OK) status = g2z__safetensors_create(services, path, tensors, count, out);
   g2z_release(services, tensors);
   g2z_release(services, list);
   return status;
@@ -8056,10 +7948,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
                                                 float dropout) {
   static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
   const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
-  g2z_json_out json;
-  memset(&json, 0, sizeof json);
-  json.writer = writer;
-  json.indent = 2;
+  g2z_json_out json = {writer, 2, 0, 0};
   g2z_json_begin(&json, NULL, '{');
   g2z_json_begin(&json, "architectures", '[');
   g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
@@ -8090,13 +7979,6 @@ G2Z__PRIVATE int g2z__config_parse_size(g2z_json *json, const char *name) {
   return 0;
 }
 
-G2Z__PRIVATE void g2z__config_parse_flag(g2z_json *json, const char *name, int only) {
-  int value = g2z_json_bool(json);
-  if (value != only)
-    g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s", name,
-                  value ? "true" : "false", only ? "true" : "false");
-}
-
 /* The value must be one of two names. */
 G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const char *known,
                                          const char *also) {
@@ -8109,6 +7991,7 @@ G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const
 /* A member that the model depends on; any other is skipped. */
 G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *key,
                                            g2z_model_config *model, int *inner) {
+  static const char *const words[] = {"false", "true"};
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
     if (g2z_json_is(key, g2z__config_sizes[i].name)) {
       int value = g2z__config_parse_size(json, g2z__config_sizes[i].name);
@@ -8117,7 +8000,10 @@ G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *
     }
   for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
     if (g2z_json_is(key, g2z__config_flags[i].name)) {
-      g2z__config_parse_flag(json, g2z__config_flags[i].name, g2z__config_flags[i].value);
+      if (g2z_json_bool(json) != g2z__config_flags[i].value)
+        g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s",
+                      g2z__config_flags[i].name, words[!g2z__config_flags[i].value],
+                      words[g2z__config_flags[i].value]);
       return;
     }
   if (g2z_json_is(key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
@@ -8141,9 +8027,8 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
   g2z_json_text key;
   int inner = 0;
   g2z_json_open(&json, services, path, text, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key))
-      g2z__config_parse_member(&json, &key, model, &inner);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) g2z__config_parse_member(&json, &key, model, &inner);
   G2Z__TRY(g2z_json_close(&json));
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
     if (g2z__config_get(model, i) == 0)
@@ -8158,7 +8043,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
 
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
                                       g2z_model_config *out) {
-  char *path, *text = NULL;
+  char *path, *text;
   size_t bytes;
   g2z_model_config model;
   memset(out, 0, sizeof *out);
@@ -8270,28 +8155,29 @@ G2Z__PRIVATE g2z_status g2z__weights_take_all(g2z__safetensors *file, int layers
                                               g2z__weight *list, size_t count,
                                               g2z__weights_take take, void *user) {
   g2z_services *services = file->services;
-  void *used, *chunk = NULL;
-  G2Z__TRY(g2z_allocate(services, file->count, 1, &used));
-  g2z_status status = g2z__weights_match(file, layers, list, count, (unsigned char *)used);
+  unsigned char *used;
+  float *chunk;
+  G2Z__TRY(G2Z__NEW(services, file->count, &used));
+  g2z_status status = g2z__weights_match(file, layers, list, count, used);
   g2z_release(services, used);
   G2Z__TRY(status);
-  G2Z__TRY(g2z_allocate(services, G2Z__WEIGHTS_CHUNK, sizeof(float), &chunk));
-  status = g2z__weights_check_tied(file, &list[count - 1], (float *)chunk);
+  G2Z__TRY(G2Z__NEW(services, G2Z__WEIGHTS_CHUNK, &chunk));
+  status = g2z__weights_check_tied(file, &list[count - 1], chunk);
   size_t canonical = 0;
-  for (size_t i = 0; i < count && status == G2Z_OK; i++)
+  for (size_t i = 0; i < count; i++)
     for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
       n = list[i].tensor.elements - at;
       if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
-      status = g2z__safetensors_read(file, list[i].index, at, n, (float *)chunk);
-      if (status == G2Z_OK) status = take(user, canonical, n, (const float *)chunk);
+      status = g2z__safetensors_read(file, list[i].index, at, n, chunk);
+      if (status == G2Z_OK) status = take(user, canonical, n, chunk);
       canonical += n;
     }
   g2z_release(services, chunk);
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *directory,
-                                         const char *name, int *there) {
+G2Z__PRIVATE g2z_status g2z__directory_has(g2z_services *services, const char *directory,
+                                           const char *name, int *there) {
   char *path;
   G2Z__TRY(g2z_join_path(services, directory, name, &path));
   *there = access(path, F_OK) == 0;
@@ -8302,21 +8188,23 @@ G2Z__PRIVATE g2z_status g2z__weights_has(g2z_services *services, const char *dir
 /* DIRECTORY/model.safetensors, or else the files of its index. */
 G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *directory,
                                           g2z__safetensors **out) {
-  const char *whole = "model.safetensors", *index = "model.safetensors.index.json";
+  static const char *const names[] = {"model.safetensors", "model.safetensors.index.json",
+                                      "pytorch_model.bin"};
   char *path;
-  int is_whole, is_split, is_pickle;
+  int kind = 0, there;
   *out = NULL;
-  G2Z__TRY(g2z__weights_has(services, directory, whole, &is_whole));
-  G2Z__TRY(g2z__weights_has(services, directory, index, &is_split));
-  G2Z__TRY(g2z__weights_has(services, directory, "pytorch_model.bin", &is_pickle));
-  if (is_whole || is_split) {
-    G2Z__TRY(g2z_join_path(services, directory, is_whole ? whole : index, &path));
-    g2z_status status = is_whole ? g2z__safetensors_open(services, path, out)
-                                 : g2z__safetensors_open_index(services, directory, path, out);
+  for (; kind < 3; kind++) {
+    G2Z__TRY(g2z__directory_has(services, directory, names[kind], &there));
+    if (there) break;
+  }
+  if (kind < 2) {
+    G2Z__TRY(g2z_join_path(services, directory, names[kind], &path));
+    g2z_status status = kind == 0 ? g2z__safetensors_open(services, path, out)
+                                  : g2z__safetensors_open_index(services, directory, path, out);
     g2z_release(services, path);
     return status;
   }
-  if (is_pickle)
+  if (kind == 2)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "the weights in %s are a pickle, pytorch_model.bin: save them as "
                     "model.safetensors, with save_pretrained(..., safe_serialization=True)",
@@ -8666,49 +8554,46 @@ enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 /* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
-/* Everything that the plan lists, from the device. */
+enum { G2Z__HELD_HOST = 11, G2Z__HELD = 17 };
+
+/* Everything that the plan lists, but for what other ranks write to. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
-  size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
-  size_t shard = plan->shard_elements * sizeof(float);
+  const g2z_ops *ops = t->device->ops;
+  const size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
+  const size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
+  const size_t shard = plan->shard_elements, grad_bytes = (size_t)plan->grad_bytes;
+  const int own_dwte = plan->dwte_dtype != plan->grad_dtype;
   g2z__model *model = &t->model;
-  void *memory;
-#define G2Z__DEVICE(pointer, type, bytes)                              \
-  G2Z__TRY(t->device->ops->allocate(t->device, bytes, &memory));       \
-  pointer = (type *)memory
-  G2Z__DEVICE(model->grads, char, plan->grad_elements * (size_t)plan->grad_bytes);
-  if (g2z__plan_by_unit(plan)) {
-    G2Z__DEVICE(t->grad_shard, char, plan->shard_elements * (size_t)plan->grad_bytes);
+  const struct { void *pointer; size_t bytes; } wanted[G2Z__HELD] = {
+      {&model->grads, plan->grad_elements * grad_bytes},
+      {g2z__plan_by_unit(plan) ? &t->grad_shard : NULL, shard * grad_bytes},
+      {&t->master, shard * sizeof(float)},
+      {&t->m, shard * sizeof(float)},
+      {&t->v, shard * sizeof(float)},
+      {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS]},
+      {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float)},
+      {&t->x, 2 * tokens * sizeof(int32_t)}, /* and y */
+      {&t->state, sizeof(g2z_step_state)},
+      {&t->eval_sum, sizeof(double)},
+      {&t->ranges, g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)},
+      {&t->staged[0], 2 * tokens * sizeof(int32_t)},
+      {&t->staged[1], 2 * tokens * sizeof(int32_t)},
+      {&t->verdict.reported[0], sizeof(g2z_step_state)},
+      {&t->verdict.reported[1], sizeof(g2z_step_state)},
+      {&t->ballot[0], sizeof t->voted},
+      {&t->ballot[1], sizeof t->voted}};
+  for (int i = 0; i < G2Z__HELD; i++) {
+    if (!wanted[i].pointer) continue;
+    G2Z__TRY((i < G2Z__HELD_HOST ? ops->allocate : ops->allocate_host)(
+        t->device, wanted[i].bytes, &t->held[i]));
+    memcpy(wanted[i].pointer, &t->held[i], sizeof t->held[i]);
   }
-  t->sums = t->grad_shard ? t->grad_shard : model->grads;
-  G2Z__DEVICE(t->master, float, shard);
-  G2Z__DEVICE(t->m, float, shard);
-  G2Z__DEVICE(t->v, float, shard);
-  G2Z__DEVICE(model->activations, char, plan->bytes[G2Z_MEMORY_ACTIVATIONS]);
-  if (plan->dwte_dtype == plan->grad_dtype) {
-    model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
-  } else {
-    G2Z__DEVICE(model->dwte, float, Vp * C * sizeof(float));
-  }
-  G2Z__DEVICE(t->x, int32_t, 2 * tokens * sizeof(int32_t));
   t->y = t->x + tokens;
-  G2Z__DEVICE(t->state, g2z_step_state, sizeof(g2z_step_state));
+  t->sums = t->grad_shard ? t->grad_shard : model->grads;
+  if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
   t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp it is rank 0 */
-  G2Z__DEVICE(t->eval_sum, double, sizeof(double));
-  G2Z__DEVICE(t->ranges, g2z_update_range,
-              g2z__plan_updates_limit(plan) * sizeof(g2z_update_range));
-#undef G2Z__DEVICE
-  for (int i = 0; i < 2; i++) {
-    const g2z_ops *ops = t->device->ops;
-    G2Z__TRY(ops->allocate_host(t->device, 2 * tokens * sizeof(int32_t), &memory));
-    t->staged[i] = (int32_t *)memory;
-    G2Z__TRY(ops->allocate_host(t->device, sizeof(g2z_step_state), &memory));
-    t->verdict.reported[i] = (g2z_step_state *)memory;
-    G2Z__TRY(ops->allocate_host(t->device, sizeof t->voted, &memory));
-    t->ballot[i] = (double *)memory;
-  }
   return G2Z_OK;
 }
 
@@ -8868,15 +8753,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_in
 
 G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   const size_t limit = 1 << 16;
-  void *chunk;
-  G2Z__TRY(g2z_allocate(t->services, limit, sizeof(float), &chunk));
+  float *chunk;
+  G2Z__TRY(G2Z__NEW(t->services, limit, &chunk));
   g2z_status status = G2Z_OK;
   for (int unit = 0; unit < t->plan->units && status == G2Z_OK; unit++) {
     size_t canonical = t->plan->unit[unit].canonical;
     for (int p = 0; p < G2Z_PARAM_COUNT && status == G2Z_OK; p++) {
       g2z_param_info info = g2z_param_describe(&t->plan->model, (g2z_param)p);
       if (info.unit != t->plan->unit[unit].kind) continue;
-      status = g2z__trainer_init_parameter(t, info, canonical, (float *)chunk, limit);
+      status = g2z__trainer_init_parameter(t, info, canonical, chunk, limit);
       canonical += info.elements;
     }
   }
@@ -8913,6 +8798,15 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   pass.dropout.seq = plan->seq;
   pass.dropout.seed = t->config.seed;
   pass.dropout.state = t->state;
+  return pass;
+}
+
+/* [B,T] tokens by themselves, without dropout. */
+G2Z__PRIVATE g2z__pass g2z__trainer_still(const g2z_trainer *t, int B, int T) {
+  g2z__pass pass = g2z__trainer_pass(t, 0);
+  pass.B = B;
+  pass.T = T;
+  pass.dropout.probability = 0;
   return pass;
 }
 
@@ -8977,8 +8871,8 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
                               (u->room - written) * size);
 }
 
-/* wte's part in a bucket takes its place among the gradients, rounded to their type: beside
- * backward where wte's gradient goes in two parts. */
+/* Rounds a bucket's part of wte's fp32 gradient to the type of the gradients, and puts it among
+ * them: beside backward where wte's gradient goes in two parts. */
 G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *wte = &plan->unit[plan->wte];
@@ -9064,61 +8958,51 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* Sorts the tokens of all ranks' rows, beside the rows' own gather. */
-G2Z__PRIVATE g2z_status g2z__sort_rows(g2z_trainer *t) {
-  g2z__embedding_rows rows = g2z__plan_rows(t->plan);
-  int32_t *order = (int32_t *)(t->model.logits + rows.order);
-  G2Z__TRY(g2z_comm_wait(t->comm, t->plan->unit[t->plan->wte].bucket)); /* tokens are there */
-  return t->device->ops->embed_order(t->device, order, t->row_tokens, (int)rows.count);
-}
-
-/* Adds the rows of all ranks to what this rank has of wte's buckets. */
-G2Z__PRIVATE g2z_status g2z__add_rows(g2z_trainer *t) {
-  g2z__embedding_rows rows = g2z__plan_rows(t->plan);
-  const int32_t *order = (const int32_t *)(t->model.logits + rows.order);
-  G2Z__TRY(g2z_comm_wait(t->comm, 2 * t->plan->buckets + 1));
-  return t->device->ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows,
-                                   order, (int)rows.count, t->plan->model.channels);
-}
-
 /* The sums over the ranks as they arrive, and their squares: those of all but the last bucket that
  * backward completed are squared while that one travels. */
 G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
   int last = plan->world == 1 ? 0 : completed - 1;
-  t->device->ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (plan->wte_rows) G2Z__TRY(g2z__sort_rows(t));
+  const g2z_ops *ops = t->device->ops;
+  const g2z__embedding_rows rows = g2z__plan_rows(plan);
+  int32_t *order = plan->wte_rows ? (int32_t *)(t->model.logits + rows.order) : NULL;
+  ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (plan->wte_rows) { /* sort the tokens of all ranks' rows, beside the rows' own gather */
+    G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[plan->wte].bucket));
+    G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)rows.count));
+  }
   if (last > 0) {
     G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and all that went before */
     G2Z__TRY(g2z__square(t, 0, last));
   }
-  if (plan->wte_rows) G2Z__TRY(g2z__add_rows(t));
+  if (plan->wte_rows) { /* add the rows to what this rank has of wte's buckets */
+    G2Z__TRY(g2z_comm_wait(t->comm, 2 * plan->buckets + 1));
+    G2Z__TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
+                            (int)rows.count, plan->model.channels));
+  }
   G2Z__TRY(g2z_comm_wait(t->comm, last));
   return g2z__square(t, last, plan->buckets);
 }
 
-/* Every rank's row of the verdict comes to all: in the device's own order where the transport
- * can. */
-G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t) {
-  int place = 2 * t->plan->buckets, done = 0;
-  size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
+/* Every rank's row of the verdict comes to all: in the device's own order where the transport can.
+ * Behind the decision no rank reads old parameters any more, and none has gathered new ones yet. */
+G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
+  const int place = 2 * plan->buckets;
+  const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
+  int done = 0;
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
   call.span = G2Z_SPAN_VERDICT;
   g2z__ranks_record(t->context->ranks, "verdict", -1, bytes);
   G2Z__TRY(t->comm->ops->exchange(t->comm, &call, &done));
-  if (done) return G2Z_OK;
-  G2Z__TRY(g2z_comm_after(t->comm, 0));
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  G2Z__TRY(g2z_comm_mark(t->comm, place));
-  return g2z_comm_wait(t->comm, place);
-}
-
-/* Behind it no rank reads old parameters any more, and none has gathered new ones yet. */
-G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  G2Z__TRY(g2z__exchange(t));
+  if (!done) {
+    G2Z__TRY(g2z_comm_after(t->comm, 0));
+    G2Z__TRY(g2z_comm_submit(t->comm, &call));
+    G2Z__TRY(g2z_comm_mark(t->comm, place));
+    G2Z__TRY(g2z_comm_wait(t->comm, place));
+  }
   t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
   t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
@@ -9186,7 +9070,7 @@ G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next)
   return g2z__gather_unit(t, next);
 }
 
-/* The blocks that are first in a forward pass, and have a buffer each: this one and those above. */
+/* The second block of a forward pass, or the only one: it and the first have a buffer each. */
 G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
@@ -9208,7 +9092,7 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* What is stale and has a place of its own is gathered, behind what other ranks still read. */
+/* Gathers stale parameters that have a place of their own, when no rank reads the old ones. */
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!t->stale || !g2z__plan_gathers(t->plan)) return G2Z_OK;
@@ -9220,8 +9104,8 @@ G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   return g2z_comm_wait(t->comm, 2 * plan->buckets - 1);
 }
 
-/* The state that a step begins with, and a recorded one assumes, is that behind another step. A
- * load, a validation or a generation has changed it. */
+/* Restores the gather state that a recorded step assumes, that behind another step, after a load, a
+ * validation or a generation changed it. */
 G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   G2Z__TRY(g2z__refresh(t));
@@ -9278,11 +9162,8 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
 G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *wte = &plan->unit[plan->wte];
-  void *memory;
-  G2Z__TRY(g2z_allocate(t->services, (size_t)plan->buckets, sizeof(g2z_range), &memory));
-  t->pieces = (g2z_range *)memory;
-  G2Z__TRY(g2z_allocate(t->services, (size_t)plan->buckets, sizeof(g2z_row_part), &memory));
-  t->row_parts = (g2z_row_part *)memory;
+  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->pieces));
+  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->row_parts));
   for (int k = wte->bucket; k < plan->buckets; k++) {
     const g2z_bucket *b = &plan->bucket[k];
     g2z_row_part part = {b->own_begin - wte->begin, b->own_elements, b->sum_at};
@@ -9297,17 +9178,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   G2Z__TRY(g2z_plan_create(t->services, config, t->context->device,
                            t->context->rank, t->context->world, &t->plan));
   if (config->train_glob) {
-    g2z_loader_config shards;
-    memset(&shards, 0, sizeof shards);
-    shards.glob = config->train_glob;
-    shards.batch = config->batch;
-    shards.seq = config->seq;
-    shards.accum = config->accum;
-    shards.rank = t->plan->rank;
-    shards.world = t->plan->world;
-    shards.vocab = config->model.vocab;
-    shards.order = G2Z_ORDER_SHUFFLED;
-    shards.seed = config->seed;
+    const g2z_loader_config shards = {
+        config->train_glob, config->batch, config->seq, config->accum, t->plan->rank,
+        t->plan->world, config->model.vocab, G2Z_ORDER_SHUFFLED, config->seed};
     G2Z__TRY(g2z_loader_create(t->services, &shards, &t->loader));
   }
   G2Z__TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
@@ -9316,14 +9189,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
     return g2z_fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z__TRY(g2z_device_set_fp8(t->device, config->fp8));
   G2Z__TRY(g2z__trainer_tune(t));
-  return g2z__trainer_fits(t);
-}
-
-G2Z__PRIVATE g2z_status g2z__trainer_open_memory(g2z_trainer *t) {
   t->model.plan = t->plan;
   t->model.device = t->device;
-  G2Z__TRY(g2z__trainer_allocate(t));
-  return g2z__trainer_index(t);
+  return g2z__trainer_fits(t);
 }
 
 /* The weights of config.init_from. Their shapes are compared while they are read; into how many
@@ -9401,34 +9269,25 @@ G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
   return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
 }
 
-/* What other ranks write to, or read: parameters, what each token adds to wte's gradient, votes. */
+/* The communicator, and what other ranks write to or read: parameters, what each token adds to
+ * wte's gradient, votes. */
 G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
+  const g2z_comm_config config = {2 * plan->buckets + 3, plan->bucket_elements, plan->wire_dtype,
+                                  plan->gather, plan->reduce};
   const size_t bytes[] = {plan->param_elements * (size_t)plan->dtype_bytes,
                           g2z__plan_logits_bytes(plan),
                           (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)};
+  g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
+  G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
   for (int i = 0; i < 3; i++) {
-    void *memory;
-    g2z_status status = t->comm->ops->allocate(t->comm, bytes[i], &memory);
-    if (status == G2Z_OK) t->shared[i] = memory;
+    status = t->comm->ops->allocate(t->comm, bytes[i], &t->shared[i]);
     G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
   }
   t->model.params = (char *)t->shared[0];
   t->model.logits = (char *)t->shared[1];
   t->verdict.rows = (double *)t->shared[2];
   return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__trainer_open_comm(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  g2z_comm_config config;
-  config.places = 2 * plan->buckets + 3;
-  config.most = plan->bucket_elements;
-  config.wire = plan->wire_dtype;
-  config.gather = plan->gather;
-  config.reduce = plan->reduce;
-  g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
-  return g2z_ranks_agree(t->context->ranks, status);
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
@@ -9445,8 +9304,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
-  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_memory(t)));
-  G2Z__TRY(g2z__trainer_open_comm(t));
+  g2z_status status = g2z__trainer_allocate(t);
+  if (status == G2Z_OK) status = g2z__trainer_index(t);
+  G2Z__TRY(g2z_ranks_agree(ranks, status));
   G2Z__TRY(g2z__trainer_share(t));
   if (t->plan->world > 1 && t->plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
@@ -9461,13 +9321,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out) {
+  g2z_trainer *t;
   *out = NULL;
-  void *memory;
-  g2z_services *services = context->services;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_trainer), &memory));
-  g2z_trainer *t = (g2z_trainer *)memory;
+  G2Z__TRY(G2Z__NEW(context->services, 1, &t));
   t->context = context;
-  t->services = services;
+  t->services = context->services;
   t->config = *config;
   g2z_status status = g2z__trainer_open(t);
   if (status != G2Z_OK) g2z_trainer_free(t);
@@ -9480,21 +9338,14 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_loader_free(t->loader);
   if (t->device) {
     const g2z_ops *ops = t->device->ops;
-    void *held[] = {t->model.grads, t->master, t->m, t->v, t->model.activations, t->x, t->state,
-                    t->plan->dwte_dtype == t->plan->grad_dtype ? NULL : t->model.dwte,
-                    t->eval_sum, t->ranges, t->grad_shard};
     ops->synchronize(t->device);
     if (t->comm) g2z__record_free(t->comm, &t->record);
     for (int i = 0; i < 3; i++)
       if (t->shared[i]) t->comm->ops->release(t->comm, t->shared[i]);
     g2z_comm_free(t->comm);
-    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
-      if (held[i]) ops->release(t->device, held[i]);
-    for (int i = 0; i < 2; i++) {
-      if (t->staged[i]) ops->release_host(t->device, t->staged[i]);
-      if (t->verdict.reported[i]) ops->release_host(t->device, t->verdict.reported[i]);
-      if (t->ballot[i]) ops->release_host(t->device, t->ballot[i]);
-    }
+    for (int i = 0; i < G2Z__HELD; i++)
+      if (t->held[i])
+        (i < G2Z__HELD_HOST ? ops->release : ops->release_host)(t->device, t->held[i]);
   }
   g2z_device_free(t->device);
   g2z_release(t->services, t->pieces);
@@ -9523,19 +9374,19 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
  * it changes: an upload takes 8 us of a step. */
 G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
   double *ballot = t->ballot[(t->enqueued + 1) % 2];
-  double *row = t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
   ballot[0] = (double)t->failed;
   ballot[1] = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
   ballot[2] = (double)t->masked;
   if (memcmp(ballot, t->voted, sizeof t->voted) == 0) return G2Z_OK;
-  G2Z__TRY(t->device->ops->upload(t->device, row + G2Z_VERDICT_STATUS, ballot, sizeof t->voted));
+  G2Z__TRY(t->device->ops->upload(t->device, g2z__my_verdict(t) + G2Z_VERDICT_STATUS, ballot,
+                                  sizeof t->voted));
   memcpy(t->voted, ballot, sizeof t->voted);
   return G2Z_OK;
 }
 
-/* Forward and backward of what lies in x and y, for the shapes alone: once to write gradients, and
- * once to add to them where a step does. What lies in the parameters' place is used as it is: the
- * other ranks do not come along. */
+/* Forward and backward, to time products of their shapes: once to write gradients, and once to add
+ * to them where a step does. Tokens and parameters are used as they lie there: the other ranks do
+ * not take part. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   int accumulates = t->plan->accum > 1 && !t->grad_shard;
   *text = NULL;
@@ -9558,8 +9409,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
  * addition, and a run that is repeated has only one tuning table to read. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_ranks *ranks = t->context->ranks;
-  char *text = NULL;
-  uint64_t bytes = 0;
+  char *text = NULL, *copy = NULL;
   if (t->plan->world == 1 || t->plan->device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
   t->tuned = 1;
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
@@ -9570,16 +9420,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
       if (g2z__plan_gathers(t->plan)) G2Z__TRY(g2z__arrive(t, unit));
   g2z_status status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
   status = g2z_ranks_agree(ranks, status);
-  if (status == G2Z_OK && text) bytes = strlen(text) + 1;
-  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, &bytes, sizeof bytes);
-  if (status == G2Z_OK && !text) {
-    void *memory = NULL;
-    status = g2z_ranks_agree(ranks, g2z_allocate(t->services, (size_t)bytes, 1, &memory));
-    text = (char *)memory;
-  } else if (status == G2Z_OK) status = g2z_ranks_agree(ranks, status);
-  if (status == G2Z_OK) status = g2z_ranks_broadcast(ranks, text, (size_t)bytes);
-  if (status == G2Z_OK && t->plan->rank > 0) status = g2z__tuning_read(t->device, text);
+  if (status == G2Z_OK) status = g2z__ranks_text(ranks, text, &copy);
+  if (status == G2Z_OK && copy) status = g2z__tuning_read(t->device, copy);
   g2z_release(t->services, text);
+  g2z_release(t->services, copy);
   return g2z_ranks_agree(ranks, status);
 }
 
@@ -9596,16 +9440,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   return g2z__record_play(t->comm, &t->record);
 }
 
-/* A rank failed, and all know it: they return its status and its sentence. */
-G2Z__PRIVATE g2z_status g2z__trainer_failed(g2z_trainer *t, int64_t step) {
-  memcpy(t->services->error, t->failure, sizeof t->failure);
-  g2z_status status = g2z_ranks_agree(t->context->ranks, t->failed);
-  if (status != G2Z_OK) return status;
-  return g2z_fail(t->services, G2Z_LOST, "a rank failed in step %" PRId64 " and does not say why",
-                  step);
-}
-
-/* The status of what a verdict cannot tell the others any more. */
+/* Passes on a status, of a failure that no verdict can tell the others any more. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   if (status != G2Z_OK) g2z__ranks_alone(t->context->ranks);
   return status;
@@ -9623,7 +9458,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   G2Z__TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
   const g2z_step_state *state = t->verdict.reported[slot];
   if (state->stop) t->stop_agreed = 1;
-  if (state->status != G2Z_OK) return g2z__trainer_failed(t, loss_step);
+  if (state->status != G2Z_OK) { /* a rank failed: all return its status and its sentence */
+    memcpy(t->services->error, t->failure, sizeof t->failure);
+    G2Z__TRY(g2z_ranks_agree(t->context->ranks, t->failed));
+    return g2z_fail(t->services, G2Z_LOST,
+                    "a rank failed in step %" PRId64 " and does not say why", loss_step);
+  }
   report->loss_step = loss_step;
   report->loss = (float)g2z__nan_unsigned((double)state->loss);
   report->grad_norm = (float)g2z__nan_unsigned((double)state->grad_norm);
@@ -9641,18 +9481,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                   "earlier checkpoint", (int)state->skipped_at_minimum, loss_step,
                   (double)state->used_loss_scale, state->used_loss_scale > 1
                   ? "lower that, which is fixed, or let it be dynamic; " : "",
-                  (double)t->config.optimizer.lr,
-                  t->config.optimizer.warmup);
-}
-
-/* A rank alone cannot take a step, and enqueued nothing: its report is that of the step before, for
- * which there is no later call. */
-G2Z__PRIVATE g2z_status g2z__trainer_refuse(g2z_trainer *t, g2z_status status, g2z_report *report) {
-  char sentence[G2Z_ERROR_BYTES];
-  memcpy(sentence, t->services->error, sizeof sentence);
-  g2z__trainer_report(t, t->enqueued, report);
-  memcpy(t->services->error, sentence, sizeof sentence);
-  return status;
+                  (double)t->config.optimizer.lr, t->config.optimizer.warmup);
 }
 
 /* The ops index with tokens and trust them. */
@@ -9681,10 +9510,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
+  char sentence[G2Z_ERROR_BYTES];
   if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
   if (status == G2Z_OK) status = g2z__check_targets(t, y, tokens, &t->masked);
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
-  if (status != G2Z_OK && plan->world == 1) return g2z__trainer_refuse(t, status, report);
+  if (status != G2Z_OK && plan->world == 1) {
+    /* Nothing is enqueued: no later call would report the step before. */
+    memcpy(sentence, t->services->error, sizeof sentence);
+    g2z__trainer_report(t, t->enqueued, report);
+    memcpy(t->services->error, sentence, sizeof sentence);
+    return status;
+  }
   g2z_trainer_fail(t, status);
   int64_t step = t->enqueued + 1;
   int slot = (int)(step % 2);
@@ -9741,8 +9577,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
                                               double *sum, double *counted, g2z_status *trouble) {
   g2z_device *dev = t->device;
   size_t tokens = (size_t)t->plan->batch * (size_t)t->plan->seq;
-  g2z__pass pass = g2z__trainer_pass(t, 0);
-  pass.dropout.probability = 0;
+  g2z__pass pass = g2z__trainer_still(t, t->plan->batch, t->plan->seq);
   G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
@@ -9766,20 +9601,20 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
                                         double *loss) {
   g2z_ranks *ranks = t->context->ranks;
   double part[2] = {0, 0}, sum = 0, counted = 0; /* part: of this rank, as the next two of all */
-  void *parts;
+  double *parts;
   *loss = NAN;
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
   G2Z__TRY(g2z__trainer_share_tuning(t));
   G2Z__TRY(g2z__trainer_alone(t, g2z__refresh(t)));
-  g2z_status status = g2z_allocate(t->services, (size_t)t->plan->world, sizeof part, &parts);
+  g2z_status status = G2Z__NEW(t->services, 2 * (size_t)t->plan->world, &parts);
   g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &part[0], &part[1], &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, parts);
   G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait where no agreement reaches them */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, part, sizeof part, parts);
   for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++) {
-    sum += ((const double *)parts)[2 * rank];
-    counted += ((const double *)parts)[2 * rank + 1];
+    sum += parts[2 * rank];
+    counted += parts[2 * rank + 1];
   }
   g2z_release(t->services, parts);
   if (counted > 0) *loss = g2z__nan_unsigned(sum / counted);
@@ -9805,13 +9640,12 @@ G2Z__PRIVATE g2z_status g2z__score(const g2z__scorer *scorer, const int32_t *tok
   g2z_device *dev = model->device;
   const size_t count = (size_t)B * (size_t)T;
   const int vocab = model->plan->model.vocab;
-  void *memory;
+  float *some;
   double sum = 0;
   size_t counted = 0;
   G2Z__TRY(g2z__check_ids(dev->services, "token", tokens, count, 0, vocab));
   G2Z__TRY(g2z__check_ids(dev->services, "target", targets, count, -1, vocab));
-  G2Z__TRY(g2z_allocate(dev->services, (size_t)group * (size_t)T, sizeof(float), &memory));
-  float *some = (float *)memory;
+  G2Z__TRY(G2Z__NEW(dev->services, (size_t)group * (size_t)T, &some));
   g2z_status status = G2Z_OK;
   for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
     n = B - b < group ? B - b : group;
@@ -9830,7 +9664,7 @@ G2Z__PRIVATE g2z_status g2z__score(const g2z__scorer *scorer, const int32_t *tok
     }
     if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
   }
-  g2z_release(dev->services, memory);
+  g2z_release(dev->services, some);
   if (status == G2Z_OK && counted) *mean = sum / (double)counted;
   return status;
 }
@@ -9847,10 +9681,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
   const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
   int C = plan->model.channels, V = plan->model.vocab;
-  g2z__pass pass = g2z__trainer_pass(t, 0);
-  pass.B = 1;
-  pass.T = count;
-  pass.dropout.probability = 0;
+  g2z__pass pass = g2z__trainer_still(t, 1, count);
   G2Z__TRY(g2z__refresh(t));
   G2Z__TRY(g2z__trainer_stage(t, tokens, NULL, (size_t)count));
   G2Z__TRY(g2z__forward_only(t, &pass));
@@ -9884,13 +9715,9 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
 
 /* As g2z__scorer's run. user: g2z_trainer *. */
 G2Z__PRIVATE g2z_status g2z__trainer_score(void *user, const int32_t *tokens,
-                                           const int32_t *targets, int B, int T,
-                                           g2z__pass *pass) {
+                                           const int32_t *targets, int B, int T, g2z__pass *pass) {
   g2z_trainer *t = (g2z_trainer *)user;
-  *pass = g2z__trainer_pass(t, 0);
-  pass->B = B;
-  pass->T = T;
-  pass->dropout.probability = 0;
+  *pass = g2z__trainer_still(t, B, T);
   g2z__ranks_phase(t->context->ranks, "evaluation", t->enqueued, 0); /* progress */
   G2Z__TRY(g2z__trainer_stage(t, tokens, targets, (size_t)B * (size_t)T));
   return g2z__forward_only(t, pass);
@@ -10525,16 +10352,10 @@ G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
 
 G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved, int file,
                                       uint64_t begin, uint64_t bytes, uint32_t crc) {
-  void *list = saved->spans;
-  g2z_status status = g2z_grow(services, &list, &saved->span_capacity, saved->span_count,
-                               saved->span_count + 1, sizeof(g2z__span));
-  saved->spans = (g2z__span *)list;
-  G2Z__TRY(status);
-  g2z__span *span = &saved->spans[saved->span_count++];
-  span->file = file;
-  span->begin = begin;
-  span->bytes = bytes;
-  span->crc = crc;
+  const g2z__span span = {begin, bytes, file, crc};
+  G2Z__TRY(G2Z__GROW(services, &saved->spans, &saved->span_capacity, saved->span_count,
+                     saved->span_count + 1));
+  saved->spans[saved->span_count++] = span;
   return G2Z_OK;
 }
 
@@ -10572,7 +10393,7 @@ typedef struct g2z__transfer {
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int file, descriptor;         /* the one file that is open; -1: none */
-  char *path;
+  char *path;                   /* its own, or the last that was asked for */
   int weights_only;             /* saving: no checkpoint */
   size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
   g2z_writer *model;            /* of rank 0: model.safetensors */
@@ -10608,8 +10429,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   x->file = x->descriptor = -1;
   g2z__crc_init(&x->crc);
   while (length > 1 && directory[length - 1] == '/') length--;
-  G2Z__TRY(g2z_allocate(t->services, bytes, 1, &memory));
-  x->place = (char *)memory;
+  G2Z__TRY(G2Z__NEW(t->services, bytes, &x->place));
   snprintf(x->place, bytes, "%.*s%s", (int)length, directory, suffix);
   x->chunk_elements = t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters
                                                                   : G2Z__CHECKPOINT_CHUNK;
@@ -10618,13 +10438,16 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   return G2Z_OK;
 }
 
-/* "DIRECTORY/name" of a file, with a suffix; freed with g2z_release. */
-G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file, const char *suffix,
-                                           char **path) {
+/* x->path becomes that of a name in the directory. No file is open then. */
+G2Z__PRIVATE g2z_status g2z__transfer_name(g2z__transfer *x, const char *name) {
+  g2z__transfer_shut(x);
+  return g2z_join_path(x->services, x->place, name, &x->path);
+}
+G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file, const char *suffix) {
   char name[64], whole[80];
   g2z__checkpoint_file(file, x->saved.world, name);
   snprintf(whole, sizeof whole, "%s%s", name, suffix);
-  return g2z_join_path(x->services, x->place, whole, path);
+  return g2z__transfer_name(x, whole);
 }
 
 /* Opens a file in place of the one that is open. */
@@ -10632,8 +10455,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, int file, const cha
                                            int flags) {
   const int rank = x->t->plan->rank;
   if (x->file == file) return G2Z_OK;
-  g2z__transfer_shut(x);
-  G2Z__TRY(g2z__transfer_path(x, file, suffix, &x->path));
+  G2Z__TRY(g2z__transfer_path(x, file, suffix));
   x->descriptor = open(x->path, flags | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
   if (x->descriptor >= 0) x->file = file;
   else if (errno == ENOENT && flags == O_RDONLY)
@@ -10707,36 +10529,31 @@ G2Z__PRIVATE g2z_status g2z__sealed_check(g2z_services *services, const char *pa
                   "earlier checkpoint", path, sum);
 }
 
-G2Z__PRIVATE g2z_status g2z__sealed_put(g2z_services *services, g2z_writer *writer, g2z_note put,
-                                        void *user) {
-  g2z_json_out out;
+/* Puts the members, and then the checksum, which is patched into the file. */
+G2Z__PRIVATE g2z_status g2z__sealed_put(g2z_writer *writer, g2z_note put, void *user) {
+  g2z_json_out out = {writer, 2, 0, 0};
   char *text, sum[16];
   size_t bytes;
-  memset(&out, 0, sizeof out);
-  out.writer = writer;
-  out.indent = 2;
   g2z_json_begin(&out, NULL, '{');
   put(user, &out);
   g2z_json_put_string(&out, "crc32c", "00000000");
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
   G2Z__TRY(g2z_writer_flush(writer));
-  G2Z__TRY(g2z_read_file(services, writer->partial, (size_t)1 << 30, &text, &bytes));
+  G2Z__TRY(g2z_read_file(writer->services, writer->partial, (size_t)1 << 30, &text, &bytes));
   g2z__sealed_sum(text, bytes, sum);
-  g2z_release(services, text);
+  g2z_release(writer->services, text);
   G2Z__TRY(g2z__writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
   return g2z_writer_commit(writer);
 }
 
 G2Z__PRIVATE g2z_status g2z__sealed_write(g2z__transfer *x, const char *name, g2z_note put,
                                           void *user) {
-  char *path;
   g2z_writer *writer;
-  G2Z__TRY(g2z_join_path(x->services, x->place, name, &path));
-  g2z_status status = g2z_writer_create(x->services, path, &writer);
-  if (status == G2Z_OK) status = g2z__sealed_put(x->services, writer, put, user);
+  G2Z__TRY(g2z__transfer_name(x, name));
+  G2Z__TRY(g2z_writer_create(x->services, x->path, &writer));
+  g2z_status status = g2z__sealed_put(writer, put, user);
   g2z_writer_free(writer);
-  g2z_release(x->services, path);
   return status;
 }
 
@@ -10804,80 +10621,59 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   return G2Z_OK;
 }
 
-/* This rank's optimizer file with its header and room for the rest. */
-G2Z__PRIVATE g2z_status g2z__saver_moments_header(g2z__transfer *x, const char *path,
-                                                  g2z_writer **writer) {
-  typedef char name[32];
+/* This rank's optimizer file. */
+G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
+  typedef struct { char text[32]; } tensor_name;
+  const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
   const size_t most = 2 * x->t->plan->updates;
   size_t count = 0;
-  void *names, *memory = NULL;
+  tensor_name *names;
+  g2z__safetensor *list = NULL;
+  g2z_writer *writer = NULL;
   g2z_update_range range;
-  G2Z__TRY(g2z_allocate(x->services, most, sizeof(name), &names));
-  g2z_status status = g2z_allocate(x->services, most, sizeof(g2z__safetensor), &memory);
-  g2z__safetensor *list = (g2z__safetensor *)memory;
+  G2Z__TRY(G2Z__NEW(x->services, most, &names));
+  g2z_status status = G2Z__NEW(x->services, most, &list);
   for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V && status == G2Z_OK; b++)
     for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range); count++) {
-      list[count].name = ((name *)names)[count];
+      g2z__moment_name((g2z_buffer)b, range.canonical, names[count].text);
+      list[count].name = names[count].text;
       list[count].rank = 1;
       list[count].shape[0] = range.elements;
-      g2z__moment_name((g2z_buffer)b, range.canonical, ((name *)names)[count]);
     }
+  if (status == G2Z_OK) status = g2z__transfer_path(x, file, "");
   if (status == G2Z_OK)
-    status = g2z__safetensors_create(x->services, path, list, count, writer);
+    status = g2z__safetensors_create(x->services, x->path, list, count, &writer);
   g2z_release(x->services, list);
   g2z_release(x->services, names);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
-  const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
-  g2z_writer *writer = NULL;
-  char *path;
-  G2Z__TRY(g2z__transfer_path(x, file, "", &path));
-  g2z_status status = g2z__saver_moments_header(x, path, &writer);
   if (status == G2Z_OK) status = g2z__saver_fill(x, file);
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
-  g2z_release(x->services, path);
   return status;
 }
 
 /* Rank 0: the directory, and the model's file with its header and room for the rest. */
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
-  char *path;
   if (!x->weights_only) g2z_checkpoint_remove(x->place); /* of a save that was killed */
   G2Z__TRY(g2z_make_directory(x->services, x->place));
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, "", &path));
-  g2z_status status = g2z__weights_create(x->services, path, &x->t->plan->model, &x->model);
-  g2z_release(x->services, path);
-  return status;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, ""));
+  return g2z__weights_create(x->services, x->path, &x->t->plan->model, &x->model);
 }
 
 /* Rank 0: the model's file and config.json get their names when both are whole: a full disk leaves
- * the old pair. */
+ * the old pair. A checkpoint also gets the tuning table, and the spans of the small files. */
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
-  char *path;
   g2z_writer *config;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, "", &path));
-  g2z_status status = g2z_writer_create(x->services, path, &config);
-  if (status == G2Z_OK)
-    status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
+  struct stat info;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, ""));
+  G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
+  g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
   if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);
-  g2z_release(x->services, path);
-  return status;
-}
-
-/* Rank 0, of a checkpoint: the tuning table, and the spans of the small files. */
-G2Z__PRIVATE g2z_status g2z__saver_small_files(g2z__transfer *x) {
-  char *path;
-  struct stat info;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, "", &path));
-  g2z_status status = g2z_trainer_write_tuning(x->t, path);
-  g2z_release(x->services, path);
-  G2Z__TRY(status);
+  if (status != G2Z_OK || x->weights_only) return status;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, ""));
+  G2Z__TRY(g2z_trainer_write_tuning(x->t, x->path));
   for (int file = G2Z__FILE_CONFIG; file <= G2Z__FILE_TUNING; file++) {
     G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
     if (fstat(x->descriptor, &info) != 0)
@@ -10897,10 +10693,9 @@ G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
   const size_t most = saved->span_capacity, all = most * (size_t)x->t->plan->world;
-  void *memory;
-  g2z_status status = g2z_allocate(x->services, all, sizeof(g2z__span), &memory);
+  g2z__span *list;
+  g2z_status status = G2Z__NEW(x->services, all, &list);
   G2Z__TRY(g2z_ranks_agree(x->ranks, status));
-  g2z__span *list = (g2z__span *)memory;
   status = g2z_ranks_all_gather(x->ranks, saved->spans, most * sizeof(g2z__span), list);
   g2z_release(x->services, saved->spans);
   saved->spans = list;
@@ -10919,9 +10714,8 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
   G2Z__TRY(g2z__saver_download(x, &saved->state, t->state, sizeof saved->state));
   saved->tokens = g2z_trainer_tokens(t);
   if (t->loader) {
-    g2z_loader_position position = t->loader->position;
-    saved->epoch = position.epoch;
-    saved->epoch_step = position.step;
+    saved->epoch = t->loader->position.epoch;
+    saved->epoch_step = t->loader->position.step;
     saved->sequences = t->loader->sequences;
     saved->data = g2z__saved_data(t->loader);
   }
@@ -10993,38 +10787,28 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   g2z__saved_put_files(saved, out);
 }
 
-/* Rank 0 must see what the others wrote. */
-G2Z__PRIVATE g2z_status g2z__saver_see(g2z__transfer *x) {
-  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++) {
-    g2z_status status = g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file));
-    if (status == G2Z_FORMAT)
-      status = g2z_fail(x->services, G2Z_IO, "rank 0 does not see all that rank %d wrote into %s: "
-                        "choose a directory on a file system that all ranks share",
-                        file - G2Z__FILE_OPTIMIZER, x->path);
-    G2Z__TRY(status);
-  }
-  return G2Z_OK;
-}
-
 /* Rank 0, when all have written: the last files, and the final name. */
 G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory, g2z_note note,
                                            void *user) {
-  char *path;
-  g2z_status status = G2Z_OK;
-  G2Z__TRY(g2z__saver_see(x));
+  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++) {
+    g2z_status status = g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file));
+    if (status == G2Z_FORMAT)
+      return g2z_fail(x->services, G2Z_IO, "rank 0 does not see all that rank %d wrote into %s: "
+                      "choose a directory on a file system that all ranks share",
+                      file - G2Z__FILE_OPTIMIZER, x->path);
+    G2Z__TRY(status);
+  }
   if (note) G2Z__TRY(g2z__sealed_write(x, "note.json", note, user));
   G2Z__TRY(g2z__sealed_write(x, "trainer_state.json", g2z__saved_put, &x->saved));
   /* The directory above is opened first: once the name is there, only its sync can fail. */
-  G2Z__TRY(g2z_join_path(x->services, x->place, "..", &path));
-  int above = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  g2z_release(x->services, path);
-  if (rename(x->place, directory) != 0)
-    status = g2z_fail_file(x->services, errno, "rename a complete checkpoint to", directory);
-  else if (above >= 0 && g2z__sync(above) != 0 &&
-           (errno == EIO || errno == ENOSPC || errno == EDQUOT))
-    status = g2z_fail_file(x->services, errno, "sync the directory above", directory);
-  if (above >= 0) close(above);
-  return status;
+  G2Z__TRY(g2z__transfer_name(x, ".."));
+  int above = open(x->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int renamed = rename(x->place, directory) == 0, error = errno;
+  int unsynced = g2z__sync_directory(above);
+  if (!renamed)
+    return g2z_fail_file(x->services, error, "rename a complete checkpoint to", directory);
+  if (unsynced) return g2z_fail_file(x->services, unsynced, "sync the directory above", directory);
+  return G2Z_OK;
 }
 
 /* Where all ranks hold everything, each saves its share of it. */
@@ -11032,7 +10816,6 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
   const g2z_plan *plan = t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
   const int all = plan->owner == G2Z_OWNER_ALL;
-  void *memory;
   x->saved.world = plan->world;
   x->begin = all ? P / W * rank + P % W * rank / W : 0;
   x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
@@ -11044,9 +10827,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
                     "%d buckets cut this rank's share into %zu ranges, too many for one file: "
                     "raise bucket_mb", plan->buckets, plan->updates);
   x->saved.span_capacity = 3 * g2z__plan_updates_limit(plan) + 4; /* and headers, small files */
-  G2Z__TRY(g2z_allocate(t->services, x->saved.span_capacity, sizeof(g2z__span), &memory));
-  x->saved.spans = (g2z__span *)memory;
-  return G2Z_OK;
+  return G2Z__NEW(t->services, x->saved.span_capacity, &x->saved.spans);
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
@@ -11058,9 +10839,7 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory, 
   if (status == G2Z_OK) status = g2z__saver_fill(x, G2Z__FILE_MODEL);
   if (status == G2Z_OK && !x->weights_only) status = g2z__saver_moments(x);
   G2Z__TRY(g2z_ranks_agree(x->ranks, status));
-  if (first) status = g2z__saver_commit(x);
-  if (first && status == G2Z_OK && !x->weights_only) status = g2z__saver_small_files(x);
-  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
+  G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_commit(x) : G2Z_OK));
   if (x->weights_only) return G2Z_OK;
   status = g2z__saver_gather(x);
   if (first && status == G2Z_OK) status = g2z__saver_publish(x, directory, note, user);
@@ -11122,17 +10901,9 @@ G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g
   return 1;
 }
 
-G2Z__PRIVATE void g2z__saved_parse_state(g2z_json *json, g2z__saved *saved) {
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key))
-    if (!g2z__saved_get_field(saved, json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
-      g2z_json_skip(json);
-}
-
 G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   size_t used = 0;
-  if (!g2z_json_enter(json, '[')) return;
+  g2z_json_enter(json, '[');
   while (g2z_json_next(json, ']', NULL)) {
     g2z_json_text line = g2z_json_string(json);
     if (line.bytes + 2 > sizeof saved->settings - used) continue;
@@ -11153,7 +10924,7 @@ G2Z__PRIVATE void g2z__saved_parse_text(g2z_json *json, char *out, size_t room) 
 /* The spans of a file, which must tile it: returns its length. */
 G2Z__PRIVATE uint64_t g2z__saved_parse_spans(g2z_json *json, g2z__saved *saved, int file) {
   uint64_t end = 0;
-  if (!g2z_json_enter(json, '[')) return 0;
+  g2z_json_enter(json, '[');
   while (g2z_json_next(json, ']', NULL)) {
     uint64_t begin = 0, bytes = 0;
     uint32_t crc = 0;
@@ -11174,7 +10945,7 @@ G2Z__PRIVATE void g2z__saved_parse_file(g2z_json *json, g2z__saved *saved, int f
   g2z_json_text key;
   uint64_t end = 0;
   char name[64], found[64] = "";
-  if (!g2z_json_enter(json, '{')) return;
+  g2z_json_enter(json, '{');
   g2z__checkpoint_file(file, saved->world, name);
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "name")) {
@@ -11195,18 +10966,20 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   g2z_json json;
   g2z_json_text key;
   g2z_json_open(&json, services, path, text, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-      if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
-      if (g2z_json_is(&key, "dtype"))
-        g2z__saved_parse_text(&json, saved->dtype, sizeof saved->dtype);
-      else if (g2z_json_is(&key, "state")) g2z__saved_parse_state(&json, saved);
-      else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
-      else if (g2z_json_is(&key, "files") && g2z_json_enter(&json, '['))
-        while (g2z_json_next(&json, ']', NULL) && saved->file_count < 1 << 17)
-          g2z__saved_parse_file(&json, saved, (int)saved->file_count++);
-      else g2z_json_skip(&json);
-    }
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
+    if (g2z_json_is(&key, "dtype")) g2z__saved_parse_text(&json, saved->dtype, sizeof saved->dtype);
+    else if (g2z_json_is(&key, "state") && g2z_json_enter(&json, '{')) {
+      while (g2z_json_next(&json, '}', &key))
+        if (!g2z__saved_get_field(saved, &json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
+          g2z_json_skip(&json);
+    } else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
+    else if (g2z_json_is(&key, "files") && g2z_json_enter(&json, '['))
+      while (g2z_json_next(&json, ']', NULL) && saved->file_count < 1 << 17)
+        g2z__saved_parse_file(&json, saved, (int)saved->file_count++);
+    else g2z_json_skip(&json);
+  }
   G2Z__TRY(g2z_json_close(&json));
   const int64_t most = INT64_C(1) << 60, *const counts[] = {
       &saved->state.step, &saved->tokens, &saved->epoch, &saved->epoch_step, &saved->sequences};
@@ -11236,16 +11009,15 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *pat
   if (version == G2Z__CHECKPOINT_VERSION) return status;
   return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                   "%s has version=%" PRId64 " of the format, and this program reads version %d: "
-                  "resume with the program that wrote it", path, version,
-                  G2Z__CHECKPOINT_VERSION);
+                  "resume with the program that wrote it", path, version, G2Z__CHECKPOINT_VERSION);
 }
 
 /* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
-  char *path, *text = NULL;
-  size_t bytes = 0, length = strlen(directory);
-  int weights = 0, state = 0;
+  char *path, *text;
+  size_t bytes, length = strlen(directory);
+  int weights, state;
   struct stat info;
   memset(saved, 0, sizeof *saved);
   if (stat(directory, &info) != 0)
@@ -11254,8 +11026,8 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
                     "whole: take an earlier checkpoint", directory);
-  G2Z__TRY(g2z__weights_has(services, directory, "trainer_state.json", &state));
-  G2Z__TRY(g2z__weights_has(services, directory, "model.safetensors", &weights));
+  G2Z__TRY(g2z__directory_has(services, directory, "trainer_state.json", &state));
+  G2Z__TRY(g2z__directory_has(services, directory, "model.safetensors", &weights));
   if (!state)
     return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
                     "checkpoint: %s", directory, weights ? "weights but " : "",
@@ -11305,12 +11077,10 @@ G2Z__PRIVATE g2z_status g2z__loading_check_bytes(g2z__transfer *x) {
 }
 
 G2Z__PRIVATE g2z_status g2z__extent_add(g2z__transfer *x, const g2z__extent *extent) {
-  void *list = x->extents;
-  g2z_status status = g2z_grow(x->services, &list, &x->extent_capacity, x->extent_count,
-                               x->extent_count + 1, sizeof *extent);
-  x->extents = (g2z__extent *)list;
-  if (status == G2Z_OK) x->extents[x->extent_count++] = *extent;
-  return status;
+  G2Z__TRY(G2Z__GROW(x->services, &x->extents, &x->extent_capacity, x->extent_count,
+                     x->extent_count + 1));
+  x->extents[x->extent_count++] = *extent;
+  return G2Z_OK;
 }
 
 G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
@@ -11323,11 +11093,7 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
   const uint64_t bytes = g2z__saved_bytes(&x->saved, G2Z__FILE_MODEL);
   uint64_t header = 0;
-  g2z__extent extent;
-  memset(&extent, 0, sizeof extent);
-  extent.buffer = G2Z_BUFFER_MASTER;
-  extent.file = G2Z__FILE_MODEL;
-  extent.elements = x->t->plan->parameters;
+  g2z__extent extent = {G2Z_BUFFER_MASTER, G2Z__FILE_MODEL, 0, x->t->plan->parameters, 0};
   G2Z__TRY(g2z__transfer_file(x, G2Z__FILE_MODEL, "", O_RDONLY));
   G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
   extent.begin = sizeof header + header;
@@ -11340,9 +11106,9 @@ G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
 /* The ranges of m and v in the optimizer file of one rank. */
 G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
   g2z__safetensors *file;
-  char *path;
-  G2Z__TRY(g2z__transfer_path(x, index, "", &path));
-  g2z_status status = g2z__safetensors_open(x->services, path, &file);
+  g2z_status status = G2Z_OK;
+  G2Z__TRY(g2z__transfer_path(x, index, ""));
+  G2Z__TRY(g2z__safetensors_open(x->services, x->path, &file));
   for (size_t i = 0; status == G2Z_OK && i < file->count; i++) {
     const g2z__safetensor *tensor = &file->tensors[i];
     g2z__extent extent;
@@ -11352,11 +11118,10 @@ G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
     extent.begin = tensor->begin;
     if (!known || tensor->type != G2Z__F32 || tensor->rank != 1 || tensor->elements == 0)
       status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
-                        "F32", path, tensor->name);
+                        "F32", x->path, tensor->name);
     else status = g2z__extent_add(x, &extent);
   }
   g2z__safetensors_free(file);
-  g2z_release(x->services, path);
   return status;
 }
 
@@ -11496,25 +11261,18 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   return G2Z_OK;
 }
 
-/* note.json, where there is one. */
-G2Z__PRIVATE g2z_status g2z__note_read(g2z_services *services, const char *directory, char **note) {
-  char *path;
-  size_t bytes;
-  G2Z__TRY(g2z_join_path(services, directory, "note.json", &path));
-  g2z_status status = G2Z_OK;
-  if (access(path, F_OK) == 0)
-    status = g2z_read_file(services, path, (size_t)1 << 30, note, &bytes);
-  if (status == G2Z_OK && *note) status = g2z__sealed_check(services, path, *note, bytes);
-  g2z_release(services, path);
-  return status;
-}
-
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out) {
   g2z__saved saved;
+  char *path = NULL;
+  size_t bytes;
   memset(out, 0, sizeof *out);
   g2z_status status = g2z__saved_read(services, directory, &saved);
-  if (status == G2Z_OK) status = g2z__note_read(services, directory, &out->note);
+  if (status == G2Z_OK) status = g2z_join_path(services, directory, "note.json", &path);
+  if (status == G2Z_OK && access(path, F_OK) == 0) {
+    status = g2z_read_file(services, path, (size_t)1 << 30, &out->note, &bytes);
+    if (status == G2Z_OK) status = g2z__sealed_check(services, path, out->note, bytes);
+  }
   if (status == G2Z_OK) {
     out->step = saved.state.step;
     out->tokens = saved.tokens;
@@ -11525,19 +11283,18 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
     g2z_release(services, out->note);
     out->note = NULL;
   }
+  g2z_release(services, path);
   g2z__saved_free(services, &saved);
   return status;
 }
 
 /* The choices of the run that saved; a GPU that does not know them chooses again. */
 G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
-  char *path, *text;
+  char *text;
   size_t bytes;
   if (x->t->plan->device != G2Z_DEVICE_CUDA) return G2Z_OK;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, "", &path));
-  g2z_status status = g2z_read_file(x->services, path, 1 << 24, &text, &bytes);
-  g2z_release(x->services, path);
-  G2Z__TRY(status);
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, ""));
+  G2Z__TRY(g2z_read_file(x->services, x->path, 1 << 24, &text, &bytes));
   if (bytes > 0 && g2z__tuning_read(x->t->device, text) != G2Z_OK)
     g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
             "otherwise than in the run that saved", x->services->error);
@@ -11545,7 +11302,7 @@ G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   return G2Z_OK;
 }
 
-/* What is set otherwise than in the run that saved holds from now on. */
+/* Tells the settings that differ from those of the run that saved; this trainer's own hold. */
 G2Z__PRIVATE void g2z__loading_compare(g2z__transfer *x) {
   char now[sizeof x->saved.settings];
   if (x->t->plan->rank != 0) return;
