@@ -662,8 +662,8 @@ typedef struct g2z_train_config {
   int accum;                    /* micro-steps per step */
   g2z_optimizer_config optimizer;
   g2z_dtype dtype;
-  g2z_fp8 fp8;                  /* with dtype fp16 or bf16, on Hopper and, for tests, on a CPU;
-                                 * validation and generation know nothing of it */
+  g2z_fp8 fp8;                  /* of training steps alone; needs dtype fp16 or bf16, and Hopper or
+                                 * a CPU, which rounds as Hopper does */
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0 to 3: see room 06 */
@@ -1201,9 +1201,9 @@ typedef struct g2z_ops {
   /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
    *   slope not NULL:    slope[N,O] = gelu'(that), which is all that backward needs; y = gelu(that)
    *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual
-   * With device->fp8 FORWARD, unless K = O, x and w are rounded to e4m3 before, with scales that
-   * never change. `narrow` or NULL: with slope, what y is rounded to is left there, N*O bytes that
-   * the next product may take for its x; without slope, what was left there for this x. */
+   * With device->fp8 FORWARD, unless K = O, x and w are rounded to e4m3 first, with fixed scales.
+   * `narrow` hands a rounded x from one product to the next, or is NULL. With slope, the op writes
+   * y in e4m3 there, N*O bytes; without slope, it reads its x from there. */
   g2z_status (*linear_fwd)(g2z_device *device, void *y, void *slope, const void *x, const void *w,
                            const void *bias, const void *residual, void *narrow,
                            const g2z_dropout *dropout, int N, int K, int O);
@@ -1230,8 +1230,8 @@ typedef struct g2z_ops {
    * times dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if dwte is overwritten
    * by a single chunk. logits[chunk,Vp] act: scratch. A target of -1 makes no loss, 0, and no
    * gradient. Rows V..Vp-1 of wte never reach the softmax; those of dwte are written as 0. With dh
-   * and device->fp8 LOGITS, logits are products of e4m3: of h with a scale for each row, of wte
-   * with one. dh and dwte are products of what dtype holds, as without. */
+   * and device->fp8, h and wte are rounded to e4m3 before they make logits: h with a scale for each
+   * row, wte with one scale. dh and dwte are made from h and wte as they are. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,

@@ -2004,7 +2004,7 @@ typedef struct g2z__lt_product {
 /* Arguments and results of a product whose rows become a softmax. Exponents are of 2. */
 typedef struct g2z__softmax_rows {
   const float *reference;          /* [n] what is taken off a row's exponents */
-  const float *unit;               /* [n] of e4m3: what 1 in a row's sums is as an exponent */
+  const float *unit;               /* [n] of e4m3: a row's sums times this are its exponents */
   float2 *parts;                   /* [tiles across,n] out: a tile's sum and largest exponent */
   const int4 *again;               /* [tiles down] NULL: all tiles; else where one is not 0 */
   int words;                       /* columns that count: the others are 0 beside finite ones */
