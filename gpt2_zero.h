@@ -143,11 +143,13 @@
  *                                              there is a gradient and tuning is not off; the rest
  *                                              of the gradient multiplies the rows that enter the
  *                                              head, rounded to act, and dh before it is rounded
- *     their operands, fp8=logits    e4m3       in training alone: h with a scale for each row, wte
- *                                              with one, powers of two. Hopper's sums of e4m3 keep
- *                                              14 bits; a CPU's are fp32
+ *     their operands, fp8=logits    e4m3       in training alone: each row of h times a power of
+ *                                              two, wte times 32. Hopper's sums of 8-bit numbers
+ *                                              keep 14 bits; a CPU's are fp32
  *     operands of qkv, fc, fcproj,  e4m3       in training alone: inputs times 4, weights times 32;
  *       fp8=forward                            what is larger than e4m3's 448 then becomes that
+ *     gradients that pass fcproj    e5m2       the exponents of fp16, 2 bits of fraction; weights
+ *       and fc, fp8=all                        as above. Gradients of weights come from act
  *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
  *                                              micro-steps add up in fp32
  *     sums of them over ranks       grad type  pushed by copy engines they travel as they are, add
@@ -558,11 +560,13 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(NONE,  "none")          /* activations are kept from forward to backward */                   \
   X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
 
-/* Which products of training multiply numbers of 8 bits, e4m3: 4 of exponent, 3 of fraction. */
+/* Which products of training multiply numbers of 8 bits: e4m3, with 4 of exponent and 3 of fraction;
+ * gradients as e5m2. */
 #define G2Z_FP8_LIST(X)                                                                           \
   X(NONE,   "none")         /* all products have operands of dtype */                             \
   X(LOGITS, "logits")       /* the LM head's logits */                                            \
-  X(FORWARD, "forward")     /* and forward products that are not square: qkv, fc, fcproj */
+  X(FORWARD, "forward")     /* and forward products that are not square: qkv, fc, fcproj */       \
+  X(ALL, "all")             /* and the data gradients of fc and fcproj; needs dtype fp16 */
 
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
@@ -1120,6 +1124,9 @@ typedef struct g2z_sampling {
   uint64_t seed;
 } g2z_sampling;
 
+/* Bytes of a row of n numbers of 8 bits. */
+#define G2Z_NARROW_ROW(n) (((size_t)(n) + 15) / 16 * 16)
+
 typedef struct g2z_ops {
   /* Memory and order. allocate() zeroes. Host memory from allocate_host may be the source of an
    * upload that is still under way. mark(event) notes a place in the queue, wait(event) lets the
@@ -1186,9 +1193,13 @@ typedef struct g2z_ops {
   g2z_status (*attention_next)(g2z_device *device, void *out, void *past, const void *rows,
                                const int32_t *positions, int B, int T, int C, int NH);
 
-  /* y[N,C] act = (x - mean) * rstd * w + b; mean[N], rstd[N] f32 are kept for backward. */
-  g2z_status (*layernorm_fwd)(g2z_device *device, void *y, float *mean, float *rstd, const void *x,
-                              const void *w, const void *b, int N, int C);
+  /* `narrow` below is NULL, or what an op leaves for the product behind it: activations times 4 in
+   * e4m3, gradients in e5m2, a row of n in G2Z_NARROW_ROW(n) bytes.
+   *
+   * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32 are kept for
+   * backward. */
+  g2z_status (*layernorm_fwd)(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
+                              const void *x, const void *w, const void *b, int N, int C);
   /* dres[N,C] act: = dx or += dx (res_mode); dw[C], db[C] grad (mode). dbias[C] grad, if not NULL:
    * column sums of dropped[N,C] act = dropout'(dres), the gradient that the projection or embedding
    * which was added into this residual sees. Without dropout `dropped` is not written: dres is that
@@ -1201,17 +1212,17 @@ typedef struct g2z_ops {
   /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
    *   slope not NULL:    slope[N,O] = gelu'(that), which is all that backward needs; y = gelu(that)
    *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual
-   * With device->fp8 FORWARD, unless K = O, x and w are rounded to e4m3 first, with fixed scales.
-   * `narrow` hands a rounded x from one product to the next, or is NULL. With slope, the op writes
-   * y in e4m3 there, N*O bytes; without slope, it reads its x from there. */
-  g2z_status (*linear_fwd)(g2z_device *device, void *y, void *slope, const void *x, const void *w,
-                           const void *bias, const void *residual, void *narrow,
-                           const g2z_dropout *dropout, int N, int K, int O);
+   * narrow_x not NULL: x is read from there, and w is rounded to e4m3, times 32. With both narrow_x
+   * and slope, y is left in narrow_y, too. */
+  g2z_status (*linear_fwd)(g2z_device *device, void *y, void *narrow_y, void *slope, const void *x,
+                           const void *narrow_x, const void *w, const void *bias,
+                           const void *residual, const g2z_dropout *dropout, int N, int K, int O);
   /* dx[N,K] act = dy[N,O] w^T; slope[N,K] not NULL: times slope, and dbias[K] grad = column sums
-   * of dx. */
+   * of dx. narrow not NULL, in fp16: dy is rounded to e5m2, w to e4m3, times 32. With slope, dx is
+   * left in narrow, too; without slope, dy is read from there. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
-                                const void *w, const void *slope, g2z_write mode, int N, int K,
-                                int O);
+                                const void *w, const void *slope, void *narrow, g2z_write mode,
+                                int N, int K, int O);
   /* dw[K,O] grad = x^T dy */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
                                   g2z_write mode, int N, int K, int O);
@@ -1231,7 +1242,7 @@ typedef struct g2z_ops {
    * by a single chunk. logits[chunk,Vp] act: scratch. A target of -1 makes no loss, 0, and no
    * gradient. Rows V..Vp-1 of wte never reach the softmax; those of dwte are written as 0. With dh
    * and device->fp8, h and wte are rounded to e4m3 before they make logits: h with a scale for each
-   * row, wte with one scale. dh and dwte are made from h and wte as they are. */
+   * row, wte times 32. dh and dwte are made from h and wte as they are. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,
@@ -1293,7 +1304,7 @@ struct g2z_device {
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
-/* Which products of ops in training are of e4m3; a device that has none refuses all but NONE. */
+/* Which products of training are of 8 bits; a device that has none refuses all but NONE. */
 G2Z_API g2z_status g2z_device_set_fp8(g2z_device *device, g2z_fp8 fp8);
 /* How many of a kind this process sees; of CPUs one, of GPUs none where this build has no CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
@@ -2987,6 +2998,10 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
                     "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take dtype=fp16 "
                     "or bf16, or fp8=none", g2z_fp8_text(config->fp8),
                     g2z_dtype_text(config->dtype));
+  if (config->fp8 == G2Z_FP8_ALL && config->dtype != G2Z_FP16)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "fp8=all rounds gradients to numbers that end at 1.5e-5, and only dtype=fp16 "
+                    "scales them: take it, or fp8=forward");
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   /* Attention has most to drop: heads of up to 128 channels leave seq x channels far below. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
@@ -3321,12 +3336,12 @@ G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
     most += parts * rows * 64 * sizeof(float);
   }
   if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
-  if (plan->fp8 == G2Z_FP8_FORWARD) most += (N + 4 * C) * (C + 16) + 1024;
+  if (plan->fp8 >= G2Z_FP8_FORWARD) most += (N + 4 * C) * (C + 16) + 1024;
   if (plan->dtype_bytes == 2) { /* the logits' sums by tiles, or dh in fp32 */
     size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
     size_t chunk = (size_t)plan->head_chunk;
     size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
-    if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16) + 4 * chunk + 8192;
+    if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16) + 4 * chunk;
     if (most < head) most = head;
   }
   return ((size_t)32 << 20) + 3 * g2z__align(most);
@@ -4351,18 +4366,26 @@ static inline G2Z_HOST_DEVICE float g2z__round_bf16(float x) {
   return g2z__from_bits(rounded);
 }
 
-/* The nearest e4m3, ties to even: a sign, 4 bits of exponent and 3 of fraction. What is larger than
- * 448, its largest number, becomes that; it has a NaN. */
-#define G2Z__E4M3_MOST 448.0f
-static inline G2Z_HOST_DEVICE float g2z__round_e4m3(float x) {
-  uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu;
-  uint32_t rounded = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) & ~0xfffffu;
-  rounded = (int32_t)rounded > 0x43e00000 ? 0x43e00000u : rounded; /* 448 */
-  /* Below 2^-6 it counts in steps of 2^-9, which is the spacing of fp32 in [2^14, 2^15). */
-  uint32_t subnormal = g2z__bits_of((g2z__from_bits(magnitude) + 16384.0f) - 16384.0f);
-  rounded = (int32_t)magnitude < 0x3c800000 ? subnormal : rounded;
+/* The nearest number with `dropped` bits less of fraction than fp32, ties to even. What is larger
+ * than `most` becomes that. Below `least` a format counts in equal steps, which are the spacing of
+ * fp32 from `steps` on. The last three are bits of fp32. */
+static inline G2Z_HOST_DEVICE float g2z__round_8(float x, int dropped, int32_t most, int32_t least,
+                                                 float steps) {
+  uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu, ulp = 1u << dropped;
+  uint32_t rounded = (magnitude + ulp / 2 - 1 + ((magnitude >> dropped) & 1u)) & ~(ulp - 1);
+  uint32_t subnormal = g2z__bits_of((g2z__from_bits(magnitude) + steps) - steps);
+  rounded = (int32_t)rounded > most ? (uint32_t)most : rounded;
+  rounded = (int32_t)magnitude < least ? subnormal : rounded;
   rounded = (int32_t)magnitude > 0x7f800000 ? 0x7fc00000u : rounded; /* NaN */
   return g2z__from_bits(rounded | (bits & 0x80000000u));
+}
+/* e4m3: a sign, 4 bits of exponent and 3 of fraction; from 2^-6 to 448, below in steps of 2^-9. */
+static inline G2Z_HOST_DEVICE float g2z__round_e4m3(float x) {
+  return g2z__round_8(x, 20, 0x43e00000, 0x3c800000, 0x1p14f);
+}
+/* e5m2, the upper byte of fp16: from 2^-14 to 57344, below in steps of 2^-16. */
+static inline G2Z_HOST_DEVICE float g2z__round_e5m2(float x) {
+  return g2z__round_8(x, 21, 0x47600000, 0x38800000, 0x1p7f);
 }
 
 /* The scale of numbers of which the largest has this magnitude, before they become e4m3: the
@@ -4375,14 +4398,10 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* of 0, too, a number */
 }
 
-/* What linear_fwd multiplies x and w with before it rounds them to e4m3: of x, outputs of LayerNorm
- * and GELU, numbers from 2^-8 to 112 keep all digits, of w those from 2^-11 to 14. */
+/* What activations and weights are multiplied with before they are rounded to e4m3: outputs of
+ * LayerNorm and GELU from 2^-8 to 112 keep all digits, weights from 2^-11 to 14. */
 #define G2Z__E4M3_X 4.0f
 #define G2Z__E4M3_W 32.0f
-/* Whether it does. A square product gains less than the rounding of its x costs. */
-static inline int g2z__linear_rounds(const g2z_device *device, int K, int O) {
-  return device->fp8 == G2Z_FP8_FORWARD && K != O;
-}
 
 /* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
@@ -5157,10 +5176,11 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
 /* ----- LayerNorm -------------------------------------------------------- */
 
 /* y = (x - mean) * rstd * w + b, with rstd = 1 / sqrt(variance + eps). */
-G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, float *mean,
-                                               float *rstd, const void *x, const void *w,
-                                               const void *b, int N, int C) {
+G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, void *narrow,
+                                               float *mean, float *rstd, const void *x,
+                                               const void *w, const void *b, int N, int C) {
   const float *scale = (const float *)w, *shift = (const float *)b;
+  (void)narrow; /* a CPU's products round it anew */
   G2Z__PARALLEL(8.0 * N * C)
   for (int n = 0; n < N; n++) {
     const float *from = (const float *)x + (size_t)n * (size_t)C;
@@ -5220,22 +5240,25 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 
 /* ----- linear ----------------------------------------------------------- */
 
-/* to[n] = the values of from[n] in e4m3, with a scale. */
+/* to[n] = the values of from[n] in e4m3, with a scale; and in e5m2. */
 G2Z__PRIVATE void g2z__cpu_e4m3(float *to, const float *from, size_t n, float scale) {
   G2Z__PARALLEL(10.0 * (double)n)
   for (int64_t i = 0; i < (int64_t)n; i++) to[i] = g2z__round_e4m3(from[i] * scale) / scale;
 }
+G2Z__PRIVATE void g2z__cpu_e5m2(float *to, const float *from, size_t n) {
+  G2Z__PARALLEL(10.0 * (double)n)
+  for (int64_t i = 0; i < (int64_t)n; i++) to[i] = g2z__round_e5m2(from[i]);
+}
 
-/* y[N,O] = x[N,K] w[K,O] + bias, then GELU with its slope, or dropout and the residual. What would
- * be in `narrow` is rounded anew. */
-G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
-                                            const void *w, const void *bias, const void *residual,
-                                            void *narrow, const g2z_dropout *dropout, int N, int K,
-                                            int O) {
+/* y[N,O] = x[N,K] w[K,O] + bias, then GELU with its slope, or dropout and the residual. */
+G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
+                                            const void *x, const void *narrow_x, const void *w,
+                                            const void *bias, const void *residual,
+                                            const g2z_dropout *dropout, int N, int K, int O) {
   size_t n_x = (size_t)N * (size_t)K, n_w = (size_t)K * (size_t)O;
   void *rounded = NULL;
-  (void)narrow;
-  if (g2z__linear_rounds(device, K, O)) {
+  (void)narrow_y;
+  if (narrow_x) {
     G2Z__TRY(g2z_allocate(device->services, n_x + n_w, sizeof(float), &rounded));
     g2z__cpu_e4m3((float *)rounded, (const float *)x, n_x, G2Z__E4M3_X);
     g2z__cpu_e4m3((float *)rounded + n_x, (const float *)w, n_w, G2Z__E4M3_W);
@@ -5253,11 +5276,21 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *s
 /* dx[N,K] = dy[N,O] w[K,O]^T, times slope[N,K]. dbias sums the rounded dx. */
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                                  const void *dy, const void *w, const void *slope,
-                                                 g2z_write mode, int N, int K, int O) {
+                                                 void *narrow, g2z_write mode, int N, int K,
+                                                 int O) {
+  size_t n_dy = (size_t)N * (size_t)O, n_w = (size_t)K * (size_t)O;
+  void *rounded = NULL;
+  if (narrow) {
+    G2Z__TRY(g2z_allocate(device->services, n_dy + n_w, sizeof(float), &rounded));
+    g2z__cpu_e5m2((float *)rounded, (const float *)dy, n_dy);
+    g2z__cpu_e4m3((float *)rounded + n_dy, (const float *)w, n_w, G2Z__E4M3_W);
+    dy = rounded, w = (float *)rounded + n_dy;
+  }
   g2z__cpu_product p =
       g2z__cpu_product_of(N, K, O, g2z__cpu_rows(dy, O), g2z__cpu_transposed(w, O));
   p.out = (float *)dx, p.dtype = device->dtype, p.times = (const float *)slope;
   g2z__cpu_multiply(&p);
+  g2z_release(device->services, rounded);
   if (slope)
     g2z__cpu_column_sums(device->grad_dtype, dbias, mode, dx, NULL, NULL, NULL, N, K);
   return G2Z_OK;
@@ -5414,7 +5447,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_narrow(g2z_device *device, float **narrow_h, fl
   *narrow_wte = *narrow_h + (size_t)N * row;
   for (size_t i = 0; i < (size_t)N; i++)
     g2z__cpu_e4m3(*narrow_h + i * row, h + i * row, row, g2z__cpu_scale(h + i * row, row));
-  g2z__cpu_e4m3(*narrow_wte, wte, words, g2z__cpu_scale(wte, words));
+  g2z__cpu_e4m3(*narrow_wte, wte, words, G2Z__E4M3_W);
   return G2Z_OK;
 }
 
@@ -8353,10 +8386,20 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Where fc leaves its output in e4m3 for fcproj: in forward, backward's scratch is free. */
-G2Z__PRIVATE void *g2z__narrow_fc(const g2z__model *model) {
-  const int layer = 0;
-  return model->device->fp8 == G2Z_FP8_FORWARD ? G2Z__A(WIDE) : NULL;
+/* Where a block leaves what the next product multiplies in 8 bits, or NULLs: outputs of fc and of a
+ * LayerNorm where backward has its scratch, and the gradient of fc's output behind ln2's. */
+typedef struct g2z__narrow_places {
+  void *fc, *norm, *dfc;
+} g2z__narrow_places;
+G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z__model *model, const g2z__pass *pass,
+                                               int layer) {
+  size_t rows = (size_t)pass->B * (size_t)pass->T * (size_t)model->plan->model.channels;
+  char *wide = (char *)G2Z__A(WIDE), *fc = (char *)G2Z__A(FC);
+  g2z__narrow_places narrow = {NULL, NULL, NULL};
+  if (model->device->fp8 >= G2Z_FP8_FORWARD) narrow.fc = wide, narrow.norm = wide + 4 * rows;
+  if (model->device->fp8 >= G2Z_FP8_ALL)
+    narrow.dfc = fc + rows * (size_t)model->plan->dtype_bytes;
+  return narrow;
 }
 
 /* A block up to GELU's output: everything that its backward reads. */
@@ -8368,26 +8411,27 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2
   int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
+  const g2z__narrow_places narrow = g2z__narrow_of(model, pass, layer);
   void *res = g2z__residual(model, layer), *qkv = G2Z__A(QKV), *next = G2Z__A(FC);
   qkv = (char *)qkv + (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C *
                           (size_t)model->plan->dtype_bytes;
 
-  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
+  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.norm, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
-  G2Z__TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, G2Z__A(LN1), G2Z__W(QKVW),
-                          G2Z__W(QKVB), NULL, NULL, NULL, N, C, 3 * C));
+  G2Z__TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, NULL, G2Z__A(LN1), narrow.norm,
+                          G2Z__W(QKVW), G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
   if (pass->positions)
     G2Z__TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
                                 pass->window, C, NH));
   else
     G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), G2Z__F(LSE), qkv, &drop_att, pass->B, pass->T, C,
                                NH));
-  G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, G2Z__A(ATT), G2Z__W(ATTPROJW),
-                          G2Z__W(ATTPROJB), res, NULL, &drop_attproj, N, C, C));
-  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD), G2Z__A(RES2),
-                             G2Z__W(LN2W), G2Z__W(LN2B), N, C));
-  return op->linear_fwd(dev, G2Z__A(FC), G2Z__A(FCSLOPE), G2Z__A(LN2), G2Z__W(FCW), G2Z__W(FCB),
-                        NULL, g2z__narrow_fc(model), NULL, N, C, 4 * C);
+  G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, NULL, G2Z__A(ATT), NULL, G2Z__W(ATTPROJW),
+                          G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
+  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), narrow.norm, G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
+                             G2Z__A(RES2), G2Z__W(LN2W), G2Z__W(LN2B), N, C));
+  return op->linear_fwd(dev, G2Z__A(FC), narrow.fc, G2Z__A(FCSLOPE), G2Z__A(LN2), narrow.norm,
+                        G2Z__W(FCW), G2Z__W(FCB), NULL, NULL, N, C, 4 * C);
 }
 
 G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
@@ -8395,10 +8439,10 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
   int unit = g2z_plan_unit_of_block(model->plan, layer), C = model->plan->model.channels;
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
   G2Z__TRY(g2z__block_activations(model, pass, layer));
-  return model->device->ops->linear_fwd(model->device, G2Z__A(RES3), NULL, G2Z__A(FC),
-                                        G2Z__W(FCPROJW), G2Z__W(FCPROJB), G2Z__A(RES2),
-                                        g2z__narrow_fc(model), &drop_fcproj, pass->B * pass->T,
-                                        4 * C, C);
+  return model->device->ops->linear_fwd(model->device, G2Z__A(RES3), NULL, NULL, G2Z__A(FC),
+                                        g2z__narrow_of(model, pass, layer).fc, G2Z__W(FCPROJW),
+                                        G2Z__W(FCPROJB), G2Z__A(RES2), &drop_fcproj,
+                                        pass->B * pass->T, 4 * C, C);
 }
 
 /* A unit's part of the forward pass. wte's is none: its rows are read beside wpe's. */
@@ -8421,7 +8465,7 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pa
     case G2Z_UNIT_BLOCK: return g2z__block_forward(model, pass, L - unit);
     case G2Z_UNIT_LNF: break;
   }
-  return dev->ops->layernorm_fwd(dev, G2Z__A(LNF), G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
+  return dev->ops->layernorm_fwd(dev, G2Z__A(LNF), NULL, G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
                                  g2z__residual(model, L), G2Z__W(LNFW), G2Z__W(LNFB),
                                  pass->B * pass->T, C);
 }
@@ -8473,6 +8517,7 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF), *dfc = G2Z__A(WIDE), *dln2 = G2Z__A(FC);
   void *dqkv = G2Z__A(WIDE), *datt = g2z__dln1(model, pass);
   void *dln1 = datt; /* datt is read for the last time before dln1 is written */
+  void *narrow_dfc = g2z__narrow_of(model, pass, layer).dfc; /* in FC, which was read by then */
   const void *dproj = g2z__dropped(model, pass);
 
   /* With the same inputs, dropout and algorithms the same bits come out. The last block's
@@ -8481,19 +8526,21 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
     G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
   G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
-                               mode, N, 4 * C, C));
+                               narrow_dfc, mode, N, 4 * C, C));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, mode, N, C, 4 * C));
-  G2Z__TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, mode, N, C, 4 * C));
+  G2Z__TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, narrow_dfc, mode, N, C,
+                               4 * C));
   G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
                              G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
                              G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
   const void *dattproj = g2z__dropped(model, pass);
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, mode, N, C, C));
-  G2Z__TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, mode, N, C, C));
+  G2Z__TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, NULL, mode, N, C,
+                               C));
   G2Z__TRY(op->attention_bwd(dev, dqkv, G2Z__G(QKVB), datt, G2Z__A(ATT), G2Z__F(LSE), G2Z__A(QKV),
                              mode, &drop_att, pass->B, pass->T, C, NH));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv, mode, N, C, 3 * C));
-  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, mode, N, C, 3 * C);
+  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, NULL, mode, N, C, 3 * C);
 }
 
 /* A unit's backward pass, but the LayerNorm that a block or the end of the model begins with. wte's

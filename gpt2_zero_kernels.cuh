@@ -752,16 +752,21 @@ static __device__ inline uint4 g2z__pack(const float (&in)[g2z__lanes<A>]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* Two and eight numbers times a scale, in e4m3: as g2z__round_e4m3. */
-static __device__ inline uint32_t g2z__pair_e4m3(float2 two, float scale) {
+/* Two and eight numbers times a scale, in E: as g2z__round_e4m3 and g2z__round_e5m2. */
+template <typename E>
+static constexpr __nv_fp8_interpretation_t g2z__narrow_type =
+    std::is_same<E, __nv_fp8_e5m2>::value ? __NV_E5M2 : __NV_E4M3;
+template <typename E>
+static __device__ inline uint32_t g2z__pair_8(float2 two, float scale) {
   return __nv_cvt_float2_to_fp8x2(make_float2(two.x * scale, two.y * scale), __NV_SATFINITE,
-                                  __NV_E4M3);
+                                  g2z__narrow_type<E>);
 }
-static __device__ inline uint2 g2z__pack_e4m3(const float (&in)[8], float scale) {
+template <typename E>
+static __device__ inline uint2 g2z__pack_8(const float (&in)[8], float scale) {
   uint32_t two[4];
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    two[i] = g2z__pair_e4m3(make_float2(in[2 * i], in[2 * i + 1]), scale);
+    two[i] = g2z__pair_8<E>(make_float2(in[2 * i], in[2 * i + 1]), scale);
   return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
 }
 
@@ -1449,6 +1454,7 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
  *   x     [N,C] A in    C % 8 == 0; 16-byte aligned
  *   w,b   [C]   A in
  *   y     [N,C] A out
+ *   narrow  rows of y times G2Z__E4M3_X in e4m3, out, or NULL
  *   mean  [N]   f32 out for backward
  *   rstd  [N]   f32 out 1/sqrt(variance + eps)
  * Math    f32, two-pass variance
@@ -1457,8 +1463,8 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
  * Oracle  g2z__cpu_layernorm_fwd */
 template <typename A, int K, g2z__team TEAM>
 static __global__ void __launch_bounds__(TEAM == G2Z__TEAM_WARP ? 256 : G2Z__ROW_THREADS)
-g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, const A *b, int N,
-                    int C) {
+g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x, const A *w,
+                    const A *b, int N, int C) {
   constexpr int L = g2z__lanes<A>;
   __shared__ float shared[2][32];
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
@@ -1500,7 +1506,14 @@ g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, cons
     g2z__unpack<A>(bias, g2z__get(b, (size_t)pack));
 #pragma unroll
     for (int i = 0; i < L; i++) value[i] = (value[i] - center) * scale * weight[i] + bias[i];
-    g2z__put(y, first + (size_t)pack, g2z__pack<A>(value));
+    uint4 rounded = g2z__pack<A>(value);
+    g2z__put(y, first + (size_t)pack, rounded);
+    if constexpr (sizeof(A) == 2) {
+      if (!narrow) continue;
+      g2z__unpack<A>(value, rounded);
+      reinterpret_cast<uint2 *>(narrow + (size_t)row * G2Z_NARROW_ROW(C))[pack] =
+          g2z__pack_8<__nv_fp8_e4m3>(value, G2Z__E4M3_X);
+    }
   }
   if (threadIdx.x != 0) return;
   mean[row] = center;
@@ -1508,11 +1521,12 @@ g2z_k_layernorm_fwd(A *y, float *mean, float *rstd, const A *x, const A *w, cons
 }
 
 template <typename A>
-static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mean, float *rstd,
-                                         const void *x, const void *w, const void *b, int N,
-                                         int C) {
+static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narrow, float *mean,
+                                         float *rstd, const void *x, const void *w, const void *b,
+                                         int N, int C) {
 #define G2Z__WARPS(K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
-  static void (*const warps[])(A *, float *, float *, const A *, const A *, const A *, int, int) = {
+  static void (*const warps[])(A *, uint8_t *, float *, float *, const A *, const A *, const A *,
+                               int, int) = {
       G2Z__WARPS(1), G2Z__WARPS(2), G2Z__WARPS(3), G2Z__WARPS(4),
       G2Z__WARPS(5), G2Z__WARPS(6), G2Z__WARPS(7), G2Z__WARPS(8)};
 #undef G2Z__WARPS
@@ -1526,7 +1540,8 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, float *mea
   unsigned rows = warp ? 8 : 1;
   return g2z__launch(device, "g2z_k_layernorm_fwd", kernel,
                      (unsigned)g2z__blocks((size_t)N, rows), dim3((unsigned)threads, rows), 0,
-                     (A *)y, mean, rstd, (const A *)x, (const A *)w, (const A *)b, N, C);
+                     (A *)y, (uint8_t *)narrow, mean, rstd, (const A *)x, (const A *)w,
+                     (const A *)b, N, C);
 }
 
 /* What backward reads and writes; see g2z_k_layernorm_bwd. */
@@ -2018,7 +2033,7 @@ typedef struct g2z__lt_operands {
   void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX */
-  void *narrow;                    /* with GELU of e4m3: D in e4m3, too; or NULL */
+  void *narrow;                    /* with GELU of e4m3, TIMES_SLOPE of e5m2: D in that, too */
 } g2z__lt_operands;
 
 /* Room k42: whether it has a kernel for a key, and its launcher. `on` NULL: nothing is added. Its
@@ -2513,35 +2528,42 @@ static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain
   }, &fused);
 }
 
-/* g2z_k_narrow: to = x times G2Z__E4M3_X, in e4m3.
- *   to  [N,ld] e4m3 out   ld is I, rounded up to 16
+/* g2z_k_narrow: to = x times a scale, in E.
+ *   to  rows of I numbers in E, out
  *   x   [N,I] A in        I % 8 == 0
  * Launch  a thread for each pack
  * Cost    3 N I bytes: N=32768, I=768 is 75 MB
- * Oracle  g2z__cpu_linear_fwd; test cuda_linear */
-template <typename A>
+ * Oracle  g2z__cpu_e4m3, g2z__cpu_e5m2; tests cuda_linear, cuda_head */
+template <typename A, typename E>
 static __global__ void __launch_bounds__(256)
-g2z_k_narrow(uint8_t *to, const A *x, int N, int I, int ld) {
+g2z_k_narrow(uint8_t *to, const A *x, float scale, int N, int I) {
   size_t i = (size_t)blockIdx.x * 256 + threadIdx.x, packs = (size_t)I / 8, row = i / packs;
   float value[8];
   g2z__k_begin();
   if (row >= (size_t)N) return;
   g2z__unpack<A>(value, g2z__get(x, i));
-  *reinterpret_cast<uint2 *>(to + row * (size_t)ld + i % packs * 8) =
-      g2z__pack_e4m3(value, G2Z__E4M3_X);
+  reinterpret_cast<uint2 *>(to + row * G2Z_NARROW_ROW(I))[i % packs] =
+      g2z__pack_8<E>(value, scale);
+}
+template <typename E, typename A>
+static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float scale, int N, int I) {
+  return g2z__launch(device, "g2z_k_narrow", g2z_k_narrow<A, E>,
+                     (unsigned)g2z__blocks((size_t)N * (size_t)(I / 8), 256), 256, 0,
+                     (uint8_t *)to, x, scale, N, I);
 }
 
 /* g2z_k_narrow_transposed: to = w^T times G2Z__E4M3_W, in e4m3.
- *   to  [O,ld] e4m3 out   ld is I, rounded up to 16
+ *   to  rows of I numbers in e4m3, out
  *   w   [I,O] A in        I % 8 == 0, O % 8 == 0
  * Launch  a block of 256 for 64 x 64
  * Cost    3 I O bytes: qkv, fc and fcproj of GPT-2 124M are 16 MB a layer
  * Oracle  g2z__cpu_linear_fwd; test cuda_linear */
 template <typename A>
 static __global__ void __launch_bounds__(256)
-g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O, int ld) {
+g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O) {
   __shared__ alignas(16) uint8_t tile[64][80]; /* [o][i]; rows are 16 bytes apart from 64 */
   int first_i = (int)blockIdx.x * 64, first_o = (int)blockIdx.y * 64;
+  const int ld = (int)G2Z_NARROW_ROW(I);
   g2z__k_begin();
 #pragma unroll
   for (int turn = 0; turn < 2; turn++) {
@@ -2549,7 +2571,7 @@ g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O, int ld) {
     float value[8] = {};
     const A *row = w + (size_t)(first_i + i) * (size_t)O + first_o;
     if (first_i + i < I && first_o + o < O) g2z__unpack<A>(value, g2z__get(row, (size_t)pack));
-    uint2 eight = g2z__pack_e4m3(value, G2Z__E4M3_W);
+    uint2 eight = g2z__pack_8<__nv_fp8_e4m3>(value, G2Z__E4M3_W);
 #pragma unroll
     for (int j = 0; j < 8; j++)
       tile[o + j][i] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
@@ -2561,37 +2583,25 @@ g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O, int ld) {
         *reinterpret_cast<const uint4 *>(&tile[o][i]);
 }
 
-/* The product of a key from x and w in e4m3, by room k42's kernel. `on` has x and w in A; `memory`
- * has room for w, and for x without narrow_x. */
-template <typename A>
-static g2z_status g2z__narrow_product(g2z_device *device, g2z__lt_key key, g2z__lt_operands on,
-                                      const void *narrow_x, uint8_t *memory) {
-  const int N = key.n, I = key.k, O = key.m, ld = (I + 15) / 16 * 16;
-  uint8_t *x = memory + g2z__align((size_t)O * (size_t)ld);
-  dim3 tiles((unsigned)g2z__blocks((size_t)I, 64), (unsigned)g2z__blocks((size_t)O, 64));
-  G2Z__TRY(g2z__launch(device, "g2z_k_narrow_transposed", g2z_k_narrow_transposed<A>, tiles, 256, 0,
-                       memory, (const A *)on.a, I, O, ld));
-  if (!narrow_x)
-    G2Z__TRY(g2z__launch(device, "g2z_k_narrow", g2z_k_narrow<A>,
-                         (unsigned)g2z__blocks((size_t)N * (size_t)(I / 8), 256), 256, 0, x,
-                         (const A *)on.b, N, I, ld));
-  on.a = memory;
-  on.b = narrow_x ? narrow_x : x;
-  key.type = CUDA_R_8F_E4M3;
+/* The product of a key whose operands have 8 bits, by room k42's kernel: A is e4m3 and transposed,
+ * B is of `type`. */
+static g2z_status g2z__narrow_product(g2z_device *device, const g2z__lt_key *of,
+                                      const g2z__lt_operands *on, cudaDataType_t type) {
+  g2z__lt_key key = *of;
+  key.type = type;
   key.transpose_a = 1;
-  key.ld_a = key.ld_b = ld;
-  return g2z__hopper_product_run(device, &key, &on);
+  key.ld_a = key.ld_b = (int32_t)G2Z_NARROW_ROW(key.k);
+  return g2z__hopper_product_run(device, &key, on);
 }
 
 /* y = x w + bias, and gelu or residual.
- * narrow   What fc leaves for fcproj, whose rows begin on 32 bytes.
- * residual It is the product's C, added before the rounding; behind a dropout it takes a
- *          kernel of its own, and where y is the residual itself, the product waits in scratch. */
+ * residual  It is the product's C, added before the rounding; behind a dropout it takes a
+ *           kernel of its own, and where y is the residual itself, the product waits in scratch. */
 template <typename A>
-static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
-                                      const void *w, const void *bias, const void *residual,
-                                      void *narrow, const g2z_dropout *dropout, int N, int I,
-                                      int O) {
+static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
+                                      const void *x, const void *narrow_x, const void *w,
+                                      const void *bias, const void *residual,
+                                      const g2z_dropout *dropout, int N, int I, int O) {
   int drops = residual && g2z__dropout_on(dropout), apart = drops && y == residual;
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, I, O, G2Z__AS_IT_IS, G2Z__AS_IT_IS, O,
                                            CUBLASLT_EPILOGUE_BIAS);
@@ -2600,18 +2610,21 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *slope, 
   on.slope = slope;
   if (!drops) on.c = residual;
   size_t bytes = apart ? g2z__align((size_t)N * (size_t)O * sizeof(A)) : 0;
-  size_t ld = (size_t)(I + 15) / 16 * 16, rounds = g2z__linear_rounds(device, I, O);
+  size_t narrow_w = narrow_x ? (size_t)O * G2Z_NARROW_ROW(I) : 0;
   void *memory = NULL;
-  if (bytes || rounds)
-    G2Z__TRY(g2z__scratch(device, bytes + rounds * g2z__align(ld * (size_t)O) +
-                          rounds * g2z__align(ld * (size_t)N), &memory));
+  if (bytes + narrow_w) G2Z__TRY(g2z__scratch(device, bytes + narrow_w, &memory));
   if (apart) on.d = memory;
-  if (!rounds && slope) return g2z__gelu_product<A>(device, &key, &on);
-  if (!rounds) G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  if (!narrow_x && slope) return g2z__gelu_product<A>(device, &key, &on);
+  if (!narrow_x) G2Z__TRY(g2z__lt_multiply(device, &key, &on));
   else if constexpr (sizeof(A) == 2) {
-    if (slope) key.epilogue = G2Z__EPILOGUE_GELU, on.narrow = narrow;
-    G2Z__TRY(g2z__narrow_product<A>(device, key, on, slope ? NULL : narrow,
-                                    (uint8_t *)memory + bytes));
+    uint8_t *to = (uint8_t *)memory + bytes;
+    dim3 tiles((unsigned)g2z__blocks((size_t)I, 64), (unsigned)g2z__blocks((size_t)O, 64));
+    G2Z__TRY(g2z__launch(device, "g2z_k_narrow_transposed", g2z_k_narrow_transposed<A>, tiles, 256,
+                         0, to, (const A *)w, I, O));
+    if (slope) key.epilogue = G2Z__EPILOGUE_GELU, on.narrow = narrow_y;
+    on.a = to;
+    on.b = narrow_x;
+    G2Z__TRY(g2z__narrow_product(device, &key, &on, CUDA_R_8F_E4M3));
   }
   if (!drops) return G2Z_OK;
   return g2z__residual_dropout<A>(device, (A *)y, (const A *)on.d, (const A *)residual, dropout, N,
@@ -2622,26 +2635,42 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *slope, 
 template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                            const void *dy, const void *w, const void *slope,
-                                           g2z_write mode, int N, int I, int O) {
+                                           void *narrow, g2z_write mode, int N, int I, int O) {
   g2z__lt_key plain = g2z__lt_rows_key<A, A>(device, N, O, I, G2Z__AS_IT_IS, G2Z__TRANSPOSED, I,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(dx, dy, w);
-  if (!slope) return g2z__lt_multiply(device, &plain, &on);
+  if (!slope && !narrow) return g2z__lt_multiply(device, &plain, &on);
   size_t ours = g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS), slabs = (size_t)g2z__slabs(N);
-  void *partial;
-  int fused;
-  G2Z__TRY(g2z__scratch(device, (ours > slabs ? ours : slabs) * (size_t)I * sizeof(float),
-                        &partial));
+  size_t sums = g2z__align((ours > slabs ? ours : slabs) * (size_t)I * sizeof(float));
+  size_t narrow_w = narrow ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
+  size_t narrow_dy = narrow && slope ? (size_t)N * G2Z_NARROW_ROW(O) : 0;
+  void *memory;
+  int fused = 1;
+  G2Z__TRY(g2z__scratch(device, sums + narrow_w + narrow_dy, &memory));
   on.slope = (void *)slope;
-  on.sums = (float *)partial;
+  on.sums = (float *)memory;
   g2z__lt_key key = plain;
-  key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE;
-  G2Z__TRY(g2z__lt_fused_or(device, &key, &on, [&] {
-    g2z__lt_operands product = g2z__lt_rows(dx, dy, w);
-    G2Z__TRY(g2z__lt_multiply(device, &plain, &product));
-    return g2z__column_slabs<A, G2Z__COLUMNS_TIMES>(device, on.sums, (A *)dx, (const A *)slope, N,
-                                                    I);
-  }, &fused));
+  if (slope) key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE;
+  if (narrow) {
+    if constexpr (std::is_same<A, __half>::value) {
+      uint8_t *to = (uint8_t *)memory + sums;
+      G2Z__TRY(g2z__narrow<__nv_fp8_e4m3>(device, to, (const A *)w, G2Z__E4M3_W, I, O));
+      on.a = to;
+      on.b = slope ? to + narrow_w : (uint8_t *)narrow;
+      if (slope) {
+        G2Z__TRY(g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
+        on.narrow = narrow;
+      }
+      G2Z__TRY(g2z__narrow_product(device, &key, &on, CUDA_R_8F_E5M2));
+    }
+  } else
+    G2Z__TRY(g2z__lt_fused_or(device, &key, &on, [&] {
+      g2z__lt_operands product = g2z__lt_rows(dx, dy, w);
+      G2Z__TRY(g2z__lt_multiply(device, &plain, &product));
+      return g2z__column_slabs<A, G2Z__COLUMNS_TIMES>(device, on.sums, (A *)dx, (const A *)slope,
+                                                      N, I);
+    }, &fused));
+  if (!slope) return G2Z_OK;
   return g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, on.sums,
                            (int)(fused ? ours : slabs), I, mode);
 }
@@ -5342,8 +5371,8 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
  * of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and stores
  * the tile before. A third warpgroup, one thread of it, keeps four blocks of 64 terms on the way.
  * Tiles are those of room k41; the operand on the right is read by columns where it is [K,M], by
- * rows where it is [M,K]. A block of e4m3 has 128 terms in as many bytes, and its products take
- * half the time. Clusters, whose blocks load an operand once for all of them (multicast), gain
+ * rows where it is [M,K]. A block of 8-bit numbers has 128 terms in as many bytes, and its products
+ * take half the time. Clusters, whose blocks load an operand once for all of them (multicast), gain
  * nothing: a product is bound by its tensor cores. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
@@ -5361,9 +5390,14 @@ typedef enum g2z__finish {
   G2Z__FINISH_TIMES,             /* times `other`; and the columns are summed */
   G2Z__FINISH_SOFTMAX            /* their exponentials; rows are summed, and their largest told */
 } g2z__finish;
-/* Terms in a block, which is 128 bytes of each row; E is the type of both operands. */
+/* Terms in a block, which is 128 bytes of each row. E is the type of the operand on the left; the
+ * other one's is the same, but beside e5m2 e4m3. */
 template <typename E>
 static constexpr int g2z__terms = 128 / (int)sizeof(E);
+/* What linear products of 8 bits are multiplied with: the inverse of their operands' scales. */
+template <typename E>
+static constexpr float g2z__product_unit =
+    1 / (G2Z__E4M3_W * (std::is_same<E, __nv_fp8_e5m2>::value ? 1 : G2Z__E4M3_X));
 
 typedef struct g2z__product_data {
   const void *bias;              /* [M] A, or NULL */
@@ -5372,7 +5406,7 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles */
   int stripe;                    /* tiles down before one to the right */
-  uint8_t *narrow;               /* [N,M] e4m3 with GELU of e4m3; or NULL */
+  uint8_t *narrow;               /* [N,M] E with GELU and TIMES of 8 bits; or NULL */
 } g2z__product_data;
 
 /* Where things lie in dynamic shared memory, in bytes. */
@@ -5491,16 +5525,19 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
                ", %96, %97, p, 1, 1, 0, %98;\n}"                                                 \
                : G2Z__C_EIGHT(c, 0), G2Z__C_EIGHT(c, 8), G2Z__C_EIGHT(c, 16)                     \
                : "l"(a), "l"(b), "n"((int)BY), "r"(adds))
+/* Of 8 bits 32 terms fill as many bytes; always by rows. */
+#define G2Z__WGMMA_192_8(type)                                                                   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                      \
+               "wgmma.mma_async.sync.aligned.m64n192k32.f32." type ".e4m3 " G2Z__C_TEXT_192       \
+               ", %96, %97, p, 1, 1;\n}"                                                         \
+               : G2Z__C_EIGHT(c, 0), G2Z__C_EIGHT(c, 8), G2Z__C_EIGHT(c, 16)                     \
+               : "l"(a), "l"(b), "r"(adds))
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__wgmma_192(float (&c)[24][4], uint64_t a, uint64_t b, int adds) {
   if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_192("f16");
   else if constexpr (std::is_same<A, __nv_bfloat16>::value) G2Z__WGMMA_192("bf16");
-  else /* 32 terms in as many bytes as 16 of 16 bits; always by rows */
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 " G2Z__C_TEXT_192
-                 ", %96, %97, p, 1, 1;\n}"
-                 : G2Z__C_EIGHT(c, 0), G2Z__C_EIGHT(c, 8), G2Z__C_EIGHT(c, 16)
-                 : "l"(a), "l"(b), "r"(adds));
+  else if constexpr (std::is_same<A, __nv_fp8_e4m3>::value) G2Z__WGMMA_192_8("e4m3");
+  else G2Z__WGMMA_192_8("e5m2");
 }
 
 /* An operand on the right that is read by columns has 64 of them every 8192 bytes. */
@@ -5596,14 +5633,15 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
         v[i] = g2z__exp2(v[i]);
         rows.sum[i / 2] += v[i];
       }
-    } else if constexpr (FINISH != G2Z__FINISH_TIMES) {
+    } else if constexpr (sizeof(E) == 1) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[i] *= g2z__product_unit<E>;
+    }
+    if constexpr (FINISH != G2Z__FINISH_SOFTMAX && FINISH != G2Z__FINISH_TIMES) {
       float2 bias = g2z__pair_of<A>::unpack(
           __shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        if constexpr (sizeof(E) == 1) v[i] *= 1 / (G2Z__E4M3_X * G2Z__E4M3_W);
-        v[i] += i % 2 ? bias.y : bias.x;
-      }
+      for (int i = 0; i < 4; i++) v[i] += i % 2 ? bias.y : bias.x;
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) /* rows, and 8 further down */
@@ -5613,9 +5651,19 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
   }
 }
 
+/* A pair as it was rounded to A, in E. */
+template <typename A, typename E>
+static __device__ inline uint32_t g2z__pair_narrow(uint32_t pair) {
+  if constexpr (std::is_same<E, __nv_fp8_e4m3>::value)
+    return g2z__pair_8<E>(g2z__pair_of<A>::unpack(pair), G2Z__E4M3_X);
+  __half2_raw raw;
+  raw.x = (unsigned short)pair, raw.y = (unsigned short)(pair >> 16);
+  return __nv_cvt_halfraw2_to_fp8x2(raw, __NV_SATFINITE, __NV_E5M2);
+}
+
 /* 16 rows of 64 columns, as they were rounded to A, to x.narrow. Four lanes exchange their pairs,
  * so that each writes 8 bytes of a row, and all four 32 of them. */
-template <typename A>
+template <typename A, typename E>
 static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
                                                   const uint32_t (&y)[4][4], int row, int column) {
   if (!x.narrow) return;
@@ -5625,8 +5673,7 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
 #pragma unroll
     for (int n = 0; n < 4; n++) {
       const uint32_t *two = y[half * 2 + n / 2] + n % 2 * 2;
-      words[n] = g2z__pair_e4m3(g2z__pair_of<A>::unpack(two[0]), G2Z__E4M3_X) |
-                 g2z__pair_e4m3(g2z__pair_of<A>::unpack(two[1]), G2Z__E4M3_X) << 16;
+      words[n] = g2z__pair_narrow<A, E>(two[0]) | g2z__pair_narrow<A, E>(two[1]) << 16;
     }
     g2z__transpose<1>(words);
     int at = column + half * 32 + g2z__lane() % 4 * 8;
@@ -5637,7 +5684,7 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
       uint2 eight = make_uint2(__byte_perm(words[0], words[1], pick),
                                __byte_perm(words[2], words[3], pick));
       if (to < x.N && at < x.M)
-        *reinterpret_cast<uint2 *>(x.narrow + (size_t)to * (size_t)x.M + (size_t)at) = eight;
+        *reinterpret_cast<uint2 *>(x.narrow + (size_t)to * G2Z_NARROW_ROW(x.M) + (size_t)at) = eight;
     }
   }
 }
@@ -5666,8 +5713,8 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
         g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
-    if constexpr (sizeof(E) == 1 && FINISH == G2Z__FINISH_GELU)
-      g2z__product_narrow<A>(x, y, warp.row + m * 64, warp.column + group * 64);
+    if constexpr (sizeof(E) == 1 && (FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_TIMES))
+      g2z__product_narrow<A, E>(x, y, warp.row + m * 64, warp.column + group * 64);
     if (READS && m == 0 && group == 1) { /* the stores of group 0 have left room for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
@@ -5872,14 +5919,15 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
 }
 
 /* g2z_k_product_hopper: out = finish(left right)
- *   left   [N,K] E in   E is A or e4m3; as tiles of 128 x 128 bytes
- *   right  [K,M] E in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 128 bytes
+ *   left   [N,K] E in   E is A, e4m3 or e5m2; as tiles of 128 x 128 bytes
+ *   right  [K,M] E in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 128
+ *                       bytes, e4m3 where E is e5m2
  *   out    [N,M] A out  as tiles of 16 x 64
  *   other  [N,M] A      in or out, as FINISH says; may be out where it is added
  *   x      sums         [ceil(N/128),M] f32 out with TIMES, before they are rounded
  *          rows         in and out with SOFTMAX, as g2z__softmax_rows says
- *          narrow       out, with GELU of e4m3
- * Math    f32 accumulation, of e4m3 in 14 bits; M and K are multiples of 8
+ *          narrow       out, with GELU and TIMES of 8 bits
+ * Math    f32 accumulation, of 8 bits in 14; M and K are multiples of 8
  * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
  *         others 240 registers
  * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
@@ -5942,6 +5990,13 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
            : adds                            ? g2z_k_product_hopper<A, E, G2Z__FINISH_ADD, ROWS>
                                              : g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
   }
+  if constexpr (std::is_same<A, __half>::value)
+    if (key->type == CUDA_R_8F_E5M2) {
+      typedef __nv_fp8_e5m2 E;
+      return epilogue == G2Z__EPILOGUE_TIMES_SLOPE
+                 ? g2z_k_product_hopper<A, E, G2Z__FINISH_TIMES, ROWS>
+                 : g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
+    }
   if (by_rows && epilogue == CUBLASLT_EPILOGUE_DEFAULT && !adds)
     return g2z_k_product_hopper<A, A, G2Z__FINISH_PLAIN, ROWS>;
   if (by_rows && epilogue == G2Z__EPILOGUE_TIMES_SLOPE && !adds)
@@ -5984,7 +6039,7 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
 /* x[rows,columns] of a cudaDataType_t, with rows `ld` numbers apart, by boxes of 128 bytes. */
 static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, int number,
                                    const void *x, int rows, int columns, int ld, int box_rows) {
-  const unsigned bytes = number == CUDA_R_8F_E4M3 ? 1 : 2;
+  const unsigned bytes = number == CUDA_R_8F_E4M3 || number == CUDA_R_8F_E5M2 ? 1 : 2;
   cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
   cuuint64_t strides[1] = {(cuuint64_t)ld * bytes};
   cuuint32_t box[2] = {128 / bytes, (cuuint32_t)box_rows};
@@ -6191,8 +6246,6 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
 #define G2Z__HEAD_ROWS 32        /* of a block of g2z_k_head_rows */
 static_assert(4 * G2Z__HEAD_ROWS == G2Z__PRODUCT_ROWS, "g2z__softmax_rows.again: an int for each");
 
-#define G2Z__NARROW_BLOCKS 1024  /* of g2z_k_head_largest */
-
 typedef struct g2z__head_rows {
   float *reference, *target;     /* [n] exponents of 2: the row's reference; the target's */
   float *factor;                 /* [n] g / z */
@@ -6200,11 +6253,8 @@ typedef struct g2z__head_rows {
   float2 *parts;                 /* [tiles across,n] */
   float *dh;                     /* [n,C] before the factor, where parts were */
   /* With fp8: */
-  uint8_t *narrow_h, *narrow_wte; /* [n,ld], [Vp,ld] e4m3 */
+  uint8_t *narrow_h, *narrow_wte; /* [n], [Vp] rows of C numbers in e4m3 */
   float *unit;                   /* [n] as in g2z__softmax_rows */
-  float *largest;                /* [NARROW_BLOCKS] magnitudes in parts of wte */
-  float *scale;                  /* of wte */
-  int ld;                        /* C, rounded up to 16 */
 } g2z__head_rows;
 
 template <typename A>
@@ -6218,8 +6268,6 @@ struct g2z__head_chunk {
   float dloss;
   int n, C, V, Vp;
 };
-
-/* ----- operands in e4m3 -------------------------------------------------- */
 
 /* The largest magnitude of a pack, or what it was. */
 template <typename A>
@@ -6235,58 +6283,6 @@ static __device__ inline float g2z__warp_largest(float x) {
   for (int lanes = 16; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(G2Z__ALL_LANES, x, lanes));
   return x;
 }
-/* The same of a block of 256, in all of its threads. */
-static __device__ inline float g2z__block_largest(float x) {
-  __shared__ float warps[8];
-  x = g2z__warp_largest(x);
-  if (threadIdx.x % G2Z__WARP == 0) warps[threadIdx.x / G2Z__WARP] = x;
-  __syncthreads();
-  return g2z__warp_largest(warps[threadIdx.x % 8]);
-}
-
-/* g2z_k_head_largest: rows.largest[block] = the largest magnitude in the block's packs of x.wte.
- * Launch  NARROW_BLOCKS blocks of 256
- * Cost    2 V C bytes: 124M is 77 MB
- * Oracle  g2z__cpu_e4m3; test cuda_head */
-template <typename A>
-static __global__ void __launch_bounds__(256)
-g2z_k_head_largest(g2z__head_rows rows, g2z__head_chunk<A> x) {
-  size_t packs = (size_t)x.V * (size_t)x.C / g2z__lanes<A>;
-  float largest = 0;
-  g2z__k_begin();
-#pragma unroll 4
-  for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < packs; i += G2Z__NARROW_BLOCKS * 256)
-    largest = g2z__largest<A>(largest, g2z__get(x.wte, i));
-  largest = g2z__block_largest(largest);
-  if (threadIdx.x == 0) rows.largest[blockIdx.x] = largest;
-}
-
-/* g2z_k_head_narrow: rows.narrow_wte = x.wte times its scale, in e4m3; *rows.scale.
- * Launch  blocks of 256 for 32 rows, a warp for a row at a time
- * Cost    3 Vp C bytes: 124M is 116 MB
- * Oracle  g2z__cpu_e4m3; test cuda_head */
-template <typename A>
-static __global__ void __launch_bounds__(256)
-g2z_k_head_narrow(g2z__head_rows rows, g2z__head_chunk<A> x) {
-  constexpr int L = g2z__lanes<A>;
-  float largest = 0;
-  g2z__k_begin();
-  for (int i = (int)threadIdx.x; i < G2Z__NARROW_BLOCKS; i += 256)
-    largest = fmaxf(largest, rows.largest[i]);
-  float scale = g2z__e4m3_scale(g2z__block_largest(largest));
-  if (blockIdx.x == 0 && threadIdx.x == 0) *rows.scale = scale;
-  for (int i = (int)(threadIdx.x / G2Z__WARP); i < G2Z__HEAD_ROWS; i += 8) {
-    size_t row = (size_t)blockIdx.x * G2Z__HEAD_ROWS + (size_t)i;
-    if (row >= (size_t)x.Vp) return;
-    const A *from = x.wte + row * (size_t)x.C;
-    uint2 *to = reinterpret_cast<uint2 *>(rows.narrow_wte + row * (size_t)rows.ld);
-    for (int pack = (int)(threadIdx.x % G2Z__WARP); pack * L < x.C; pack += (int)G2Z__WARP) {
-      float value[L];
-      g2z__unpack<A>(value, g2z__get(from, (size_t)pack));
-      to[pack] = g2z__pack_e4m3(value, scale);
-    }
-  }
-}
 
 /* ----- the rows ---------------------------------------------------------- */
 
@@ -6294,7 +6290,7 @@ typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3 } g2z__head_numbe
 
 /* g2z_k_head_guess: references, and the exponents of the targets.
  *   rows    reference, target  out
- *           narrow_h, unit     out with E4M3; scale in
+ *           narrow_h, unit     out with E4M3
  *   x       h, wte, targets    in
  *   sample  [n,ld] A in        logits of the first words
  * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A; with
@@ -6314,14 +6310,13 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   const A *h = x.h + row * (size_t)x.C;
   const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* -1: any word's */
   g2z__softmax part = {-INFINITY, 0};
-  float target = 0, scale_h = 1, scale_wte = 1, unit = G2Z__LOG2E;
+  float target = 0, scale_h = 1, unit = G2Z__LOG2E;
   if constexpr (NUMBERS == G2Z__HEAD_E4M3) {
     float largest = 0;
     for (int i = lane; i * L < x.C; i += (int)G2Z__WARP)
       largest = g2z__largest<A>(largest, g2z__get(h, (size_t)i));
     scale_h = g2z__e4m3_scale(g2z__warp_largest(largest));
-    scale_wte = *rows.scale;
-    unit = G2Z__LOG2E / scale_h / scale_wte;
+    unit = G2Z__LOG2E / scale_h / G2Z__E4M3_W;
     if (lane == 0) rows.unit[row] = unit;
   }
   for (int i = lane; i * L < x.C; i += (int)G2Z__WARP) {
@@ -6332,9 +6327,10 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
 #pragma unroll
       for (int j = 0; j < L; j++) {
         a[j] = g2z__round_e4m3(a[j] * scale_h);
-        b[j] = g2z__round_e4m3(b[j] * scale_wte);
+        b[j] = g2z__round_e4m3(b[j] * G2Z__E4M3_W);
       }
-      reinterpret_cast<uint2 *>(rows.narrow_h + row * (size_t)rows.ld)[i] = g2z__pack_e4m3(a, 1);
+      reinterpret_cast<uint2 *>(rows.narrow_h + row * G2Z_NARROW_ROW(x.C))[i] =
+          g2z__pack_8<__nv_fp8_e4m3>(a, 1);
     }
 #pragma unroll
     for (int j = 0; j < L; j++) target += a[j] * b[j];
@@ -6460,13 +6456,10 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * (size_t)n * sizeof(float2);
   size_t dh = (size_t)n * (size_t)C * sizeof(float), again = g2z__align(down * sizeof(int4));
   size_t shared = g2z__align(parts > dh ? parts : dh), narrow = device->fp8 ? 1 : 0;
-  rows->ld = (C + 15) / 16 * 16;
-  size_t narrow_h = narrow * g2z__align((size_t)n * (size_t)rows->ld);
-  size_t narrow_wte = narrow * g2z__align((size_t)Vp * (size_t)rows->ld);
-  size_t largest = narrow * (G2Z__NARROW_BLOCKS + 1) * sizeof(float);
+  size_t narrow_h = narrow * g2z__align((size_t)n * G2Z_NARROW_ROW(C));
+  size_t narrow_wte = narrow * (size_t)Vp * G2Z_NARROW_ROW(C);
   void *memory;
-  G2Z__TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte + largest,
-                        &memory));
+  G2Z__TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte, &memory));
   char *at = (char *)memory;
   rows->again = (int4 *)at, at += again;
   rows->reference = (float *)at, at += row;
@@ -6475,20 +6468,8 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   rows->unit = (float *)at, at += row;
   rows->parts = (float2 *)at, rows->dh = (float *)at, at += shared;
   rows->narrow_h = (uint8_t *)at, at += narrow_h;
-  rows->narrow_wte = (uint8_t *)at, at += narrow_wte;
-  rows->largest = (float *)at;
-  rows->scale = rows->largest + G2Z__NARROW_BLOCKS;
+  rows->narrow_wte = (uint8_t *)at;
   return G2Z_OK;
-}
-
-/* wte in e4m3, once for all chunks. */
-template <typename A>
-static g2z_status g2z__head_narrow(g2z_device *device, const g2z__head_chunk<A> *x,
-                                   const g2z__head_rows *rows) {
-  G2Z__TRY(g2z__launch(device, "g2z_k_head_largest", g2z_k_head_largest<A>, G2Z__NARROW_BLOCKS, 256,
-                       0, *rows, *x));
-  return g2z__launch(device, "g2z_k_head_narrow", g2z_k_head_narrow<A>,
-                     (unsigned)g2z__blocks((size_t)x->Vp, G2Z__HEAD_ROWS), 256, 0, *rows, *x);
 }
 
 /* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. If no
@@ -6510,7 +6491,7 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   key = g2z__head_key<A>(device, x->n, x->C, x->Vp);
   if (device->fp8) {
     key.type = CUDA_R_8F_E4M3;
-    key.ld_a = key.ld_b = rows->ld;
+    key.ld_a = key.ld_b = (int32_t)G2Z_NARROW_ROW(x->C);
     on.a = rows->narrow_wte;
     on.b = rows->narrow_h;
     on.rows.unit = rows->unit;
@@ -6566,7 +6547,8 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                             state,           dloss,
                             n, C, V, Vp};
     if constexpr (sizeof(A) == 2)
-      if (fused && device->fp8 && first == 0) G2Z__TRY(g2z__head_narrow(device, &x, &rows));
+      if (fused && device->fp8 && first == 0) /* once for all chunks */
+        G2Z__TRY(g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
     G2Z__TRY(fused ? g2z__head_exponentials(device, &x, &rows)
                    : g2z__head_logits_gradient(device, &x));
     if (!dh) continue;

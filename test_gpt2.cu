@@ -128,7 +128,7 @@ static const g2z_test_entry test_table[] = {
     {"masks_no_memory", "their writer survives every failing allocation", test_masks_no_memory},
     {"prepare_masks", "prompts and completions, from JSON lines to targets", test_prepare_masks},
     {"ops_round", "fp16 and bf16, to the nearest even", test_ops_round},
-    {"ops_e4m3", "the same of e4m3, and its scales", test_ops_e4m3},
+    {"ops_8_bits", "the same of e4m3 and e5m2, and scales", test_ops_8_bits},
     {"cgroup_memory", "the memory that control groups leave", test_cgroup_memory},
     {"ops_peaks", "rates by the data sheet, for names that are known", test_ops_peaks},
     {"ops_device", "what a device refuses", test_ops_device},

@@ -57,6 +57,8 @@
     "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
   X(data_slope, "backward leaves GELU's slope out",                                                \
     "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
+  X(data_fp8, "a data gradient rounds nothing to 8 bits",                                          \
+    "ops_linear fp8", "cuda_linear cuda_fp8")                                                      \
   X(data_row, "the last row's data gradient stays as it was",                                      \
     "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
   X(data_bias, "fc gets no bias gradient",                                                         \
@@ -268,10 +270,11 @@ static g2z_status mutant_embed_add(g2z_device *device, void *grads, const g2z_ro
   return RIGHT(device)->embed_add(device, grads, parts, count, rows, order, N, C);
 }
 
-static g2z_status mutant_layernorm_fwd(g2z_device *device, void *y, float *mean, float *rstd,
-                                       const void *x, const void *w, const void *b, int N, int C) {
+static g2z_status mutant_layernorm_fwd(g2z_device *device, void *y, void *narrow, float *mean,
+                                       float *rstd, const void *x, const void *w, const void *b,
+                                       int N, int C) {
   size_t last = (size_t)N - 1, c = (size_t)C;
-  G2Z__TRY(RIGHT(device)->layernorm_fwd(device, y, mean, rstd, x, w, b, N, C));
+  G2Z__TRY(RIGHT(device)->layernorm_fwd(device, y, narrow, mean, rstd, x, w, b, N, C));
   if (IS(device, norm_mean)) return mutant_move(device, G2Z_FP32, mean, last, 0, 1);
   if (IS(device, norm_rstd)) return mutant_move(device, G2Z_FP32, rstd, last, 0, 1);
   if (IS(device, norm_row)) return mutant_move(device, device->dtype, y, last * c, 0, c);
@@ -298,34 +301,33 @@ static g2z_status mutant_layernorm_bwd(g2z_device *device, void *dres, void *dro
   return G2Z_OK;
 }
 
-static g2z_status mutant_linear_fwd(g2z_device *device, void *y, void *slope, const void *x,
-                                    const void *w, const void *bias, const void *residual,
-                                    void *narrow, const g2z_dropout *dropout, int N, int K, int O) {
+static g2z_status mutant_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
+                                    const void *x, const void *narrow_x, const void *w,
+                                    const void *bias, const void *residual,
+                                    const g2z_dropout *dropout, int N, int K, int O) {
   g2z_dropout other;
-  const g2z_fp8 fp8 = device->fp8;
   const size_t o = (size_t)O;
   if (IS(device, linear_bias)) bias = w;
   if (IS(device, linear_residual)) residual = NULL;
   if (IS(device, linear_mask)) dropout = mutant_key(dropout, &other);
   if (IS(device, linear_row) && N > 1) N--;
   if (!residual) dropout = NULL;
-  if (IS(device, linear_fp8)) device->fp8 = G2Z_FP8_NONE;
-  g2z_status status = RIGHT(device)->linear_fwd(device, y, slope, x, w, bias, residual, narrow,
-                                                dropout, N, K, O);
-  device->fp8 = fp8;
-  G2Z__TRY(status);
+  if (IS(device, linear_fp8)) narrow_x = NULL;
+  G2Z__TRY(RIGHT(device)->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
+                                     dropout, N, K, O));
   if (IS(device, gelu_slope))
     return mutant_zero(device, device->dtype, slope, 1, 0, ((size_t)N - 1) * o, o);
   return G2Z_OK;
 }
 
 static g2z_status mutant_linear_bwd_data(g2z_device *device, void *dx, void *dbias, const void *dy,
-                                         const void *w, const void *slope, g2z_write mode, int N,
-                                         int K, int O) {
+                                         const void *w, const void *slope, void *narrow,
+                                         g2z_write mode, int N, int K, int O) {
   if (IS(device, data_overwrite)) mode = G2Z_OVERWRITE;
+  if (IS(device, data_fp8)) narrow = NULL;
   if (IS(device, data_row) && N > 1) N--;
   if (IS(device, data_slope)) slope = dbias = NULL;
-  G2Z__TRY(RIGHT(device)->linear_bwd_data(device, dx, dbias, dy, w, slope, mode, N, K, O));
+  G2Z__TRY(RIGHT(device)->linear_bwd_data(device, dx, dbias, dy, w, slope, narrow, mode, N, K, O));
   if (IS(device, data_bias))
     return mutant_zero(device, device->grad_dtype, dbias, 1, 0, 0, (size_t)K);
   return G2Z_OK;

@@ -247,28 +247,42 @@ static void test_ops_round(g2z_test *t) {
   CHECK(t, g2z__round(G2Z_FP32, 0.1f) == 0.1f && g2z__round(G2Z_TF32, 0.1f) == 0.1f);
 }
 
-/* The value of 8 bits without a sign. */
-static double ops_decode_e4m3(int bits) {
-  int exponent = bits >> 3;
-  return exponent ? ldexp(8 + bits % 8, exponent - 10) : ldexp(bits, -9);
-}
-enum { OPS_E4M3_MOST = 0x7e }; /* 448; 0x7f is no number */
+/* Formats of 8 bits. `most` is the largest number's. */
+typedef struct ops_narrow_format {
+  int fraction, bias, most;
+  float (*round)(float x);
+} ops_narrow_format;
+static const ops_narrow_format ops_e4m3 = {3, 7, 0x7e, g2z__round_e4m3};
+static const ops_narrow_format ops_e5m2 = {2, 15, 0x7b, g2z__round_e5m2};
 
-static void test_ops_e4m3(g2z_test *t) {
+/* The value of 8 bits without a sign. */
+static double ops_decode_8(const ops_narrow_format *f, int bits) {
+  int exponent = bits >> f->fraction, one = 1 << f->fraction, last = -f->bias - f->fraction;
+  return exponent ? ldexp(one + bits % one, exponent + last) : ldexp(bits, 1 + last);
+}
+
+static void ops_check_format(g2z_test *t, const ops_narrow_format *f) {
+  const float most = (float)ops_decode_8(f, f->most);
   long wrong = 0;
-  for (int bits = 0; bits < OPS_E4M3_MOST; bits++)
+  for (int bits = 0; bits < f->most; bits++)
     for (int sign = -1; sign < 2; sign += 2) {
-      float low = (float)(sign * ops_decode_e4m3(bits));
-      float high = (float)(sign * ops_decode_e4m3(bits + 1)), middle = (low + high) / 2;
-      wrong += g2z__round_e4m3(low) != low || g2z__round_e4m3(high) != high;
-      wrong += g2z__round_e4m3(middle) != (bits & 1 ? high : low);
-      wrong += g2z__round_e4m3(nextafterf(middle, low)) != low;
-      wrong += g2z__round_e4m3(nextafterf(middle, high)) != high;
+      float low = (float)(sign * ops_decode_8(f, bits));
+      float high = (float)(sign * ops_decode_8(f, bits + 1)), middle = (low + high) / 2;
+      wrong += f->round(low) != low || f->round(high) != high;
+      wrong += f->round(middle) != (bits & 1 ? high : low);
+      wrong += f->round(nextafterf(middle, low)) != low;
+      wrong += f->round(nextafterf(middle, high)) != high;
     }
   CHECK(t, wrong == 0);
-  CHECK(t, g2z__round_e4m3(449) == 448 && g2z__round_e4m3(-3e38f) == -448);
-  CHECK(t, g2z__round_e4m3(INFINITY) == 448 && isnan(g2z__round_e4m3(-NAN)));
-  CHECK(t, signbit(g2z__round_e4m3(-0.0f)) && signbit(g2z__round_e4m3(-1e-45f)));
+  CHECK(t, f->round(nextafterf(most, INFINITY)) == most && f->round(-3e38f) == -most);
+  CHECK(t, f->round(INFINITY) == most && isnan(f->round(-NAN)));
+  CHECK(t, signbit(f->round(-0.0f)) && signbit(f->round(-1e-45f)));
+}
+
+static void test_ops_8_bits(g2z_test *t) {
+  ops_check_format(t, &ops_e4m3);
+  ops_check_format(t, &ops_e5m2);
+  CHECK(t, g2z__round_e4m3(449) == 448 && g2z__round_e5m2(65504) == 57344);
   for (float largest = 1e-35f; largest < 1e38f; largest *= 1.03f) {
     int exponent;
     float scale = g2z__e4m3_scale(largest);
@@ -407,21 +421,22 @@ static void test_ops_device(g2z_test *t) {
 
 /* ----- e4m3 -------------------------------------------------------------- */
 
-/* rows[n,C] in e4m3 with a scale, or with 0 each row with the largest power of two that keeps it in
- * range. */
-static float *ops_narrow(ops_env *e, const float *rows, int n, int C, double fixed) {
+/* rows[n,C] in 8 bits with a scale, or with 0 each row with the largest power of two that keeps it
+ * in range. */
+static float *ops_narrow(ops_env *e, const ops_narrow_format *f, const float *rows, int n, int C,
+                         double fixed) {
   float *out = ops_output(e, n * C);
   for (int i = 0; i < n; i++) {
     double largest = 0, scale = fixed > 0 ? fixed : ldexp(1, 40);
     for (int c = 0; c < C; c++) largest = fmax(largest, fabs((double)rows[i * C + c]));
-    while (!(fixed > 0) && largest * scale > 448) scale /= 2;
+    while (!(fixed > 0) && largest * scale > ops_decode_8(f, f->most)) scale /= 2;
     for (int c = 0; c < C; c++) {
       double x = (double)rows[i * C + c] * scale, size = fabs(x);
       int bits = 0;
-      while (bits < OPS_E4M3_MOST && ops_decode_e4m3(bits + 1) <= size) bits++;
-      double down = size - ops_decode_e4m3(bits), up = ops_decode_e4m3(bits + 1) - size;
-      if (bits < OPS_E4M3_MOST && (up < down || (up == down && bits % 2))) bits++;
-      out[i * C + c] = (float)(copysign(ops_decode_e4m3(bits), x) / scale);
+      while (bits < f->most && ops_decode_8(f, bits + 1) <= size) bits++;
+      double down = size - ops_decode_8(f, bits), up = ops_decode_8(f, bits + 1) - size;
+      if (bits < f->most && (up < down || (up == down && bits % 2))) bits++;
+      out[i * C + c] = (float)(copysign(ops_decode_8(f, bits), x) / scale);
     }
   }
   return out;
@@ -446,12 +461,11 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   float *y = ops_output(e, n), *slope = ops_output(e, n);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n), *more = ops_doubles(e, n);
   double *slopes = ops_doubles(e, n), *slope_size = ops_doubles(e, n);
-  const float *left = x, *right = w;
-  if (e->device->fp8 && I != O)
-    left = ops_narrow(e, x, N, I, 4), right = ops_narrow(e, w, I, O, 32);
+  const float *left = x, *right = w, *narrow = e->device->fp8 ? x : NULL; /* its bits do not matter */
+  if (narrow) left = ops_narrow(e, &ops_e4m3, x, N, I, 4), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
   for (int row = 0; row < N; row++) ops_begin(want + row * O, size + row * O, bias, O);
   ops_product(want, size, left, I, 1, right, O, 1, N, O, I);
-  OPS_RUN(e, linear_fwd, y, NULL, x, w, bias, NULL, NULL, NULL, N, I, O);
+  OPS_RUN(e, linear_fwd, y, NULL, NULL, x, narrow, w, bias, NULL, NULL, N, I, O);
   ops_expect(e, "linear_fwd", y, want, size, n, e->dtype, ops_walk(I));
 
   /* The exponent of the sigmoid is off by 3 roundings of 2u, and u is below 6 where it matters. In
@@ -465,7 +479,7 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   }
   double input_error = known ? 0 : ops_walk(I);
   memset(y, 0, (size_t)n * sizeof *y);
-  OPS_RUN(e, linear_fwd, y, slope, x, w, bias, NULL, NULL, NULL, N, I, O);
+  OPS_RUN(e, linear_fwd, y, NULL, slope, x, narrow, w, bias, NULL, NULL, N, I, O);
   ops_expect(e, "its gelu", y, more, known ? NULL : size, n, e->dtype, 60 + 2 * input_error);
   ops_expect(e, "its slope", slope, slopes, slope_size, n, e->dtype, 60 + input_error);
 
@@ -475,14 +489,9 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
     for (int i = 0; i < n; i++)
       more[i] = want[i] * ops_row_factor(d, i, O) + (double)residual[i];
     memcpy(y, residual, (size_t)n * sizeof *y); /* in place: y is the residual */
-    OPS_RUN(e, linear_fwd, y, NULL, x, w, bias, y, NULL, d, N, I, O);
+    OPS_RUN(e, linear_fwd, y, NULL, NULL, x, narrow, w, bias, y, d, N, I, O);
     ops_expect(e, "linear_fwd into the residual", y, more, size, n, e->dtype, 2 * ops_walk(I));
   }
-}
-
-static void ops_linear_fp8(ops_env *e, const int *shape) {
-  e->device->fp8 = G2Z_FP8_FORWARD;
-  ops_linear_forward(e, shape);
 }
 
 static void ops_linear_backward(ops_env *e, const int *shape) {
@@ -492,8 +501,11 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
   float *dx = ops_output(e, n), *dw = ops_output(e, weights), *dbias = ops_output(e, I);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n);
   double *want_w = ops_doubles(e, weights), *size_w = ops_doubles(e, weights);
-  ops_product(want, size, dy, O, 1, w, 1, O, N, I, O);
-  OPS_RUN(e, linear_bwd_data, dx, NULL, dy, w, NULL, G2Z_OVERWRITE, N, I, O);
+  float *left = dy, *right = w, *narrow = e->device->fp8 ? dy : NULL;
+  if (narrow)
+    left = ops_narrow(e, &ops_e5m2, dy, N, O, 1), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
+  ops_product(want, size, left, O, 1, right, 1, O, N, I, O);
+  OPS_RUN(e, linear_bwd_data, dx, NULL, dy, w, NULL, narrow, G2Z_OVERWRITE, N, I, O);
   ops_expect(e, "linear_bwd_data", dx, want, size, n, e->dtype, ops_walk(O));
   for (int i = 0; i < n; i++) {
     want[i] *= (double)slope[i];
@@ -504,7 +516,7 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
     memset(dx, 0, (size_t)n * sizeof *dx);
     memcpy(dbias, before, (size_t)I * sizeof *dbias);
     memcpy(dw, before, (size_t)weights * sizeof *dw);
-    OPS_RUN(e, linear_bwd_data, dx, dbias, dy, w, slope, ops_write(old), N, I, O);
+    OPS_RUN(e, linear_bwd_data, dx, dbias, dy, w, slope, narrow, ops_write(old), N, I, O);
     ops_expect(e, "linear_bwd_data with a slope", dx, want, size, n, e->dtype, ops_walk(O));
     ops_expect_sums(e, "linear_bwd_data's dbias", dbias, dx, old, N, I);
     ops_begin(want_w, size_w, old, weights);
@@ -512,6 +524,12 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
     OPS_RUN(e, linear_bwd_weight, dw, x, dy, ops_write(old), N, I, O);
     ops_expect(e, "linear_bwd_weight", dw, want_w, size_w, weights, e->grad, ops_walk(N));
   }
+}
+
+static void ops_linear_fp8(ops_env *e, const int *shape) {
+  e->device->fp8 = G2Z_FP8_ALL;
+  ops_linear_forward(e, shape);
+  ops_linear_backward(e, shape);
 }
 
 static void test_ops_linear(g2z_test *t) {
@@ -552,7 +570,7 @@ static ops_norm ops_layernorm_forward(ops_env *e, int N, int C) {
       size[r * C + c] = 5 * l.rstds[r] * fabs((double)l.w[c]) + fabs((double)b[c]);
     }
   }
-  OPS_RUN(e, layernorm_fwd, y, l.mean, l.rstd, l.x, l.w, b, N, C);
+  OPS_RUN(e, layernorm_fwd, y, NULL, l.mean, l.rstd, l.x, l.w, b, N, C);
   ops_expect(e, "layernorm_fwd", y, want, size, n, e->dtype, 16);
   ops_expect(e, "layernorm_fwd's mean", l.mean, l.means, NULL, N, G2Z_FP32, 16);
   ops_expect(e, "layernorm_fwd's rstd", l.rstd, l.rstds, NULL, N, G2Z_FP32, 64);
@@ -878,7 +896,8 @@ static void ops_head(ops_env *e, const int *shape) {
   CHECK(e->t, loss_sum == in_order);
 
   if (e->device->fp8) { /* of all that follows the logits alone come from rounded operands */
-    float *narrow_h = ops_narrow(e, h, N, C, 0), *narrow_wte = ops_narrow(e, wte, 1, V * C, 0);
+    float *narrow_h = ops_narrow(e, &ops_e4m3, h, N, C, 0);
+    float *narrow_wte = ops_narrow(e, &ops_e4m3, wte, V, C, 32);
     memset(want, 0, (size_t)all * sizeof *want);
     memset(size, 0, (size_t)all * sizeof *size);
     ops_product(want, size, narrow_h, C, 1, narrow_wte, 1, C, N, V, C);
