@@ -145,7 +145,7 @@ struct options {
   FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
        G2Z_STRATEGY_LIST(WORD), "dp: one rank has the optimizer; with --zero 0")                  \
   FLAG(TRAINING, "fp8", CHOICE, train.fp8, 0, 0, G2Z_FP8_LIST(WORD),                              \
-       "8-bit products, on Hopper: logits; forward: and all forward products; all: and data gradients")        \
+       "Hopper: 8-bit products make logits; forward: all of forward; all: data gradients too")    \
   FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
        "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
@@ -496,7 +496,7 @@ typedef struct bench {
 #define X(type, name, bytes, elements) type *name;
   BUFFER_LIST(X)
 #undef X
-  void *x8, *fc8, *dfc8;                       /* in 8 bits, or NULL, as the plan's fp8 says */
+  void *x8, *fc8, *gradient8;                       /* in 8 bits, or NULL, as the plan's fp8 says */
   g2z_update update;
 } bench;
 
@@ -523,9 +523,9 @@ static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
      op->linear_fwd(d, b->a3, NULL, NULL, b->a1, b->x8, b->w, b->bias, NULL, NULL, b->N, b->C,    \
                     3 * b->C))                                                                    \
   OP(attention_fwd, A * L, GFLOP, 2 * N * T * C,                                                  \
-     op->attention_fwd(d, b->b1, b->lse, b->a3, &b->dropout, b->B, b->T, b->C, b->NH))            \
+     op->attention_fwd(d, b->b1, b->x8, b->lse, b->a3, &b->dropout, b->B, b->T, b->C, b->NH))     \
   OP(attproj_fwd, A * L, GFLOP, 2 * N * C * C,                                                    \
-     op->linear_fwd(d, b->b1, NULL, NULL, b->a1, NULL, b->w, b->bias, b->c1, &b->dropout, b->N,   \
+     op->linear_fwd(d, b->b1, NULL, NULL, b->a1, b->x8, b->w, b->bias, b->c1, &b->dropout, b->N,  \
                     b->C, b->C))                                                                  \
   OP(fc_gelu_fwd, A * L, GFLOP, 2 * N * C * 4 * C,                                                \
      op->linear_fwd(d, b->a4, b->fc8, b->b4, b->a1, b->x8, b->w, b->bias, NULL, NULL, b->N, b->C, \
@@ -544,13 +544,13 @@ static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
      op->layernorm_bwd(d, b->b1, b->c1, b->gw, b->gb, b->gwpe, b->a1, b->a3, b->w, b->mean,       \
                        b->rstd, G2Z_ACCUMULATE, G2Z_OVERWRITE, &b->dropout, b->N, b->C))          \
   OP(fcproj_bwd_data, A * L, GFLOP, 2 * N * C * 4 * C,                                            \
-     op->linear_bwd_data(d, b->a4, b->gb, b->a1, b->w, b->b4, b->dfc8, G2Z_OVERWRITE, b->N,       \
+     op->linear_bwd_data(d, b->a4, b->gb, b->a1, b->w, b->b4, b->gradient8, G2Z_OVERWRITE, b->N,  \
                          4 * b->C, b->C))                                                         \
   OP(fcproj_bwd_weight, A * L, GFLOP, 2 * N * 4 * C * C,                                          \
      op->linear_bwd_weight(d, b->gw, b->a4, b->a1, G2Z_OVERWRITE, b->N, 4 * b->C, b->C))          \
   OP(fc_bwd_data, A * L, GFLOP, 2 * N * 4 * C * C,                                                \
-     op->linear_bwd_data(d, b->b1, NULL, b->a4, b->w, NULL, b->dfc8, G2Z_OVERWRITE, b->N, b->C,   \
-                         4 * b->C))                                                               \
+     op->linear_bwd_data(d, b->b1, NULL, b->a4, b->w, NULL, b->gradient8, G2Z_OVERWRITE, b->N,    \
+                         b->C, 4 * b->C))                                                         \
   OP(fc_bwd_weight, A * L, GFLOP, 2 * N * C * 4 * C,                                              \
      op->linear_bwd_weight(d, b->gw, b->a1, b->a4, G2Z_OVERWRITE, b->N, b->C, 4 * b->C))          \
   OP(attproj_bwd_data, A * L, GFLOP, 2 * N * C * C,                                               \
@@ -559,11 +559,11 @@ static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
   OP(attproj_bwd_weight, A * L, GFLOP, 2 * N * C * C,                                             \
      op->linear_bwd_weight(d, b->gw, b->a1, b->c1, G2Z_OVERWRITE, b->N, b->C, b->C))              \
   OP(attention_bwd, A * L, GFLOP, 5 * N * T * C,                                                  \
-     op->attention_bwd(d, b->b3, b->gb, b->a1, b->c1, b->lse, b->a3, G2Z_OVERWRITE, &b->dropout,  \
-                       b->B, b->T, b->C, b->NH))                                                  \
+     op->attention_bwd(d, b->b3, b->gradient8, b->gb, b->a1, b->c1, b->lse, b->a3, G2Z_OVERWRITE, \
+                       &b->dropout, b->B, b->T, b->C, b->NH))                                     \
   OP(qkv_bwd_data, A * L, GFLOP, 2 * N * 3 * C * C,                                               \
-     op->linear_bwd_data(d, b->b1, NULL, b->a3, b->w, NULL, NULL, G2Z_OVERWRITE, b->N, b->C,      \
-                         3 * b->C))                                                               \
+     op->linear_bwd_data(d, b->b1, NULL, b->a3, b->w, NULL, b->gradient8, G2Z_OVERWRITE, b->N,    \
+                         b->C, 3 * b->C))                                                         \
   OP(qkv_bwd_weight, A * L, GFLOP, 2 * N * C * 3 * C,                                             \
      op->linear_bwd_weight(d, b->gw, b->a1, b->a3, G2Z_OVERWRITE, b->N, b->C, 3 * b->C))          \
   OP(embed_bwd, A - W, GB, N * C * (a + 8),                                                       \
@@ -674,7 +674,7 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   TRY(g2z_device_set_fp8(b->device, plan->fp8));
   TRY(allocate_bench(b));
   if (plan->fp8 >= G2Z_FP8_FORWARD) b->x8 = b->narrow_norm, b->fc8 = b->narrow;
-  if (plan->fp8 >= G2Z_FP8_ALL) b->dfc8 = b->narrow;
+  if (plan->fp8 >= G2Z_FP8_ALL) b->gradient8 = b->narrow;
   size_t N = (size_t)b->N;
   int32_t *tokens = (int32_t *)host_memory(N * sizeof *tokens);
   TRY(b->device->ops->upload(b->device, b->ranges, plan->update,

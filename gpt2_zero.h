@@ -146,10 +146,10 @@
  *     their operands, fp8=logits    e4m3       in training alone: each row of h times a power of
  *                                              two, wte times 32. Hopper's sums of 8-bit numbers
  *                                              keep 14 bits; a CPU's are fp32
- *     operands of qkv, fc, fcproj,  e4m3       in training alone: inputs times 4, weights times 32;
- *       fp8=forward                            what is larger than e4m3's 448 then becomes that
- *     gradients that pass fcproj    e5m2       the exponents of fp16, 2 bits of fraction; weights
- *       and fc, fp8=all                        as above. Gradients of weights come from act
+ *     operands of a block's         e4m3       in training alone: inputs times 4, weights times 32;
+ *       products, fp8=forward                  what is larger than e4m3's 448 then becomes that
+ *     gradients that pass qkv, fc,  e5m2       the exponents of fp16, 2 bits of fraction; weights
+ *       fcproj, fp8=all                        as above. Gradients of weights come from act
  *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
  *                                              micro-steps add up in fp32
  *     sums of them over ranks       grad type  pushed by copy engines they travel as they are, add
@@ -560,13 +560,13 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(NONE,  "none")          /* activations are kept from forward to backward */                   \
   X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
 
-/* Which products of training multiply numbers of 8 bits: e4m3, with 4 of exponent and 3 of fraction;
- * gradients as e5m2. */
+/* Which products of training multiply numbers of 8 bits: e4m3, 4 of exponent and 3 of fraction;
+ * gradients are e5m2. */
 #define G2Z_FP8_LIST(X)                                                                           \
   X(NONE,   "none")         /* all products have operands of dtype */                             \
-  X(LOGITS, "logits")       /* the LM head's logits */                                            \
-  X(FORWARD, "forward")     /* and forward products that are not square: qkv, fc, fcproj */       \
-  X(ALL, "all")             /* and the data gradients of fc and fcproj; needs dtype fp16 */
+  X(LOGITS, "logits")       /* the LM head's */                                                   \
+  X(FORWARD, "forward")     /* and those of the blocks' forward pass */                           \
+  X(ALL, "all")             /* and data gradients of qkv, fc and fcproj; needs dtype fp16 */
 
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
@@ -1228,13 +1228,15 @@ typedef struct g2z_ops {
                                   g2z_write mode, int N, int K, int O);
 
   /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
-   * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. */
-  g2z_status (*attention_fwd)(g2z_device *device, void *out, float *lse, const void *qkv,
-                              const g2z_dropout *dropout, int B, int T, int C, int NH);
-  /* dqkv[B,T,3,NH,HS] act; dbias[3C] grad: its column sums. */
-  g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *dbias, const void *dout,
-                              const void *out, const float *lse, const void *qkv, g2z_write mode,
-                              const g2z_dropout *dropout, int B, int T, int C, int NH);
+   * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. Also narrow, rows of C. */
+  g2z_status (*attention_fwd)(g2z_device *device, void *out, void *narrow, float *lse,
+                              const void *qkv, const g2z_dropout *dropout, int B, int T, int C,
+                              int NH);
+  /* dqkv[B,T,3,NH,HS] act, also narrow, rows of 3C; dbias[3C] grad: its column sums. */
+  g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *narrow, void *dbias,
+                              const void *dout, const void *out, const float *lse,
+                              const void *qkv, g2z_write mode, const g2z_dropout *dropout, int B,
+                              int T, int C, int NH);
 
   /* LM head and cross-entropy, `chunk` tokens of logits at a time. losses[N] f32: each token's;
    * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] (mode), of the loss
@@ -5251,9 +5253,9 @@ G2Z__PRIVATE void g2z__cpu_e5m2(float *to, const float *from, size_t n) {
 }
 
 /* y[N,O] = x[N,K] w[K,O] + bias, then GELU with its slope, or dropout and the residual. */
-G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
-                                            const void *x, const void *narrow_x, const void *w,
-                                            const void *bias, const void *residual,
+G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *narrow_y,
+                                            void *slope, const void *x, const void *narrow_x,
+                                            const void *w, const void *bias, const void *residual,
                                             const g2z_dropout *dropout, int N, int K, int O) {
   size_t n_x = (size_t)N * (size_t)K, n_w = (size_t)K * (size_t)O;
   void *rounded = NULL;
@@ -5334,10 +5336,12 @@ G2Z__PRIVATE float g2z__cpu_attend(g2z_dtype dtype, float *to, const float *firs
   return (float)((double)max + log(total));
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, float *lse,
-                                               const void *qkv, const g2z_dropout *dropout, int B,
-                                               int T, int C, int NH) {
+G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, void *narrow,
+                                               float *lse, const void *qkv,
+                                               const g2z_dropout *dropout, int B, int T, int C,
+                                               int NH) {
   const int HS = C / NH;
+  (void)narrow;
   G2Z__PARALLEL(6.0 * B * T * T * C)
   for (int64_t i = 0; i < (int64_t)B * NH * T; i++) {
     int query = (int)(i % T), h = (int)(i / T % NH), b = (int)(i / T / NH);
@@ -5369,12 +5373,13 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_next(g2z_device *device, void *out, v
 /* With p = exp(s - lse), the softmax, and ds = scale * p * (f dout v - dout out), for each pair:
  *   dq += ds k,   dk += ds q,   dv += f p dout.
  * They add up in dqkv in fp32, which is rounded at the end; dbias sums the rounded dqkv. */
-G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
-                                               const void *dout, const void *out,
+G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, void *narrow,
+                                               void *dbias, const void *dout, const void *out,
                                                const float *lse, const void *qkv, g2z_write mode,
                                                const g2z_dropout *dropout, int B, int T, int C,
                                                int NH) {
   const int HS = C / NH, row = 3 * C;
+  (void)narrow;
   const float scale = 1.0f / sqrtf((float)HS);
   memset(dqkv, 0, (size_t)B * (size_t)T * (size_t)row * sizeof(float));
   G2Z__PARALLEL(10.0 * B * T * T * C)
@@ -8386,19 +8391,20 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Where a block leaves what the next product multiplies in 8 bits, or NULLs: outputs of fc and of a
- * LayerNorm where backward has its scratch, and the gradient of fc's output behind ln2's. */
+/* Where an op of a block leaves what the next product multiplies in 8 bits, or NULLs: in forward,
+ * where backward has its scratch, fc and those whose rows have C numbers; in backward, behind ln2's
+ * gradient, fc's and qkv's. */
 typedef struct g2z__narrow_places {
-  void *fc, *norm, *dfc;
+  void *fc, *row, *gradient;
 } g2z__narrow_places;
 G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z__model *model, const g2z__pass *pass,
                                                int layer) {
   size_t rows = (size_t)pass->B * (size_t)pass->T * (size_t)model->plan->model.channels;
   char *wide = (char *)G2Z__A(WIDE), *fc = (char *)G2Z__A(FC);
   g2z__narrow_places narrow = {NULL, NULL, NULL};
-  if (model->device->fp8 >= G2Z_FP8_FORWARD) narrow.fc = wide, narrow.norm = wide + 4 * rows;
+  if (model->device->fp8 >= G2Z_FP8_FORWARD) narrow.fc = wide, narrow.row = wide + 4 * rows;
   if (model->device->fp8 >= G2Z_FP8_ALL)
-    narrow.dfc = fc + rows * (size_t)model->plan->dtype_bytes;
+    narrow.gradient = fc + rows * (size_t)model->plan->dtype_bytes;
   return narrow;
 }
 
@@ -8416,21 +8422,21 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2
   qkv = (char *)qkv + (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C *
                           (size_t)model->plan->dtype_bytes;
 
-  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.norm, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
+  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.row, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
-  G2Z__TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, NULL, G2Z__A(LN1), narrow.norm,
+  G2Z__TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, NULL, G2Z__A(LN1), narrow.row,
                           G2Z__W(QKVW), G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
   if (pass->positions)
     G2Z__TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
                                 pass->window, C, NH));
   else
-    G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), G2Z__F(LSE), qkv, &drop_att, pass->B, pass->T, C,
-                               NH));
-  G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, NULL, G2Z__A(ATT), NULL, G2Z__W(ATTPROJW),
-                          G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
-  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), narrow.norm, G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
+    G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), narrow.row, G2Z__F(LSE), qkv, &drop_att, pass->B,
+                               pass->T, C, NH));
+  G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, NULL, G2Z__A(ATT), narrow.row,
+                          G2Z__W(ATTPROJW), G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
+  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), narrow.row, G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
                              G2Z__A(RES2), G2Z__W(LN2W), G2Z__W(LN2B), N, C));
-  return op->linear_fwd(dev, G2Z__A(FC), narrow.fc, G2Z__A(FCSLOPE), G2Z__A(LN2), narrow.norm,
+  return op->linear_fwd(dev, G2Z__A(FC), narrow.fc, G2Z__A(FCSLOPE), G2Z__A(LN2), narrow.row,
                         G2Z__W(FCW), G2Z__W(FCB), NULL, NULL, N, C, 4 * C);
 }
 
@@ -8502,8 +8508,8 @@ G2Z__PRIVATE void *g2z__dln1(const g2z__model *model, const g2z__pass *pass) {
 
 /* A block but its first LayerNorm. In: DRES, the gradient of the stream behind the block, and the
  * same behind the dropout of its projection. Out: DRES, the gradient of the stream behind
- * attention, and ln1's. LNF takes what lies behind a dropout, FC takes ln2's gradient: both are
- * dead by then. */
+ * attention, and ln1's. LNF takes what lies behind a dropout, FC takes ln2's gradient and what has
+ * 8 bits: both are dead by then. */
 G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__pass *pass,
                                             int layer) {
   g2z_device *dev = model->device;
@@ -8517,7 +8523,7 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF), *dfc = G2Z__A(WIDE), *dln2 = G2Z__A(FC);
   void *dqkv = G2Z__A(WIDE), *datt = g2z__dln1(model, pass);
   void *dln1 = datt; /* datt is read for the last time before dln1 is written */
-  void *narrow_dfc = g2z__narrow_of(model, pass, layer).dfc; /* in FC, which was read by then */
+  void *narrow = g2z__narrow_of(model, pass, layer).gradient;
   const void *dproj = g2z__dropped(model, pass);
 
   /* With the same inputs, dropout and algorithms the same bits come out. The last block's
@@ -8526,9 +8532,9 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
     G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
   G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
-                               narrow_dfc, mode, N, 4 * C, C));
+                               narrow, mode, N, 4 * C, C));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, mode, N, C, 4 * C));
-  G2Z__TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, narrow_dfc, mode, N, C,
+  G2Z__TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, narrow, mode, N, C,
                                4 * C));
   G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
                              G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
@@ -8537,10 +8543,10 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, mode, N, C, C));
   G2Z__TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, NULL, mode, N, C,
                                C));
-  G2Z__TRY(op->attention_bwd(dev, dqkv, G2Z__G(QKVB), datt, G2Z__A(ATT), G2Z__F(LSE), G2Z__A(QKV),
-                             mode, &drop_att, pass->B, pass->T, C, NH));
+  G2Z__TRY(op->attention_bwd(dev, dqkv, narrow, G2Z__G(QKVB), datt, G2Z__A(ATT), G2Z__F(LSE),
+                             G2Z__A(QKV), mode, &drop_att, pass->B, pass->T, C, NH));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv, mode, N, C, 3 * C));
-  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, NULL, mode, N, C, 3 * C);
+  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow, mode, N, C, 3 * C);
 }
 
 /* A unit's backward pass, but the LayerNorm that a block or the end of the model begins with. wte's

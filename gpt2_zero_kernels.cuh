@@ -770,6 +770,25 @@ static __device__ inline uint2 g2z__pack_8(const float (&in)[8], float scale) {
   return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
 }
 
+/* A pair and a pack as they were rounded to A, in E: activations in e4m3, gradients in e5m2. */
+template <typename A, typename E>
+static __device__ inline uint32_t g2z__pair_narrow(uint32_t pair) {
+  constexpr bool GRADIENT = std::is_same<E, __nv_fp8_e5m2>::value;
+  if constexpr (GRADIENT && std::is_same<A, __half>::value) {
+    __half2_raw raw;
+    raw.x = (unsigned short)pair, raw.y = (unsigned short)(pair >> 16);
+    return __nv_cvt_halfraw2_to_fp8x2(raw, __NV_SATFINITE, __NV_E5M2);
+  } else {
+    return g2z__pair_8<E>(g2z__pair_of<A>::unpack(pair), GRADIENT ? 1 : G2Z__E4M3_X);
+  }
+}
+template <typename A, typename E>
+static __device__ inline uint2 g2z__pack_narrow(uint4 pack) {
+  return make_uint2(
+      g2z__pair_narrow<A, E>(pack.x) | g2z__pair_narrow<A, E>(pack.y) << 16,
+      g2z__pair_narrow<A, E>(pack.z) | g2z__pair_narrow<A, E>(pack.w) << 16);
+}
+
 /* Pack number `index` of memory that starts on 16 bytes. */
 template <typename A>
 static __device__ inline uint4 g2z__get(const A *from, size_t index) {
@@ -1508,12 +1527,10 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
     for (int i = 0; i < L; i++) value[i] = (value[i] - center) * scale * weight[i] + bias[i];
     uint4 rounded = g2z__pack<A>(value);
     g2z__put(y, first + (size_t)pack, rounded);
-    if constexpr (sizeof(A) == 2) {
-      if (!narrow) continue;
-      g2z__unpack<A>(value, rounded);
-      reinterpret_cast<uint2 *>(narrow + (size_t)row * G2Z_NARROW_ROW(C))[pack] =
-          g2z__pack_8<__nv_fp8_e4m3>(value, G2Z__E4M3_X);
-    }
+    if constexpr (sizeof(A) == 2)
+      if (narrow)
+        reinterpret_cast<uint2 *>(narrow + (size_t)row * G2Z_NARROW_ROW(C))[pack] =
+            g2z__pack_narrow<A, __nv_fp8_e4m3>(rounded);
   }
   if (threadIdx.x != 0) return;
   mean[row] = center;
@@ -2758,14 +2775,24 @@ struct g2z__rows {
   A *at;
   size_t stride;
   int T, HS;
+  A *base;                       /* the tensor */
+  uint8_t *narrow;               /* the same in 8 bits, which a writer leaves, too; or NULL */
 };
 
+/* `narrow` has no gaps between its rows: their length is a multiple of 16. */
 template <typename A>
 static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int part, int parts,
-                                                   int T, int NH, int HS) {
+                                                   int T, int NH, int HS, uint8_t *narrow = NULL) {
   size_t C = (size_t)NH * (size_t)HS, stride = C * (size_t)parts;
-  return {base + (size_t)b * (size_t)T * stride + (size_t)part * C + (size_t)(h * HS), stride, T,
-          HS};
+  size_t first = (size_t)b * (size_t)T * stride + (size_t)part * C + (size_t)(h * HS);
+  return {base + first, stride, T, HS, base, narrow};
+}
+/* Writes a pack of a rectangle. E is the type in `narrow`. */
+template <typename E, typename A>
+static __device__ inline void g2z__rows_put(const g2z__rows<A> &to, A *at, uint4 pack) {
+  __stcg(reinterpret_cast<uint4 *>(at), pack);
+  if (to.narrow)
+    __stcg(reinterpret_cast<uint2 *>(to.narrow + (at - to.base)), g2z__pack_narrow<A, E>(pack));
 }
 
 /* 16 rows of a rectangle from row `row` on, as A of a product over HS; zero outside. */
@@ -2821,7 +2848,7 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
 /* Rounds the 16 rows in `c`, each times a factor, and writes those inside the rectangle: lanes
  * first exchange their pairs, so that each writes 16 bytes. nvcc splits a plain store of a uint4
  * into four when its parts come from lanes; __stcg stays whole. */
-template <int HSP, typename A>
+template <int HSP, typename E = __nv_fp8_e5m2, typename A>
 static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (&c)[HSP / 8][4],
                                            int row, float factor_low, float factor_high) {
 #pragma unroll
@@ -2838,8 +2865,8 @@ static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (
       g2z__transpose<1>(words);
       int x = n * 8 + g2z__lane() % 4 * 8;
       if (y < to.T && x < to.HS)
-        __stcg(reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x),
-               make_uint4(words[0], words[1], words[2], words[3]));
+        g2z__rows_put<E>(to, to.at + (size_t)y * to.stride + x,
+                         make_uint4(words[0], words[1], words[2], words[3]));
     }
   }
 }
@@ -3990,13 +4017,13 @@ static __device__ inline void g2z__fence_async(void) {
 /* A warp's 16 rows of c, times a factor for each half, to rows from `row` on of a rectangle. They
  * pass through rows from `place` on of a tile, so that 8 lanes write 128 bytes; TMA may write there
  * next. A lane gets the packs that it wrote: columns from lane % 8 * 8 on. */
-template <typename A>
+template <typename E, typename A>
 static __device__ inline void g2z__hopper_store(uint4 (&packs)[4], const g2z__rows<A> &to,
                                                 float (&c)[8][4], int row, float low, float high,
                                                 uint32_t tile, int place) {
   int y = g2z__lane() / 8, piece = g2z__lane() % 8;
   uint32_t a[4][4], from = g2z__tile_piece(tile, place + y, piece);
-  uint4 *at = reinterpret_cast<uint4 *>(to.at + (size_t)(row + y) * to.stride) + piece;
+  A *at = to.at + (size_t)(row + y) * to.stride + piece * 8;
 #pragma unroll
   for (int n = 0; n < 32; n++) c[n / 4][n % 4] *= n % 4 < 2 ? low : high;
 #pragma unroll
@@ -4010,8 +4037,8 @@ static __device__ inline void g2z__hopper_store(uint4 (&packs)[4], const g2z__ro
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    if (row + y + i * 4 < to.T) __stcg(at, packs[i]);
-    at += to.stride / 2; /* 4 rows of packs of 8 numbers */
+    if (row + y + i * 4 < to.T) g2z__rows_put<E>(to, at, packs[i]);
+    at += to.stride * 4;
   }
 }
 
@@ -4055,6 +4082,7 @@ static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int ro
 template <typename A>
 struct g2z__hopper_fwd {
   A *out;
+  uint8_t *narrow;     /* out in e4m3, or NULL */
   float *lse;
   int *taken;          /* items that blocks took beside their first, of `items` that there are */
   int items, T, NH;
@@ -4126,8 +4154,9 @@ g2z__hopper_finish(const g2z__hopper_fwd<A> &x, float (&o)[8][4], const float (&
     sum[half] += __shfl_xor_sync(G2Z__ALL_LANES, sum[half], 2);
     if (g2z__lane() % 4 == 0 && query < x.T) lse[query] = largest[half] * x.scale + logf(sum[half]);
   }
-  g2z__hopper_store(packs, g2z__rows_of(x.out, item.b, item.h, 0, 1, x.T, x.NH, 64), o, row,
-                    1.0f / sum[0], 1.0f / sum[1], tile, place);
+  g2z__hopper_store<__nv_fp8_e4m3>(
+      packs, g2z__rows_of(x.out, item.b, item.h, 0, 1, x.T, x.NH, 64, x.narrow), o, row,
+      1.0f / sum[0], 1.0f / sum[1], tile, place);
 }
 
 /* Two warpgroups own 64 queries each. A tile's P V follows the scores of the next tile. */
@@ -4275,6 +4304,7 @@ static inline __host__ __device__ g2z__hopper_item g2z__hopper_item_at(const g2z
 template <typename A>
 struct g2z__hopper_bwd {
   A *dqkv;             /* [B,T,3,NH,64] out */
+  uint8_t *narrow;     /* dqkv in e5m2, or NULL */
   float *sums;         /* [B,slabs,3C] out: columns of dqkv */
   float4 *dq;          /* [min(whole, gridDim.x)][tiles] of [8][128]: of whole heads */
   float4 *parts;       /* [cut heads][left] of [8][128]: what parts leave */
@@ -4519,8 +4549,8 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
         } else if (item.parts > 1) {
           g2z__dq_leave(left + (size_t)i * 1024, dq);
         } else {
-          g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64), dq, i * 64 + warp * 16,
-                           x.scale, x.scale);
+          g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64, x.narrow), dq,
+                           i * 64 + warp * 16, x.scale, x.scale);
           g2z__hopper_add_columns(sums, dq);
         }
       }
@@ -4652,10 +4682,10 @@ static __device__ inline void g2z__hopper_store_keys(const g2z__hopper_bwd<A> &x
                                                      float (&sums)[8], float (&c)[8][4], int row,
                                                      float factor, uint32_t tile, int place) {
   uint4 packs[4];
-  g2z__hopper_store(packs,
-                    g2z__rows_of(x.dqkv, item.head / x.NH, item.head % x.NH, tensor, 3, x.T, x.NH,
-                                 64),
-                    c, row, factor, factor, tile, place);
+  g2z__hopper_store<__nv_fp8_e5m2>(packs,
+                                   g2z__rows_of(x.dqkv, item.head / x.NH, item.head % x.NH, tensor,
+                                                3, x.T, x.NH, 64, x.narrow),
+                                   c, row, factor, factor, tile, place);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float numbers[8];
@@ -4804,7 +4834,7 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   int tiles = (x.T + 63) / 64, thread = (int)threadIdx.x % 128, warp = (int)threadIdx.x / 32;
   int splits = max(x.cut.splits, 2), head = x.cut.whole + (int)blockIdx.x / splits;
   int turn = (int)blockIdx.x % splits;
-  auto to = g2z__rows_of(x.dqkv, head / x.NH, head % x.NH, 0, 3, x.T, x.NH, 64);
+  auto to = g2z__rows_of(x.dqkv, head / x.NH, head % x.NH, 0, 3, x.T, x.NH, 64, x.narrow);
   float sums[16] = {};
   for (int i = turn * 2 + warp / 4; i < tiles; i += splits * 2) {
     float dq[8][4] = {};
@@ -4877,10 +4907,11 @@ static g2z_status g2z__hopper_stats_map(g2z_device *device, CUtensorMap *map, co
 }
 
 template <typename A>
-static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, float *lse, const A *qkv, int B,
-                                      int T, int NH) {
+static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, void *narrow, float *lse,
+                                      const A *qkv, int B, int T, int NH) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  g2z__hopper_fwd<A> x = {out, lse, cuda->taken, B * NH * ((T + 127) / 128), T, NH, 0.125f};
+  g2z__hopper_fwd<A> x = {out, (uint8_t *)narrow, lse, cuda->taken, B * NH * ((T + 127) / 128),
+                          T, NH, 0.125f};
   CUtensorMap map;
   G2Z__TRY(g2z__hopper_map(device, &map, qkv, 3 * NH, T, B));
   return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
@@ -4989,15 +5020,15 @@ static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int mu
 /* Scratch of backward: statistics; tiles of dQ in fp32; column sums. B=32, T=1024, NH=12 on 132
  * multiprocessors: 3.1 + 34.6 + 0.6 MB. */
 template <typename A, typename G>
-static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, G *dbias, const A *dout,
-                                      const A *out, const float *lse, const A *qkv, g2z_write mode,
-                                      int B, int T, int NH) {
+static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, void *narrow, G *dbias,
+                                      const A *dout, const A *out, const float *lse, const A *qkv,
+                                      g2z_write mode, int B, int T, int NH) {
   int sms = g2z__cuda_of(device)->sms;
   size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
   g2z__hopper_bwd<A> x;
   memset(&x, 0, sizeof x);
   x.taken = g2z__cuda_of(device)->taken;
-  x.dqkv = dqkv, x.B = B, x.T = T, x.NH = NH, x.scale = 0.125f;
+  x.dqkv = dqkv, x.narrow = (uint8_t *)narrow, x.B = B, x.T = T, x.NH = NH, x.scale = 0.125f;
   x.kept = G2Z__HOPPER_L2_TILES - max(0, (T + 63) / 64 - g2z__hopper_shared::DQ_TILES);
   g2z__hopper_best_cut(&x.cut, T, B * NH, sms);
   x.items = g2z__hopper_items(&x.cut);
@@ -5100,7 +5131,22 @@ static int g2z__att_tensor(const g2z_device *device, const g2z_dropout *dropout,
 }
 
 template <typename A>
-static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, float *lse,
+static g2z_status g2z__attention_fwd(g2z_device *device, const g2z__att_data<A> &x) {
+  int small = x.HS() <= 64, drops = g2z__dropout_on(&x.dropout);
+  if constexpr (sizeof(A) == 2)
+    if (g2z__att_tensor(device, &x.dropout, x.T)) {
+      if (drops)
+        return small ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>(device, x)
+                     : g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>(device, x);
+      return small ? g2z__attention_fwd_run<A, 64, G2Z__DROP_OFF>(device, x)
+                   : g2z__attention_fwd_run<A, 128, G2Z__DROP_OFF>(device, x);
+    }
+  return small ? g2z__attention_plain_fwd_run<A, 64>(device, x)
+               : g2z__attention_plain_fwd_run<A, 128>(device, x);
+}
+
+template <typename A>
+static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *narrow, float *lse,
                                          const void *qkv, const g2z_dropout *dropout, int B, int T,
                                          int C, int NH) {
   g2z__att_data<A> x;
@@ -5108,24 +5154,17 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, float *l
   x.out = (A *)out, x.lse = lse, x.qkv = (const A *)qkv;
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
-  int narrow = x.HS() <= 64;
-  if constexpr (sizeof(A) == 2) {
+  if constexpr (sizeof(A) == 2)
     if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
-      return g2z__hopper_fwd_run<A>(device, x.out, lse, x.qkv, B, T, NH);
-    if (g2z__att_tensor(device, dropout, T)) {
-      if (g2z__dropout_on(dropout))
-        return narrow ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>(device, x)
-                      : g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>(device, x);
-      return narrow ? g2z__attention_fwd_run<A, 64, G2Z__DROP_OFF>(device, x)
-                    : g2z__attention_fwd_run<A, 128, G2Z__DROP_OFF>(device, x);
-    }
-  }
-  return narrow ? g2z__attention_plain_fwd_run<A, 64>(device, x)
-                : g2z__attention_plain_fwd_run<A, 128>(device, x);
+      return g2z__hopper_fwd_run<A>(device, x.out, narrow, lse, x.qkv, B, T, NH);
+  G2Z__TRY(g2z__attention_fwd<A>(device, x));
+  if constexpr (sizeof(A) == 2)
+    if (narrow) return g2z__narrow<__nv_fp8_e4m3>(device, narrow, x.out, G2Z__E4M3_X, B * T, C);
+  return G2Z_OK;
 }
 
 template <typename A, typename G>
-static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
+static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *narrow, void *dbias,
                                          const void *dout, const void *out, const float *lse,
                                          const void *qkv, g2z_write mode,
                                          const g2z_dropout *dropout, int B, int T, int C, int NH) {
@@ -5137,8 +5176,8 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   if constexpr (sizeof(A) == 2)
     if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
-      return g2z__hopper_bwd_run<A, G>(device, x.dqkv, (G *)dbias, x.dout, x.forward, lse, x.qkv,
-                                       mode, B, T, NH);
+      return g2z__hopper_bwd_run<A, G>(device, x.dqkv, narrow, (G *)dbias, x.dout, x.forward, lse,
+                                       x.qkv, mode, B, T, NH);
   void *scratch;
   G2Z__TRY(g2z__scratch(device, g2z__attention_scratch(B, T, C, NH), &scratch));
   x.stats = (float2 *)scratch;
@@ -5146,24 +5185,30 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *d
   size_t q_slabs = g2z__attention_slabs(B, T, G2Z__ATT_ROWS);
   size_t kv_slabs = g2z__attention_slabs(B, T, G2Z__ATT_STEP);
   x.kv_sums = x.q_sums + q_slabs * (size_t)C;
-  int narrow = x.HS() <= 64;
+  const int small = x.HS() <= 64;
+  bool tensor = false;
   if constexpr (sizeof(A) == 2) {
-    if (g2z__att_tensor(device, dropout, T)) {
-      if (g2z__dropout_on(dropout))
-        G2Z__TRY((narrow ? g2z__attention_bwd_run<A, 64, G2Z__DROP_ON>
-                         : g2z__attention_bwd_run<A, 128, G2Z__DROP_ON>)(device, x));
-      else
-        G2Z__TRY((narrow ? g2z__attention_bwd_run<A, 64, G2Z__DROP_OFF>
-                         : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>)(device, x));
-      G2Z__TRY(g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, x.q_sums, (int)q_slabs,
-                                 C, mode));
-      return g2z__add_slabs<G>(device, (G *)dbias + C, (G *)NULL, (G *)NULL, x.kv_sums,
-                               (int)kv_slabs, 2 * C, mode);
-    }
+    tensor = g2z__att_tensor(device, dropout, T);
+    if (tensor && g2z__dropout_on(dropout))
+      G2Z__TRY((small ? g2z__attention_bwd_run<A, 64, G2Z__DROP_ON>
+                      : g2z__attention_bwd_run<A, 128, G2Z__DROP_ON>)(device, x));
+    else if (tensor)
+      G2Z__TRY((small ? g2z__attention_bwd_run<A, 64, G2Z__DROP_OFF>
+                      : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>)(device, x));
   }
-  G2Z__TRY((narrow ? g2z__attention_plain_bwd_run<A, 64>
-                   : g2z__attention_plain_bwd_run<A, 128>)(device, x));
-  return g2z__add_columns<A, G>(device, (G *)dbias, x.dqkv, x.q_sums, mode, B * T, 3 * C);
+  if (tensor) {
+    G2Z__TRY(g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, x.q_sums, (int)q_slabs, C,
+                               mode));
+    G2Z__TRY(g2z__add_slabs<G>(device, (G *)dbias + C, (G *)NULL, (G *)NULL, x.kv_sums,
+                               (int)kv_slabs, 2 * C, mode));
+  } else {
+    G2Z__TRY((small ? g2z__attention_plain_bwd_run<A, 64>
+                    : g2z__attention_plain_bwd_run<A, 128>)(device, x));
+    G2Z__TRY((g2z__add_columns<A, G>(device, (G *)dbias, x.dqkv, x.q_sums, mode, B * T, 3 * C)));
+  }
+  if constexpr (sizeof(A) == 2)
+    if (narrow) return g2z__narrow<__nv_fp8_e5m2>(device, narrow, x.dqkv, 1, B * T, 3 * C);
+  return G2Z_OK;
 }
 
 /* ----- the next token ------------------------------------------------------ */
@@ -5651,16 +5696,6 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
   }
 }
 
-/* A pair as it was rounded to A, in E. */
-template <typename A, typename E>
-static __device__ inline uint32_t g2z__pair_narrow(uint32_t pair) {
-  if constexpr (std::is_same<E, __nv_fp8_e4m3>::value)
-    return g2z__pair_8<E>(g2z__pair_of<A>::unpack(pair), G2Z__E4M3_X);
-  __half2_raw raw;
-  raw.x = (unsigned short)pair, raw.y = (unsigned short)(pair >> 16);
-  return __nv_cvt_halfraw2_to_fp8x2(raw, __NV_SATFINITE, __NV_E5M2);
-}
-
 /* 16 rows of 64 columns, as they were rounded to A, to x.narrow. Four lanes exchange their pairs,
  * so that each writes 8 bytes of a row, and all four 32 of them. */
 template <typename A, typename E>
@@ -5684,7 +5719,7 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
       uint2 eight = make_uint2(__byte_perm(words[0], words[1], pick),
                                __byte_perm(words[2], words[3], pick));
       if (to < x.N && at < x.M)
-        *reinterpret_cast<uint2 *>(x.narrow + (size_t)to * G2Z_NARROW_ROW(x.M) + (size_t)at) = eight;
+        *reinterpret_cast<uint2 *>(x.narrow + (size_t)to * G2Z_NARROW_ROW(x.M) + at) = eight;
     }
   }
 }

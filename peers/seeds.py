@@ -32,13 +32,13 @@ def by_train(args, way, seed):
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = os.path.join(scratch, "run")
         command = ["./train", "--train", args.train, "--val", args.val, "--steps", args.steps, "--seed", seed,
-                   "--dtype", dtype, "--sample-tokens", 0, "--val-every", args.steps, "--run-dir", run_dir,
+                   "--dtype", dtype, "--sample-tokens", 0, "--val-every", args.val_every or args.steps, "--run-dir", run_dir,
                    *args.flags.split(), *("--" + flag for flag in more)]
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr[-2000:] or done.stdout[-2000:])
         losses = [json.loads(line).get("val_loss") for line in open(os.path.join(run_dir, "metrics.jsonl"))]
-        return [loss for loss in losses if loss is not None][-1]
+        return [loss for loss in losses if loss is not None]
 
 
 def sequences(pattern):
@@ -106,14 +106,16 @@ def main():
     parser.add_argument("--flags", default=FLAGS, help="of ./train's model and batch")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-train", action="store_true")
-    parser.add_argument("--out", help="all losses as JSON")
+    parser.add_argument("--val-every", type=int, help="steps between ./train's validations [--steps]")
+    parser.add_argument("--out", help="all losses as JSON, with those of each validation")
     args = parser.parse_args()
-    losses = {}
+    losses, curves = {}, {}
     if args.flags != FLAGS and not args.no_torch:
         parser.error("PyTorch's model is the one without --flags: give --no-torch too")
     ways = [] if args.no_train else args.ways.split(",")
     for way in ways:
-        losses["train " + way] = [by_train(args, way, seed) for seed in range(1, args.seeds + 1)]
+        curves[way] = [by_train(args, way, seed) for seed in range(1, args.seeds + 1)]
+        losses["train " + way] = [curve[-1] for curve in curves[way]]
     if not args.no_torch:
         losses["PyTorch fp16 autocast"] = by_torch(args)
     print("| what | mean | deviation | losses |\n|---|---|---|---|")
@@ -125,7 +127,7 @@ def main():
         print("%s - %s, in pairs: %+.4f, standard error %.4f"
               % (way, ways[-1], statistics.mean(pairs), spread(pairs) / math.sqrt(len(pairs))))
     if args.out:
-        json.dump(losses, open(args.out, "w"), indent=1)
+        json.dump({"losses": losses, "curves": curves}, open(args.out, "w"), indent=1)
 
 
 if __name__ == "__main__":

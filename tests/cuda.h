@@ -252,7 +252,8 @@ static uint8_t test_narrow_byte(float x, int gradient) {
   float rounded = gradient ? g2z__round_e5m2(x) : g2z__round_e4m3(4 * x);
   int fraction = gradient ? 2 : 3, bias = gradient ? 15 : 7;
   uint32_t bits = g2z__bits_of(rounded), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
-  if (fabsf(rounded) < ldexpf(1, 1 - bias)) magnitude = (uint32_t)ldexpf(fabsf(rounded), bias - 1 + fraction);
+  if (fabsf(rounded) < ldexpf(1, 1 - bias))
+    magnitude = (uint32_t)ldexpf(fabsf(rounded), bias - 1 + fraction);
   else magnitude = (magnitude >> (23 - fraction)) - ((uint32_t)(127 - bias) << fraction);
   return (uint8_t)(sign | magnitude);
 }
@@ -1211,7 +1212,11 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   test_twin *out = test_twin_new(p, TEST_ACT, N * width);
   test_twin *lse = test_twin_new(p, TEST_F32, heads * (size_t)T);
   test_dropouts drop = test_dropout_make(test_state_make(p, 1, 19), probability, T);
-  BOTH(p, attention_fwd, HERE(out), (float *)HERE(lse), HERE(qkv), &drop.on[on], B, T, C, NH);
+  const int halves = p->dtype == G2Z_FP16 || p->dtype == G2Z_BF16, gradient = p->dtype == G2Z_FP16;
+  test_twin *narrow = test_narrow_new(p, N, 3 * width);
+  BOTH(p, attention_fwd, HERE(out), halves ? HERE(narrow) : NULL, (float *)HERE(lse), HERE(qkv),
+       &drop.on[on], B, T, C, NH);
+  if (halves) test_narrow_check(p, narrow, out, width, 0);
   snprintf(what, sizeof what, "attention_fwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
            (double)probability);
   test_attention_compare(p, out, what, 0, width, width, eps);
@@ -1226,8 +1231,10 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   snprintf(what, sizeof what, "attention_bwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
            (double)probability);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
-    BOTH(p, attention_bwd, HERE(dqkv), HERE(dbias), HERE(dout), HERE(out), (const float *)HERE(lse),
-         HERE(qkv), (g2z_write)mode, &drop.on[on], B, T, C, NH);
+    BOTH(p, attention_bwd, HERE(dqkv), gradient ? HERE(narrow) : NULL, HERE(dbias), HERE(dout),
+         HERE(out), (const float *)HERE(lse), HERE(qkv), (g2z_write)mode, &drop.on[on], B, T, C,
+         NH);
+    if (gradient) test_narrow_check(p, narrow, dqkv, 3 * width, 1);
     double largest = 0, column = 0; /* an element; the norm of a column */
     for (size_t x = 0; x < 3 * width; x++) {
       double squares = 0;
@@ -1299,9 +1306,9 @@ static void test_attention_run(test_pair *p, unsigned char *bytes, const test_tw
   made[1] = test_twin_new(p, TEST_F32, N * (size_t)NH);
   made[2] = test_twin_new(p, TEST_ACT, N * 3 * width);
   made[3] = test_twin_new(p, TEST_GRAD, 3 * width);
-  CHECK_OK(p->t, p->gpu->ops->attention_fwd(p->gpu, made[0]->gpu, (float *)made[1]->gpu, qkv->gpu,
-                                            NULL, B, T, C, NH));
-  CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, made[2]->gpu, made[3]->gpu, dout->gpu,
+  CHECK_OK(p->t, p->gpu->ops->attention_fwd(p->gpu, made[0]->gpu, NULL, (float *)made[1]->gpu,
+                                            qkv->gpu, NULL, B, T, C, NH));
+  CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, made[2]->gpu, NULL, made[3]->gpu, dout->gpu,
                                             made[0]->gpu, (const float *)made[1]->gpu, qkv->gpu,
                                             G2Z_OVERWRITE, NULL, B, T, C, NH));
   for (int i = 0; i < 4; i++) {

@@ -391,15 +391,17 @@ static void test_draw_one(test_pair *p, int B, int V, const g2z_sampling *sampli
 static void test_cuda_draw(g2z_test *t) {
   static const g2z_sampling ways[] = {{0, 0, 1, 5}, {1, 0, 1, 5},      {0.7f, 20, 1, 5},
                                       {1, 0, 0.8f, 5}, {2, 100, 0.5f, 5}, {0.1f, 1, 0.1f, 5}};
-  test_pair p;
   CUDA_OR_SKIP(t);
-  if (test_pair_open(&p, t, 0))
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+  for (int types = 0, done = 0; types < TEST_TYPES && !done; types++) { /* logits are fp32 in all */
+    test_pair p;
+    done = test_pair_open(&p, t, types);
+    for (size_t i = 0; done && i < sizeof ways / sizeof *ways; i++) {
       test_draw_one(&p, 64, 50257, &ways[i]);
       test_draw_one(&p, 3, 257, &ways[i]);
       test_draw_one(&p, 200, 5, &ways[i]);
     }
-  test_pair_close(&p);
+    test_pair_close(&p);
+  }
 }
 
 static void test_cuda_next(g2z_test *t) {

@@ -344,12 +344,13 @@ static g2z_status mutant_linear_bwd_weight(g2z_device *device, void *dw, const v
   return G2Z_OK;
 }
 
-static g2z_status mutant_attention_fwd(g2z_device *device, void *out, float *lse, const void *qkv,
-                                       const g2z_dropout *dropout, int B, int T, int C, int NH) {
+static g2z_status mutant_attention_fwd(g2z_device *device, void *out, void *narrow, float *lse,
+                                       const void *qkv, const g2z_dropout *dropout, int B, int T,
+                                       int C, int NH) {
   g2z_dropout other;
   const size_t c = (size_t)C, HS = (size_t)(C / NH), last = (size_t)B * (size_t)T - 1;
   if (IS(device, attention_dropout)) dropout = mutant_key(dropout, &other);
-  G2Z__TRY(RIGHT(device)->attention_fwd(device, out, lse, qkv, dropout, B, T, C, NH));
+  G2Z__TRY(RIGHT(device)->attention_fwd(device, out, narrow, lse, qkv, dropout, B, T, C, NH));
   if (IS(device, attention_mask) && T > 1) return mutant_move(device, device->dtype, out, 0, c, c);
   if (IS(device, attention_head) && NH > 1)
     return mutant_move(device, device->dtype, out, last * c, last * c + HS, HS);
@@ -357,14 +358,14 @@ static g2z_status mutant_attention_fwd(g2z_device *device, void *out, float *lse
   return G2Z_OK;
 }
 
-static g2z_status mutant_attention_bwd(g2z_device *device, void *dqkv, void *dbias,
+static g2z_status mutant_attention_bwd(g2z_device *device, void *dqkv, void *narrow, void *dbias,
                                        const void *dout, const void *out, const float *lse,
                                        const void *qkv, g2z_write mode, const g2z_dropout *dropout,
                                        int B, int T, int C, int NH) {
   const size_t c = (size_t)C, N = (size_t)B * (size_t)T, HS = (size_t)(C / NH);
   if (IS(device, attention_overwrite)) mode = G2Z_OVERWRITE;
-  G2Z__TRY(RIGHT(device)->attention_bwd(device, dqkv, dbias, dout, out, lse, qkv, mode, dropout, B,
-                                        T, C, NH));
+  G2Z__TRY(RIGHT(device)->attention_bwd(device, dqkv, narrow, dbias, dout, out, lse, qkv, mode,
+                                        dropout, B, T, C, NH));
   if (IS(device, attention_dq)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 0, c);
   if (IS(device, attention_dk)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, c, c);
   if (IS(device, attention_dv)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 2 * c, c);

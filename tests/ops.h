@@ -461,8 +461,9 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   float *y = ops_output(e, n), *slope = ops_output(e, n);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n), *more = ops_doubles(e, n);
   double *slopes = ops_doubles(e, n), *slope_size = ops_doubles(e, n);
-  const float *left = x, *right = w, *narrow = e->device->fp8 ? x : NULL; /* its bits do not matter */
-  if (narrow) left = ops_narrow(e, &ops_e4m3, x, N, I, 4), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
+  const float *left = x, *right = w, *narrow = e->device->fp8 ? x : NULL; /* any address */
+  if (narrow)
+    left = ops_narrow(e, &ops_e4m3, x, N, I, 4), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
   for (int row = 0; row < N; row++) ops_begin(want + row * O, size + row * O, bias, O);
   ops_product(want, size, left, I, 1, right, O, 1, N, O, I);
   OPS_RUN(e, linear_fwd, y, NULL, NULL, x, narrow, w, bias, NULL, NULL, N, I, O);
@@ -710,7 +711,7 @@ static void ops_attention_with(ops_env *e, const int *shape, const g2z_dropout *
   double *exact = ops_doubles(e, 3 * n);
   for (int i = 0; i < 3 * n; i++) exact[i] = (double)qkv[i];
   ops_attention(want, size, lses, exact, d, B, T, C, NH);
-  OPS_RUN(e, attention_fwd, out, lse, qkv, d, B, T, C, NH);
+  OPS_RUN(e, attention_fwd, out, NULL, lse, qkv, d, B, T, C, NH);
   /* A score is a sum of HS terms of up to 4 / sqrt(HS), and its error is one of the exponent: it
    * scales the result by as many roundings. */
   double roundings = 8 * sqrt((double)(C / NH)) + ops_walk(T);
@@ -725,7 +726,8 @@ static void ops_attention_with(ops_env *e, const int *shape, const g2z_dropout *
   for (int mode = 0; mode < 2; mode++) {
     const float *old = mode ? before : NULL;
     memcpy(dbias, before, (size_t)(3 * C) * sizeof *dbias);
-    OPS_RUN(e, attention_bwd, dqkv, dbias, dout, out, lse, qkv, ops_write(old), d, B, T, C, NH);
+    OPS_RUN(e, attention_bwd, dqkv, NULL, dbias, dout, out, lse, qkv, ops_write(old), d, B, T, C,
+            NH);
     ops_expect(e, "attention_bwd", dqkv, want, size, 3 * n, e->dtype, 2 * roundings);
     ops_expect_sums(e, "attention_bwd's dbias", dbias, dqkv, old, B * T, 3 * C);
   }
@@ -754,14 +756,14 @@ static void test_ops_attention_range(g2z_test *t) {
   double *want = ops_doubles(&e, N), *size = ops_doubles(&e, N), *lses = ops_doubles(&e, T);
   double *exact = ops_doubles(&e, 3 * N);
   for (int i = 0; i < 3 * N; i++) exact[i] = qkv[i] = rintf(qkv[i]); /* so that scores are exact */
-  OPS_RUN(&e, attention_fwd, out, lse, qkv, NULL, 1, T, C, 1);
+  OPS_RUN(&e, attention_fwd, out, NULL, lse, qkv, NULL, 1, T, C, 1);
   ops_attention(want, size, lses, exact, NULL, 1, T, C, 1);
   for (int i = 0; i < N; i++) size[i] = 32;
   ops_expect(&e, "attention_fwd of large scores", out, want, size, N, G2Z_FP32, 16);
   for (int i = 0; i < T; i++) size[i] = 4096;
   ops_expect(&e, "its lse", lse, lses, size, T, G2Z_FP32, 4);
   for (int i = 0; i < 3 * C; i++) qkv[3 * (T - 1) * C + i] = 1e18f; /* the last token's q, k, v */
-  OPS_RUN(&e, attention_fwd, again, lse, qkv, NULL, 1, T, C, 1);
+  OPS_RUN(&e, attention_fwd, again, NULL, lse, qkv, NULL, 1, T, C, 1);
   CHECK(t, memcmp(out, again, (N - C) * sizeof *out) == 0);
   ops_close(&e);
 }

@@ -105,10 +105,11 @@ static g2z_status test_count_linear(g2z_device *device, void *y, void *narrow_y,
   return test_counted_right->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
                                         dropout, N, I, O);
 }
-static g2z_status test_count_attention(g2z_device *device, void *out, float *lse, const void *qkv,
-                                       const g2z_dropout *dropout, int B, int T, int C, int NH) {
+static g2z_status test_count_attention(g2z_device *device, void *out, void *narrow, float *lse,
+                                       const void *qkv, const g2z_dropout *dropout, int B, int T,
+                                       int C, int NH) {
   test_counts[2]++;
-  return test_counted_right->attention_fwd(device, out, lse, qkv, dropout, B, T, C, NH);
+  return test_counted_right->attention_fwd(device, out, narrow, lse, qkv, dropout, B, T, C, NH);
 }
 
 /* Twelve steps, the last of which is counted, and what is left of them. */
@@ -172,8 +173,8 @@ static void test_cuda_recompute(g2z_test *t) {
 }
 
 /* Twelve steps of each way, the last one repeated to the bit. A score knows nothing of 8 bits; the
- * loss of a step does, by little: logits of a fresh model are small, and a number in e4m3 is off by a
- * sixteenth of itself at most. Gradients in e5m2 show from the second step on. */
+ * loss of a step does, by little: logits of a fresh model are small, and a number in e4m3 is off by
+ * a sixteenth of itself at most. Gradients in e5m2 show from the second step on. */
 static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph) {
   enum { RUNS = G2Z_FP8_COUNT + 1 };
   static test_trace traces[RUNS];
