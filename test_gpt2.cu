@@ -194,7 +194,7 @@ static const g2z_test_entry test_table[] = {
     {"determinism", "two runs, stages and thread counts are bit-identical", test_determinism},
     {"recompute", "activations made again change no bit", test_recompute},
     {"cuda_recompute", "the same on a GPU, also as a graph", test_cuda_recompute},
-    {"fp8", "logits from e4m3 change the loss by little, and nothing else", test_fp8},
+    {"fp8", "products of 8 bits change the loss by little, and no score", test_fp8},
     {"cuda_fp8", "the same on a GPU, also as a graph", test_cuda_fp8},
     {"cuda_golden", "golden values on a GPU, in each type", test_cuda_golden},
     {"cuda_resume", "stopped and repeated on GPUs, to the bit, with a tuning table", test_cuda_resume},

@@ -4,7 +4,8 @@ PyTorch's fp16 autocast: final validation losses, and their differences seed by 
 
     ./prepare_data --vocab data/vocab.bpe --out data --name study --val-tokens 262144 FILES...
     python3 peers/seeds.py 'data/study_train_*.bin' 'data/study_val_*.bin' [--seeds 6] [--steps 1000]
-                           [--ways fp16,bf16,tf32] [--flags FLAGS] [--no-torch] [--no-train] [--out study.json]
+                           [--ways fp16,bf16,tf32] [--flags FLAGS] [--val-every N] [--no-torch] [--no-train]
+                           [--out study.json]
 
 A way is a type of ./train, perhaps with flags behind it: fp16+fp8=logits is --dtype fp16 --fp8=logits. A seed sets the weights and the order of the data; ./train's types share both, so their losses are
 compared in pairs. PyTorch has its own random numbers: it is compared by mean and deviation alone.
@@ -107,7 +108,7 @@ def main():
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-train", action="store_true")
     parser.add_argument("--val-every", type=int, help="steps between ./train's validations [--steps]")
-    parser.add_argument("--out", help="all losses as JSON, with those of each validation")
+    parser.add_argument("--out", help="all losses as JSON, with those of each of ./train's validations")
     args = parser.parse_args()
     losses, curves = {}, {}
     if args.flags != FLAGS and not args.no_torch:

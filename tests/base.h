@@ -618,6 +618,12 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(graph, 3, "graph=3");
 #undef REFUSED
   config = g2z_train_config_default();
+  config.fp8 = G2Z_FP8_ALL;
+  config.dtype = G2Z_BF16;
+  CHECK_BAD(t, g2z__train_config_check(s, &config), "only dtype=fp16 scales");
+  config.dtype = G2Z_FP16;
+  CHECK_OK(t, g2z__train_config_check(s, &config));
+  config = g2z_train_config_default();
   config.model.heads = 16;
   config.model.channels = 1024;
   config.model.context = config.seq = 32769;

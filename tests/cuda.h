@@ -320,7 +320,7 @@ static double test_product_noise(const test_pair *p, int K, double term) {
   return p->dtype == G2Z_FP32 ? sum : 2 * sum;
 }
 
-/* What a sum of size `spread` may lose where a tensor core adds up K products of e4m3: it cuts the
+/* What a sum of size `spread` may lose where a tensor core adds up K 8-bit products: it cuts the
  * sum of each 32, of up to 6 spreads, behind 13 bits. */
 static double test_e4m3_noise(int K, double spread) { return 6 * spread * (K / 32 + 1) * 0x1p-13; }
 
@@ -602,6 +602,8 @@ static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
   test_twin *dy = test_twin_normal(p, TEST_ACT, out, 5, 1, 0);
   test_twin *dx = test_twin_new(p, TEST_ACT, in);
   test_twin *into = test_twin_normal(p, TEST_ACT, in, 6, 1, 0);
+  ((float *)into->cpu)[1] = g2z__round(p->dtype, 4e-5f); /* makes a number subnormal in e5m2 */
+  test_twin_send(p, into);
   test_twin *dbias = test_twin_new(p, TEST_GRAD, (size_t)I);
   test_twin *dw = test_twin_new(p, TEST_GRAD, cells);
   double term = 1 / sqrt((double)I), back = test_product_noise(p, O, term);

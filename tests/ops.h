@@ -419,7 +419,7 @@ static void test_ops_device(g2z_test *t) {
   g2z_device_free(device);
 }
 
-/* ----- e4m3 -------------------------------------------------------------- */
+/* ----- 8 bits ------------------------------------------------------------ */
 
 /* rows[n,C] in 8 bits with a scale, or with 0 each row with the largest power of two that keeps it
  * in range. */
