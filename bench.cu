@@ -145,7 +145,7 @@ struct options {
   FLAG(TRAINING & ~EXPERIMENTS, "strategy", CHOICE, train.strategy, 0, 0,                         \
        G2Z_STRATEGY_LIST(WORD), "dp: one rank has the optimizer; with --zero 0")                  \
   FLAG(TRAINING, "fp8", CHOICE, train.fp8, 0, 0, G2Z_FP8_LIST(WORD),                              \
-       "Hopper: 8-bit products make logits; forward: all of forward; all: data gradients too")    \
+       "Hopper: 8-bit products make logits; forward: linear ops too; all: data gradients too")    \
   FLAG(TRAINING, "recompute", CHOICE, train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(WORD),            \
        "block: keep the input of each block alone")                                               \
   FLAG(TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")       \
@@ -461,8 +461,9 @@ static g2z_status time_steps(g2z_context *context, const options *o, stopwatch *
   X(void, bias, act, 4 * C > side ? 4 * C : side)                       \
   X(void, params, act, P)                                               \
   X(void, logits, act, (size_t)b->chunk * Vp)                           \
-  X(void, narrow, sizeof(char), b->plan->fp8 ? N * 4 * C : 0)           \
-  X(void, narrow_norm, sizeof(char), b->plan->fp8 ? N * G2Z_NARROW_ROW(C) : 0) \
+  X(void, x8, sizeof(char), G2Z_NARROW_ROW(C) * (b->plan->fp8 >= G2Z_FP8_FORWARD ? N : 0)) \
+  X(void, fc8, sizeof(char), 4 * C * (b->plan->fp8 >= G2Z_FP8_FORWARD ? N : 0)) \
+  X(void, gradient8, sizeof(char), 4 * C * (b->plan->fp8 >= G2Z_FP8_ALL ? N : 0)) \
   X(void, gw, grad, 4 * C * C)                                          \
   X(void, gb, grad, 4 * C)                                              \
   X(void, gwpe, grad, rows * C)                                         \
@@ -496,7 +497,6 @@ typedef struct bench {
 #define X(type, name, bytes, elements) type *name;
   BUFFER_LIST(X)
 #undef X
-  void *x8, *fc8, *gradient8;                       /* in 8 bits, or NULL, as the plan's fp8 says */
   g2z_update update;
 } bench;
 
@@ -673,8 +673,8 @@ static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
   TRY(g2z_device_create(services, plan->device, plan->dtype, plan->grad_dtype, &b->device));
   TRY(g2z_device_set_fp8(b->device, plan->fp8));
   TRY(allocate_bench(b));
-  if (plan->fp8 >= G2Z_FP8_FORWARD) b->x8 = b->narrow_norm, b->fc8 = b->narrow;
-  if (plan->fp8 >= G2Z_FP8_ALL) b->gradient8 = b->narrow;
+  if (plan->fp8 < G2Z_FP8_FORWARD) b->x8 = b->fc8 = NULL;
+  if (plan->fp8 < G2Z_FP8_ALL) b->gradient8 = NULL;
   size_t N = (size_t)b->N;
   int32_t *tokens = (int32_t *)host_memory(N * sizeof *tokens);
   TRY(b->device->ops->upload(b->device, b->ranges, plan->update,

@@ -146,10 +146,11 @@
  *     their operands, fp8=logits    e4m3       in training alone: each row of h times a power of
  *                                              two, wte times 32. Hopper's sums of 8-bit numbers
  *                                              keep 14 bits; a CPU's are fp32
- *     operands of a block's         e4m3       in training alone: inputs times 4, weights times 32;
- *       products, fp8=forward                  what is larger than e4m3's 448 then becomes that
- *     gradients that pass qkv, fc,  e5m2       the exponents of fp16, 2 bits of fraction; weights
- *       fcproj, fp8=all                        as above. Gradients of weights come from act
+ *     operands of qkv, attproj,     e4m3       in training alone: inputs times 4, weights times 32;
+ *       fc, fcproj, fp8=forward                what is beyond 448, e4m3's largest, becomes that
+ *     gradients that enter qkv,     e5m2       for the product with the weights, which are e4m3 as
+ *       fc, fcproj, fp8=all                    above; what is beyond 57344 becomes that. Gradients
+ *                                              of weights are made from act
  *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
  *                                              micro-steps add up in fp32
  *     sums of them over ranks       grad type  pushed by copy engines they travel as they are, add
@@ -564,8 +565,8 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
  * gradients are e5m2. */
 #define G2Z_FP8_LIST(X)                                                                           \
   X(NONE,   "none")         /* all products have operands of dtype */                             \
-  X(LOGITS, "logits")       /* the LM head's */                                                   \
-  X(FORWARD, "forward")     /* and those of the blocks' forward pass */                           \
+  X(LOGITS, "logits")       /* that of the LM head's logits */                                    \
+  X(FORWARD, "forward")     /* and, forward, qkv, attproj, fc and fcproj */                       \
   X(ALL, "all")             /* and data gradients of qkv, fc and fcproj; needs dtype fp16 */
 
 #define G2Z_DEVICE_LIST(X)                                                                        \
@@ -666,8 +667,8 @@ typedef struct g2z_train_config {
   int accum;                    /* micro-steps per step */
   g2z_optimizer_config optimizer;
   g2z_dtype dtype;
-  g2z_fp8 fp8;                  /* of training steps alone; needs dtype fp16 or bf16, and Hopper or
-                                 * a CPU, which rounds as Hopper does */
+  g2z_fp8 fp8;                  /* of training steps alone; needs dtype fp16, or bf16 up to FORWARD,
+                                 * and Hopper, or a CPU, which rounds as Hopper does */
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0 to 3: see room 06 */
@@ -1193,8 +1194,9 @@ typedef struct g2z_ops {
   g2z_status (*attention_next)(g2z_device *device, void *out, void *past, const void *rows,
                                const int32_t *positions, int B, int T, int C, int NH);
 
-  /* `narrow` below is NULL, or what an op leaves for the product behind it: activations times 4 in
-   * e4m3, gradients in e5m2, a row of n in G2Z_NARROW_ROW(n) bytes.
+  /* `narrow` below is NULL, or a copy in 8 bits that one op leaves and the next product reads:
+   * activations times 4 in e4m3, gradients in e5m2, a row of n in G2Z_NARROW_ROW(n) bytes. A CPU
+   * neither writes nor reads it: its products round x and dy themselves.
    *
    * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32 are kept for
    * backward. */
@@ -3002,8 +3004,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
                     g2z_dtype_text(config->dtype));
   if (config->fp8 == G2Z_FP8_ALL && config->dtype != G2Z_FP16)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "fp8=all rounds gradients to numbers that end at 1.5e-5, and only dtype=fp16 "
-                    "scales them: take it, or fp8=forward");
+                    "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and only "
+                    "dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
   G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   /* Attention has most to drop: heads of up to 128 channels leave seq x channels far below. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
@@ -3037,9 +3039,11 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
  * of BACKWARD; to generate it keeps each layer's QKV, its key-value cache, of more tokens (K) than
  * run at a time (N). Types: A the plan's dtype, F fp32. Some live a second life:
  *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
- *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output; where
- *           one token follows others, takes its row of qkv before that enters the cache
- *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C)  */
+ *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output and,
+ *           behind it, fc's or qkv's in 8 bits; where one token follows others, takes its row of
+ *           qkv before that enters the cache
+ *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C); while a
+ *           block runs forward, activations in 8 bits */
 #define G2Z__ACTIVATION_LIST(X)                                          \
   /*  name      copies  type  elements */                                \
   X(EMBED,     ONCE,    A,    (N) * C)      /* residual stream at block 0 */ \
@@ -3324,8 +3328,8 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
 
 /* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that
  * asks for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens,
- * with dropout a projection's output, or the head's rows. Blocks that were outgrown stay, each 1.5
- * times the last: 3 times in all. */
+ * with dropout a projection's output, with fp8 operands of 8 bits, or the head's rows. Blocks that
+ * were outgrown stay, each 1.5 times the last: 3 times in all. */
 G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
   if (plan->device != G2Z_DEVICE_CUDA) return 0;
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
@@ -3338,12 +3342,13 @@ G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
     most += parts * rows * 64 * sizeof(float);
   }
   if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
-  if (plan->fp8 >= G2Z_FP8_FORWARD) most += (N + 4 * C) * (C + 16) + 1024;
+  if (plan->fp8 >= G2Z_FP8_FORWARD) most += 4 * C * (C + 16) + 1024;
+  if (plan->fp8 >= G2Z_FP8_ALL) most += N * (C + 16);
   if (plan->dtype_bytes == 2) { /* the logits' sums by tiles, or dh in fp32 */
     size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
     size_t chunk = (size_t)plan->head_chunk;
     size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
-    if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16) + 4 * chunk;
+    if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16);
     if (most < head) most = head;
   }
   return ((size_t)32 << 20) + 3 * g2z__align(most);
@@ -4400,8 +4405,8 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* of 0, too, a number */
 }
 
-/* What activations and weights are multiplied with before they are rounded to e4m3: outputs of
- * LayerNorm and GELU from 2^-8 to 112 keep all digits, weights from 2^-11 to 14. */
+/* What activations and weights are multiplied with before they are rounded to e4m3. Outputs of
+ * LayerNorm, attention and GELU keep all digits from 2^-8 to 112, weights from 2^-11 to 14. */
 #define G2Z__E4M3_X 4.0f
 #define G2Z__E4M3_W 32.0f
 
@@ -8391,9 +8396,9 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Where an op of a block leaves what the next product multiplies in 8 bits, or NULLs: in forward,
- * where backward has its scratch, fc and those whose rows have C numbers; in backward, behind ln2's
- * gradient, fc's and qkv's. */
+/* Places of copies in 8 bits, or NULL. While block_activations runs, WIDE is free: `fc` is for
+ * GELU's output, `row` for those of LayerNorm and attention. In backward FC has room behind ln2's
+ * gradient: `gradient` is for fc's gradient, then for qkv's. */
 typedef struct g2z__narrow_places {
   void *fc, *row, *gradient;
 } g2z__narrow_places;
@@ -8508,8 +8513,8 @@ G2Z__PRIVATE void *g2z__dln1(const g2z__model *model, const g2z__pass *pass) {
 
 /* A block but its first LayerNorm. In: DRES, the gradient of the stream behind the block, and the
  * same behind the dropout of its projection. Out: DRES, the gradient of the stream behind
- * attention, and ln1's. LNF takes what lies behind a dropout, FC takes ln2's gradient and what has
- * 8 bits: both are dead by then. */
+ * attention, and ln1's. LNF takes the gradient behind a dropout; FC takes ln2's gradient and,
+ * behind it, `narrow`. Both are dead by then. */
 G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__pass *pass,
                                             int layer) {
   g2z_device *dev = model->device;

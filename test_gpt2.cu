@@ -81,6 +81,7 @@ static const g2z_test_entry test_table[] = {
     {"utf8_show", "characters as a terminal can take them", test_utf8_show},
     {"json_writer", "what is written reads back", test_json_writer},
     {"config_checks", "each bad value is refused with a sentence that names it", test_config_checks},
+    {"config_pairs", "values that do not fit each other are refused", test_config_pairs},
     {"schedules", "cosine, linear, constant and wsd at their corners", test_schedules},
     {"philox", "random numbers equal the published vectors", test_philox},
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},

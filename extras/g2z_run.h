@@ -3054,7 +3054,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   FLAG("dtype", CHOICE, dtype, 0, 0, G2Z_DTYPE_LIST(G2ZR_WORD_OF_3),                              \
        "[fp16 on cuda, fp32 on cpu]")                                                             \
   FLAG("fp8", CHOICE, run.train.fp8, 0, 0, G2Z_FP8_LIST(G2ZR_WORD),                               \
-       "Hopper: 8-bit products make logits; forward: all of forward; all: data gradients too")    \
+       "Hopper: 8-bit products make logits; forward: linear ops too; all: data gradients too")    \
   FLAG("loss-scale", FLOAT, loss_scale, 1, 16777216, "X", "a fixed one for fp16 [dynamic]")       \
   FLAG("loss-scale-window", INT, run.train.optimizer.loss_scale_window, 1, 1073741824, "N",       \
        "good steps before a dynamic loss scale doubles")                                          \

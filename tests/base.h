@@ -617,7 +617,13 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(recompute, G2Z_RECOMPUTE_COUNT, "recompute=2");
   REFUSED(graph, 3, "graph=3");
 #undef REFUSED
-  config = g2z_train_config_default();
+}
+
+/* internals */
+/* Values that depend on each other. */
+static void test_config_pairs(g2z_test *t) {
+  g2z_services *s = &t->services;
+  g2z_train_config config = g2z_train_config_default();
   config.fp8 = G2Z_FP8_ALL;
   config.dtype = G2Z_BF16;
   CHECK_BAD(t, g2z__train_config_check(s, &config), "only dtype=fp16 scales");

@@ -554,22 +554,19 @@ static void test_cuda_layernorm(g2z_test *t) {
   }
 }
 
-static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
-  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
+static void test_linear_forward(test_pair *p, int N, int I, int O) {
   size_t in = (size_t)N * (size_t)I, out = (size_t)N * (size_t)O, cells = (size_t)I * (size_t)O;
+  const int fp8 = p->gpu->fp8 != G2Z_FP8_NONE;
   test_twin *x = test_twin_normal(p, TEST_ACT, in, 1, 1, 0);
   test_twin *w = test_twin_normal(p, TEST_ACT, cells, 2, 1 / sqrt((double)I), 0);
   test_twin *bias = test_twin_normal(p, TEST_ACT, (size_t)O, 3, 0.5, 0);
   test_twin *residual = test_twin_normal(p, TEST_ACT, out, 4, 1, 0);
   test_twin *stream = test_twin_normal(p, TEST_ACT, out, 4, 1, 0);
   test_twin *y = test_twin_new(p, TEST_ACT, out), *slope = test_twin_new(p, TEST_ACT, out);
-  test_state state = test_state_make(p, 1, 9);
-  g2z_dropout drop = test_dropout(state.cpu, 0.3f, N), drop_gpu = drop;
-  drop_gpu.state = state.gpu;
-  double noise = test_product_noise(p, I, 1 / sqrt((double)I)), eps = test_eps(p->dtype);
-  const int fp8 = p->gpu->fp8 != G2Z_FP8_NONE, all = p->gpu->fp8 == G2Z_FP8_ALL;
   test_twin *narrow_x = test_narrow_new(p, (size_t)N, (size_t)I);
   test_twin *narrow_y = test_narrow_new(p, (size_t)N, (size_t)O);
+  test_dropouts drop = test_dropout_make(test_state_make(p, 1, 9), 0.3f, N);
+  double noise = test_product_noise(p, I, 1 / sqrt((double)I)), eps = test_eps(p->dtype);
   if (fp8) test_narrow_send(p, narrow_x, x, (size_t)I, 0);
   if (fp8) noise += test_e4m3_noise(I, 1);
   enum { PLAIN, GELU, RESIDUAL, IN_PLACE, DROPOUT, DROPOUT_IN_PLACE, FORMS };
@@ -580,13 +577,9 @@ static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
     int in_place = form == IN_PLACE || form == DROPOUT_IN_PLACE, drops = form >= DROPOUT;
     test_twin *to = in_place ? stream : y;
     test_twin *add = form < RESIDUAL ? NULL : in_place ? stream : residual;
-    CHECK_OK(p->t, cpu->linear_fwd(p->cpu, to->cpu, NULL, form == GELU ? slope->cpu : NULL, x->cpu,
-                                   fp8 ? narrow_x->cpu : NULL, w->cpu, bias->cpu,
-                                   add ? add->cpu : NULL, drops ? &drop : NULL, N, I, O));
-    CHECK_OK(p->t, gpu->linear_fwd(p->gpu, to->gpu, fp8 && form == GELU ? narrow_y->gpu : NULL,
-                                   form == GELU ? slope->gpu : NULL, x->gpu,
-                                   fp8 ? narrow_x->gpu : NULL, w->gpu, bias->gpu,
-                                   add ? add->gpu : NULL, drops ? &drop_gpu : NULL, N, I, O));
+    BOTH(p, linear_fwd, HERE(to), fp8 && form == GELU ? HERE(narrow_y) : NULL,
+         form == GELU ? HERE(slope) : NULL, HERE(x), fp8 ? HERE(narrow_x) : NULL, HERE(w),
+         HERE(bias), add ? HERE(add) : NULL, drops ? &drop.on[on] : NULL, N, I, O);
     if (fp8 && form == GELU) test_narrow_check(p, narrow_y, y, (size_t)O, 0);
     /* What is rounded before the last step, of size up to 6: the input of GELU where the product is
      * cuBLASLt's (slope up to 1.13, which itself changes by at most 0.8 times the input's change),
@@ -594,48 +587,54 @@ static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
     double extra = form == GELU || form == IN_PLACE ? 3 * eps : drops ? 5 * eps : 0;
     test_twin_compare(p, to, names[form], 1.01, 2 * noise + extra);
     if (form == GELU) test_twin_compare(p, slope, "linear_fwd slope", 1.01, noise + 2 * eps);
-    if (in_place && form == IN_PLACE) { /* both go on from the same numbers */
+    if (form == IN_PLACE) { /* both go on from the same numbers */
       memcpy(stream->cpu, residual->cpu, out * sizeof(float));
       test_twin_send(p, stream);
     }
   }
+  test_pair_clear(p);
+}
+
+static void test_linear_backward(test_pair *p, int N, int I, int O) {
+  size_t in = (size_t)N * (size_t)I, out = (size_t)N * (size_t)O, cells = (size_t)I * (size_t)O;
+  const int fp8 = p->gpu->fp8 == G2Z_FP8_ALL;
+  double term = 1 / sqrt((double)I), noise = test_product_noise(p, O, term);
+  double largest = 6 * sqrt((double)O) * term, eps = test_eps(p->dtype); /* largest: of dx */
+  test_twin *x = test_twin_normal(p, TEST_ACT, in, 1, 1, 0);
+  test_twin *w = test_twin_normal(p, TEST_ACT, cells, 2, term, 0);
   test_twin *dy = test_twin_normal(p, TEST_ACT, out, 5, 1, 0);
   test_twin *dx = test_twin_new(p, TEST_ACT, in);
   test_twin *into = test_twin_normal(p, TEST_ACT, in, 6, 1, 0);
-  ((float *)into->cpu)[1] = g2z__round(p->dtype, 4e-5f); /* makes a number subnormal in e5m2 */
-  test_twin_send(p, into);
   test_twin *dbias = test_twin_new(p, TEST_GRAD, (size_t)I);
   test_twin *dw = test_twin_new(p, TEST_GRAD, cells);
-  double term = 1 / sqrt((double)I), back = test_product_noise(p, O, term);
-  double largest = 6 * sqrt((double)O) * term; /* of dx */
   test_twin *narrow_dx = test_narrow_new(p, (size_t)N, (size_t)I);
   test_twin *narrow_dy = test_narrow_new(p, (size_t)N, (size_t)O);
-  if (all) test_narrow_send(p, narrow_dy, dy, (size_t)O, 1);
-  if (all) back += test_e4m3_noise(O, sqrt((double)O) * term);
-  CHECK_OK(p->t, cpu->linear_bwd_data(p->cpu, dx->cpu, NULL, dy->cpu, w->cpu, NULL,
-                                      all ? narrow_dy->cpu : NULL, G2Z_OVERWRITE, N, I, O));
-  CHECK_OK(p->t, gpu->linear_bwd_data(p->gpu, dx->gpu, NULL, dy->gpu, w->gpu, NULL,
-                                      all ? narrow_dy->gpu : NULL, G2Z_OVERWRITE, N, I, O));
-  test_twin_compare(p, dx, "linear_bwd_data", 1.01, back);
+  ((float *)into->cpu)[1] = g2z__round(p->dtype, 4e-5f); /* makes a number subnormal in e5m2 */
+  test_twin_send(p, into);
+  if (fp8) test_narrow_send(p, narrow_dy, dy, (size_t)O, 1);
+  if (fp8) noise += test_e4m3_noise(O, sqrt((double)O) * term);
+  BOTH(p, linear_bwd_data, HERE(dx), NULL, HERE(dy), HERE(w), NULL, fp8 ? HERE(narrow_dy) : NULL,
+       G2Z_OVERWRITE, N, I, O);
+  test_twin_compare(p, dx, "linear_bwd_data", 1.01, noise);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
-    CHECK_OK(p->t, cpu->linear_bwd_data(p->cpu, dx->cpu, dbias->cpu, dy->cpu, w->cpu, into->cpu,
-                                        all ? narrow_dx->cpu : NULL, (g2z_write)mode, N, I, O));
-    CHECK_OK(p->t, gpu->linear_bwd_data(p->gpu, dx->gpu, dbias->gpu, dy->gpu, w->gpu, into->gpu,
-                                        all ? narrow_dx->gpu : NULL, (g2z_write)mode, N, I, O));
-    if (all) test_narrow_check(p, narrow_dx, dx, (size_t)I, 1);
-    test_twin_compare(p, dx, "linear_bwd_data slope", 2.5, 6 * back);
+    BOTH(p, linear_bwd_data, HERE(dx), HERE(dbias), HERE(dy), HERE(w), HERE(into),
+         fp8 ? HERE(narrow_dx) : NULL, (g2z_write)mode, N, I, O);
+    if (fp8) test_narrow_check(p, narrow_dx, dx, (size_t)I, 1);
+    test_twin_compare(p, dx, "linear_bwd_data slope", 2.5, 6 * noise);
     test_twin_compare(p, dbias, "linear_bwd_data dbias", 2,
                       (1 + mode) * 4 * sqrt((double)N) * (eps + 0x1p-22) * largest +
-                          sqrt((double)N) * 2 * back);
+                          sqrt((double)N) * 2 * noise);
     test_column_sums(p, dx, dbias, I, 1 + mode, "linear_bwd_data dbias");
-    CHECK_OK(p->t, cpu->linear_bwd_weight(p->cpu, dw->cpu, x->cpu, dy->cpu, (g2z_write)mode, N, I,
-                                          O));
-    CHECK_OK(p->t, gpu->linear_bwd_weight(p->gpu, dw->gpu, x->gpu, dy->gpu, (g2z_write)mode, N, I,
-                                          O));
+    BOTH(p, linear_bwd_weight, HERE(dw), HERE(x), HERE(dy), (g2z_write)mode, N, I, O);
     test_twin_compare(p, dw, "linear_bwd_weight", 1.01 + 2 * mode,
                       (1 + mode) * test_product_noise(p, N, 2));
   }
   test_pair_clear(p);
+}
+
+static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
+  test_linear_forward(p, N, I, O);
+  test_linear_backward(p, N, I, O);
 }
 
 static void test_cuda_linear(g2z_test *t) {
