@@ -1,5 +1,6 @@
 /* prepare_data: turns text into shards of GPT-2 tokens, and text into ids and back. It needs
- * gpt2_zero.h and extras/g2z_text.h: cc -O3 prepare_data.c -lm -lpthread -o prepare_data
+ * gpt2_zero.h and two of extras/, g2z_program.h and g2z_text.h:
+ * cc -O3 prepare_data.c -lm -lpthread -o prepare_data
  *
  *   files --> jobs of about 256 KiB --> ids --in the order of the text--> shards
  *
@@ -11,7 +12,7 @@
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
-#include "extras/g2z_run.h"
+#include "extras/g2z_program.h"
 #include "extras/g2z_text.h"
 
 #include <poll.h>

@@ -1,0 +1,832 @@
+/* g2z_program.h: what a command-line program around gpt2_zero.h needs: a table of flags, ranks that
+ * it starts itself, and the begin of main. MIT licence.
+ *
+ * QUICK START
+ *     #define GPT2_ZERO_IMPLEMENTATION
+ *     #include "gpt2_zero.h"
+ *     #include "g2z_program.h"                                   // this order
+ *     static g2z_services services;                               // malloc, no log
+ *     int steps = 100;
+ *     const g2z_flag flags[] = {{"steps", G2Z_FLAG_INT, &steps, 1, 1e6, "N", "length of the run"}};
+ *     if (g2z_flags_parse(&services, flags, 1, argc, argv, NULL) != G2Z_OK) puts(services.error);
+ *
+ * It uses gpt2_zero.h through its public functions alone, and takes the library's build switches
+ * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API) and its contract for errors: a status, and a
+ * sentence in services->error. Names that begin with g2zg_ or G2ZG_ are private.
+ *
+ * CONTENTS: flags; ranks of this host; the begin of main */
+
+#ifndef G2Z_PROGRAM_INCLUDED
+#define G2Z_PROGRAM_INCLUDED
+
+#ifndef G2Z_INCLUDED
+#error "g2z_program.h: include gpt2_zero.h before it"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== flags =============================================================
+ * Command lines for programs around the library: one table is the parser, --help and the README.
+ * A flag is written --name VALUE or --name=VALUE; the last of several counts. */
+
+typedef enum g2z_flag_kind {
+  G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
+  G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
+  G2Z_FLAG_TEXT,     /* const char *: points into argv */
+  G2Z_FLAG_TEXTS,    /* g2z_texts: all arguments up to the next flag are appended */
+  G2Z_FLAG_FILE,     /* char *: a file of flags, "--name VALUE" a line and # before a comment; its
+                      * text, to which their values point, is freed with g2z_release */
+  G2Z_FLAG_CHOICE,   /* int or enum: the index of the value among the words of `value` */
+  G2Z_FLAG_INT,      /* int */
+  G2Z_FLAG_INT64,    /* int64_t */
+  G2Z_FLAG_UINT64,   /* uint64_t; any value, minimum and maximum are not looked at */
+  G2Z_FLAG_FLOAT     /* float */
+} g2z_flag_kind;
+
+#define G2Z_TEXTS 16             /* files that one flag may name */
+typedef struct g2z_texts {
+  int count;
+  const char *text[G2Z_TEXTS];
+} g2z_texts;
+
+typedef struct g2z_flag {
+  const char *name;          /* without dashes */
+  g2z_flag_kind kind;
+  void *destination;         /* holds the default, which --help shows when it is in the range */
+  double minimum, maximum;   /* of a number, both allowed */
+  const char *value;         /* what --help calls the value: "N", "DIR"; of a choice "|cpu|cuda" */
+  const char *help;
+} g2z_flag;
+
+/* Arguments that are no flags are moved to argv[1..*rest], in their order; with rest NULL they are
+ * an error. The sentence of an unknown flag names the nearest one, or ours for another program's.
+ * -h is --help. */
+G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
+                                   int argc, char **argv, int *rest);
+/* The table for people. Print it before parsing: it shows what the destinations hold. */
+G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
+                             void (*line)(void *user, const char *text), void *user);
+/* The table as arguments, for a program that starts itself: behind the words of `first` a
+ * "--name=VALUE" for each flag whose destination holds a value of its range, which the parser turns
+ * into that value again, to the last bit. NULL is behind the last; freed with g2z_release. */
+G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
+                                       const char *const *first, int first_count, char ***argv);
+/* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
+G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
+                                  char **line);
+
+/* ===== ranks of this host ================================================
+ * Starting a job's ranks without mpirun: the same program, once for each rank. */
+
+/* Exit codes of programs around the library, which mpirun, srun and scripts see. */
+#define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
+#define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
+
+typedef struct g2z_job {    /* processes that this one starts and looks after */
+  int ranks;                      /* 1: also a process of its own */
+  char **argv;                    /* of each: this program, with these arguments; ends with NULL */
+  const char *output;             /* file at whose end they print; NULL: where this process does */
+  void (*watch)(void *user);      /* called at their start, then ten times a second; NULL: not */
+  void *user;
+} g2z_job;
+typedef struct g2z_job_end {
+  int exit_code;                  /* 0, or the first failure's that is no consequence of another's;
+                                   * 128 + signal of a rank that was killed */
+  int signal;                     /* the last one that was handed on; 0: none */
+  double cpu_s;                   /* of all processes, user and system */
+  size_t rank_bytes;              /* the most memory that one of them had resident */
+} g2z_job_end;
+/* Starts this program job->ranks times as ranks of one job on this host, which share a random
+ * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
+ * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
+ * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
+ * SIGKILL. Call it before anything starts a thread. */
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
+/* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
+ * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code);
+
+/* ===== the begin of main ================================================= */
+
+/* The first call of main. Standard input, output and error that the program was started without
+ * become /dev/null: else the next file that is opened would be one of them. A file beyond
+ * `ulimit -f` becomes an error of the write. OpenMP's threads sleep while they wait, unless
+ * OMP_WAIT_POLICY is set: where something else runs on a core, spinning costs most of the speed. */
+G2Z_API void g2z_begin_program(char **argv);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_PROGRAM_INCLUDED */
+
+#if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_PROGRAM_IMPLEMENTED)
+#define G2Z_PROGRAM_IMPLEMENTED
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
+
+#define G2ZG_COUNT(names) (sizeof names / sizeof *(names))
+#define G2ZG_TRY(call)                             \
+  do {                                             \
+    g2z_status try_status_ = (call);               \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== flags =============================================================
+ * In:  a table of flags and argv. Out: values behind the table's destinations.
+ * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
+
+/* Levenshtein's edits between `name` and `other`, for names of up to 63 characters. */
+static int g2zg_edits(const char *name, size_t length, const char *other) {
+  int row[64];
+  size_t width = strlen(other);
+  if (length > 63 || width > 63) return INT_MAX;
+  for (size_t j = 0; j <= width; j++) row[j] = (int)j;
+  for (size_t i = 1; i <= length; i++) {
+    int diagonal = row[0];
+    row[0] = (int)i;
+    for (size_t j = 1; j <= width; j++) {
+      int replace = diagonal + (name[i - 1] != other[j - 1]);
+      int insert_delete = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+      diagonal = row[j];
+      row[j] = replace < insert_delete ? replace : insert_delete;
+    }
+  }
+  return row[width];
+}
+
+/* An empty argument, so that a sentence shows it. */
+static const char *g2zg_shown(const char *text) { return text[0] ? text : "\"\""; }
+
+static const g2z_flag *g2zg_flag_find(const g2z_flag *flags, int count, const char *name,
+                                      size_t length) {
+  for (int i = 0; i < count; i++)
+    if (flags[i].kind != G2Z_FLAG_GROUP && strlen(flags[i].name) == length &&
+        memcmp(flags[i].name, name, length) == 0)
+      return &flags[i];
+  return NULL;
+}
+
+/* The flags of nanoGPT, llm.c and Hugging Face's Trainer, and ours. */
+static const char *const g2zg_foreign[][2] = {
+    {"max_iters", "steps"}, {"max_steps", "steps"}, {"lr_decay_iters", "steps"}, {"-x", "steps"},
+    {"num_train_epochs", "epochs"}, {"batch_size", "batch"}, {"-b", "batch"},
+    {"per_device_train_batch_size", "batch"}, {"micro_batch_size_per_gpu", "batch"},
+    {"train_batch_size", "global-batch"}, {"-d", "global-batch"}, {"block_size", "seq"},
+    {"max_length", "seq"}, {"max_seq_length", "seq"}, {"-t", "seq"}, {"n_positions", "context"},
+    {"gradient_accumulation_steps", "accum"}, {"grad_accum_steps", "accum"},
+    {"learning_rate", "lr"}, {"-l", "lr"}, {"lr_scheduler_type", "schedule"}, {"-k", "schedule"},
+    {"warmup_iters", "warmup"}, {"warmup_steps", "warmup"}, {"-u", "warmup"},
+    {"-c", "weight-decay"},
+    {"grad_clip", "clip"}, {"max_grad_norm", "clip"}, {"adam_beta1", "beta1"},
+    {"adam_beta2", "beta2"}, {"adam_epsilon", "eps"}, {"n_layer", "layers"},
+    {"num_hidden_layers", "layers"}, {"n_head", "heads"}, {"num_attention_heads", "heads"},
+    {"n_embd", "channels"}, {"hidden_size", "channels"}, {"vocab_size", "vocab-size"},
+    {"model_type", "model"}, {"model_name_or_path", "init-from"}, {"-e", "init-from"},
+    {"train_file", "train"}, {"dataset", "train"}, {"-i", "train"}, {"validation_file", "val"},
+    {"-j", "val"}, {"tokenizer_name", "vocab"}, {"eval_interval", "val-every"},
+    {"eval_steps", "val-every"}, {"-v", "val-every"}, {"eval_iters", "val-steps"},
+    {"-m", "val-steps"}, {"-s", "sample-every"}, {"-g", "sample-tokens"},
+    {"max_new_tokens", "sample-tokens"}, {"start", "prompt"}, {"save_steps", "save-every"},
+    {"-n", "save-every"}, {"save_total_limit", "keep"}, {"-y", "resume"},
+    {"resume_from_checkpoint", "resume"}, {"out_dir", "run-dir"}, {"output_dir", "run-dir"},
+    {"-o", "run-dir"}, {"fp16", "dtype"}, {"bf16", "dtype"}, {"precision", "dtype"},
+    {"gradient_checkpointing", "recompute"}, {"-r", "recompute"}, {"zero_stage", "zero"},
+    {"-z", "zero"}, {"nproc_per_node", "gpus"}, {"num_gpus", "gpus"}, {"config", "flags"}};
+
+/* Ours for another program's flag, where this program has it; NULL: nobody's. Those programs write
+ * _ or -. */
+static const g2z_flag *g2zg_flag_foreign(const g2z_flag *flags, int count, const char *name,
+                                         size_t length) {
+  for (size_t i = 0; i < G2ZG_COUNT(g2zg_foreign); i++) {
+    const char *theirs = g2zg_foreign[i][0], *ours = g2zg_foreign[i][1];
+    size_t same = 0;
+    while (same < length && (theirs[same] == name[same] ||
+                             (same > 0 && theirs[same] == '_' && name[same] == '-')))
+      same++;
+    if (same == length && !theirs[length]) return g2zg_flag_find(flags, count, ours, strlen(ours));
+  }
+  return NULL;
+}
+
+static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
+                                    const char *name, size_t length) {
+  const g2z_flag *ours = g2zg_flag_foreign(flags, count, name, length);
+  if (ours)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; here it is --%s %s: %s",
+                    (int)length, name, ours->name,
+                    ours->value + (ours->kind == G2Z_FLAG_CHOICE), ours->help);
+  const char *nearest = NULL;
+  int least = 3; /* more edits than this are another word, not a slip */
+  for (int i = 0; i < count; i++) {
+    if (flags[i].kind == G2Z_FLAG_GROUP) continue;
+    int edits = g2zg_edits(name, length, flags[i].name);
+    /* Half a name that begins a flag was likely meant to be it: --checkpoint, --profile. */
+    if (length >= 3 && strncmp(flags[i].name, name, length) == 0) edits = 0;
+    if (edits >= (nearest ? least : least + 1)) continue;
+    least = edits;
+    nearest = flags[i].name;
+  }
+  if (nearest)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "there is no flag --%.*s; did you mean --%s? --help lists them all",
+                    (int)length, name, nearest);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; --help lists them all",
+                  (int)length, name);
+}
+
+/* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a person would write them. */
+static void g2zg_number_text(double number, char text[32]) {
+  if (number == floor(number) && fabs(number) < 1e15) snprintf(text, 32, "%.0f", number);
+  else snprintf(text, 32, "%.6g", number);
+}
+
+static g2z_status g2zg_flag_number(g2z_services *services, const g2z_flag *flag,
+                                   const char *text) {
+  int whole = flag->kind != G2Z_FLAG_FLOAT, negative = text[0] == '-', in_range = 1;
+  char *end = NULL;
+  int64_t integer = 0;
+  uint64_t natural = 0;
+  double number = 0;
+  errno = 0;
+  if (flag->kind == G2Z_FLAG_UINT64) {
+    natural = strtoull(text, &end, 10);
+    in_range = !negative; /* strtoull would wrap -1 around */
+  } else if (whole) number = (double)(integer = strtoll(text, &end, 10));
+  else number = strtod(text, &end);
+  int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* what strtoll skips */
+  if (end == text || *end || space)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: not %s; write --%s %s", flag->name,
+                    g2zg_shown(text), whole ? "a whole number" : "a number", flag->name,
+                    whole ? "12" : "0.5, or 5e-1");
+  if (whole && errno == ERANGE) in_range = 0;
+  if (flag->kind != G2Z_FLAG_UINT64) /* written so that a NaN is out of range */
+    in_range = in_range && number >= flag->minimum && number <= flag->maximum;
+  if (!in_range) {
+    char least[32], most[32];
+    g2zg_number_text(flag->minimum, least);
+    g2zg_number_text(flag->maximum, most);
+    if (flag->kind == G2Z_FLAG_UINT64) snprintf(most, sizeof most, "%" PRIu64, UINT64_MAX);
+    if (flag->kind == G2Z_FLAG_INT64 && flag->maximum >= 9e18)
+      snprintf(most, sizeof most, "%" PRId64, INT64_MAX);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be from %s to %s", flag->name,
+                    text, flag->kind == G2Z_FLAG_UINT64 ? "0" : least, most);
+  }
+  if (flag->kind == G2Z_FLAG_UINT64) *(uint64_t *)flag->destination = natural;
+  else if (flag->kind == G2Z_FLAG_INT64) *(int64_t *)flag->destination = integer;
+  else if (flag->kind == G2Z_FLAG_INT) *(int *)flag->destination = (int)integer;
+  else *(float *)flag->destination = (float)number;
+  return G2Z_OK;
+}
+
+/* The choice's word number `index` in "|a|b|c"; NULL when there are fewer. */
+static const char *g2zg_flag_word(const g2z_flag *flag, int index, size_t *length) {
+  const char *word = flag->value;
+  for (; word && index >= 0; index--) {
+    word = strchr(word, '|');
+    if (word) word++;
+  }
+  if (word) *length = strcspn(word, "|");
+  return word;
+}
+
+/* Moved as bytes: an enum's type may differ from int in sign. */
+static int g2zg_flag_choice(const g2z_flag *flag) {
+  int index;
+  memcpy(&index, flag->destination, sizeof index);
+  return index;
+}
+
+static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag,
+                                const char *text) {
+  if (flag->kind == G2Z_FLAG_TEXT) {
+    *(const char **)flag->destination = text;
+    return G2Z_OK;
+  }
+  if (flag->kind == G2Z_FLAG_TEXTS) {
+    g2z_texts *texts = (g2z_texts *)flag->destination;
+    if (texts->count == G2Z_TEXTS)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes %d values, and %.300s is one more",
+                      flag->name, G2Z_TEXTS, text);
+    texts->text[texts->count++] = text;
+    return G2Z_OK;
+  }
+  if (flag->kind != G2Z_FLAG_CHOICE) return g2zg_flag_number(services, flag, text);
+  size_t length;
+  const char *word;
+  for (int i = 0; (word = g2zg_flag_word(flag, i, &length)) != NULL; i++) {
+    if (strlen(text) != length || memcmp(text, word, length) != 0) continue;
+    memcpy(flag->destination, &i, sizeof i);
+    return G2Z_OK;
+  }
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name,
+                  g2zg_shown(text), flag->value + 1);
+}
+
+static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, int count,
+                                 const g2z_flag *flag, const char *path);
+
+/* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
+static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, int count,
+                                 int argc, char **argv, int *at) {
+  const char *name = argv[*at] + 2;
+  size_t length = strcspn(name, "=");
+  const char *value = name[length] ? name + length + 1 : NULL;
+  const g2z_flag *flag = g2zg_flag_find(flags, count, name, length);
+  if (!flag) return g2zg_flag_unknown(services, flags, count, name, length);
+  if (flag->kind == G2Z_FLAG_SWITCH) {
+    if (value)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes no value: leave =%.80s away",
+                      flag->name, value);
+    *(int *)flag->destination = 1;
+    return G2Z_OK;
+  }
+  if (!value && *at + 1 < argc) {
+    const char *next = argv[*at + 1];
+    int is_flag = next[0] == '-' && next[1] == '-' &&
+                  g2zg_flag_find(flags, count, next + 2, strcspn(next + 2, "="));
+    if (!is_flag) value = argv[++*at];
+  }
+  if (!value)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
+                    flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
+  if (flag->kind == G2Z_FLAG_FILE) return g2zg_flag_file(services, flags, count, flag, value);
+  G2ZG_TRY(g2zg_flag_set(services, flag, value));
+  while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
+    G2ZG_TRY(g2zg_flag_set(services, flag, argv[++*at]));
+  return G2Z_OK;
+}
+
+/* Takes the lines of a file as if they stood on the command line. A second file would replace the
+ * texts to which the flags of the first point. */
+static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, int count,
+                                 const g2z_flag *flag, const char *path) {
+  char **text = (char **)flag->destination, *line, *next;
+  char sentence[G2Z_ERROR_BYTES];
+  size_t bytes;
+  if (*text)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes one file: join them", flag->name);
+  G2ZG_TRY(g2z_read_file(services, path, 1 << 20, text, &bytes));
+  char *end = *text + bytes;
+  for (line = *text; line < end; line = next) {
+    char *stop = line + strcspn(line, "\n");
+    next = stop + 1;
+    while (stop > line && strchr(" \t\r", stop[-1])) stop--;
+    *stop = 0;
+    line += strspn(line, " \t");
+    if (!*line || *line == '#') continue;
+    char *space = line + strcspn(line, " \t="), *value = space + strspn(space, " \t");
+    char *arguments[2] = {line, value};
+    int at = 0, given = *space && *space != '=';
+    if (given) *space = 0;
+    g2z_status status =
+        strncmp(line, "--", 2) == 0
+            ? g2zg_flag_take(services, flags, count, 1 + given, arguments, &at)
+            : g2z_fail(services, G2Z_BAD_ARGUMENT, "a line is a flag, --name VALUE, or a # and a "
+                       "comment, and not %.80s", line);
+    if (status == G2Z_OK && at == given) continue;
+    if (status == G2Z_OK)
+      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s takes no value: leave %.80s away", line,
+                        value);
+    snprintf(sentence, sizeof sentence, "%.600s", services->error);
+    return g2z_fail(services, status, "%.150s: %s", path, sentence);
+  }
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
+                                   int argc, char **argv, int *rest) {
+  int kept = 0;
+  for (int i = 1; i < argc; i++) {
+    static char help[] = "--help";
+    if (strcmp(argv[i], "-h") == 0) argv[i] = help;
+    char *argument = argv[i];
+    if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
+      G2ZG_TRY(g2zg_flag_take(services, flags, count, argc, argv, &i));
+      continue;
+    }
+    /* A lone - is standard input; -x is a slip, or llm.c's. */
+    const g2z_flag *ours = g2zg_flag_foreign(flags, count, argument, strlen(argument));
+    if (argument[0] == '-' && argument[1])
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%.80s: flags are written with two dashes%s%s; --help lists them", argument,
+                      ours ? ", and llm.c's is here --" : "", ours ? ours->name : "");
+    if (!rest)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "%.80s: this program takes flags only, each with one value at most: quote "
+                      "patterns, and text with spaces; --help lists them", g2zg_shown(argument));
+    argv[++kept] = argument;
+  }
+  if (rest) *rest = kept;
+  return G2Z_OK;
+}
+
+/* The default as text; empty when the destination holds none. */
+static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
+  text[0] = 0;
+  double number = 0, minimum = flag->minimum, maximum = flag->maximum;
+  switch (flag->kind) {
+    case G2Z_FLAG_GROUP:
+    case G2Z_FLAG_FILE:
+    case G2Z_FLAG_TEXTS:
+    case G2Z_FLAG_SWITCH: return;
+    case G2Z_FLAG_TEXT: {
+      const char *value = *(const char **)flag->destination;
+      if (value && *value) snprintf(text, 64, "%s", value);
+      return;
+    }
+    case G2Z_FLAG_CHOICE: {
+      size_t length;
+      const char *word = g2zg_flag_word(flag, g2zg_flag_choice(flag), &length);
+      if (word && g2zg_flag_choice(flag) >= 0) snprintf(text, 64, "%.*s", (int)length, word);
+      return;
+    }
+    case G2Z_FLAG_UINT64:
+      snprintf(text, 64, "%" PRIu64, *(uint64_t *)flag->destination);
+      return;
+    case G2Z_FLAG_INT: number = *(int *)flag->destination; break;
+    case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
+    case G2Z_FLAG_FLOAT: /* of "0.99" the float is larger than the double */
+      number = *(float *)flag->destination;
+      minimum = (float)minimum;
+      maximum = (float)maximum;
+      break;
+  }
+  if (!(number >= minimum && number <= maximum)) return;
+  g2zg_number_text(number, text);
+  if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
+    snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
+  if (flag->kind == G2Z_FLAG_FLOAT && (float)strtod(text, NULL) != (float)number)
+    snprintf(text, 64, "%.9g", number);
+}
+
+/* A flag as one argument, 0: it holds no value; else the length, as snprintf counts it. */
+static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
+  char text[64];
+  const char *value = text;
+  g2zg_flag_default(flag, text);
+  if (flag->kind == G2Z_FLAG_SWITCH)
+    return *(int *)flag->destination ? snprintf(out, room, "--%s", flag->name) : 0;
+  if (flag->kind == G2Z_FLAG_TEXT) value = *(const char **)flag->destination;
+  else if (!text[0]) return 0;
+  return value ? snprintf(out, room, "--%s=%s", flag->name, value) : 0;
+}
+
+G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
+                                       const char *const *first, int first_count, char ***argv) {
+  size_t places = (size_t)(first_count + count + 1), bytes = places * sizeof(char *);
+  void *memory;
+  *argv = NULL;
+  for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
+  for (int i = 0; i < count; i++) bytes += (size_t)g2zg_flag_argument(&flags[i], NULL, 0) + 1;
+  G2ZG_TRY(g2z_allocate(services, bytes, 1, &memory)); /* the pointers, then what they point to */
+  char **out = *argv = (char **)memory, *to = (char *)(out + places), *end = (char *)memory + bytes;
+  for (int i = 0; i < first_count + count; i++) {
+    size_t room = (size_t)(end - to);
+    int length = i < first_count ? snprintf(to, room, "%s", first[i])
+                                 : g2zg_flag_argument(&flags[i - first_count], to, room);
+    if (length == 0 && i >= first_count) continue;
+    *out++ = to;
+    to += length + 1;
+  }
+  *out = NULL;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
+                             void (*line)(void *user, const char *text), void *user) {
+  for (int i = 0; i < count; i++) {
+    const g2z_flag *flag = &flags[i];
+    char name[96], value[64], text[512];
+    if (flag->kind == G2Z_FLAG_GROUP) {
+      if (i) line(user, "");
+      line(user, flag->help);
+      continue;
+    }
+    const char *placeholder = flag->value ? flag->value : "";
+    snprintf(name, sizeof name, "--%s %s", flag->name,
+             placeholder + (flag->kind == G2Z_FLAG_CHOICE));
+    if (strlen(name) > 30) { /* too wide for its column */
+      snprintf(text, sizeof text, "  %s", name);
+      line(user, text);
+      name[0] = 0;
+    }
+    g2zg_flag_default(flag, value);
+    snprintf(text, sizeof text, value[0] ? "  %-30s %s [%s]" : "  %-30s %s", name, flag->help,
+             value);
+    line(user, text);
+  }
+}
+
+G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
+                                  char **line) {
+  size_t bytes = 1;
+  for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 3; /* ' becomes '\'' */
+  void *memory;
+  *line = NULL;
+  G2ZG_TRY(g2z_allocate(services, bytes, 1, &memory));
+  char *to = *line = (char *)memory;
+  for (int i = 0; i < argc; i++) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                                "_-+=:,./@%";
+    const char *from = argv[i];
+    int quote = !*from || from[strspn(from, plain)] != 0;
+    if (i) *to++ = ' ';
+    if (quote) *to++ = '\'';
+    for (; *from; from++) {
+      if (*from == '\'') {
+        memcpy(to, "'\\'", 3);
+        to += 3;
+      }
+      *to++ = *from;
+    }
+    if (quote) *to++ = '\'';
+  }
+  *to = 0;
+  return G2Z_OK;
+}
+
+/* ===== ranks of this host ================================================
+ * In:  a program and how many ranks. Out: what their ends come to.
+ * Law: no rank outlives this process, and the log names the rank that failed first by itself. */
+
+static const int g2zg_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+
+/* Between fork and exec: signals count from here on, and must not meet a handler of the program
+ * that exec replaces. What is ignored stays so, as exec has it. */
+static void g2zg_spawn_unblock(const sigset_t *mask) {
+  struct sigaction action;
+  for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals); i++) {
+    if (sigaction(g2zg_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
+      continue;
+    action.sa_handler = SIG_DFL;
+    sigaction(g2zg_spawn_signals[i], &action, NULL);
+  }
+  sigprocmask(SIG_SETMASK, mask, NULL);
+}
+
+#define G2ZG_SPAWN_RANKS 4096
+#define G2ZG_SPAWN_VARIABLES 9
+typedef struct g2zg_spawn {       /* a job in the hands of its parent */
+  g2z_services *services;
+  const g2z_job *job;
+  int output;                     /* -1: as this process */
+  char texts[G2ZG_SPAWN_VARIABLES][192]; /* what a launcher would set */
+  char **environment;             /* these, and this process's */
+  sigset_t signals, before;       /* those that are waited for; the mask that ranks get */
+  pid_t *processes;               /* [ranks]; 0: not started, or ended */
+  double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
+  int haste;                      /* 1: SIGTERM, 2: SIGKILL was sent to those that are left */
+  g2z_job_end *end;
+} g2zg_spawn;
+
+/* The variables of all ranks, with a secret that is random unless the user has set one. */
+static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
+  extern char **environ;
+  char secret[128] = "", id[64];
+  const char *set = getenv("G2Z_SECRET");
+  uint8_t random[16];
+  size_t count = 0, kept = 0, room = sizeof *spawn->texts;
+  struct timespec now;
+  void *memory;
+  if (getentropy(random, sizeof random) != 0)
+    return g2z_fail(spawn->services, G2Z_IO, "no random numbers for a secret: %s", strerror(errno));
+  for (int i = 0; i < 16; i++) snprintf(secret + 2 * i, 3, "%02x", random[i]);
+  if (set && *set) snprintf(secret, sizeof secret, "%s", set);
+  clock_gettime(CLOCK_REALTIME, &now);
+  snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
+  snprintf(spawn->texts[0], room, "RANK=");       /* these two for each rank */
+  snprintf(spawn->texts[1], room, "LOCAL_RANK=");
+  snprintf(spawn->texts[2], room, "WORLD_SIZE=%d", spawn->job->ranks);
+  snprintf(spawn->texts[3], room, "LOCAL_WORLD_SIZE=%d", spawn->job->ranks);
+  snprintf(spawn->texts[4], room, "MASTER_ADDR=127.0.0.1");
+  snprintf(spawn->texts[5], room, "MASTER_PORT=%d", 20000 + (random[0] << 8 | random[1]) % 9900);
+  snprintf(spawn->texts[6], room, "G2Z_RUN_ID=%s", id);
+  snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
+  snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
+  while (environ[count]) count++;
+  G2ZG_TRY(g2z_allocate(spawn->services, count + G2ZG_SPAWN_VARIABLES + 1, sizeof(char *),
+                        &memory));
+  spawn->environment = (char **)memory;
+  for (int k = 0; k < G2ZG_SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
+  for (size_t i = 0; i < count; i++) {
+    int drop = 0;
+    for (int k = 0; k < G2ZG_SPAWN_VARIABLES; k++)
+      drop |= strncmp(environ[i], spawn->texts[k], strcspn(spawn->texts[k], "=") + 1) == 0;
+    if (!drop) spawn->environment[kept++] = environ[i];
+  }
+  return G2Z_OK;
+}
+
+/* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
+ * would otherwise come twice, and a second signal means haste. */
+static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
+  snprintf(spawn->texts[0], sizeof *spawn->texts, "RANK=%d", rank);
+  snprintf(spawn->texts[1], sizeof *spawn->texts, "LOCAL_RANK=%d", rank);
+  pid_t parent = getpid(), child = fork();
+  if (child == 0) { /* from here to exec only what a signal handler may do */
+#if defined(__linux__)
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
+#endif
+    setpgid(0, 0);
+    g2zg_spawn_unblock(&spawn->before);
+    int output = spawn->output;
+    int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
+                                  dup2(output, STDERR_FILENO) >= 0);
+    if (printing && getppid() == parent)
+      execve("/proc/self/exe", spawn->job->argv, spawn->environment);
+    _exit(127);
+  }
+  spawn->processes[rank] = child > 0 ? child : 0;
+  if (child > 0) return G2Z_OK;
+  return g2z_fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
+                  strerror(errno));
+}
+
+static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
+  for (int r = 0; r < spawn->job->ranks; r++)
+    if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
+}
+
+/* Which of two ranks' exit codes tells more: the greater. */
+static int g2zg_spawn_weight(int code) {
+  return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
+}
+
+/* A rank has ended. The first that failed by itself is named. */
+static void g2zg_spawn_ended(g2zg_spawn *spawn, int rank, int status,
+                                   const struct rusage *used) {
+  g2z_job_end *end = spawn->end;
+  end->cpu_s += (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
+                1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
+  size_t resident = (size_t)used->ru_maxrss * 1024; /* Linux counts in KiB */
+  if (resident > end->rank_bytes) end->rank_bytes = resident;
+  int killed = !WIFEXITED(status);
+  int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
+  if (g2zg_spawn_weight(code) <= g2zg_spawn_weight(end->exit_code)) return;
+  end->exit_code = code;
+  if (g2zg_spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
+  const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
+  if (killed)
+    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
+            rank, process, signal, strsignal(signal));
+  else
+    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
+            process, code);
+}
+
+/* Until all have ended. job->watch runs once at least, even where ranks end at once. */
+static void g2zg_spawn_wait(g2zg_spawn *spawn) {
+  const g2z_job *job = spawn->job;
+  int running;
+  do {
+    if (job->watch) job->watch(job->user);
+    struct timespec pause = {0, 100000000};
+    int signal = sigtimedwait(&spawn->signals, NULL, &pause);
+    if (signal > 0 && signal != SIGCHLD) {
+      spawn->end->signal = signal;
+      g2zg_spawn_signal(spawn, signal);
+    }
+    running = 0;
+    for (int r = 0; r < job->ranks; r++) {
+      int status;
+      struct rusage used;
+      if (spawn->processes[r] <= 0) continue;
+      running++;
+      if (wait4(spawn->processes[r], &status, WNOHANG, &used) != spawn->processes[r]) continue;
+      g2zg_spawn_ended(spawn, r, status, &used);
+      spawn->processes[r] = 0;
+      running--;
+    }
+    double now = g2z_seconds();
+    if (spawn->failed == 0 && g2zg_spawn_weight(spawn->end->exit_code) > 1) {
+      spawn->failed = now;
+      g2zg_spawn_signal(spawn, SIGCONT); /* who was stopped may hear of it, and leave */
+    }
+    int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
+    if (late > spawn->haste) {
+      g2zg_spawn_signal(spawn, late == 1 ? SIGTERM : SIGKILL);
+      spawn->haste = late;
+    }
+  } while (running > 0);
+}
+
+static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
+  sigemptyset(&spawn->signals);
+  for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals); i++)
+    sigaddset(&spawn->signals, g2zg_spawn_signals[i]);
+  sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
+  struct sigaction ordinary, child;
+  memset(&ordinary, 0, sizeof ordinary);
+  ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
+  sigaction(SIGCHLD, &ordinary, &child);
+  g2z_status status = G2Z_OK;
+  for (int r = 0; r < spawn->job->ranks && status == G2Z_OK; r++)
+    status = g2zg_spawn_one(spawn, r);
+  if (status != G2Z_OK) g2zg_spawn_signal(spawn, SIGKILL);
+  g2zg_spawn_wait(spawn);
+  sigaction(SIGCHLD, &child, NULL);
+  sigprocmask(SIG_SETMASK, &spawn->before, NULL);
+  return status;
+}
+
+/* Refuses to start ranks from a rank; *inside: it is one of those that this program started. */
+static g2z_status g2zg_spawn_check(g2z_services *services, int ranks, int *inside) {
+  g2z_place place;
+  *inside = 0;
+  if (ranks < 1 || ranks > G2ZG_SPAWN_RANKS)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
+                    G2ZG_SPAWN_RANKS);
+  if (g2z_place_find(services, &place) != G2Z_OK) return G2Z_OK;
+  *inside = strcmp(place.launcher, "ranks") == 0;
+  if (place.world <= 1 || *inside) return G2Z_OK;
+  return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                  "this process is rank %d of %d already (%s), and shall start %d more: leave "
+                  "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+                  ranks);
+}
+
+G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
+  void *memory;
+  g2zg_spawn spawn;
+  int inside;
+  memset(&spawn, 0, sizeof spawn);
+  memset(out, 0, sizeof *out);
+  spawn.services = services;
+  spawn.job = job;
+  spawn.end = out;
+  spawn.output = -1;
+  G2ZG_TRY(g2zg_spawn_check(services, job->ranks, &inside));
+  if (job->output) {
+    spawn.output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
+  }
+  g2z_status status = g2z_allocate(services, (size_t)job->ranks, sizeof(pid_t), &memory);
+  spawn.processes = (pid_t *)memory;
+  if (status == G2Z_OK) status = g2zg_spawn_environment(&spawn);
+  if (status == G2Z_OK) status = g2zg_spawn_all(&spawn);
+  g2z_release(services, spawn.environment);
+  g2z_release(services, spawn.processes);
+  if (spawn.output >= 0) close(spawn.output);
+  return status;
+}
+
+G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
+                                   int *exit_code) {
+  g2z_job job;
+  g2z_job_end end;
+  int inside;
+  *is_parent = *exit_code = 0;
+  G2ZG_TRY(g2zg_spawn_check(services, ranks, &inside));
+  if (inside || ranks == 1) return G2Z_OK;
+  *is_parent = 1;
+  memset(&job, 0, sizeof job);
+  job.ranks = ranks;
+  job.argv = argv;
+  g2z_status status = g2z_ranks_run(services, &job, &end);
+  *exit_code = end.exit_code;
+  return status;
+}
+
+/* ===== the begin of main =================================================
+ * In:  a process as it was started. Out: one whose files and threads behave. */
+
+G2Z_API void g2z_begin_program(char **argv) {
+  int open_files = 1;
+  for (int file = STDIN_FILENO; file <= STDERR_FILENO && open_files; file++)
+    if (fcntl(file, F_GETFD) < 0) open_files = open("/dev/null", O_RDWR) >= 0; /* the lowest free */
+  signal(SIGXFSZ, SIG_IGN);
+#ifdef _OPENMP /* its runtime has read the variable before main: this process begins again */
+  if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
+    execv("/proc/self/exe", argv);
+#else
+  (void)argv;
+#endif
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_PROGRAM_IMPLEMENTED */
