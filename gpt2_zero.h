@@ -3586,8 +3586,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
   g2z__plan_line(line, user, "step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens",
                  plan->batch, plan->seq, plan->accum, plan->world,
                  (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
-  g2z__plan_line(line, user, "types       %s parameters, %s gradients, on %s", 
+  g2z__plan_line(line, user, "types       %s parameters, %s gradients%s%s, on %s",
                  g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
+                 plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2z_fp8_text(plan->fp8) : "",
                  g2z_device_text(plan->device));
   char strategy[64];
   snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
