@@ -864,7 +864,6 @@ typedef struct g2z_plan {
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
                                    * where nothing is added to it before it travels */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
-  size_t block_elements;          /* 12 C^2 + 13 C */
   size_t parameters;              /* canonical: what the model has */
   size_t elements;                /* memory: with padding */
   size_t param_elements;          /* of the parameters' buffer */
@@ -3167,7 +3166,6 @@ G2Z__PRIVATE void g2z__plan_units(g2z_plan *plan) {
     canonical += unit->elements;
   }
   plan->elements = plan->unit[plan->units].begin = g2z__round_up(at, grain);
-  plan->block_elements = elements[G2Z_UNIT_BLOCK];
   plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
 }
 
