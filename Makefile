@@ -99,7 +99,7 @@ bench: $(HERE)/bench ## steps, ops, scaling over the GPUs there are; without one
 	  echo; ./bench $$experiment --out runs/bench/$$experiment || failed=1; done; \
 	./bench report runs/bench && exit $$failed
 
-mutants: test_gpt2 ## break 68 things on purpose: a test must see each; on a GPU if there is one
+mutants: test_gpt2 ## break one thing at a time on purpose: a test must see it; on a GPU if there is one
 	tests/mutants.sh $(if $(and $(NVCC),$(ARCH)),cuda,cpu)
 
 traces: ## compare with an earlier commit, to the bit: tests/traces.sh --help

@@ -1473,7 +1473,7 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
  *   x     [N,C] A in    C % 8 == 0; 16-byte aligned
  *   w,b   [C]   A in
  *   y     [N,C] A out
- *   narrow  rows of y times G2Z__E4M3_X in e4m3, out, or NULL
+ *   narrow  rows of y in e4m3, out, or NULL
  *   mean  [N]   f32 out for backward
  *   rstd  [N]   f32 out 1/sqrt(variance + eps)
  * Math    f32, two-pass variance
@@ -2600,15 +2600,12 @@ g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O) {
         *reinterpret_cast<const uint4 *>(&tile[o][i]);
 }
 
-/* The product of a key whose operands have 8 bits, by room k42's kernel: A is e4m3 and transposed,
- * B is of `type`. */
-static g2z_status g2z__narrow_product(g2z_device *device, const g2z__lt_key *of,
-                                      const g2z__lt_operands *on, cudaDataType_t type) {
-  g2z__lt_key key = *of;
-  key.type = type;
-  key.transpose_a = 1;
-  key.ld_a = key.ld_b = (int32_t)G2Z_NARROW_ROW(key.k);
-  return g2z__hopper_product_run(device, &key, on);
+/* A key becomes that of 8 bits, which room k42's kernel alone has: A is e4m3 and transposed, B is of
+ * `type`. */
+static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
+  key->type = type;
+  key->transpose_a = 1;
+  key->ld_a = key->ld_b = (int32_t)G2Z_NARROW_ROW(key->k);
 }
 
 /* y = x w + bias, and gelu or residual.
@@ -2641,7 +2638,8 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_
     if (slope) key.epilogue = G2Z__EPILOGUE_GELU, on.narrow = narrow_y;
     on.a = to;
     on.b = narrow_x;
-    G2Z__TRY(g2z__narrow_product(device, &key, &on, CUDA_R_8F_E4M3));
+    g2z__narrow_key(&key, CUDA_R_8F_E4M3);
+    G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
   }
   if (!drops) return G2Z_OK;
   return g2z__residual_dropout<A>(device, (A *)y, (const A *)on.d, (const A *)residual, dropout, N,
@@ -2680,7 +2678,8 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
         G2Z__TRY(g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
         on.narrow = narrow;
       }
-      G2Z__TRY(g2z__narrow_product(device, &key, &on, CUDA_R_8F_E5M2));
+      g2z__narrow_key(&key, CUDA_R_8F_E5M2);
+      G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
     }
   } else
     G2Z__TRY(g2z__lt_fused_or(device, &key, &on, [&] {
@@ -2789,7 +2788,7 @@ static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int pa
   size_t first = (size_t)b * (size_t)T * stride + (size_t)part * C + (size_t)(h * HS);
   return {base + first, stride, T, HS, base, narrow};
 }
-/* Writes a pack of a rectangle. E is the type in `narrow`. */
+/* Writes 8 numbers of a rectangle. E is the type in `narrow`. */
 template <typename E, typename A>
 static __device__ inline void g2z__rows_put(const g2z__rows<A> &to, A *at, uint4 pack) {
   __stcg(reinterpret_cast<uint4 *>(at), pack);
@@ -2849,8 +2848,8 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
 
 /* Rounds the 16 rows in `c`, each times a factor, and writes those inside the rectangle: lanes
  * first exchange their pairs, so that each writes 16 bytes. nvcc splits a plain store of a uint4
- * into four when its parts come from lanes; __stcg stays whole. */
-template <int HSP, typename E = __nv_fp8_e5m2, typename A>
+ * into four when its parts come from lanes; __stcg stays whole. In 8 bits, gradients alone. */
+template <int HSP, typename A>
 static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (&c)[HSP / 8][4],
                                            int row, float factor_low, float factor_high) {
 #pragma unroll
@@ -2867,8 +2866,8 @@ static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (
       g2z__transpose<1>(words);
       int x = n * 8 + g2z__lane() % 4 * 8;
       if (y < to.T && x < to.HS)
-        g2z__rows_put<E>(to, to.at + (size_t)y * to.stride + x,
-                         make_uint4(words[0], words[1], words[2], words[3]));
+        g2z__rows_put<__nv_fp8_e5m2>(to, to.at + (size_t)y * to.stride + x,
+                                     make_uint4(words[0], words[1], words[2], words[3]));
     }
   }
 }
@@ -6527,8 +6526,7 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
                        256, 0, *rows, *x, (const A *)x->logits, ld));
   key = g2z__head_key<A>(device, x->n, x->C, x->Vp);
   if (device->fp8) {
-    key.type = CUDA_R_8F_E4M3;
-    key.ld_a = key.ld_b = (int32_t)G2Z_NARROW_ROW(x->C);
+    g2z__narrow_key(&key, CUDA_R_8F_E4M3);
     on.a = rows->narrow_wte;
     on.b = rows->narrow_h;
     on.rows.unit = rows->unit;

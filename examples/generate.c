@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
   g2z_tokenizer *tokenizer = NULL; g2z_encoder *encoder = NULL;
   g2z_tokens text = {NULL, 0, 0, NULL};
   if (argc < 4 || argc > 6)
-    return fprintf(stderr, "use: %s WEIGHTS VOCABULARY PROMPT [TOKENS [TEMPERATURE]]\n", argv[0]), 1;
+    return fprintf(stderr, "use: %s WEIGHTS VOCAB PROMPT [TOKENS [TEMPERATURE]]\n", argv[0]), 1;
   g2z_context_config place = g2z_context_config_default(&services);
   g2z_dtype dtype = place.device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
   g2z_sampling sampling = g2z_sampling_default();

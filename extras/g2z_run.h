@@ -22,9 +22,9 @@
  *
  * It uses gpt2_zero.h and, beside it, g2z_program.h, g2z_text.h, g2z_eval.h and g2z_report.h
  * through their public functions alone, and takes the library's build switches
- * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a status, and a sentence in
- * services->error. It prints nothing. It ends a process in one place: g2z_run_catch_signals, at a
- * second signal. Names that begin with g2zr_ or G2ZR_ are private.
+ * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a
+ * status, and a sentence in services->error. It prints nothing. It ends a process in one place:
+ * g2z_run_catch_signals, at a second signal. Names that begin with g2zr_ or G2ZR_ are private.
  *
  * CONTENTS: run; command line
  *

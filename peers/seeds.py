@@ -7,8 +7,9 @@ PyTorch's fp16 autocast: final validation losses, and their differences seed by 
                            [--ways fp16,bf16,tf32] [--flags FLAGS] [--val-every N] [--no-torch] [--no-train]
                            [--out study.json]
 
-A way is a type of ./train, perhaps with flags behind it: fp16+fp8=logits is --dtype fp16 --fp8=logits. A seed sets the weights and the order of the data; ./train's types share both, so their losses are
-compared in pairs. PyTorch has its own random numbers: it is compared by mean and deviation alone.
+A way is a type of ./train, perhaps with flags behind it: fp16+fp8=logits is --dtype fp16 --fp8=logits.
+A seed sets the weights and the order of the data; the ways share both, so their losses are compared in
+pairs. PyTorch has its own random numbers: it is compared by mean and deviation alone.
 6 layers, 384 channels, 16 sequences of 512 tokens a step, AdamW with a peak of 1e-3, cosine to a tenth;
 --flags, with --no-torch, makes ./train's another model: --flags "--model gpt2 --batch 32".
 """
@@ -33,7 +34,8 @@ def by_train(args, way, seed):
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = os.path.join(scratch, "run")
         command = ["./train", "--train", args.train, "--val", args.val, "--steps", args.steps, "--seed", seed,
-                   "--dtype", dtype, "--sample-tokens", 0, "--val-every", args.val_every or args.steps, "--run-dir", run_dir,
+                   "--dtype", dtype, "--sample-tokens", 0, "--val-every", args.val_every or args.steps,
+                   "--run-dir", run_dir,
                    *args.flags.split(), *("--" + flag for flag in more)]
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
         if done.returncode:
