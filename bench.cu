@@ -1746,7 +1746,9 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
   if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
   else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", name, stamp);
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", name);
-  if (access(path.text, F_OK) == 0)
+  int there;
+  TRY(g2z_is_there(services, path.text, &there));
+  if (there)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, or "
                     "remove it", path.text);
   TRY(new_summary(services, o, name, &e->s));
@@ -1761,9 +1763,11 @@ static g2z_status open_experiment(experiment *e, g2z_services *services, options
  * interrupted has left runs, whose names are taken. */
 static g2z_status take_out(experiment *e) {
   const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
+  int there;
   TRY(g2z_make_directory(e->services, e->out));
   TRY(g2z_lock_directory(e->services, e->out, &e->lock));
-  if (access(path.text, F_OK) != 0) return G2Z_OK;
+  TRY(g2z_is_there(e->services, path.text, &there));
+  if (!there) return G2Z_OK;
   return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already, of an experiment that "
                   "did not end: choose another --out, or remove %.60s's runs", path.text,
                   e->s->experiment);
@@ -1898,10 +1902,12 @@ static g2z_status run_report(g2z_services *services, options *o, g2z_context_con
                     "experiments or runs left");
   const g2z_path path = g2z_path_in(out, "report.html");
   TRY(g2z_results_create(services, &found));
-  g2z_status status = G2Z_OK;
+  int is_run = 0;
+  g2z_status status = g2z_is_there(services, g2z_path_in(out, "training_metrics.json").text,
+                                   &is_run);
   for (int i = 1; i < o->argc && status == G2Z_OK; i++)
     status = g2z_results_add(found, o->argv[i]);
-  if (status == G2Z_OK && access(g2z_path_in(out, "training_metrics.json").text, F_OK) == 0)
+  if (status == G2Z_OK && is_run)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run, with a report.html of its own: "
                       "say where this one goes, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);

@@ -404,6 +404,10 @@ G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, 
                                  char **out);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
+/* *there: 1 if anything has this name, even a link that leads nowhere. An error that leaves it open
+ * (a mount that is gone, a directory that may not be read) is a failure: a caller that took it for
+ * "no" would begin anew over files that it only cannot see. */
+G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there);
 
 /* ===== >>d03 random numbers ==============================================
  * Counter-based: a number is a pure function of (seed, stream, counter), so nothing has to be
@@ -2382,6 +2386,13 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
   return G2Z_OK;
 }
 
+G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there) {
+  struct stat info;
+  *there = lstat(path, &info) == 0;
+  if (*there || errno == ENOENT || errno == ENOTDIR) return G2Z_OK;
+  return g2z_fail_file(services, errno, "find out whether there is", path);
+}
+
 /* ===== >>i04 JSON ========================================================
  * In:  any bytes that claim to be JSON, or values to write. Out: values in place, or a text.
  * Law: no allocation, no recursion, nothing read beyond `end`, no locale; what RFC 8259 forbids is
@@ -3937,9 +3948,11 @@ G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int3
                                   size_t count) {
   unsigned char bits[4096];
   g2z__shard shard;
+  int there;
   memset(&shard, 0, sizeof shard);
   shard.path = path;
-  if (access(g2z__mask_of(path).text, F_OK) != 0 && errno == ENOENT) return G2Z_OK;
+  G2Z__TRY(g2z_is_there(services, g2z__mask_of(path).text, &there));
+  if (!there) return G2Z_OK;
   G2Z__TRY(g2z__shard_open(services, &shard));
   g2z_status status = G2Z_OK;
   if ((uint64_t)shard.tokens != count)
@@ -8222,9 +8235,9 @@ G2Z__PRIVATE g2z_status g2z__directory_has(g2z_services *services, const char *d
                                            const char *name, int *there) {
   char *path;
   G2Z__TRY(g2z_join_path(services, directory, name, &path));
-  *there = access(path, F_OK) == 0;
+  g2z_status status = g2z_is_there(services, path, there);
   g2z_release(services, path);
-  return G2Z_OK;
+  return status;
 }
 
 /* DIRECTORY/model.safetensors, or else the files of its index. */
@@ -10873,10 +10886,12 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
   const g2z_plan *plan = t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
   const int all = plan->owner == G2Z_OWNER_ALL;
+  int there = 0;
   x->saved.world = plan->world;
   x->begin = all ? P / W * rank + P % W * rank / W : 0;
   x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
-  if (rank == 0 && !x->weights_only && access(directory, F_OK) == 0) /* that is whole and stays */
+  if (rank == 0 && !x->weights_only) G2Z__TRY(g2z_is_there(t->services, directory, &there));
+  if (there) /* that is whole and stays */
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "%s exists already: remove it, or save under another name", directory);
   if (plan->updates > G2Z__CHECKPOINT_PARTS)
@@ -11323,10 +11338,12 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
   g2z__saved saved;
   char *path = NULL;
   size_t bytes;
+  int noted = 0;
   memset(out, 0, sizeof *out);
   g2z_status status = g2z__saved_read(services, directory, &saved);
   if (status == G2Z_OK) status = g2z_join_path(services, directory, "note.json", &path);
-  if (status == G2Z_OK && access(path, F_OK) == 0) {
+  if (status == G2Z_OK) status = g2z_is_there(services, path, &noted);
+  if (status == G2Z_OK && noted) {
     status = g2z_read_file(services, path, (size_t)1 << 30, &out->note, &bytes);
     if (status == G2Z_OK) status = g2z__sealed_check(services, path, out->note, bytes);
   }

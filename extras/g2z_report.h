@@ -1129,14 +1129,15 @@ static g2z_status g2zp_event_end(g2z_events *e) {
 
 /* Two starts in one second must not share a file: the second one waits for no clock, it takes the
  * next second's name. */
-static g2z_path g2zp_events_path(const char *directory) {
+static g2z_status g2zp_events_path(g2z_services *services, const char *directory, g2z_path *path) {
   char host[128] = "";
-  long long seconds = (long long)time(NULL);
   gethostname(host, sizeof host - 1);
-  for (;; seconds++) {
-    g2z_path path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
-    if (access(path.text, F_OK) != 0) return path;
+  long long seconds = (long long)time(NULL);
+  for (int there = 1; there; seconds++) {
+    *path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
+    G2ZP_TRY(g2z_is_there(services, path->text, &there));
   }
+  return G2Z_OK;
 }
 
 /* The version that TensorBoard looks for, and where this file takes over from earlier ones. */
@@ -1156,12 +1157,14 @@ static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out) {
   void *memory;
+  g2z_path path;
   *out = NULL;
   G2ZP_TRY(g2zp_check_directory(services, directory));
+  G2ZP_TRY(g2zp_events_path(services, directory, &path));
   G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
-  g2z_status status = g2z_writer_create(services, g2zp_events_path(directory).text, &e->writer);
+  g2z_status status = g2z_writer_create(services, path.text, &e->writer);
   if (status == G2Z_OK) status = g2zp_events_head(e, first_step);
   if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
   if (status != G2Z_OK) g2z_events_free(e);
@@ -1216,10 +1219,12 @@ static void g2zp_told_free(g2zp_told *told) {
 static g2z_status g2zp_told_read(g2z_services *services, const char *directory,
                                  const char *name, g2zp_told *told) {
   g2z_json json;
+  int there;
   memset(told, 0, sizeof *told);
   told->services = services;
   G2ZP_TRY(g2z_join_path(services, directory, name, &told->path));
-  if (access(told->path, F_OK) != 0) return G2Z_OK;
+  G2ZP_TRY(g2z_is_there(services, told->path, &there));
+  if (!there) return G2Z_OK;
   G2ZP_TRY(g2z_read_file(services, told->path, (size_t)1 << 26, &told->text, &told->bytes));
   g2z_json_open(&json, services, told->path, told->text, told->bytes);
   if (g2z_json_peek(&json) != '{') return g2z_json_fail(&json, "%s must hold an object", name);
@@ -1667,7 +1672,9 @@ static g2z_status g2zp_report_sample(g2z_page *page, g2z_services *services, con
   const g2z_path path = g2z_path_in(run_dir, "sample.txt");
   char *text;
   size_t bytes;
-  if (access(path.text, F_OK) != 0) return G2Z_OK;
+  int there;
+  G2ZP_TRY(g2z_is_there(services, path.text, &there));
+  if (!there) return G2Z_OK;
   G2ZP_TRY(g2z_read_file(services, path.text, 1 << 26, &text, &bytes));
   g2z_page_heading(page, "Sample");
   g2z_page_text(page, "%s", text);

@@ -430,8 +430,9 @@ static g2z_path g2zr_in(const g2z_run *run, const char *name) {
   return g2z_path_in(run->config.run_dir, "%s", name);
 }
 
-static int g2zr_has(const char *directory, const char *name) {
-  return access(g2z_path_in(directory, "%s", name).text, F_OK) == 0;
+static g2z_status g2zr_has(g2z_services *services, const char *directory, const char *name,
+                           int *there) {
+  return g2z_is_there(services, g2z_path_in(directory, "%s", name).text, there);
 }
 
 /* A file that is removed or replaced under a run would leave one without its metrics. */
@@ -880,13 +881,17 @@ static g2z_status g2zr_sync(g2z_run *run) {
 static g2z_status g2zr_check_weights(const g2z_run *run) {
   const char *directory = run->config.save_weights;
   g2z_writer *writer;
-  for (int i = 0; !run->tokenizer && i < 2; i++)
-    if (g2zr_has(directory, g2zr_tokenizer_files[i]))
+  int there;
+  for (int i = 0; !run->tokenizer && i < 2; i++) {
+    G2ZR_TRY(g2zr_has(run->services, directory, g2zr_tokenizer_files[i], &there));
+    if (there)
       return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                       "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
                       "vocab, remove that file, or save the weights in another directory",
                       directory, g2zr_tokenizer_files[i]);
-  if (g2zr_has(directory, "trainer_state.json"))
+  }
+  G2ZR_TRY(g2zr_has(run->services, directory, "trainer_state.json", &there));
+  if (there)
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                     "%.400s is a checkpoint, whose weights belong to its other files: save these "
                     "in another directory", directory);
@@ -1548,10 +1553,11 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   const g2z_path path = g2zr_in(run, name);
   char *text = NULL;
   size_t length = 0;
-  g2z_status status = G2Z_OK;
+  int there = 0;
   *kept = 0;
   if (!run->found.own) return G2Z_OK;
-  if (g2zr_has(run->config.run_dir, name))
+  g2z_status status = g2zr_has(run->services, run->config.run_dir, name, &there);
+  if (there)
     status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &length);
   if (run->from.note && g2zr_ends_there(run, text, length, bytes, steps))
     *kept = (int64_t)bytes;
@@ -1589,7 +1595,9 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   g2z_json_text key, value;
   memset(&value, 0, sizeof value);
   origin[0] = 0;
-  if (access(path.text, F_OK) != 0) return G2Z_OK;
+  int there;
+  G2ZR_TRY(g2z_is_there(run->services, path.text, &there));
+  if (!there) return G2Z_OK;
   G2ZR_TRY(g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &bytes));
   g2z_json_open(&json, run->services, path.text, text, strcspn(text, "\n"));
   if (g2z_json_enter(&json, '{'))
@@ -1600,7 +1608,8 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   if (g2z_json_close(&json) == G2Z_OK && value.at && value.bytes < PATH_MAX) /* it was synced */
     origin[g2z_json_unescape(&value, (unsigned char *)origin)] = 0;
   g2z_release(run->services, text);
-  if (!origin[0] || access(origin, F_OK) == 0) return G2Z_OK;
+  if (origin[0]) G2ZR_TRY(g2z_is_there(run->services, origin, &there));
+  if (!origin[0] || there) return G2Z_OK;
   return g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not there "
                   "any more, and has no checkpoint of its own: put that back, or choose another "
                   "run directory", run->config.run_dir, origin);
@@ -1687,9 +1696,11 @@ static g2z_status g2zr_choose(g2z_run *run) {
 /* Rank 0: run_dir holds no other run, and no checkpoint behind the one that is taken up. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
+  int there;
   if (!run->config.run_dir) return G2Z_OK;
   G2ZR_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
-  if (!run->found.continues && latest < 0 && g2zr_has(run->config.run_dir, "RUN_COMPLETE.txt"))
+  G2ZR_TRY(g2zr_has(run->services, run->config.run_dir, "RUN_COMPLETE.txt", &there));
+  if (!run->found.continues && latest < 0 && there)
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.400s holds a run already, which saved no "
                     "checkpoint: choose another --run-dir; --init-from %.400s/weights begins with "
                     "what that run has learnt", run->config.run_dir, run->config.run_dir);
@@ -1698,11 +1709,13 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
     snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
     const char *const files[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
                                  name};
-    for (size_t i = 0; i < G2ZR_COUNT(files); i++)
-      if (g2zr_has(run->config.run_dir, files[i]))
+    for (size_t i = 0; i < G2ZR_COUNT(files); i++) {
+      G2ZR_TRY(g2zr_has(run->services, run->config.run_dir, files[i], &there));
+      if (there)
         return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): --resume "
                         "latest goes on with it; a new run needs another run directory",
                         run->config.run_dir, files[i]);
+    }
     return G2Z_OK;
   }
   if (latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
@@ -1725,7 +1738,10 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
 /* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
 static g2z_status g2zr_lock(g2z_run *run) {
   const char *directory = run->config.run_dir;
-  if (!directory || run->lock >= 0 || access(directory, F_OK) != 0) return G2Z_OK;
+  int there;
+  if (!directory || run->lock >= 0) return G2Z_OK;
+  G2ZR_TRY(g2z_is_there(run->services, directory, &there));
+  if (!there) return G2Z_OK;
   return g2z_lock_directory(run->services, directory, &run->lock);
 }
 
@@ -2436,7 +2452,9 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
   struct stat info;
   const char *name = "FILE";
   const int there = stat(path, &info) == 0;
-  if (directory && there && g2zr_has(path, "weights"))
+  int has = 0;
+  if (directory && there) G2ZR_TRY(g2zr_has(services, path, "weights", &has));
+  if (has)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.400s is a run directory: its weights are in "
                     "%s %.400s/weights", flag, path, flag, path);
   if (directory && !there && *path && !strchr(path, '/'))
@@ -2450,8 +2468,10 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
                     "%s %.*s", flag, path, flag, slash ? (int)(slash - path) : 1,
                     slash ? path : ".");
   }
-  for (size_t i = G2ZR_COUNT(files); i-- > 0;)
-    if (g2zr_has(path, files[i])) name = files[i];
+  for (size_t i = G2ZR_COUNT(files); i-- > 0;) {
+    G2ZR_TRY(g2zr_has(services, path, files[i], &has));
+    if (has) name = files[i];
+  }
   return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a directory, and a file is wanted: "
                   "%s %.300s/%s", flag, path, flag, path, name);
 }
@@ -2480,8 +2500,10 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   X(context, "--context")
   X(vocab, "--vocab-size")
 #undef X
+  int there;
   snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
-  if (!o->run.vocab && access(o->vocab_text, R_OK) == 0) o->run.vocab = o->vocab_text;
+  G2ZR_TRY(g2z_is_there(services, o->vocab_text, &there));
+  if (!o->run.vocab && there) o->run.vocab = o->vocab_text;
   return G2Z_OK;
 }
 

@@ -1457,9 +1457,11 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
                                         g2z_tokenizer **out) {
   char *text;
   size_t bytes;
+  int there;
   *out = NULL;
   if (!path) return g2zt_tokenizer_new(services, out);
-  if (access(path, F_OK) != 0 && errno == ENOENT)
+  G2ZT_TRY(g2z_is_there(services, path, &there));
+  if (!there)
     return g2z_fail(services, G2Z_IO, "cannot open %s: No such file; check the path, or get "
                     "GPT-2's by `make vocab`, which writes data/vocab.bpe",
                     path[0] ? path : "\"\"");

@@ -156,6 +156,18 @@ static void test_files_special(g2z_test *t) {
   test_files_refuse(t, 'w', path, "file: it is a symbolic link; name a file");
   CHECK(t, test_files_equal(t, path, "target", 6)); /* to read through one is fine */
   test_files_hold(t, test_path(t, "target"), "target", 6, 3); /* and file, link: none was made */
+  /* Whether a name is taken: a link that leads nowhere takes it; an error is no answer. */
+  static const struct { const char *name; int there; const char *error; } names[] = {
+      {"target", 1, NULL}, {"lost", 1, NULL}, {".", 1, NULL}, {"none", 0, NULL},
+      {"none/x", 0, NULL}, {"target/x", 0, NULL}, {"", 1, NULL},
+      {"loop/x", 0, "whether there is"}};
+  test_sh(t, "ln -s none lost; ln -s loop loop");
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    int there = -1;
+    g2z_status status = g2z_is_there(&t->services, test_at(t, "%s", names[i].name), &there);
+    CHECK_STATUS(t, status, names[i].error ? G2Z_IO : G2Z_OK, &t->services, names[i].error);
+    CHECK(t, there == names[i].there);
+  }
 }
 
 /* A pipe has no size: the reader grows its block until the end. */

@@ -1205,6 +1205,17 @@ static void test_run_resume_latest(g2z_test *t) {
   CHECK_BAD(t, test_run_all(t, &b.config, &seen),
             "step-000008 was saved by a model with heads=2");
   CHECK(t, test_files_count(t, "b/*.damaged") == 0);
+  /* A file that cannot be looked at is not absent: the run stays as it is. */
+  static const char *const unseen[] = {"step-000008/trainer_state.json", "step-000008/note.json",
+                                       "step-000008/model.safetensors", "metrics.jsonl"};
+  b.config.train.model.heads = 2;
+  for (size_t i = 0; i < sizeof unseen / sizeof *unseen; i++) {
+    test_sh(t, "rm -rf b; cp -r a b && cd b && ln -sf loop %s && ln -sf loop loop && "
+               "ln -sf loop step-000008/loop && cp -r ../b ../kept", unseen[i]);
+    CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_IO, &t->services,
+                 "Too many levels of symbolic links");
+    test_sh(t, "diff -r --no-dereference b kept && rm -r kept");
+  }
 }
 
 /* Each is refused before the first step, and leaves the run as it was. */
