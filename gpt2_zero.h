@@ -991,8 +991,8 @@ G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
  * call. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
-/* Refuses two names or patterns of shards that share a file; one without a file is left to the
- * loader. */
+/* Refuses two names or patterns of shards that share a file, and a pattern of training shards that
+ * takes validation shards too; one without a file is left to the loader. val may be NULL. */
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
 /* The order of an epoch as a pure function: which of `count` sequences stands at `position`. */
 G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position);
@@ -4158,14 +4158,46 @@ G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b, st
   return NULL;
 }
 
+/* Where `word` stands in the file's name, as "val" in "text_val_000000.bin"; NULL: nowhere. */
+G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+  const size_t length = strlen(word);
+  for (const char *at = name; (at = strstr(at, word)) != NULL; at += length)
+    if ((at == name || strchr("_-.", at[-1])) && strchr("_-.", at[length])) return at;
+  return NULL;
+}
+
+/* Refuses files of which some are named as training shards and others as validation shards. */
+G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const char *given,
+                                          const glob_t *found) {
+  const char *train = NULL, *val = NULL;
+  size_t common = 0; /* bytes up to the word "train" that all training shards share */
+  for (size_t i = 0; i < found->gl_pathc; i++) {
+    const char *path = found->gl_pathv[i], *word = g2z__shards_word(path, "train");
+    if (!word && g2z__shards_word(path, "val")) val = path;
+    if (!word) continue;
+    if (!train) common = (size_t)(word - path);
+    else if (common != (size_t)(word - path) || memcmp(train, path, common) != 0) common = 0;
+    train = path;
+  }
+  if (!train || !val) return G2Z_OK;
+  const char *slash = strrchr(train, '/');
+  const int directory = slash ? (int)(slash + 1 - train) : 0;
+  return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                  "%s matches validation shards too, such as %s: type --train '%.*s%strain*.bin', "
+                  "or give that file another name", given, val,
+                  common ? (int)common : directory, train, common ? "" : "*");
+}
+
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
   glob_t found[2];
   struct stat *others = NULL;
   const char *shared = NULL;
   memset(found, 0, sizeof found);
   g2z_status status = G2Z_OK;
-  if (g2z__shards_find(services, train, &found[0]) == G2Z_OK &&
-      g2z__shards_find(services, val, &found[1]) == G2Z_OK)
+  if (g2z__shards_find(services, train, &found[0]) == G2Z_OK)
+    status = g2z__shards_named(services, train, &found[0]);
+  if (status == G2Z_OK && val && g2z__shards_find(services, val, &found[1]) == G2Z_OK)
     status = G2Z__NEW(services, found[1].gl_pathc, &others);
   if (others) shared = g2z__shards_shared(&found[0], &found[1], others);
   if (shared)

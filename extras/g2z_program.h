@@ -35,6 +35,8 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
+  G2Z_FLAG_GLOB,     /* the same, for a pattern of files; a second, other value is an error, since the
+                      * files of the first would be left out */
   G2Z_FLAG_TEXTS,    /* g2z_texts: all arguments up to the next flag are appended */
   G2Z_FLAG_FILE,     /* char *: a file of flags, "--name VALUE" a line and # before a comment; its
                       * text, to which their values point, is freed with g2z_release */
@@ -73,6 +75,9 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
  * into that value again, to the last bit. NULL is behind the last; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv);
+/* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
+ * characters or invalid UTF-8. Returns `word`, which becomes "..." if there is no room. */
+G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
 /* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
@@ -320,8 +325,14 @@ static int g2zg_flag_choice(const g2z_flag *flag) {
 
 static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag,
                                 const char *text) {
-  if (flag->kind == G2Z_FLAG_TEXT) {
-    *(const char **)flag->destination = text;
+  if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB) {
+    const char **destination = (const char **)flag->destination;
+    if (flag->kind == G2Z_FLAG_GLOB && *destination && strcmp(*destination, text) != 0)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "--%s is given twice, as %.200s and as %.200s, but takes one pattern: put "
+                      "the files into one directory and type --%s 'DIR/NAME_*.bin', with quotes",
+                      flag->name, *destination, text, flag->name);
+    *destination = text;
     return G2Z_OK;
   }
   if (flag->kind == G2Z_FLAG_TEXTS) {
@@ -451,6 +462,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_FILE:
     case G2Z_FLAG_TEXTS:
     case G2Z_FLAG_SWITCH: return;
+    case G2Z_FLAG_GLOB:
     case G2Z_FLAG_TEXT: {
       const char *value = *(const char **)flag->destination;
       if (value && *value) snprintf(text, 64, "%s", value);
@@ -488,7 +500,8 @@ static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
   g2zg_flag_default(flag, text);
   if (flag->kind == G2Z_FLAG_SWITCH)
     return *(int *)flag->destination ? snprintf(out, room, "--%s", flag->name) : 0;
-  if (flag->kind == G2Z_FLAG_TEXT) value = *(const char **)flag->destination;
+  if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB)
+    value = *(const char **)flag->destination;
   else if (!text[0]) return 0;
   return value ? snprintf(out, room, "--%s=%s", flag->name, value) : 0;
 }
@@ -539,31 +552,41 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
   }
 }
 
+G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
+  static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                              "_-+=:,./@%";
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  const int bare = *text && !text[strspn(text, plain)];
+  int odd = 0;
+  while (at < end) {
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    odd |= shown.text != (const char *)at || *at == '\n' || *at == '\t';
+    at += shown.used;
+  }
+  size_t used = (size_t)snprintf(word, room, "%s", bare ? "" : odd ? "$'" : "'");
+  for (at = (const unsigned char *)text; at < end && used + 6 < room; at++) {
+    const int special = *at == '\'' || *at == '\\', control = *at < ' ' || *at >= 0x7f;
+    if (odd && (special || control)) used += (size_t)snprintf(word + used, 6, "\\%03o", *at);
+    else if (*at == '\'') used += (size_t)snprintf(word + used, 6, "'\\''");
+    else word[used++] = (char)*at;
+  }
+  snprintf(word + used, room - used, "%s", bare ? "" : "'");
+  if (at < end || used + 2 > room) snprintf(word, room, "...");
+  return word;
+}
+
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line) {
-  size_t bytes = 1;
-  for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 3; /* ' becomes '\'' */
+  size_t bytes = 8;
+  for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 4; /* ' becomes '\'' */
   void *memory;
   *line = NULL;
   G2ZG_TRY(g2z_allocate(services, bytes, 1, &memory));
-  char *to = *line = (char *)memory;
+  char *to = *line = (char *)memory, *end = to + bytes;
   for (int i = 0; i < argc; i++) {
-    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-                                "_-+=:,./@%";
-    const char *from = argv[i];
-    int quote = !*from || from[strspn(from, plain)] != 0;
     if (i) *to++ = ' ';
-    if (quote) *to++ = '\'';
-    for (; *from; from++) {
-      if (*from == '\'') {
-        memcpy(to, "'\\'", 3);
-        to += 3;
-      }
-      *to++ = *from;
-    }
-    if (quote) *to++ = '\'';
+    to += strlen(g2z_shell_word(argv[i], to, (size_t)(end - to)));
   }
-  *to = 0;
   return G2Z_OK;
 }
 

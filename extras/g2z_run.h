@@ -2277,9 +2277,9 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 #define G2ZR_FLAG_LIST(FLAG, GROUP)                                                               \
   GROUP("Data")                                                                                   \
   /*   name  kind  destination  minimum  maximum  value  help */                                  \
-  FLAG("train", TEXT, run.train.train_glob, 0, 0, "GLOB",                                         \
+  FLAG("train", GLOB, run.train.train_glob, 0, 0, "GLOB",                                         \
        "token shards to train on; without it: validate, score, write")                            \
-  FLAG("val", TEXT, run.val_glob, 0, 0, "GLOB", "token shards to validate on")                    \
+  FLAG("val", GLOB, run.val_glob, 0, 0, "GLOB", "token shards to validate on")                    \
   FLAG("vocab", TEXT, run.vocab, 0, 0, "FILE",                                                    \
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
   GROUP("Model")                                                                                  \
@@ -2617,7 +2617,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--resume latest looks into --run-dir, and without "
                     "that each start makes a new one: name the directory of the run");
-  if (train->train_glob && o->run.val_glob && !o->dry_run)
+  if (train->train_glob && !o->dry_run)
     G2ZR_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
   if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run)
     return o->run.prompt || o->run.eval.count

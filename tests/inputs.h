@@ -137,8 +137,13 @@ static const struct { const char *command; int code; const char *sentence; } inp
      ""},
     {"$P $D/a.txt && $T --train $D/out/a_train_000000.bin --vocab-size 257", 0, ""},
     /* shards that are trained on and validated on */
-    {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-val.bin is named to "
-     "train on and to validate on, by \"$D/a-*.bin\" and by \"$D/a-val.bin\": narrow one of them"},
+    {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-*.bin matches "
+     "validation shards too, such as $D/a-val.bin: type --train '$D/a-train*.bin', or give that"},
+    {"$T --train \"$D/?-*.bin\" --vocab $D/a.bpe", 1, "type --train '$D/*train*.bin', or give"},
+    {"$T --train $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* named as it is, it is what is meant */
+    {"$T --train $D/a-train.bin --train $D/b-train.bin --vocab $D/a.bpe", 1, "--train is given "
+     "twice, as $D/a-train.bin and as $D/b-train.bin, but takes one pattern"},
+    {"$T --train $D/a-train.bin --train $D/a-train.bin --vocab $D/a.bpe", 0, ""},
     {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
      "$D/link is named to train on and to validate on"},
     {"$T --train $D/none.bin --val $D/none.bin", 1, "no file is called or matches \"$D/none.bin\""},

@@ -427,11 +427,26 @@ static void test_flags(g2z_test *t) {
   CHECK_STATUS(t, g2z_flags_parse(&t->services, flags, count, 3, argv, NULL), G2Z_BAD_ARGUMENT,
                &t->services, "--number needs a value");
 
-  char *line = NULL, quoted[] = "it's 5", empty[] = "";
-  argv[1] = quoted;
-  argv[2] = empty;
-  CHECK_OK(t, g2z_flags_line(&t->services, 3, argv, &line));
-  CHECK(t, line && strcmp(line, "program 'it'\\''s 5' ''") == 0);
+  /* What a shell makes of the line again, whatever the words hold. */
+  char *line = NULL, output[256], printf_word[] = "printf", format[] = "<%s>";
+  char awkward[][24] = {"it's 5", "", "plain-1=/x:,.@%", "$(id) `id` \"$PATH\"", "a\nb\tc",
+                        "\x1b[31m\\ it's", "\xff\xc2\x9b", "*.bin ~ !x", "g\xc3\xbcn"};
+  argv[0] = printf_word;
+  argv[1] = format;
+  for (int i = 0; i < 9; i++) argv[2 + i] = awkward[i];
+  CHECK_OK(t, g2z_flags_line(&t->services, 11, argv, &line));
+  CHECK(t, line && strncmp(line, "printf '<%s>' 'it'\\''s 5' '' plain-1=/x:,.@% ", 45) == 0);
+  for (const char *c = line; line && *c; c++) CHECK(t, (unsigned char)*c >= ' ' && *c != 0x7f);
+  CHECK(t, !strstr(line, "\xff") && !strstr(line, "\xc2\x9b") && strstr(line, "g\xc3\xbcn"));
+  if (test_shell("bash --version", output, sizeof output) == 0) {
+    setenv("LINE", line, 1);
+    CHECK(t, test_shell("bash -c \"$LINE\"", output, sizeof output) == 0);
+    unsetenv("LINE");
+    CHECK(t, strcmp(output, "<it's 5><><plain-1=/x:,.@%><$(id) `id` \"$PATH\"><a\nb\tc>"
+                            "<\x1b[31m\\ it's><\xff\xc2\x9b><*.bin ~ !x><g\xc3\xbcn>") == 0);
+  }
+  for (size_t room = 4; room < 12; room++) /* a word is whole, or no word */
+    CHECK(t, strcmp(g2z_shell_word("it's 5", output, room), "...") == 0);
   g2z_release(&t->services, line);
 }
 
@@ -1712,21 +1727,25 @@ static void test_train_ranks_differ(g2z_test *t) {
       {{"", "--lr 0.010000001"}, "\"lr=0.010000001\" there, \"lr=0.01\" on rank 0"},
       {{"--train ../whole.bin", "--train ../damaged.bin"},
        "the training data of rank 1 differs from rank 0's: \"hash "},
-      {{"--val ../whole.bin", "--val ../damaged.bin"},
+      {{"--train ../whole.bin --val ../other.bin", "--train ../whole.bin --val ../damaged.bin"},
        "the validation data of rank 1 differs from rank 0's: \"ha"}};
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
   test_run_shard(t, "whole.bin", 2001);
+  test_run_shard(t, "other.bin", 2001);
   test_run_shard(t, "damaged.bin", 2001);
   for (size_t at = 1024 + 1800; at < 1024 + 2200; at++)
     test_files_poke(t, test_at(t, "damaged.bin"), at, 0);
   test_sh(t, "mkdir here");
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *flags = test_digits(t, "differ");
+    if (strncmp(cases[i].flags[0], "--train", 7) == 0) flags = strstr(flags, "--vocab-size");
+    const int validates = strstr(flags, "--val ") || strstr(cases[i].flags[0], "--val ");
     test_ranks_open(&ranks, 2);
     for (int r = 0; r < 2; r++)
       test_train_start(t, &ranks, r, test_text("cd '%s/here';", t->directory),
-                       test_text("%s --steps 12 --batch 1 --val-every 5 --sample-tokens 1 %s",
-                                 test_digits(t, "differ"), cases[i].flags[r]));
+                       test_text("%s --steps 12 --batch 1 %s --sample-tokens 1 %s", flags,
+                                 validates ? "--val-every 5" : "", cases[i].flags[r]));
     test_ranks_end(t, &ranks, 30, 1, cases[i].says);
   }
   CHECK(t, !test_there(t, "differ")); /* nothing was left behind */
