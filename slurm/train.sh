@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Starts ./train on the tasks of a Slurm allocation, one rank per GPU. The .sbatch files beside it
-# ask for nodes and then run it; submit them from the repository:
-#     RUN_DIR=runs/first GPT2_EXTRA_ARGS='--train data/mine_train_*.bin --model gpt2' \
+# Starts train on the tasks of a Slurm allocation, one rank per GPU. The .sbatch files beside it
+# ask for nodes and then run it. Submit them from any directory; paths in variables are relative to it:
+#     RUN_DIR=runs/first \
+#       GPT2_EXTRA_ARGS='--train data/mine_train_*.bin --vocab data/vocab.bpe --model gpt2' \
 #       sbatch slurm/train_4gpu.sbatch
-# Flags of sbatch (--partition, --account, --time) come before the file's name and override it.
+# Flags of sbatch come before the file's name and override it. Two nodes with eight GPUs each:
+#       sbatch --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 slurm/train_2x4gpu.sbatch
 #
 # Every knob is an environment variable:
 #     RUN_DIR                    run directory                       [runs/slurm_JOBID]
@@ -17,6 +19,7 @@
 # same RUN_DIR and --resume latest among GPT2_EXTRA_ARGS.
 set -euo pipefail
 
+root=$(cd "$(dirname "$0")/.." && pwd)
 cd "${SLURM_SUBMIT_DIR:-$PWD}"
 run_dir=${RUN_DIR:-runs/slurm_${SLURM_JOB_ID:-none}}
 mkdir -p "$run_dir"
@@ -33,7 +36,7 @@ export G2Z_SECRET
 # -K0: ranks end each other when one fails. srun would do so at the first exit code that is not 0, also
 # at the first 75, while the others that saved are still leaving. --wait: whoever stays longer is ended.
 launch=(srun -K0 --wait=60)
-program=(./train --run-dir "$run_dir")
+program=("$root/train" --run-dir "$run_dir")
 if [[ -n ${MICRO_BATCH_SIZE_PER_GPU:-} ]]; then program+=(--batch "$MICRO_BATCH_SIZE_PER_GPU"); fi
 if [[ -n ${GRAD_ACCUM_STEPS:-} ]]; then program+=(--accum "$GRAD_ACCUM_STEPS"); fi
 if [[ ${NCCL_LOGS:-0} == 1 ]]; then program+=(--nccl-logs); fi
@@ -44,7 +47,7 @@ if [[ -n ${GPT2_EXTRA_ARGS:-} ]]; then
 fi
 if [[ ${NSYS:-0} == 1 ]]; then
   launch=(srun -K0 --wait=0) # each host's first task writes its report when the others are gone
-  program=(bash slurm/profile.sh "$run_dir" "${program[@]}")
+  program=(bash "$root/slurm/profile.sh" "$run_dir" "${program[@]}")
 fi
 if [[ ${DIST_DEBUG:-0} == 1 ]]; then
   export NCCL_DEBUG=${NCCL_DEBUG:-INFO} NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,ENV,NET,GRAPH}

@@ -1031,7 +1031,9 @@ static void test_ranks_train_killed(g2z_test *t) {
 }
 
 /* What the scripts hand to srun, which is played by one that prints its arguments and what rank 0
- * is found by; @ is the test's directory. On several nodes rank 0 is on the first. */
+ * is found by; @ is the test's directory, . is the repository. On several nodes rank 0 is on the
+ * first. Each batch script also runs as sbatch runs it from another directory: as a copy, whose
+ * own path scontrol tells. */
 static void test_slurm_scripts(g2z_test *t) {
   static const struct { const char *script, *variables, *want; } cases[] = {
       {"train_1gpu.sbatch", "", "srun:-K0|--wait=60|./train|--run-dir|@/run|"},
@@ -1041,7 +1043,7 @@ static void test_slurm_scripts(g2z_test *t) {
        "srun:-K0|--wait=60|./train|--run-dir|@/run|--batch|4|--accum|2|--nccl-logs|--train|/*|"
        "--lr|1e-3|"},
       {"train_2x4gpu.sbatch", "NSYS=1 DIST_DEBUG=1",
-       "srun:-K0|--wait=0|--label|bash|slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|"
+       "srun:-K0|--wait=0|--label|bash|./slurm/profile.sh|@/run|./train|--run-dir|@/run|--graph|"
        "off|"},
       {"train_2gpu.sbatch", "GPT2_EXTRA_ARGS='--steps\n5'",
        "srun:-K0|--wait=60|./train|--run-dir|@/run|--steps|5|"},
@@ -1052,7 +1054,8 @@ static void test_slurm_scripts(g2z_test *t) {
   static const char *const fakes[][2] = {
       {"srun", "#!/bin/sh\nprintf 'srun:'; printf '%s|' \"$@\"; echo\n"
                "echo \"address $MASTER_ADDR, secret of ${#G2Z_SECRET}\"; exit 75\n"},
-      {"scontrol", "#!/bin/sh\n[ \"$*\" = 'show hostnames n[07-08]' ] && printf 'n07\\nn08\\n'\n"}};
+      {"scontrol", "#!/bin/sh\n[ \"$*\" = 'show hostnames n[07-08]' ] && printf 'n07\\nn08\\n'\n"
+                   "[ \"$*\" = 'show job 7' ] && echo \"   Command=$COMMAND\"\nexit 0\n"}};
   char output[8192];
   if (access("slurm/train.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run it in the repository");
   if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
@@ -1064,15 +1067,22 @@ static void test_slurm_scripts(g2z_test *t) {
     test_write_file(t, test_path(t, fakes[i][0]), fakes[i][1], strlen(fakes[i][1]));
     CHECK(t, chmod(test_path(t, fakes[i][0]), 0755) == 0);
   }
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const char *line = test_text("env -u SLURM_SUBMIT_DIR -u MASTER_ADDR -u G2Z_SECRET "
-                                 "PATH='%s':\"$PATH\" RUN_DIR='%s/run' "
-                                 "SLURM_JOB_NODELIST='n[07-08]' %s bash slurm/%s 2>&1 | "
-                                 "sed \"s#%s#@#g\"; exit ${PIPESTATUS[0]}",
-                                 t->directory, t->directory, cases[i].variables, cases[i].script,
-                                 t->directory);
+  for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+    const char *script = cases[i / 2].script;
+    const int copy = i % 2;
+    if (copy && !strstr(script, ".sbatch")) continue;
+    const char *line =
+        test_text("D='%s'; export RUN_DIR=\"$D/run\" SLURM_JOB_NODELIST='n[07-08]'\n"
+                  "root=$PWD script=%s\n"
+                  "unset SLURM_SUBMIT_DIR SLURM_JOB_ID MASTER_ADDR G2Z_SECRET\n"
+                  "cp slurm/$script \"$D/slurm_script\"; PATH=$D:$PATH\n"
+                  "%s %s bash %s 2>&1 | sed \"s#$D#@#g; s#$root#.#g\"; exit ${PIPESTATUS[0]}",
+                  t->directory, script,
+                  copy ? "cd \"$D\" && COMMAND=\"$root/slurm/$script\" SLURM_JOB_ID=7 "
+                         "SLURM_SUBMIT_DIR=$D" : "", cases[i / 2].variables,
+                  copy ? "slurm_script" : test_text("slurm/%s", script));
     test_write_file(t, test_path(t, "line"), line, strlen(line));
     CHECK(t, test_shell(test_text("bash '%s'", test_path(t, "line")), output, sizeof output) == 75);
-    CHECK_HAS(t, output, cases[i].want); /* srun's code, 75, is the job's */
+    CHECK_HAS(t, output, cases[i / 2].want); /* srun's code, 75, is the job's */
   }
 }

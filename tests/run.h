@@ -765,11 +765,21 @@ static int test_train_terminal(g2z_test *t, int columns, const char *arguments, 
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/* 1: this machine can open pseudo-terminals; a container may lack /dev/pts. */
+static int test_terminals(void) {
+  int master = posix_openpt(O_RDWR | O_NOCTTY);
+  const int there = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0 &&
+                    access(ptsname(master), R_OK | W_OK) == 0;
+  if (master >= 0) close(master);
+  return there;
+}
+
 /* On a terminal steps share one line, which never wraps; validations are lines of their own. */
 static void test_train_console(g2z_test *t) {
   static const int widths[] = {80, 40};
   static char output[1 << 20];
   TRAIN_OR_SKIP(t);
+  if (!test_terminals()) SKIP(t, "there is no /dev/pts: mount devpts");
   test_run_shard(t, "x_val_0.bin", 2000);
   for (int i = 0; i < 2; i++) {
     int longest = 0, steps = 0, lines = 0, vals = 0, column = 0;
@@ -805,6 +815,28 @@ static void test_make_space(g2z_test *t) {
                                 "train.cu bench.cu prepare_data.c && env -u MAKEFLAGS make -n "
                                 "NVCC= all 2>&1", to, to, to), output, sizeof output) == 0);
   CHECK_HAS(t, output, " bench.cu -o bench ", " train.cu -o train ");
+}
+
+/* A program whose command has changed is built again, and only then: an nvcc that is found after a
+ * build for the CPU, other flags. */
+static void test_make_command(g2z_test *t) {
+  static const struct { const char *arguments; int builds; } cases[] = {
+      {"NVCC=", 1}, {"NVCC=", 0}, {"NVCC= CFLAGS=-O0", 1}, {"NVCC= CFLAGS=-O0", 0},
+      {"NVCC=./nvcc ARCH=90a", 1}, {"NVCC=./nvcc ARCH=90a", 0}, {"NVCC=./nvcc ARCH=80", 1}};
+  char output[8192];
+  if (access("Makefile", R_OK) != 0) SKIP(t, "there is no Makefile: run it in the repository");
+  if (test_shell("make --version", output, sizeof output) != 0) SKIP(t, "there is no make");
+  test_sh(t, "printf '#!/bin/sh\\ncase \"$*\" in *-o*) touch train;; esac\\n' > nvcc && "
+             "chmod +x nvcc && touch gpt2_zero.h && "
+             "echo 'int main(void) { return 0; }' > train.cu");
+  CHECK(t, test_shell(test_text("cp Makefile '%s'", t->directory), output, sizeof output) == 0);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int dry = 1; dry >= 0; dry--) { /* make -n says what make then does */
+      CHECK(t, test_shell(test_text("cd '%s' && env -u MAKEFLAGS make %s %s train 2>&1",
+                                    t->directory, dry ? "-n" : "", cases[i].arguments),
+                          output, sizeof output) == 0);
+      CHECK(t, (strstr(output, "train.cu -o train") != NULL) == cases[i].builds);
+    }
 }
 
 /* examples/minimal.cu beside the header and nothing else: it trains, goes on from its checkpoint,
