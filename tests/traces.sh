@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
 # Trains with two versions of this tree on the same tokens and compares them step by step.
-#     tests/traces.sh [--base COMMIT | --base-dir DIR] [--only PATTERN] [--tolerance X] [--speed]
+#     tests/traces.sh [--base COMMIT | --base-dir DIR] [--only PATTERN] [--tolerance X]
+#                     [--leave-out FIELDS] [--speed]
 # The base is a commit, the candidate is the working tree. Both are built in build/traces, which
 # keeps a build until its sources change; `rm -r build/traces` starts afresh.
 #
-# Equal must be: loss, gradient norm and loss scale of every step, validation losses, and the final
-# weights, byte by byte. metrics.jsonl prints floats with nine significant digits, and nine digits
-# tell any two floats apart: equal digits are equal bits.
+# Equal must be: loss, gradient norm and loss scale of every step, validation losses, and the
+# numbers of the final weights, byte by byte. metrics.jsonl prints floats with nine significant
+# digits, and nine digits tell any two floats apart: equal digits are equal bits. File formats may
+# differ between the versions: each version resumes from its own checkpoint and tuning file.
 #
-#   --base COMMIT       the version to compare with [fc24984]
+#   --base COMMIT       the version to compare with [dd58b4a]
 #   --base-dir DIR      its sources, unpacked: for a machine without this repository's history
 #   --only PATTERN      only configs whose name matches this regular expression
 #   --tolerance X       accept configs of several ranks whose losses differ by up to X, relative
-#   --changed PATTERN   with --tolerance: configs of one rank whose sums changed as well
+#   --changed PATTERN   with --tolerance: configs of one rank whose sums changed as well, and those
+#                       named *-tuned where the two tuning files chose different algorithms
+#   --leave-out FIELDS  do not compare these fields of metrics.jsonl, with commas between them,
+#                       where a version changes them on purpose: --leave-out val_loss
 #   --speed             time larger models on GPUs instead: both versions in turns, median steps
 #   --list              print the configs
 #   --help              print this
@@ -37,7 +42,7 @@ load() {
   while read -r name rest; do list[$1]+=" $name" flags[$name]="$2 $rest"; done
 }
 
-# A name begins with the device and the number of ranks. @NAME is the run directory that the base's
+# A name begins with the device and the number of ranks. @NAME is the run directory that the same
 # program left for that config. The vocabulary of 1000 is not a multiple of 128: it gets padding.
 load compare "$tiny --channels 64 --heads 4 --context 64 --batch 2" << 'END'
 cpu1-plain          --batch 4
@@ -57,6 +62,10 @@ cpu2-saves          --zero 2 --batch 3 --save-every 10
 cpu2-resume         --zero 2 --batch 3 --resume @cpu2-saves/step-000010
 cpu3-resume         --zero 3 --dtype bf16 --resume @cpu2-saves/step-000010
 cpu1-init-from      --init-from @cpu2-saves/weights
+cpu1-fp8-logits     --dtype fp16 --fp8 logits --accum 2
+cpu1-fp8-forward    --dtype fp16 --fp8 forward --dropout 0.1
+cpu1-fp8-all        --dtype fp16 --fp8 all --recompute block
+cpu2-fp8-all        --dtype fp16 --fp8 all --zero 2 --accum 2 --bucket-mb 0.05
 END
 gpu="$tiny --channels 128 --heads 2 --context 128 --batch 4 --dtype fp16"
 load compare "$gpu --tune off" << 'END'
@@ -77,8 +86,13 @@ gpu2-dp             --strategy dp --transport nccl --graph off --bucket-mb 0.2
 gpu2-wte            --zero 1 --graph on --vocab-size 50257 --channels 256 --heads 4
 gpu2-resume         --zero 3 --graph on --batch 2 --resume @gpu1-saves/step-000010
 gpu2-tuned          --zero 1 --graph on --tune on --tuning @gpu2-table/tuning.txt
+gpu1-fp8-logits     --fp8 logits --graph on
+gpu1-fp8-forward    --fp8 forward --graph on --accum 2
+gpu1-fp8-all        --fp8 all --graph off --dropout 0.1
+gpu1-fp8-recompute  --fp8 all --graph on --recompute block
+gpu2-fp8-all        --fp8 all --zero 2 --transport nccl --graph on --bucket-mb 0.2
 END
-# These choose algorithms by timing. They are not compared: the base runs them for its tables.
+# These choose algorithms by timing. They are not compared: each version runs them for its table.
 load tables "$gpu" << 'END'
 gpu1-table          --graph on
 gpu2-table          --graph on --zero 1
@@ -139,13 +153,10 @@ train() {
   [[ $mode == compare ]] && text+=" --save-weights $run/weights"
   if [[ $text =~ @([a-z0-9-]+) ]]; then
     needed=${BASH_REMATCH[1]}
-    [[ -d $runs/base/$needed ]] || train base "$needed" \
-      || { mkdir -p "${run%/*}" && cp "$runs/base/$needed.txt" "$run.txt"; return 1; }
-    text=${text//@/$runs/base/}
+    [[ -d $runs/$1/$needed ]] || train "$1" "$needed" \
+      || { mkdir -p "${run%/*}" && cp "$runs/$1/$needed.txt" "$run.txt"; return 1; }
+    text=${text//@/$runs/$1/}
   fi
-  # Versions without --transport have two flags in its place.
-  "$program" --help | grep -e '--transport ' > /dev/null || text=$(sed -E <<< "$text" \
-    's/--transport nccl/--transport plain/; s/--transport ([a-z]+)/--gather \1 --reduce \1/')
   read -ra words <<< "$text"
   rm -rf "$run" && mkdir -p "$run"
   timeout "$limit_s" "$program" "${words[@]}" > "$run.txt" 2>&1 < /dev/null
@@ -157,24 +168,33 @@ field='function field(key,  text) {
   if (!match($0, "\"" key "\": *[^,}]*")) return "-"
   text = substr($0, RSTART, RLENGTH); sub(/^[^:]*: */, "", text); return text }'
 
+# The sha256 of a safetensors file's numbers, without its header, whose notes may differ.
+weights_sum() {
+  local header
+  header=$(od -An -t u8 -N 8 "$1") && tail -c +$((header + 9)) "$1" | sha256sum | cut -c 1-64
+}
+
 # judge NAME prints a verdict and its reason.
 judge() {
-  local tolerance=-1 side sums
+  local tolerance=-1 side sums=''
   for side in base candidate; do
     train "$side" "$1" && continue
     echo "FAILED the $side, $runs/$side/$1.txt: $(tail -n 1 "$runs/$side/$1.txt")"
     return
   done
   if [[ $1 != ?pu1-* || $1 =~ ${option[changed]} ]]; then tolerance=${option[tolerance]}; fi
-  sums=$(sha256sum "$runs"/{base,candidate}/"$1"/weights/model.safetensors | cut -c 1-64)
-  awk -v tolerance="$tolerance" -v sums="${sums//$'\n'/ }" "$field"'
+  for side in base candidate; do
+    sums+="$(weights_sum "$runs/$side/$1/weights/model.safetensors") "
+  done
+  awk -v tolerance="$tolerance" -v sums="$sums" -v out=",${option[leave-out]}," "$field"'
+    function kept(key) { return index(out, "," key ",") ? "-" : field(key) }
     function off(a, b) {   # relative; null is infinitely far from a number
       if (a == b) return 0
       if (a !~ /[0-9]/ || b !~ /[0-9]/ || a + 0 == 0) return 9e99
       return (a > b ? a - b : b - a) / (a < 0 ? -a : a) }
     !/"(val_)?loss"/ { next }
-    { line = field("step") " " field("loss") " " field("val_loss")
-      line = line " " field("grad_norm") " " field("loss_scale") }
+    { line = field("step") " " kept("loss") " " kept("val_loss")
+      line = line " " kept("grad_norm") " " kept("loss_scale") }
     FILENAME == ARGV[1] { base[++count] = line; next }
     line != base[++lines] {
       split(base[lines], was); split(line, is)
@@ -227,11 +247,12 @@ speed() {
   done
 }
 
-declare -A option=([base]=fc24984 [base-dir]='' [only]=. [tolerance]=-1 [changed]='^$')
+declare -A option=([base]=dd58b4a [base-dir]='' [only]=. [tolerance]=-1 [changed]='^$')
+option[leave-out]=
 mode=compare
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --base | --base-dir | --only | --tolerance | --changed)
+    --base | --base-dir | --only | --tolerance | --changed | --leave-out)
       [[ $# -gt 1 ]] || die "$1 needs a value: see --help"
       option[${1#--}]=$2
       shift ;;
