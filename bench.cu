@@ -1301,6 +1301,7 @@ static g2z_status check_shards(g2z_services *services, const work *w) {
   shards.accum = w->train.accum;
   shards.world = w->world;
   shards.vocab = w->train.model.vocab;
+  shards.order = G2Z_ORDER_SHUFFLED;
   if (!shards.glob) return G2Z_OK;
   TRY(g2z_loader_create(services, &shards, &loader));
   g2z_loader_free(loader);

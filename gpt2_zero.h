@@ -171,7 +171,8 @@
  *     arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
  *     gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. A step
  *     whose gradients are not finite is skipped in every type: weights, m, v, AdamW's count and the
- *     schedule stay. After 50 skips in a row at a scale that cannot shrink a step returns
+ *     schedule stay. A step in which no target counts is skipped, too: its loss is NaN, and the
+ *     loss scale stays. After 50 skips in a row at a scale that cannot shrink a step returns
  *     G2Z_DIVERGED. A loss of NaN is a result, not an error.
  *     tf32 is fp32 with the inputs of products rounded to 10 bits of mantissa: GPUs only.
  *
@@ -918,15 +919,18 @@ static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
  * told apart by content. Behind the three numbers that llm.c reads, the header may have a hash of
  * the vocabulary: one loader refuses shards of two. A sequence is T+1 consecutive tokens of one
  * shard: x, and y one token later. Sequence i of a shard starts at token i*T, so a shard of n
- * tokens holds (n-1)/T sequences and a rest of fewer than T+1 tokens is not used.
+ * tokens holds (n-1)/T sequences. Training does not use the rest of fewer than T+1 tokens.
  *
  * Beside the shard NAME.bin may lie its mask, NAME.mask, a bit for each token. A token that does
  * not count is read in x, but is no target: y is -1 in its place. Without a mask all count.
  *
- * An epoch takes every sequence of all shards in an order that is a permutation keyed by (seed,
- * epoch), or file order. Step s of an epoch takes positions [s*G, (s+1)*G) of that order, where
- * G = batch * accum * world; of those, position j goes to rank j % world. The last N % G sequences
- * of an epoch's order are left out: with shuffling, others in each epoch.
+ * Step s of an epoch takes positions [s*G, (s+1)*G) of its order, where G = batch * accum * world;
+ * of those, position j goes to rank j % world. There are two orders:
+ *   SHUFFLED   To train: a permutation of the sequences keyed by (seed, epoch). The last N % G of
+ *              it are left out, others in each epoch.
+ *   FILE       To validate: every token of every shard is a target once, except a shard's first.
+ *              A shard's last sequence may be shorter than T, and the last step have fewer than G
+ *              sequences: both are filled up with token 0 and targets of -1.
  *
  * A prefetch thread reads ahead; an error in it (a file that shrank, a token beyond the vocabulary)
  * is returned by the call that needs the data. */
@@ -975,7 +979,7 @@ typedef struct g2z_loader {     /* to be read; the functions below write it */
   int64_t sequences;            /* N */
   int64_t rows;                 /* of x and y: accum * B */
   int64_t global;               /* G */
-  int64_t steps_per_epoch;      /* N / G, at least 1 */
+  int64_t steps_per_epoch;      /* N / G, at least 1; in FILE order rounded up */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
   uint64_t data;                /* hash of each shard's length, its ends and samples between */
   uint64_t saved_data;          /* without the samples: manual, CHECKPOINTS */
@@ -1015,16 +1019,17 @@ typedef struct g2z_step_state {
   int64_t step;              /* steps finished, applied or skipped; keys dropout */
   int64_t applied;           /* AdamW steps taken: bias correction, schedule */
   int64_t skipped;           /* steps skipped in all */
+  int64_t counted;           /* last step: targets of all ranks that are not -1 */
   int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
   int32_t good_steps;        /* in a row, since the scale grew or a step was skipped */
   int32_t hysteresis;        /* overflows left before the scale halves */
-  int32_t skip;              /* verdict of the last step: 1, its gradients were not finite, or a
-                              * rank failed in it */
+  int32_t skip;              /* verdict of the last step: 1, its gradients were not finite, no
+                              * target counted, or a rank failed in it */
   int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
   int32_t stop;              /* of the last step: 1, a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
   float grad_multiplier;     /* clip factor / loss scale: what AdamW multiplies gradients with */
-  float loss;                /* last step: mean loss over its tokens */
+  float loss;                /* last step: mean loss over the targets that count; NaN: none does */
   float grad_norm;           /* last step: global norm, unscaled, before clipping */
   float lr;                  /* last step: learning rate; of a skipped one what it would be */
   float used_loss_scale;     /* last step */
@@ -1552,11 +1557,12 @@ typedef struct g2z_trainer g2z_trainer;
 typedef struct g2z_report {
   int64_t step;          /* steps enqueued so far, this one included */
   int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
-  float loss;            /* mean over the global batch */
-  float grad_norm;       /* before clipping; not finite when the step was skipped */
+  float loss;            /* mean over the targets of the global batch that count; NaN: none does */
+  int64_t counted;       /* so many targets count */
+  float grad_norm;       /* before clipping; not finite, or counted 0: the step was skipped */
   float lr;
   float loss_scale;      /* that the step ran with */
-  int skipped;           /* 1: gradients were not finite, the weights did not move */
+  int skipped;           /* 1: the weights did not move */
   int64_t skipped_total;
   int64_t applied;       /* AdamW steps taken up to loss_step */
   double data_ms;        /* waiting for tokens */
@@ -3944,6 +3950,18 @@ G2Z__PRIVATE g2z_status g2z__mask_bits(g2z_services *services, const g2z__shard 
   return g2z_fail_file(services, errno, "read the mask of", shard->path);
 }
 
+/* Whether one of tokens 1 ... targets of an open shard counts. */
+G2Z__PRIVATE g2z_status g2z__mask_counts(g2z_services *services, const g2z__shard *shard,
+                                         int64_t targets, int *counts) {
+  unsigned char bits[4096];
+  for (int64_t at = 0, n; at <= targets && !*counts; at += n) {
+    n = targets + 1 - at < 8 * (int64_t)sizeof bits ? targets + 1 - at : 8 * (int64_t)sizeof bits;
+    G2Z__TRY(g2z__mask_bits(services, shard, at, n - 1, bits));
+    for (int64_t i = at == 0; i < n; i++) *counts |= bits[i / 8] >> i % 8 & 1;
+  }
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int32_t *ids,
                                   size_t count) {
   unsigned char bits[4096];
@@ -4047,10 +4065,13 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   return G2Z_OK;
 }
 
-/* Sequence `index` of all shards into x[T], y[T]. */
+/* Sequence `index` of all shards into x[T], y[T]. What it lacks of T is filled up. */
 G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, int32_t *x,
                                              int32_t *y) {
   g2z__prefetch *reader = loader->reader;
+  memset(x, 0, (size_t)loader->config.seq * sizeof *x);
+  memset(y, 0xff, (size_t)loader->config.seq * sizeof *y);
+  if (index >= loader->sequences) return G2Z_OK;
   size_t low = 0, high = reader->shard_count; /* the last shard whose first is not beyond index */
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
@@ -4059,7 +4080,9 @@ G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, 
   }
   G2Z__TRY(g2z__loader_file(loader, low));
   const g2z__shard *shard = &reader->shards[low];
-  const int64_t T = loader->config.seq, first = (index - shard->first) * T;
+  const int64_t first = (index - shard->first) * loader->config.seq;
+  const int64_t rest = shard->tokens - 1 - first;
+  const int64_t T = rest < loader->config.seq ? rest : loader->config.seq;
   uint16_t *raw = reader->raw;
   size_t bytes = (size_t)(T + 1) * 2;
   int64_t got = g2z__pread(shard->file, raw, bytes, shard->begin + 2 * (uint64_t)first);
@@ -4246,6 +4269,8 @@ G2Z__PRIVATE g2z_status g2z__loader_vocab(g2z_loader *loader, const g2z__shard *
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
   const g2z__prefetch *reader = loader->reader;
+  const int every = config->order == G2Z_ORDER_FILE; /* token is used */
+  int counts = 0;
   loader->data = loader->saved_data = G2Z__HASH;
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
@@ -4255,10 +4280,22 @@ G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
     G2Z__TRY(g2z__loader_hash(loader, shard));
     shard->first = loader->sequences;
     loader->tokens += shard->tokens;
-    if (shard->tokens > config->seq) loader->sequences += (shard->tokens - 1) / config->seq;
+    int64_t targets = shard->tokens > 0 ? shard->tokens - 1 : 0;
+    if (!every) targets -= targets % config->seq;
+    loader->sequences += (targets + config->seq - 1) / config->seq;
+    if (targets) G2Z__TRY(g2z__mask_counts(&loader->reader->services, shard, targets, &counts));
   }
-  loader->steps_per_epoch = loader->sequences / loader->global;
+  loader->steps_per_epoch = (loader->sequences + (every ? loader->global - 1 : 0)) / loader->global;
+  if (loader->steps_per_epoch > 0 && !counts)
+    return g2z_fail(&loader->reader->services, G2Z_BAD_ARGUMENT,
+                    "%s%s: no token counts, the masks leave out all of them: prepare the text "
+                    "again, with completions that are not empty", reader->shards[0].path,
+                    reader->shard_count > 1 ? " and others" : "");
   if (loader->steps_per_epoch > 0) return G2Z_OK;
+  if (every)
+    return g2z_fail(&loader->reader->services, G2Z_BAD_ARGUMENT,
+                    "%s%s: no shard has two tokens, so there is none to predict: take more data",
+                    reader->shards[0].path, reader->shard_count > 1 ? " and others" : "");
   return g2z_fail(&loader->reader->services, G2Z_BAD_ARGUMENT,
                   "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
                   "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
@@ -4539,21 +4576,22 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
     if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
   }
-  /* The mean over all targets becomes one over those that count; without any it is 0. */
+  /* The mean over all targets becomes one over those that count. */
   double counted = (double)tokens - masked, more = counted > 0 ? (double)tokens / counted : 0;
   float norm = (float)(sqrt(sum) / (double)state->loss_scale * more);
-  state->loss = counted > 0 ? (float)(loss / counted) : 0;
+  state->counted = (int64_t)counted;
+  state->loss = counted > 0 ? (float)(loss / counted) : NAN;
   state->grad_norm = norm;
   state->lr = g2z_schedule_lr(config, state->applied);
   state->used_loss_scale = state->loss_scale;
   state->step++;
   int overflow = !(norm <= 3.40282347e38f); /* infinite or NaN */
-  state->skip = state->status != G2Z_OK || overflow;
+  state->skip = state->status != G2Z_OK || state->counted == 0 || overflow;
   if (state->skip) {
     state->skipped++;
     state->grad_multiplier = 0;
-    /* Where a rank failed the gradients mean nothing: neither does their norm. */
-    if (state->status == G2Z_OK) g2z__decide_overflow(state, dynamic);
+    /* After a rank's failure, or without a target, the norm means nothing for the loss scale. */
+    if (state->status == G2Z_OK && state->counted > 0) g2z__decide_overflow(state, dynamic);
     return;
   }
   /* As torch.nn.utils.clip_grad_norm_, 1e-6 included. */
@@ -4561,7 +4599,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
   state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale * (float)more;
   state->skipped_at_minimum = 0;
   state->applied++;
-  state->good_steps++;
+  if (state->good_steps < INT32_MAX) state->good_steps++;
   if (!dynamic || state->good_steps < config->loss_scale_window) return;
   state->good_steps = 0;
   state->hysteresis = config->loss_scale_hysteresis;
@@ -9568,6 +9606,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   }
   report->loss_step = loss_step;
   report->loss = (float)g2z__nan_unsigned((double)state->loss);
+  report->counted = state->counted;
   report->grad_norm = (float)g2z__nan_unsigned((double)state->grad_norm);
   report->lr = state->lr;
   report->loss_scale = state->used_loss_scale;
@@ -10403,6 +10442,7 @@ typedef struct g2z__span {
   X(INT64, step)                \
   X(INT64, applied)             \
   X(INT64, skipped)             \
+  X(INT64, counted)             \
   X(INT32, skipped_at_minimum)  \
   X(INT32, good_steps)          \
   X(INT32, hysteresis)          \
@@ -11086,11 +11126,13 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   }
   G2Z__TRY(g2z_json_close(&json));
   const int64_t most = INT64_C(1) << 60, *const counts[] = {
-      &saved->state.step, &saved->tokens, &saved->epoch, &saved->epoch_step, &saved->sequences};
+      &saved->state.step, &saved->state.applied, &saved->state.skipped, &saved->tokens,
+      &saved->epoch, &saved->epoch_step, &saved->sequences};
   int bad = saved->world < 1 || saved->world > 1 << 16 ||
             saved->file_count != G2Z__FILE_OPTIMIZER + saved->world || saved->batch < 1 ||
             saved->accum < 1 || saved->seq < 1 || saved->epoch > 1 << 30 ||
-            saved->batch > G2Z__MAX_BATCH || saved->accum > G2Z__MAX_ACCUM ||
+            saved->state.skipped_at_minimum < 0 || saved->state.skipped_at_minimum > 1 << 30 ||
+            saved->state.good_steps < 0 || saved->batch > G2Z__MAX_BATCH || saved->accum > G2Z__MAX_ACCUM ||
             saved->seq > G2Z__MAX_CONTEXT;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;

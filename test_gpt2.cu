@@ -168,6 +168,7 @@ static const g2z_test_entry test_table[] = {
     {"inputs", "what is handed in by mistake: exit code and sentence", test_inputs_rows},
     {"run_artifacts", "a run directory, field by field", test_run_artifacts},
     {"run_length", "steps, epochs and limits", test_run_length},
+    {"run_targets", "steps in which no token counts", test_run_targets},
     {"run_padded_vocab", "what is saved names the token that ends a text", test_run_padded_vocab},
     {"run_slurm", "Slurm's variables reach the artifacts", test_run_slurm},
     {"run_refusals", "a run that cannot work does not start", test_run_refusals},

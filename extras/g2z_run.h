@@ -296,7 +296,8 @@ static const char *const g2zr_total_names[] = {G2ZR_TOTAL_LIST(G2ZR_NAME)};
   X(wall_s)        /* with validation, samples and saving; 0: it is not over */                   \
   X(train_s)       /* of its steps: all of it, */                                                 \
   X(data_s)        /* and waiting for tokens */                                                   \
-  X(loss_sum)      /* over steps that were not skipped */                                         \
+  X(loss_sum)      /* over targets of steps that were not skipped, */                             \
+  X(loss_targets)  /* and how many these are */                                                   \
   X(val_loss)      /* the last one; NaN: none */                                                  \
   X(p50_s)         /* step time */                                                                \
   X(p95_s)
@@ -375,7 +376,7 @@ struct g2z_run {
   double peak_flops;                 /* of all ranks; NaN: not known */
   g2zr_totals sum;
   double val_entropy;                /* NaN: none */
-  int64_t val_steps;
+  int64_t val_steps, val_tokens;     /* of one validation: batches, and tokens that count */
   double *step_s;                    /* of this epoch's steps */
   size_t step_s_capacity;
   g2zr_epoch *epoch;                 /* all of them; the last one is running */
@@ -716,7 +717,7 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
   G2ZR_WHOLE("tokens_processed_global", epoch->tokens);
   /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
   G2ZR_REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
-  G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / applied);
+  G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / epoch->loss_targets);
   G2ZR_REAL("val_loss_avg_global", epoch->val_loss);
   g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_rank0", planned);
   g2zr_put_bytes(out, "max_cuda_mem_reserved_bytes_rank0", reserved);
@@ -1407,6 +1408,11 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   for (size_t i = 0; i < vocab; i++)
     if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
   run->val_entropy = sum / (double)total;
+  run->val_tokens = total;
+  if (status == G2Z_OK && total == 0) /* in the shards one does: the loader has seen to that */
+    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                      "no token of the first %" PRId64 " validation batches counts: raise "
+                      "--val-steps or --max-val-steps", run->val_steps);
   g2z_release(run->services, all);
   g2z_release(run->services, memory);
   return status;
@@ -1465,8 +1471,7 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   if (run->val)
     G2ZR_TRY(g2zr_say(run, "validation: %" PRId64 " batches, %" PRId64 " tokens; unigram "
                       "entropy of the validation tokens: %.4f nats", run->val_steps,
-                      run->val_steps * plan->batch * plan->seq * plan->world,
-                      run->val_entropy));
+                      run->val_tokens, run->val_entropy));
   if (run->config.run_dir) G2ZR_TRY(g2zr_say(run, "run directory: %s", run->config.run_dir));
   if (run->resume) {
     int64_t length;
@@ -1486,8 +1491,9 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Adds the step of run->known to the sums of its epoch and of the run. */
-static g2z_status g2zr_account(g2z_run *run) {
+/* Adds the step of run->known, whose loss is of so many targets, to the sums of its epoch and of
+ * the run. */
+static g2z_status g2zr_account(g2z_run *run, double targets) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   const g2z_metrics *m = &run->known;
   const double step_s = m->step_ms * 1e-3, tokens = (double)run->tokens_per_step;
@@ -1497,7 +1503,10 @@ static g2z_status g2zr_account(g2z_run *run) {
   epoch->tokens += tokens;
   epoch->train_s += step_s;
   epoch->data_s += m->data_ms * 1e-3;
-  if (!m->skipped) epoch->loss_sum += m->loss;
+  if (!m->skipped) {
+    epoch->loss_sum += m->loss * targets;
+    epoch->loss_targets += targets;
+  }
   run->sum.train_s += step_s;
   run->sum.train_tokens += tokens;
   run->sum.smooth_s = 0.95 * run->sum.smooth_s + 0.05 * step_s;
@@ -2025,7 +2034,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
-  G2ZR_TRY(g2zr_account(run));
+  G2ZR_TRY(g2zr_account(run, (double)report->counted));
   return g2zr_write_metrics(run);
 }
 
@@ -2036,11 +2045,13 @@ static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
   event->tokens_per_second = (double)run->tokens_per_step / step_s;
   event->eta_seconds = (double)(run->steps - m->step) *
                        (step_s + run->sum.pause_s / (double)m->step);
-  char eta[32], scale[48] = "";
+  const char *skipped = m->grad_norm == 0 && isnan(m->loss) ? "no token counts: skipped" : "skipped";
+  char eta[32], scale[64] = "";
   g2zr_duration_text(event->eta_seconds, eta);
   if (run->config.train.dtype == G2Z_FP16)
-    snprintf(scale, sizeof scale, " | scale %.0f%s", m->loss_scale, m->skipped ? ", skipped" : "");
-  else if (m->skipped) snprintf(scale, sizeof scale, " | skipped");
+    snprintf(scale, sizeof scale, " | scale %.0f%s%s", m->loss_scale, m->skipped ? ", " : "",
+             m->skipped ? skipped : "");
+  else if (m->skipped) snprintf(scale, sizeof scale, " | %s", skipped);
   snprintf(run->line, sizeof run->line,
            "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm %.3f%s",
            m->step, run->steps, m->loss, eta, event->tokens_per_second, m->lr, m->grad_norm, scale);

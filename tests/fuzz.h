@@ -193,8 +193,9 @@ static int fuzz_shard(const uint8_t *data, size_t size) {
       if (step == 1 && data[2] & 1) fuzz_check(ftruncate(file, (off_t)(size - 4) * data[3] / 256) == 0);
       status = g2z_loader_next(loader, &x, &y);
       for (int64_t i = 0; status == G2Z_OK && i < rows * config.seq; i++) {
-        fuzz_check(x[i] >= 0 && x[i] < config.vocab && y[i] >= 0 && y[i] < config.vocab);
-        if ((i + 1) % config.seq) fuzz_check(y[i] == x[i + 1]);
+        const int fills = config.order == G2Z_ORDER_FILE; /* with targets of -1 */
+        fuzz_check(x[i] >= 0 && x[i] < config.vocab && y[i] >= -fills && y[i] < config.vocab);
+        if ((i + 1) % config.seq && y[i + 1] >= 0) fuzz_check(y[i] == x[i + 1]);
       }
     }
   }

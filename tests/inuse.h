@@ -170,7 +170,12 @@ static void test_masked(g2z_test *t) {
     int32_t x[4 * T] = {0};
     CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, none, &last)); /* nothing counts */
     CHECK_OK(t, g2z_trainer_flush(tt.trainer, &last));
-    CHECK(t, last.loss == 0 && last.grad_norm == 0 && !last.skipped);
+    CHECK(t, isnan(last.loss) && last.grad_norm == 0 && last.skipped && last.counted == 0);
+    CHECK(t, last.applied == STEPS && reports[masked][STEPS - 1].counted == T);
+    float *after = (float *)malloc(count * sizeof *after);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, after));
+    CHECK(t, memcmp(after, weights[masked], count * sizeof *after) == 0); /* no decay either */
+    free(after);
     none[3] = -2;
     CHECK_STATUS(t, g2z_trainer_step_batch(tt.trainer, x, none, &last), G2Z_BAD_ARGUMENT,
                  &t->services, "target=-2 at position 3");

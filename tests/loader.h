@@ -129,14 +129,13 @@ static void test_shard_writer(g2z_test *t) {
 enum { LOADER_T = 8, LOADER_G = 12, LOADER_N = 184, LOADER_STEPS = LOADER_N / LOADER_G };
 
 /* Two epochs of one of `world` ranks: the first token of each row of each step. */
-static void test_loader_epochs(g2z_test *t, const char *glob, int shuffled, int world, int rank,
+static void test_loader_epochs(g2z_test *t, const char *glob, int world, int rank,
                                int32_t order[2][LOADER_STEPS * LOADER_G]) {
   g2z_loader_config config = test_loader_config(glob, LOADER_G / world, LOADER_T);
   g2z_loader *loader;
   if (world == 2) config.batch = 3, config.accum = 2;
   config.world = world;
   config.rank = rank;
-  config.order = shuffled ? G2Z_ORDER_SHUFFLED : G2Z_ORDER_FILE;
   REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
   CHECK(t, loader->sequences == LOADER_N && loader->tokens == 1497);
   CHECK(t, loader->steps_per_epoch == LOADER_STEPS);
@@ -151,42 +150,71 @@ static void test_loader_epochs(g2z_test *t, const char *glob, int shuffled, int 
   g2z_loader_free(loader);
 }
 
+/* In file order each of `targets`, which are tokens, comes once, whatever batch and world are. */
+static void test_loader_file(g2z_test *t, const char *glob, const char *targets) {
+  static const int lengths[] = {1, LOADER_T, 2000};
+  static char seen[70000];
+  for (int world = 1; world <= 4; world++)
+    for (int batch = 1; batch < 1000; batch *= 6) {
+      memset(seen, 0, sizeof seen);
+      int wrong = 0, seq = lengths[(world + batch) % 3], last = 0;
+      for (int rank = 0; rank < world; rank++) {
+        g2z_loader_config config = test_loader_config(glob, batch, seq);
+        g2z_loader *loader = NULL;
+        config.world = world;
+        config.rank = rank;
+        config.order = G2Z_ORDER_FILE;
+        REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+        for (int64_t step = 0; step < loader->steps_per_epoch; step++) {
+          const int32_t *x, *y;
+          REQUIRE_OK(t, g2z_loader_next(loader, &x, &y));
+          for (int i = 0; i < batch * seq; i++) {
+            wrong += y[i] < 0 ? x[i] != 0 : y[i] != x[i] + 1 || (world == 1 && y[i] <= last);
+            if (y[i] >= 0) seen[last = y[i]]++;
+          }
+        }
+        g2z_loader_free(loader);
+      }
+      CHECK(t, wrong == 0 && memcmp(seen, targets, sizeof seen) == 0);
+    }
+}
+
 /* Any number of ranks reads the same steps; an epoch reads no sequence twice; no row crosses from
  * one shard to the next; what is left out is the end of the order. */
 static void test_loader_ranks(g2z_test *t) {
   static const int tokens[] = {400, 8, 9, 1003, 77}; /* 49 + 0 + 1 + 125 + 9 sequences */
-  static int32_t order[2][2][2][LOADER_STEPS * LOADER_G]; /* [world above 1][shuffled][epoch] */
-  char expected[70000], seen[70000], glob_text[512], name[32];
+  static int32_t order[2][2][LOADER_STEPS * LOADER_G]; /* [world above 1][epoch] */
+  static char expected[70000], targets[70000], seen[70000];
+  char glob_text[512], name[32];
   memset(expected, 0, sizeof expected);
+  memset(targets, 0, sizeof targets);
   for (int s = 0, begin = 100; s < 5; s++) {
     snprintf(name, sizeof name, "s%d.bin", s);
     test_loader_shard(t, test_path(t, name), s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, begin,
                       tokens[s]);
     for (int i = 0; i + LOADER_T < tokens[s]; i += LOADER_T) expected[begin + i] = 1;
+    memset(targets + begin + 1, 1, (size_t)tokens[s] - 1);
     begin += tokens[s] + 1000; /* a crossing would be seen as a jump */
   }
   snprintf(glob_text, sizeof glob_text, "%s", test_path(t, "s?.bin"));
-  for (int shuffled = 0; shuffled < 2; shuffled++) {
-    int32_t(*one)[LOADER_STEPS * LOADER_G] = order[0][shuffled];
-    int32_t(*all)[LOADER_STEPS * LOADER_G] = order[1][shuffled];
-    for (int world = 1; world <= 4; world++) {
-      for (int rank = 0; rank < world; rank++)
-        test_loader_epochs(t, glob_text, shuffled, world, rank, world > 1 ? all : one);
-      CHECK(t, world == 1 || memcmp(all, one, sizeof order[0][0]) == 0);
-    }
-    for (int epoch = 0; epoch < 2; epoch++) {
-      const int32_t *now = one[epoch];
-      int falls = 0;
-      memset(seen, 0, sizeof seen);
-      for (int i = 0; i < LOADER_STEPS * LOADER_G; i++) {
-        CHECK(t, expected[now[i]] && !seen[now[i]]);
-        seen[now[i]] = 1;
-        falls += i > 0 && now[i] < now[i - 1];
-      }
-      CHECK(t, shuffled ? falls > LOADER_STEPS * LOADER_G / 4 : falls == 0);
-    }
-    CHECK(t, (memcmp(one[0], one[1], sizeof one[0]) != 0) == shuffled);
+  test_loader_file(t, glob_text, targets);
+  for (int world = 1; world <= 4; world++) {
+    for (int rank = 0; rank < world; rank++)
+      test_loader_epochs(t, glob_text, world, rank, order[world > 1]);
+    CHECK(t, world == 1 || memcmp(order[1], order[0], sizeof order[0]) == 0);
   }
+  for (int epoch = 0; epoch < 2; epoch++) {
+    const int32_t *now = order[0][epoch];
+    int falls = 0;
+    memset(seen, 0, sizeof seen);
+    for (int i = 0; i < LOADER_STEPS * LOADER_G; i++) {
+      CHECK(t, expected[now[i]] && !seen[now[i]]);
+      seen[now[i]] = 1;
+      falls += i > 0 && now[i] < now[i - 1];
+    }
+    CHECK(t, falls > LOADER_STEPS * LOADER_G / 4);
+  }
+  CHECK(t, memcmp(order[0][0], order[0][1], sizeof order[0][0]) != 0);
 }
 
 /* After a seek, in any state of the prefetch, the loader goes on as the unbroken run did. */
@@ -504,6 +532,7 @@ static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, i
     const int32_t *x, *y;
     CHECK_OK(t, g2z_loader_next(loader, &x, &y));
     for (int i = 0; x && i < 4 * seq; i++) {
+      if (order == G2Z_ORDER_FILE && x[i] == 0 && y[i] == -1) continue; /* filled up */
       int next = x[i] + 1, counts = next / 1000 == 2 || mask_counts(next);
       wrong += y[i] != (counts ? next : -1) || x[i] != x[i / seq * seq] + i % seq;
       left_out += y[i] == -1;
@@ -595,6 +624,21 @@ static void test_masks_refused(g2z_test *t) {
   test_loader_refuse(t, &config, G2Z_IO, "cannot read the mask");
   config.glob = kept;
   test_loader_refuse(t, &config, G2Z_UNSUPPORTED, "is the mask of a token shard: narrow the ");
+  /* A set of which nothing counts: the first token is no target, and training takes 16 of 19. */
+  int32_t ids[20];
+  for (int i = 0; i < 20; i++) ids[i] = i + (i == 0 || i > 16 ? 0 : G2Z_UNCOUNTED);
+  config.glob = test_at(t, "none.bin");
+  test_shard(t, "none.bin", G2Z_SHARD_RAW, ids, 20);
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "none.bin: no token counts");
+  config.order = G2Z_ORDER_FILE;
+  g2z_loader *loader = NULL;
+  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  g2z_loader_free(loader);
+  test_shard(t, "none.bin", G2Z_SHARD_RAW, ids, 17);
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "none.bin: no token counts");
+  config.glob = test_at(t, "one.bin");
+  test_shard(t, "one.bin", G2Z_SHARD_RAW, ids, 1);
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "one.bin: no shard has two tokens");
 }
 
 /* A mask that is cut while it is read, and one that goes while its shard is closed. */

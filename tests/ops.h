@@ -968,9 +968,10 @@ static g2z_optimizer_config ops_optimizer(void) {
   return c;
 }
 
-/* A step whose gradients have this sum of squares in all, and in which a rank may have failed. */
-static void ops_decide_status(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
-                              double sum, g2z_status status) {
+/* A step of 10 targets whose gradients have this sum of squares in all. A rank may have failed in
+ * it, and have left out all of them. */
+static void ops_decide_as(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
+                          double sum, g2z_status status, int masked) {
   double rows[3][G2Z_VERDICT_COLUMNS];
   g2z_step_state reported[2];
   g2z_verdict verdict = {rows[0], 3, 3, {&reported[0], &reported[1]}};
@@ -980,17 +981,20 @@ static void ops_decide_status(ops_env *e, g2z_step_state *state, const g2z_optim
     rows[rank][G2Z_VERDICT_SQUARES] = rank == 0 ? sum / 2 : sum / 4;
   }
   rows[1][G2Z_VERDICT_STATUS] = (double)status;
+  rows[2][G2Z_VERDICT_MASKED] = masked;
   CHECK_OK(e->t, e->ops->decide(e->device, state, &verdict, config, 10));
   for (int rank = 0; rank < 3; rank++)
     CHECK(e->t, rows[rank][G2Z_VERDICT_LOSS] == 0 && rows[rank][G2Z_VERDICT_SQUARES] == 0);
-  CHECK(e->t, state->status == (int32_t)status && !state->stop && state->loss == 3.0f);
+  CHECK(e->t, state->status == (int32_t)status && !state->stop);
+  CHECK(e->t, masked ? isnan(state->loss) : state->loss == 3.0f);
+  CHECK(e->t, state->counted == 10 - masked);
   CHECK(e->t, state->step == state->applied + state->skipped);
   CHECK(e->t, memcmp(&reported[state->step % 2], state, sizeof *state) == 0);
 }
 
 static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
                        double sum) {
-  ops_decide_status(e, state, config, sum, G2Z_OK);
+  ops_decide_as(e, state, config, sum, G2Z_OK, 0);
 }
 
 static void ops_decide_scale(g2z_test *t) {
@@ -1058,14 +1062,22 @@ static void ops_decide_scale(g2z_test *t) {
   for (int i = 0; i < 60; i++) ops_decide(&e, &s, &config, 1);
   CHECK(t, s.loss_scale == 1024 && s.skipped_at_minimum == 0);
 
-  /* A step in which a rank failed is skipped, and says nothing about the scale. */
+  /* A step in which a rank failed, or no target counts, is skipped, and says nothing about the
+   * scale. */
   config.loss_scale_dynamic = 1;
   g2z_step_state good = s;
-  for (int i = 0; i < 2; i++) ops_decide_status(&e, &s, &config, i ? NAN : 1, G2Z_IO);
-  CHECK(t, s.skip == 1 && s.skipped == good.skipped + 2 && s.applied == good.applied);
+  for (int i = 0; i < 2; i++) ops_decide_as(&e, &s, &config, i ? NAN : 1, G2Z_IO, 0);
+  for (int i = 0; i < 2; i++) ops_decide_as(&e, &s, &config, i ? NAN : 0, G2Z_OK, 10);
+  CHECK(t, s.skip == 1 && s.skipped == good.skipped + 4 && s.applied == good.applied);
   CHECK(t, s.grad_multiplier == 0 && s.loss_scale == good.loss_scale);
   CHECK(t, s.good_steps == good.good_steps && s.hysteresis == good.hysteresis);
   CHECK(t, s.skipped_at_minimum == 0);
+
+  /* A count that is full stays so. */
+  config.loss_scale_dynamic = 0;
+  s.good_steps = INT32_MAX;
+  ops_decide(&e, &s, &config, 1);
+  CHECK(t, s.good_steps == INT32_MAX);
   ops_close(&e);
 }
 

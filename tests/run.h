@@ -123,6 +123,47 @@ static void test_run_length(g2z_test *t) {
   CHECK_NEAR(t, seen.val_loss, log(257.0), 0.1);
 }
 
+/* A step in which no token counts has no loss, and no share in the epoch's mean: with a learning rate
+ * of nothing, that is the loss of the same tokens when they are validated. */
+static void test_run_targets(g2z_test *t) {
+  test_run_setup s;
+  test_run_seen seen;
+  int32_t ids[32 * 16 + 1];
+  double train = 0, val = 1;
+  test_run_prepare(t, &s, "run");
+  for (int i = 0; i < 513; i++) /* 3 of 32 sequences have targets that count: 1, 5 and 16 of them */
+    ids[i] = i * 7 % 257 + (i == 3 || (i > 90 && i < 96) || (i > 160 && i < 177) ? 0 : G2Z_UNCOUNTED);
+  test_shard(t, "some.bin", G2Z_SHARD_LLMC, ids, 513);
+  s.config.train.train_glob = test_at(t, "some.bin");
+  s.config.val_glob = test_at(t, "same.bin");
+  test_shard(t, "same.bin", G2Z_SHARD_LLMC, ids, 513);
+  s.config.train.accum = s.config.train.batch = 1;
+  s.config.train.optimizer.lr = 1e-20f;
+  s.config.train.optimizer.weight_decay = 0;
+  s.config.train.seed = 3;
+  s.config.epochs = 1;
+  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  const char *text = test_read(t, "run/metrics.jsonl");
+  int unknown = 0;
+  for (const char *at = text; (at = strstr(at, "\"loss\": null")) != NULL; at++) unknown++;
+  CHECK(t, seen.steps == 32 && unknown == 29);
+  text = test_read(t, "run/training_metrics.json");
+  const char *at = strstr(text, "train_loss_avg_global");
+  CHECK(t, at && sscanf(at, "train_loss_avg_global\": %lf", &train) == 1);
+  at = strstr(text, "val_loss_avg_global");
+  CHECK(t, at && sscanf(at, "val_loss_avg_global\": %lf", &val) == 1);
+  CHECK_NEAR(t, train, val, 1e-5);
+  CHECK_HAS(t, text, "\"optimizer_steps\": 3,");
+  /* The first batch, which is all that is validated, has none. */
+  s.config.run_dir = NULL;
+  s.config.save_weights = NULL;
+  s.config.train.train_glob = NULL;
+  ids[3] |= G2Z_UNCOUNTED;
+  test_shard(t, "same.bin", G2Z_SHARD_LLMC, ids, 513);
+  s.config.max_val_steps = 5;
+  CHECK_BAD(t, test_run_all(t, &s.config, &seen), "no token of the first 5 validation batches");
+}
+
 /* internals */
 /* <|endoftext|> of a config.json, and as many rows of wte as its vocab_size says; -1: neither. */
 static int test_run_eot(g2z_test *t, const char *directory, int vocab) {

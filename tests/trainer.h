@@ -452,6 +452,25 @@ static void test_validation(g2z_test *t) {
   }
   CHECK_NEAR(t, loss, sum / 4, 1e-6);
   g2z_loader_free(loader);
+  /* Each token counts, whatever the batch: 60 targets are seven sequences of 8 and a half. */
+  test_shard(t, "v.bin", G2Z_SHARD_RAW, ids, 61);
+  for (int batch = 1; batch <= 9; batch += 1 + batch / 2) {
+    test_trainer other;
+    config.batch = lc.batch = batch;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &other));
+    REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+    double mean, whole = 0;
+    CHECK_OK(t, g2z_trainer_validate(other.trainer, loader, loader->steps_per_epoch, &loss));
+    for (int at = 0; at < 60; at += 8) {
+      int n = at < 56 ? 8 : 4;
+      CHECK_OK(t, g2z_trainer_score(other.trainer, ids + at, ids + at + 1, 1, n, NULL, &mean));
+      whole += mean * n;
+    }
+    CHECK_NEAR(t, loss, whole / 60, 1e-6);
+    g2z_loader_free(loader);
+    test_trainer_close(&other);
+  }
+  lc.batch = 2;
   /* A loader of another vocabulary: its tokens are no rows of this model's wte. */
   lc.vocab = 65536;
   lc.glob = test_at(t, "wide.bin");
