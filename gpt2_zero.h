@@ -323,7 +323,7 @@ extern "C" {
   X(NO_MEMORY,    "host or device memory ran out")                                                \
   X(UNSUPPORTED,  "known, but not to be had in this build or on this machine")                    \
   X(DEVICE,       "a CUDA, cuBLAS or NCCL call failed")                                           \
-  X(DIVERGED,     "50 steps in a row were skipped at the minimum loss scale")                     \
+  X(DIVERGED,     "the model computes numbers that are not finite")                               \
   X(STOPPED,      "a stop was requested")                                                         \
   X(LOST,         "another rank died, or does not answer")
 
@@ -1264,8 +1264,8 @@ typedef struct g2z_ops {
   g2z_status (*head_logits)(g2z_device *device, float *logits, const void *h, const void *wte,
                             int n, int C, int V);
 
-  /* tokens[b] = a draw from logits[b,V] f32 with seed + b and the index drawn[b]; then 1 is added
-   * to drawn[b], and to positions[b] up to T - 1. */
+  /* tokens[b] = a draw from logits[b,V] f32 with seed + b and the index drawn[b], or -1 where no
+   * logit is a number; then 1 is added to drawn[b], and to positions[b] up to T - 1. */
   g2z_status (*draw)(g2z_device *device, int32_t *tokens, int32_t *drawn, int32_t *positions,
                      const float *logits, const g2z_sampling *sampling, int B, int V, int T);
 
@@ -1755,7 +1755,7 @@ typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
 /* Continues `count` sequences together, each with a key-value cache: ids[count][room] hold
  * lengths[count] tokens, and in the end what was appended. A sequence ends behind `stop` (-1: none)
  * or where its room is full. Sequence i draws as one that is alone with seed sampling->seed + i.
- * Behind config.context tokens a sequence goes on from the last half of them. each NULL: nobody.
+ * A text longer than config.context goes on from its last half context. each NULL: nobody.
  * The cache takes 3 C values for each layer and token; the rest of the memory is one sequence's. */
 G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
@@ -5669,7 +5669,8 @@ G2Z__PRIVATE uint32_t g2z__draw_cut(const float *logits, int vocab, double least
   return cut;
 }
 
-/* The token drawn from logits[vocab]: in the order of their ids, of those that are kept. */
+/* The token drawn from logits[vocab]: in the order of their ids, of those that are kept. -1: no
+ * logit is a number. */
 G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling *sampling,
                              uint32_t index) {
   const float temperature = sampling->temperature;
@@ -5677,6 +5678,7 @@ G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling 
   int best = 0;
   for (int i = 1; i < vocab; i++)
     if (g2z__draw_order(logits[i]) > g2z__draw_order(logits[best])) best = i;
+  if (isnan(logits[best])) return -1;
   if (!(temperature > 0)) return best;
   const float top = logits[best];
   if (sampling->top_k > 0 && sampling->top_k < vocab)
@@ -8185,6 +8187,9 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
 
 /* ----- reading a model ----- */
 
+/* A NaN's sign says nothing, and would be printed: "-nan". */
+G2Z__PRIVATE double g2z__nan_unsigned(double value) { return isnan(value) ? NAN : value; }
+
 /* "[50257, 768]" */
 G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z__safetensor *tensor, char text[200]) {
   size_t length = 0;
@@ -8294,6 +8299,13 @@ G2Z__PRIVATE g2z_status g2z__weights_take_all(g2z__safetensors *file, int layers
       n = list[i].tensor.elements - at;
       if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
       status = g2z__safetensors_read(file, list[i].index, at, n, chunk);
+      for (size_t k = 0; k < n && status == G2Z_OK; k++)
+        if (!isfinite(chunk[k]))
+          status = g2z_fail(services, G2Z_FORMAT,
+                            "%s: element %zu of tensor \"%s\" is %g in fp32, not a finite number: "
+                            "take weights from before they diverged, or copy the file again",
+                            file->path, at + k, file->tensors[list[i].index].name,
+                            g2z__nan_unsigned((double)chunk[k]));
       if (status == G2Z_OK) status = take(user, canonical, n, chunk);
       canonical += n;
     }
@@ -9586,9 +9598,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   return status;
 }
 
-/* A NaN's sign says nothing, and would be printed: "-nan". */
-G2Z__PRIVATE double g2z__nan_unsigned(double value) { return isnan(value) ? NAN : value; }
-
 /* The report of step `loss_step`, whose state has arrived on the host. */
 G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
   memset(report, 0, sizeof *report);
@@ -9900,6 +9909,14 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
                   (double)sampling->top_p);
 }
 
+/* A draw of -1. */
+G2Z__PRIVATE g2z_status g2z__fail_draw(g2z_device *device) {
+  return g2z_fail(device->services, G2Z_DIVERGED,
+                  "the model gives no token a probability: what it computes does not fit dtype %s; "
+                  "take %s", g2z_dtype_text(device->dtype),
+                  device->dtype == G2Z_FP16 ? "dtype bf16 or fp32" : "weights that have not diverged");
+}
+
 G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, size_t most,
                                 const g2z_sampling *sampling, int stop) {
   const size_t window = (size_t)g2z__trainer_window(t);
@@ -9917,7 +9934,8 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, siz
     status = g2z_trainer_logits(t, ids + *count - seen, (int)seen, 1, logits);
     if (status != G2Z_OK) break;
     ids[*count] = g2z__sample(logits, V, sampling, drawn);
-    if (ids[(*count)++] == stop) break;
+    if (ids[*count] < 0) status = g2z__fail_draw(t->device);
+    if (ids[*count] < 0 || ids[(*count)++] == stop) break;
   }
   g2z_release(t->services, memory);
   return status;
@@ -10170,14 +10188,14 @@ G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
                         g->on.logits + (size_t)first * (size_t)V, &sampling, n, V, g->window);
 }
 
-/* Runs a sequence's last tokens at once, into its place in the cache, and draws the next. What does
- * not fit into the window begins with the last half of it. */
+/* Runs a sequence's last tokens at once, into its place in the cache, and draws the next. Of a text
+ * longer than the window it takes half a window and a token. */
 G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;
   const int C = m->config.channels, V = m->config.vocab;
   size_t length = g->lengths[i], kept = length;
-  if (kept >= (size_t)g->window) kept = (size_t)g->window / 2 + 1;
+  if (kept > (size_t)g->window) kept = (size_t)g->window / 2 + 1;
   const int32_t *from = g->ids + (size_t)i * g->room + (length - kept);
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
@@ -10255,6 +10273,8 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
     int ahead = 0;
     G2Z__TRY(dev->ops->download(dev, g->next, g->on.next, bytes));
     G2Z__TRY(dev->ops->synchronize(dev));
+    for (int i = 0; i < g->count; i++)
+      if (g->next[i] < 0) return g2z__fail_draw(dev);
     if (!g2z__take_drawn(g, each, user)) return G2Z_OK;
     for (int i = 0; i < g->count; i++) ahead |= g->going[i] && g->positions[i] < g->window;
     if (ahead) G2Z__TRY(g2z__step_or_graph(g));

@@ -5393,7 +5393,7 @@ g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *log
     __syncthreads(); /* all have read drawn[b] */
   }
   if ((int)threadIdx.x != 32 * turn) return;
-  tokens[b] = token;
+  tokens[b] = best == best ? token : -1; /* a NaN where no logit is a number */
   drawn[b]++;
   if (positions[b] < T - 1) positions[b]++;
 }

@@ -265,6 +265,20 @@ static void test_model_generates(g2z_test *t) {
     CHECK(t, memcmp(one, whole + (n - 1) * V, sizeof one) == 0);
   }
   free(whole);
+  inuse_close(context, model);
+  /* Weights that fit fp16, and whose sums do not: no token is drawn. */
+  const g2z_plan *plan = tt.trainer->plan;
+  float large[CONTEXT * 32];
+  for (int i = 0; i < CONTEXT * 32; i++) large[i] = 40000;
+  for (int unit = plan->wpe; unit <= plan->wte; unit++)
+    CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, plan->unit[unit].canonical, V * 32,
+                                  large));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP16, &context, &model));
+  size_t length = 3;
+  CHECK_STATUS(t, g2z_model_generate(model, 1, cached[0], MOST, &length, &sampling, -1, NULL, NULL),
+               G2Z_DIVERGED, &t->services, "does not fit dtype fp16; take dtype bf16 or fp32");
+  CHECK(t, length == 3);
   test_trainer_close(&tt);
   inuse_close(context, model);
 }
@@ -295,6 +309,17 @@ static void test_model_context(g2z_test *t) {
     want[at] = g2z__sample(logits, V, &sampling, (uint32_t)(at - 3));
   }
   CHECK(t, memcmp(ids[0], want, sizeof want) == 0);
+  /* Of a prompt as long as the context, all of it is read. One that is longer is cut. */
+  for (int given = CONTEXT - 1; given <= CONTEXT + 1; given++) {
+    g2z_sampling likeliest = sampling;
+    likeliest.temperature = 0;
+    size_t length = (size_t)given;
+    kept = given > CONTEXT ? CONTEXT / 2 + 1 : given;
+    memcpy(ids[0], want, sizeof want);
+    CHECK_OK(t, g2z_model_generate(model, 1, ids[0], MOST, &length, &likeliest, -1, NULL, NULL));
+    CHECK_OK(t, g2z_trainer_logits(tt.trainer, want + given - kept, kept, 1, logits));
+    CHECK(t, ids[0][given] == g2z__sample(logits, V, &likeliest, 0));
+  }
   lengths[0] = 0;
   CHECK_STATUS(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, -1, NULL, NULL),
                G2Z_BAD_ARGUMENT, &t->services, "begin with the end-of-text token");

@@ -274,6 +274,22 @@ static void test_weights_round_trip(g2z_test *t) {
   CHECK_OK(t, test_weights_write(services, directory, &model, &w));
   CHECK(t, test_files_equal(t, path, first, bytes));
 
+  /* A number that is not finite is no weight, also where only fp32 is too small for it. */
+  static const struct { size_t at; float value; const char *sentence; } broken[] = {
+      {0, NAN, "element 0 of tensor \"transformer.ln_f.weight\" is nan in fp32, not a finite number"},
+      {16 + 8 + 256 + 32 + 7, INFINITY, "element 7 of tensor \"transformer.h.1.mlp.c_fc.weight\" is inf"},
+      {1800 + 8 * 8999, -INFINITY, "of tensor \"transformer.wte.weight\" is -inf"}};
+  for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+    float whole = w.values[broken[i].at];
+    w.values[broken[i].at] = broken[i].value;
+    CHECK_OK(t, test_weights_write(services, directory, &model, &w));
+    w.values[broken[i].at] = whole;
+    back.next = 0;
+    CHECK_FORMAT(t, g2z__weights_read(services, directory, &model, test_weights_take, &back),
+                 broken[i].sentence);
+  }
+  CHECK_OK(t, test_weights_write(services, directory, &model, &w));
+
   /* Who takes may stop it; a full disk leaves the old file. */
   back.fail_at = 1000;
   back.next = 0;
