@@ -282,7 +282,7 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
 static g2z_status settle(g2z_services *services, options *o, g2z_context_config *context) {
   g2z_model_config *model = &o->train.model;
   TRY(g2z_place_find(services, &context->ranks.place));
-  o->train.bucket_mb = (double)o->bucket_mb;
+  o->train.bucket_mb = o->bucket_mb;
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   int small = !o->model && context->device == G2Z_DEVICE_CPU;
   TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
@@ -1378,7 +1378,7 @@ static g2z_status add_point(experiment *e, double world, double stage, double dt
   w->steps = e->o->steps;
   w->world = (int)world;
   w->train.dtype = (g2z_dtype)(int)dtype;
-  w->train.bucket_mb = size;
+  w->train.bucket_mb = (float)size;
   p->figures.world_size = world;
   p->figures.bucket_mib = size > 0 ? size : NAN;
   const int by_size = e->o->command == COMMAND_buckets; /* what the x axis of its charts is */
@@ -1601,7 +1601,7 @@ static g2z_status run_one(experiment *e, int index, int repeat) {
   o.train = w->train;
   o.shape = w->train.model;
   o.seq = w->train.seq;
-  o.bucket_mb = (float)w->train.bucket_mb;
+  o.bucket_mb = w->train.bucket_mb;
   o.steps = w->steps;
   TRY(run_job(e, COMMAND_point, &o, w->world, repeat, &e->s->points[index], &told));
   if (told) {

@@ -241,9 +241,9 @@
  *         sequences           of the data; 0: the caller brought the batches
  *         data                half the FNV-1a hash, 64 bits, of each shard's number of tokens and
  *                             of its first and last 256 bytes of them; 0: not known
- *         layers ... vocab    the model; batch, seq, accum, world, zero_stage, dtype of the run
+ *         world               ranks that saved
  *         state               g2z_step_state: step, applied, loss_scale, ...; null: not finite
- *         settings            "name=value": of a run that resumes, those that differ are told
+ *         settings            "name=value" for each g2z_setting; see g2z_on_resume
  *         files               [{name, spans: ["BEGIN BYTES CRC", ...], bytes}]: model, config,
  *                             tuning, optimizer 0 ... W-1. Spans tile a file; BEGIN and BYTES are
  *                             decimal, CRC is CRC-32C (RFC 3720) in 8 hexadecimal digits
@@ -679,7 +679,7 @@ typedef struct g2z_train_config {
   int zero_stage;               /* 0 to 3: see room 06 */
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
-  double bucket_mb;             /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
+  float bucket_mb;              /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_transport transport;      /* between GPUs; COPY rounds a sum of gradients once, NCCL once for
                                  * each rank */
   g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
@@ -691,7 +691,35 @@ typedef struct g2z_train_config {
 } g2z_train_config;
 
 G2Z_API g2z_train_config g2z_train_config_default(void);
-/* Checks every value against every other; the sentence names both and the remedy. */
+
+/* A setting: a number or a choice of g2z_train_config. One table in room i05 has all of them; the
+ * defaults, the checks, flags, checkpoints and the comparison on resume use it. */
+typedef enum g2z_setting_kind {
+  G2Z_SETTING_INT, G2Z_SETTING_INT64, G2Z_SETTING_UINT64, G2Z_SETTING_FLOAT,
+  G2Z_SETTING_CHOICE          /* an int or an enum: the index of a word */
+} g2z_setting_kind;
+
+typedef enum g2z_on_resume {
+  G2Z_RESUME_SAME,            /* a checkpoint with another value is refused */
+  G2Z_RESUME_WARN,            /* another value changes what is learnt: a warning */
+  G2Z_RESUME_ROUNDS,          /* another value changes rounding at most: a log line */
+  G2Z_RESUME_FREE             /* the value changes no result: it is not in a checkpoint */
+} g2z_on_resume;
+
+typedef struct g2z_setting {
+  const char *name;           /* as in sentences and checkpoints */
+  g2z_setting_kind kind;
+  size_t at;                  /* offset in g2z_train_config */
+  const char *standard;       /* the default */
+  double least, most;         /* both allowed; any UINT64 is */
+  const char *words;          /* of a CHOICE: "|none|block" */
+  g2z_on_resume on_resume;
+} g2z_setting;
+
+/* The word of that index in "|none|block", and its length; NULL: there are fewer. */
+G2Z_API const char *g2z_word(const char *words, int index, size_t *length);
+/* The setting of that name; NULL: there is none. */
+G2Z_API const g2z_setting *g2z_setting_find(const char *name);
 
 /* The learning rate of applied step `applied` (0 is the first): warm-up, then the schedule. */
 static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *config,
@@ -2911,21 +2939,176 @@ G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model
   if (wanted->vocab) config->vocab = wanted->vocab;
 }
 
-/* g2z_check_range for reals. `open` excludes `most` itself; NaN is outside. */
-G2Z__PRIVATE g2z_status g2z__check_real(g2z_services *services, const char *name, double value,
-                                        double least, double most, int open) {
-  if (value >= least && (open ? value < most : value <= most)) return G2Z_OK;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%g must be at least %g and %s %g", name, value,
-                  least, open ? "below" : "at most", most);
+/* ----- settings: one table of names, types, defaults, bounds, and what a resume does ----- */
+
+#define G2Z__WORD(name, text) "|" text
+#define G2Z__WORD_OF_3(name, text, bytes) "|" text
+#define G2Z__STEPS_MOST 1e12
+
+static const g2z_setting g2z__settings[] = {
+#define NUMBER(name, kind, member, standard, least, most, on_resume)                             \
+  {#name, G2Z_SETTING_##kind, offsetof(g2z_train_config, member), standard, least, most, NULL,   \
+   G2Z_RESUME_##on_resume}
+#define CHOICE(name, standard, words, on_resume)                                                 \
+  {#name, G2Z_SETTING_CHOICE, offsetof(g2z_train_config, name), standard, 0, 0, words,           \
+   G2Z_RESUME_##on_resume}
+    /*     name      kind   member             default least most              on resume */
+    NUMBER(layers,   INT, model.layers,           "12", 1, G2Z__MAX_LAYERS,         SAME),
+    NUMBER(heads,    INT, model.heads,            "12", 1, G2Z__MAX_CHANNELS,       SAME),
+    NUMBER(channels, INT, model.channels,        "768", 8, G2Z__MAX_CHANNELS,       SAME),
+    NUMBER(context,  INT, model.context,        "1024", 1, G2Z__MAX_CONTEXT,        SAME),
+    NUMBER(vocab,    INT, model.vocab,         "50257", 2, G2Z__MAX_VOCAB,          SAME),
+    NUMBER(batch,    INT, batch,                   "8", 1, G2Z__MAX_BATCH,          WARN),
+    NUMBER(seq,      INT, seq,                  "1024", 1, G2Z__MAX_CONTEXT,        WARN),
+    NUMBER(accum,    INT, accum,                   "1", 1, G2Z__MAX_ACCUM,          WARN),
+    NUMBER(steps,    INT64, optimizer.steps,    "1000", 1, G2Z__STEPS_MOST,         WARN),
+    NUMBER(warmup,   INT64, optimizer.warmup,    "100", 0, G2Z__STEPS_MOST,         WARN),
+    NUMBER(lr,       FLOAT, optimizer.lr,       "6e-4", 0, 1e6,                     WARN),
+    NUMBER(min_lr,   FLOAT, optimizer.min_lr,   "6e-5", 0, 1e6,                     WARN),
+    NUMBER(beta1,    FLOAT, optimizer.beta1,     "0.9", 0, 0.999999,                WARN),
+    NUMBER(beta2,    FLOAT, optimizer.beta2,    "0.95", 0, 0.999999,                WARN),
+    NUMBER(eps,      FLOAT, optimizer.eps,      "1e-8", 1e-30, 1,                   WARN),
+    NUMBER(weight_decay, FLOAT, optimizer.weight_decay, "0.1", 0, 1e6,              WARN),
+    NUMBER(clip,     FLOAT, optimizer.clip,        "1", 0, 1e30,                    WARN),
+    NUMBER(dropout,  FLOAT, dropout,               "0", 0, 0.99,                    WARN),
+    NUMBER(seed,     UINT64, seed,              "1337", 0, 0,                       WARN),
+    NUMBER(loss_scale, FLOAT, optimizer.loss_scale, "65536", 1, 16777216,           ROUNDS),
+    NUMBER(loss_scale_dynamic, INT, optimizer.loss_scale_dynamic, "1", 0, 1,        ROUNDS),
+    NUMBER(loss_scale_window, INT, optimizer.loss_scale_window, "1000", 1, 1 << 30, ROUNDS),
+    NUMBER(loss_scale_hysteresis, INT, optimizer.loss_scale_hysteresis, "2", 1, 1 << 30, ROUNDS),
+    NUMBER(zero_stage, INT, zero_stage,            "1", 0, 3,                       ROUNDS),
+    NUMBER(bucket_mb, FLOAT, bucket_mb,            "0", 0, 65536,                   ROUNDS),
+    {"schedule", G2Z_SETTING_CHOICE, offsetof(g2z_train_config, optimizer.schedule), "cosine", 0, 0,
+     G2Z_SCHEDULE_LIST(G2Z__WORD), G2Z_RESUME_WARN},
+    CHOICE(dtype,     "fp32", G2Z_DTYPE_LIST(G2Z__WORD_OF_3), WARN),
+    CHOICE(fp8,       "none", G2Z_FP8_LIST(G2Z__WORD),        WARN),
+    CHOICE(grad_fp32, "same", "|same|fp32",                   ROUNDS),
+    CHOICE(strategy,  "zero", G2Z_STRATEGY_LIST(G2Z__WORD),   ROUNDS),
+    CHOICE(transport, "auto", G2Z_TRANSPORT_LIST(G2Z__WORD),  ROUNDS),
+    CHOICE(recompute, "none", G2Z_RECOMPUTE_LIST(G2Z__WORD),  FREE),
+    CHOICE(graph,     "auto", "|off|on|auto",                 ROUNDS),
+    CHOICE(tune,      "on",   "|off|on",                      ROUNDS),
+#undef NUMBER
+#undef CHOICE
+};
+enum { G2Z__SETTINGS = sizeof g2z__settings / sizeof *g2z__settings,
+       G2Z__MODEL_SETTINGS = 5 }; /* the first rows */
+#define G2Z__SETTING_BYTES 32      /* of a value's text */
+#define G2Z__SETTINGS_BYTES 2048   /* of all lines "name=value" */
+
+G2Z_API const g2z_setting *g2z_setting_find(const char *name) {
+  for (int i = 0; i < G2Z__SETTINGS; i++)
+    if (strcmp(g2z__settings[i].name, name) == 0) return &g2z__settings[i];
+  return NULL;
+}
+
+G2Z_API const char *g2z_word(const char *words, int index, size_t *length) {
+  const char *word = index < 0 ? NULL : words;
+  for (; word && index >= 0; index--) {
+    word = strchr(word, '|');
+    if (word) word++;
+  }
+  *length = word ? strcspn(word, "|") : 0;
+  return word;
+}
+
+/* A value as a number; any but a UINT64 is exact. An enum's type may differ from int in sign. */
+G2Z__PRIVATE double g2z__setting_number(const g2z_setting *setting,
+                                        const g2z_train_config *config) {
+  const char *at = (const char *)config + setting->at;
+  int number;
+  if (setting->kind == G2Z_SETTING_INT64) return (double)*(const int64_t *)at;
+  if (setting->kind == G2Z_SETTING_UINT64) return (double)*(const uint64_t *)at;
+  if (setting->kind == G2Z_SETTING_FLOAT) return (double)*(const float *)at;
+  memcpy(&number, at, sizeof number);
+  return number;
+}
+
+/* A value's text: of a float the shortest that reads as the same float. */
+G2Z__PRIVATE void g2z__setting_text(const g2z_setting *setting, const g2z_train_config *config,
+                                    char text[G2Z__SETTING_BYTES]) {
+  const double number = g2z__setting_number(setting, config);
+  size_t length;
+  const char *word = setting->words ? g2z_word(setting->words, (int)number, &length) : NULL;
+  if (word) snprintf(text, G2Z__SETTING_BYTES, "%.*s", (int)length, word);
+  else if (setting->kind == G2Z_SETTING_UINT64)
+    snprintf(text, G2Z__SETTING_BYTES, "%" PRIu64,
+             *(const uint64_t *)((const char *)config + setting->at));
+  else if (setting->kind != G2Z_SETTING_FLOAT)
+    snprintf(text, G2Z__SETTING_BYTES, "%.0f", number);
+  else
+    for (int digits = 6; digits <= 9; digits++) {
+      snprintf(text, G2Z__SETTING_BYTES, "%.*g", digits, number);
+      if ((float)strtod(text, NULL) == (float)number) break;
+    }
+}
+
+/* All settings, a line "name=value" for each. */
+G2Z__PRIVATE void g2z__settings_text(const g2z_train_config *config,
+                                     char text[G2Z__SETTINGS_BYTES]) {
+  size_t used = 0;
+  for (int i = 0; i < G2Z__SETTINGS; i++) {
+    char value[G2Z__SETTING_BYTES];
+    g2z__setting_text(&g2z__settings[i], config, value);
+    used += (size_t)snprintf(text + used, G2Z__SETTINGS_BYTES - used, "%s=%s\n",
+                             g2z__settings[i].name, value);
+  }
+}
+
+/* Takes a value's text; 0: it is none. Bounds are g2z__settings_check's. */
+G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, g2z_train_config *config,
+                                   const char *text) {
+  char *at = (char *)config + setting->at, *end = NULL;
+  if (setting->words) {
+    size_t length;
+    const char *word;
+    for (int i = 0; (word = g2z_word(setting->words, i, &length)) != NULL; i++)
+      if (strlen(text) == length && memcmp(text, word, length) == 0) {
+        memcpy(at, &i, sizeof i);
+        return 1;
+      }
+    return 0;
+  }
+  errno = 0;
+  if (setting->kind == G2Z_SETTING_INT) {
+    const int64_t number = strtoll(text, &end, 10);
+    if (number != (int)number) return 0;
+    *(int *)at = (int)number;
+  } else if (setting->kind == G2Z_SETTING_INT64) *(int64_t *)at = strtoll(text, &end, 10);
+  else if (setting->kind == G2Z_SETTING_UINT64) *(uint64_t *)at = strtoull(text, &end, 10);
+  else *(float *)at = (float)strtod(text, &end);
+  return end != text && !*end && errno == 0;
+}
+
+/* The first `count` settings against their bounds; NaN is outside. */
+G2Z__PRIVATE g2z_status g2z__settings_check(g2z_services *services,
+                                            const g2z_train_config *config, int count) {
+  for (int i = 0; i < count; i++) {
+    const g2z_setting *setting = &g2z__settings[i];
+    const double value = g2z__setting_number(setting, config);
+    const int is_float = setting->kind == G2Z_SETTING_FLOAT; /* bounds round as the value did */
+    const double least = is_float ? (double)(float)setting->least : setting->least;
+    const double most = is_float ? (double)(float)setting->most : setting->most;
+    char text[G2Z__SETTING_BYTES];
+    size_t length;
+    if (setting->kind == G2Z_SETTING_UINT64 || (value >= least && value <= most) ||
+        (setting->words && g2z_word(setting->words, (int)value, &length)))
+      continue;
+    g2z__setting_text(setting, config, text);
+    if (setting->words)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%s is none of %s", setting->name, text,
+                      setting->words + 1);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%s must lie between %.15g and %.15g",
+                    setting->name, text, setting->least, setting->most);
+  }
+  return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__model_config_check(g2z_services *services,
                                                 const g2z_model_config *config) {
-  G2Z__TRY(g2z_check_range(services, "layers", config->layers, 1, G2Z__MAX_LAYERS));
-  G2Z__TRY(g2z_check_range(services, "channels", config->channels, 8, G2Z__MAX_CHANNELS));
-  G2Z__TRY(g2z_check_range(services, "heads", config->heads, 1, config->channels));
-  G2Z__TRY(g2z_check_range(services, "context", config->context, 1, G2Z__MAX_CONTEXT));
-  G2Z__TRY(g2z_check_range(services, "vocab", config->vocab, 2, G2Z__MAX_VOCAB));
+  g2z_train_config train;
+  train.model = *config;
+  G2Z__TRY(g2z__settings_check(services, &train, G2Z__MODEL_SETTINGS));
   if (config->channels % config->heads)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "channels=%d must divide by heads=%d: change one of them", config->channels,
@@ -2946,48 +3129,9 @@ G2Z_API g2z_train_config g2z_train_config_default(void) {
   memset(&config, 0, sizeof config);
   config.stamp = G2Z__STAMP;
   config.model = g2z_model_config_default();
-  config.batch = 8;
-  config.seq = 1024;
-  config.accum = 1;
-  config.optimizer.lr = 6e-4f;
-  config.optimizer.min_lr = 6e-5f;
-  config.optimizer.beta1 = 0.9f;
-  config.optimizer.beta2 = 0.95f;
-  config.optimizer.eps = 1e-8f;
-  config.optimizer.weight_decay = 0.1f;
-  config.optimizer.clip = 1.0f;
-  config.optimizer.schedule = G2Z_SCHEDULE_COSINE;
-  config.optimizer.warmup = 100;
-  config.optimizer.steps = 1000;
-  config.optimizer.loss_scale_dynamic = 1;
-  config.optimizer.loss_scale = 65536.0f;
-  config.optimizer.loss_scale_window = 1000;
-  config.optimizer.loss_scale_hysteresis = 2;
-  config.dtype = G2Z_FP32;
-  config.seed = 1337;
-  config.zero_stage = 1;
-  config.tune = 1;
-  config.graph = 2;
+  for (int i = 0; i < G2Z__SETTINGS; i++)
+    g2z__setting_read(&g2z__settings[i], &config, g2z__settings[i].standard);
   return config;
-}
-
-G2Z__PRIVATE g2z_status g2z__optimizer_config_check(g2z_services *services,
-                                                    const g2z_optimizer_config *config) {
-  G2Z__TRY(g2z__check_real(services, "lr", config->lr, 0, 1e6, 0));
-  G2Z__TRY(g2z__check_real(services, "min_lr", config->min_lr, 0, config->lr, 0));
-  G2Z__TRY(g2z__check_real(services, "beta1", config->beta1, 0, 1, 1));
-  G2Z__TRY(g2z__check_real(services, "beta2", config->beta2, 0, 1, 1));
-  G2Z__TRY(g2z__check_real(services, "eps", config->eps, 1e-30, 1, 0));
-  G2Z__TRY(g2z__check_real(services, "weight_decay", config->weight_decay, 0, 1e6, 0));
-  G2Z__TRY(g2z__check_real(services, "clip", config->clip, 0, 1e30, 0));
-  G2Z__TRY(g2z_check_range(services, "schedule", (int)config->schedule, 0,
-                           G2Z_SCHEDULE_COUNT - 1));
-  G2Z__TRY(g2z_check_range(services, "steps", config->steps, 1, INT64_C(1) << 40));
-  G2Z__TRY(g2z_check_range(services, "warmup", config->warmup, 0, INT64_C(1) << 40));
-  G2Z__TRY(g2z__check_real(services, "loss_scale", config->loss_scale, 1, 16777216, 0));
-  G2Z__TRY(g2z_check_range(services, "loss_scale_window", config->loss_scale_window, 1, 1 << 30));
-  return g2z_check_range(services, "loss_scale_hysteresis", config->loss_scale_hysteresis, 1,
-                         1 << 30);
 }
 
 G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
@@ -2996,10 +3140,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "this g2z_train_config was never initialised: start from "
                     "g2z_train_config_default()");
+  G2Z__TRY(g2z__settings_check(services, config, G2Z__SETTINGS));
   G2Z__TRY(g2z__model_config_check(services, &config->model));
-  G2Z__TRY(g2z_check_range(services, "batch", config->batch, 1, G2Z__MAX_BATCH));
-  G2Z__TRY(g2z_check_range(services, "accum", config->accum, 1, G2Z__MAX_ACCUM));
-  G2Z__TRY(g2z_check_range(services, "seq", config->seq, 1, G2Z__MAX_CONTEXT));
   if (config->seq > config->model.context)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "seq=%d is longer than the model's context=%d: shorten seq or raise context",
@@ -3008,11 +3150,9 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower batch and "
                     "raise accum", config->batch, config->seq);
-  G2Z__TRY(g2z__optimizer_config_check(services, &config->optimizer));
-  if ((unsigned)config->dtype >= (unsigned)G2Z_DTYPE_COUNT)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "dtype=%d is none of g2z_dtype",
-                    (int)config->dtype);
-  G2Z__TRY(g2z_check_range(services, "fp8", (int)config->fp8, 0, G2Z_FP8_COUNT - 1));
+  if (config->optimizer.min_lr > config->optimizer.lr)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "min_lr=%g must be at most lr=%g",
+                    (double)config->optimizer.min_lr, (double)config->optimizer.lr);
   if (config->fp8 && config->dtype != G2Z_FP16 && config->dtype != G2Z_BF16)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take dtype=fp16 "
@@ -3022,7 +3162,6 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and only "
                     "dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
-  G2Z__TRY(g2z__check_real(services, "dropout", config->dropout, 0, 1, 1));
   /* Attention has most to drop: heads of up to 128 channels leave seq x channels far below. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
   if (config->dropout > 0 && scores > G2Z__MAX_DROPPED)
@@ -3030,19 +3169,11 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
                     "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is %" PRId64
                     ", and it tells 2^34 apart: shorten seq, or take dropout=0",
                     (double)config->dropout, config->model.heads, config->seq, scores);
-  G2Z__TRY(g2z_check_range(services, "zero_stage", config->zero_stage, 0, 3));
-  G2Z__TRY(g2z_check_range(services, "strategy", (int)config->strategy, 0,
-                           G2Z_STRATEGY_COUNT - 1));
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
                     "take zero_stage=0, or strategy=zero", config->zero_stage);
-  G2Z__TRY(g2z_check_range(services, "transport", (int)config->transport, 0,
-                           G2Z_TRANSPORT_COUNT - 1));
-  G2Z__TRY(g2z_check_range(services, "recompute", (int)config->recompute, 0,
-                           G2Z_RECOMPUTE_COUNT - 1));
-  G2Z__TRY(g2z_check_range(services, "graph", config->graph, 0, 2));
-  return g2z__check_real(services, "bucket_mb", config->bucket_mb, 0, 1 << 20, 0);
+  return G2Z_OK;
 }
 
 /* ===== >>i06 plan ========================================================
@@ -9377,44 +9508,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   return t->config.init_from ? g2z__trainer_init_from(t) : g2z__trainer_init(t);
 }
 
-/* The shortest decimal form that reads as the same double, or float. */
-typedef struct g2z__digits {
-  char text[32];
-} g2z__digits;
-G2Z__PRIVATE g2z__digits g2z__exact(double value, int is_float) {
-  g2z__digits decimal;
-  for (int digits = 6; digits <= 17; digits++) {
-    snprintf(decimal.text, sizeof decimal.text, "%.*g", digits, value);
-    double read = strtod(decimal.text, NULL);
-    if (is_float ? (float)read == (float)value : read == value) break;
-  }
-  return decimal;
-}
-
-/* What all ranks must agree on, a line each. */
-G2Z__PRIVATE void g2z__trainer_describe(const g2z_trainer *t, char *text, size_t bytes) {
-  const g2z_train_config *c = &t->config;
-  const g2z_optimizer_config *o = &c->optimizer;
-  snprintf(text, bytes,
-           "layers=%d\nheads=%d\nchannels=%d\ncontext=%d\nvocab=%d\nbatch=%d\nseq=%d\naccum=%d\n"
-           "dtype=%s\ngrad_fp32=%d\nzero_stage=%d\nbucket_mb=%s\ndevice=%s\ngraph=%d\n"
-           "dropout=%s\nseed=%" PRIu64 "\nlr=%s\nmin_lr=%s\nbeta1=%s\nbeta2=%s\neps=%s\n"
-           "weight_decay=%s\nclip=%s\nschedule=%s\nwarmup=%" PRId64 "\nsteps=%" PRId64 "\n"
-           "loss_scale=%s\nloss_scale_dynamic=%d\nloss_scale_window=%d\n"
-           "loss_scale_hysteresis=%d\nsequences=%" PRId64 "\nstrategy=%s\nfp8=%s\n",
-           c->model.layers, c->model.heads, c->model.channels, c->model.context, c->model.vocab,
-           c->batch, c->seq, c->accum, g2z_dtype_text(c->dtype), c->grad_fp32, c->zero_stage,
-           g2z__exact(c->bucket_mb, 0).text, g2z_device_text(t->context->device),
-           c->graph, g2z__exact(c->dropout, 1).text, c->seed, g2z__exact(o->lr, 1).text,
-           g2z__exact(o->min_lr, 1).text, g2z__exact(o->beta1, 1).text,
-           g2z__exact(o->beta2, 1).text, g2z__exact(o->eps, 1).text,
-           g2z__exact(o->weight_decay, 1).text, g2z__exact(o->clip, 1).text,
-           g2z_schedule_text(o->schedule), o->warmup, o->steps, g2z__exact(o->loss_scale, 1).text,
-           o->loss_scale_dynamic, o->loss_scale_window, o->loss_scale_hysteresis,
-           t->loader ? t->loader->sequences : (int64_t)0,
-           g2z_strategy_text(c->strategy), g2z_fp8_text(c->fp8));
-}
-
 G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int64_t per_step = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
@@ -9444,14 +9537,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
-  char text[1536];
+  char text[G2Z__SETTINGS_BYTES];
   g2z_ranks *ranks = t->context->ranks;
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
-  g2z__trainer_describe(t, text, sizeof text);
+  g2z__settings_text(&t->config, text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "tune=%d\ntuned=%d\ntransport=%d\nrecompute=%s\n"
-           "init_from=%.1000s\n", t->config.tune, t->config.tuning != NULL,
-           (int)t->config.transport, g2z_recompute_text(t->config.recompute),
+  snprintf(text, sizeof text, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
+           g2z_device_text(t->context->device), t->config.tuning != NULL,
            t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
@@ -9902,7 +9994,9 @@ G2Z_API g2z_sampling g2z_sampling_default(void) {
 }
 
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling) {
-  G2Z__TRY(g2z__check_real(services, "temperature", sampling->temperature, 0, 1e6, 0));
+  if (!(sampling->temperature >= 0 && sampling->temperature <= 1e6f))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "temperature=%g must lie between 0 and 1e+06",
+                    (double)sampling->temperature);
   G2Z__TRY(g2z_check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
   if (sampling->top_p > 0 && sampling->top_p <= 1) return G2Z_OK;
   return g2z_fail(services, G2Z_BAD_ARGUMENT, "top_p=%g must be above 0 and at most 1",
@@ -10452,10 +10546,7 @@ typedef struct g2z__span {
   X(epoch_step)  /* in the epoch */                \
   X(sequences)   /* of the data; 0: no loader */   \
   X(data)        /* which: g2z__saved_data */      \
-  G2Z__SAVED_MODEL(X)                              \
-  G2Z__SAVED_PLAN(X)
-#define G2Z__SAVED_MODEL(X) X(layers) X(heads) X(channels) X(context) X(vocab)
-#define G2Z__SAVED_PLAN(X) X(batch) X(seq) X(accum) X(world) X(zero_stage)
+  X(world)       /* ranks that saved */
 
 /* Of g2z_step_state, all that outlives a step. */
 #define G2Z__STATE_LIST(X)      \
@@ -10480,8 +10571,7 @@ typedef struct g2z__saved {
   G2Z__SAVED_LIST(X)
 #undef X
   g2z_step_state state;
-  char dtype[16];
-  char settings[1536];          /* what g2z__trainer_describe said */
+  g2z_train_config config;      /* of the run that saved: its settings alone */
   int64_t file_count;
   g2z__span *spans;             /* in the order of files and of bytes */
   size_t span_count, span_capacity;
@@ -10881,15 +10971,9 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
     saved->sequences = t->loader->sequences;
     saved->data = g2z__saved_data(t->loader);
   }
-#define X(name) saved->name = plan->model.name;
-  G2Z__SAVED_MODEL(X)
-#undef X
-#define X(name) saved->name = plan->name;
-  G2Z__SAVED_PLAN(X)
-#undef X
+  saved->world = plan->world;
   saved->file_count = G2Z__FILE_OPTIMIZER + plan->world;
-  snprintf(saved->dtype, sizeof saved->dtype, "%s", g2z_dtype_text(plan->dtype));
-  g2z__trainer_describe(t, saved->settings, sizeof saved->settings);
+  saved->config = t->config;
   return G2Z_OK;
 }
 
@@ -10931,19 +11015,19 @@ G2Z__PRIVATE void g2z__saved_put_files(const g2z__saved *saved, g2z_json_out *ou
 /* The members of trainer_state.json. */
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   const g2z__saved *saved = (const g2z__saved *)user;
-  char text[256];
   g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
   g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
   g2z__saved_put_fields(saved, out, 0, G2Z__STATE_FIELDS);
-  g2z_json_put_string(out, "dtype", saved->dtype);
   g2z_json_begin(out, "state", '{');
   g2z__saved_put_fields(saved, out, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS);
   g2z_json_end(out, '}');
   g2z_json_begin(out, "settings", '[');
-  const char *end;
-  for (const char *line = saved->settings; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-    snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
-    g2z_json_put_string(out, NULL, text);
+  for (int i = 0; i < G2Z__SETTINGS; i++) {
+    char value[G2Z__SETTING_BYTES], line[64];
+    if (g2z__settings[i].on_resume == G2Z_RESUME_FREE) continue;
+    g2z__setting_text(&g2z__settings[i], &saved->config, value);
+    snprintf(line, sizeof line, "%s=%s", g2z__settings[i].name, value);
+    g2z_json_put_string(out, NULL, line);
   }
   g2z_json_end(out, ']');
   g2z__saved_put_files(saved, out);
@@ -11065,24 +11149,25 @@ G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g
   return 1;
 }
 
-G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
-  size_t used = 0;
-  g2z_json_enter(json, '[');
-  while (g2z_json_next(json, ']', NULL)) {
-    g2z_json_text line = g2z_json_string(json);
-    if (line.bytes + 2 > sizeof saved->settings - used) continue;
-    memcpy(saved->settings + used, line.at, line.bytes);
-    used += line.bytes;
-    saved->settings[used++] = '\n';
-    saved->settings[used] = 0;
-  }
-}
-
 /* A text of the file as a string: cut off, it is none of those that are expected. */
 G2Z__PRIVATE void g2z__saved_parse_text(g2z_json *json, char *out, size_t room) {
   g2z_json_text text = g2z_json_string(json);
   snprintf(out, room, "%.*s", (int)(text.bytes < room ? text.bytes : room - 1),
            text.at ? (const char *)text.at : "");
+}
+
+/* Names that this version does not know are left out. */
+G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
+  g2z_json_enter(json, '[');
+  while (g2z_json_next(json, ']', NULL)) {
+    char line[64];
+    g2z__saved_parse_text(json, line, sizeof line);
+    char *value = strchr(line, '=');
+    if (value) *value++ = 0;
+    const g2z_setting *setting = value ? g2z_setting_find(line) : NULL;
+    if (setting && !g2z__setting_read(setting, &saved->config, value))
+      g2z_json_fail(json, "%s cannot be \"%s\"", line, value);
+  }
 }
 
 /* The spans of a file, which must tile it: returns its length. */
@@ -11133,8 +11218,7 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
     if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
-    if (g2z_json_is(&key, "dtype")) g2z__saved_parse_text(&json, saved->dtype, sizeof saved->dtype);
-    else if (g2z_json_is(&key, "state") && g2z_json_enter(&json, '{')) {
+    if (g2z_json_is(&key, "state") && g2z_json_enter(&json, '{')) {
       while (g2z_json_next(&json, '}', &key))
         if (!g2z__saved_get_field(saved, &json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
           g2z_json_skip(&json);
@@ -11149,11 +11233,10 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
       &saved->state.step, &saved->state.applied, &saved->state.skipped, &saved->tokens,
       &saved->epoch, &saved->epoch_step, &saved->sequences};
   int bad = saved->world < 1 || saved->world > 1 << 16 ||
-            saved->file_count != G2Z__FILE_OPTIMIZER + saved->world || saved->batch < 1 ||
-            saved->accum < 1 || saved->seq < 1 || saved->epoch > 1 << 30 ||
+            saved->file_count != G2Z__FILE_OPTIMIZER + saved->world || saved->epoch > 1 << 30 ||
             saved->state.skipped_at_minimum < 0 || saved->state.skipped_at_minimum > 1 << 30 ||
-            saved->state.good_steps < 0 || saved->batch > G2Z__MAX_BATCH || saved->accum > G2Z__MAX_ACCUM ||
-            saved->seq > G2Z__MAX_CONTEXT;
+            saved->state.good_steps < 0 ||
+            g2z__settings_check(services, &saved->config, G2Z__SETTINGS) != G2Z_OK;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;
   if (bad)
@@ -11210,16 +11293,21 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
 
 /* ----- loading ----- */
 
-G2Z__PRIVATE g2z_status g2z__loading_check_model(g2z__transfer *x) {
-  const g2z_model_config *model = &x->t->plan->model;
-#define X(name)                                                                                \
-  if (x->saved.name != model->name)                                                            \
-    return g2z_fail(x->services, G2Z_BAD_ARGUMENT,                                             \
-                    "%s was saved by a model with %s=%" PRId64 ", and this one has %s=%d: "    \
-                    "resume with the same model", x->place, #name, x->saved.name, #name,       \
-                    model->name);
-  G2Z__SAVED_MODEL(X)
-#undef X
+/* The trainer's settings against those of the run that saved; the trainer's hold. */
+G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_resume) {
+  for (int i = 0; i < G2Z__SETTINGS; i++) {
+    const g2z_setting *setting = &g2z__settings[i];
+    char was[G2Z__SETTING_BYTES], is[G2Z__SETTING_BYTES];
+    g2z__setting_text(setting, &x->saved.config, was);
+    g2z__setting_text(setting, &x->t->config, is);
+    if (setting->on_resume != on_resume || strcmp(was, is) == 0) continue;
+    if (on_resume == G2Z_RESUME_SAME)
+      return g2z_fail(x->services, G2Z_BAD_ARGUMENT, "%s was saved by a model with %s=%s, and this "
+                      "one has %s=%s: resume with the same model", x->place, setting->name, was,
+                      setting->name, is);
+    g2z_log(x->services, on_resume == G2Z_RESUME_WARN ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
+            "%s changed since the checkpoint: %s -> %s", setting->name, was, is);
+  }
   return G2Z_OK;
 }
 
@@ -11321,7 +11409,7 @@ G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
 /* Everything that can be found wrong is found here; the trainer has not changed yet. */
 G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
   G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
-  G2Z__TRY(g2z__loading_check_model(x));
+  G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
   G2Z__TRY(g2z__loading_check_bytes(x));
   G2Z__TRY(g2z__loading_list_model(x));
   for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++)
@@ -11348,9 +11436,14 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   return G2Z_OK;
 }
 
+/* Sequences of a step of the run that saved. */
+G2Z__PRIVATE int64_t g2z__saved_global(const g2z__saved *saved) {
+  return (int64_t)saved->config.batch * saved->config.accum * saved->world;
+}
+
 /* Sequences of the same number and length; what they hold, if the checkpoint knows. */
 G2Z__PRIVATE int g2z__saved_same_data(const g2z__saved *saved, const g2z_loader *loader) {
-  return saved->sequences == loader->sequences && saved->seq == loader->config.seq &&
+  return saved->sequences == loader->sequences && saved->config.seq == loader->config.seq &&
          (!saved->data || saved->data == g2z__saved_data(loader));
 }
 
@@ -11360,7 +11453,7 @@ G2Z__PRIVATE int g2z__saved_same_data(const g2z__saved *saved, const g2z_loader 
 G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
                                                      const g2z_loader *loader) {
   g2z_loader_position position;
-  int64_t before = saved->batch * saved->accum * saved->world;
+  int64_t before = g2z__saved_global(saved);
   position.epoch = saved->epoch;
   position.step = saved->epoch_step;
   if (!g2z__saved_same_data(saved, loader) || saved->epoch_step > saved->sequences / before)
@@ -11377,16 +11470,16 @@ G2Z__PRIVATE g2z_status g2z__loading_seek(g2z__transfer *x) {
   g2z_trainer *t = x->t;
   const g2z__saved *saved = &x->saved;
   if (!t->loader) return G2Z_OK;
-  int64_t global = t->loader->global, before = saved->batch * saved->accum * saved->world;
+  int64_t global = t->loader->global, before = g2z__saved_global(saved);
   int64_t sequences = t->loader->sequences;
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan->rank == 0 && saved->sequences) {
     if (!g2z__saved_same_data(saved, t->loader))
       g2z_log(x->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
-              "had %" PRId64 " of %" PRId64 "%s: epoch %" PRId64 " starts over", sequences,
-              t->plan->seq, saved->sequences, saved->seq,
-              saved->sequences == sequences && saved->seq == t->plan->seq ? ", which were others"
-                                                                          : "", saved->epoch);
+              "had %" PRId64 " of %d%s: epoch %" PRId64 " starts over", sequences, t->plan->seq,
+              saved->sequences, saved->config.seq,
+              saved->sequences == sequences && saved->config.seq == t->plan->seq
+                  ? ", which were others" : "", saved->epoch);
     else if (global != before)
       g2z_log(x->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
               "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
@@ -11402,13 +11495,13 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   const g2z_optimizer_config *o = &t->config.optimizer;
   g2z_step_state state = x->saved.state;
   int fp16 = t->config.dtype == G2Z_FP16;
-  int found = strcmp(x->saved.dtype, "fp16") == 0 &&
-              strstr(x->saved.settings, "\nloss_scale_dynamic=1\n");
+  const g2z_train_config *was = &x->saved.config;
+  int found = was->dtype == G2Z_FP16 && was->optimizer.loss_scale_dynamic;
   if (!fp16 || !found || !o->loss_scale_dynamic) {
     state.loss_scale = fp16 ? o->loss_scale : 1.0f;
     state.skipped_at_minimum = 0;
-    int same = strcmp(x->saved.dtype, g2z_dtype_text(t->config.dtype)) == 0;
-    if (!same || (fp16 && o->loss_scale_dynamic)) { /* these did not count for this scale */
+    if (was->dtype != t->config.dtype || (fp16 && o->loss_scale_dynamic)) {
+      /* Good steps and overflows of another scale do not count for this one. */
       state.good_steps = 0;
       state.hysteresis = o->loss_scale_hysteresis;
     }
@@ -11470,21 +11563,6 @@ G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   return G2Z_OK;
 }
 
-/* Tells the settings that differ from those of the run that saved; this trainer's own hold. */
-G2Z__PRIVATE void g2z__loading_compare(g2z__transfer *x) {
-  char now[sizeof x->saved.settings];
-  if (x->t->plan->rank != 0) return;
-  g2z__trainer_describe(x->t, now, sizeof now);
-  const char *was = x->saved.settings, *is = now, *was_end, *is_end;
-  for (; (was_end = strchr(was, '\n')) && (is_end = strchr(is, '\n'));
-       was = was_end + 1, is = is_end + 1) {
-    int was_length = (int)(was_end - was), is_length = (int)(is_end - is);
-    if (was_length == is_length && memcmp(was, is, (size_t)is_length) == 0) continue;
-    g2z_log(x->services, G2Z_LOG_INFO, "%.*s, and %.*s in the run that saved", is_length, is,
-            was_length, was);
-  }
-}
-
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
   g2z_ranks *ranks = t->context->ranks;
   g2z__transfer x;
@@ -11494,7 +11572,10 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
   if (status == G2Z_OK) status = g2z__loading_open(&x, directory);
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
-    g2z__loading_compare(&x);
+    if (t->plan->rank == 0) {
+      g2z__loading_compare(&x, G2Z_RESUME_WARN);
+      g2z__loading_compare(&x, G2Z_RESUME_ROUNDS);
+    }
     t->stale = 1; /* on a rank that owns nothing, and writes nothing, as on the others */
     t->turn[0] = t->turn[1] = 0;
     status = g2z__loading_tune(&x);

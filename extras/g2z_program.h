@@ -305,17 +305,6 @@ static g2z_status g2zg_flag_number(g2z_services *services, const g2z_flag *flag,
   return G2Z_OK;
 }
 
-/* The choice's word number `index` in "|a|b|c"; NULL when there are fewer. */
-static const char *g2zg_flag_word(const g2z_flag *flag, int index, size_t *length) {
-  const char *word = flag->value;
-  for (; word && index >= 0; index--) {
-    word = strchr(word, '|');
-    if (word) word++;
-  }
-  if (word) *length = strcspn(word, "|");
-  return word;
-}
-
 /* Moved as bytes: an enum's type may differ from int in sign. */
 static int g2zg_flag_choice(const g2z_flag *flag) {
   int index;
@@ -346,7 +335,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag,
   if (flag->kind != G2Z_FLAG_CHOICE) return g2zg_flag_number(services, flag, text);
   size_t length;
   const char *word;
-  for (int i = 0; (word = g2zg_flag_word(flag, i, &length)) != NULL; i++) {
+  for (int i = 0; (word = g2z_word(flag->value, i, &length)) != NULL; i++) {
     if (strlen(text) != length || memcmp(text, word, length) != 0) continue;
     memcpy(flag->destination, &i, sizeof i);
     return G2Z_OK;
@@ -470,7 +459,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
     }
     case G2Z_FLAG_CHOICE: {
       size_t length;
-      const char *word = g2zg_flag_word(flag, g2zg_flag_choice(flag), &length);
+      const char *word = g2z_word(flag->value, g2zg_flag_choice(flag), &length);
       if (word && g2zg_flag_choice(flag) >= 0) snprintf(text, 64, "%.*s", (int)length, word);
       return;
     }

@@ -183,7 +183,7 @@ typedef struct g2z_run_options {
   int seq, accum;
   int global_batch, device, dtype, zero;
   int64_t steps;
-  float loss_scale, bucket_mb;
+  float loss_scale;
   int ranks, gpus;
   float join_timeout, silence_timeout, hang_timeout;
   const char *run_id;
@@ -2285,9 +2285,10 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 /* Every flag, once: the parser, --help and the README's table are made from this list. A default
  * is what g2z_run_options_default leaves; one outside of its range is not shown, the text explains
  * it. */
-#define G2ZR_FLAG_LIST(FLAG, GROUP)                                                               \
+#define G2ZR_FLAG_LIST(FLAG, SETTING, GROUP)                                                      \
   GROUP("Data")                                                                                   \
-  /*   name  kind  destination  minimum  maximum  value  help */                                  \
+  /*      name  kind  destination  minimum  maximum  value  help */                               \
+  /* or   name  setting  destination  help */                                                     \
   FLAG("train", GLOB, run.train.train_glob, 0, 0, "GLOB",                                         \
        "token shards to train on; without it: validate, score, write")                            \
   FLAG("val", GLOB, run.val_glob, 0, 0, "GLOB", "token shards to validate on")                    \
@@ -2295,64 +2296,62 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
   GROUP("Model")                                                                                  \
   FLAG("model", TEXT, model, 0, 0, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2]")     \
-  FLAG("layers", INT, shape.layers, 1, 1024, "N", "overrides the model's, as do the next four")   \
-  FLAG("channels", INT, shape.channels, 8, 65536, "N", "width of the residual stream")            \
-  FLAG("heads", INT, shape.heads, 1, 65536, "N", "divides channels [channels / 64]")              \
-  FLAG("context", INT, shape.context, 1, 1048576, "N", "positions: the longest sequence [1024]")  \
-  FLAG("vocab-size", INT, shape.vocab, 2, 16777216, "N",                                          \
+  SETTING("layers", layers, shape.layers, "overrides the model's, as do the next four")           \
+  SETTING("channels", channels, shape.channels, "width of the residual stream")                   \
+  SETTING("heads", heads, shape.heads, "divides channels [channels / 64]")                        \
+  SETTING("context", context, shape.context, "positions: the longest sequence [1024]")            \
+  SETTING("vocab-size", vocab, shape.vocab,                                                       \
        "tokens that the model knows [those of --vocab; without one 50257]")                       \
-  FLAG("dropout", FLOAT, run.train.dropout, 0, 0.99, "P", "on embedding, attention, projections") \
+  SETTING("dropout", dropout, run.train.dropout, "on embedding, attention, projections")          \
   FLAG("init-from", TEXT, run.train.init_from, 0, 0, "DIR",                                       \
        "start from a model.safetensors and config.json of Hugging Face's form")                   \
   GROUP("Batch and length")                                                                       \
-  FLAG("batch", INT, run.train.batch, 1, 1048576, "N", "sequences per micro-step and rank")       \
-  FLAG("seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")                         \
-  FLAG("accum", INT, accum, 1, 1048576, "N", "micro-steps per step [1]")                          \
+  SETTING("batch", batch, run.train.batch, "sequences per micro-step and rank")                   \
+  SETTING("seq", seq, seq, "tokens per sequence [context]")                                       \
+  SETTING("accum", accum, accum, "micro-steps per step [1]")                                      \
   FLAG("global-batch", INT, global_batch, 1, 2147483647, "N",                                     \
        "sequences per step: sets --accum, and must divide by batch x ranks")                      \
-  FLAG("steps", INT64, steps, 1, G2ZR_MANY, "N", "length of the run and of its schedule")         \
+  SETTING("steps", steps, steps, "length of the run and of its schedule")                         \
   FLAG("epochs", INT64, run.epochs, 1, 1e6, "N", "the same in passes over the shards [1]")        \
   FLAG("max-train-steps", INT64, run.max_train_steps, 1, G2ZR_MANY, "N",                          \
        "stop after that many steps of the schedule")                                              \
   GROUP("Optimizer")                                                                              \
-  FLAG("lr", FLOAT, run.train.optimizer.lr, 0, 1e6, "X", "peak learning rate of AdamW")           \
-  FLAG("schedule", CHOICE, run.train.optimizer.schedule, 0, 0, G2Z_SCHEDULE_LIST(G2ZR_WORD),      \
-       "of the learning rate")                                                                    \
-  FLAG("warmup", INT64, run.train.optimizer.warmup, 0, G2ZR_MANY, "N",                            \
+  SETTING("lr", lr, run.train.optimizer.lr, "peak learning rate of AdamW")                        \
+  SETTING("schedule", schedule, run.train.optimizer.schedule, "of the learning rate")             \
+  SETTING("warmup", warmup, run.train.optimizer.warmup,                                           \
        "steps of linear warm-up [a tenth of the steps, at most 1000]")                            \
-  FLAG("min-lr", FLOAT, run.train.optimizer.min_lr, 0, 1e6, "X",                                  \
+  SETTING("min-lr", min_lr, run.train.optimizer.min_lr,                                           \
        "learning rate at the end [a tenth of --lr]")                                              \
-  FLAG("weight-decay", FLOAT, run.train.optimizer.weight_decay, 0, 1e6, "X", "on matrices only")  \
-  FLAG("beta1", FLOAT, run.train.optimizer.beta1, 0, 0.999999, "X", "decay of the mean")          \
-  FLAG("beta2", FLOAT, run.train.optimizer.beta2, 0, 0.999999, "X", "decay of the variance")      \
-  FLAG("eps", FLOAT, run.train.optimizer.eps, 1e-30, 1, "X", "in AdamW's denominator")            \
-  FLAG("clip", FLOAT, run.train.optimizer.clip, 0, 1e30, "X", "global gradient norm; 0: off")     \
+  SETTING("weight-decay", weight_decay, run.train.optimizer.weight_decay, "on matrices only")     \
+  SETTING("beta1", beta1, run.train.optimizer.beta1, "decay of the mean")                         \
+  SETTING("beta2", beta2, run.train.optimizer.beta2, "decay of the variance")                     \
+  SETTING("eps", eps, run.train.optimizer.eps, "in AdamW's denominator")                          \
+  SETTING("clip", clip, run.train.optimizer.clip, "global gradient norm; 0: off")                 \
   GROUP("Numbers and device")                                                                     \
   FLAG("device", CHOICE, device, 0, 0, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")      \
-  FLAG("dtype", CHOICE, dtype, 0, 0, G2Z_DTYPE_LIST(G2ZR_WORD_OF_3),                              \
-       "[fp16 on cuda, fp32 on cpu]")                                                             \
-  FLAG("fp8", CHOICE, run.train.fp8, 0, 0, G2Z_FP8_LIST(G2ZR_WORD),                               \
+  SETTING("dtype", dtype, dtype, "[fp16 on cuda, fp32 on cpu]")                                   \
+  SETTING("fp8", fp8, run.train.fp8,                                                              \
        "Hopper: 8-bit products make logits; forward: linear ops too; all: data gradients too")    \
-  FLAG("loss-scale", FLOAT, loss_scale, 1, 16777216, "X", "a fixed one for fp16 [dynamic]")       \
-  FLAG("loss-scale-window", INT, run.train.optimizer.loss_scale_window, 1, 1073741824, "N",       \
+  SETTING("loss-scale", loss_scale, loss_scale, "a fixed one for fp16 [dynamic]")                 \
+  SETTING("loss-scale-window", loss_scale_window, run.train.optimizer.loss_scale_window,          \
        "good steps before a dynamic loss scale doubles")                                          \
-  FLAG("graph", CHOICE, run.train.graph, 0, 0, "|off|on|auto", "the step as CUDA graphs")         \
-  FLAG("tune", CHOICE, run.train.tune, 0, 0, "|off|on",                                           \
+  SETTING("graph", graph, run.train.graph, "the step as CUDA graphs")                             \
+  SETTING("tune", tune, run.train.tune,                                                           \
        "time each product's algorithms once; off keeps the LM head's logits, too")                \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")\
-  FLAG("zero", INT, zero, 0, 3, "STAGE",                                                          \
+  SETTING("zero", zero_stage, zero,                                                               \
        "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
-  FLAG("strategy", CHOICE, run.train.strategy, 0, 0, G2Z_STRATEGY_LIST(G2ZR_WORD),                \
+  SETTING("strategy", strategy, run.train.strategy,                                               \
        "dp: rank 0 alone has the optimizer and updates for all")                                  \
-  FLAG("grad-dtype", CHOICE, run.train.grad_fp32, 0, 0, "|same|fp32",                             \
+  SETTING("grad-dtype", grad_fp32, run.train.grad_fp32,                                           \
        "of gradients, also between ranks; micro-steps add up in fp32")                            \
-  FLAG("transport", CHOICE, run.train.transport, 0, 0, G2Z_TRANSPORT_LIST(G2ZR_WORD),             \
+  SETTING("transport", transport, run.train.transport,                                            \
        "what carries gradients and parameters between GPUs: see the header")                      \
-  FLAG("bucket-mb", FLOAT, bucket_mb, 0.001, 65536, "X",                                          \
-       "MiB of gradients per collective [64, and 1.9 x ranks]")                                   \
-  FLAG("recompute", CHOICE, run.train.recompute, 0, 0, G2Z_RECOMPUTE_LIST(G2ZR_WORD),             \
+  SETTING("bucket-mb", bucket_mb, run.train.bucket_mb,                                            \
+       "MiB of gradients per collective; 0: 64, and at least 1.9 x ranks")                        \
+  SETTING("recompute", recompute, run.train.recompute,                                            \
        "block: forward runs again in backward, which saves memory")                               \
-  FLAG("seed", UINT64, run.train.seed, 0, 0, "N", "of weights, order of the data, dropout")       \
+  SETTING("seed", seed, run.train.seed, "of weights, order of the data, dropout")                 \
   GROUP("Ranks")                                                                                  \
   FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")     \
   FLAG("gpus", INT, gpus, 1, 4096, "N", "the same, and there must be N GPUs")                     \
@@ -2368,7 +2367,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   FLAG("val-steps", INT64, run.val_steps, 1, G2ZR_MANY, "N", "batches of one validation [all]")   \
   FLAG("max-val-steps", INT64, run.max_val_steps, 1, G2ZR_MANY, "N", "a limit on that number")    \
   FLAG("eval", TEXTS, run.eval, 0, 0, "FILE...",                                                  \
-       "score a text, .jsonl, shards, or llm.c's HellaSwag file; at the end of a training")        \
+       "score a text, .jsonl, shards, or llm.c's HellaSwag file; at the end of a training")       \
   FLAG("eval-every", INT64, run.eval_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")      \
   FLAG("sample-every", INT64, run.sample_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")  \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
@@ -2414,15 +2413,29 @@ G2Z_API g2z_run_options g2z_run_options_default(void) {
   return o;
 }
 
+/* A flag whose type and bounds are a setting's. */
+static g2z_flag g2zr_setting_flag(const char *name, const char *setting, void *destination,
+                                  const char *help) {
+  static const g2z_flag_kind kinds[] = {G2Z_FLAG_INT, G2Z_FLAG_INT64, G2Z_FLAG_UINT64,
+                                        G2Z_FLAG_FLOAT, G2Z_FLAG_CHOICE}; /* g2z_setting_kind's */
+  const g2z_setting *s = g2z_setting_find(setting);
+  g2z_flag flag = {name, kinds[s->kind], destination, s->least, s->most, s->words, help};
+  if (!flag.value) flag.value = s->kind == G2Z_SETTING_FLOAT ? "X" : "N";
+  return flag;
+}
+
 /* Parses argv into the options, or prints their table where there is a `line`. */
 static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o, int argc,
                                      char **argv, void (*line)(void *user, const char *text),
                                      void *user) {
 #define FLAG(name, kind, destination, minimum, maximum, value, help) \
   {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
+#define SETTING(name, setting, destination, help) \
+  g2zr_setting_flag(name, #setting, &o->destination, help),
 #define GROUP(title) {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", title ":"},
-  const g2z_flag flags[] = {G2ZR_FLAG_LIST(FLAG, GROUP)};
+  const g2z_flag flags[] = {G2ZR_FLAG_LIST(FLAG, SETTING, GROUP)};
 #undef FLAG
+#undef SETTING
 #undef GROUP
   const int count = (int)(sizeof flags / sizeof *flags);
   if (!line) return g2z_flags_parse(services, flags, count, argc, argv, NULL);
@@ -2640,7 +2653,6 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
                           "files to score");
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
-  train->bucket_mb = (double)o->bucket_mb;
   if (o->zero >= 0) train->zero_stage = o->zero;
   else if (train->strategy == G2Z_STRATEGY_DP) train->zero_stage = 0;
   if (o->loss_scale > 0) {
