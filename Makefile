@@ -1,10 +1,15 @@
 # gpt2_zero: `make help` lists the targets. Everything that is set with ?= can be overridden.
 
-# The two downloads, and what their sha256 must be.
+# The downloads, and what their sha256 must be.
 VOCAB_URL ?= https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe
 VOCAB_SUM := 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 DATA_URL  ?= https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 DATA_SUM  := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+GPT2_URL  ?= https://huggingface.co/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e
+GPT2_SUM_config.json       := 0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4
+GPT2_SUM_model.safetensors := 248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707
+GPT2_SUM_vocab.json        := 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
+GPT2_SUM_merges.txt        := $(VOCAB_SUM)
 
 # With nvcc and a GPU: nvcc, for that GPU. Hopper needs 90a, the name with wgmma. Else the C compiler.
 NVCC   ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
@@ -298,7 +303,7 @@ build/flags.md: train prepare_data $(HERE)/bench
 define fetch
 @mkdir -p $(@D)
 @echo 'fetching $1'
-@if command -v curl > /dev/null; then curl -fsSL '$1' -o $@.partial; \
+@if command -v curl > /dev/null; then curl -fSL $$([ -t 2 ] && echo -\# || echo -s) '$1' -o $@.partial; \
 elif command -v wget > /dev/null; then wget -q '$1' -O $@.partial; else \
   echo 'neither curl nor wget is here: apt-get install curl, or save $1 as $@ yourself'; exit 1; fi || { \
   rm -f $@.partial; \
@@ -322,14 +327,18 @@ data/tinyshakespeare_train_000000.bin: data/tinyshakespeare.txt data/vocab.bpe p
 	@echo "./train --train 'data/tinyshakespeare_train_*.bin' --val 'data/tinyshakespeare_val_*.bin' \\"
 	@echo '        --vocab data/vocab.bpe --layers 4 --channels 128 --context 128'
 
+gpt2: $(addprefix gpt2/,config.json vocab.json merges.txt model.safetensors) ## download OpenAI's GPT-2 with 124M parameters (548 MB) into gpt2/
+gpt2/%:
+	$(call fetch,$(GPT2_URL)/$*,$(GPT2_SUM_$*))
+
 # ----- the rest ---------------------------------------------------------------------------------
 
 clean: ## remove what was built and what `make run`, `make profile` and `make bench` left; downloads and other runs stay
 	rm -rf train bench prepare_data test_gpt2 build data/sources runs/sources runs/profile runs/bench
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL: downloads'
+	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL, GPT2_URL: downloads'
 
-.PHONY: all FORCE run profile test bench mutants traces sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data clean help
+.PHONY: all FORCE run profile test bench mutants traces sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data gpt2 clean help

@@ -233,6 +233,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_train_killed", "kill -9 of a rank of ./train, started by hand", test_ranks_train_killed},
     {"make_space", "the programs, in a directory with a space in its name", test_make_space},
     {"make_command", "a program whose command has changed is built again", test_make_command},
+    {"make_fetch", "a download whose sum is wrong is refused", test_make_fetch},
     {"example_minimal", "examples/minimal.cu trains, resumes, on two ranks", test_example_minimal},
     {"example_finetune", "examples/finetune.sh, from weights to an answer", test_example_finetune},
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},

@@ -2483,8 +2483,8 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
                     "%s %.400s/weights", flag, path, flag, path);
   if (directory && !there && *path && !strchr(path, '/'))
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.200s: there is no such directory here. For "
-                    "OpenAI's weights: git lfs install; git clone https://huggingface.co/gpt2; for "
-                    "random weights of that size: --model gpt2", flag, path);
+                    "OpenAI's weights: make gpt2; for random weights of that size: --model gpt2",
+                    flag, path);
   if (!there || directory == !!S_ISDIR(info.st_mode)) return G2Z_OK;
   if (directory) {
     const char *slash = strrchr(path, '/');

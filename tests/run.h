@@ -599,7 +599,7 @@ static const char *const test_train_bad[][2] = {
     {"--fp16", "no flag --fp16; here it is --dtype fp32|tf32|fp16|bf16: "},
     {"-x 10", "-x: flags are written with two dashes, and llm.c's is here --steps; --help"},
     {"--prompt x", "--prompt needs a model that has learnt: name its weights, --init-from"},
-    {"--train $SHARD --init-from gpt2", "git clone https://huggingface.co/gpt2; for random weight"},
+    {"--train $SHARD --init-from gpt2", "OpenAI's weights: make gpt2; for random weights of"},
     {"--train $SHARD --init-from $SHARD", "shard.bin is a file, and a directory is wanted: --init"},
     {"--train $SHARD --vocab /tmp", "--vocab /tmp is a directory, and a file is wanted: --vocab "},
     {"--train $SHARD --flags /nowhere/flags", "/nowhere/flags"},
@@ -878,6 +878,29 @@ static void test_make_command(g2z_test *t) {
                           output, sizeof output) == 0);
       CHECK(t, (strstr(output, "train.cu -o train") != NULL) == cases[i].builds);
     }
+}
+
+/* A download has its name only when its sum is right; what was expected, found and can be done. */
+static void test_make_fetch(g2z_test *t) {
+  static const struct { const char *arguments; int code; const char *says, *after; } cases[] = {
+      {"GPT2_URL=file://$PWD/none", 2, "cannot fetch file:", "! ls -A gpt2 | grep ."},
+      {"GPT2_URL=file://$PWD/bad", 2, "but 0daed7749b4f02b8f76240d5444551d7b0", "! ls -A gpt2 | grep ."},
+      {"GPT2_URL=file://$PWD/bad $(cd bad && sha256sum *.* | "
+       "sed 's/^\\([0-9a-f]*\\) *\\(.*\\)/GPT2_SUM_\\2=\\1/')", 0, "bad/model.safetensors",
+       "diff -r bad gpt2"}};
+  char output[8192];
+  if (access("Makefile", R_OK) != 0) SKIP(t, "there is no Makefile: run it in the repository");
+  if (test_shell("make --version && curl --version", output, sizeof output) != 0)
+    SKIP(t, "there is no make or no curl");
+  CHECK(t, test_shell(test_text("cp Makefile '%s'", t->directory), output, sizeof output) == 0);
+  test_sh(t, "mkdir bad && for f in config.json vocab.json merges.txt model.safetensors; do "
+             "echo $f > bad/$f; done");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    CHECK(t, test_shell(test_text("cd '%s' && env -u MAKEFLAGS make gpt2 %s 2>&1", t->directory,
+                                  cases[i].arguments), output, sizeof output) == cases[i].code);
+    CHECK_HAS(t, output, cases[i].says);
+    test_sh(t, "%s", cases[i].after);
+  }
 }
 
 /* examples/minimal.cu beside the header and nothing else: it trains, goes on from its checkpoint,
