@@ -1323,7 +1323,6 @@ typedef struct g2z_device_info {
   char runtime[32];            /* "13.0": the version of CUDA */
   char collectives[32];        /* "2.28.9": the version of NCCL */
   int count;                   /* GPUs that this process can see */
-  double peak_flops;           /* of dense products in its dtype, by the data sheet; NaN: unknown */
   double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
   int fp8;                     /* 1: g2z_device_set_fp8 takes them all: a CPU, or Hopper */
 } g2z_device_info;
@@ -4816,50 +4815,6 @@ G2Z_API int g2z_device_count(g2z_device_kind kind) {
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
 }
 
-/* Dense TFLOP/s with fp32 accumulation: fp16 and bf16, tf32, fp32 outside of tensor cores, by
- * NVIDIA's data sheets. A name is all of what CUDA calls the GPU: variants of one chip differ in
- * clock and multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower than it. */
-#define G2Z__PEAK_LIST(X)                               \
-  /*  name                        16 bits  tf32  fp32 */ \
-  X("NVIDIA GB200",               2500,   1250,  80)    \
-  X("NVIDIA B200",                2250,   1125,  75)    \
-  X("NVIDIA GH200 480GB",         989.4,  494.7, 66.9)  \
-  X("NVIDIA GH200 120GB",         989.4,  494.7, 66.9)  \
-  X("NVIDIA GH200 144G HBM3e",    989.4,  494.7, 66.9)  \
-  X("NVIDIA H200",                989.4,  494.7, 66.9)  \
-  X("NVIDIA H200 NVL",            835.5,  417.7, 60)    \
-  X("NVIDIA H100 80GB HBM3",      989.4,  494.7, 66.9)  \
-  X("NVIDIA H100 NVL",            835.5,  417.7, 60)    \
-  X("NVIDIA H100 PCIe",           756.5,  378,   51.2)  \
-  X("NVIDIA A100-SXM4-40GB",      312,    156,   19.5)  \
-  X("NVIDIA A100-SXM4-80GB",      312,    156,   19.5)  \
-  X("NVIDIA A100-PCIE-40GB",      312,    156,   19.5)  \
-  X("NVIDIA A100 80GB PCIe",      312,    156,   19.5)  \
-  X("NVIDIA A10G",                70,     35,    31.2)  \
-  X("NVIDIA L40S",                362,    183,   91.6)  \
-  X("NVIDIA L4",                  121,    60,    30.3)  \
-  X("Tesla T4",                   65,     NAN,   8.1)
-
-/* FLOP/s of products in `dtype`; NaN where the name is not in the list: no figure is better than
- * another GPU's. */
-G2Z__PRIVATE double g2z__peak_flops(const char *name, g2z_dtype dtype) {
-  static const struct {
-    const char *name;
-    double half, tf32, single;
-  } known[] = {
-#define X(name, half, tf32, single) {name, half, tf32, single},
-      G2Z__PEAK_LIST(X)
-#undef X
-  };
-  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-    if (strcmp(name, known[i].name) != 0) continue;
-    return 1e12 * (dtype == G2Z_FP32   ? known[i].single
-                   : dtype == G2Z_TF32 ? known[i].tf32
-                                       : known[i].half);
-  }
-  return NAN;
-}
-
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out) {
   *out = NULL;
@@ -4886,7 +4841,6 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
     g2z_release(services, device);
     return status;
   }
-  device->info.peak_flops = g2z__peak_flops(device->info.name, dtype);
   *out = device;
   return G2Z_OK;
 }

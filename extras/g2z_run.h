@@ -1890,6 +1890,41 @@ static g2z_status g2zr_load(g2z_run *run) {
   return status;
 }
 
+/* FLOP/s of dense products in `dtype` with fp32 sums, by NVIDIA's data sheets: fp32 outside of
+ * tensor cores. A name is all of what CUDA calls the GPU: variants of one chip differ in clock and
+ * multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower. NaN: not known. */
+static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
+  static const struct {
+    const char *name;
+    double half, tf32, single; /* TFLOP/s */
+  } known[] = {
+      {"NVIDIA GB200",              2500, 1250, 80},
+      {"NVIDIA B200",               2250, 1125, 75},
+      {"NVIDIA GH200 480GB",        989.4, 494.7, 66.9},
+      {"NVIDIA GH200 120GB",        989.4, 494.7, 66.9},
+      {"NVIDIA GH200 144G HBM3e",   989.4, 494.7, 66.9},
+      {"NVIDIA H200",               989.4, 494.7, 66.9},
+      {"NVIDIA H200 NVL",           835.5, 417.7, 60},
+      {"NVIDIA H100 80GB HBM3",     989.4, 494.7, 66.9},
+      {"NVIDIA H100 NVL",           835.5, 417.7, 60},
+      {"NVIDIA H100 PCIe",          756.5, 378, 51.2},
+      {"NVIDIA A100-SXM4-40GB",     312, 156, 19.5},
+      {"NVIDIA A100-SXM4-80GB",     312, 156, 19.5},
+      {"NVIDIA A100-PCIE-40GB",     312, 156, 19.5},
+      {"NVIDIA A100 80GB PCIe",     312, 156, 19.5},
+      {"NVIDIA A10G",               70, 35, 31.2},
+      {"NVIDIA L40S",               362, 183, 91.6},
+      {"NVIDIA L4",                 121, 60, 30.3},
+      {"Tesla T4",                  65, NAN, 8.1},
+  };
+  for (size_t i = 0; i < G2ZR_COUNT(known); i++)
+    if (strcmp(name, known[i].name) == 0)
+      return 1e12 * (dtype == G2Z_FP32   ? known[i].single
+                     : dtype == G2Z_TF32 ? known[i].tf32
+                                         : known[i].half);
+  return NAN;
+}
+
 /* Files come last: whatever else fails leaves none behind. */
 static g2z_status g2zr_open(g2z_run *run) {
   struct utsname name;
@@ -1910,7 +1945,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2ZR_TRY(status);
   if (run->config.profile)
     G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
-  run->peak_flops = run->trainer->device->info.peak_flops * run->context->world;
+  run->peak_flops = run->context->world *
+                    g2zr_peak_flops(run->trainer->device->info.name, run->config.train.dtype);
   run->sum.best_val_loss = NAN;
   status = run->found.own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2ZR_TRY(g2zr_agree(run, status));

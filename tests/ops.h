@@ -1,5 +1,5 @@
 /* Tests of the CPU's op table against naive references in double, and of what a host's device says
- * about itself. Tests that use private names of the header: cgroup_memory, ops_peaks; "internals"
+ * about itself. Tests that use private names of the header: cgroup_memory; "internals"
  * stands above what writes such names. */
 
 /* ----- >>10 ops: the CPU's table against naive references in double --------
@@ -358,16 +358,16 @@ static void test_ops_peaks(g2z_test *t) {
       {"NVIDIA RTX A1000", 0, 0},             {"NVIDIA L40", 0, 0},
       {"Quadro T400", 0, 0},                  {"NVIDIA GeForce RTX 4090", 0, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    double half = g2z__peak_flops(cases[i].name, G2Z_FP16) * 1e-12;
-    double single = g2z__peak_flops(cases[i].name, G2Z_FP32) * 1e-12;
+    double half = g2zr_peak_flops(cases[i].name, G2Z_FP16) * 1e-12;
+    double single = g2zr_peak_flops(cases[i].name, G2Z_FP32) * 1e-12;
     t->checks++;
     if (cases[i].half > 0 ? fabs(half - cases[i].half) > 1e-9 || fabs(single - cases[i].single) > 1e-9
                           : !isnan(half) || !isnan(single))
       test_fail(t, __FILE__, __LINE__, "\"%s\": %g and %g TFLOP/s", cases[i].name, half, single);
   }
-  CHECK(t, g2z__peak_flops("NVIDIA H200", G2Z_BF16) == g2z__peak_flops("NVIDIA H200", G2Z_FP16));
-  CHECK(t, g2z__peak_flops("NVIDIA H200", G2Z_TF32) == 494.7e12);
-  CHECK(t, isnan(g2z__peak_flops("Tesla T4", G2Z_TF32))); /* it has no tf32 */
+  CHECK(t, g2zr_peak_flops("NVIDIA H200", G2Z_BF16) == g2zr_peak_flops("NVIDIA H200", G2Z_FP16));
+  CHECK(t, g2zr_peak_flops("NVIDIA H200", G2Z_TF32) == 494.7e12);
+  CHECK(t, isnan(g2zr_peak_flops("Tesla T4", G2Z_TF32))); /* it has no tf32 */
 }
 
 static void test_ops_device(g2z_test *t) {
