@@ -361,6 +361,12 @@ static g2z_status read_list(g2z_services *services, const char *flag, const char
   }
 }
 
+/* Bytes of an element of a device's dtype: a CPU stores all in fp32. */
+static size_t element_bytes(const g2z_device *device) {
+  int half = device->dtype == G2Z_FP16 || device->dtype == G2Z_BF16;
+  return device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
+}
+
 /* ----- whole steps ------------------------------------------------------ */
 
 /* Real text repeats a few tokens often, which is what makes the embedding's backward slow: rank r
@@ -441,345 +447,338 @@ static g2z_status time_steps(g2z_context *context, const options *o, stopwatch *
 
 /* ----- ops -------------------------------------------------------------- */
 
-/* What the ops read and write, side by side in one block. An element has the bytes of act, grad or
- * f32, or of its type. Those before `logits` begin as noise: zeros would flatter a GPU, whose clock
- * follows the load. product = left x right is the large product, [side,side]. */
-#define BUFFER_LIST(X)                                                  \
-  /* type  name  bytes  elements */                                     \
-  X(void, product, act, side * side > COPY_ELEMENTS ? side * side : COPY_ELEMENTS) \
-  X(void, left, act, side * side)                                       \
-  X(void, right, act, side * side)                                      \
-  X(void, a1, act, N * C)                                               \
-  X(void, b1, act, N * C)                                               \
-  X(void, c1, act, N * C)                                               \
-  X(void, a3, act, N * 3 * C)                                           \
-  X(void, b3, act, N * 3 * C)                                           \
-  X(void, a4, act, N * 4 * C)                                           \
-  X(void, b4, act, N * 4 * C)                                           \
-  X(void, w, act, rows * 4 * C)                                         \
-  X(void, wte, act, Vp * C)                                             \
-  X(void, bias, act, 4 * C > side ? 4 * C : side)                       \
-  X(void, params, act, P)                                               \
-  X(void, logits, act, (size_t)b->chunk * Vp)                           \
-  X(void, x8, sizeof(char), G2Z_NARROW_ROW(C) * (b->plan->fp8 >= G2Z_FP8_FORWARD ? N : 0)) \
-  X(void, fc8, sizeof(char), 4 * C * (b->plan->fp8 >= G2Z_FP8_FORWARD ? N : 0)) \
-  X(void, gradient8, sizeof(char), 4 * C * (b->plan->fp8 >= G2Z_FP8_ALL ? N : 0)) \
-  X(void, gw, grad, 4 * C * C)                                          \
-  X(void, gb, grad, 4 * C)                                              \
-  X(void, gwpe, grad, rows * C)                                         \
-  X(void, grads, grad, P)                                               \
-  X(float, noise, f32, COPY_ELEMENTS)                                   \
-  X(float, mean, f32, N)                                                \
-  X(float, rstd, f32, N)                                                \
-  X(float, lse, f32, N * (size_t)b->NH)                                 \
-  X(float, losses, f32, N)                                              \
-  X(float, dwte, f32, Vp * C)                                           \
-  X(float, master, f32, P)                                              \
-  X(float, m, f32, P)                                                   \
-  X(float, v, f32, P)                                                   \
-  X(double, sum, sizeof(double), 1)                                     \
-  X(int32_t, tokens, sizeof(int32_t), N)                                \
-  X(int32_t, order, sizeof(int32_t), 2 * N)                             \
-  X(g2z_step_state, state, sizeof(g2z_step_state), 1)                   \
-  X(g2z_update_range, ranges, sizeof(g2z_update_range), b->plan->updates)
+/* Seconds per call: one call that does not count, then five rounds of at least 10 ms each. */
+typedef struct rounds {
+  double s[5], begin;           /* of each round; sorted when another_call ends */
+  int round, calls, left;       /* rounds that ended; calls of each; calls left of this one */
+} rounds;
 
-#define COPY_ELEMENTS ((size_t)1 << 24) /* they fit no cache */
-
-typedef struct bench {
-  g2z_device *device;
-  const g2z_plan *plan;
-  g2z_range shard;
-  g2z_optimizer_config optimizer;
-  int B, T, C, L, NH, V, Vp, N, chunk, accum;
-  g2z_dropout dropout;
-  int side;
-  void *block;                                 /* the buffers */
-#define X(type, name, bytes, elements) type *name;
-  BUFFER_LIST(X)
-#undef X
-  g2z_update update;
-} bench;
-
-/* The last micro-step's work where the plan adds the embedding's part of wte's gradient as rows
- * behind the LM head's part: here one rank's rows, added to all of wte. */
-static g2z_status embed_rows(const g2z_ops *op, g2z_device *d, const bench *b) {
-  const g2z_row_part whole = {0, (size_t)b->Vp * (size_t)b->C, 0};
-  TRY(op->embed_bwd(d, NULL, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T,
-                    b->C));
-  TRY(op->embed_order(d, b->order, b->tokens, b->N));
-  return op->embed_add(d, b->grads, &whole, 1, b->a1, b->order, b->N, b->C);
+/* 1: call once more. 0: five rounds have ended, or *status is a failure. */
+static int another_call(rounds *r, g2z_device *d, const g2z_ops *op, g2z_status *status) {
+  if (*status != G2Z_OK) return 0;
+  if (r->left > 0) {
+    r->left--;
+    return 1;
+  }
+  *status = op->synchronize(d);
+  double now = g2z_seconds(), spent = now - r->begin;
+  if (*status != G2Z_OK) return 0;
+  if (r->calls == 0) r->calls = 1;
+  else {
+    r->s[r->round] = spent / r->calls;
+    if (spent < 0.01 && r->round == 0) r->calls *= 2;
+    else r->round++;
+  }
+  if (r->round == 5) g2z_median(r->s, 5); /* sorts */
+  if (r->round == 5) return 0;
+  r->left = r->calls - 1;
+  r->begin = g2z_seconds();
+  return 1;
 }
 
-/* Each op of a step: how often a step runs it, what one call does at least, and the call. The
- * formulas are printed as they stand here; g is an element of gradients and a one of activations
- * in bytes, A the micro-steps, W 1 if the embedding's gradient goes as rows, P the parameters. Ops
- * that the step does not run are left out. */
-#define OP_LIST(OP)                                                                               \
-  OP(embed_fwd, A, GB, N * C * 2 * a,                                                             \
-     op->embed_fwd(d, b->a1, b->tokens, b->wte, b->w, &b->dropout, b->B, b->T, b->C))             \
-  OP(layernorm_fwd, A * (2 * L + 1), GB, N * C * 2 * a,                                           \
-     op->layernorm_fwd(d, b->b1, b->x8, b->mean, b->rstd, b->a1, b->w, b->bias, b->N, b->C))      \
-  OP(qkv_fwd, A * L, GFLOP, 2 * N * C * 3 * C,                                                    \
-     op->linear_fwd(d, b->a3, NULL, NULL, b->a1, b->x8, b->w, b->bias, NULL, NULL, b->N, b->C,    \
-                    3 * b->C))                                                                    \
-  OP(attention_fwd, A * L, GFLOP, 2 * N * T * C,                                                  \
-     op->attention_fwd(d, b->b1, b->x8, b->lse, b->a3, &b->dropout, b->B, b->T, b->C, b->NH))     \
-  OP(attproj_fwd, A * L, GFLOP, 2 * N * C * C,                                                    \
-     op->linear_fwd(d, b->b1, NULL, NULL, b->a1, b->x8, b->w, b->bias, b->c1, &b->dropout, b->N,  \
-                    b->C, b->C))                                                                  \
-  OP(fc_gelu_fwd, A * L, GFLOP, 2 * N * C * 4 * C,                                                \
-     op->linear_fwd(d, b->a4, b->fc8, b->b4, b->a1, b->x8, b->w, b->bias, NULL, NULL, b->N, b->C, \
-                    4 * b->C))                                                                    \
-  OP(fcproj_fwd, A * L, GFLOP, 2 * N * 4 * C * C,                                                 \
-     op->linear_fwd(d, b->b1, NULL, NULL, b->a4, b->fc8, b->w, b->bias, b->c1, &b->dropout, b->N, \
-                    4 * b->C, b->C))                                                              \
-  OP(head_loss, A, GFLOP, 6 * N * C * Vp,                                                         \
-     op->head_loss(d, b->losses, b->sum, b->b1, b->dwte, b->plan->dwte_dtype, b->logits, b->a1,   \
-                   b->wte, b->tokens, 1.0f / (float)b->N, b->state, G2Z_OVERWRITE, b->N, b->C,    \
-                   b->V, b->Vp, b->chunk))                                                        \
-  OP(layernorm_bwd_last, A, GB, N * C * 3 * a,                                                    \
-     op->layernorm_bwd(d, b->b1, b->c1, b->gw, b->gb, b->gwpe, b->a1, b->a3, b->w, b->mean,       \
-                       b->rstd, G2Z_OVERWRITE, G2Z_OVERWRITE, &b->dropout, b->N, b->C))           \
-  OP(layernorm_bwd, A * 2 * L, GB, N * C * 4 * a,                                                 \
-     op->layernorm_bwd(d, b->b1, b->c1, b->gw, b->gb, b->gwpe, b->a1, b->a3, b->w, b->mean,       \
-                       b->rstd, G2Z_ACCUMULATE, G2Z_OVERWRITE, &b->dropout, b->N, b->C))          \
-  OP(fcproj_bwd_data, A * L, GFLOP, 2 * N * C * 4 * C,                                            \
-     op->linear_bwd_data(d, b->a4, b->gb, b->a1, b->w, b->b4, b->gradient8, G2Z_OVERWRITE, b->N,  \
-                         4 * b->C, b->C))                                                         \
-  OP(fcproj_bwd_weight, A * L, GFLOP, 2 * N * 4 * C * C,                                          \
-     op->linear_bwd_weight(d, b->gw, b->a4, b->a1, G2Z_OVERWRITE, b->N, 4 * b->C, b->C))          \
-  OP(fc_bwd_data, A * L, GFLOP, 2 * N * 4 * C * C,                                                \
-     op->linear_bwd_data(d, b->b1, NULL, b->a4, b->w, NULL, b->gradient8, G2Z_OVERWRITE, b->N,    \
-                         b->C, 4 * b->C))                                                         \
-  OP(fc_bwd_weight, A * L, GFLOP, 2 * N * C * 4 * C,                                              \
-     op->linear_bwd_weight(d, b->gw, b->a1, b->a4, G2Z_OVERWRITE, b->N, b->C, 4 * b->C))          \
-  OP(attproj_bwd_data, A * L, GFLOP, 2 * N * C * C,                                               \
-     op->linear_bwd_data(d, b->b1, NULL, b->a1, b->w, NULL, NULL, G2Z_OVERWRITE, b->N, b->C,      \
-                         b->C))                                                                   \
-  OP(attproj_bwd_weight, A * L, GFLOP, 2 * N * C * C,                                             \
-     op->linear_bwd_weight(d, b->gw, b->a1, b->c1, G2Z_OVERWRITE, b->N, b->C, b->C))              \
-  OP(attention_bwd, A * L, GFLOP, 5 * N * T * C,                                                  \
-     op->attention_bwd(d, b->b3, b->gradient8, b->gb, b->a1, b->c1, b->lse, b->a3, G2Z_OVERWRITE, \
-                       &b->dropout, b->B, b->T, b->C, b->NH))                                     \
-  OP(qkv_bwd_data, A * L, GFLOP, 2 * N * 3 * C * C,                                               \
-     op->linear_bwd_data(d, b->b1, NULL, b->a3, b->w, NULL, b->gradient8, G2Z_OVERWRITE, b->N,    \
-                         b->C, 3 * b->C))                                                         \
-  OP(qkv_bwd_weight, A * L, GFLOP, 2 * N * C * 3 * C,                                             \
-     op->linear_bwd_weight(d, b->gw, b->a1, b->a3, G2Z_OVERWRITE, b->N, b->C, 3 * b->C))          \
-  OP(embed_bwd, A - W, GB, N * C * (a + 8),                                                       \
-     op->embed_bwd(d, b->dwte, b->gwpe, b->a1, b->tokens, G2Z_OVERWRITE, &b->dropout, b->B, b->T, \
-                   b->C))                                                                         \
-  OP(embed_bwd_rows, W, GB, N * C * 2 * (a + g), embed_rows(op, d, b))                            \
-  OP(grad_sumsq, 1, GB, P * g,                                                                    \
-     op->grad_sumsq(d, b->sum, b->grads, &b->shard, 1))                                \
-  OP(adamw, 1, GB, P * (24 + g + a),                                                              \
-     op->adamw(d, &b->update, 0, b->plan->updates))
-
-#define OP(name, calls, unit, amount, call)          \
-  static g2z_status run_##name(bench *b) {           \
-    g2z_device *d = b->device;                       \
-    const g2z_ops *op = d->ops;                      \
-    return call;                                     \
-  }
-OP_LIST(OP)
-/* The two limits: a product that is as large as it needs to be, and a copy. */
-OP(product, 1, GFLOP, 0,
-   op->linear_fwd(d, b->product, NULL, NULL, b->left, NULL, b->right, b->bias, NULL, NULL, b->side,
-                  b->side, b->side))
-OP(copy, 1, GB, 0, op->cast_act(d, b->product, b->noise, COPY_ELEMENTS))
-#undef OP
-
 typedef struct op_row {
-  const char *name, *unit, *formula;
-  double calls, amount;
-  g2z_status (*run)(bench *b);
+  char name[32];
+  const char *unit, *formula;   /* of the amount: "GFLOP" or "GB" */
+  double calls, amount;         /* calls in a step; what one call does at least */
+  int again;                    /* 1: a repeated call leaves the same values */
+  rounds timed;
   double seconds, limit_s;      /* of one call: as timed, and at the machine's limit */
 } op_row;
 
-#define OP(name, calls, unit, amount, call) +1
-enum { OP_COUNT = 0 OP_LIST(OP) };
-#undef OP
+/* A trainer's device with this table in place of its own sees each op that a step calls, with the
+ * arguments of the step. A step that counts comes first. Then one step times all rows that may
+ * repeat their call, and a step for each other row: a call that adds to its output spoils what
+ * comes after it in the step, though not the weights before AdamW, which is the last row. */
+typedef struct watch {
+  g2z_ops ops;                  /* the first member: device->ops points here */
+  const g2z_ops *right;         /* the device's own */
+  int counts;                   /* 1: this step counts calls and times none */
+  const op_row *only;           /* the row that this step times; NULL: all that may repeat */
+  double a, g;                  /* bytes of an element of activations and of gradients */
+  op_row rows[32];
+  int count;
+} watch;
 
-static void fill_rows(const bench *b, op_row rows[OP_COUNT]) {
-  double N = b->N, C = b->C, T = b->T, L = b->L, Vp = b->Vp, A = b->accum;
-  double P = (double)b->plan->parameters, a = b->plan->dtype_bytes, g = b->plan->grad_bytes;
-  double W = b->plan->wte_rows;
-#define OP(name, calls, unit, amount, call) \
-  {#name, #unit, #amount, calls, amount, run_##name, 0, 0},
-  const op_row all[] = {OP_LIST(OP)};
-#undef OP
-  memcpy(rows, all, sizeof all);
+static watch *watch_of(g2z_device *d) { return (watch *)d->ops; }
+
+/* The row of a call; NULL: the call is not timed now. */
+static rounds *rounds_of(watch *w, const char *name, const char *suffix, const char *unit,
+                         const char *formula, double amount, int again) {
+  op_row *row = w->rows;
+  char whole[32];
+  snprintf(whole, sizeof whole, "%.15s%.15s", name, suffix);
+  while (row < w->rows + w->count && (strcmp(row->name, whole) != 0 || row->amount != amount))
+    row++;
+  if (row == w->rows + sizeof w->rows / sizeof *w->rows) return NULL;
+  if (row == w->rows + w->count) {
+    w->count++;
+    memcpy(row->name, whole, sizeof whole);
+    row->unit = unit;
+    row->formula = formula;
+    row->amount = amount;
+    row->again = again;
+  }
+  if (w->counts) row->calls++;
+  const int now = !w->counts && row->timed.round == 0 && (w->only ? row == w->only : row->again);
+  return now ? &row->timed : NULL;
 }
 
-static void close_bench(bench *b) {
-  if (b->block) b->device->ops->release(b->device, b->block);
-  g2z_device_free(b->device);
+/* Which of a block's four products has weights [K,O]. */
+static const char *product_of(int K, int O) {
+  return O == 3 * K ? "qkv" : O == 4 * K ? "fc" : K == 4 * O ? "fcproj" : "attproj";
 }
 
-static g2z_status fill_noise(bench *b) {
-  const g2z_ops *op = b->device->ops;
-  const size_t act = (size_t)b->plan->dtype_bytes;
-  const size_t elements = (size_t)((char *)b->logits - (char *)b->block) / act;
-  float *host = (float *)host_memory(COPY_ELEMENTS * sizeof *host);
-  for (size_t i = 0; i < COPY_ELEMENTS; i += 4) {
+static double elements_of(const g2z_range *ranges, int count) {
+  double elements = 0;
+  for (int i = 0; i < count; i++) elements += (double)ranges[i].elements;
+  return elements;
+}
+
+static double elements_of_update(const g2z_update *update, size_t begin, size_t end) {
+  double elements = 0;
+  for (size_t i = begin; i < end; i++) elements += (double)update->host_ranges[i].elements;
+  return elements;
+}
+
+/* Each op that a step calls: parameters and arguments as in g2z_ops, the two parts of its row's
+ * name, the unit, what one call does at least, and whether it may be repeated. The formulas are
+ * printed as they stand here; a and g are the bytes of an element of activations and of
+ * gradients. */
+#define OP_LIST(OP)                                                                               \
+  OP(embed_fwd,                                                                                   \
+     (g2z_device *d, void *out, const int32_t *tokens, const void *wte, const void *wpe,          \
+      const g2z_dropout *dropout, int B, int T, int C),                                           \
+     (d, out, tokens, wte, wpe, dropout, B, T, C),                                                \
+     "embed", "_fwd", GB, 2 * a * B * T * C, 1)                                                   \
+  OP(layernorm_fwd,                                                                               \
+     (g2z_device *d, void *y, void *narrow, float *mean, float *rstd, const void *x,              \
+      const void *w, const void *b, int N, int C),                                                \
+     (d, y, narrow, mean, rstd, x, w, b, N, C),                                                   \
+     "layernorm", "_fwd", GB, 2 * a * N * C, 1)                                                   \
+  OP(linear_fwd,                                                                                  \
+     (g2z_device *d, void *y, void *narrow_y, void *slope, const void *x, const void *narrow_x,   \
+      const void *w, const void *bias, const void *residual, const g2z_dropout *dropout, int N,   \
+      int K, int O),                                                                              \
+     (d, y, narrow_y, slope, x, narrow_x, w, bias, residual, dropout, N, K, O),                   \
+     product_of(K, O), slope ? "_gelu_fwd" : "_fwd", GFLOP, 2.0 * N * K * O, y != residual)       \
+  OP(attention_fwd,                                                                               \
+     (g2z_device *d, void *out, void *narrow, float *lse, const void *qkv,                        \
+      const g2z_dropout *dropout, int B, int T, int C, int NH),                                   \
+     (d, out, narrow, lse, qkv, dropout, B, T, C, NH),                                            \
+     "attention", "_fwd", GFLOP, 2.0 * B * T * T * C, 1)                                          \
+  OP(head_loss,                                                                                   \
+     (g2z_device *d, float *losses, double *loss_sum, void *dh, void *dwte, g2z_dtype dwte_dtype, \
+      void *logits, const void *h, const void *wte, const int32_t *targets, float dloss,          \
+      const g2z_step_state *state, g2z_write mode, int N, int C, int V, int Vp, int chunk),       \
+     (d, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte, targets, dloss, state, mode, N,  \
+      C, V, Vp, chunk),                                                                           \
+     "head", "_loss", GFLOP, 6.0 * N * C * Vp, mode == G2Z_OVERWRITE)                             \
+  OP(layernorm_bwd,                                                                               \
+     (g2z_device *d, void *dres, void *dropped, void *dw, void *db, void *dbias, const void *dy,  \
+      const void *x, const void *w, const float *mean, const float *rstd, g2z_write res_mode,     \
+      g2z_write mode, const g2z_dropout *dropout, int N, int C),                                  \
+     (d, dres, dropped, dw, db, dbias, dy, x, w, mean, rstd, res_mode, mode, dropout, N, C),      \
+     "layernorm", res_mode == G2Z_OVERWRITE ? "_bwd_last" : "_bwd", GB,                           \
+     (res_mode == G2Z_OVERWRITE ? 3 : 4) * a * N * C, res_mode == G2Z_OVERWRITE)                  \
+  OP(linear_bwd_data,                                                                             \
+     (g2z_device *d, void *dx, void *dbias, const void *dy, const void *w, const void *slope,     \
+      void *narrow, g2z_write mode, int N, int K, int O),                                         \
+     (d, dx, dbias, dy, w, slope, narrow, mode, N, K, O),                                         \
+     product_of(K, O), "_bwd_data", GFLOP, 2.0 * N * K * O, mode == G2Z_OVERWRITE)                \
+  OP(linear_bwd_weight,                                                                           \
+     (g2z_device *d, void *dw, const void *x, const void *dy, g2z_write mode, int N, int K,       \
+      int O),                                                                                     \
+     (d, dw, x, dy, mode, N, K, O),                                                               \
+     product_of(K, O), "_bwd_weight", GFLOP, 2.0 * N * K * O, mode == G2Z_OVERWRITE)              \
+  OP(attention_bwd,                                                                               \
+     (g2z_device *d, void *dqkv, void *narrow, void *dbias, const void *dout, const void *out,    \
+      const float *lse, const void *qkv, g2z_write mode, const g2z_dropout *dropout, int B,       \
+      int T, int C, int NH),                                                                      \
+     (d, dqkv, narrow, dbias, dout, out, lse, qkv, mode, dropout, B, T, C, NH),                   \
+     "attention", "_bwd", GFLOP, 5.0 * B * T * T * C, mode == G2Z_OVERWRITE)                      \
+  OP(embed_bwd,                                                                                   \
+     (g2z_device *d, float *dwte, void *dwpe, const void *dout, const int32_t *tokens,            \
+      g2z_write mode, const g2z_dropout *dropout, int B, int T, int C),                           \
+     (d, dwte, dwpe, dout, tokens, mode, dropout, B, T, C),                                       \
+     "embed", dwte ? "_bwd" : "_bwd_wpe", GB, (dwte ? a + 8 : a) * B * T * C, !dwte)              \
+  OP(embed_order, (g2z_device *d, int32_t *order, const int32_t *tokens, int N),                  \
+     (d, order, tokens, N), "embed", "_order", GB, 12.0 * N, 1)                                   \
+  OP(embed_add,                                                                                   \
+     (g2z_device *d, void *grads, const g2z_row_part *parts, int count, const void *rows,         \
+      const int32_t *order, int N, int C),                                                        \
+     (d, grads, parts, count, rows, order, N, C), "embed", "_add", GB, (a + 2 * g) * N * C, 0)    \
+  OP(cast_grad, (g2z_device *d, void *to, const float *from, size_t n), (d, to, from, n),         \
+     "cast", "_grad", GB, (4 + g) * (double)n, 1)                                                 \
+  OP(zero, (g2z_device *d, void *memory, size_t bytes), (d, memory, bytes), "zero", "", GB,       \
+     (double)bytes, 1)                                                                            \
+  OP(grad_sumsq,                                                                                  \
+     (g2z_device *d, double *sum, const void *grads, const g2z_range *ranges, int count),         \
+     (d, sum, grads, ranges, count),                                                              \
+     "grad", "_sumsq", GB, g * elements_of(ranges, count), 0)                                     \
+  OP(adamw, (g2z_device *d, const g2z_update *update, size_t begin, size_t end),                  \
+     (d, update, begin, end),                                                                     \
+     "adamw", "", GB, (24 + g + a) * elements_of_update(update, begin, end), 0)
+
+#define OP(entry, parameters, arguments, name, suffix, unit, amount, again)                   \
+  static g2z_status timed_##entry parameters {                                                \
+    watch *seen = watch_of(d);                                                                \
+    const double a = seen->a, g = seen->g;                                                    \
+    (void)a;                                                                                  \
+    (void)g;                                                                                  \
+    rounds *now = rounds_of(seen, name, suffix, #unit, #amount, amount, again);               \
+    g2z_status status = seen->right->entry arguments;                                         \
+    while (now && another_call(now, d, seen->right, &status))                                 \
+      status = seen->right->entry arguments;                                                  \
+    return status;                                                                            \
+  }
+OP_LIST(OP)
+#undef OP
+
+static int order_of_gaps(const void *a, const void *b) {
+  const op_row *x = (const op_row *)a, *y = (const op_row *)b;
+  double left = x->calls * (x->seconds - x->limit_s), right = y->calls * (y->seconds - y->limit_s);
+  return left > right ? -1 : left < right;
+}
+
+/* Steps of the trainer: one that counts, then those that time rows. The first of them run until no
+ * gradient overflows: AdamW does nothing in a step that is skipped. */
+static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
+  g2z_report report;
+  report.skipped = 1;
+  for (int i = 0; i < 50 && report.skipped; i++) {
+    TRY(g2z_trainer_step_batch(t, tokens, tokens + 1, &report));
+    TRY(g2z_trainer_flush(t, &report));
+  }
+  w->right = t->device->ops;
+  w->ops = *w->right;
+#define OP(entry, parameters, arguments, name, suffix, unit, amount, again) \
+  w->ops.entry = timed_##entry;
+  OP_LIST(OP)
+#undef OP
+  t->device->ops = &w->ops;
+  g2z_status status = G2Z_OK;
+  for (int i = -2; i < w->count && status == G2Z_OK; i++) {
+    w->counts = i == -2;
+    w->only = i < 0 ? NULL : &w->rows[i];
+    if (i >= 0 && w->rows[i].again) continue;
+    status = g2z_trainer_step_batch(t, tokens, tokens + 1, &report);
+  }
+  if (status == G2Z_OK) status = g2z_trainer_flush(t, &report);
+  t->device->ops = w->right;
+  return status;
+}
+
+/* What a large product and a copy reach: the best of five rounds each. Noise, since zeros would
+ * flatter a GPU, whose clock follows the load. */
+static g2z_status measure_limits(g2z_device *d, int side, double *product_rate,
+                                 double *copy_rate) {
+  enum { COPY = 1 << 24 };      /* elements that fit no cache */
+  const g2z_ops *op = d->ops;
+  const size_t matrix = (size_t)side * (size_t)side * sizeof(float);
+  const size_t copies = COPY * sizeof(float);
+  rounds product, copy;
+  void *block = NULL;
+  memset(&product, 0, sizeof product);
+  memset(&copy, 0, sizeof copy);
+  float *host = (float *)host_memory(copies);
+  for (size_t i = 0; i < COPY; i += 4) {
     uint32_t counter[4] = {(uint32_t)(i / 4), 0, 1, 0}, bits[4];
     g2z_philox(1, G2Z_RANDOM_SYNTHETIC, counter, bits);
     for (int k = 0; k < 4; k++) host[i + (size_t)k] = 0.2f * (g2z_uniform(bits[k]) - 0.5f);
   }
-  TRY(op->upload(b->device, b->noise, host, COPY_ELEMENTS * sizeof *host));
-  for (size_t done = 0; done < elements; done += COPY_ELEMENTS) {
-    size_t count = elements - done < COPY_ELEMENTS ? elements - done : COPY_ELEMENTS;
-    TRY(op->cast_act(b->device, (char *)b->block + done * act, b->noise, count));
-  }
-  TRY(op->synchronize(b->device));
+  g2z_status status = op->allocate(d, 2 * copies + 2 * matrix, &block);
+  float *noise = (float *)block;
+  char *out = (char *)block + copies, *left = out + copies, *right = left + matrix;
+  if (status == G2Z_OK) status = op->upload(d, noise, host, copies);
+  if (status == G2Z_OK) status = op->cast_act(d, left, noise, matrix / sizeof(float));
+  if (status == G2Z_OK) status = op->cast_act(d, right, noise, matrix / sizeof(float));
+  do {
+    if (status == G2Z_OK)
+      status = op->linear_fwd(d, out, NULL, NULL, left, NULL, right, left, NULL, NULL, side, side,
+                              side);
+  } while (another_call(&product, d, op, &status));
+  do {
+    if (status == G2Z_OK) status = op->cast_act(d, out, noise, COPY);
+  } while (another_call(&copy, d, op, &status));
+  if (block) op->release(d, block);
   free(host);
-  return G2Z_OK;
+  *product_rate = 2.0 * side * (double)side * side / product.s[0];
+  *copy_rate = (double)COPY * (double)(4 + element_bytes(d)) / copy.s[0];
+  return status;
 }
 
-static g2z_status allocate_bench(bench *b) {
-  size_t N = (size_t)b->N, C = (size_t)b->C, Vp = (size_t)b->Vp, P = b->plan->elements;
-  size_t grad = (size_t)b->plan->grad_bytes, f32 = sizeof(float), side = (size_t)b->side;
-  size_t rows = C > (size_t)b->T ? C : (size_t)b->T;
-  size_t act = (size_t)b->plan->dtype_bytes;
-  for (int pass = 0; pass < 2; pass++) { /* how large the block is, then where each begins in it */
-    size_t at = 0;
-#define X(type, name, bytes, elements)                    \
-    if (pass) b->name = (type *)((char *)b->block + at);  \
-    at += ((elements) * (bytes) + 255) / 256 * 256;
-    BUFFER_LIST(X)
-#undef X
-    if (!pass) TRY(b->device->ops->allocate(b->device, at, &b->block));
+/* Each op of a step against its limit, the largest gap first: in ns per token of the step. step_s
+ * NaN: shares are of the ops' sum. */
+static g2z_status time_ops(g2z_trainer *t, const options *o, double step_s) {
+  const g2z_plan *plan = t->plan;
+  const int side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
+  const double tokens = (double)plan->batch * plan->seq * plan->accum;
+  double product_rate, copy_rate, sum_s = 0;
+  const int stepped = !isnan(step_s);
+  watch w;
+  TRY(measure_limits(t->device, side, &product_rate, &copy_rate));
+  printf("\nlimits measured here: product of %d x %d x %d %.1f GFLOP/s, copy %.2f GB/s\n\n", side,
+         side, side, product_rate * 1e-9, copy_rate * 1e-9);
+  fflush(stdout);
+  memset(&w, 0, sizeof w);
+  w.a = plan->dtype_bytes;
+  w.g = plan->grad_bytes;
+  int32_t *ids = (int32_t *)host_memory(((size_t)tokens + 1) * sizeof *ids);
+  zipf_tokens(o->train.seed, plan->model.vocab, ids, (size_t)tokens + 1);
+  g2z_status status = watch_steps(t, &w, ids);
+  free(ids);
+  TRY(status);
+  for (op_row *row = w.rows; row < w.rows + w.count; row++) {
+    row->seconds = row->timed.s[2];
+    row->limit_s = row->amount / (row->unit[1] == 'F' ? product_rate : copy_rate);
+    sum_s += row->calls * row->seconds;
   }
-  return fill_noise(b);
-}
-
-static g2z_status open_bench(bench *b, g2z_services *services, const options *o,
-                             const g2z_plan *plan) {
-  memset(b, 0, sizeof *b);
-  b->plan = plan;
-  b->shard.elements = plan->shard_elements;
-  b->optimizer = o->train.optimizer;
-  b->B = plan->batch;
-  b->T = plan->seq;
-  b->C = plan->model.channels;
-  b->L = plan->model.layers;
-  b->NH = plan->model.heads;
-  b->V = plan->model.vocab;
-  b->Vp = plan->vocab_padded;
-  b->N = b->B * b->T;
-  b->chunk = plan->head_chunk;
-  b->accum = plan->accum;
-  b->side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
-  TRY(g2z_device_create(services, plan->device, plan->dtype, plan->grad_dtype, &b->device));
-  TRY(g2z_device_set_fp8(b->device, plan->fp8));
-  TRY(allocate_bench(b));
-  if (plan->fp8 < G2Z_FP8_FORWARD) b->x8 = b->fc8 = NULL;
-  if (plan->fp8 < G2Z_FP8_ALL) b->gradient8 = NULL;
-  size_t N = (size_t)b->N;
-  int32_t *tokens = (int32_t *)host_memory(N * sizeof *tokens);
-  TRY(b->device->ops->upload(b->device, b->ranges, plan->update,
-                             plan->updates * sizeof *b->ranges));
-  g2z_update update = {b->params, b->master,    b->m,          b->v,    b->grads,
-                       b->ranges, plan->update, &b->optimizer, b->state};
-  b->update = update;
-  zipf_tokens(o->train.seed, b->V, tokens, N);
-  TRY(b->device->ops->upload(b->device, b->tokens, tokens, N * sizeof *tokens));
-  g2z_step_state first;
-  memset(&first, 0, sizeof first);
-  first.applied = 1;
-  /* At scale 1 fp16 would round the head's gradients to zeros. */
-  first.loss_scale = o->train.dtype == G2Z_FP16 ? b->optimizer.loss_scale : 1;
-  first.grad_multiplier = 1 / first.loss_scale;
-  TRY(b->device->ops->upload(b->device, b->state, &first, sizeof first));
-  TRY(b->device->ops->synchronize(b->device));
-  free(tokens);
-  b->dropout.probability = o->train.dropout;
-  b->dropout.stride = 1;
-  b->dropout.seq = b->T;
-  b->dropout.seed = o->train.seed;
-  b->dropout.state = b->state;
-  return G2Z_OK;
-}
-
-/* Seconds per call in five rounds of at least 10 ms each, sorted. */
-static g2z_status time_op(bench *b, g2z_status (*run)(bench *b), double rounds[5]) {
-  const g2z_ops *op = b->device->ops;
-  int calls = 1;
-  TRY(run(b));
-  TRY(op->synchronize(b->device));
-  for (int round = 0; round < 5;) {
-    double begin = g2z_seconds();
-    for (int i = 0; i < calls; i++) TRY(run(b));
-    TRY(op->synchronize(b->device));
-    double spent = g2z_seconds() - begin;
-    rounds[round] = spent / calls;
-    if (spent < 0.01 && round == 0) calls *= 2;
-    else round++;
-  }
-  g2z_median(rounds, 5); /* sorts */
-  return G2Z_OK;
-}
-
-/* What an op's calls in a step take beyond the limit. */
-static double gap_s(const op_row *row) { return row->calls * (row->seconds - row->limit_s); }
-
-static int order_of_gaps(const void *a, const void *b) {
-  double left = gap_s((const op_row *)a), right = gap_s((const op_row *)b);
-  return left > right ? -1 : left < right;
-}
-
-/* Exponentials are a limit of their own for attention, beside the products: another unit of the GPU
- * makes them. Causal attention has T / 2 keys for each query and head; backward makes the same ones
- * again, beside 5 products instead of 2. The larger of the two limits is the op's. */
-static void print_exponentials(const bench *b, const op_row *rows) {
-  const double rate = b->device->info.exponentials_per_s;
-  const double s = (double)b->N * b->T * b->NH / 2 / rate;
-  for (const op_row *row = rows; row < rows + OP_COUNT && s > 0; row++)
-    if (row->run == run_attention_fwd || row->run == run_attention_bwd)
-      printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
-             "counted as N * T * NH / 2 at %.3g/s, 16 per clock and multiprocessor\n", row->name,
-             s * 1e6, 100 * s / row->seconds, row->limit_s * 1e6, rate);
-}
-
-/* Each op against its limit, the largest gap first: in ns per token of the step. */
-static g2z_status time_ops(bench *b, double step_s, double *product_rate) {
-  op_row rows[OP_COUNT];
-  double product_s[5], copy_s[5], op_s[5], sum_s = 0;
-  double product = 2.0 * b->side * (double)b->side * b->side;
-  double copied = (double)COPY_ELEMENTS * (4 + b->plan->dtype_bytes);
-  TRY(time_op(b, run_product, product_s));
-  TRY(time_op(b, run_copy, copy_s));
-  *product_rate = product / product_s[0]; /* a limit is the best that was seen */
-  double copy_rate = copied / copy_s[0];
-  printf("\nlimits measured here: product of %d x %d x %d %.1f GFLOP/s, copy %.2f GB/s\n\n",
-         b->side, b->side, b->side, *product_rate * 1e-9, copy_rate * 1e-9);
+  qsort(w.rows, (size_t)w.count, sizeof *w.rows, order_of_gaps);
   printf("%-19s %6s %10s %9s %6s %17s %6s %8s  %s\n", "op", "calls", "us/call", "ms/step", "share",
          "rate", "limit", "gap ns/t", "counted as");
-  fill_rows(b, rows);
-  for (int i = 0; i < OP_COUNT; i++) {
-    if (rows[i].calls == 0) continue;
-    TRY(time_op(b, rows[i].run, op_s));
-    rows[i].seconds = op_s[2];
-    rows[i].limit_s = rows[i].amount / (rows[i].unit[1] == 'F' ? *product_rate : copy_rate);
-    sum_s += rows[i].calls * rows[i].seconds;
-  }
-  qsort(rows, OP_COUNT, sizeof *rows, order_of_gaps);
-  const char *whole = isnan(step_s) ? "their sum" : "the median step";
-  if (isnan(step_s)) step_s = sum_s;
-  for (int i = 0; i < OP_COUNT; i++) {
-    const op_row *row = &rows[i];
-    if (row->calls == 0) continue;
+  if (!stepped) step_s = sum_s;
+  for (const op_row *row = w.rows; row < w.rows + w.count; row++)
     printf("%-19s %6.0f %10.1f %9.2f %5.1f%% %9.2f %7s/s %5.1f%% %8.1f  %s\n", row->name,
            row->calls, row->seconds * 1e6, row->calls * row->seconds * 1e3,
            100 * row->calls * row->seconds / step_s, row->amount / row->seconds * 1e-9, row->unit,
            100 * row->limit_s / row->seconds,
-           gap_s(row) * 1e9 / ((double)b->N * b->accum), row->formula);
-  }
+           row->calls * (row->seconds - row->limit_s) * 1e9 / tokens, row->formula);
   printf("%-19s %6s %10s %9.2f %5.1f%%  of %s; ops that run alone may find "
          "their data in caches, then beyond 100 %% of the copy\n", "sum", "", "", sum_s * 1e3,
-         100 * sum_s / step_s, whole);
-  print_exponentials(b, rows);
+         100 * sum_s / step_s, stepped ? "the median step" : "their sum");
+
+  /* Exponentials are a limit of their own for attention, beside the products: another unit of the
+   * GPU makes them. Causal attention has T / 2 keys for each query and head; backward makes the
+   * same ones again, beside 5 products instead of 2. The larger of the two limits is the op's. */
+  const double rate = t->device->info.exponentials_per_s;
+  const double s = (double)plan->batch * plan->seq * plan->seq * plan->model.heads / 2 / rate;
+  for (const op_row *row = w.rows; row < w.rows + w.count && s > 0; row++)
+    if (strncmp(row->name, "attention", 9) == 0)
+      printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
+             "counted as B * T * T * NH / 2 at %.3g/s, 16 per clock and multiprocessor\n",
+             row->name, s * 1e6, 100 * s / row->seconds, row->limit_s * 1e6, rate);
+
+  if (!stepped) return G2Z_OK;
+  const double flops = g2z_flops_per_token(plan);
+  printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
+         "6 L T C\n", 100 * flops * tokens / step_s / product_rate, flops * 1e-6);
   return G2Z_OK;
+}
+
+/* Opens a trainer whose ops are timed: outside of graphs, where each is called. */
+static g2z_status run_plan_ops(const options *o, const g2z_context_config *config,
+                               double step_s) {
+  g2z_train_config train = o->train;
+  g2z_context *context;
+  g2z_trainer *trainer = NULL;
+  train.graph = 0;
+  train.train_glob = NULL;
+  TRY(g2z_context_create(config, &context));
+  g2z_status status = g2z_trainer_create(context, &train, &trainer);
+  if (status == G2Z_OK) status = time_ops(trainer, o, step_s);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
+  return status;
 }
 
 /* ----- a peer ----------------------------------------------------------- */
@@ -835,24 +834,8 @@ static g2z_status check_peer(g2z_services *services, const options *o,
   return G2Z_OK;
 }
 
-/* Each op of a step of the plan. step_s NaN: shares are of the ops' sum. */
-static g2z_status time_plan_ops(g2z_services *services, const options *o, const g2z_plan *plan,
-                                double step_s) {
-  bench b;
-  double product_rate = 0;
-  g2z_status status = open_bench(&b, services, o, plan);
-  if (status == G2Z_OK) status = time_ops(&b, step_s, &product_rate);
-  close_bench(&b);
-  TRY(status);
-  if (isnan(step_s)) return G2Z_OK;
-  const double flops = g2z_flops_per_token(plan);
-  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
-  printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
-         "6 L T C\n", 100 * flops * tokens / step_s / product_rate, flops * 1e-6);
-  return G2Z_OK;
-}
-
-static g2z_status report_steps(g2z_services *services, const options *o, const g2z_plan *plan,
+static g2z_status report_steps(g2z_services *services, const options *o,
+                               const g2z_context_config *config, const g2z_plan *plan,
                                stopwatch *w) {
   const size_t count = (size_t)w->count;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
@@ -869,7 +852,7 @@ static g2z_status report_steps(g2z_services *services, const options *o, const g
     return G2Z_OK;
   }
   if (o->peer) TRY(run_peer(services, o, tokens / median_s));
-  return o->without_ops ? G2Z_OK : time_plan_ops(services, o, plan, median_s);
+  return o->without_ops ? G2Z_OK : run_plan_ops(o, config, median_s);
 }
 
 static g2z_status run_step(g2z_services *services, options *o, g2z_context_config *config) {
@@ -886,7 +869,7 @@ static g2z_status run_step(g2z_services *services, options *o, g2z_context_confi
     status = time_steps(context, o, &w);
     g2z_context_free(context);
   }
-  if (status == G2Z_OK) status = report_steps(services, o, plan, &w);
+  if (status == G2Z_OK) status = report_steps(services, o, config, plan, &w);
   free(w.step_s);
   g2z_plan_free(plan);
   return status;
@@ -900,9 +883,8 @@ static g2z_status run_ops(g2z_services *services, options *o, g2z_context_config
                     config->ranks.place.world);
   TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
   g2z_plan_print(plan, 0, print_line, NULL);
-  g2z_status status = time_plan_ops(services, o, plan, NAN);
   g2z_plan_free(plan);
-  return status;
+  return run_plan_ops(o, config, NAN);
 }
 
 /* ----- summaries --------------------------------------------------------- */
@@ -1072,12 +1054,6 @@ static g2z_status run_point(g2z_services *services, options *o, g2z_context_conf
 
 /* ----- a comm's ranks: bench exchange ------------------------------------- */
 
-/* Bytes of an element: act and the gradients alike, and a CPU stores all in fp32. */
-static size_t element_bytes(const g2z_comm *comm) {
-  int half = comm->device->dtype == G2Z_FP16 || comm->device->dtype == G2Z_BF16;
-  return comm->device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
-}
-
 /* A collective, and what passes each rank's link (as nccl-tests count it): the whole buffer `whole`
  * times, and the slices of the other ranks `others` times. */
 typedef struct collective {
@@ -1097,7 +1073,7 @@ static const collective collectives[] = {
 static g2z_status exchange_once(g2z_comm *comm, const collective *c, char *buffer, size_t n) {
   int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
   char *mine = slices ? buffer + (size_t)comm->rank * (n / (size_t)comm->world) *
-                                     element_bytes(comm)
+                                     element_bytes(comm->device)
                       : buffer;
   g2z_call call = g2z_call_of(c->kind, gathers ? buffer : mine, gathers ? mine : buffer, n);
   call.owner = c->owner;
@@ -1135,7 +1111,7 @@ static g2z_status time_exchange(g2z_comm *comm, const collective *c, char *buffe
 static g2z_status exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
                                 g2z_summary *s) {
   const double R = comm->world;
-  const size_t unit = 8 * (size_t)comm->world, size = element_bytes(comm);
+  const size_t unit = 8 * (size_t)comm->world, size = element_bytes(comm->device);
   const size_t n = ((size_t)(mib * 1048576.0) / size + unit - 1) / unit * unit;
   double copy_rate, seconds = 0;
   TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
