@@ -325,6 +325,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_run", "jobs of a program: output, exit codes, what they took", test_ranks_run},
     {"bench_help", "--help of ./bench and of each sub-command", test_bench_help},
     {"bench_refusals", "what ./bench cannot do: a sentence and exit code 1", test_bench_refusals},
+    {"bench_ops", "ops of a step, as often as it calls them", test_bench_ops},
     {"bench_scaling", "fixed work on 1 and 2 ranks, in rounds", test_bench_scaling},
     {"bench_others", "buckets, matrix and strategies, small", test_bench_others},
     {"bench_failing", "a point that fails is told, and the others go on", test_bench_failing},
