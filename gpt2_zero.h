@@ -201,16 +201,19 @@
  *       Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
  *       MPICH, Intel MPI    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
  *       srun                SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
- *     Rank 0 listens on this host alone, or at MASTER_ADDR where ranks are on several hosts; at
- *     MASTER_PORT, or a port made from the job's id, or one of the next three. A member proves that
- *     it knows the job's id (the launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with
- *     --gpus); who cannot is dropped. Nothing is encrypted: use a network that you trust. MPICH and
- *     ranks by hand have no id: of two such jobs on one host each needs its own MASTER_PORT or
+ *     Rank 0 listens on MASTER_PORT, or a port made from the job's id, or one of the next three: on
+ *     this host alone, or at MASTER_ADDR if ranks are on several hosts (on all interfaces if that is
+ *     a loopback address on rank 0's host). The job's id (the launcher's, or G2Z_RUN_ID) and secret
+ *     (G2Z_SECRET; random with --gpus) give two tokens: members send one, rank 0 sends the other, and
+ *     a connection without it is closed. Tokens and data travel as they are: whoever listens on the
+ *     network can take part, and can guess a short secret. Use a network that you trust. MPICH and
+ *     ranks by hand have no id: two such jobs on one host each need their own MASTER_PORT or
  *     G2Z_RUN_ID. Members compare number, build, GPU and config; then each sends a heartbeat a
  *     second. A connection that ends without a goodbye, 30 s of silence, 600 s without a micro-step
  *     or collective: rank 0 names the culprit to all, whose on_fault reports and exits. If it is
- *     rank 0, each names it. Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75
- *     stopped and, where there is a run directory, saved.
+ *     rank 0, each names it. A data connection that breaks between living ranks names both ends.
+ *     Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and, if there is a
+ *     run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
@@ -420,7 +423,8 @@ typedef enum g2z_random_stream {
   G2Z_RANDOM_DROPOUT,   /* counter: element / 4, sequence in the global batch, site, step */
   G2Z_RANDOM_SHUFFLE,   /* counter: half, round, epoch (low, high) */
   G2Z_RANDOM_SAMPLE,    /* counter: index of the drawn token, 0, 0, 0 */
-  G2Z_RANDOM_SYNTHETIC  /* counter: index of a made-up token / 4 (low, high), 0, 0 */
+  G2Z_RANDOM_SYNTHETIC, /* counter: index of a made-up token / 4 (low, high), 0, 0 */
+  G2Z_RANDOM_MEMBER     /* counter: 0 of a job's members, 1 of its rank 0; 0, 0, 0 */
 } g2z_random_stream;
 
 /* out[4] = Philox4x32-10(counter), keyed by the seed with the stream mixed in. */
@@ -1383,7 +1387,7 @@ typedef struct g2z_place {  /* a process's place in the job */
   char host[256];                 /* where rank 0 listens: a name or an address */
   int port;                       /* the first that is tried there */
   char job[128];                  /* the job's id: only ranks with the same one meet */
-  char secret[128];               /* the job's secret; "": the id alone makes a member */
+  char secret[128];               /* and the same secret; "": whoever guesses the id is a member */
 } g2z_place;
 
 /* This process's place, from the variables of the launcher that started it. Precedence: RANK and
@@ -5853,29 +5857,28 @@ static const g2z_ops *g2z__cpu_ops(void) {
 /* ===== >>i10 ranks =======================================================
  * In:  the launcher's variables.
  * Out: a star of connections around rank 0, calls over it, and a fault when a rank dies or hangs.
- * Law: a rank that dies or hangs is named to all others, and nobody waits without a deadline. Who
- *      is no member of the job is dropped: it costs the job nothing and is told nothing.
+ * Law: a rank that dies or hangs is named to all others, and every wait has a deadline. A
+ *      connection without the job's token is closed: it costs the job nothing and is told nothing.
  *
- * Each rank has two connections to rank 0. The thread that calls the library uses `data`; the
- * watcher's thread alone uses `control`, so that heartbeats do not wait behind gradients. */
+ * Each rank has two connections to rank 0. The thread that calls the library uses `data`. Once the
+ * ranks have met only the watcher's thread uses `control`: heartbeats never wait for gradients. */
 
 #define G2Z__RANKS_MAX 4096
 #define G2Z__RANKS_PORTS 4       /* tried, from the launcher's on: torchrun occupies its own */
 #define G2Z__RANKS_RECORDS 1024  /* collectives that the flight recorder holds */
-#define G2Z__RANKS_CALLERS 64    /* connections at a time that have not proved to be members */
+#define G2Z__RANKS_CALLERS 16    /* connections at a time that have not shown the token */
 
 /* ----- messages: a head, and the body of its kind ------------------------ */
 
 #define G2Z__ANY SIZE_MAX /* as many bytes as the head says */
 #define G2Z__KIND_LIST(X)                                                                          \
-  /* kind       text           bytes of body           who says it, and when */                    \
-  X(KNOCK,      "knock",       0)                   /* a caller: it wants to join */               \
-  X(CHALLENGE,  "challenge",   16)                  /* rank 0 to a caller: random bytes */         \
-  X(HELLO,      "hello",       sizeof(g2z__hello))  /* a member: who it is, with a proof */        \
-  X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0 to a member, with its own proof */  \
+  /* kind       text           bytes of body           who sends it, and when */                   \
+  X(HELLO,      "hello",       sizeof(g2z__hello))  /* a caller, first: its token, who it is */    \
+  X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0, to a right HELLO: its own token */ \
   X(START,      "start",       sizeof(int32_t))     /* rank 0 to all: everybody is there */        \
   X(FAULT,      "fault",       sizeof(g2z__ending)) /* rank 0 to all: the job ends, and why */     \
   X(BEAT,       "beat",        sizeof(g2z__pulse))  /* each watcher, once a second */              \
+  X(BROKEN,     "broken",      sizeof(g2z__broken)) /* a rank whose data connection broke */       \
   X(GOODBYE,    "goodbye",     sizeof(g2z__pulse))  /* a rank that leaves; rank 0's answer */      \
   X(GATHER,     "all_gather",  G2Z__ANY)            /* on data: a rank's part, then everything */  \
   X(BROADCAST,  "broadcast",   G2Z__ANY)            /* on data: the root's bytes */                \
@@ -5896,19 +5899,16 @@ typedef struct g2z__heading {
 #define G2Z__MAGIC 0x525a3247u
 
 typedef struct g2z__hello {
-  uint8_t challenge[16];          /* the one that rank 0 sent */
-  uint8_t nonce[16];              /* rank 0's proof must hold it */
-  uint64_t process;               /* random: a rank that tries again is the same process */
+  uint32_t token[4];              /* of the job's members */
+  uint64_t process;               /* a rank that tries again is the same process */
   uint64_t build_hash;
   int32_t rank, world, control;   /* control 0: this is the data connection */
   char host[64], device[64], build[128];
-  uint8_t proof[16];              /* of all that stands before it */
 } g2z__hello;
 
 typedef struct g2z__welcome {
-  uint8_t nonce[16];              /* the member's */
-  char host[64];                  /* rank 0's */
-  uint8_t proof[16];              /* of all that stands before it */
+  uint32_t token[4];              /* of the job's rank 0 */
+  char host[64];
 } g2z__welcome;
 
 typedef struct g2z__ending {
@@ -5924,20 +5924,25 @@ typedef struct g2z__pulse {       /* where a rank is */
   char phase[32];
 } g2z__pulse;
 
+typedef struct g2z__broken {      /* a data connection, and how it ended */
+  int32_t peer, error;            /* the rank at its other end; errno, 0: it was closed */
+} g2z__broken;
+
 typedef struct g2z__packet {      /* a message with a body of fixed size */
   g2z__heading head;
   union {
-    uint8_t challenge[16];
     g2z__hello hello;
     g2z__welcome welcome;
     int32_t local_world;          /* of START: ranks on the receiver's host */
     g2z__ending ending;
     g2z__pulse pulse;
+    g2z__broken broken;
   } body;
 } g2z__packet;
 
 typedef struct g2z__link {        /* a connection */
   int socket;                     /* -1: none */
+  int ready;                      /* g2z__poll found input */
   size_t got;                     /* bytes of `in` that have arrived */
   g2z__packet in;
 } g2z__link;
@@ -5953,6 +5958,8 @@ typedef struct g2z__peer {        /* a rank, as seen from here */
   g2z__hello hello;
   g2z__pulse last;                /* its last heartbeat, */
   double heard;                   /* and when it came, on the watcher's clock */
+  double broke;                   /* when its data connection broke, on that clock; 0: it did not */
+  int error;                      /* with which errno */
   int left;                       /* it said goodbye; in the meeting: it knows of the failure */
 } g2z__peer;
 
@@ -5967,10 +5974,12 @@ typedef struct g2z__flight {      /* of a collective */
 struct g2z_ranks {
   g2z_services *services;
   g2z_ranks_config config;
-  uint8_t key[16];                /* of the job: who knows it is a member */
+  uint32_t tokens[2][4];          /* of the job: its members', and its rank 0's */
   g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
   int peer_count, me;             /* me: the peer that is this rank */
-  int wake;                       /* the other end of its control: to tell the watcher GOODBYE */
+  int wake;                       /* the other end of its control: to tell the watcher */
+  struct pollfd *polls;           /* scratch of g2z__poll, and the links of these entries */
+  g2z__link **polled;
   int32_t *votes;                 /* [world]: scratch of agree */
   g2z_status broken;              /* data connections are out of step: all later calls fail so */
   double began;
@@ -6067,13 +6076,17 @@ G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__la
   return G2Z_OK;
 }
 
+/* Whether MASTER_ADDR means this host in so many words. */
+G2Z__PRIVATE int g2z__place_is_here(const char *address) {
+  return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
+         strcmp(address, "localhost") == 0;
+}
+
 /* The host of rank 0. By hand, RANK and WORLD_SIZE are enough where all ranks are on one host. */
 G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
   const char *address = g2z__env("MASTER_ADDR");
   int by_hand = strcmp(out->launcher, "torchrun") == 0;
-  int here = address ? strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
-                           strcmp(address, "localhost") == 0
-                     : by_hand;
+  int here = address ? g2z__place_is_here(address) : by_hand;
   if (here && !out->local_world) out->local_world = out->world;
   const int one_host = out->local_world == out->world;
   if (out->local_rank < 0 && by_hand && one_host) out->local_rank = out->rank;
@@ -6133,63 +6146,16 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   return G2Z_OK;
 }
 
-/* ----- members: who knows the job's key ---------------------------------- */
-
-#define G2Z__ROTATE(x, bits) ((x) << (bits) | (x) >> (64 - (bits)))
-
-G2Z__PRIVATE void g2z__sip_rounds(uint64_t v[4], int rounds) {
-  while (rounds--) {
-    v[0] += v[1], v[1] = G2Z__ROTATE(v[1], 13) ^ v[0], v[0] = G2Z__ROTATE(v[0], 32);
-    v[2] += v[3], v[3] = G2Z__ROTATE(v[3], 16) ^ v[2];
-    v[0] += v[3], v[3] = G2Z__ROTATE(v[3], 21) ^ v[0];
-    v[2] += v[1], v[1] = G2Z__ROTATE(v[1], 17) ^ v[2], v[2] = G2Z__ROTATE(v[2], 32);
+/* The two tokens follow from the job's id and secret, so whoever knows both is a member. They
+ * differ: a service that echoes what it hears must not pass for rank 0. */
+G2Z__PRIVATE void g2z__job_tokens(const g2z_place *place, uint32_t tokens[2][4]) {
+  uint64_t key = g2z__hash(G2Z__HASH, place->job, strlen(place->job));
+  key = g2z__hash(key, "\n", 1);
+  key = g2z__hash(key, place->secret, strlen(place->secret));
+  for (uint32_t zero = 0; zero < 2; zero++) {
+    const uint32_t counter[4] = {zero, 0, 0, 0};
+    g2z_philox(key, G2Z_RANDOM_MEMBER, counter, tokens[zero]);
   }
-}
-
-/* SipHash-2-4 with 128 bits of output (Aumasson, Bernstein: 131002.de/siphash): a keyed MAC. */
-G2Z__PRIVATE void g2z__siphash(const uint8_t key[16], const void *bytes, size_t count,
-                               uint8_t out[16]) {
-  uint64_t k[2], word = 0;
-  memcpy(k, key, sizeof k);
-  uint64_t v[4] = {k[0] ^ 0x736f6d6570736575u, k[1] ^ 0x646f72616e646f6du ^ 0xee,
-                   k[0] ^ 0x6c7967656e657261u, k[1] ^ 0x7465646279746573u};
-  for (size_t i = 0; i <= count / 8; i++) { /* the last word holds the length as well */
-    if (i == count / 8) word = (uint64_t)count << 56;
-    memcpy(&word, (const char *)bytes + 8 * i, i < count / 8 ? 8 : count % 8);
-    v[3] ^= word;
-    g2z__sip_rounds(v, 2);
-    v[0] ^= word;
-  }
-  v[2] ^= 0xee;
-  for (int half = 0; half < 2; half++) {
-    g2z__sip_rounds(v, 4);
-    word = v[0] ^ v[1] ^ v[2] ^ v[3];
-    memcpy(out + 8 * half, &word, 8);
-    v[1] ^= 0xdd;
-  }
-}
-
-G2Z__PRIVATE g2z_status g2z__random_bytes(g2z_services *services, void *out, size_t count) {
-  int file = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
-  ssize_t got = file >= 0 ? read(file, out, count) : -1; /* whole: the system does not cut it */
-  int error = errno;
-  if (file >= 0) close(file);
-  if (got == (ssize_t)count) return G2Z_OK;
-  return g2z_fail_file(services, error, "read", "/dev/urandom");
-}
-
-G2Z__PRIVATE void g2z__job_key(const g2z_place *place, uint8_t key[16]) {
-  static const uint8_t none[16] = {0};
-  char text[sizeof place->job + sizeof place->secret];
-  int bytes = snprintf(text, sizeof text, "%s\n%s", place->job, place->secret);
-  g2z__siphash(none, text, (size_t)bytes, key);
-}
-
-/* Whether `proof` is that of the bytes from `body` up to it. */
-G2Z__PRIVATE int g2z__proves(const g2z_ranks *ranks, const void *body, const uint8_t *proof) {
-  uint8_t right[16];
-  g2z__siphash(ranks->key, body, (size_t)(proof - (const uint8_t *)body), right);
-  return memcmp(right, proof, sizeof right) == 0;
 }
 
 /* ----- connections ------------------------------------------------------- */
@@ -6224,9 +6190,21 @@ G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, d
   }
 }
 
-G2Z__PRIVATE struct pollfd g2z__poll_input(int socket) {
-  struct pollfd entry = {socket, POLLIN, 0};
-  return entry;
+/* Waits up to wait_s for input, and marks the callers and control connections that have some. It
+ * gives poll() open sockets alone: poll() refuses more entries than this process may open files. */
+G2Z__PRIVATE void g2z__poll(g2z_ranks *ranks, g2z__link *callers, int caller_count, double wait_s) {
+  const int links = caller_count + ranks->peer_count;
+  nfds_t count = 0;
+  for (int i = 0; i < links; i++) {
+    g2z__link *link = i < caller_count ? &callers[i] : &ranks->peers[i - caller_count].control;
+    link->ready = 0;
+    if (link->socket < 0) continue;
+    ranks->polls[count].fd = link->socket;
+    ranks->polls[count].events = POLLIN;
+    ranks->polled[count++] = link;
+  }
+  if (poll(ranks->polls, count, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0) return;
+  for (nfds_t i = 0; i < count; i++) ranks->polled[i]->ready = ranks->polls[i].revents != 0;
 }
 
 /* The addresses of a host, for freeaddrinfo; returns what getaddrinfo says, 0: found. */
@@ -6236,7 +6214,10 @@ G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   *out = NULL;
-  return getaddrinfo(host, NULL, &hints, out);
+  int error;
+  do error = getaddrinfo(host, NULL, &hints, out);
+  while (error == EAI_SYSTEM && errno == EINTR);
+  return error;
 }
 
 /* A new socket for the address with this port, or -1 with errno. */
@@ -6256,17 +6237,28 @@ static const struct { const char *text; size_t bytes; } g2z__kinds[] = {
 #undef X
 };
 
-/* Sends a message of fixed size: a socket that is new, or writable, has room for it. 0: it is
- * lost. */
+/* Sends all bytes; 0 with errno: the connection is lost. A socket that does not block gets a second
+ * of patience once the system takes no more. */
+G2Z__PRIVATE int g2z__send(int socket, const void *bytes, size_t count) {
+  for (size_t done = 0; done < count;) {
+    struct pollfd entry = {socket, POLLOUT, 0};
+    ssize_t put = send(socket, (const char *)bytes + done, count - done, MSG_NOSIGNAL);
+    if (put > 0) done += (size_t)put;
+    else if (errno != EINTR && (errno != EAGAIN || poll(&entry, 1, 1000) == 0)) return 0;
+  }
+  return 1;
+}
+
+/* Sends a message of fixed size; 0: the connection is lost. */
 G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   g2z__packet packet;
-  const size_t size = g2z__kinds[kind].bytes, bytes = sizeof packet.head + size;
+  const size_t size = g2z__kinds[kind].bytes;
   memset(&packet, 0, sizeof packet);
   packet.head.magic = G2Z__MAGIC;
   packet.head.kind = kind;
   packet.head.bytes = size;
-  if (body) memcpy(&packet.body, body, size);
-  return send(socket, &packet, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
+  memcpy(&packet.body, body, size);
+  return g2z__send(socket, &packet, sizeof packet.head + size);
 }
 
 /* Reads what has come of a message of fixed size: 1 it is whole, 0 not yet, -1 the connection has
@@ -6303,11 +6295,10 @@ G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
 }
 
 /* ----- the meeting: all ranks but 0 --------------------------------------
- * Rank 0 listens. On each of its two connections a rank goes through
- *     KNOCK --> CHALLENGE --> HELLO --> WELCOME
- * and waits on data for START, or for FAULT, which says why the job cannot be. */
+ * Rank 0 listens. A rank opens control and then data; on each it says HELLO and waits for WELCOME.
+ * Then it waits on control for START, or for FAULT, which says why the job cannot start. */
 
-#define G2Z__PATIENCE_S 1.5 /* for an answer of who may be no rank 0 */
+#define G2Z__PATIENCE_S 1.5 /* for a listener that may not be rank 0 */
 
 /* A failure that rank 0 has told. */
 G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending) {
@@ -6317,56 +6308,51 @@ G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending)
                   ending->fault.sentence);
 }
 
-/* Tries to open one of the connections. *found 0: rank 0 is not there, or not yet; `seen` becomes
- * what is there instead. */
-G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int port,
-                                  int control, double until, char seen[160], int *found) {
+/* Tries to open one of the connections, and waits for WELCOME until the clock says `until`. 0: rank
+ * 0 is not there, or not yet; `seen` becomes what is there instead. */
+G2Z__PRIVATE int g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int port, int control,
+                           double until, char seen[160]) {
   g2z__peer *zero = &ranks->peers[0];
   g2z__link *link = control ? &zero->control : &zero->data;
   g2z__hello *hello = &ranks->peers[ranks->me].hello;
   g2z__clock *clock = &ranks->clock;
   int error = 0;
   socklen_t bytes = sizeof error;
-  *found = 0;
   link->got = 0;
   link->socket = g2z__socket_at(address, port);
-  if (link->socket < 0) return G2Z_OK;
+  if (link->socket < 0) return 0;
   if (connect(link->socket, address->ai_addr, address->ai_addrlen) != 0 &&
-      (errno != EINPROGRESS ||
+      ((errno != EINPROGRESS && errno != EINTR) ||
        !g2z__socket_wait(clock, link->socket, POLLOUT, g2z__awake(clock) + G2Z__PATIENCE_S) ||
        getsockopt(link->socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0))
-    return G2Z_OK;
-  snprintf(seen, 160, "; something else listens on port %d", port);
-  if (!g2z__say(link->socket, G2Z__KNOCK, NULL) ||
-      g2z__await(clock, link, g2z__awake(clock) + G2Z__PATIENCE_S) != G2Z__CHALLENGE)
-    return G2Z_OK;
-  memcpy(hello->challenge, link->in.body.challenge, sizeof hello->challenge);
-  G2Z__TRY(g2z__random_bytes(ranks->services, hello->nonce, sizeof hello->nonce));
+    return 0;
+  snprintf(seen, 160, "; what listens on port %d is not this job's rank 0: ranks of one job need "
+           "the same WORLD_SIZE, MASTER_PORT, --run-id and G2Z_SECRET", port);
   hello->control = control;
-  g2z__siphash(ranks->key, hello, offsetof(g2z__hello, proof), hello->proof);
-  snprintf(seen, 160, "; another job's rank 0 is on port %d: ranks of one job need the same "
-           "WORLD_SIZE, MASTER_PORT, --run-id and G2Z_SECRET", port);
-  if (!g2z__say(link->socket, G2Z__HELLO, hello)) return G2Z_OK;
-  int kind = g2z__await(clock, link, until);
-  if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &link->in.body.ending);
-  g2z__welcome *welcome = &link->in.body.welcome;
-  if (kind != G2Z__WELCOME || memcmp(welcome->nonce, hello->nonce, sizeof hello->nonce) != 0 ||
-      !g2z__proves(ranks, welcome, welcome->proof))
-    return G2Z_OK;
+  const g2z__welcome *welcome = &link->in.body.welcome;
+  if (!g2z__say(link->socket, G2Z__HELLO, hello) ||
+      g2z__await(clock, link, until) != G2Z__WELCOME ||
+      memcmp(welcome->token, ranks->tokens[1], sizeof welcome->token) != 0)
+    return 0;
   snprintf(zero->hello.host, sizeof zero->hello.host, "%.63s", welcome->host);
-  *found = 1;
-  return G2Z_OK;
+  return 1;
 }
 
-/* Looks for rank 0 at all addresses and ports. */
+/* Looks for rank 0 at all addresses and ports. The one that has answered on control may take its
+ * time on data. A rank that does not fit hears why on control, and gets no data connection. */
 G2Z__PRIVATE g2z_status g2z__look(g2z_ranks *ranks, const struct addrinfo *addresses, double until,
                                   char seen[160], int *found) {
+  g2z__link *control = &ranks->peers[0].control;
+  g2z__clock *clock = &ranks->clock;
   for (const struct addrinfo *at = addresses; at; at = at->ai_next)
     for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
-      int port = ranks->config.place.port + i;
-      G2Z__TRY(g2z__seek(ranks, at, port, 1, until, seen, found));
-      if (*found) G2Z__TRY(g2z__seek(ranks, at, port, 0, until, seen, found));
-      if (*found) return G2Z_OK;
+      const int port = ranks->config.place.port + i;
+      if (g2z__seek(ranks, at, port, 1, g2z__awake(clock) + G2Z__PATIENCE_S, seen)) {
+        *found = g2z__seek(ranks, at, port, 0, until, seen);
+        if (*found) return G2Z_OK;
+        if (g2z__await(clock, control, g2z__awake(clock)) == G2Z__FAULT)
+          return g2z__meeting_told(ranks, &control->in.body.ending);
+      }
       g2z__peer_close(&ranks->peers[0]);
     }
   return G2Z_OK;
@@ -6376,7 +6362,7 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
   const g2z_place *place = &ranks->config.place;
   const double until = g2z__awake(&ranks->clock) + ranks->config.join_s;
   const double longest_s = place->local_world == place->world ? 0.1 : 1; /* spare rank 0's host */
-  g2z__link *data = &ranks->peers[0].data;
+  g2z__link *control = &ranks->peers[0].control;
   struct addrinfo *addresses = NULL;
   g2z_status status = G2Z_OK;
   char seen[160] = "";
@@ -6398,34 +6384,28 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
                     place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
   G2Z__TRY(status);
   /* Rank 0 may have started later by as much as it waits for the others. */
-  int kind = g2z__await(&ranks->clock, data, until + ranks->config.join_s + 10);
-  if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &data->in.body.ending);
+  int kind = g2z__await(&ranks->clock, control, until + ranks->config.join_s + 10);
+  if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &control->in.body.ending);
   if (kind != G2Z__START)
     return g2z_fail(ranks->services, G2Z_LOST,
                     "rank 0 on %s ended, or says nothing, while rank %d waited for the other "
                     "ranks: look at rank 0's own output", ranks->peers[0].hello.host, place->rank);
-  if (!place->local_world) ranks->config.place.local_world = data->in.body.local_world;
+  if (!place->local_world) ranks->config.place.local_world = control->in.body.local_world;
   return G2Z_OK;
 }
 
 /* ----- the meeting: rank 0 ----------------------------------------------- */
 
-typedef struct g2z__caller {      /* a connection that has not proved to be a member's */
-  g2z__link link;
-  uint8_t challenge[16];
-  int challenged;                 /* it has knocked, and was given that */
-  uint64_t turn;                  /* of its acceptance */
-} g2z__caller;
-
 typedef struct g2z__meeting {
   g2z_ranks *ranks;
-  int listener, port;
+  int port;
   int present;                    /* ranks with both connections, this one included */
   int told;                       /* ranks that know of the failure */
-  int impostors;                  /* callers whose proof was wrong */
-  uint64_t turns;                 /* connections accepted */
+  int strangers;                  /* callers whose token was wrong */
+  unsigned accepted;              /* connections, so far */
   g2z__ending ending;             /* status G2Z_OK: it may still succeed */
-  g2z__caller callers[G2Z__RANKS_CALLERS]; /* socket -1: free */
+  g2z__link listener;
+  g2z__link callers[G2Z__RANKS_CALLERS]; /* behind the listener: polled as one list */
 } g2z__meeting;
 
 /* The first failure counts. */
@@ -6437,29 +6417,58 @@ G2Z__PRIVATE void g2z__meeting_fail(g2z__meeting *meeting, g2z_status status, co
   meeting->ending.status = (int32_t)status;
 }
 
+G2Z__PRIVATE int g2z__socket_is_loopback(const struct addrinfo *at) {
+  if (at->ai_family == AF_INET)
+    return ntohl(((struct sockaddr_in *)(void *)at->ai_addr)->sin_addr.s_addr) >> 24 == 127;
+  return at->ai_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)(void *)at->ai_addr)->sin6_addr);
+}
+
+/* Leaves out loopback addresses, which other hosts cannot reach: Debian's /etc/hosts has 127.0.1.1
+ * for a host's own name. If there is no other address, all interfaces are listened on; 1: so it
+ * is. */
+G2Z__PRIVATE int g2z__socket_widen(struct addrinfo *addresses) {
+  int wide = 1;
+  for (struct addrinfo *at = addresses; at; at = at->ai_next) wide &= g2z__socket_is_loopback(at);
+  for (struct addrinfo *at = addresses; at; at = at->ai_next) {
+    if (!g2z__socket_is_loopback(at)) continue;
+    if (!wide) at->ai_family = AF_UNSPEC; /* no socket can be made for it */
+    else if (at->ai_family == AF_INET)
+      ((struct sockaddr_in *)(void *)at->ai_addr)->sin_addr.s_addr = htonl(INADDR_ANY);
+    else ((struct sockaddr_in6 *)(void *)at->ai_addr)->sin6_addr = in6addr_any;
+  }
+  return wide;
+}
+
 /* Listens at MASTER_ADDR, on the first port that is free. */
 G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
   const g2z_place *place = &meeting->ranks->config.place;
   g2z_services *services = meeting->ranks->services;
+  int *listener = &meeting->listener.socket;
   struct addrinfo *addresses;
   int error = g2z__socket_resolve(place->host, &addresses), on = 1;
   if (error)
     return g2z_fail(services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s", place->host,
                     gai_strerror(error));
-  for (int i = 0; i < G2Z__RANKS_PORTS && meeting->listener < 0; i++)
-    for (struct addrinfo *at = addresses; at && meeting->listener < 0; at = at->ai_next) {
+  if (place->local_world != place->world && !g2z__place_is_here(place->host) &&
+      g2z__socket_widen(addresses))
+    g2z_log(services, G2Z_LOG_WARNING, "MASTER_ADDR=%s is a loopback address on rank 0's host (see "
+            "/etc/hosts): rank 0 listens on all interfaces; set MASTER_ADDR to one of this host's "
+            "addresses in the network (hostname -I) to listen there alone", place->host);
+  for (int i = 0; i < G2Z__RANKS_PORTS && *listener < 0; i++)
+    for (struct addrinfo *at = addresses; at && *listener < 0; at = at->ai_next) {
+      if (at->ai_family == AF_UNSPEC) continue;
       meeting->port = place->port + i;
-      meeting->listener = g2z__socket_at(at, meeting->port);
-      if (meeting->listener >= 0 &&
-          setsockopt(meeting->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-          bind(meeting->listener, at->ai_addr, at->ai_addrlen) == 0 &&
-          listen(meeting->listener, 1024) == 0)
+      *listener = g2z__socket_at(at, meeting->port);
+      if (*listener >= 0 &&
+          setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+          bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, 1024) == 0)
         continue;
       error = errno;
-      g2z__socket_close(&meeting->listener);
+      g2z__socket_close(listener);
     }
   freeaddrinfo(addresses);
-  if (meeting->listener >= 0) return G2Z_OK;
+  if (*listener >= 0) return G2Z_OK;
   return g2z_fail(services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
                   place->host, place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error),
                   error == EADDRINUSE ? "another MASTER_PORT"
@@ -6498,66 +6507,53 @@ G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
   memset(&peer->hello, 0, sizeof peer->hello);
 }
 
-/* A member's connection becomes its rank's, or hears why the job ends. A rank's place belongs to
- * the first process that comes for it. Another process is of a second job with the same id: it is
- * dropped, and looks on. */
-G2Z__PRIVATE void g2z__meeting_welcome(g2z__meeting *meeting, g2z__caller *caller) {
+/* Takes what a caller says. A connection with the token becomes its rank's, or hears why the job
+ * ends; any other is closed without a word. A rank's place belongs to the first process that comes
+ * for it: another process is of a second job with the same id, and looks on. */
+G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
   g2z_ranks *ranks = meeting->ranks;
-  g2z__hello *hello = &caller->link.in.body.hello;
-  int known = hello->rank > 0 && hello->rank < ranks->config.place.world;
+  g2z__hello *hello = &caller->in.body.hello;
+  const int heard = g2z__hear(caller), said_hello = heard > 0 && caller->in.head.kind == G2Z__HELLO;
+  if (heard == 0) return;
+  const int right = said_hello &&
+                    memcmp(hello->token, ranks->tokens[0], sizeof hello->token) == 0;
+  const int known = right && hello->rank > 0 && hello->rank < ranks->config.place.world;
   g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
-  hello->host[sizeof hello->host - 1] = hello->device[sizeof hello->device - 1] = 0;
-  hello->build[sizeof hello->build - 1] = 0;
-  if (hello->rank == 0 || (peer && peer->hello.process && peer->hello.process != hello->process))
-    return;
-  g2z__meeting_check(meeting, hello);
-  if (meeting->ending.status != G2Z_OK) {
-    g2z__say(caller->link.socket, G2Z__FAULT, &meeting->ending);
-    if (peer && !peer->left) peer->left = 1, meeting->told++;
+  meeting->strangers += said_hello && !right;
+  /* Control comes first, and data once. */
+  if (!right || hello->rank == 0 ||
+      (peer && peer->hello.process && peer->hello.process != hello->process) ||
+      (!hello->control && (!peer || peer->control.socket < 0 || peer->data.socket >= 0))) {
+    g2z__socket_close(&caller->socket);
     return;
   }
-  /* Control comes first, and data once. */
-  if (!peer || (!hello->control && (peer->control.socket < 0 || peer->data.socket >= 0))) return;
+  hello->host[sizeof hello->host - 1] = hello->device[sizeof hello->device - 1] = 0;
+  hello->build[sizeof hello->build - 1] = 0;
+  g2z__meeting_check(meeting, hello);
   g2z__welcome welcome;
   memset(&welcome, 0, sizeof welcome);
-  memcpy(welcome.nonce, hello->nonce, sizeof welcome.nonce);
+  memcpy(welcome.token, ranks->tokens[1], sizeof welcome.token);
   memcpy(welcome.host, ranks->peers[0].hello.host, sizeof welcome.host);
-  g2z__siphash(ranks->key, &welcome, offsetof(g2z__welcome, proof), welcome.proof);
-  if (!g2z__say(caller->link.socket, G2Z__WELCOME, &welcome)) return;
+  const int welcomed = g2z__say(caller->socket, G2Z__WELCOME, &welcome);
+  if (welcomed && meeting->ending.status != G2Z_OK) {
+    g2z__say(caller->socket, G2Z__FAULT, &meeting->ending);
+    if (peer && !peer->left) peer->left = 1, meeting->told++;
+  }
+  if (!welcomed || meeting->ending.status != G2Z_OK) {
+    g2z__socket_close(&caller->socket);
+    return;
+  }
   if (hello->control) g2z__meeting_forget(meeting, peer); /* an earlier try of the same process */
-  (hello->control ? &peer->control : &peer->data)->socket = caller->link.socket;
-  caller->link.socket = -1;
+  (hello->control ? &peer->control : &peer->data)->socket = caller->socket;
+  caller->socket = -1;
   peer->hello = *hello;
   meeting->present += !hello->control;
 }
 
-/* Takes what a caller says. Who says nonsense is dropped. */
-G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__caller *caller) {
-  g2z_ranks *ranks = meeting->ranks;
-  const g2z__packet *in = &caller->link.in;
-  int heard = g2z__hear(&caller->link);
-  if (heard == 0) return;
-  if (heard > 0 && in->head.kind == G2Z__KNOCK && !caller->challenged) {
-    caller->challenged = 1;
-    if (g2z__random_bytes(ranks->services, caller->challenge, 16) == G2Z_OK &&
-        g2z__say(caller->link.socket, G2Z__CHALLENGE, caller->challenge))
-      return;
-  } else if (heard > 0 && in->head.kind == G2Z__HELLO && caller->challenged) {
-    const g2z__hello *hello = &in->body.hello;
-    if (memcmp(hello->challenge, caller->challenge, sizeof caller->challenge) == 0 &&
-        g2z__proves(ranks, hello, hello->proof))
-      g2z__meeting_welcome(meeting, caller);
-    else
-      meeting->impostors++;
-  }
-  g2z__socket_close(&caller->link.socket);
-}
-
-/* A flood of strangers drives out the oldest that has not knocked: members knock at once, and those
- * that were welcomed are callers no longer. */
+/* A flood of strangers drives out the oldest: members say HELLO at once, and try again. */
 G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
   const int world = meeting->ranks->config.place.world;
-  int one = accept(meeting->listener, NULL, NULL);
+  int one = accept(meeting->listener.socket, NULL, NULL);
   if (one < 0 && (errno == EMFILE || errno == ENFILE))
     g2z__meeting_fail(meeting, G2Z_IO,
                       "rank 0 on %s cannot open enough connections for %d ranks: raise the limit "
@@ -6565,44 +6561,28 @@ G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
                       world, 2 * world + G2Z__RANKS_CALLERS + 64);
   if (one < 0) return;
   g2z__socket_prepare(one);
-  g2z__caller *place = &meeting->callers[0];
-  for (int i = 0; i < G2Z__RANKS_CALLERS && place->link.socket >= 0; i++) {
-    g2z__caller *caller = &meeting->callers[i];
-    if (caller->link.socket < 0 || caller->challenged < place->challenged ||
-        (caller->challenged == place->challenged && caller->turn < place->turn))
-      place = caller;
-  }
-  g2z__socket_close(&place->link.socket);
-  memset(place, 0, sizeof *place);
-  place->link.socket = one;
-  place->turn = meeting->turns++;
+  g2z__link *caller = &meeting->callers[meeting->accepted++ % G2Z__RANKS_CALLERS];
+  g2z__socket_close(&caller->socket);
+  caller->socket = one;
+  caller->got = 0;
 }
 
 /* Handles what comes within a tenth of a second. */
 G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
-  const int first = 1 + G2Z__RANKS_CALLERS, count = first + ranks->config.place.world;
-  struct pollfd polls[1 + G2Z__RANKS_CALLERS + G2Z__RANKS_MAX]; /* the listener, callers, control */
-  polls[0] = g2z__poll_input(meeting->listener);
-  for (int i = 1; i < count; i++)
-    polls[i] = g2z__poll_input(i < first ? meeting->callers[i - 1].link.socket
-                               : meeting->ending.status == G2Z_OK
-                                   ? ranks->peers[i - first].control.socket : -1);
-  if (poll(polls, (nfds_t)count, 100) <= 0) return;
-  for (int i = 1; i < count; i++) {
-    if (!polls[i].revents) continue;
-    if (i < first) {
-      g2z__meeting_hear(meeting, &meeting->callers[i - 1]);
-      continue;
-    }
-    /* A rank that waits says nothing: it has ended. Before data is there it may still try again. */
-    g2z__peer *peer = &ranks->peers[i - first];
+  g2z__poll(ranks, &meeting->listener, 1 + G2Z__RANKS_CALLERS, 0.1);
+  /* A rank that waits says nothing: it has ended. Before data is there it may still try again. */
+  for (int r = 1; r < ranks->config.place.world; r++) {
+    g2z__peer *peer = &ranks->peers[r];
+    if (!peer->control.ready) continue;
     if (peer->data.socket >= 0)
-      g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited",
-                        i - first, peer->hello.host);
+      g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited", r,
+                        peer->hello.host);
     g2z__meeting_forget(meeting, peer);
   }
-  if (polls[0].revents) g2z__meeting_accept(meeting);
+  for (int i = 0; i < G2Z__RANKS_CALLERS; i++)
+    if (meeting->callers[i].ready) g2z__meeting_hear(meeting, &meeting->callers[i]);
+  if (meeting->listener.ready) g2z__meeting_accept(meeting);
 }
 
 /* Names the first of those that are missing. */
@@ -6618,9 +6598,9 @@ G2Z__PRIVATE void g2z__meeting_missing(g2z__meeting *meeting) {
     more--;
   }
   if (more) snprintf(list + used, sizeof list - used, " and %d more", more);
-  if (meeting->impostors)
+  if (meeting->strangers)
     snprintf(strangers, sizeof strangers, " (%d callers had another WORLD_SIZE, MASTER_PORT, "
-             "--run-id or G2Z_SECRET)", meeting->impostors);
+             "--run-id or G2Z_SECRET)", meeting->strangers);
   g2z__meeting_fail(meeting, G2Z_LOST,
                     "after %.3g s only %d of %d ranks have met on %s, port %d; missing: rank %s%s; "
                     "look at the output of those", ranks->config.join_s, meeting->present, world,
@@ -6643,9 +6623,10 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
     for (int other = 0; other < world && !failed; other++)
       local += strcmp(peer->hello.host, ranks->peers[other].hello.host) == 0;
     if (r == 0 && !ranks->config.place.local_world) ranks->config.place.local_world = local;
-    if (peer->data.socket < 0 || peer->left) continue;
-    if (!failed) g2z__say(peer->data.socket, G2Z__START, &local);
-    else g2z__say(peer->data.socket, G2Z__FAULT, &meeting->ending), peer->left = 1, meeting->told++;
+    if (peer->control.socket < 0 || peer->left) continue;
+    g2z__say(peer->control.socket, failed ? G2Z__FAULT : G2Z__START,
+             failed ? (const void *)&meeting->ending : &local);
+    if (failed) peer->left = 1, meeting->told++;
   }
   if (!failed) return G2Z_OK;
   /* Those that are still starting need not wait for their own deadline to hear of it. */
@@ -6659,18 +6640,17 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   g2z__meeting *meeting;
   G2Z__TRY(G2Z__NEW(ranks->services, 1, &meeting));
   meeting->ranks = ranks;
-  meeting->listener = -1;
+  meeting->listener.socket = -1;
   meeting->present = 1;
-  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].link.socket = -1;
+  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].socket = -1;
   g2z_status status = g2z__meeting_listen(meeting);
   if (status == G2Z_OK) status = g2z__meeting_hold(meeting);
   if (status == G2Z_OK)
     g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d",
             ranks->config.place.world, ranks->config.place.launcher, ranks->peers[0].hello.host,
             meeting->port);
-  for (int i = 0; i < G2Z__RANKS_CALLERS; i++)
-    g2z__socket_close(&meeting->callers[i].link.socket);
-  g2z__socket_close(&meeting->listener);
+  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) g2z__socket_close(&meeting->callers[i].socket);
+  g2z__socket_close(&meeting->listener.socket);
   g2z_release(ranks->services, meeting);
   return status;
 }
@@ -6722,7 +6702,7 @@ G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
 G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, const char *format,
                                    ...) {
-  char what[160];
+  char what[256];
   if (ranks->lost || ranks->parting) return; /* what follows is no longer this rank's business */
   G2Z__PRINT(what, format);
   g2z__ending ending;
@@ -6738,6 +6718,21 @@ G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, cons
   g2z__watch_end(ranks, &ending);
 }
 
+/* A data connection broke, says one of its ends. Rank 0 takes note; the others tell it. */
+G2Z__PRIVATE void g2z__watch_broken(g2z_ranks *ranks, g2z__peer *peer, const g2z__broken *broken) {
+  const int mine = peer == &ranks->peers[ranks->me];
+  if (ranks->me) {
+    if (mine && ranks->peers[0].control.socket >= 0)
+      g2z__say(ranks->peers[0].control.socket, G2Z__BROKEN, broken);
+    return;
+  }
+  if (mine && broken->peer > 0 && broken->peer < ranks->peer_count)
+    peer = &ranks->peers[broken->peer];
+  if (peer->broke > 0) return;
+  peer->broke = g2z__awake(&ranks->clock);
+  peer->error = broken->error;
+}
+
 /* Takes what a peer has sent. */
 G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
   int heard;
@@ -6751,6 +6746,7 @@ G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
       return;
     }
     if (kind == G2Z__FAULT && ranks->me && !ranks->parting) g2z__watch_end(ranks, &in->body.ending);
+    if (kind == G2Z__BROKEN) g2z__watch_broken(ranks, peer, &in->body.broken);
     if (kind != G2Z__BEAT && kind != G2Z__GOODBYE) continue;
     peer->heard = g2z__awake(&ranks->clock);
     peer->last = in->body.pulse;
@@ -6812,6 +6808,12 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
     if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
       g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
                        now - peer->heard);
+    /* A second in which a death would have been noticed has passed: both ends live. */
+    if (peer->broke > 0 && now - peer->broke > 1)
+      g2z__watch_blame(ranks, peer,
+                       "lost its data connection to rank 0 on %.63s (%.60s): both are alive, check "
+                       "the network", ranks->peers[0].hello.host,
+                       peer->error ? strerror(peer->error) : "it was closed");
   }
   for (int i = 0; i < ranks->peer_count; i++)
     if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
@@ -6822,13 +6824,9 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
 
 /* Takes what comes within wait_s. */
 G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
-  struct pollfd polls[G2Z__RANKS_MAX];
+  g2z__poll(ranks, NULL, 0, wait_s);
   for (int i = 0; i < ranks->peer_count; i++)
-    polls[i] = g2z__poll_input(ranks->peers[i].control.socket);
-  if (poll(polls, (nfds_t)ranks->peer_count, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0)
-    return;
-  for (int i = 0; i < ranks->peer_count; i++)
-    if (polls[i].revents) g2z__watch_hear(ranks, &ranks->peers[i]);
+    if (ranks->peers[i].control.ready) g2z__watch_hear(ranks, &ranks->peers[i]);
 }
 
 /* Goodbye to all, and then until they have said it too: rank 0 holds the star together for those
@@ -6856,7 +6854,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
       g2z__watch_tell(ranks, G2Z__BEAT, &ranks->peers[ranks->me].last, 0);
       next = now + ranks->beat_s;
     }
-    g2z__watch_poll(ranks, next - now);
+    g2z__watch_poll(ranks, next - now < 0.25 ? next - now : 0.25);
     now = g2z__watch_look(ranks);
     if (!ranks->lost && !ranks->parting) g2z__watch_judge(ranks, now);
   }
@@ -6914,17 +6912,21 @@ G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t 
 }
 
 /* What this rank says of itself. */
-G2Z__PRIVATE g2z_status g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello) {
+G2Z__PRIVATE void g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello) {
   const g2z_ranks_config *config = &ranks->config;
   struct utsname name;
+  struct timespec now;
   const char *host = uname(&name) == 0 && name.nodename[0] ? name.nodename : "unknown";
+  clock_gettime(CLOCK_REALTIME, &now);
+  snprintf(hello->host, sizeof hello->host, "%.63s", host);
+  const int64_t process[3] = {getpid(), now.tv_sec, now.tv_nsec};
+  hello->process = g2z__hash(g2z__hash(G2Z__HASH, process, sizeof process), host, strlen(host));
   hello->build_hash = g2z__hash(G2Z__HASH, config->build, strlen(config->build));
   hello->rank = config->place.rank;
   hello->world = config->place.world;
-  snprintf(hello->host, sizeof hello->host, "%.63s", host);
   snprintf(hello->device, sizeof hello->device, "%s", config->device);
   snprintf(hello->build, sizeof hello->build, "%s", config->build);
-  return g2z__random_bytes(ranks->services, &hello->process, sizeof hello->process);
+  memcpy(hello->token, ranks->tokens[0], sizeof hello->token);
 }
 
 G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
@@ -6940,6 +6942,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
                     65535 - G2Z__RANKS_PORTS);
   int count = place->rank == 0 ? place->world : 2;
   G2Z__TRY(G2Z__NEW(services, (size_t)place->world, &ranks->votes));
+  G2Z__TRY(G2Z__NEW(services, (size_t)count + 1 + G2Z__RANKS_CALLERS, &ranks->polls));
+  G2Z__TRY(G2Z__NEW(services, (size_t)count + 1 + G2Z__RANKS_CALLERS, &ranks->polled));
   G2Z__TRY(G2Z__NEW(services, (size_t)count, &ranks->peers));
   ranks->peer_count = count;
   ranks->me = place->rank ? 1 : 0;
@@ -6947,8 +6951,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     ranks->peers[i].data.socket = ranks->peers[i].control.socket = -1;
     snprintf(ranks->peers[i].last.phase, sizeof ranks->peers[i].last.phase, "start");
   }
-  G2Z__TRY(g2z__ranks_introduce(ranks, &ranks->peers[ranks->me].hello));
-  g2z__job_key(place, ranks->key);
+  g2z__job_tokens(place, ranks->tokens);
+  g2z__ranks_introduce(ranks, &ranks->peers[ranks->me].hello);
   g2z__clock_start(&ranks->clock, ranks->config.join_s / 4);
   G2Z__TRY(place->rank == 0 ? g2z__meet_all(ranks) : g2z__meet_zero(ranks));
   ranks->began = g2z_seconds(); /* the same moment on all */
@@ -6989,6 +6993,8 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
   g2z__socket_close(&ranks->wake);
   pthread_mutex_destroy(&ranks->lock);
   g2z_release(ranks->services, ranks->peers);
+  g2z_release(ranks->services, ranks->polls);
+  g2z_release(ranks->services, ranks->polled);
   g2z_release(ranks->services, ranks->votes);
   g2z_release(ranks->services, ranks);
 }
@@ -7093,10 +7099,14 @@ G2Z__PRIVATE int g2z__ranks_is_lost(g2z_ranks *ranks) {
   return lost;
 }
 
-/* A data connection has ended. The watcher knows more in a moment, and names who is to blame. */
+/* A data connection has ended. The watchers know in a moment who is to blame, or after silence_s
+ * if a host is gone. */
 G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
+  const g2z__broken broken = {peer, error};
+  const double until = g2z_seconds() + ranks->config.silence_s + 5;
   ranks->broken = G2Z_LOST;
-  for (int turn = 0; turn < 1000 && !g2z__ranks_is_lost(ranks); turn++) poll(NULL, 0, 5);
+  g2z__say(ranks->wake, G2Z__BROKEN, &broken);
+  while (!g2z__ranks_is_lost(ranks) && g2z_seconds() < until) poll(NULL, 0, 5);
   if (g2z__ranks_is_lost(ranks))
     return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
   return g2z_fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
@@ -7110,14 +7120,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
 G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
                                         size_t count) {
   G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->me != peer);
-  for (size_t done = 0; done < count;) {
-    ssize_t put = send(ranks->peers[peer].data.socket, (const char *)bytes + done, count - done,
-                       MSG_NOSIGNAL);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return g2z__ranks_lost(ranks, peer, errno);
-    done += (size_t)put;
-  }
-  return G2Z_OK;
+  if (g2z__send(ranks->peers[peer].data.socket, bytes, count)) return G2Z_OK;
+  return g2z__ranks_lost(ranks, peer, errno);
 }
 
 G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *bytes, size_t count) {
