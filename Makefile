@@ -187,6 +187,7 @@ refused = $$1 $1 -fsyntax-only -I. 2>&1 | grep -m1 error | grep -q -e '$2' \
 
 # alone.c has the header without extras, extras.c what those need of it: its declarations. one.c has
 # the implementations and two.c has not: they are linked. static.c and static2.c each have their own.
+check-header: WARN += -Wframe-larger-than=36864 # a small stack holds main, its calls and libc's
 check-header: ## the header alone in every way, behind system headers, and where it must refuse
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \

@@ -1917,14 +1917,14 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
 
 int main(int argc, char **argv) {
   g2z_services services;
-  g2z_begin_program(argv);
   memset(&services, 0, sizeof services);
+  g2z_status status = g2z_begin_program(&services, argv);
   services.log = print_log;
   options o;
   char *command_line = NULL;
   g2z_context_config context = g2z_context_config_default(&services);
   context.ranks.on_fault = on_fault;
-  g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
+  if (status == G2Z_OK) status = g2z_flags_line(&services, argc, argv, &command_line);
   if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o);
   if (status == G2Z_OK && !o.help) {
     o.command_line = command_line;

@@ -4914,7 +4914,7 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
   return G2Z_OK;
 }
 
-#define G2Z__KERNEL_TEXT 8192 /* bytes of a file of /proc or /sys that are looked at */
+#define G2Z__KERNEL_TEXT 4096 /* bytes of a file of /proc or /sys that are looked at */
 
 /* The beginning of such a file; empty when it cannot be read. */
 G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
@@ -4950,16 +4950,19 @@ G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_
   static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
       {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
       {"", "memory.max", "memory.current", "\ninactive_file "}};
-  char text[G2Z__KERNEL_TEXT], directory[2 * G2Z__KERNEL_TEXT];
+  char text[G2Z__KERNEL_TEXT], directory[G2Z__KERNEL_TEXT];
   g2z__kernel_text(root, "proc/self/cgroup", text);
   for (char *line = text, *next; *line; line = next) { /* "4:memory:/PATH", "0::/PATH" */
     next = line + strcspn(line, "\n");
     if (*next) *next++ = 0;
     const char *group = strstr(line, "::/"), *first = strstr(line, ":memory:/");
     if (!group && !first) continue;
-    const int v = !first, mount = snprintf(directory, sizeof directory, "%.4096s/sys/fs/cgroup%s",
-                                           root, versions[v].mount);
-    strcat(directory, strchr(group ? group : first, '/'));
+    const int v = !first;
+    const size_t mount = (size_t)snprintf(directory, sizeof directory, "%.2000s/sys/fs/cgroup%s",
+                                          root, versions[v].mount);
+    const char *path = strchr(group ? group : first, '/');
+    if (mount + strlen(path) >= sizeof directory) continue;
+    strcpy(directory + mount, path);
     for (char *end = directory; end; end = strrchr(directory + mount, '/')) {
       if (end > directory) *end = 0;
       uint64_t limit = g2z__kernel_number(directory, versions[v].limit, "", UINT64_MAX);

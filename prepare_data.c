@@ -1276,7 +1276,7 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
                                source *list, int *sources, uint64_t *total) {
   double fraction = val_fraction(o);
   int texts = 0, json = 0, unknown = 0;
-  char head[LOOK_BYTES];
+  static char head[LOOK_BYTES]; /* too large for a small stack */
   size_t got;
   uint64_t bytes;
   *sources = 0;
@@ -1597,8 +1597,8 @@ static g2z_status bench(g2z_services *services, const options *o) {
 int main(int argc, char **argv) {
   g2z_services services;
   struct sigaction stop;
-  g2z_begin_program(argv);
   memset(&services, 0, sizeof services);
+  g2z_status status = g2z_begin_program(&services, argv);
   memset(&stop, 0, sizeof stop);
   stop.sa_handler = on_signal; /* without SA_RESTART: a read that waits must return */
   sigaction(SIGINT, &stop, NULL);
@@ -1606,7 +1606,7 @@ int main(int argc, char **argv) {
   sigaction(SIGHUP, &stop, NULL);
   options o = default_options();
   int count = 0;
-  g2z_status status = read_flags(&services, argc, argv, &o, &count);
+  if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o, &count);
   if (status == G2Z_OK && !o.help) {
     status = settle(&services, &o, argv + 1, count);
     if (status == G2Z_OK)

@@ -279,15 +279,15 @@ int main(int argc, char **argv) {
   g2z_services services;
   program p;
   int is_parent = 0, code = 0;
-  g2z_begin_program(argv);
-  signal(SIGPIPE, SIG_IGN); /* who reads the console may leave: train.log has every line */
   memset(&services, 0, sizeof services);
+  g2z_status status = g2z_begin_program(&services, argv);
+  signal(SIGPIPE, SIG_IGN); /* who reads the console may leave: train.log has every line */
   memset(&p, 0, sizeof p);
   services.log = print_log;
   services.user = &p.context.ranks.place;
   p.options = g2z_run_options_default();
   char *command_line = NULL;
-  g2z_status status = g2z_flags_line(&services, argc, argv, &command_line);
+  if (status == G2Z_OK) status = g2z_flags_line(&services, argc, argv, &command_line);
   if (status == G2Z_OK) status = g2z_run_options_parse(&services, argc, argv, &p.options);
   const int help = status == G2Z_OK && (p.options.help || p.options.version);
   if (help && p.options.version) puts("train " G2Z_VERSION);

@@ -35,7 +35,7 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
-  G2Z_FLAG_GLOB,     /* the same, for a pattern of files; a second, other value is an error, since the
+  G2Z_FLAG_GLOB,     /* the same for a pattern of files; a second, other value is an error: the
                       * files of the first would be left out */
   G2Z_FLAG_TEXTS,    /* g2z_texts: all arguments up to the next flag are appended */
   G2Z_FLAG_FILE,     /* char *: a file of flags, "--name VALUE" a line and # before a comment; its
@@ -119,8 +119,9 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
 /* The first call of main. Standard input, output and error that the program was started without
  * become /dev/null: else the next file that is opened would be one of them. A file beyond
  * `ulimit -f` becomes an error of the write. OpenMP's threads sleep while they wait, unless
- * OMP_WAIT_POLICY is set: where something else runs on a core, spinning costs most of the speed. */
-G2Z_API void g2z_begin_program(char **argv);
+ * OMP_WAIT_POLICY is set: where something else runs on a core, spinning costs most of the speed.
+ * A small limit of the stack (ulimit -s) is raised; an error if it may not be. */
+G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 
 #ifdef __cplusplus
 }
@@ -825,17 +826,28 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
 /* ===== the begin of main =================================================
  * In:  a process as it was started. Out: one whose files and threads behave. */
 
-G2Z_API void g2z_begin_program(char **argv) {
-  int open_files = 1;
+#define G2ZG_STACK 131072 /* bytes: 80,000 is the most that main and a thread were seen to take */
+
+G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
+  int open_files = 1, again = 0;
+  struct rlimit stack;
   for (int file = STDIN_FILENO; file <= STDERR_FILENO && open_files; file++)
     if (fcntl(file, F_GETFD) < 0) open_files = open("/dev/null", O_RDWR) >= 0; /* the lowest free */
   signal(SIGXFSZ, SIG_IGN);
-#ifdef _OPENMP /* its runtime has read the variable before main: this process begins again */
-  if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
-    execv("/proc/self/exe", argv);
-#else
-  (void)argv;
+  if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < G2ZG_STACK) {
+    const long kib = (long)(stack.rlim_cur / 1024);
+    stack.rlim_cur = 8u << 20;
+    if (stack.rlim_max < stack.rlim_cur) stack.rlim_cur = stack.rlim_max;
+    again = setrlimit(RLIMIT_STACK, &stack) == 0; /* threads get what the program began with */
+    if (!again || stack.rlim_cur < G2ZG_STACK)
+      return g2z_fail(services, G2Z_NO_MEMORY, "the stack is limited to %ld KiB, and %d are needed: "
+                      "type ulimit -s 8192, if need be in a new shell", kib, G2ZG_STACK / 1024);
+  }
+#ifdef _OPENMP /* its runtime has read the variable before main */
+  again |= !getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
 #endif
+  if (again) execv("/proc/self/exe", argv);
+  return G2Z_OK;
 }
 
 #ifdef __cplusplus

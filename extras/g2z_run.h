@@ -518,14 +518,17 @@ static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
   return g2zr_hold(run, status);
 }
 
-/* The inside of a JSON string; `to` has room for 6 bytes per byte and a NUL. */
+/* The inside of a JSON string; `to` has room for 6 bytes per byte and a NUL. A file's name may hold
+ * any bytes, but JSON must be UTF-8: what is not becomes U+FFFD. */
 static void g2zr_quote(const char *text, char *to) {
-  for (const char *c = text; *c; c++)
-    if ((unsigned char)*c < ' ') to += sprintf(to, "\\u%04x", (unsigned)*c);
-    else {
-      if (*c == '"' || *c == '\\') *to++ = '\\';
-      *to++ = *c;
-    }
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  while (at < end) {
+    const int bytes = (int)g2z_utf8_length(at, end);
+    if (!bytes) to += sprintf(to, "\xef\xbf\xbd");
+    else if (*at < ' ' || *at == '"' || *at == '\\') to += sprintf(to, "\\u%04x", (unsigned)*at);
+    else to += sprintf(to, "%.*s", bytes, (const char *)at);
+    at += bytes ? bytes : 1;
+  }
   *to = 0;
 }
 
@@ -848,14 +851,16 @@ static const char *const g2zr_tokenizer_files[] = {"merges.txt", "vocab.json",
 
 /* Rank 0: the tokenizer beside weights, as transformers and --init-from find it. */
 static g2z_status g2zr_save_tokenizer(g2z_run *run, const char *directory) {
-  g2z_path path[4];
   g2z_services *services = run->services;
   if (!run->tokenizer || run->context->rank != 0) return G2Z_OK;
-  for (int i = 0; i < 4; i++) path[i] = g2z_path_in(directory, "%s", g2zr_tokenizer_files[i]);
-  G2ZR_TRY(g2z_tokenizer_write_merges(services, run->tokenizer, path[0].text));
-  G2ZR_TRY(g2z_tokenizer_write_vocab(services, run->tokenizer, path[1].text));
-  G2ZR_TRY(g2z_json_write(services, path[2].text, g2zr_put_tokenizer, run));
-  return g2z_json_write(services, path[3].text, g2zr_put_generation, run);
+  for (int i = 0; i < 4; i++) {
+    const g2z_path path = g2z_path_in(directory, "%s", g2zr_tokenizer_files[i]);
+    G2ZR_TRY(i == 0   ? g2z_tokenizer_write_merges(services, run->tokenizer, path.text)
+             : i == 1 ? g2z_tokenizer_write_vocab(services, run->tokenizer, path.text)
+                      : g2z_json_write(services, path.text,
+                                       i == 2 ? g2zr_put_tokenizer : g2zr_put_generation, run));
+  }
+  return G2Z_OK;
 }
 
 /* A checkpoint with its tokenizer. What a link leads to is somebody else's and stays. */
@@ -1585,14 +1590,17 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
 /* The first line of metrics.jsonl where a run begins with another run's checkpoint: until it has a
  * checkpoint of its own, --resume latest goes on from that one. */
 static g2z_status g2zr_write_origin(g2z_run *run) {
-  char path[PATH_MAX], quoted[6 * PATH_MAX];
+  char path[PATH_MAX];
+  void *quoted;
   if (!realpath(run->resume, path))
     return g2z_fail_file(run->services, errno, "find the path of", run->resume);
-  g2zr_quote(path, quoted);
-  G2ZR_TRY(g2zr_append(run, &run->metrics, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64
-                       ", \"resumed_from\": \"%s\"}\n", run->resumed,
-                       g2z_trainer_tokens(run->trainer), quoted));
-  return g2zr_sync(run);
+  G2ZR_TRY(g2z_allocate(run->services, strlen(path) + 1, 6, &quoted));
+  g2zr_quote(path, (char *)quoted);
+  g2z_status status = g2zr_append(run, &run->metrics, "{\"step\": %" PRId64 ", \"tokens\": %"
+                                  PRId64 ", \"resumed_from\": \"%s\"}\n", run->resumed,
+                                  g2z_trainer_tokens(run->trainer), (char *)quoted);
+  g2z_release(run->services, quoted);
+  return status == G2Z_OK ? g2zr_sync(run) : status;
 }
 
 /* Rank 0: the checkpoint that run_dir's run began with, as that line says; "": none. */

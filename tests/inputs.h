@@ -75,6 +75,12 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$X --prompt a", 1, "--prompt needs a model that has learnt: name its weights, --init-from"},
     {"(ulimit -f 8; $T --train $D/n_train_000000.bin --save-weights $D/full)", 1,
      "File too large; raise the limit of file sizes (ulimit -f) or write less"},
+    {"(ulimit -s 100; $X --help)", 1, "train: the stack is limited to 100 KiB, and 128 are needed: "
+                                      "type ulimit -s 8192"},
+    {"(ulimit -s 100; $P $D/n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
+    {"(ulimit -Ss 100; $P --out $D/small $D/n.txt)", 0, ""}, /* one that may be raised is */
+    {"(ulimit -s 128; $T --train $D/n_train_000000.bin --vocab-size 257 --save-every 1 --ranks 2 "
+     "--run-dir $D/small/run)", 0, ""},
     /* no text */
     {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text; this makes lines of JSON of it:\n"
                          "python3 -c '\nimport json, pyarrow.parquet\nfor batch in "
