@@ -10866,7 +10866,11 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
 
 /* Rank 0: the directory, and the model's file with its header and room for the rest. */
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
+  struct stat info;
   if (!x->weights_only) g2z_checkpoint_remove(x->place); /* of a save that was killed */
+  if (!x->weights_only && lstat(x->place, &info) == 0 && S_ISLNK(info.st_mode))
+    return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written there "
+                    "would overwrite what it leads to; remove the link", x->place);
   G2Z__TRY(g2z_make_directory(x->services, x->place));
   G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, ""));
   return g2z__weights_create(x->services, x->path, &x->t->plan->model, &x->model);

@@ -384,6 +384,11 @@ static void test_checkpoint_trouble(g2z_test *t) {
     }
     CHECK(t, status == G2Z_OK && n > 21);
   }
+  /* Where the next one is written a link leads to this one. */
+  CHECK(t, symlink("at", test_path(t, "next.partial")) == 0);
+  CHECK_IO(t, g2z_trainer_save(tt.trainer, test_path(t, "next")), "next.partial is a symbolic link");
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK(t, unlink(test_path(t, "next.partial")) == 0);
   test_saved_steps(t, tt.trainer, 4, losses, NULL);
   CHECK(t, losses[4] > 0 && losses[4] < losses[1] + 1);
   snprintf(at, sizeof at, "%s//", test_path(t, "slashes")); /* as a shell completes a name */
