@@ -227,7 +227,8 @@
  *                           out]. In place of it is read model.safetensors.index.json, whose
  *                           weight_map {tensor: file} names several such files
  *     config.json           its GPT2Config; vocab_size is V, the rows of wte; eos_token_id is the
- *                           tokenizer's <|endoftext|>, also where V was rounded up beyond it
+ *                           tokenizer's <|endoftext|>, also where V was rounded up beyond it;
+ *                           vocab_hash, if it is known, in 16 hexadecimal digits
  *
  * CHECKPOINTS, a directory that g2z_trainer_save writes and g2z_trainer_load reads
  *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
@@ -644,6 +645,7 @@ typedef struct g2z_model_config {
   int vocab;     /* V; in memory padded to Vp, the next multiple of 128 */
   int eot;       /* <|endoftext|>, for readers of config.json: the tokenizer's, where V was rounded
                   * up as well; outside of V: its last */
+  uint64_t vocab_hash; /* of the vocabulary that its ids belong to; 0: not known */
 } g2z_model_config;
 
 G2Z_API g2z_model_config g2z_model_config_default(void); /* gpt2: 12 x 12 x 768, 1024, 50257 */
@@ -2911,6 +2913,7 @@ G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int chann
   config.context = 1024;
   config.vocab = 50257;
   config.eot = 50256;
+  config.vocab_hash = 0;
   return config;
 }
 
@@ -4387,7 +4390,20 @@ G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *s
                  : G2Z_OK;
 }
 
-/* Ids mean other texts in another vocabulary: shards must not name two. */
+/* Ids mean other texts in another vocabulary. *known is that of the model, or 0; 0 takes `hash`,
+ * which is that of `what`. */
+G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known, uint64_t hash,
+                                         const char *what) {
+  if (*known && hash && *known != hash)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "%.400s has another vocabulary (hash %016" PRIx64 ") than the model (hash "
+                    "%016" PRIx64 "): prepare the text with the vocabulary of the model, "
+                    "./prepare_data --vocab FILE, or begin a new model", what, hash, *known);
+  if (hash) *known = hash;
+  return G2Z_OK;
+}
+
+/* Shards must not name two vocabularies. */
 G2Z__PRIVATE g2z_status g2z__loader_vocab(g2z_loader *loader, const g2z__shard *shard) {
   if (!shard->vocab_hash || shard->vocab_hash == loader->vocab_hash) return G2Z_OK;
   if (loader->vocab_hash)
@@ -8167,6 +8183,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
                                                 float dropout) {
   static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
   const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
+  char hash[20];
   g2z_json_out json = {writer, 2, 0, 0};
   g2z_json_begin(&json, NULL, '{');
   g2z_json_begin(&json, "architectures", '[');
@@ -8186,6 +8203,8 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
     g2z_json_put_bool(&json, g2z__config_flags[i].name, g2z__config_flags[i].value);
   g2z_json_put_integer(&json, "bos_token_id", eot);
   g2z_json_put_integer(&json, "eos_token_id", eot);
+  snprintf(hash, sizeof hash, "%016" PRIx64, model->vocab_hash);
+  if (model->vocab_hash) g2z_json_put_string(&json, "vocab_hash", hash);
   g2z_json_put_string(&json, "dtype", "float32");
   g2z_json_end(&json, '}');
   return g2z_writer_put(writer, "\n", 1);
@@ -8227,7 +8246,15 @@ G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *
     }
   if (g2z_json_is(key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
     model->eot = g2z__config_parse_size(json, "eos_token_id"); /* else null, or a list */
-  else if (g2z_json_is(key, "n_inner") && g2z_json_peek(json) != 'n')
+  else if (g2z_json_is(key, "vocab_hash")) {
+    g2z_json_text text = g2z_json_string(json);
+    char hash[20];
+    snprintf(hash, sizeof hash, "%.*s", (int)(text.bytes < 17 ? text.bytes : 17),
+             text.at ? (const char *)text.at : "");
+    if (strspn(hash, "0123456789abcdef") != 16 || hash[16])
+      g2z_json_fail(json, "vocab_hash is not 16 hexadecimal digits");
+    else model->vocab_hash = strtoull(hash, NULL, 16);
+  } else if (g2z_json_is(key, "n_inner") && g2z_json_peek(json) != 'n')
     *inner = g2z__config_parse_size(json, "n_inner");
   else if (g2z_json_is(key, "model_type"))
     g2z__config_parse_word(json, "model_type", "gpt2", "gpt2");
@@ -9426,6 +9453,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
         config->train_glob, config->batch, config->seq, config->accum, t->plan->rank,
         t->plan->world, config->model.vocab, G2Z_ORDER_SHUFFLED, config->seed};
     G2Z__TRY(g2z_loader_create(t->services, &shards, &t->loader));
+    G2Z__TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, t->loader->vocab_hash,
+                              t->loader->vocab_shard));
   }
   G2Z__TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
                              &t->device));
@@ -9449,6 +9478,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "heads=%d, but the weights in %s were trained with %d (n_head of its "
                     "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
+  G2Z__TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, saved.vocab_hash, from));
   return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
@@ -9969,7 +9999,7 @@ G2Z__PRIVATE g2z_status g2z__fail_draw(g2z_device *device) {
   return g2z_fail(device->services, G2Z_DIVERGED,
                   "the model gives no token a probability: what it computes does not fit dtype %s; "
                   "take %s", g2z_dtype_text(device->dtype),
-                  device->dtype == G2Z_FP16 ? "dtype bf16 or fp32" : "weights that have not diverged");
+                  device->dtype == G2Z_FP16 ? "dtype bf16 or fp32" : "earlier weights");
 }
 
 G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, size_t most,
@@ -10610,6 +10640,7 @@ typedef struct g2z__transfer {
   int weights_only;             /* saving: no checkpoint */
   size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
   g2z_writer *model;            /* of rank 0: model.safetensors */
+  uint64_t vocab_hash;          /* loading: of the model from then on */
   g2z__extent *extents;         /* loading: by buffer, in canonical order */
   size_t extent_count, extent_capacity;
 } g2z__transfer;
@@ -10869,8 +10900,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
   struct stat info;
   if (!x->weights_only) g2z_checkpoint_remove(x->place); /* of a save that was killed */
   if (!x->weights_only && lstat(x->place, &info) == 0 && S_ISLNK(info.st_mode))
-    return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written there "
-                    "would overwrite what it leads to; remove the link", x->place);
+    return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written "
+                    "there would overwrite what it leads to; remove the link", x->place);
   G2Z__TRY(g2z_make_directory(x->services, x->place));
   G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, ""));
   return g2z__weights_create(x->services, x->path, &x->t->plan->model, &x->model);
@@ -11376,6 +11407,10 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
   G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
   G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
   G2Z__TRY(g2z__loading_check_bytes(x));
+  g2z_model_config model;
+  G2Z__TRY(g2z_weights_config(x->services, x->place, &model));
+  x->vocab_hash = x->t->plan->model.vocab_hash;
+  G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->place));
   G2Z__TRY(g2z__loading_list_model(x));
   for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++)
     G2Z__TRY(g2z__loading_list_moments(x, file));
@@ -11475,6 +11510,7 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   const g2z_ops *ops = t->device->ops;
   G2Z__TRY(ops->upload(t->device, t->state, &state, sizeof state));
   G2Z__TRY(ops->synchronize(t->device));
+  t->plan->model.vocab_hash = x->vocab_hash;
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = x->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);

@@ -225,6 +225,12 @@ static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
 }
 
 static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, size_t begin) {
+  uint64_t hash = 0, known = s->config.vocab_hash;
+  if (!known && s->tokenizer) known = g2z_tokenizer_hash(s->tokenizer);
+  if (begin) memcpy(&hash, text + 12, sizeof hash);
+  if (hash && known && hash != known)
+    return g2z_fail(s->services, G2Z_BAD_ARGUMENT, "%s was made with another vocabulary than the "
+                    "model's: prepare the text with that, ./prepare_data --vocab FILE", s->path);
   G2ZE_TRY(g2ze_take(s, text + begin, (bytes - begin) / 2));
   G2ZE_TRY(g2z_shard_mask(s->services, s->path, s->tokens.ids, s->tokens.count));
   return g2ze_windows(s, 0);
@@ -339,13 +345,23 @@ static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   return g2ze_text(s, text, bytes);
 }
 
+/* A tokenizer, where there is one, must be the model's. */
+static g2z_status g2ze_check_tokenizer(g2z_services *services, const g2z_model_config *model,
+                                       const g2z_tokenizer *tokenizer) {
+  if (tokenizer && g2z_tokenizer_vocab(tokenizer) > model->vocab)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "the vocabulary has %d tokens and the model %d: "
+                    "take the one that the model was trained with",
+                    g2z_tokenizer_vocab(tokenizer), model->vocab);
+  if (tokenizer && model->vocab_hash && g2z_tokenizer_hash(tokenizer) != model->vocab_hash)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "the vocabulary is another than the model's: name "
+                    "the one that it was trained with, --vocab FILE, or leave --vocab away");
+  return G2Z_OK;
+}
+
 static g2z_status g2ze_load(g2z_eval_set *s) {
   char *text;
   size_t bytes;
-  if (s->tokenizer && g2z_tokenizer_vocab(s->tokenizer) > s->config.vocab)
-    return g2z_fail(s->services, G2Z_BAD_ARGUMENT, "the vocabulary has %d tokens and the model %d: "
-                    "take the one that the model was trained with",
-                    g2z_tokenizer_vocab(s->tokenizer), s->config.vocab);
+  G2ZE_TRY(g2ze_check_tokenizer(s->services, &s->config, s->tokenizer));
   G2ZE_TRY(g2z_read_file(s->services, s->path, G2ZE_FILE_MAX, &text, &bytes));
   g2z_status status = g2ze_read(s, text, bytes);
   g2z_release(s->services, text);
@@ -508,6 +524,7 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
   w.tokenizer = tokenizer;
   w.put = put;
   w.user = user;
+  G2ZE_TRY(g2ze_check_tokenizer(model->services, &model->config, tokenizer));
   g2ze_put(&w, (const unsigned char *)prompt, strlen(prompt), 1);
   if (!*prompt) prompt = "<|endoftext|>";
   G2ZE_TRY(g2z_encoder_create(model->services, tokenizer, &encoder));

@@ -1808,10 +1808,16 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
 
 /* Ids mean other texts in another vocabulary: shards and tokenizer must share one. Shards that name
  * no vocabulary, such as other programs', pass. */
-static g2z_status g2zr_check_vocab(const g2z_run *run) {
+static g2z_status g2zr_check_vocab(g2z_run *run) {
   const g2z_loader *loaders[] = {run->train, run->val};
+  g2z_model_config *model = &run->config.train.model;
+  const char *from = run->config.train.init_from;
   const char *known = run->config.vocab ? run->config.vocab : "the vocabulary of 256 bytes";
   uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
+  if (!hash && model->vocab_hash) {
+    hash = model->vocab_hash;
+    known = from ? from : "the model";
+  }
   for (int i = 0; i < 2; i++) {
     if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
     if (hash)
@@ -1822,6 +1828,7 @@ static g2z_status g2zr_check_vocab(const g2z_run *run) {
     hash = loaders[i]->vocab_hash;
     known = loaders[i]->vocab_shard;
   }
+  model->vocab_hash = hash;
   return G2Z_OK;
 }
 
@@ -1835,8 +1842,8 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   }
   G2ZR_TRY(g2zr_open_tokenizer(run));
   G2ZR_TRY(g2zr_open_val(run));
-  G2ZR_TRY(g2zr_open_eval(run));
   G2ZR_TRY(g2zr_check_vocab(run));
+  G2ZR_TRY(g2zr_open_eval(run));
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
                          run->context->world;
   const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
@@ -2089,7 +2096,8 @@ static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
   event->tokens_per_second = (double)run->tokens_per_step / step_s;
   event->eta_seconds = (double)(run->steps - m->step) *
                        (step_s + run->sum.pause_s / (double)m->step);
-  const char *skipped = m->grad_norm == 0 && isnan(m->loss) ? "no token counts: skipped" : "skipped";
+  const char *skipped = m->grad_norm == 0 && isnan(m->loss) ? "no token counts: skipped"
+                                                            : "skipped";
   char eta[32], scale[64] = "";
   g2zr_duration_text(event->eta_seconds, eta);
   if (run->config.train.dtype == G2Z_FP16)
@@ -2544,6 +2552,14 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
                   "%s %.300s/%s", flag, path, flag, path, name);
 }
 
+static g2z_status g2zr_hash_vocab(g2z_services *services, const char *path, uint64_t *hash) {
+  g2z_tokenizer *tokenizer;
+  G2ZR_TRY(g2z_tokenizer_create(services, path, &tokenizer));
+  *hash = g2z_tokenizer_hash(tokenizer);
+  g2z_tokenizer_free(tokenizer);
+  return G2Z_OK;
+}
+
 /* The weights' own shape. Flags may say the same; heads that they do not say are any. */
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
@@ -2571,6 +2587,14 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   int there;
   snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
   G2ZR_TRY(g2z_is_there(services, o->vocab_text, &there));
+  uint64_t given = 0; /* another program's config.json does not name its own */
+  if (!model->vocab_hash && there)
+    G2ZR_TRY(g2zr_hash_vocab(services, o->vocab_text, &model->vocab_hash));
+  if (o->run.vocab) G2ZR_TRY(g2zr_hash_vocab(services, o->run.vocab, &given));
+  if (given && model->vocab_hash && given != model->vocab_hash)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is another vocabulary than that of "
+                    "the weights in %.300s: name theirs%s", o->run.vocab, weights,
+                    there ? ", or leave --vocab away" : "");
   if (!o->run.vocab && there) o->run.vocab = o->vocab_text;
   return G2Z_OK;
 }

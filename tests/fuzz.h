@@ -290,7 +290,7 @@ static int fuzz_mask(const uint8_t *data, size_t size) {
 
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
 static int fuzz_safetensors(const uint8_t *data, size_t size) {
-  const g2z_model_config tiny = {1, 1, 8, 4, 3, 2};
+  const g2z_model_config tiny = {1, 1, 8, 4, 3, 2, 0};
   g2z_services services = {0};
   g2z_model_config model;
   g2z__safetensors *file;

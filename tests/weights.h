@@ -222,7 +222,7 @@ static g2z_status test_weights_take(void *user, size_t canonical, size_t count,
 }
 
 static g2z_model_config test_weights_model(void) {
-  g2z_model_config model = {2, 1, 8, 5, 9001, 8900}; /* wte is longer than a chunk; V is padded */
+  g2z_model_config model = {2, 1, 8, 5, 9001, 8900, 5}; /* wte is longer than a chunk, V padded */
   return model;
 }
 
@@ -377,7 +377,7 @@ static void test_weights_variants(g2z_test *t) {
 #undef UNKNOWN
       {"", -1, NULL, 0, 0, "transformer.ln_f.bias", G2Z_FORMAT,
        "has both \"transformer.ln_f.bias\" and \"ln_f.bias\""}};
-  const g2z_model_config model = {1, 1, 8, 4, 3, 2};
+  const g2z_model_config model = {1, 1, 8, 4, 3, 2, 0};
   g2z_services *services = &t->services;
   float values[2][16 + 872 + 56];
   test_weights w[2] = {{values[0], 944, 0, SIZE_MAX}, {values[1], 944, 0, SIZE_MAX}};
