@@ -142,6 +142,24 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$P --vocab $D/a.bpe --format raw $D/b.txt && $T --train $D/out/train.bin --vocab $D/b.bpe", 0,
      ""},
     {"$P $D/a.txt && $T --train $D/out/a_train_000000.bin --vocab-size 257", 0, ""},
+    /* what was saved, and another vocabulary of the same size */
+    {"$T --train $D/a-train.bin --vocab-size 300 --run-dir $D/va --save-every 1", 0, ""},
+    {"$T --train $D/b-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 1,
+     "$D/va/step-000001 has another vocabulary (hash "},
+    {"$T --train $D/a-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 0, ""},
+    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "--vocab $D/b.bpe "
+     "is another vocabulary than that of the weights in $D/va/weights: name theirs"},
+    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --eval $D/b.txt", 1, "is another "
+     "vocabulary than that of the weights in $D/va/weights: name theirs"},
+    {"$X --device cpu --init-from $D/va/weights --vocab $D/a.bpe --eval $D/a.txt", 0, "perplexity"},
+    {"$X --device cpu --init-from $D/va/weights --eval $D/b-val.bin", 1, "$D/b-val.bin was made "
+     "with another vocabulary than the model's: prepare the text with that"},
+    {"$X --device cpu --init-from $D/va/weights --eval $D/a-val.bin", 0, "perplexity"},
+    {"$X --device cpu --init-from $D/va/weights --batch 1 --steps 1 --train $D/b-train.bin", 1,
+     "$D/b-train.bin was made with another vocabulary than $D/va/weights: give --vocab"},
+    {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
+     "$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "is another "
+     "vocabulary than that of the weights in $D/va/weights: name theirs, or leave --vocab away"},
     /* shards that are trained on and validated on */
     {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-*.bin matches "
      "validation shards too, such as $D/a-val.bin: type --train '$D/a-train*.bin', or give that"},
@@ -234,7 +252,8 @@ static void test_inputs_split(g2z_test *t, const char *directory, const test_wei
 
 /* Writes DIRECTORY/split and takes its values along. */
 static void test_inputs_weights(g2z_test *t, test_weights *w) {
-  const g2z_model_config model = test_weights_model();
+  g2z_model_config model = test_weights_model();
+  model.vocab_hash = 0;
   *w = test_weights_values();
   CHECK(t, mkdir(test_path(t, "split"), 0700) == 0);
   CHECK_OK(t, test_weights_write(&t->services, test_path(t, "split"), &model, w));
