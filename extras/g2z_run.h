@@ -2587,16 +2587,19 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   int there;
   snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
   G2ZR_TRY(g2z_is_there(services, o->vocab_text, &there));
-  uint64_t given = 0; /* another program's config.json does not name its own */
-  if (!model->vocab_hash && there)
+  uint64_t given = 0;
+  const int own = there && !o->run.vocab;
+  if (own) o->run.vocab = o->vocab_text;
+  if (there && !model->vocab_hash) /* another program's config.json does not name it */
     G2ZR_TRY(g2zr_hash_vocab(services, o->vocab_text, &model->vocab_hash));
   if (o->run.vocab) G2ZR_TRY(g2zr_hash_vocab(services, o->run.vocab, &given));
-  if (given && model->vocab_hash && given != model->vocab_hash)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is another vocabulary than that of "
-                    "the weights in %.300s: name theirs%s", o->run.vocab, weights,
-                    there ? ", or leave --vocab away" : "");
-  if (!o->run.vocab && there) o->run.vocab = o->vocab_text;
-  return G2Z_OK;
+  if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
+  if (own)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.300s is not the vocabulary of the weights beside "
+                    "it, which another run wrote: name theirs, --vocab FILE", o->vocab_text);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is another vocabulary than that of "
+                  "the weights in %.300s: name theirs%s", o->run.vocab, weights,
+                  there ? ", or leave --vocab away" : "");
 }
 
 /* The model: the weights' own, or a preset and what the flags override. */
