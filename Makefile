@@ -324,7 +324,7 @@ data: data/tinyshakespeare_train_000000.bin ## download a small public text and 
 data/tinyshakespeare.txt:
 	$(call fetch,$(DATA_URL),$(DATA_SUM))
 data/tinyshakespeare_train_000000.bin: data/tinyshakespeare.txt data/vocab.bpe prepare_data
-	./prepare_data --vocab data/vocab.bpe --out data --name tinyshakespeare --val-fraction 0.1 $<
+	./prepare_data --vocab data/vocab.bpe --out data --name tinyshakespeare --val-fraction 0.1 --overwrite $<
 	@echo "./train --train 'data/tinyshakespeare_train_*.bin' --val 'data/tinyshakespeare_val_*.bin' \\"
 	@echo '        --vocab data/vocab.bpe --layers 4 --channels 128 --context 128'
 

@@ -514,6 +514,9 @@ typedef struct g2z_shown {
   size_t bytes, used;           /* of `text`; of what it stands for */
 } g2z_shown;
 G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end);
+/* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
+ * characters or invalid UTF-8. Returns `word`, which becomes "..." if there is no room. */
+G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
 /* What printf wrote of a number, with a point where the locale has something else. */
 G2Z_API void g2z_plain_number(char *text);
 
@@ -2776,6 +2779,29 @@ G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *en
   return shown;
 }
 
+G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
+  static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                              "_-+=:,./@%";
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  const int bare = *text && !text[strspn(text, plain)];
+  int odd = 0;
+  while (at < end) {
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    odd |= shown.text != (const char *)at || *at == '\n' || *at == '\t';
+    at += shown.used;
+  }
+  size_t used = (size_t)snprintf(word, room, "%s", bare ? "" : odd ? "$'" : "'");
+  for (at = (const unsigned char *)text; at < end && used + 6 < room; at++) {
+    const int special = *at == '\'' || *at == '\\', control = *at < ' ' || *at >= 0x7f;
+    if (odd && (special || control)) used += (size_t)snprintf(word + used, 6, "\\%03o", *at);
+    else if (*at == '\'') used += (size_t)snprintf(word + used, 6, "'\\''");
+    else word[used++] = (char)*at;
+  }
+  snprintf(word + used, room - used, "%s", bare ? "" : "'");
+  if (at < end || used + 2 > room) snprintf(word, room, "...");
+  return word;
+}
+
 /* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */
 G2Z__PRIVATE void g2z__json_quote(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
@@ -3968,6 +3994,7 @@ G2Z__PRIVATE int g2z__looks_like_text(const unsigned char *bytes, size_t count) 
 G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard,
                                          const unsigned char *head, size_t head_bytes) {
   int32_t header[5] = {0, 0, 0, 0, 0};
+  char word[400];
   memcpy(header, head, head_bytes < sizeof header ? head_bytes : sizeof header);
   for (size_t i = 0; i < sizeof g2z__shard_others / sizeof *g2z__shard_others; i++)
     if (header[0] == g2z__shard_others[i].magic)
@@ -3979,8 +4006,10 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
     return g2z_fail(services, G2Z_FORMAT, "%s is empty: prepare it again", shard->path);
   if (!shard->begin && g2z__looks_like_text(head, head_bytes))
     return g2z_fail(services, G2Z_FORMAT,
-                    "%s holds text, not tokens: ./prepare_data --out data --name NAME %s makes "
-                    "shards of it, data/NAME_train_*.bin", shard->path, shard->path);
+                    "%.200s holds text, not tokens. This makes shards of it with GPT-2's "
+                    "vocabulary, which `make vocab` downloads, data/NAME_train_*.bin: "
+                    "./prepare_data --vocab data/vocab.bpe --out data --name NAME %s", shard->path,
+                    g2z_shell_word(shard->path, word, sizeof word));
   if (!shard->begin && shard->bytes % 2)
     return g2z_fail(services, G2Z_FORMAT,
                     "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does not "
@@ -10916,9 +10945,6 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
   g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
-  /* A kill from here on leaves no config.json: nothing opens new weights as the old model. */
-  if (status == G2Z_OK && unlink(x->path) != 0 && errno != ENOENT)
-    status = g2z_fail_file(x->services, errno, "replace", x->path);
   if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);

@@ -15,6 +15,7 @@
 #include "extras/g2z_program.h"
 #include "extras/g2z_text.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -42,8 +43,10 @@ typedef struct options {
   int train_bpe, bytes, split_docs, universal_newlines, allow_special, strict, format, eot;
   float val_fraction;
   int64_t val_docs, val_tokens, train_docs, shard_tokens;
-  int encode, decode, threads, help;
+  int encode, decode, threads, overwrite, help;
   int val_default;           /* nobody chose how to validate */
+  char **words;              /* [word_count]: the command line as it was typed */
+  int word_count;
   char name_text[256];
   char fields[2][128];       /* of JSON: see name_fields() */
   int paired;                /* they are a prompt's and its completion's */
@@ -69,7 +72,7 @@ static const char *const mode_names[] = {"shards", "encode", "decode", "bench"};
        "vocab.bpe, merges.txt or tokenizer.json")                      \
   FLAG(IN(SHARDS), "train-bpe", INT, train_bpe, 257, 65536, "N",                                  \
        "learn N tokens from the text and write them to OUT/NAME.bpe")                             \
-  FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|> [this one]")       \
+  FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|>")                  \
   GROUP("Text")                                                                                   \
   FLAG(TEXTS, "field", TEXT, field, 0, 0, "NAME",                                                 \
        "that holds the text of .jsonl [text, then content]; or PROMPT,COMPLETION")                \
@@ -89,6 +92,8 @@ static const char *const mode_names[] = {"shards", "encode", "decode", "bench"};
   FLAG(IN(SHARDS) | IN(BENCH), "out", TEXT, out, 0, 0, "DIR",                                     \
        "directory of the shards, made when needed")                                               \
   FLAG(IN(SHARDS), "name", TEXT, name, 0, 0, "NAME", "of the shards [the first FILE's]")          \
+  FLAG(IN(SHARDS), "overwrite", SWITCH, overwrite, 0, 0, "",                                      \
+       "replace the shards of this name that an earlier run left, all of them")                   \
   FLAG(IN(SHARDS), "shard-tokens", INT64, shard_tokens, 1, 2147483647, "N",                       \
        "size of llmc's shards, cut through documents [100000000]")                                \
   GROUP("Validation")                                                                             \
@@ -124,7 +129,9 @@ static const char help_end[] =
     "Files:\n"
     "  --format llmc   OUT/NAME_train_000000.bin ..., OUT/NAME_val_000000.bin ...\n"
     "  --format raw    OUT/train.bin, OUT/val.bin; with --name OUT/train_NAME.bin, val_NAME.bin\n"
-    "They get these names together at the end; before, and after a failure, there is none.\n"
+    "They get these names together at the end; before, and after a failure, there is none. Shards\n"
+    "of this name that are there are refused, or all replaced with --overwrite: if that is\n"
+    "interrupted, each set's first shard is empty, and no program reads it.\n"
     "\n"
     "Fine-tuning: --field PROMPT,COMPLETION reads two fields. Each is encoded alone, and nothing\n"
     "comes between their tokens. Those of the prompt are no targets, as a mask beside the shard\n"
@@ -183,6 +190,26 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   fputs(help_end, stdout);
   o->help = 1;
   return G2Z_OK;
+}
+
+/* The command as it was typed, with a flag more, on a line of its own; "" if it is too long for a
+ * sentence. */
+typedef struct typed { char text[400]; } typed; /* with ":\n" before it */
+static typed retype(g2z_services *services, const options *o, const char *flag,
+                    const char *value) {
+  char **words = (char **)calloc((size_t)o->word_count + 2, sizeof *words), *line = NULL;
+  typed again = {""};
+  int count = 1;
+  if (!words || !o->words) return again;
+  words[0] = o->words[0];
+  words[count++] = (char *)flag;
+  if (value) words[count++] = (char *)value;
+  for (int i = 1; i < o->word_count; i++) words[count++] = o->words[i];
+  if (g2z_flags_line(services, count, words, &line) == G2Z_OK && strlen(line) < sizeof again.text)
+    snprintf(again.text, sizeof again.text, ":\n%s", line);
+  g2z_release(services, line);
+  free(words);
+  return again;
 }
 
 /* Whether the first `length` bytes of a name end so. */
@@ -260,6 +287,12 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
                 "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
   TRY(name_fields(services, o));
   const int mode = o->encode ? ENCODE : o->decode ? DECODE : o->bench ? BENCH : SHARDS;
+  if (!o->vocab && !o->train_bpe && !o->bytes)
+    return fail(services, G2Z_BAD_ARGUMENT,
+                "which vocabulary? Give --vocab FILE%s, or --bytes. GPT-2's, which `make vocab` "
+                "downloads, is --vocab data/vocab.bpe%s", mode == SHARDS ? ", --train-bpe N to "
+                "learn one" : "",
+                retype(services, o, "--vocab", "data/vocab.bpe").text);
   if (mode != SHARDS) {
     if (o->encode + o->decode + (o->bench != NULL) > 1)
       return fail(services, G2Z_BAD_ARGUMENT, "--encode, --decode or --bench: give one of them");
@@ -894,8 +927,6 @@ typedef struct stream {      /* the shards of one split */
 typedef struct output {
   const options *o;
   g2z_services *services;
-  const source *sources;     /* [source_count] */
-  int source_count;
   uint64_t vocab_hash;       /* for the shards' headers */
   stream streams[2];         /* TRAIN, VAL */
   g2z_shard_writer **shards; /* all, in the order in which they were begun */
@@ -928,6 +959,48 @@ static g2z_status spare_sources(g2z_services *services, const source *sources, i
   return G2Z_OK;
 }
 
+/* Whether `name` is that of a shard of this split, or of its mask. *index: which one. */
+static int is_shard(const options *o, const char *split, const char *name, int64_t *index) {
+  char path[4608];
+  shard_path(o, split, 0, path, sizeof path);
+  const char *first = path + strlen(o->out) + 1;
+  const size_t count = o->format == G2Z_SHARD_LLMC ? strlen("000000") : 0;
+  const size_t length = strlen(first) - strlen(".bin") - count;
+  *index = 0;
+  if (strncmp(name, first, length) != 0) return 0;
+  name += length;
+  if (count && strspn(name, "0123456789") < count) return 0;
+  if (count) *index = strtoll(name, (char **)&name, 10);
+  return strcmp(name, ".bin") == 0 || strcmp(name, ".mask") == 0;
+}
+
+/* Looks for the files of this name that an earlier run left: *count of them, one is `found`. None
+ * of them may be a source. With `keep` it removes those from index keep[split] on instead. */
+static g2z_status find_set(g2z_services *services, const options *o, const source *sources,
+                           int source_count, const int64_t *keep, size_t *count,
+                           char found[4608]) {
+  static const char *const splits[] = {"train", "val"};
+  DIR *directory = opendir(o->out);
+  char path[4608];
+  int64_t index;
+  *count = 0;
+  if (!directory) return errno == ENOENT ? G2Z_OK : g2z_fail_file(services, errno, "list", o->out);
+  g2z_status status = G2Z_OK;
+  for (struct dirent *entry; (entry = readdir(directory)) && status == G2Z_OK;) {
+    snprintf(path, sizeof path, "%s.bpe", o->name_text);
+    int split = 0, merges = !keep && o->train_bpe && strcmp(entry->d_name, path) == 0;
+    while (split < 2 && !is_shard(o, splits[split], entry->d_name, &index)) split++;
+    if (split == 2 && !merges) continue;
+    snprintf(path, sizeof path, "%s/%s", o->out, entry->d_name);
+    if (!(*count)++ || strcmp(path, found) < 0) snprintf(found, 4608, "%s", path);
+    if (!keep) status = spare_sources(services, sources, source_count, path);
+    else if (index >= keep[split] && unlink(path) != 0)
+      status = g2z_fail_file(services, errno, "remove", path);
+  }
+  closedir(directory);
+  return status;
+}
+
 /* Appends ids to a split, over as many shards as it takes. Each split's first one stays open: its
  * lock keeps other programs away from the names of all. */
 static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t count) {
@@ -947,7 +1020,6 @@ static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t c
       if (!list) return fail(to->services, G2Z_NO_MEMORY, "no memory for %zu shards", to->count);
       to->shards = list;
       shard_path(to->o, s->split, s->shards, s->path, sizeof s->path);
-      TRY(spare_sources(to->services, to->sources, to->source_count, s->path));
       TRY(g2z_shard_writer_create(to->services, s->path, (g2z_shard_format)to->o->format,
                                   &s->shard));
       g2z_shard_writer_vocab(s->shard, to->vocab_hash);
@@ -1329,14 +1401,29 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
 
 /* ----- the program ------------------------------------------------------- */
 
-/* Everything is complete: gives the files their names. */
+/* Everything is complete: gives the files their names. Nobody shall take a mix of two sets, or a
+ * part of one, for a set: each split's first shard is empty, which readers refuse, until all else
+ * has its name. */
 static g2z_status commit(const options *o, output *to, const g2z_tokenizer *tokenizer) {
-  char path[4608];
+  char path[4608], empty[4616];
+  int64_t shards[] = {to->streams[TRAIN].shards, to->streams[VAL].shards};
+  size_t old;
   for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_finish(to->shards[i]));
+  TRY(find_set(to->services, o, NULL, 0, NULL, &old, path));
+  const int guarded = old || to->count > 1;
+  for (int i = 0; i < 2 && guarded; i++) {
+    shard_path(o, to->streams[i].split, 0, path, sizeof path);
+    snprintf(empty, sizeof empty, "%s.empty", path);
+    int file = open(empty, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0 || close(file) != 0 || rename(empty, path) != 0)
+      return g2z_fail_file(to->services, errno, "write", path);
+  }
   snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
   if (o->train_bpe) TRY(g2z_tokenizer_write_merges(to->services, tokenizer, path));
-  for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_commit(to->shards[i]));
-  return G2Z_OK;
+  const int64_t more[] = {shards[TRAIN] + !shards[TRAIN], shards[VAL] + !shards[VAL]};
+  if (old) TRY(find_set(to->services, o, NULL, 0, more, &old, path));
+  for (size_t i = to->count; i-- > 0;) TRY(g2z_shard_writer_commit(to->shards[i]));
+  return guarded ? find_set(to->services, o, NULL, 0, shards, &old, path) : G2Z_OK;
 }
 
 static void print_summary(const options *o, const output *to, const g2z_tokenizer *tokenizer,
@@ -1354,10 +1441,6 @@ static void print_summary(const options *o, const output *to, const g2z_tokenize
     if (o->paired) printf(", %" PRId64 " of them count", s->counted);
     if (s->shards > 1) printf(", %" PRId64 " shards to", s->shards);
     printf("%s%s\n", s->shards ? ": " : "", s->path);
-    shard_path(o, s->split, s->shards, path, sizeof path);
-    if ((s->shards == 0 || o->format == G2Z_SHARD_LLMC) && access(path, F_OK) == 0)
-      fprintf(stderr, "prepare_data: warning: %s is from an earlier run; remove it, or a pattern "
-              "for these shards finds it too\n", path);
   }
   printf("text        %.1f MB in %.2f s, %.1f MB/s with %d thread%s, %.2f bytes per token\n",
          (double)to->bytes / 1e6, seconds, (double)to->bytes / 1e6 / seconds, o->threads,
@@ -1371,8 +1454,6 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
   memset(&to, 0, sizeof to);
   to.o = o;
   to.services = services;
-  to.sources = sources;
-  to.source_count = count;
   to.vocab_hash = g2z_tokenizer_hash(tokenizer);
   to.streams[TRAIN].split = "train";
   to.streams[VAL].split = "val";
@@ -1391,15 +1472,20 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
 static g2z_status prepare(g2z_services *services, const options *o, char **inputs, int count) {
   g2z_tokenizer *tokenizer = NULL;
   progress shown;
-  char merges[4608];
+  char found[4608];
+  size_t old;
   int sources;
   memset(&shown, 0, sizeof shown);
   source *list = (source *)calloc((size_t)count * 2, sizeof *list);
   if (!list) return fail(services, G2Z_NO_MEMORY, "no memory for %d inputs", count);
   g2z_status status = list_sources(services, o, inputs, count, list, &sources, &shown.total);
   if (status == G2Z_OK) status = g2z_make_directory(services, o->out);
-  snprintf(merges, sizeof merges, "%s/%s.bpe", o->out, o->name_text);
-  if (status == G2Z_OK && o->train_bpe) status = spare_sources(services, list, sources, merges);
+  if (status == G2Z_OK) status = find_set(services, o, list, sources, NULL, &old, found);
+  if (status == G2Z_OK && old && !o->overwrite)
+    status = fail(services, G2Z_BAD_ARGUMENT,
+                  "%.200s is there, of an earlier run%s: choose another --name or --out, or "
+                  "replace the set with --overwrite%s", found,
+                  old > 1 ? ", and more of its set" : "", retype(services, o, "--overwrite", NULL).text);
   shown.begin = g2z_seconds();
   shown.verb = "learning";
   if (status == G2Z_OK)
@@ -1606,6 +1692,8 @@ int main(int argc, char **argv) {
   sigaction(SIGHUP, &stop, NULL);
   options o = default_options();
   int count = 0;
+  o.words = (char **)calloc((size_t)argc, sizeof *argv);
+  for (int i = 0; i < argc && o.words; i++) o.words[o.word_count++] = argv[i];
   if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o, &count);
   if (status == G2Z_OK && !o.help) {
     status = settle(&services, &o, argv + 1, count);
@@ -1615,5 +1703,6 @@ int main(int argc, char **argv) {
                                       : prepare(&services, &o, argv + 1, count);
   }
   if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s\n", services.error);
+  free(o.words);
   return status == G2Z_OK ? 0 : 1;
 }

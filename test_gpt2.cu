@@ -112,6 +112,7 @@ static const g2z_test_entry test_table[] = {
     {"prepare_memory", "bounded, also to learn from text without a cut", test_prepare_memory},
     {"prepare_markers", "a job may end inside of a marker", test_prepare_markers},
     {"prepare_refusals", "bad input: a sentence, exit code 1, no file", test_prepare_refusals},
+    {"prepare_replaces", "a set of shards is replaced whole, or refused", test_prepare_replaces},
     {"prepare_filters", "--encode and --decode go round", test_prepare_filters},
     {"shuffle", "a permutation of any size, another each epoch", test_shuffle},
     {"shard_writer", "both formats, byte by byte", test_shard_writer},

@@ -75,9 +75,6 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
  * into that value again, to the last bit. NULL is behind the last; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv);
-/* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
- * characters or invalid UTF-8. Returns `word`, which becomes "..." if there is no room. */
-G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
 /* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
@@ -540,29 +537,6 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
              value);
     line(user, text);
   }
-}
-
-G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
-  static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-                              "_-+=:,./@%";
-  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
-  const int bare = *text && !text[strspn(text, plain)];
-  int odd = 0;
-  while (at < end) {
-    const g2z_shown shown = g2z_utf8_show(at, end);
-    odd |= shown.text != (const char *)at || *at == '\n' || *at == '\t';
-    at += shown.used;
-  }
-  size_t used = (size_t)snprintf(word, room, "%s", bare ? "" : odd ? "$'" : "'");
-  for (at = (const unsigned char *)text; at < end && used + 6 < room; at++) {
-    const int special = *at == '\'' || *at == '\\', control = *at < ' ' || *at >= 0x7f;
-    if (odd && (special || control)) used += (size_t)snprintf(word + used, 6, "\\%03o", *at);
-    else if (*at == '\'') used += (size_t)snprintf(word + used, 6, "'\\''");
-    else word[used++] = (char)*at;
-  }
-  snprintf(word + used, room - used, "%s", bare ? "" : "'");
-  if (at < end || used + 2 > room) snprintf(word, room, "...");
-  return word;
 }
 
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,

@@ -1806,8 +1806,13 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* g2z_tokenizer_hash of the 256 bytes, and of GPT-2's merges. */
+#define G2ZR_BYTES UINT64_C(0xcbf29ce484222325)
+#define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)
+
 /* Ids mean other texts in another vocabulary: shards and tokenizer must share one. Shards that name
- * no vocabulary, such as other programs', pass. */
+ * no vocabulary, such as other programs', pass. Without --vocab, a model with GPT-2's number of
+ * tokens takes GPT-2's shards alone. */
 static g2z_status g2zr_check_vocab(g2z_run *run) {
   const g2z_loader *loaders[] = {run->train, run->val};
   g2z_model_config *model = &run->config.train.model;
@@ -1827,6 +1832,14 @@ static g2z_status g2zr_check_vocab(g2z_run *run) {
                       "--vocab FILE", loaders[i]->vocab_shard, known);
     hash = loaders[i]->vocab_hash;
     known = loaders[i]->vocab_shard;
+    if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
+      continue;
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                    "%.300s holds %s, and the model has %d: give --vocab the file that the shards "
+                    "were made with%s", known,
+                    hash == G2ZR_BYTES ? "tokens of the 257 that are single bytes"
+                                       : "another vocabulary's tokens than GPT-2's",
+                    model->vocab, hash == G2ZR_BYTES ? ", or --vocab-size 257" : "");
   }
   model->vocab_hash = hash;
   return G2Z_OK;
@@ -2587,19 +2600,16 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   int there;
   snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
   G2ZR_TRY(g2z_is_there(services, o->vocab_text, &there));
-  uint64_t given = 0;
-  const int own = there && !o->run.vocab;
-  if (own) o->run.vocab = o->vocab_text;
-  if (there && !model->vocab_hash) /* another program's config.json does not name it */
+  uint64_t given = 0; /* another program's config.json does not name its own */
+  if (!model->vocab_hash && there)
     G2ZR_TRY(g2zr_hash_vocab(services, o->vocab_text, &model->vocab_hash));
   if (o->run.vocab) G2ZR_TRY(g2zr_hash_vocab(services, o->run.vocab, &given));
-  if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
-  if (own)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.300s is not the vocabulary of the weights beside "
-                    "it, which another run wrote: name theirs, --vocab FILE", o->vocab_text);
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is another vocabulary than that of "
-                  "the weights in %.300s: name theirs%s", o->run.vocab, weights,
-                  there ? ", or leave --vocab away" : "");
+  if (given && model->vocab_hash && given != model->vocab_hash)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is another vocabulary than that of "
+                    "the weights in %.300s: name theirs%s", o->run.vocab, weights,
+                    there ? ", or leave --vocab away" : "");
+  if (!o->run.vocab && there) o->run.vocab = o->vocab_text;
+  return G2Z_OK;
 }
 
 /* The model: the weights' own, or a preset and what the flags override. */

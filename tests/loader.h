@@ -282,7 +282,7 @@ static void test_loader_refused(g2z_test *t) {
     const char *sentence;
   } files[] = {
       {{0, 0, 0}, 0, G2Z_FORMAT, "shard.bin is empty"},
-      {{TEXT, TEXT, TEXT}, 199, G2Z_FORMAT, "holds text, not tokens: ./prepare_data --out"},
+      {{TEXT, TEXT, TEXT}, 199, G2Z_FORMAT, "./prepare_data --vocab data/vocab.bpe --out data"},
       {{0, TEXT, TEXT}, 199, G2Z_FORMAT, "an odd size of 199 bytes"},
       {{0, TEXT, TEXT}, 24, G2Z_BAD_ARGUMENT,
        "12 tokens in 1 shard hold 1 sequences of 8+1, but a step of batch 2 x accum 1 x "
@@ -791,7 +791,7 @@ static void test_prepare_masks(g2z_test *t) {
   CHECK(t, test_prepare(t, "", "--field a,b --out $D/2 $D/d.jsonl") == 0);
   CHECK(t, access(test_path(t, "2/d_train_000000.mask"), F_OK) == 0);
   CHECK(t, access(test_path(t, "2/d_val_000000.mask"), F_OK) == 0);
-  CHECK(t, test_prepare(t, "", "--field b --out $D/2 $D/d.jsonl") == 0); /* all count */
+  CHECK(t, test_prepare(t, "", "--field b --out $D/2 --overwrite $D/d.jsonl") == 0); /* all count */
   CHECK(t, access(test_path(t, "2/d_train_000000.mask"), F_OK) != 0);
   CHECK(t, access(test_path(t, "2/d_val_000000.mask"), F_OK) != 0);
   test_prepare_cases(t, bad, sizeof bad / sizeof *bad);

@@ -759,17 +759,21 @@ static const char *test_prepare_program(void) {
 static char test_prepare_said[16384];
 
 /* Runs `BEFORE prepare_data ARGUMENTS` in a shell, where $D is the test's directory and $P the
- * program. Returns the exit code, -1 when it did not exit. */
+ * program; with --bytes unless the arguments name a vocabulary. Returns the exit code, -1 when it
+ * did not exit. */
 G2Z_PRINTF(3, 4)
 static int test_prepare(g2z_test *t, const char *before, const char *format, ...) {
   char command[4096];
   const char *program = test_prepare_program();
   va_list arguments;
-  int length = snprintf(command, sizeof command, "D='%s'; P='%s'; { %s \"$P\" ", t->directory,
-                        program, before);
+  char words[2048];
   va_start(arguments, format);
-  length += vsnprintf(command + length, sizeof command - (size_t)length, format, arguments);
+  CHECK(t, vsnprintf(words, sizeof words, format, arguments) < (int)sizeof words);
   va_end(arguments);
+  const int named = strstr(words, "--vocab") || strstr(words, "--train-bpe") ||
+                    strstr(words, "--bytes") || strstr(words, "--help");
+  int length = snprintf(command, sizeof command, "D='%s'; P='%s'; { %s \"$P\" %s%s", t->directory,
+                        program, before, named ? "" : "--bytes ", words);
   length += snprintf(command + length, sizeof command - (size_t)length, "; } 2>&1");
   CHECK(t, length < (int)sizeof command);
   return test_shell(command, test_prepare_said, sizeof test_prepare_said);
@@ -942,7 +946,7 @@ static void test_prepare_threads(g2z_test *t) {
   int32_t two[8];
   for (int threads = 1; threads < 8; threads += 3) {
     CHECK(t, test_prepare(t, "yes 'no<|endoftext|>' |",
-                          "--split-docs eot --val-tokens 1000003 --train-docs 2 --out $D/y "
+                          "--split-docs eot --val-tokens 1000003 --train-docs 2 --overwrite --out $D/y "
                           "--threads %d -", threads) == 0);
     test_prepare_shard(t, "y/stdin_train_000000.bin", 1, two, test_prepare_ids("#\nno#\nno", two));
   }
@@ -1041,17 +1045,99 @@ static void test_prepare_refusals(g2z_test *t) {
   CHECK(t, rmdir(test_path(t, "out")) == 0); /* it is empty: nothing was left */
 }
 
+/* What the shards of a pattern hold: their tokens, all of them `letter`; 0: they are refused. */
+static int64_t test_prepare_set(g2z_test *t, const char *pattern, char letter) {
+  g2z_loader_config config;
+  g2z_loader *loader = NULL;
+  const int32_t *x, *y;
+  int64_t tokens = 0;
+  memset(&config, 0, sizeof config);
+  config.glob = test_path(t, pattern);
+  config.batch = config.accum = config.world = config.seq = 1;
+  config.vocab = 257;
+  config.order = G2Z_ORDER_FILE;
+  if (g2z_loader_create(&t->services, &config, &loader) != G2Z_OK) return 0;
+  tokens = loader->tokens;
+  for (int64_t i = 1; i < loader->steps_per_epoch && tokens; i++)
+    if (g2z_loader_next(loader, &x, &y) != G2Z_OK || (i > 1 && *x != letter - 33)) tokens = -1;
+  g2z_loader_free(loader);
+  return tokens;
+}
+
+/* A set of shards is replaced as a whole, when that is asked for; whenever a kill comes, the
+ * patterns find the old set, the new one, or a set that is refused. */
+static void test_prepare_replaces(g2z_test *t) {
+  enum { OLD = 801, NEW = 401, EACH = 25, KILLS = 6 };
+  static const test_prepare_case cases[] = {
+      {"", "--out $D/1 --val-docs 1 $D/d.jsonl", 0, ""},
+      {"", "--out $D/1 --val-docs 1 $D/d.jsonl", 1, "d_train_000000.bin is there, of an earlier "
+       "run, and more of its set: choose another --name or --out, or replace the set with "
+       "--overwrite:\n"},
+      {"", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 0, ""},
+      {"rm $D/1/d2_*.bin;", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 1,
+       "1/d2.bpe is there"},
+      {"", "--out $D/1 --name d2 $D/d.jsonl", 0, ""}, /* without --train-bpe it is no part */
+      /* fewer shards, no validation, no mask: what is too many goes, and nothing else does */
+      {"", "--out $D/2 --name 'a b' --field a,b --val-docs 1 --shard-tokens 2 $D/p.jsonl", 0, ""},
+      {"cd $D/2 && touch 'a b_train_7.bin' 'a b_train_x.bin' 'a b.bpe'; cd $OLDPWD;",
+       "--out $D/2 --name 'a b' --field b --val-docs 0 --overwrite $D/p.jsonl; ls $D/2", 0,
+       "\na b.bpe\na b_train_000000.bin\na b_train_7.bin\na b_train_x.bin\n"},
+      {"", "--out $D/3 --format raw --val-fraction 0.5 $D/d.jsonl", 0, ""},
+      {"", "--out $D/3 --format raw --val-docs 0 $D/d.jsonl", 1, "3/train.bin is there"},
+      {"", "--out $D/3 --format raw --val-docs 0 --name x $D/d.jsonl", 0, ""},
+      {"", "--out $D/3 --format raw --val-docs 0 --overwrite $D/d.jsonl; ls $D/3", 0,
+       "\ntrain.bin\ntrain_x.bin\n"},
+      /* which vocabulary is said, and the line that is advised runs */
+      {"P=$(readlink -f \"$P\"); mkdir $D/data; cd $D; printf 'h e\\n' > data/vocab.bpe; "
+       "printf hehe > \"a 'b.txt\"; \"$P\" --out 'o u t' a*b.txt 2>&1 | tail -n 1 > line; "
+       "sh ./line; ls 'o u t';", "--help", 0,
+       "\na 'b_train_000000.bin\na 'b_val_000000.bin\n"},
+      {"printf a | \"$P\" --encode;", "--help", 0, "Give --vocab FILE, or --bytes."},
+      {"\"$P\" $D/d.jsonl;", "--help", 0, "--vocab FILE, --train-bpe N to learn one, or --bytes."}};
+  static const char *const files[][2] = {
+      {"d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n"},
+      {"p.jsonl", "{\"a\":\"ab\",\"b\":\"c\"}\n{\"a\":\"a\",\"b\":\"c\"}\n"}};
+  char text[OLD];
+  int refused = 0;
+  PREPARE_OR_SKIP(t);
+  test_prepare_files(t, files, sizeof files / sizeof *files);
+  test_prepare_cases(t, cases, sizeof cases / sizeof *cases);
+  memset(text, 'o', OLD - 1);
+  test_write_file(t, test_path(t, "old.txt"), text, OLD - 1);
+  memset(text, 'n', NEW - 1);
+  test_write_file(t, test_path(t, "new.txt"), text, NEW - 1);
+  for (int i = 0; i < KILLS; i++) {
+    CHECK(t, test_prepare(t, "rm -rf $D/k;", "--out $D/k --name s --val-docs 0 --shard-tokens %d "
+                          "$D/old.txt", EACH) == 0);
+    CHECK(t, test_prepare_set(t, "k/s_train_*.bin", 'o') == OLD);
+    /* killed at once, or a little behind the begin of the commit */
+    test_prepare(t, "", "--out $D/k --name s --val-docs 0 --shard-tokens %d --overwrite "
+                 "$D/new.txt & n=0; until [ $n = 20000 ] || [ ! -s $D/k/s_train_000000.bin ]; do "
+                 "n=$((n + 1)); done; "
+                 "sleep 0.00%d; kill -9 $!; wait $!", EACH, 2 * i % 10);
+    int64_t old = test_prepare_set(t, "k/s_train_*.bin", 'o');
+    int64_t new_ = test_prepare_set(t, "k/s_train_*.bin", 'n');
+    CHECK(t, old == OLD || new_ == NEW || (old == 0 && new_ == 0));
+    refused += old == 0 && new_ == 0;
+    if (old == 0 && new_ == 0) CHECK(t, strstr(t->services.error, "is empty: prepare it again"));
+    CHECK(t, test_prepare(t, "", "--out $D/k --name s --val-docs 0 --shard-tokens %d --overwrite "
+                          "$D/new.txt", EACH) == 0);
+    CHECK(t, test_prepare_set(t, "k/s_train_*.bin", 'n') == NEW);
+  }
+  CHECK(t, refused > 0);
+}
+
 /* Text that comes through gzip or zstd, whole, cut short, and without the program. */
 static void test_prepare_packed(g2z_test *t) {
   static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
   static const char *const files[][2] = {
       {"not.gz", "no gzip"}, {"d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n"}};
   static const struct { const char *before, *arguments; int code; const char *says; } cases[] = {
-      {"", "--out $D/2 --val-docs 0 --threads 2 $D/p.txt.", 0, ""},
+      {"", "--out $D/2 --val-docs 0 --threads 2 --overwrite $D/p.txt.", 0, ""},
       {"cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin &&", "--out $D/2 --val-docs 0 "
        "$D/d.jsonl.", 0, "2 documents, 5 tokens"},
       {"", "--out $D/3 --val-docs 0 $D/cut.", 1, "the file is damaged or cut short"},
-      {"rmdir $D/3 && PATH=/nowhere", "--out $D/2 --val-docs 0 $D/p.txt.", 1, "cannot start "}};
+      {"rmdir $D/3 && PATH=/nowhere", "--out $D/2 --overwrite --val-docs 0 $D/p.txt.", 1, "cannot start "}};
   /* a gzip that is killed half way */
   static const test_prepare_case killed[] = {
       {"mkdir $D/bin; printf '#!/bin/sh\necho text; kill -9 $$\n' > $D/bin/gzip; "
@@ -1062,7 +1148,7 @@ static void test_prepare_packed(g2z_test *t) {
       {"for i in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20; do "
        "printf a$i | gzip -c > $D/m$i.gz; done;", "--out $D/4 --val-fraction 0.5 $D/m*.gz", 0,
        "train       10 documents, 40 tokens"},
-      {"", "--out $D/4 --val-fraction 0.5 $D/m*.gz", 0, "val         10 documents, 40 tokens"},
+      {"", "--out $D/4 --val-fraction 0.5 --overwrite $D/m*.gz", 0, "val         10 documents, 40 tokens"},
       {"", "--out $D/4 --val-fraction 0.5 $D/m0*.gz", 1, "shows only at its end"}};
   static char text[400000];
   char pack[512];
@@ -1113,8 +1199,8 @@ static void test_prepare_open(g2z_test *t) {
     for (int threads = 1; threads < 8; threads = threads < 3 ? threads + 1 : threads + 4) {
       CHECK(t, test_prepare(t, "cat $D/open.txt |",
                             "--vocab $D/merges.txt --val-fraction 0 --format raw --eot none %s "
-                            "--out $D/%d --threads %d -", special ? "--allow-special" : "", threads,
-                            threads) == 0);
+                            "--out $D/%d --threads %d --overwrite -",
+                            special ? "--allow-special" : "", threads, threads) == 0);
       test_prepare_shard(t, test_text("%d/train.bin", threads), 0, expected.ids, expected.count);
     }
     g2z_tokens_free(&expected);
@@ -1124,7 +1210,7 @@ static void test_prepare_open(g2z_test *t) {
     CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, learnt, test_path(t, "learnt.txt")));
   g2z_tokenizer_free(learnt);
   for (int threads = 1; threads < 4; threads += 2)
-    CHECK(t, test_prepare(t, "", "--train-bpe 300 --val-docs 0 --threads %d --out $D/l "
+    CHECK(t, test_prepare(t, "", "--train-bpe 300 --val-docs 0 --threads %d --overwrite --out $D/l "
                                  "$D/open.txt && cmp $D/l/open.bpe $D/learnt.txt",
                           threads) == 0);
   CHECK(t, test_prepare(t, "", "--split-docs eot --val-docs 1 --threads 2 --out $D/e "
@@ -1167,7 +1253,7 @@ static void test_prepare_markers(g2z_test *t) {
     const size_t begin = PERIOD - more;
     test_write_file(t, test_path(t, "m.txt"), text + begin, LETTERS + BYTES - begin);
     CHECK(t, test_prepare(t, "", "--split-docs eot --eot last --val-docs 0 --threads %zu "
-                                 "--out $D $D/m.txt", 1 + more % 3) == 0);
+                                 "--overwrite --out $D $D/m.txt", 1 + more % 3) == 0);
     test_prepare_shard(t, "m_train_000000.bin", 1, ids + begin, LETTERS + 2 * DOCUMENTS - begin);
   }
   free(text);
