@@ -414,6 +414,7 @@ struct g2z_page {
   g2z_writer *writer;
   int open;
   int columns, cell;                 /* of the table that is open: cells put so far */
+  int tables;                        /* so far */
   int no_memory;                     /* 1: a text is missing for want of it */
 };
 
@@ -432,6 +433,7 @@ static const char g2zp_page_style[] =
     "h1{font-size:1.6rem;line-height:1.2;margin:0 0 1rem}\n"
     "h2{font-size:1.15rem;margin:2rem 0 .6rem}\n"
     "p{max-width:70ch;margin:.5rem 0;white-space:pre-wrap}\n"
+    "pre{font:.87rem/1.5 ui-monospace,monospace;margin:.5rem 0;white-space:pre-wrap}\n"
     "dl,.charts{display:grid;gap:12px;margin:1rem 0}\n"
     "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
     "dt{color:var(--soft);font-size:.8rem}\n"
@@ -468,14 +470,19 @@ static const char g2zp_page_style[] =
     ".scroll{overflow-x:auto;margin:1rem 0}\n"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;overflow-wrap:normal}\n"
     "th,td{padding:.32rem .9rem .32rem 0;border-bottom:1px solid var(--line);text-align:right;"
-    "white-space:nowrap}\n"
+    "vertical-align:bottom}\n"
     "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
     "th:first-child,td:first-child{text-align:left}\n"
+    "td:first-child{overflow-wrap:anywhere;min-width:12ch}\n"
+    "@media screen and (max-width:640px){thead{display:none}" /* a row becomes a list */
+    "table,tbody,tr{display:block}tr{padding:.4rem 0;border-bottom:1px solid var(--line)}"
+    "td{display:flex;justify-content:space-between;gap:1em;border:0;padding:.1rem 0}"
+    "td::before{color:var(--soft)}td:first-child{font-weight:600}}\n"
     "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
     "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
     "--grid:#e4e4e4;--text:#000;--soft:#444}body{max-width:none;padding:0;font-size:11px}"
     ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
-    "th,td{white-space:normal}h2{break-after:avoid}tr{break-inside:avoid}}\n";
+    "h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
 /* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
 static void g2zp_page_escape(g2z_writer *writer, const char *text) {
@@ -607,7 +614,12 @@ G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *head
   g2zp_page_open(page, G2ZP_PAGE_TABLE);
   page->columns = columns;
   page->cell = 0;
-  g2zp_put(page->writer, "<div class=scroll><table><thead><tr>");
+  page->tables++; /* on a narrow page each cell repeats its header, which is here and no user's */
+  g2zp_put(page->writer, "<style>$", "@media screen and (max-width:640px){");
+  for (int i = 1; i < columns; i++)
+    g2zp_put(page->writer, "[id=t#] td:nth-child(#)::before{content:'~'}", page->tables, i + 1,
+             headers[i]);
+  g2zp_put(page->writer, "}</style>\n<div class=scroll><table id=t#><thead><tr>", page->tables);
   for (int i = 0; i < columns; i++) g2zp_put(page->writer, "<th>~", headers[i]);
   g2zp_put(page->writer, "</tr></thead><tbody>\n");
 }
@@ -1140,12 +1152,13 @@ static g2z_status g2zp_events_path(g2z_services *services, const char *directory
   return G2Z_OK;
 }
 
-/* The version that TensorBoard looks for, and where this file takes over from earlier ones. */
+/* The version that TensorBoard looks for, and the step from which this file replaces earlier ones.
+ * The first file has a START too: TensorBoard takes a run's first START for its beginning, and
+ * forgets earlier values at later ones only. */
 static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
   g2zp_event_begin(e, 0);
   g2zp_event_text(e, 3, "brain.Event:2");
   G2ZP_TRY(g2zp_event_end(e));
-  if (first_step <= 1) return G2Z_OK;
   g2zp_event_begin(e, first_step);
   g2zp_event_key(e, 7, 2); /* SessionLog { status: START } */
   g2zp_event_varint(e, 2);
@@ -1374,7 +1387,7 @@ enum { /* columns: the metrics of each step, and what is made from them */
   G2ZP_COLUMN_skips,                 /* steps that were skipped so far */
   G2ZP_COLUMN_time_s,                /* that steps took so far */
   G2ZP_COLUMN_smooth,                /* loss, an exponential mean; NaN: there are too few steps */
-  G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_loss,
+  G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens, G2ZP_COLUMN_val_loss,
   G2ZP_COLUMN_eval_step,             /* and of each file its loss and accuracy */
   G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_acc = G2ZP_COLUMN_eval_loss + 3,
   G2ZP_COLUMNS = G2ZP_COLUMN_eval_acc + 3
@@ -1432,6 +1445,7 @@ static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
     if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
   if (!isnan(line->val_loss)) {
     c->column[G2ZP_COLUMN_val_step][c->validations] = (double)m->step;
+    c->column[G2ZP_COLUMN_val_tokens][c->validations] = (double)m->tokens;
     c->column[G2ZP_COLUMN_val_loss][c->validations++] = line->val_loss;
   }
   if (line->eval == 0) {
@@ -1677,7 +1691,7 @@ static g2z_status g2zp_report_sample(g2z_page *page, g2z_services *services, con
   if (!there) return G2Z_OK;
   G2ZP_TRY(g2z_read_file(services, path.text, 1 << 26, &text, &bytes));
   g2z_page_heading(page, "Sample");
-  g2z_page_text(page, "%s", text);
+  g2zp_put(page->writer, "<pre>\n~</pre>\n", text);
   g2z_release(services, text);
   return G2Z_OK;
 }
@@ -1687,15 +1701,19 @@ typedef struct g2zp_column {         /* of a table, from JSON */
   double factor;
 } g2zp_column;
 
-/* What `told` says there, a text or a number; a number of 1e18 or more is not shown. */
-static void g2zp_told_cell(g2z_page *page, const g2zp_told *told, const g2zp_column *column) {
-  char number[32] = "", *text = NULL;
+#define G2ZP_CELL 160
+
+/* What `told` has there, a text or a number; "": neither, or a number of 1e18 or more. */
+static void g2zp_told_cell(g2z_page *page, const g2zp_told *told, const g2zp_column *column,
+                           char cell[G2ZP_CELL]) {
+  char *text = NULL;
   double value = g2zp_told_number(told, column->at) * column->factor;
+  cell[0] = 0;
   if (fabs(value) < 1e18) {
-    snprintf(number, sizeof number, column->format, value);
-    g2z_plain_number(number);
+    snprintf(cell, G2ZP_CELL, column->format, value);
+    g2z_plain_number(cell);
   } else if (g2zp_told_text(told, column->at, &text) != G2Z_OK) page->no_memory = 1;
-  g2z_page_cell(page, "%s", text ? text : number);
+  if (text) snprintf(cell, G2ZP_CELL, "%s", text);
   g2z_release(told->services, text);
 }
 
@@ -1713,6 +1731,7 @@ static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
       {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
       {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
   const char *headers[COLUMNS];
+  char cell[G2ZP_CELL];
   g2z_json json;
   g2zp_told epoch;
   for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
@@ -1723,7 +1742,10 @@ static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
       g2z_page_heading(page, "Epochs");
       g2z_page_table(page, COLUMNS, headers);
     }
-    for (int i = 0; i < COLUMNS; i++) g2zp_told_cell(page, &epoch, &columns[i]);
+    for (int i = 0; i < COLUMNS; i++) {
+      g2zp_told_cell(page, &epoch, &columns[i], cell);
+      g2z_page_cell(page, "%s", cell);
+    }
   }
 }
 
@@ -2765,31 +2787,49 @@ static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
       {"precision", "training_config.precision", NULL, 1},
       {"batch", "training_config.micro_batch_size_per_gpu", "%.0f", 1},
       {"micro-steps", "training_config.grad_accum_steps", "%.0f", 1},
-      {"T", "training_config.seq_len", "%.0f", 1},
+      {"tokens per sequence", "training_config.seq_len", "%.0f", 1},
       {"p50 ms", "epochs.last.step_time_p50_sec", "%.2f", 1e3},
       {"p95 ms", "epochs.last.step_time_p95_sec", "%.2f", 1e3}};
   enum { COLUMNS = sizeof columns / sizeof *columns };
   const char *headers[1 + COLUMNS] = {"run"};
-  for (int c = 0; c < COLUMNS; c++) headers[1 + c] = columns[c].header;
+  char cell[G2ZP_CELL], first[G2ZP_CELL];
+  int shown[COLUMNS], count = 0;
   g2z_page_heading(page, "Runs");
   g2z_page_text(page, "From each training_metrics.json. Tokens/s counts the first steps too, which "
                       "experiments leave out. Step times are of the last epoch.");
-  g2z_page_table(page, 1 + COLUMNS, headers);
+  for (int c = 0; c < COLUMNS; c++) { /* a value that all runs share stands above the table */
+    int differs = results->run_count == 1;
+    g2zp_told_cell(page, &results->runs[0], &columns[c], first);
+    for (size_t i = 1; i < results->run_count && !differs; i++) {
+      g2zp_told_cell(page, &results->runs[i], &columns[c], cell);
+      differs = strcmp(cell, first) != 0;
+    }
+    if (differs) {
+      shown[count++] = c;
+      headers[count] = columns[c].header;
+    } else if (first[0]) g2z_page_fact(page, columns[c].header, "%s", first);
+  }
+  g2z_page_table(page, 1 + count, headers);
   for (size_t i = 0; i < results->run_count; i++) {
     const g2zp_told *run = &results->runs[i];
     g2z_page_cell(page, "%.*s", (int)(strrchr(run->path, '/') - run->path), run->path);
-    for (int c = 0; c < COLUMNS; c++) g2zp_told_cell(page, run, &columns[c]);
+    for (int c = 0; c < count; c++) {
+      g2zp_told_cell(page, run, &columns[shown[c]], cell);
+      g2z_page_cell(page, "%s", cell);
+    }
   }
 }
 
 /* The losses of the first runs over each other; a run without metrics.jsonl has no curve. */
 static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page) {
   static const struct {
-    const char *title, *name;
+    const char *title, *about, *name;
     int column;
-  } axes[] = {{"Loss over steps", "step", G2ZP_COLUMN_step},
-              {"Loss over tokens", "tokens", G2ZP_COLUMN_tokens},
-              {"Loss over time", "seconds of training", G2ZP_COLUMN_time_s}};
+  } axes[] = {{"Loss over steps", "nats per token, smoothed", "step", G2ZP_COLUMN_step},
+              {"Loss over tokens", "nats per token, smoothed", "tokens", G2ZP_COLUMN_tokens},
+              {"Loss over time", "nats per token, smoothed", "seconds of training",
+               G2ZP_COLUMN_time_s},
+              {"Validation loss", "nats per token", "tokens", G2ZP_COLUMN_val_tokens}};
   g2zp_curves curves[G2Z_CHART_SERIES];
   g2z_series series[G2Z_CHART_SERIES];
   char names[G2Z_CHART_SERIES][64];
@@ -2802,20 +2842,27 @@ static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page
     snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(path, '/') - path), path);
     const size_t length = strlen(directory);
     snprintf(names[count], sizeof *names, "%s", directory + (length > 60 ? length - 60 : 0));
-    g2zp_curves *c = &curves[count];
-    status = g2zp_curves_read(results->services, directory, c);
     series[count].name = names[count];
-    series[count].y = c->column[c->steps < 100 ? G2ZP_COLUMN_loss : G2ZP_COLUMN_smooth];
-    series[count].count = c->steps;
+    status = g2zp_curves_read(results->services, directory, &curves[count]);
     if (status == G2Z_IO) status = G2Z_OK; /* its table is worth showing */
     else count++;
   }
   if (count && status == G2Z_OK) g2z_page_heading(page, "Curves");
-  for (size_t a = 0; a < 3 && count && status == G2Z_OK; a++) {
-    const g2z_chart chart = {axes[a].title, "nats per token, smoothed", axes[a].name, NULL, series,
-                             count, G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
-    for (int i = 0; i < count; i++) series[i].x = curves[i].column[axes[a].column];
-    g2z_page_chart(page, &chart);
+  for (size_t a = 0; a < sizeof axes / sizeof *axes && count && status == G2Z_OK; a++) {
+    const int validation = axes[a].column == G2ZP_COLUMN_val_tokens;
+    const g2z_chart chart = {axes[a].title, axes[a].about, axes[a].name, NULL, series, count,
+                             G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
+    size_t points = 0;
+    for (int i = 0; i < count; i++) {
+      const g2zp_curves *c = &curves[i];
+      series[i].x = c->column[axes[a].column];
+      series[i].y = c->column[validation ? G2ZP_COLUMN_val_loss
+                              : c->steps < 100 ? G2ZP_COLUMN_loss : G2ZP_COLUMN_smooth];
+      series[i].count = validation ? c->validations : c->steps;
+      series[i].mark = validation ? G2Z_MARK_POINTS : G2Z_MARK_LINE;
+      points += series[i].count;
+    }
+    if (points) g2z_page_chart(page, &chart);
   }
   for (int i = 0; i < count; i++) g2z_release(results->services, curves[i].column[0]);
   return status;
@@ -2824,10 +2871,13 @@ static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
   char now[32];
   g2z_page *page;
-  G2ZP_TRY(g2z_page_create(results->services, path, "What was measured", &page));
+  const char *title = !results->run_count ? "Experiments"
+                      : results->summary_count ? "Experiments and runs"
+                      : results->run_count == 1 ? "A run" : "Runs compared";
+  G2ZP_TRY(g2z_page_create(results->services, path, title, &page));
   g2z_utc_now(now);
-  g2z_page_fact(page, "experiments", "%zu", results->summary_count);
-  g2z_page_fact(page, "runs", "%zu", results->run_count);
+  if (results->summary_count) g2z_page_fact(page, "experiments", "%zu", results->summary_count);
+  if (results->run_count) g2z_page_fact(page, "runs", "%zu", results->run_count);
   g2z_page_fact(page, "made", "%s", now);
   for (size_t i = 0; i < results->summary_count; i++) g2z_summary_page(results->summaries[i], page);
   if (results->run_count) g2zp_results_runs(results, page);
