@@ -50,13 +50,21 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
   fflush(stdout);
 }
 
-/* Steps replace each other on a terminal's last line, which must not wrap: ten a second at most.
- * A file gets one every 5 seconds. Everything else, the last step too, is a line of its own. */
+/* Standard output is the user's terminal, in whose foreground this process runs alone: a launcher's
+ * is a terminal too, but shows a line when it ends. */
+static int has_terminal(const g2z_place *place) {
+  return strcmp(place->launcher, "alone") == 0 && isatty(STDOUT_FILENO) &&
+         tcgetpgrp(STDOUT_FILENO) == getpgrp();
+}
+
+/* On a terminal steps replace each other on the last line, which must not wrap: ten a second at
+ * most. Elsewhere a step is printed every 5 seconds. Everything else, the last step too, is a line
+ * of its own. */
 static void print_event(const program *p, const g2z_run_event *event) {
   static double next;
   struct winsize window;
   const double now = g2z_seconds();
-  const int terminal = isatty(STDOUT_FILENO) && !p->options.profile_mode;
+  const int terminal = has_terminal(&p->context.ranks.place) && !p->options.profile_mode;
   if (p->context.ranks.place.rank != 0) return;
   if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps) {
     print_log((void *)&p->context.ranks.place, G2Z_LOG_INFO, event->line);
@@ -75,11 +83,11 @@ static void print_event(const program *p, const g2z_run_event *event) {
   fflush(stdout);
 }
 
-/* "[rank 3] train: sentence". */
+/* "[rank 3] train: sentence"; rank 0 speaks for all. */
 static void print_error(const g2z_place *place, const char *sentence) {
   leave_place();
   fflush(stdout);
-  if (place->world > 1) fprintf(stderr, "[rank %d] train: %s\n", place->rank, sentence);
+  if (place->rank > 0) fprintf(stderr, "[rank %d] train: %s\n", place->rank, sentence);
   else fprintf(stderr, "train: %s\n", sentence);
 }
 
@@ -108,8 +116,11 @@ static void end_soon(unsigned seconds) {
  * what it knows and leaves. */
 static void on_fault(void *user, const g2z_fault *fault) {
   const program *p = (const program *)user;
+  const g2z_place *place = &p->context.ranks.place;
   end_soon(8);
-  print_error(&p->context.ranks.place, fault->sentence);
+  /* Ranks that train started share a console, on which rank 0 says it for all while it is alive. */
+  if (place->rank == 0 || fault->rank == 0 || strcmp(place->launcher, "ranks") != 0)
+    print_error(place, fault->sentence);
   g2z_run_write_fault(&p->options, fault);
   _exit(G2Z_EXIT_LOST);
 }
@@ -205,7 +216,7 @@ static g2z_status converse(const program *p, g2z_model *model, const g2z_tokeniz
 }
 
 static void print_share(void *user, double share) {
-  if (!isatty(STDOUT_FILENO)) return;
+  if (!isatty(STDOUT_FILENO)) return; /* a model in use has one process */
   leave_place();
   in_place = (size_t)printf("%.50s: %.0f %%", (const char *)user, 100 * share);
   fflush(stdout);
@@ -304,7 +315,11 @@ int main(int argc, char **argv) {
                : p.options.run.train.train_glob || p.options.run.val_glob ? train(&p)
                                                                           : use(&p);
   }
-  int said = status == G2Z_STOPPED && p.context.ranks.place.rank != 0; /* by rank 0, for all */
+  /* A failure after ranks have met names the rank that it happened to, on all of them: rank 0 says it
+   * for all, as it does when a run is stopped. */
+  const int same = status == G2Z_STOPPED ||
+                   (p.options.met && status != G2Z_LOST && strstr(services.error, "rank "));
+  const int said = same && p.context.ranks.place.rank != 0;
   if (status != G2Z_OK && !said) print_error(&p.context.ranks.place, services.error);
   g2z_release(&services, p.options.flags_text);
   g2z_release(&services, command_line);

@@ -2531,6 +2531,10 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
                     "look at nvidia-smi and CUDA_VISIBLE_DEVICES", o->gpus, gpus, gpus
                     ? "give fewer" : "compile with nvcc (make does where it finds nvcc and a GPU), "
                                      "try it with --ranks N --device cpu");
+  /* What no rank could do is said once, here. */
+  g2z_run_options checked = *o;
+  g2z_context_config context = g2z_context_config_default(services);
+  G2ZR_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
@@ -2703,7 +2707,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   G2ZR_TRY(g2zr_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
   G2ZR_TRY(g2zr_check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
   G2ZR_TRY(g2zr_check_uses(services, o));
-  if (o->dry_run && (o->ranks || o->gpus))
+  if (strcmp(ranks->place.launcher, "alone") == 0 && (o->ranks || o->gpus)) /* not started yet */
     ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
   if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
