@@ -315,8 +315,8 @@ int main(int argc, char **argv) {
                : p.options.run.train.train_glob || p.options.run.val_glob ? train(&p)
                                                                           : use(&p);
   }
-  /* A failure after ranks have met names the rank that it happened to, on all of them: rank 0 says it
-   * for all, as it does when a run is stopped. */
+  /* After ranks have met, a failure names its rank, and all have the same sentence: rank 0 prints
+   * it, as it does when a run is stopped. */
   const int same = status == G2Z_STOPPED ||
                    (p.options.met && status != G2Z_LOST && strstr(services.error, "rank "));
   const int said = same && p.context.ranks.place.rank != 0;

@@ -814,8 +814,8 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
     if (stack.rlim_max < stack.rlim_cur) stack.rlim_cur = stack.rlim_max;
     again = setrlimit(RLIMIT_STACK, &stack) == 0; /* threads get what the program began with */
     if (!again || stack.rlim_cur < G2ZG_STACK)
-      return g2z_fail(services, G2Z_NO_MEMORY, "the stack is limited to %ld KiB, and %d are needed: "
-                      "type ulimit -s 8192, if need be in a new shell", kib, G2ZG_STACK / 1024);
+      return g2z_fail(services, G2Z_NO_MEMORY, "the stack is limited to %ld KiB, and %d are needed"
+                      ": type ulimit -s 8192, if need be in a new shell", kib, G2ZG_STACK / 1024);
   }
 #ifdef _OPENMP /* its runtime has read the variable before main */
   again |= !getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0;

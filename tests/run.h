@@ -1578,10 +1578,9 @@ static void test_train_signals(g2z_test *t) {
   }
   signal(SIGHUP, before);
   /* Behind step 2 it validates for ever: the first signal must wait, the second does not. */
-  test_sh(t, "head -c 4194304 /dev/zero > raw.bin");
-  test_train_open(t, &ranks, 1, test_text("%s --val '%s' --steps 100 --batch 1 --val-every 2 "
-                                          "--val-steps 100000000", test_digits(t, "slow"),
-                                          test_at(t, "raw.bin")));
+  test_sh(t, "head -c 4194304 /dev/zero > digits_val.bin");
+  test_train_open(t, &ranks, 1, test_text("%s --steps 100 --batch 1 --val-every 2 --val-steps "
+                                          "100000000", test_digits(t, "slow")));
   test_wait_for(t, "slow", 2);
   CHECK(t, kill(ranks.pid[0], SIGTERM) == 0);
   rank_sleep(0.7);
