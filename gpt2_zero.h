@@ -3019,7 +3019,7 @@ static const g2z_setting g2z__settings[] = {
     CHOICE(transport, "auto", G2Z_TRANSPORT_LIST(G2Z__WORD),  ROUNDS),
     CHOICE(recompute, "none", G2Z_RECOMPUTE_LIST(G2Z__WORD),  FREE),
     CHOICE(graph,     "auto", "|off|on|auto",                 ROUNDS),
-    CHOICE(tune,      "on",   "|off|on",                      ROUNDS),
+    CHOICE(tune,      "on",   "|off|on|own",                    ROUNDS),
 #undef NUMBER
 #undef CHOICE
 };
@@ -3322,54 +3322,6 @@ G2Z__PRIVATE int g2z__plan_gathers(const g2z_plan *plan) {
 /* What buckets are cut to multiples of. */
 G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
 
-/* Kind, size and place in memory of each unit. Up to stage 1 units before wte follow each other
- * without padding; wte has buckets of its own. */
-G2Z__PRIVATE void g2z__plan_units(g2z_plan *plan) {
-  size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan), at = 0, canonical = 0;
-  size_t elements[] = {0, 0, 0, 0};
-  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-    g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
-    plan->offset[p] = elements[info.unit];
-    elements[info.unit] += info.elements;
-  }
-  elements[G2Z_UNIT_WTE] = (size_t)plan->vocab_padded * C;
-  for (int u = 0; u < plan->units; u++) {
-    g2z_unit *unit = &plan->unit[u];
-    unit->kind = u == 0 ? G2Z_UNIT_LNF : u == plan->wpe ? G2Z_UNIT_WPE
-               : u == plan->wte ? G2Z_UNIT_WTE : G2Z_UNIT_BLOCK;
-    unit->gathered = plan->zero_stage >= 3 && plan->world > 1 && unit->kind == G2Z_UNIT_BLOCK;
-    unit->elements = elements[unit->kind];
-    unit->room = g2z__round_up(unit->elements, grain);
-    unit->canonical = canonical;
-    unit->begin = u == plan->wte ? g2z__round_up(at, grain) : at;
-    at = unit->begin + (g2z__plan_by_unit(plan) ? unit->room : unit->elements);
-    canonical += unit->elements;
-  }
-  plan->elements = plan->unit[plan->units].begin = g2z__round_up(at, grain);
-  plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
-}
-
-/* Where each unit lies in this rank's parameters and gradients. Where blocks are gathered there is
- * room for two of them between the final LayerNorm and wpe, and behind wte for this rank's slices
- * of all. From stage 2 on gradients of two units have room, and wte's. */
-G2Z__PRIVATE void g2z__plan_places(g2z_plan *plan) {
-  const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
-  const g2z_unit *wte = &plan->unit[plan->wte];
-  size_t layers = (size_t)plan->model.layers, gone = 0;
-  size_t largest = block->room > wpe->room ? block->room : wpe->room;
-  if (block->gathered) gone = layers * block->room - 2 * block->room;
-  for (int u = 0; u < plan->units; u++) {
-    g2z_unit *unit = &plan->unit[u];
-    size_t buffer = (size_t)(u == plan->wte ? 2 : u % 2);
-    unit->param_at = unit->gathered ? block->begin + (size_t)(u % 2) * block->room
-                                    : unit->begin - (u > 0 ? gone : 0);
-    unit->grad_at = g2z__plan_by_unit(plan) ? buffer * largest : unit->begin;
-  }
-  plan->grad_elements = g2z__plan_by_unit(plan) ? wte->grad_at + wte->room : plan->elements;
-  plan->param_elements = plan->slices_at = wte->param_at + plan->elements - wte->begin;
-  if (block->gathered) plan->param_elements += layers * block->room / (size_t)plan->world;
-}
-
 /* The most that is left for the end of backward, where nothing hides it: of what comes before wte
  * (and is wanted first by the next forward pass), and of wte, which is cast piece by piece while
  * pieces travel. Of fp32 there is no cast; and where the embedding's part goes as rows, all of
@@ -3410,86 +3362,75 @@ G2Z__PRIVATE int g2z__plan_cut_end(const g2z_plan *plan, int first) {
   return g2z__plan_by_unit(plan) || first == plan->wte ? first + 1 : plan->wte;
 }
 
-/* What buckets need beside their borders. */
-G2Z__PRIVATE void g2z__plan_bucket(const g2z_plan *plan, g2z_bucket *b) {
-  const g2z_unit *unit = plan->unit;
-  b->unit = 0;
-  while (unit[b->unit + 1].begin <= b->begin) b->unit++;
-  b->last_unit = b->unit;
-  while (unit[b->last_unit + 1].begin < b->begin + b->elements) b->last_unit++;
-  unit += b->unit;
-  b->param_at = unit->param_at + (b->begin - unit->begin);
-  b->grad_at = unit->grad_at + (b->begin - unit->begin);
-  /* Buckets tile the memory, and each gives the same part of itself. */
-  b->own_elements = g2z__plan_share(plan, b->elements);
-  b->own_begin = b->begin;
-  if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
-  b->shard_at = g2z__plan_share(plan, b->begin);
-  b->sum_at = g2z__plan_by_unit(plan) ? b->shard_at : b->own_begin;
-  b->own_param_at = b->param_at + (b->own_begin - b->begin);
-  if (unit->gathered)
-    b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_share(plan, plan->unit[1].begin);
-}
-
-/* The update ranges of a bucket's slice, parameter by parameter, behind `count` of earlier buckets;
- * returns how many there are then. */
-G2Z__PRIVATE size_t g2z__plan_bucket_updates(const g2z_plan *plan, const g2z_bucket *b,
-                                             size_t count) {
-  int apart = g2z__plan_gathers(plan); /* a bucket goes out by itself */
-  size_t own_end = b->own_begin + b->own_elements, before = count;
-  for (int u = b->unit; u <= b->last_unit; u++) {
-    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
-      size_t from = plan->unit[u].begin + plan->offset[p], to = from + info.elements;
-      if (from < b->own_begin) from = b->own_begin;
-      if (to > own_end) to = own_end;
-      if (info.unit != plan->unit[u].kind || from >= to) continue;
-      size_t inside = from - b->own_begin;
-      size_t canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
-      g2z_update_range range = {b->own_param_at + inside, b->sum_at + inside,
-                                b->shard_at + inside, canonical, to - from, info.decay};
-      g2z_update_range *last = count > (apart ? before : 0) ? &plan->update[count - 1] : NULL;
-      if (last && last->decay == range.decay && last->param + last->elements == range.param &&
-          last->shard + last->elements == range.shard &&
-          last->canonical + last->elements == range.canonical)
-        last->elements += range.elements;
-      else plan->update[count++] = range;
-    }
-  }
-  return count;
-}
-
 /* Upper bound of the update ranges: borders of decay and of buckets. */
 G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* All buckets and update ranges of a plan whose numbers are known. */
+/* All buckets, and of this rank's slice of each the update ranges, parameter by parameter. */
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
+  const int apart = g2z__plan_gathers(plan); /* a bucket goes out by itself */
   void *memory;
   G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->buckets + 1, sizeof(g2z_bucket), &memory));
   plan->bucket = (g2z_bucket *)memory;
   G2Z__TRY(g2z_allocate(plan->services, g2z__plan_updates_limit(plan), sizeof(g2z_update_range),
                         &memory));
   plan->update = (g2z_update_range *)memory;
-  int count = 0, unit = 0;
+  int count = 0, numbered = 0;
   for (int first = 0, next; first < plan->units; first = next) {
     next = g2z__plan_cut_end(plan, first);
     count += g2z__plan_cut(plan, first, next, NULL);
     g2z__plan_cut(plan, first, next, &plan->bucket[count]);
   }
-  plan->updates = 0;
+  size_t updates = 0;
   for (int k = 0; k < plan->buckets; k++) {
     g2z_bucket *b = &plan->bucket[k];
-    g2z__plan_bucket(plan, b);
-    b->update = plan->updates;
-    plan->updates = g2z__plan_bucket_updates(plan, b, plan->updates);
-    for (; unit <= b->last_unit; unit++) plan->unit[unit].bucket = k;
+    b->unit = 0;
+    while (plan->unit[b->unit + 1].begin <= b->begin) b->unit++;
+    b->last_unit = b->unit;
+    while (plan->unit[b->last_unit + 1].begin < b->begin + b->elements) b->last_unit++;
+    const g2z_unit *unit = &plan->unit[b->unit];
+    b->param_at = unit->param_at + (b->begin - unit->begin);
+    b->grad_at = unit->grad_at + (b->begin - unit->begin);
+    /* Buckets tile the memory, and each gives the same part of itself. */
+    b->own_elements = g2z__plan_share(plan, b->elements);
+    b->own_begin = b->begin;
+    if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
+    b->shard_at = g2z__plan_share(plan, b->begin);
+    b->sum_at = g2z__plan_by_unit(plan) ? b->shard_at : b->own_begin;
+    b->own_param_at = b->param_at + (b->own_begin - b->begin);
+    if (unit->gathered)
+      b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_share(plan, plan->unit[1].begin);
+    for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
+
+    b->update = updates;
+    const size_t own_end = b->own_begin + b->own_elements;
+    for (int u = b->unit; u <= b->last_unit; u++) {
+      for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+        g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+        size_t from = plan->unit[u].begin + plan->offset[p], to = from + info.elements;
+        if (from < b->own_begin) from = b->own_begin;
+        if (to > own_end) to = own_end;
+        if (info.unit != plan->unit[u].kind || from >= to) continue;
+        size_t inside = from - b->own_begin;
+        size_t canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
+        g2z_update_range range = {b->own_param_at + inside, b->sum_at + inside,
+                                  b->shard_at + inside, canonical, to - from, info.decay};
+        g2z_update_range *last =
+            updates > (apart ? b->update : 0) ? &plan->update[updates - 1] : NULL;
+        if (last && last->decay == range.decay && last->param + last->elements == range.param &&
+            last->shard + last->elements == range.shard &&
+            last->canonical + last->elements == range.canonical)
+          last->elements += range.elements;
+        else plan->update[updates++] = range;
+      }
+    }
   }
+  plan->updates = updates;
   plan->unit[plan->units].bucket = plan->buckets;
-  plan->early = g2z__plan_gathers(plan) ? plan->unit[plan->model.layers].bucket : 0;
+  plan->early = apart ? plan->unit[plan->model.layers].bucket : 0;
   plan->bucket[plan->buckets].begin = plan->elements;
-  plan->bucket[plan->buckets].update = plan->updates;
+  plan->bucket[plan->buckets].update = updates;
   return G2Z_OK;
 }
 
@@ -3503,34 +3444,6 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
 #define G2Z__HOPPER_SPLITS 8     /* parts of a head in attention's backward, at most */
 #define G2Z__ATTENTION_PARTS 320 /* heads, or parts of one, whose dQ is in scratch there, at most */
 #define G2Z__PRODUCT_COLUMNS 192 /* of a tile of our own products */
-
-/* What the CUDA ops ask for beside the plan's buffers: 32 MiB for products; then, of the op that
- * asks for most: attention's row statistics, partial sums and parts of dQ, the sort of the tokens,
- * with dropout a projection's output, with fp8 operands of 8 bits, or the head's rows. Blocks that
- * were outgrown stay, each 1.5 times the last: 3 times in all. */
-G2Z__PRIVATE size_t g2z__plan_scratch_bytes(const g2z_plan *plan) {
-  if (plan->device != G2Z_DEVICE_CUDA) return 0;
-  size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
-  size_t rows = g2z__round_up((size_t)plan->seq, 64); /* of whole tiles */
-  size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
-                (N / 32 + 2048) * 4 * C;
-  if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
-    size_t parts = G2Z__HOPPER_SPLITS * (size_t)plan->batch * (size_t)plan->model.heads;
-    if (parts > G2Z__ATTENTION_PARTS) parts = G2Z__ATTENTION_PARTS;
-    most += parts * rows * 64 * sizeof(float);
-  }
-  if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
-  if (plan->fp8 >= G2Z_FP8_FORWARD) most += 4 * C * (C + 16) + 1024;
-  if (plan->fp8 >= G2Z_FP8_ALL) most += N * (C + 16);
-  if (plan->dtype_bytes == 2) { /* the logits' sums by tiles, or dh in fp32 */
-    size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
-    size_t chunk = (size_t)plan->head_chunk;
-    size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
-    if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16);
-    if (most < head) most = head;
-  }
-  return ((size_t)32 << 20) + 3 * g2z__align(most);
-}
 
 G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
@@ -3557,7 +3470,33 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
       g2z__align((size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)) +
       g2z__align(g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)) +
       g2z__align(sizeof(double));
-  bytes[G2Z_MEMORY_SCRATCH] = g2z__plan_scratch_bytes(plan);
+
+  /* Scratch of the CUDA ops: 32 MiB for products, and what the op that asks for most asks for.
+   * That is attention's row statistics, partial sums and parts of dQ, the sort of the tokens, with
+   * dropout a projection's output, with fp8 operands of 8 bits; or the head's rows. Blocks that
+   * were outgrown stay, each 1.5 times the last: 3 times in all. */
+  size_t rows = g2z__round_up((size_t)plan->seq, 64); /* of whole tiles */
+  size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
+                (N / 32 + 2048) * 4 * C;
+  if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
+    size_t parts = G2Z__HOPPER_SPLITS * (size_t)plan->batch * (size_t)plan->model.heads;
+    if (parts > G2Z__ATTENTION_PARTS) parts = G2Z__ATTENTION_PARTS;
+    most += parts * rows * 64 * sizeof(float);
+  }
+  if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
+  if (plan->fp8 >= G2Z_FP8_FORWARD) most += 4 * C * (C + 16) + 1024;
+  if (plan->fp8 >= G2Z_FP8_ALL) most += N * (C + 16);
+  if (plan->dtype_bytes == 2) { /* the logits' sums by tiles, or dh in fp32 */
+    size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
+    size_t chunk = (size_t)plan->head_chunk;
+    size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
+    if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16);
+    if (most < head) most = head;
+  }
+  bytes[G2Z_MEMORY_SCRATCH] = 0;
+  if (plan->device == G2Z_DEVICE_CUDA)
+    bytes[G2Z_MEMORY_SCRATCH] = ((size_t)32 << 20) + 3 * g2z__align(most);
+
   int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
   plan->nccl_bytes = plan->world == 1 || plan->device != G2Z_DEVICE_CUDA ? 0
                      : (size_t)(copies ? 390 : 800) << 20;
@@ -3581,75 +3520,127 @@ G2Z__PRIVATE g2z__embedding_rows g2z__plan_rows(const g2z_plan *plan) {
   return rows;
 }
 
-/* Whether nothing is added to the head's part of wte's gradient if the embedding's goes apart. */
-G2Z__PRIVATE int g2z__plan_head_alone(const g2z_plan *plan) {
-  return plan->accum == 1 && plan->head_chunk == plan->batch * plan->seq;
-}
+/* What depends on the micro-batch. */
+G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
+  const int tokens = batch * plan->seq;
+  plan->batch = batch;
 
-/* Whether there are so few rows that they arrive well before all of wte's gradient would: at most
- * two thirds as many as wte has. A rank alone gains where the head's part is then rounded at once:
- * a step of 2 x 512 tokens of 124M is spared a cast of 60 us, of 3,550, on an H200. */
-G2Z__PRIVATE int g2z__plan_sends_rows(const g2z_plan *plan) {
-  g2z__embedding_rows rows = g2z__plan_rows(plan);
-  int gains = plan->world > 1 || (plan->grad_dtype != G2Z_FP32 && g2z__plan_head_alone(plan));
-  return gains && 3 * rows.count <= 2 * (size_t)plan->vocab_padded &&
-         rows.bytes <= g2z__plan_logits_bytes(plan);
-}
-
-/* Tokens whose logits exist at one time. On a CPU: as many as stay in the caches with the rows of
- * wte that they meet. On a GPU: all, up to 65,536, where the logits take at most half as much
- * memory as the activations; else 8,192. Each further chunk reads and writes wte's fp32 gradient
- * again. Both sizes grow with the tokens, so the limit is the same for every batch, and a larger
- * batch never needs less memory. The number of chunks changes the order of sums: it follows from
- * the config alone, and not from a GPU's free memory. */
-G2Z__PRIVATE int g2z__plan_head_chunk(const g2z_plan *plan, int tokens) {
+  /* Tokens whose logits exist at one time. On a CPU: as many as stay in the caches with the rows of
+   * wte that they meet. On a GPU: all, up to 65,536, where the logits take at most half as much
+   * memory as the activations; else 8,192. Each further chunk reads and writes wte's fp32 gradient
+   * again. Both sizes grow with the tokens, so the limit is the same for every batch, and a larger
+   * batch never needs less memory. The number of chunks changes the order of sums: it follows from
+   * the config alone, and not from a GPU's free memory. */
   g2z_plan one = *plan;
   one.batch = 1;
   size_t activations = g2z__activation_offset(&one, G2Z__ACT_COUNT, 0);
   size_t logits = (size_t)plan->seq * (size_t)plan->vocab_padded * (size_t)plan->dtype_bytes;
   int limit = 2 * logits <= activations ? 65536 : 8192;
   if (plan->device == G2Z_DEVICE_CPU) limit = 256;
-  return tokens < limit ? tokens : limit;
-}
+  plan->head_chunk = tokens < limit ? tokens : limit;
 
-/* 64 MiB: on 2 H200s a step of 2 x 4 x 512 tokens takes 9.49 ms with 16 MiB, 9.14 with 32, 9.00
- * with 64 and 9.04 with 128. Smaller ones pay the start of each collective, larger ones leave more
- * for the end, when nothing hides it. */
-G2Z__PRIVATE size_t g2z__plan_bucket_elements(const g2z_plan *plan, double bucket_mb) {
-  double bytes = bucket_mb > 0 ? bucket_mb * 1048576.0 : 64.0 * 1048576.0;
-  if (bucket_mb <= 0 && bytes < 2e6 * plan->world) bytes = 2e6 * plan->world;
-  size_t grain = g2z__plan_grain(plan), elements = (size_t)(bytes / plan->grad_bytes);
-  elements = elements / grain * grain;
-  if (elements < grain) elements = grain;
-  return elements < plan->elements ? elements : plan->elements;
-}
+  /* The embedding's part of wte's gradient goes apart if its rows arrive well before all of wte's
+   * gradient would: they are at most two thirds as many as wte has. A rank alone gains where the
+   * head's part is then rounded at once, since nothing is added to it. */
+  const g2z__embedding_rows rows = g2z__plan_rows(plan);
+  const int alone = plan->accum == 1 && plan->head_chunk == tokens;
+  plan->wte_rows = (plan->world > 1 || (plan->grad_dtype != G2Z_FP32 && alone)) &&
+                   3 * rows.count <= 2 * (size_t)plan->vocab_padded &&
+                   rows.bytes <= g2z__plan_logits_bytes(plan);
+  plan->dwte_dtype = plan->wte_rows && alone ? plan->grad_dtype : G2Z_FP32;
 
-G2Z__PRIVATE int g2z__plan_count_buckets(const g2z_plan *plan) {
-  int count = 0;
-  for (int first = 0; first < plan->units; first = g2z__plan_cut_end(plan, first))
-    count += g2z__plan_cut(plan, first, g2z__plan_cut_end(plan, first), NULL);
-  return count;
-}
-
-/* What depends on the micro-batch. */
-G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
-  int tokens = batch * plan->seq;
-  plan->batch = batch;
-  plan->head_chunk = g2z__plan_head_chunk(plan, tokens);
-  plan->wte_rows = g2z__plan_sends_rows(plan);
   /* Copies are faster for few tokens, symmetric windows for many. */
   plan->gather = plan->transport;
   if (plan->gather == G2Z_TRANSPORT_AUTO)
     plan->gather = plan->wte_rows ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL;
-  int alone = plan->wte_rows && g2z__plan_head_alone(plan);
-  plan->dwte_dtype = alone ? plan->grad_dtype : G2Z_FP32;
-  plan->buckets = g2z__plan_count_buckets(plan);
+  plan->buckets = 0;
+  for (int first = 0, next; first < plan->units; first = next) {
+    next = g2z__plan_cut_end(plan, first);
+    plan->buckets += g2z__plan_cut(plan, first, next, NULL);
+  }
   g2z__plan_bytes(plan);
 }
 
-/* What a config says, before anything is laid out. */
-G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *config,
-                                   g2z_device_kind device) {
+/* Kind, size and place of each unit, and the size of a bucket; then what depends on the batch. */
+G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
+  const size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan);
+  const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)g2z__plan_by_unit(plan);
+  size_t elements[] = {0, 0, 0, 0}, at = 0, canonical = 0;
+  void *memory;
+  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->units + 1, sizeof(g2z_unit), &memory));
+  plan->unit = (g2z_unit *)memory;
+
+  /* Up to stage 1 units before wte follow each other without padding; wte has its own buckets. */
+  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+    g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+    plan->offset[p] = elements[info.unit];
+    elements[info.unit] += info.elements;
+  }
+  elements[G2Z_UNIT_WTE] = (size_t)plan->vocab_padded * C;
+  for (int u = 0; u < plan->units; u++) {
+    g2z_unit *unit = &plan->unit[u];
+    unit->kind = u == 0 ? G2Z_UNIT_LNF : u == plan->wpe ? G2Z_UNIT_WPE
+               : u == plan->wte ? G2Z_UNIT_WTE : G2Z_UNIT_BLOCK;
+    unit->gathered = plan->zero_stage >= 3 && plan->world > 1 && unit->kind == G2Z_UNIT_BLOCK;
+    unit->elements = elements[unit->kind];
+    unit->room = g2z__round_up(unit->elements, grain);
+    unit->canonical = canonical;
+    unit->begin = u == plan->wte ? g2z__round_up(at, grain) : at;
+    at = unit->begin + (by_unit ? unit->room : unit->elements);
+    canonical += unit->elements;
+  }
+  plan->elements = plan->unit[plan->units].begin = g2z__round_up(at, grain);
+  plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
+  plan->shard_elements = g2z__plan_share(plan, plan->elements);
+
+  /* Where units lie in this rank's parameters and gradients. If blocks are gathered, two of them
+   * have room between the final LayerNorm and wpe, and this rank's slices of all stand after wte.
+   * From stage 2 on the gradients of two units have room, and wte's. */
+  const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
+  const g2z_unit *wte = &plan->unit[plan->wte];
+  const size_t largest = block->room > wpe->room ? block->room : wpe->room;
+  const size_t gone = block->gathered ? layers * block->room - 2 * block->room : 0;
+  for (int u = 0; u < plan->units; u++) {
+    g2z_unit *unit = &plan->unit[u];
+    size_t buffer = (size_t)(u == plan->wte ? 2 : u % 2);
+    unit->param_at = unit->gathered ? block->begin + (size_t)(u % 2) * block->room
+                                    : unit->begin - (u > 0 ? gone : 0);
+    unit->grad_at = by_unit ? buffer * largest : unit->begin;
+  }
+  plan->grad_elements = by_unit ? wte->grad_at + wte->room : plan->elements;
+  plan->param_elements = plan->slices_at = wte->param_at + plan->elements - wte->begin;
+  if (block->gathered) plan->param_elements += layers * block->room / (size_t)plan->world;
+
+  /* Smaller buckets than 64 MiB pay the start of each collective; larger ones leave more for the
+   * end of the step, when no computation hides it. */
+  double bytes = 64.0 * 1048576.0;
+  if (config->bucket_mb > 0) bytes = (double)config->bucket_mb * 1048576.0;
+  else if (bytes < 2e6 * plan->world) bytes = 2e6 * plan->world;
+  size_t bucket = (size_t)(bytes / plan->grad_bytes) / grain * grain;
+  if (bucket < grain) bucket = grain;
+  plan->bucket_elements = bucket < plan->elements ? bucket : plan->elements;
+  size_t most = plan->elements / plan->bucket_elements + (size_t)plan->units;
+  if (most > 1 << 16)
+    return g2z_fail(plan->services, G2Z_BAD_ARGUMENT,
+                    "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
+                    "bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
+                    plan->elements, most);
+  g2z__plan_batch(plan, config->batch);
+  return g2z__plan_fill(plan);
+}
+
+G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
+                                   g2z_device_kind device, int rank, int world, g2z_plan **out) {
+  void *memory;
+  *out = NULL;
+  G2Z__TRY(g2z__train_config_check(services, config));
+  G2Z__TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
+  G2Z__TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_plan), &memory));
+  g2z_plan *plan = (g2z_plan *)memory;
+  plan->services = services;
+  plan->rank = rank;
+  plan->world = world;
   plan->model = config->model;
   plan->device = device;
   plan->vocab_padded = (config->model.vocab + 127) / 128 * 128;
@@ -3677,39 +3668,6 @@ G2Z__PRIVATE void g2z__plan_config(g2z_plan *plan, const g2z_train_config *confi
   plan->units = config->model.layers + 3;
   plan->wpe = plan->units - 2;
   plan->wte = plan->units - 1;
-}
-
-G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
-  void *memory;
-  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->units + 1, sizeof(g2z_unit), &memory));
-  plan->unit = (g2z_unit *)memory;
-  g2z__plan_units(plan);
-  g2z__plan_places(plan);
-  plan->bucket_elements = g2z__plan_bucket_elements(plan, config->bucket_mb);
-  size_t most = plan->elements / plan->bucket_elements + (size_t)plan->units;
-  if (most > 1 << 16)
-    return g2z_fail(plan->services, G2Z_BAD_ARGUMENT,
-                    "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
-                    "bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
-                    plan->elements, most);
-  plan->shard_elements = g2z__plan_share(plan, plan->elements);
-  g2z__plan_batch(plan, config->batch);
-  return g2z__plan_fill(plan);
-}
-
-G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
-                                   g2z_device_kind device, int rank, int world, g2z_plan **out) {
-  void *memory;
-  *out = NULL;
-  G2Z__TRY(g2z__train_config_check(services, config));
-  G2Z__TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
-  G2Z__TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_plan), &memory));
-  g2z_plan *plan = (g2z_plan *)memory;
-  plan->services = services;
-  plan->rank = rank;
-  plan->world = world;
-  g2z__plan_config(plan, config, device);
   g2z_status status = g2z__plan_lay_out(plan, config);
   if (status != G2Z_OK) g2z_plan_free(plan);
   else *out = plan;

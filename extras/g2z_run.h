@@ -2402,7 +2402,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
        "good steps before a dynamic loss scale doubles")                                          \
   SETTING("graph", graph, run.train.graph, "the step as CUDA graphs")                             \
   SETTING("tune", tune, run.train.tune,                                                           \
-       "time each product's algorithms once; off keeps the LM head's logits, too")                \
+       "time each product's algorithms once; off: the library's; own: our kernel where it fits")  \
   FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")\
   SETTING("zero", zero_stage, zero,                                                               \
        "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
