@@ -7642,11 +7642,24 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
 #define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
 #define G2Z__TENSOR_RANK 8
 
-enum { G2Z__F64, G2Z__F32, G2Z__F16, G2Z__BF16, G2Z__TENSOR_TYPES = 17 };
+enum { G2Z__F64, G2Z__F32, G2Z__F16, G2Z__BF16, G2Z__TENSOR_TYPES = 19 };
 static const struct { const char *name; uint64_t bytes; } g2z__tensor_types[G2Z__TENSOR_TYPES] = {
     {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, /* these can be read as numbers */
     {"I64", 8}, {"U64", 8}, {"C64", 8}, {"I32", 4}, {"U32", 4}, {"I16", 2}, {"U16", 2}, {"I8", 1},
-    {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+    {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1},
+    {"F8_E5M2FNUZ", 1}};
+
+/* What lies under the name of a safetensors file, by its first bytes. */
+static const struct { const char *begin, *what; } g2z__tensor_others[] = {
+    {"version https://git-lfs", "a pointer of git-lfs in place of the file: type git lfs pull in "
+                                "its directory"},
+    {"PK\003\004", "a file of torch.save: save the model with save_pretrained"},
+    {"\200\002", "a pickle, as torch.save wrote it: save the model with save_pretrained"},
+    {"GGUF", "a GGUF file: take the model's safetensors"},
+    {"\211HDF", "an HDF5 file of TensorFlow: take the model's safetensors"},
+    {"\306\327\064\001", "weights of llm.c: its dev/eval/export_hf.py makes a directory of them"},
+    {"\037\213", "packed by gzip: unpack it"},
+    {"<", "a page of the web: download the file again"}};
 
 struct g2z__safetensors;
 
@@ -7757,9 +7770,10 @@ G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t by
   g2z_json_open(&json, file->services, file->path, file->header, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
-    if (g2z_json_is(&key, "__metadata__")) { /* a table of strings, which nothing here needs */
-      g2z_json_enter(&json, '{');
-      while (g2z_json_next(&json, '}', &key)) g2z_json_string(&json);
+    if (g2z_json_is(&key, "__metadata__")) { /* strings or null, which nothing here needs */
+      if (g2z_json_peek(&json) == 'n') g2z_json_skip(&json);
+      else if (g2z_json_enter(&json, '{'))
+        while (g2z_json_next(&json, '}', &key)) g2z_json_string(&json);
       continue;
     }
     G2Z__TRY(G2Z__GROW(file->services, &file->tensors, &file->capacity, file->count,
@@ -7794,7 +7808,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *file) {
   for (size_t i = 1; i < file->count; i++)
     if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
       return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s names tensor \"%.200s\" twice: the file is damaged", file->path,
+                      "%s names tensor \"%.200s\" twice: write it with each name once", file->path,
                       file->tensors[i].name);
   return G2Z_OK;
 }
@@ -7804,6 +7818,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *file) {
 G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t data,
                                                uint64_t bytes) {
   uint64_t end = 0;
+  G2Z__TRY(g2z__safetensors_sort(file)); /* a name that stands twice also breaks the tiling */
   if (file->count)
     qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_begin);
   for (size_t i = 0; i < file->count; i++) {
@@ -7837,10 +7852,17 @@ G2Z__PRIVATE g2z_status g2z__safetensors_load(g2z__safetensors *file) {
     return g2z_fail(file->services, G2Z_FORMAT,
                     "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
                     file->path, bytes);
-  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8)
+  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8) {
+    char head[32] = "";
+    g2z__pread(file->file, head, sizeof head - 1, 0);
+    for (size_t i = 0; i < sizeof g2z__tensor_others / sizeof *g2z__tensor_others; i++)
+      if (strncmp(head, g2z__tensor_others[i].begin, strlen(g2z__tensor_others[i].begin)) == 0)
+        return g2z_fail(file->services, G2Z_FORMAT, "%s is %s", file->path,
+                        g2z__tensor_others[i].what);
     return g2z_fail(file->services, G2Z_FORMAT,
                     "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
                     "it was cut, or it is no safetensors file", file->path, length, bytes);
+  }
   G2Z__TRY(G2Z__NEW(file->services, (size_t)length, &file->header));
   got = g2z__pread(file->file, file->header, (size_t)length, 8);
   if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
@@ -8141,13 +8163,13 @@ G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *
 
 /* ----- config.json ----- */
 
-/* The sizes that GPT2Config has, and where the model keeps them. */
-static const struct { const char *name; size_t at; } g2z__config_sizes[] = {
-    {"n_layer", offsetof(g2z_model_config, layers)},
-    {"n_head", offsetof(g2z_model_config, heads)},
-    {"n_embd", offsetof(g2z_model_config, channels)},
-    {"n_positions", offsetof(g2z_model_config, context)},
-    {"vocab_size", offsetof(g2z_model_config, vocab)}};
+/* The sizes that GPT2Config has, other names that it reads, and where the model keeps them. */
+static const struct { const char *name, *also; size_t at; } g2z__config_sizes[] = {
+    {"n_layer", "num_hidden_layers", offsetof(g2z_model_config, layers)},
+    {"n_head", "num_attention_heads", offsetof(g2z_model_config, heads)},
+    {"n_embd", "hidden_size", offsetof(g2z_model_config, channels)},
+    {"n_positions", "max_position_embeddings", offsetof(g2z_model_config, context)},
+    {"vocab_size", "vocab_size", offsetof(g2z_model_config, vocab)}};
 #define G2Z__CONFIG_SIZES (sizeof g2z__config_sizes / sizeof *g2z__config_sizes)
 
 /* Flags of GPT2Config, and the only value that this kit computes. */
@@ -8218,7 +8240,8 @@ G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *
                                            g2z_model_config *model, int *inner) {
   static const char *const words[] = {"false", "true"};
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
-    if (g2z_json_is(key, g2z__config_sizes[i].name)) {
+    if (g2z_json_is(key, g2z__config_sizes[i].name) ||
+        g2z_json_is(key, g2z__config_sizes[i].also)) {
       int value = g2z__config_parse_size(json, g2z__config_sizes[i].name);
       memcpy((char *)model + g2z__config_sizes[i].at, &value, sizeof value);
       return;
@@ -8316,10 +8339,14 @@ G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, i
   if (got->rank == want->rank &&
       memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
     return G2Z_OK;
+  int turned = got->rank == 2 && want->rank == 2 && got->shape[0] == want->shape[1] &&
+               got->shape[1] == want->shape[0];
   return g2z_fail(file->services, G2Z_FORMAT,
-                  "%s: tensor \"%s\" has the shape %s, but the model needs %s: take the "
-                  "sizes of the config.json that belongs to it", got->in->path, got->name,
-                  g2z__tensor_shape_text(got, got_text), g2z__tensor_shape_text(want, want_text));
+                  "%s: tensor \"%.200s\" has the shape %s, but the model needs %s: %s",
+                  got->in->path, got->name, g2z__tensor_shape_text(got, got_text),
+                  g2z__tensor_shape_text(want, want_text),
+                  turned ? "transpose it, since GPT-2 stores [in, out]"
+                         : "take the config.json that belongs to it");
 }
 
 /* Buffers that Hugging Face stores with the weights: h.N.attn.bias, h.N.attn.masked_bias. */
@@ -8336,6 +8363,7 @@ G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
 G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int layers,
                                            g2z__weight *list, size_t count, unsigned char *used) {
   const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
+  const int head = g2z__safetensors_find(file, "lm_head.weight");
   for (size_t i = 0; i < count; i++) {
     int with = g2z__safetensors_find(file, list[i].name);
     int without = g2z__safetensors_find(file, list[i].name + prefix);
@@ -8344,15 +8372,16 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
                       "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
                       list[i].name, list[i].name + prefix);
     list[i].index = with >= 0 ? with : without;
+    if (list[i].index < 0 && i == count - 1) list[i].index = head; /* of two that are tied, one */
     if (list[i].index < 0)
       return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has no tensor \"%s\", which a GPT-2 of %d layers needs: take the "
-                      "sizes of the config.json that belongs to it", file->path, list[i].name,
-                      layers);
+                      "%s has no tensor \"%s\", which a GPT-2 of %d layers needs (its first is "
+                      "\"%.60s\"): take the config.json that belongs to it, or save it as "
+                      "GPT2LMHeadModel", file->path, list[i].name, layers,
+                      file->count ? file->tensors[0].name : "");
     G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
     used[list[i].index] = 1;
   }
-  int head = g2z__safetensors_find(file, "lm_head.weight");
   if (head >= 0) {
     G2Z__TRY(g2z__weights_check_shape(file, head, &list[count - 1].tensor)); /* wte */
     used[head] = 1;
@@ -8361,8 +8390,8 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
     if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
       return g2z_fail(file->services, G2Z_FORMAT,
                       "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                      "the sizes of the config.json that belongs to it", file->tensors[i].in->path,
-                      file->tensors[i].name, layers);
+                      "the config.json that belongs to it, or save it as GPT2LMHeadModel",
+                      file->tensors[i].in->path, file->tensors[i].name, layers);
   return G2Z_OK;
 }
 

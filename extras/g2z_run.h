@@ -2556,7 +2556,12 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
                     flag, path);
   if (!there || directory == !!S_ISDIR(info.st_mode)) return G2Z_OK;
   if (directory) {
-    const char *slash = strrchr(path, '/');
+    const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
+    if (S_ISREG(info.st_mode) && (!dot || (strcmp(dot, ".safetensors") && strcmp(dot, ".json"))))
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a file, and a directory with "
+                      "model.safetensors and config.json is wanted: llm.c's dev/eval/export_hf.py "
+                      "-i FILE -o DIR makes one of llm.c's weights, save_pretrained of PyTorch's; "
+                      "make gpt2 gets OpenAI's", flag, path);
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.400s is a file, and a directory is wanted: "
                     "%s %.*s", flag, path, flag, slash ? (int)(slash - path) : 1,
                     slash ? path : ".");
@@ -2604,16 +2609,19 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   int there;
   snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
   G2ZR_TRY(g2z_is_there(services, o->vocab_text, &there));
-  uint64_t given = 0; /* another program's config.json does not name its own */
-  if (!model->vocab_hash && there)
+  uint64_t given = 0;
+  const int own = there && !o->run.vocab;
+  if (own) o->run.vocab = o->vocab_text;
+  if (there && !model->vocab_hash) /* another program's config.json does not name it */
     G2ZR_TRY(g2zr_hash_vocab(services, o->vocab_text, &model->vocab_hash));
   if (o->run.vocab) G2ZR_TRY(g2zr_hash_vocab(services, o->run.vocab, &given));
-  if (given && model->vocab_hash && given != model->vocab_hash)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is another vocabulary than that of "
-                    "the weights in %.300s: name theirs%s", o->run.vocab, weights,
-                    there ? ", or leave --vocab away" : "");
-  if (!o->run.vocab && there) o->run.vocab = o->vocab_text;
-  return G2Z_OK;
+  if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
+  if (own)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.300s is not the vocabulary of the weights "
+                    "beside it, which another run wrote: name theirs, --vocab FILE", o->vocab_text);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is another vocabulary than that of "
+                  "the weights in %.300s: name theirs%s", o->run.vocab, weights,
+                  there ? ", or leave --vocab away" : "");
 }
 
 /* The model: the weights' own, or a preset and what the flags override. */

@@ -600,7 +600,7 @@ static const char *const test_train_bad[][2] = {
     {"-x 10", "-x: flags are written with two dashes, and llm.c's is here --steps; --help"},
     {"--prompt x", "--prompt needs a model that has learnt: name its weights, --init-from"},
     {"--train $SHARD --init-from gpt2", "OpenAI's weights: make gpt2; for random weights of"},
-    {"--train $SHARD --init-from $SHARD", "shard.bin is a file, and a directory is wanted: --init"},
+    {"--train $SHARD --init-from $SHARD", "shard.bin is a file, and a directory with model"},
     {"--train $SHARD --vocab /tmp", "--vocab /tmp is a directory, and a file is wanted: --vocab "},
     {"--train $SHARD --flags /nowhere/flags", "/nowhere/flags"},
     {"--steps 0", "--steps 0: must be from 1"},

@@ -117,6 +117,8 @@ static const struct {
      "\"b\" begins at data offset 5"},
     {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("\\u0061", "U8", "[1]", "[4,5]") "}", 5,
      "names tensor \"a\" twice"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[0,4]") "}", 4,
+     "names tensor \"a\" twice"},
     {"{" TENSOR("a\\u0000", "F32", "[1]", "[0,4]") "}", 4, "name contains a NUL"},
     {"{" TENSOR("a", "F32", "[0]", "[9223372036854775807,9223372036854775807]") "}", 0,
      "begins at data offset 9223372036854775807"},
@@ -133,8 +135,27 @@ static void test_safetensors_refused(g2z_test *t) {
     CHECK_FORMAT(t, g2z__safetensors_open(services, path, &file), test_safetensors_bad[i].sentence);
     CHECK(t, file == NULL);
   }
+  const char *path = test_weights_file(t, "{\"__metadata__\":null}", NULL, 0);
+  CHECK_OK(t, g2z__safetensors_open(services, path, &file));
+  g2z__safetensors_free(file);
+  /* Other files under this name, each of 40 bytes. */
+  static const char *const others[][2] = {
+      {"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs in place of the file"},
+      {"PK\3\4", "a file of torch.save: save the model with"},
+      {"\x80\x02\x8a\nl\xfc\x9c", "a pickle, as torch.save wrote it"},
+      {"GGUF\3", "a GGUF file"},
+      {"\x89HDF\r\n", "an HDF5 file of TensorFlow"},
+      {"\xc6\xd7\x34\x01\x03", "weights of llm.c: its dev/eval/export_hf.py"},
+      {"\x1f\x8b\x08\x08", "packed by gzip"},
+      {"<!DOCTYPE html>", "a page of the web: download the file again"}};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    char bytes[41] = "";
+    snprintf(bytes, sizeof bytes, "%s", others[i][0]);
+    test_write_file(t, test_path(t, "other"), bytes, 40);
+    CHECK_FORMAT(t, g2z__safetensors_open(services, test_path(t, "other"), &file), others[i][1]);
+  }
   uint64_t lengths[] = {UINT64_MAX, 100000001, 1000, 9, UINT64_MAX - 7};
-  const char *path = test_path(t, "length");
+  path = test_path(t, "length");
   for (size_t i = 0; i < 5; i++) {
     char bytes[17] = "12345678{}      ";
     memcpy(bytes, &lengths[i], 8);
@@ -276,8 +297,8 @@ static void test_weights_round_trip(g2z_test *t) {
 
   /* A number that is not finite is no weight, also where only fp32 is too small for it. */
   static const struct { size_t at; float value; const char *sentence; } broken[] = {
-      {0, NAN, "element 0 of tensor \"transformer.ln_f.weight\" is nan in fp32, not a finite number"},
-      {16 + 8 + 256 + 32 + 7, INFINITY, "element 7 of tensor \"transformer.h.1.mlp.c_fc.weight\" is inf"},
+      {0, NAN, "element 0 of tensor \"transformer.ln_f.weight\" is nan in fp32, not a finite"},
+      {16 + 8 + 256 + 32 + 7, INFINITY, "7 of tensor \"transformer.h.1.mlp.c_fc.weight\" is inf"},
       {1800 + 8 * 8999, -INFINITY, "of tensor \"transformer.wte.weight\" is -inf"}};
   for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
     float whole = w.values[broken[i].at];
@@ -397,6 +418,10 @@ static void test_weights_variants(g2z_test *t) {
   CHECK_OK(t, READ(1));
   CHECK(t, w[0].next == 944 && w[1].next == 944);
   CHECK(t, memcmp(values[0], values[1], sizeof values[0]) == 0);
+  /* Of two names for tied weights a writer may keep the other one. */
+  test_weights_variant(t, "transformer.", 15, NULL, 0, extra + 2, 1);
+  CHECK_OK(t, READ(1));
+  CHECK(t, memcmp(values[0], values[1], sizeof values[0]) == 0);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     const g2z__safetensor *first = bad[i].head ? extra : extra + 3;
     extra[2].begin = bad[i].head < 0; /* not tied */
@@ -425,6 +450,8 @@ static void test_weights_configs(g2z_test *t) {
       "\"layer_norm_epsilon\":1e-05,\"model_type\":\"gpt2\",\"n_ctx\":1024," SIZES ","
       "\"summary_activation\":null,"
       "\"task_specific_params\":{\"text-generation\":{\"do_sample\":true,\"max_length\":50}}}",
+      "{\"num_hidden_layers\":12,\"num_attention_heads\":12,\"hidden_size\":768,"
+      "\"max_position_embeddings\":1024,\"vocab_size\":50257}",
       "{" SIZES "}", "{" SIZES ",\"n_inner\":null}", "{" SIZES ",\"n_inner\":3072}",
       "{" SIZES ",\"eos_token_id\":50256}", "{" SIZES ",\"eos_token_id\":[0, 7]}",
       "{" SIZES ",\"eos_token_id\":null}", "{" SIZES ",\"eos_token_id\":-1}",
@@ -447,6 +474,7 @@ static void test_weights_configs(g2z_test *t) {
       {"{" SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", G2Z_FORMAT, "_layer_idx is true"},
       {"{" SIZES ",\"reorder_and_upcast_attn\":true}", G2Z_FORMAT, "upcast_attn is true"},
       {"{" SIZES ",\"add_cross_attention\":true}", G2Z_FORMAT, "add_cross_attention is true"},
+      {"{" SIZES ",\"vocab_hash\":\"0123456789abcde\"}", G2Z_FORMAT, "not 16 hexadecimal digits"},
       {"{" SIZES ",\"tie_word_embeddings\":false}", G2Z_FORMAT, "tie_word_embeddings is false"}};
   for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
     test_write_file(t, test_path(t, "config.json"), good[i], strlen(good[i]));
