@@ -10932,6 +10932,9 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
   g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
+  /* A kill from here on leaves no config.json: nothing opens new weights as the old model. */
+  if (status == G2Z_OK && unlink(x->path) != 0 && errno != ENOENT)
+    status = g2z_fail_file(x->services, errno, "replace", x->path);
   if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);

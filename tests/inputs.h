@@ -161,6 +161,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$X --device cpu --init-from $D/va/weights --eval $D/a-val.bin", 0, "perplexity"},
     {"$X --device cpu --init-from $D/va/weights --batch 1 --steps 1 --train $D/b-train.bin", 1,
      "$D/b-train.bin was made with another vocabulary than $D/va/weights: give --vocab"},
+    {"cp $D/b.bpe $D/va/weights/merges.txt; $X --device cpu --init-from $D/va/weights --prompt a",
+     1, "$D/va/weights/merges.txt is not the vocabulary of the weights beside it"},
     {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
      "$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "is another "
      "vocabulary than that of the weights in $D/va/weights: name theirs, or leave --vocab away"},
