@@ -18,24 +18,13 @@
  * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a
  * status, and a sentence in services->error. Names that begin with g2zp_ or G2ZP_ are private.
  *
- * CONTENTS: report (pages, charts, TensorBoard, metrics.jsonl, the page of a run, profiles);
- *     experiments
+ * CONTENTS: report (pages, charts, TensorBoard, metrics.jsonl, the page of a run, profiles,
+ *     statistics, several runs on one page). Experiments are in g2z_experiment.h.
  *
  * RUN DIRECTORY (g2z_run.h has the whole list)
  *     read      metrics.jsonl, training_metrics.json, launcher_metadata.json, RUN_FAILED.json,
  *               profiles/nsys_stats_*.txt
- *     written   report.html, events.out.tfevents.*, profiles/timers_*.txt and profile_summary.json
- *
- * EXPERIMENT DIRECTORY, written by bench, with g2z_summary_* and g2z_ranks_run
- *     run_NAME_N              run directories, N in the order of time; with them console.txt, what
- *                             the ranks printed, and bench_point.json, what they measured
- *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
- *                             command_line, git_commit, hardware, work; points, each with a name,
- *                             an outcome (ok, skipped, failed), a reason, the names of its runs,
- *                             and the figures of G2Z_FIGURE_LIST, medians over those runs
- *                             Of an experiment that was stopped by a signal, which `work` says, the
- *                             runs that had ended
- *     report.html             by `bench report`: tables and charts of all that it finds */
+ *     written   report.html, events.out.tfevents.*, profiles/timers_*.txt and profile_summary.json */
 
 #ifndef G2Z_REPORT_INCLUDED
 #define G2Z_REPORT_INCLUDED
@@ -180,112 +169,6 @@ G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
                                   const char *const *tags, const double *values);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
-/* ===== experiments =======================================================
- * What several runs say together: points, each one configuration (or one message of one collective)
- * with its figures, in a file NAME_report.json, as a Markdown table and on a page.
- *
- *   g2z_summary *summary;  g2z_point *point;
- *   g2z_summary_create(services, "scaling", &summary);
- *   g2z_summary_add(summary, &point);  point->figures.tokens_per_sec = 231000;  ...
- *   g2z_summary_write(summary, "scaling_report.json");
- *   g2z_summary_print(summary, print_line, NULL);
- *   g2z_summary_free(summary); */
-
-/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary
- * knows is not in its file. */
-#define G2Z_FIGURE_LIST(X)                                                                        \
-  /* name               digits heading        meaning */                                          \
-  X(world_size,           0, "ranks",        "")                                                  \
-  X(micro_batch,          0, "batch",        "sequences per micro-step and rank")                 \
-  X(accum_steps,          0, "micro-steps",  "per step")                                          \
-  X(global_batch,         0, "global batch", "sequences per step")                                \
-  X(seq_len,              0, "T",            "tokens per sequence")                               \
-  X(zero_stage,           0, "stage",        "")                                                  \
-  X(bucket_mib,           2, "MiB",          "of gradients per collective, as asked for")         \
-  X(buckets,              0, "buckets",      "")                                                  \
-  X(plan_gib,             3, "plan GiB",     "of one rank")                                       \
-  X(steps,                0, "steps",        "that count; warm-up came before")                   \
-  X(tokens_per_sec,       0, "tokens/s",     "of all ranks: a step's tokens over step_p50_ms")    \
-  X(tokens_per_sec_sd,    0, "+-",           "standard deviation over the repeats")               \
-  X(step_min_ms,          2, "least ms",     "")                                                  \
-  X(step_p50_ms,          2, "p50 ms",       "")                                                  \
-  X(step_p95_ms,          2, "p95 ms",       "")                                                  \
-  X(step_max_ms,          2, "most ms",      "")                                                  \
-  X(step_mean_ms,         2, "mean ms",      "")                                                  \
-  X(step_sd_ms,           2, "sd ms",        "")                                                  \
-  X(train_time_sec,       2, "training s",   "all steps that count")                              \
-  X(total_wall_time_sec,  2, "wall s",       "from the start of the processes to their end")      \
-  X(exposed_comm_ms,      3, "exposed ms",   "of a step: what every rank waits; median")          \
-  X(waited_ms,            3, "waiting ms",   "the most that a rank waits, for slower ones too")   \
-  X(exposed_comm_sec,     3, "exposed s",    "of all steps that count")                           \
-  X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
-  X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
-  X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
-  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: nvidia-smi")  \
-  X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
-  X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
-  X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
-  X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
-  X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
-  X(bus_gb_per_sec,       2, "bus GB/s",     "what passed each rank's link, as nccl-tests count") \
-  X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
-  X(of_limit,             3, "of it",        "bus over limit")                                    \
-  X(began_sec,            3, "began",        "g2z_seconds() of the first step that counts")       \
-  X(ended_sec,            3, "ended",        "and of the last one's end")
-
-typedef struct g2z_figures {
-#define X(name, digits, heading, meaning) double name;
-  G2Z_FIGURE_LIST(X)
-#undef X
-} g2z_figures;
-/* Figures by number: 0 .. G2Z_FIGURE_COUNT - 1. */
-#define G2Z_FIGURE_COUNT ((int)(sizeof(g2z_figures) / sizeof(double)))
-#define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
-G2Z_API double *g2z_figure(g2z_figures *figures, int number);
-
-typedef enum g2z_outcome {
-  G2Z_OUTCOME_OK,
-  G2Z_OUTCOME_SKIPPED,          /* it cannot be done here, or bench was stopped */
-  G2Z_OUTCOME_FAILED,
-  G2Z_OUTCOME_COUNT
-} g2z_outcome;
-
-#define G2Z_REPEATS 32
-typedef struct g2z_point {
-  char name[96];
-  char series[64];              /* its line in a chart: the name without what x says; or "" */
-  char reason[400];             /* why it was skipped or failed */
-  g2z_outcome outcome;
-  int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
-  g2z_figures figures;          /* medians over the repeats */
-} g2z_point;
-/* Nothing is known of it. */
-G2Z_API g2z_point g2z_point_default(void);
-
-typedef struct g2z_summary {
-  g2z_services *services;
-  char experiment[32], generated_utc[32], command_line[1024], commit[64], hardware[256], work[256];
-  g2z_point *points;
-  size_t count, capacity;
-} g2z_summary;
-
-/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", what the ranks of
- * one point measured. */
-G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
-                                      g2z_summary **out);
-G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
-/* One more point, valid until the next. */
-G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out);
-G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path);
-/* Takes what g2z_summary_write wrote, and refuses everything else. */
-G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out);
-/* A Markdown table with the columns of the experiment, then machine, work, command and commit, then
- * what was skipped or failed. */
-G2Z_API void g2z_summary_print(const g2z_summary *summary,
-                               void (*line)(void *user, const char *text), void *user);
-/* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
-G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
-
 /* Sorts the values. NaN where there is none, or one of them is NaN. */
 G2Z_API double g2z_median(double *values, size_t count);
 /* Sorts the values. The least one that `percent` percent do not exceed (nearest rank), or NaN. */
@@ -293,16 +176,21 @@ G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN of fewer than two. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
-/* The experiments and runs that were found in directories, for one page. */
+/* The runs that were found in directories, for one page. */
 typedef struct g2z_results {
   g2z_services *services;
-  g2z_summary **summaries;
   struct g2zp_told *runs;       /* the training_metrics.json of each */
-  size_t summary_count, summary_capacity, run_count, run_capacity;
+  size_t run_count, run_capacity;
+  /* Not NULL: what to do with a file NAME_report.json, and what to put before the runs on the
+   * page. */
+  g2z_status (*take)(void *user, const char *path);
+  void (*show)(void *user, g2z_page *page);
+  void *user;
+  size_t taken;                 /* files that `take` took */
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
 G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
-/* The directory's summaries and run, and those up to two levels under it. One damaged file is a
+/* The directory's run and experiments, and those up to two levels under it. One damaged file is a
  * failure, and so is a directory that holds neither. */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
@@ -2164,73 +2052,7 @@ G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) 
   return g2zp_profile_summarize(services, run_dir, NULL);
 }
 
-/* ===== experiments =======================================================
- * In:  figures, or files of any origin. Out: files, tables, pages.
- * Law: a file is read whole and checked before any of it is believed. */
-
-#define G2ZP_SUMMARY_FORMAT "gpt2_zero experiment 1"
-#define G2ZP_TABLE_COLUMNS 16
-#define G2ZP_SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
-
-static const struct {
-  const char *name, *heading;
-  int digits;
-} g2zp_figures[] = {
-#define X(name, digits, heading, meaning) {#name, heading, digits},
-    G2Z_FIGURE_LIST(X)
-#undef X
-};
-
-static const char *const g2zp_outcomes[] = {"ok", "skipped", "failed"};
-
-/* Experiments, and the columns of their tables. */
-#define X G2Z_FIGURE
-static const struct {
-  const char *name, *title;
-  int columns[G2ZP_TABLE_COLUMNS];   /* ends with -1 */
-} g2zp_experiments[] = {
-    {"scaling", "Scaling: the same work on more ranks",
-     {X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
-      X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms), X(waited_ms),
-      X(speedup_vs_1gpu), X(scaling_efficiency), -1}},
-    {"buckets", "Sizes of gradient buckets",
-     {X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
-      X(exposed_comm_ms), X(waited_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1}},
-    {"matrix", "ZeRO stages by precision",
-     {X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
-      X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1}},
-    {"strategies", "Strategies",
-     {X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
-      X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
-      X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1}},
-    {"comm", "Collectives",
-     {X(message_mib), X(time_us), X(bus_gb_per_sec), X(limit_gb_per_sec), X(of_limit), -1}},
-    {"point", "A point", {X(tokens_per_sec), X(step_p50_ms), -1}}};
-#undef X
-
-/* Its row in the table above; -1: there is none. */
-static int g2zp_experiment(const char *name) {
-  for (int i = 0; i < (int)(sizeof g2zp_experiments / sizeof *g2zp_experiments); i++)
-    if (strcmp(name, g2zp_experiments[i].name) == 0) return i;
-  return -1;
-}
-
-G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
-  G2Z_ASSERT(number >= 0 && number < G2Z_FIGURE_COUNT);
-  return (double *)(void *)figures + number; /* the struct holds doubles and nothing else */
-}
-
-static double g2zp_figure_of(const g2z_point *point, int number) {
-  g2z_figures figures = point->figures;
-  return *g2z_figure(&figures, number);
-}
-
-G2Z_API g2z_point g2z_point_default(void) {
-  g2z_point point;
-  memset(&point, 0, sizeof point);
-  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) *g2z_figure(&point.figures, i) = NAN;
-  return point;
-}
+/* ===== statistics, and all that directories hold ========================= */
 
 static int g2zp_double_order(const void *a, const void *b) {
   double left = *(const double *)a, right = *(const double *)b;
@@ -2258,427 +2080,6 @@ G2Z_API double g2z_deviation(const double *values, size_t count) {
   return count > 1 ? sqrt(squares / (double)(count - 1)) : NAN;
 }
 
-/* ----- summaries ----- */
-
-G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
-                                      g2z_summary **out) {
-  void *memory;
-  *out = NULL;
-  if (g2zp_experiment(experiment) < 0)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
-  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_summary), &memory));
-  g2z_summary *summary = (g2z_summary *)memory;
-  summary->services = services;
-  snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
-  g2z_utc_now(summary->generated_utc);
-  *out = summary;
-  return G2Z_OK;
-}
-
-G2Z_API void g2z_summary_free(g2z_summary *summary) {
-  if (!summary) return;
-  g2z_release(summary->services, summary->points);
-  g2z_release(summary->services, summary);
-}
-
-G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
-  void *list = summary->points;
-  *out = NULL;
-  if (summary->count >= G2ZP_SUMMARY_POINTS)
-    return g2z_fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
-                    G2ZP_SUMMARY_POINTS);
-  g2z_status status = g2z_grow(summary->services, &list, &summary->capacity, summary->count,
-                               summary->count + 1, sizeof(g2z_point));
-  summary->points = (g2z_point *)list;
-  G2ZP_TRY(status);
-  *out = &summary->points[summary->count++];
-  **out = g2z_point_default();
-  return G2Z_OK;
-}
-
-/* 1: a point knows the figure. */
-static int g2zp_summary_knows(const g2z_summary *summary, int number) {
-  for (size_t i = 0; i < summary->count; i++)
-    if (!isnan(g2zp_figure_of(&summary->points[i], number))) return 1;
-  return 0;
-}
-
-/* A text of a summary. What is no UTF-8, such as a character that was cut in two, becomes ? and not
- * the three bytes of U+FFFD, for which a reader may have no room. */
-static void g2zp_put_text(g2z_json_out *out, const char *key, const char *text) {
-  char copy[1024];
-  int bytes = snprintf(copy, sizeof copy, "%s", text);
-  const unsigned char *end = (const unsigned char *)copy + bytes;
-  G2Z_ASSERT(bytes < (int)sizeof copy);
-  for (unsigned char *at = (unsigned char *)copy; at < end;) {
-    size_t length = g2z_utf8_length(at, end);
-    if (length == 0) *at = '?';
-    at += length ? length : 1;
-  }
-  g2z_json_put_string(out, key, copy);
-}
-
-static void g2zp_put_point(g2z_json_out *out, const g2z_summary *summary,
-                           const g2z_point *point) {
-  char name[64];
-  g2z_json_begin(out, NULL, '{');
-  g2zp_put_text(out, "name", point->name);
-  g2zp_put_text(out, "series", point->series);
-  g2z_json_put_string(out, "outcome", g2zp_outcomes[point->outcome]);
-  if (point->reason[0]) g2zp_put_text(out, "reason", point->reason);
-  else g2z_json_put_string(out, "reason", NULL);
-  g2z_json_begin(out, "runs", '[');
-  for (int r = 0; r < point->repeats; r++) {
-    snprintf(name, sizeof name, "run_%s_%d", summary->experiment, point->runs[r]);
-    g2z_json_put_string(out, NULL, name);
-  }
-  g2z_json_end(out, ']');
-  for (int i = 0; i < G2Z_FIGURE_COUNT; i++)
-    if (g2zp_summary_knows(summary, i))
-      g2z_json_put_number(out, g2zp_figures[i].name, g2zp_figure_of(point, i));
-  g2z_json_end(out, '}');
-}
-
-/* The texts of a summary: in files under these names. */
-#define G2ZP_SUMMARY_TEXTS(X)     \
-  X(experiment, "experiment")     \
-  X(generated_utc, "generated_at_utc") \
-  X(command_line, "command_line") \
-  X(commit, "git_commit")         \
-  X(hardware, "hardware")         \
-  X(work, "work")
-
-static void g2zp_put_summary(void *user, g2z_json_out *out) {
-  const g2z_summary *summary = (const g2z_summary *)user;
-  g2z_json_put_string(out, "format", G2ZP_SUMMARY_FORMAT);
-#define X(member, name) g2zp_put_text(out, name, summary->member);
-  G2ZP_SUMMARY_TEXTS(X)
-#undef X
-  g2z_json_begin(out, "points", '[');
-  for (size_t i = 0; i < summary->count; i++) g2zp_put_point(out, summary, &summary->points[i]);
-  g2z_json_end(out, ']');
-}
-
-G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
-  return g2z_json_write(summary->services, path, g2zp_put_summary, (void *)summary);
-}
-
-#define G2ZP_TEXT_ROOM (sizeof((g2z_summary *)0)->command_line) /* the longest */
-
-/* A string that fits into `room` bytes with its NUL; null becomes "". */
-static void g2zp_json_get_text(g2z_json *json, char *out, size_t room) {
-  out[0] = 0;
-  if (g2z_json_peek(json) == 'n') {
-    g2z_json_skip(json);
-    return;
-  }
-  unsigned char plain[6 * G2ZP_TEXT_ROOM]; /* an escape has at most six bytes for one */
-  g2z_json_text text = g2z_json_string(json);
-  size_t bytes = text.bytes < sizeof plain ? g2z_json_unescape(&text, plain) : room;
-  G2Z_ASSERT(room <= G2ZP_TEXT_ROOM);
-  if (bytes >= room) {
-    g2z_json_fail(json, "a text of more than the %zu bytes that have room", room - 1);
-    return;
-  }
-  memcpy(out, plain, bytes);
-  out[bytes] = 0;
-}
-
-static void g2zp_get_runs(g2z_json *json, g2z_point *point) {
-  char name[64];
-  if (!g2z_json_enter(json, '[')) return;
-  while (g2z_json_next(json, ']', NULL)) {
-    g2zp_json_get_text(json, name, sizeof name);
-    const char *number = strrchr(name, '_');
-    if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
-      g2z_json_fail(json, "\"%s\" is no run's name, or one more than %d", name, G2Z_REPEATS);
-    else point->runs[point->repeats++] = atoi(number + 1);
-  }
-}
-
-static void g2zp_get_point(g2z_json *json, g2z_summary *summary) {
-  g2z_json_text key;
-  g2z_point *point;
-  char word[16] = "";
-  int outcome = 0;
-  if (g2z_summary_add(summary, &point) != G2Z_OK) {
-    json->status = G2Z_NO_MEMORY; /* or too many: the sentence is written */
-    return;
-  }
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    int figure = 0;
-    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2zp_figures[figure].name)) figure++;
-    if (figure < G2Z_FIGURE_COUNT)
-      *g2z_figure(&point->figures, figure) = g2zp_json_number_or_null(json);
-    else if (g2z_json_is(&key, "name")) g2zp_json_get_text(json, point->name, sizeof point->name);
-    else if (g2z_json_is(&key, "series"))
-      g2zp_json_get_text(json, point->series, sizeof point->series);
-    else if (g2z_json_is(&key, "outcome")) g2zp_json_get_text(json, word, sizeof word);
-    else if (g2z_json_is(&key, "reason"))
-      g2zp_json_get_text(json, point->reason, sizeof point->reason);
-    else if (g2z_json_is(&key, "runs")) g2zp_get_runs(json, point);
-    else g2z_json_skip(json);
-  }
-  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2zp_outcomes[outcome]) != 0) outcome++;
-  if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
-    g2z_json_fail(json, "a point without a name, or whose outcome is \"%s\"", word);
-  else point->outcome = (g2z_outcome)outcome;
-}
-
-static g2z_status g2zp_summary_parse(g2z_summary *summary, const char *path,
-                                     const char *text, size_t bytes) {
-  g2z_json json;
-  g2z_json_text key;
-  char format[64] = "";
-  summary->experiment[0] = 0;
-  g2z_json_open(&json, summary->services, path, text, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-#define X(member, name)                                                      \
-      if (g2z_json_is(&key, name)) {                                         \
-        g2zp_json_get_text(&json, summary->member, sizeof summary->member);  \
-        continue;                                                            \
-      }
-      G2ZP_SUMMARY_TEXTS(X)
-#undef X
-      if (g2z_json_is(&key, "format")) g2zp_json_get_text(&json, format, sizeof format);
-      else if (g2z_json_is(&key, "points") && g2z_json_enter(&json, '[')) {
-        while (g2z_json_next(&json, ']', NULL)) g2zp_get_point(&json, summary);
-      } else g2z_json_skip(&json);
-    }
-  G2ZP_TRY(g2z_json_close(&json));
-  if (strcmp(format, G2ZP_SUMMARY_FORMAT) != 0)
-    return g2z_fail(summary->services, G2Z_FORMAT,
-                    "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
-                    "bench wrote", path, format, G2ZP_SUMMARY_FORMAT);
-  if (g2zp_experiment(summary->experiment) < 0)
-    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
-                    summary->experiment);
-  if (summary->count == 0)
-    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out) {
-  char *text;
-  size_t bytes;
-  *out = NULL;
-  G2ZP_TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
-  g2z_status status = g2z_summary_create(services, "point", out);
-  if (status == G2Z_OK) status = g2zp_summary_parse(*out, path, text, bytes);
-  if (status != G2Z_OK) {
-    g2z_summary_free(*out);
-    *out = NULL;
-  }
-  g2z_release(services, text);
-  return status;
-}
-
-/* ----- tables ----- */
-
-typedef struct g2zp_row {
-  char cell[G2ZP_TABLE_COLUMNS][96]; /* "": not known */
-} g2zp_row;
-
-/* The head of an experiment's table, or with a point its row: of the figures that a point knows.
- * Returns the number of cells. */
-static int g2zp_summary_row(const g2z_summary *summary, const g2z_point *point, g2zp_row *row) {
-  int count = 1;
-  snprintf(row->cell[0], sizeof row->cell[0], "%s", point ? point->name : summary->experiment);
-  const int *c = g2zp_experiments[g2zp_experiment(summary->experiment)].columns;
-  for (; *c >= 0; c++) {
-    if (!g2zp_summary_knows(summary, *c)) continue;
-    char *cell = row->cell[count++];
-    double value = point ? g2zp_figure_of(point, *c) : 0;
-    if (!point) snprintf(cell, 96, "%s", g2zp_figures[*c].heading);
-    else if (isnan(value)) cell[0] = 0;
-    else snprintf(cell, 96, "%.*f", g2zp_figures[*c].digits, value);
-  }
-  return count;
-}
-
-G2Z_API void g2z_summary_print(const g2z_summary *summary,
-                               void (*line)(void *user, const char *text), void *user) {
-  char text[2048];
-  g2zp_row row;
-  for (int i = -2; i < (int)summary->count; i++) { /* the head, the rule under it, the points */
-    const g2z_point *point = i < 0 ? NULL : &summary->points[i];
-    if (point && point->outcome != G2Z_OUTCOME_OK) continue;
-    int used = 0, count = g2zp_summary_row(summary, point, &row);
-    for (int c = 0; c < count; c++)
-      used += snprintf(text + used, sizeof text - (size_t)used, i == -1 ? "|---" : "| %s ",
-                       row.cell[c][0] ? row.cell[c] : "-");
-    snprintf(text + used, sizeof text - (size_t)used, "|");
-    line(user, text);
-  }
-  snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
-           summary->command_line, summary->commit);
-  line(user, "");
-  line(user, text);
-  for (size_t i = 0; i < summary->count; i++) {
-    const g2z_point *point = &summary->points[i];
-    if (point->outcome == G2Z_OUTCOME_OK) continue;
-    snprintf(text, sizeof text, "%s: %s: %s", g2zp_outcomes[point->outcome], point->name,
-             point->reason);
-    line(user, text);
-  }
-}
-
-static void g2zp_summary_table(const g2z_summary *summary, g2z_page *page) {
-  const char *headers[G2ZP_TABLE_COLUMNS];
-  g2zp_row row;
-  int count = g2zp_summary_row(summary, NULL, &row);
-  for (int c = 0; c < count; c++) headers[c] = row.cell[c];
-  g2z_page_table(page, count, headers);
-  for (size_t i = 0; i < summary->count; i++) {
-    if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
-    g2zp_summary_row(summary, &summary->points[i], &row);
-    for (int c = 0; c < count; c++) g2z_page_cell(page, "%s", row.cell[c]);
-  }
-  for (size_t i = 0; i < summary->count; i++)
-    if (summary->points[i].outcome != G2Z_OUTCOME_OK)
-      g2z_page_text(page, "%s: %s: %s", g2zp_outcomes[summary->points[i].outcome],
-                    summary->points[i].name, summary->points[i].reason);
-}
-
-/* ----- charts ----- */
-
-#define G2ZP_PLOT_BARS 64            /* more have no room on a page */
-
-typedef struct g2zp_plot {           /* the points of a summary that went well, column by column */
-  const g2z_summary *summary;
-  size_t count;
-  const g2z_point *points[G2ZP_PLOT_BARS];
-  const char *labels[G2ZP_PLOT_BARS];
-} g2zp_plot;
-
-/* Bars of a figure, with whiskers from `low` to `high`, or as far as `low` if `high` is
- * G2ZP_SPREAD, and of a second figure. */
-enum { G2ZP_NONE = -1, G2ZP_SPREAD = -2, G2ZP_IDEAL_X = -2 };
-static void g2zp_plot_bars(const g2zp_plot *plot, g2z_page *page, const char *title,
-                           const char *about, int figure, int low, int high, int second) {
-  double value[4][G2ZP_PLOT_BARS];
-  const int numbers[4] = {figure, second, low, high};
-  g2z_series series[2];
-  if (!g2zp_summary_knows(plot->summary, figure)) return;
-  memset(series, 0, sizeof series);
-  for (int k = 0; k < 4; k++)
-    for (size_t i = 0; i < plot->count; i++)
-      value[k][i] = numbers[k] >= 0 ? g2zp_figure_of(plot->points[i], numbers[k]) : NAN;
-  for (size_t i = 0; i < plot->count && high == G2ZP_SPREAD; i++) {
-    value[3][i] = value[0][i] + value[2][i];
-    value[2][i] = value[0][i] - value[2][i];
-  }
-  for (int k = 0; k < 2 && numbers[k] >= 0; k++) {
-    series[k].count = plot->count;
-    series[k].y = value[k];
-    series[k].name = g2zp_figures[numbers[k]].heading;
-  }
-  series[0].low = low >= 0 ? value[2] : NULL;
-  series[0].high = low >= 0 ? value[3] : NULL;
-  const int count = second >= 0 && g2zp_summary_knows(plot->summary, second) ? 2 : 1;
-  const g2z_chart chart = {title, about, NULL, plot->labels, series, count, G2Z_AXIS_AUTO,
-                           G2Z_AXIS_AUTO};
-  g2z_page_chart(page, &chart);
-}
-
-/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure
- * of the first series, or none. */
-static void g2zp_plot_lines(const g2zp_plot *plot, g2z_page *page, const char *title,
-                            const char *about, const char *x_name, int x, int y, int ideal,
-                            g2z_axis x_axis) {
-  double xs[G2Z_CHART_SERIES][G2ZP_PLOT_BARS], ys[G2Z_CHART_SERIES][G2ZP_PLOT_BARS];
-  g2z_series series[G2Z_CHART_SERIES];
-  const int last = ideal == G2ZP_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
-  int used = 0;
-  memset(series, 0, sizeof series);
-  for (size_t i = 0; i < plot->count; i++) {
-    const g2z_point *point = plot->points[i];
-    double at = g2zp_figure_of(point, x), value = g2zp_figure_of(point, y);
-    int k = 0;
-    if (isnan(at) || isnan(value)) continue;
-    const char *name = point->series[0] ? point->series : g2zp_figures[y].heading;
-    while (k < used && strcmp(series[k].name, name) != 0) k++;
-    if (k == last) continue;
-    if (k == used) series[used++].name = name;
-    xs[k][series[k].count] = at;
-    ys[k][series[k].count++] = value;
-    if (k || ideal == G2ZP_NONE) continue;
-    xs[last][series[0].count - 1] = at;
-    ys[last][series[0].count - 1] = ideal == G2ZP_IDEAL_X ? at : g2zp_figure_of(point, ideal);
-  }
-  if (!used || series[0].count < 2) return; /* one place on the axis makes no line */
-  for (int k = 0; k < used; k++) {
-    series[k].x = xs[k];
-    series[k].y = ys[k];
-    series[k].mark = G2Z_MARK_POINTS;
-  }
-  if (ideal != G2ZP_NONE) {
-    series[used].name = ideal == G2ZP_IDEAL_X ? "ideal" : "limit";
-    series[used].x = xs[last];
-    series[used].y = ys[last];
-    series[used].count = series[0].count;
-    series[used++].mark = G2Z_MARK_DASHED;
-  }
-  const g2z_chart chart = {title, about, x_name, NULL, series, used, x_axis, G2Z_AXIS_ZERO};
-  g2z_page_chart(page, &chart);
-}
-
-static void g2zp_summary_charts(const g2zp_plot *plot, g2z_page *page) {
-  const char *experiment = plot->summary->experiment;
-  if (strcmp(experiment, "comm") == 0) {
-    g2zp_plot_lines(plot, page, "Bandwidth", "GB/s on each rank's link", "MiB",
-                    G2Z_FIGURE(message_mib), G2Z_FIGURE(bus_gb_per_sec),
-                    G2Z_FIGURE(limit_gb_per_sec), G2Z_AXIS_LOG);
-    g2zp_plot_lines(plot, page, "Time", "us per collective", "MiB", G2Z_FIGURE(message_mib),
-                    G2Z_FIGURE(time_us), G2ZP_NONE, G2Z_AXIS_LOG);
-    return;
-  }
-  g2zp_plot_bars(plot, page, "Throughput", "tokens per second of all ranks; whiskers: standard "
-                 "deviation over the repeats", G2Z_FIGURE(tokens_per_sec),
-                 G2Z_FIGURE(tokens_per_sec_sd), G2ZP_SPREAD, G2ZP_NONE);
-  if (g2zp_summary_knows(plot->summary, G2Z_FIGURE(speedup_vs_1gpu)))
-    g2zp_plot_lines(plot, page, "Speed-up", "tokens/s over those of one rank", "ranks",
-                    G2Z_FIGURE(world_size), G2Z_FIGURE(speedup_vs_1gpu), G2ZP_IDEAL_X,
-                    G2Z_AXIS_LINEAR);
-  const char *exposed = "Exposed communication", *waited = "ms of a step that every rank waited";
-  if (strcmp(experiment, "buckets") == 0)
-    g2zp_plot_lines(plot, page, exposed, waited, "MiB per collective", G2Z_FIGURE(bucket_mib),
-                    G2Z_FIGURE(exposed_comm_ms), G2ZP_NONE, G2Z_AXIS_LOG);
-  else g2zp_plot_bars(plot, page, exposed, waited, G2Z_FIGURE(exposed_comm_ms), G2ZP_NONE,
-                      G2ZP_NONE, G2ZP_NONE);
-  g2zp_plot_bars(plot, page, "Step time",
-                 "ms: median; whiskers from the fastest step to the 95th percentile",
-                 G2Z_FIGURE(step_p50_ms), G2Z_FIGURE(step_min_ms), G2Z_FIGURE(step_p95_ms),
-                 G2ZP_NONE);
-  g2zp_plot_bars(plot, page, "Memory", "GiB of a rank", G2Z_FIGURE(peak_memory_gib),
-                 G2ZP_NONE, G2ZP_NONE, G2Z_FIGURE(plan_gib));
-  g2zp_plot_bars(plot, page, "GPU utilisation", "% of the time in which steps were counted",
-                 G2Z_FIGURE(gpu_percent), G2ZP_NONE, G2ZP_NONE, G2ZP_NONE);
-}
-
-G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
-  g2zp_plot plot;
-  memset(&plot, 0, sizeof plot);
-  plot.summary = summary;
-  for (size_t i = 0; i < summary->count && plot.count < G2ZP_PLOT_BARS; i++) {
-    if (summary->points[i].outcome != G2Z_OUTCOME_OK) continue;
-    plot.labels[plot.count] = summary->points[i].name;
-    plot.points[plot.count++] = &summary->points[i];
-  }
-  g2z_page_heading(page, g2zp_experiments[g2zp_experiment(summary->experiment)].title);
-  g2z_page_fact(page, "machine", "%s", summary->hardware);
-  g2z_page_fact(page, "work", "%s", summary->work);
-  g2z_page_fact(page, "commit", "%s", summary->commit);
-  g2z_page_fact(page, "when", "%s", summary->generated_utc);
-  g2z_page_fact(page, "command", "%s", summary->command_line);
-  g2zp_summary_table(summary, page);
-  if (plot.count) g2zp_summary_charts(&plot, page);
-}
-
-/* ----- all that directories hold ----- */
-
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
   void *memory;
   *out = NULL;
@@ -2690,9 +2091,7 @@ G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out)
 
 G2Z_API void g2z_results_free(g2z_results *results) {
   if (!results) return;
-  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_free(results->summaries[i]);
   for (size_t i = 0; i < results->run_count; i++) g2zp_told_free(&results->runs[i]);
-  g2z_release(results->services, results->summaries);
   g2z_release(results->services, results->runs);
   g2z_release(results->services, results);
 }
@@ -2714,18 +2113,6 @@ static g2z_status g2zp_results_add_run(g2z_results *results, const char *run_dir
                   "artifact of a run", run->path);
 }
 
-static g2z_status g2zp_results_add_summary(g2z_results *results, const char *path) {
-  void *list = results->summaries;
-  g2z_status status =
-      g2z_grow(results->services, &list, &results->summary_capacity, results->summary_count,
-               results->summary_count + 1, sizeof *results->summaries);
-  results->summaries = (g2z_summary **)list;
-  G2ZP_TRY(status);
-  G2ZP_TRY(g2z_summary_read(results->services, path, &results->summaries[results->summary_count]));
-  results->summary_count++;
-  return G2Z_OK;
-}
-
 /* run_x_9 before run_x_10; else as letters are. */
 static int g2zp_results_order(const struct dirent **a, const struct dirent **b) {
   const char *left = (*a)->d_name, *right = (*b)->d_name;
@@ -2745,8 +2132,10 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
   const char *suffix = strstr(name, "_report.json");
   struct stat info;
   if (strcmp(name, "training_metrics.json") == 0) return g2zp_results_add_run(results, directory);
-  if (suffix && strcmp(suffix, "_report.json") == 0)
-    return g2zp_results_add_summary(results, path.text);
+  if (suffix && strcmp(suffix, "_report.json") == 0 && results->take) {
+    results->taken++;
+    return results->take(results->user, path.text);
+  }
   if (levels == 0 || stat(path.text, &info) != 0 || !S_ISDIR(info.st_mode)) return G2Z_OK;
   return g2zp_results_scan(results, path.text, levels - 1);
 }
@@ -2766,9 +2155,9 @@ static g2z_status g2zp_results_scan(g2z_results *results, const char *directory,
 }
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
-  const size_t before = results->summary_count + results->run_count;
+  const size_t before = results->taken + results->run_count;
   G2ZP_TRY(g2zp_results_scan(results, directory, 2));
-  if (results->summary_count + results->run_count > before) return G2Z_OK;
+  if (results->taken + results->run_count > before) return G2Z_OK;
   return g2z_fail(results->services, G2Z_FORMAT,
                   "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
                   "directories in it", directory);
@@ -2872,14 +2261,14 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   char now[32];
   g2z_page *page;
   const char *title = !results->run_count ? "Experiments"
-                      : results->summary_count ? "Experiments and runs"
+                      : results->taken ? "Experiments and runs"
                       : results->run_count == 1 ? "A run" : "Runs compared";
   G2ZP_TRY(g2z_page_create(results->services, path, title, &page));
   g2z_utc_now(now);
-  if (results->summary_count) g2z_page_fact(page, "experiments", "%zu", results->summary_count);
+  if (results->taken) g2z_page_fact(page, "experiments", "%zu", results->taken);
   if (results->run_count) g2z_page_fact(page, "runs", "%zu", results->run_count);
   g2z_page_fact(page, "made", "%s", now);
-  for (size_t i = 0; i < results->summary_count; i++) g2z_summary_page(results->summaries[i], page);
+  if (results->show) results->show(results->user, page);
   if (results->run_count) g2zp_results_runs(results, page);
   g2z_status status = g2zp_results_curves(results, page);
   if (status == G2Z_OK) status = g2z_page_commit(page);

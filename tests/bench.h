@@ -368,11 +368,6 @@ static void test_bench_scaling(g2z_test *t) {
   snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2,3 --global-batch 4 --batch 2 "
            "--repeats 2 --dropout 0.1 --recompute block --out '%s'", test_bench_small,
            test_path(t, "scaling"));
-  int lock; /* as if another experiment were at work there */
-  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "scaling")));
-  CHECK_OK(t, g2z_lock_directory(&t->services, test_path(t, "scaling"), &lock));
-  CHECK_HAS(t, test_bench(t, 1, "%s", arguments), "another program is at work in");
-  close(lock);
   CHECK_HAS(t, test_bench(t, 0, "%s", arguments), "\n[4/4] 2 ranks, repeat 2: ", " left\n",
             "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n",
             "\n| 2 ranks | 2 | 2 | 1 | ");

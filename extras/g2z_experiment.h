@@ -1,0 +1,2006 @@
+/* g2z_experiment.h: experiments with gpt2_zero.h: the same measurement over several configurations,
+ * each in processes of its own, as a file, a table and a page. bench.cu is its program. MIT licence.
+ *
+ * QUICK START
+ *     #define GPT2_ZERO_IMPLEMENTATION
+ *     #include "gpt2_zero.h"
+ *     #include "g2z_experiment.h"                                // this order
+ *     static g2z_services services;                               // malloc, no log
+ *     g2z_summary *summary = NULL;  g2z_point *point = NULL;
+ *     g2z_status status = g2z_summary_create(&services, "scaling", &summary);
+ *     if (status == G2Z_OK) status = g2z_summary_add(summary, &point);
+ *     if (status == G2Z_OK) point->figures.tokens_per_sec = 231000;  // and the other figures
+ *     if (status == G2Z_OK) status = g2z_summary_write(summary, "scaling_report.json");
+ *     g2z_summary_free(summary);
+ *
+ * It uses gpt2_zero.h, g2z_run.h, g2z_report.h and g2z_program.h through their public functions
+ * alone. Build switches and errors are the library's: a status, and a sentence in services->error.
+ * It prints nothing: progress goes to services->log. Names that begin with g2zx_ or G2ZX_ are
+ * private.
+ *
+ * CONTENTS: figures and summaries; the work of bench; experiments
+ *
+ * EXPERIMENT DIRECTORY, written by bench
+ *     run_NAME_N              run directories, N in the order of time; with them console.txt, what
+ *                             the ranks printed, and bench_point.json, what they measured
+ *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
+ *                             command_line, git_commit, hardware, work; points, each with a name,
+ *                             an outcome (ok, skipped, failed), a reason, the names of its runs,
+ *                             and the figures of G2Z_FIGURE_LIST, medians over those runs. If a
+ *                             signal stopped the experiment, `work` says so, and the points hold
+ *                             the runs that had ended
+ *     report.html             by `bench report`: tables and charts of all that it finds */
+
+#ifndef G2Z_EXPERIMENT_INCLUDED
+#define G2Z_EXPERIMENT_INCLUDED
+
+#ifndef G2Z_INCLUDED
+#error "g2z_experiment.h: include gpt2_zero.h before it"
+#endif
+
+#include "g2z_program.h"
+#include "g2z_report.h"
+#include "g2z_run.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== figures and summaries =============================================
+ * Points, each one configuration (or one message of one collective) with its figures, in a file
+ * NAME_report.json, as a Markdown table and on a page. */
+
+/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary
+ * knows is not in its file. */
+#define G2Z_FIGURE_LIST(X)                                                                        \
+  /* name               digits heading        meaning */                                          \
+  X(world_size,           0, "ranks",        "")                                                  \
+  X(micro_batch,          0, "batch",        "sequences per micro-step and rank")                 \
+  X(accum_steps,          0, "micro-steps",  "per step")                                          \
+  X(global_batch,         0, "global batch", "sequences per step")                                \
+  X(seq_len,              0, "T",            "tokens per sequence")                               \
+  X(zero_stage,           0, "stage",        "")                                                  \
+  X(bucket_mib,           2, "MiB",          "of gradients per collective, as asked for")         \
+  X(buckets,              0, "buckets",      "")                                                  \
+  X(plan_gib,             3, "plan GiB",     "of one rank")                                       \
+  X(steps,                0, "steps",        "that count; warm-up came before")                   \
+  X(tokens_per_sec,       0, "tokens/s",     "of all ranks: a step's tokens over step_p50_ms")    \
+  X(tokens_per_sec_sd,    0, "+-",           "standard deviation over the repeats")               \
+  X(step_min_ms,          2, "least ms",     "")                                                  \
+  X(step_p50_ms,          2, "p50 ms",       "")                                                  \
+  X(step_p95_ms,          2, "p95 ms",       "")                                                  \
+  X(step_max_ms,          2, "most ms",      "")                                                  \
+  X(step_mean_ms,         2, "mean ms",      "")                                                  \
+  X(step_sd_ms,           2, "sd ms",        "")                                                  \
+  X(train_time_sec,       2, "training s",   "all steps that count")                              \
+  X(total_wall_time_sec,  2, "wall s",       "from the start of the processes to their end")      \
+  X(exposed_comm_ms,      3, "exposed ms",   "of a step: what every rank waits; median")          \
+  X(waited_ms,            3, "waiting ms",   "the most that a rank waits, for slower ones too")   \
+  X(exposed_comm_sec,     3, "exposed s",    "of all steps that count")                           \
+  X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
+  X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
+  X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: nvidia-smi")  \
+  X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
+  X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
+  X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
+  X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
+  X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
+  X(bus_gb_per_sec,       2, "bus GB/s",     "what passed each rank's link, as nccl-tests count") \
+  X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
+  X(of_limit,             3, "of it",        "bus over limit")                                    \
+  X(began_sec,            3, "began",        "g2z_seconds() of the first step that counts")       \
+  X(ended_sec,            3, "ended",        "and of the last one's end")
+
+typedef struct g2z_figures {
+#define X(name, digits, heading, meaning) double name;
+  G2Z_FIGURE_LIST(X)
+#undef X
+} g2z_figures;
+/* Figures by number: 0 .. G2Z_FIGURE_COUNT - 1. */
+#define G2Z_FIGURE_COUNT ((int)(sizeof(g2z_figures) / sizeof(double)))
+#define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
+G2Z_API double *g2z_figure(g2z_figures *figures, int number);
+
+typedef enum g2z_outcome {
+  G2Z_OUTCOME_OK,
+  G2Z_OUTCOME_SKIPPED,          /* it cannot be done here, or bench was stopped */
+  G2Z_OUTCOME_FAILED,
+  G2Z_OUTCOME_COUNT
+} g2z_outcome;
+
+#define G2Z_REPEATS 32
+typedef struct g2z_point {
+  char name[96];
+  char series[64];              /* its line in a chart: the name without the value of x; or "" */
+  char reason[400];             /* why it was skipped or failed */
+  g2z_outcome outcome;
+  int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
+  g2z_figures figures;          /* medians over the repeats */
+} g2z_point;
+/* A point with a name of which nothing else is known. */
+G2Z_API g2z_point g2z_point_default(void);
+
+typedef struct g2z_summary {
+  g2z_services *services;
+  char experiment[32], generated_utc[32], command_line[1024], commit[64], hardware[256], work[256];
+  g2z_point *points;
+  size_t count, capacity;
+} g2z_summary;
+
+/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", what the ranks of
+ * one point measured. */
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out);
+G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
+/* One more point, valid until the next. */
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out);
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path);
+/* Takes what g2z_summary_write wrote, and refuses everything else. */
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out);
+/* A Markdown table with the columns of the experiment, then machine, work, command and commit, then
+ * what was skipped or failed. */
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user);
+/* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
+G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
+
+/* ===== the work of bench =================================================
+ * The sub-commands of bench, their flags, and what steps are timed with. */
+
+/* The first is what bench does without a sub-command. Those without a description are started by
+ * experiments, as ranks. */
+#define G2Z_BENCH_LIST(X)                                                               \
+  /* name       what it does */                                                         \
+  X(step,       "one configuration: training steps, then each op of a step")            \
+  X(ops,        "each op of a step against this machine's limits")                      \
+  X(scaling,    "the same work on 1, 2, 4, ... ranks: speed-up and efficiency")         \
+  X(buckets,    "sizes of gradient buckets: what communication hides, what not")        \
+  X(matrix,     "ZeRO stages by precision: throughput, memory, utilisation")            \
+  X(strategies, "one optimizer (dp) and ZeRO stages, on 1, 2, 4 ranks")                 \
+  X(comm,       "each collective against a plain copy")                                 \
+  X(report,     "DIR...: experiments and runs as a page, report.html")                  \
+  X(profile,    "DIR...: what took most in runs that were profiled")                    \
+  X(point,      NULL)                                                                   \
+  X(exchange,   NULL)
+
+typedef enum g2z_bench_command {
+#define X(name, about) G2Z_BENCH_##name,
+  G2Z_BENCH_LIST(X)
+#undef X
+  G2Z_BENCH_COUNT
+} g2z_bench_command;
+
+typedef struct g2z_bench {      /* the command line of bench */
+  g2z_train_config train;
+  int command, argc;
+  char **argv;                  /* of report and profile: the directories are argv[1..argc-1] */
+  const char *command_line, *commit; /* for artifacts; NULL: not known */
+  const char *model, *peer, *out, *run_dir;
+  const char *rank_list, *stage_list, *dtype_list, *size_list;
+  g2z_model_config shape;       /* what overrides the model's; 0: see --help */
+  int seq;                      /* 0: the model's context */
+  int device, dtype, steps, without_ops;
+  int help;                     /* 1: print g2z_bench_help, and no more */
+  g2z_device_kind help_for;     /* of which kind of device the defaults are */
+  int warmup, repeats, global_batch, val_steps;
+  int64_t tokens;
+  float bucket_mb;
+} g2z_bench;
+
+/* Reads argv, and completes `context` and out->train from it. */
+G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
+                                  g2z_context_config *context, g2z_bench *out);
+G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const char *text),
+                            void *user);
+
+/* Real text repeats a few tokens often, which makes the embedding's backward slow: rank r is drawn
+ * with a probability proportional to 1 / r (Zipf's law). Freed with g2z_release. */
+G2Z_API g2z_status g2z_zipf_tokens(g2z_services *services, uint64_t seed, int vocab, size_t count,
+                                   int32_t **out);
+
+typedef struct g2z_stopwatch {  /* of the steps that count */
+  double *step_s;
+  double *exposed_s, *waited_s; /* communication: the least over all ranks, and the most */
+  int count;
+  double collectives;           /* in the second step; NaN: there was none */
+  double began, ended, cpu_s;   /* of this rank */
+  char hardware[256];
+} g2z_stopwatch;
+G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_stopwatch *out);
+G2Z_API void g2z_stopwatch_close(g2z_services *services, g2z_stopwatch *watch);
+/* exposed_s[i] of step i becomes the least over all ranks, waited_s[i] the most. Every rank waits
+ * for communication; what a rank waits beyond the least, it waits for a slower rank. */
+G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *watch);
+
+/* ===== experiments =======================================================
+ * An experiment is a row of a table: its axes and their defaults, what its ranks measure, the
+ * columns of its table. One runner starts the ranks of each point, in rounds. */
+
+/* bench scaling, buckets, matrix, strategies, comm. */
+G2Z_API g2z_status g2z_bench_experiment(g2z_services *services, const g2z_bench *o,
+                                        const g2z_context_config *config);
+/* bench point and bench exchange: what an experiment starts as its ranks. */
+G2Z_API g2z_status g2z_bench_point(g2z_services *services, const g2z_bench *o,
+                                   const g2z_context_config *config);
+G2Z_API g2z_status g2z_bench_exchange(g2z_services *services, const g2z_bench *o,
+                                      const g2z_context_config *config);
+/* bench report: a page of what directories hold. The log says where it lies. */
+G2Z_API g2z_status g2z_bench_report(g2z_services *services, const g2z_bench *o);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_EXPERIMENT_INCLUDED */
+
+#if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_EXPERIMENT_IMPLEMENTED)
+#define G2Z_EXPERIMENT_IMPLEMENTED
+
+#include <assert.h>
+#include <ctype.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
+
+#define G2ZX_COUNT(table) (sizeof table / sizeof *(table))
+#define G2ZX_TRY(call)                             \
+  do {                                             \
+    g2z_status try_status_ = (call);               \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== the table of experiments ========================================== */
+
+typedef struct g2zx_work {      /* the defaults of a sub-command's flags */
+  const char *ranks, *stages, *dtypes, *sizes; /* the axes */
+  int batch, accum, global_batch, seq, steps, warmup, repeats, val_steps, graph;
+} g2zx_work;
+
+typedef struct g2zx_row {
+  int command;                  /* its name is the sub-command's */
+  const char *title;
+  int measures;                 /* what the ranks run: a point of training, or an exchange */
+  g2zx_work work[2];            /* on a CPU, where it is the least that shows the whole path; CUDA */
+  int columns[16];              /* of its table; ends with -1 */
+} g2zx_row;
+
+#define X G2Z_FIGURE
+static const g2zx_row g2zx_rows[] = {
+    /* axes: ranks, stages, types, sizes of buckets or messages; then batch, accum, global batch,
+     * seq, steps, warm-up, repeats, validation, graph */
+    {G2Z_BENCH_scaling, "Scaling: the same work on more ranks", G2Z_BENCH_point,
+     {{"1,2", "1", "fp32", "0", 4, 1, 8, 64, 6, 2, 2, 0, 2},
+      {"1,2,4,8", "1", "fp16", "0", 4, 1, 16, 512, 300, 20, 3, 0, 2}},
+     {X(world_size), X(micro_batch), X(accum_steps), X(tokens_per_sec), X(tokens_per_sec_sd),
+      X(step_p50_ms), X(train_time_sec), X(total_wall_time_sec), X(exposed_comm_ms), X(waited_ms),
+      X(speedup_vs_1gpu), X(scaling_efficiency), -1}},
+    {G2Z_BENCH_buckets, "Sizes of gradient buckets", G2Z_BENCH_point,
+     {{"2", "1", "fp32", "0.25,1,4", 4, 1, 0, 64, 6, 2, 2, 0, 0},
+      {"all", "1", "fp16", "1,5,25,100,400", 4, 1, 0, 512, 300, 20, 3, 0, 2}},
+     {X(world_size), X(buckets), X(collectives_per_step), X(step_p50_ms), X(step_p95_ms),
+      X(exposed_comm_ms), X(waited_ms), X(tokens_per_sec), X(tokens_per_sec_sd), -1}},
+    {G2Z_BENCH_matrix, "ZeRO stages by precision", G2Z_BENCH_point,
+     {{"2", "0,1,2,3", "fp16,bf16,fp32", "0", 4, 1, 0, 32, 4, 2, 2, 0, 2},
+      {"all", "0,1,2,3", "fp16,bf16,fp32", "0", 32, 1, 0, 128, 200, 20, 5, 0, 2}},
+     {X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(step_p50_ms), X(step_p95_ms),
+      X(peak_memory_gib), X(plan_gib), X(gpu_percent), -1}},
+    {G2Z_BENCH_strategies, "Strategies", G2Z_BENCH_point,
+     {{"1,2", "dp,0,2,3", "fp32", "0", 2, 2, 0, 32, 4, 2, 2, 2, 0},
+      {"1,2,4", "dp,0,2,3", "fp16", "0", 2, 2, 0, 512, 300, 20, 3, 50, 2}},
+     {X(world_size), X(tokens_per_sec), X(tokens_per_sec_sd), X(total_wall_time_sec),
+      X(exposed_comm_sec), X(exposed_comm_share), X(gpu_percent), X(cpu_percent),
+      X(peak_memory_gib), X(speedup_vs_1gpu), X(scaling_efficiency), -1}},
+    {G2Z_BENCH_comm, "Collectives", G2Z_BENCH_exchange,
+     {{"2", "", "", "1,4,16", 1, 1, 0, 1, 1, 0, 2, 0, 2},
+      {"all", "", "", "1,4,16,64,256", 1, 1, 0, 1, 1, 0, 3, 0, 2}},
+     {X(message_mib), X(time_us), X(bus_gb_per_sec), X(limit_gb_per_sec), X(of_limit), -1}},
+    {G2Z_BENCH_point, "A point", -1,
+     {{"", "", "", "", 1, 1, 0, 1, 1, 0, 1, 0, 2}, {"", "", "", "", 1, 1, 0, 1, 1, 0, 1, 0, 2}},
+     {X(tokens_per_sec), X(step_p50_ms), -1}}};
+
+/* The charts of a page, in its order. */
+enum { G2ZX_NONE = -1, G2ZX_SPREAD = -2, G2ZX_SAME = -3 };
+#define G2ZX_IN(name) (1u << G2Z_BENCH_##name)
+#define G2ZX_TRAINED (G2ZX_IN(scaling) | G2ZX_IN(buckets) | G2ZX_IN(matrix) | G2ZX_IN(strategies))
+static const struct {
+  unsigned in;                  /* of which experiments */
+  const char *title, *about, *x_name;
+  int x;                        /* a line over this figure; NONE: bars, one for each point */
+  int y, low, high;             /* bars: whiskers from low to high; SPREAD: from y - low to y + low */
+  int more;                     /* bars: a second figure; lines: an ideal, SAME: y = x */
+  g2z_axis axis;                /* of x */
+} g2zx_charts[] = {
+    {G2ZX_IN(comm), "Bandwidth", "GB/s on each rank's link", "MiB", X(message_mib),
+     X(bus_gb_per_sec), G2ZX_NONE, G2ZX_NONE, X(limit_gb_per_sec), G2Z_AXIS_LOG},
+    {G2ZX_IN(comm), "Time", "us per collective", "MiB", X(message_mib), X(time_us), G2ZX_NONE,
+     G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_LOG},
+    {G2ZX_TRAINED, "Throughput",
+     "tokens per second of all ranks; whiskers: standard deviation over the repeats", NULL,
+     G2ZX_NONE, X(tokens_per_sec), X(tokens_per_sec_sd), G2ZX_SPREAD, G2ZX_NONE, G2Z_AXIS_AUTO},
+    {G2ZX_TRAINED, "Speed-up", "tokens/s over those of one rank", "ranks", X(world_size),
+     X(speedup_vs_1gpu), G2ZX_NONE, G2ZX_NONE, G2ZX_SAME, G2Z_AXIS_LINEAR},
+    {G2ZX_IN(buckets), "Exposed communication", "ms of a step that every rank waited",
+     "MiB per collective", X(bucket_mib), X(exposed_comm_ms), G2ZX_NONE, G2ZX_NONE, G2ZX_NONE,
+     G2Z_AXIS_LOG},
+    {G2ZX_TRAINED & ~G2ZX_IN(buckets), "Exposed communication",
+     "ms of a step that every rank waited", NULL, G2ZX_NONE, X(exposed_comm_ms), G2ZX_NONE,
+     G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_AUTO},
+    {G2ZX_TRAINED, "Step time", "ms: median; whiskers from the fastest step to the 95th percentile",
+     NULL, G2ZX_NONE, X(step_p50_ms), X(step_min_ms), X(step_p95_ms), G2ZX_NONE, G2Z_AXIS_AUTO},
+    {G2ZX_TRAINED, "Memory", "GiB of a rank", NULL, G2ZX_NONE, X(peak_memory_gib), G2ZX_NONE,
+     G2ZX_NONE, X(plan_gib), G2Z_AXIS_AUTO},
+    {G2ZX_TRAINED, "GPU utilisation", "% of the time in which steps were counted", NULL, G2ZX_NONE,
+     X(gpu_percent), G2ZX_NONE, G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_AUTO}};
+#undef X
+
+static const struct { const char *name, *about; } g2zx_commands[] = {
+#define X(name, about) {#name, about},
+    G2Z_BENCH_LIST(X)
+#undef X
+};
+
+/* The row of a sub-command; NULL: it has none. */
+static const g2zx_row *g2zx_row_of(int command) {
+  for (size_t i = 0; i < G2ZX_COUNT(g2zx_rows); i++)
+    if (g2zx_rows[i].command == command) return &g2zx_rows[i];
+  return NULL;
+}
+
+static const g2zx_row *g2zx_row_named(const char *name) {
+  for (size_t i = 0; i < G2ZX_COUNT(g2zx_rows); i++)
+    if (strcmp(name, g2zx_commands[g2zx_rows[i].command].name) == 0) return &g2zx_rows[i];
+  return NULL;
+}
+
+/* ===== figures and summaries =============================================
+ * In:  figures, or files of any origin. Out: files, tables, pages.
+ * Law: a file is read whole and checked before any of it is believed. */
+
+#define G2ZX_FORMAT "gpt2_zero experiment 1"
+#define G2ZX_SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
+
+static const struct {
+  const char *name, *heading;
+  int digits;
+} g2zx_figures[] = {
+#define X(name, digits, heading, meaning) {#name, heading, digits},
+    G2Z_FIGURE_LIST(X)
+#undef X
+};
+
+static const char *const g2zx_outcomes[] = {"ok", "skipped", "failed"};
+
+G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
+  G2Z_ASSERT(number >= 0 && number < G2Z_FIGURE_COUNT);
+  return (double *)(void *)figures + number; /* the struct holds doubles and nothing else */
+}
+
+static double g2zx_figure_of(const g2z_point *point, int number) {
+  g2z_figures figures = point->figures;
+  return *g2z_figure(&figures, number);
+}
+
+G2Z_API g2z_point g2z_point_default(void) {
+  g2z_point point;
+  memset(&point, 0, sizeof point);
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) *g2z_figure(&point.figures, i) = NAN;
+  return point;
+}
+
+G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
+                                      g2z_summary **out) {
+  void *memory;
+  *out = NULL;
+  if (!g2zx_row_named(experiment))
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
+  G2ZX_TRY(g2z_allocate(services, 1, sizeof(g2z_summary), &memory));
+  g2z_summary *summary = (g2z_summary *)memory;
+  summary->services = services;
+  snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
+  g2z_utc_now(summary->generated_utc);
+  *out = summary;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_summary_free(g2z_summary *summary) {
+  if (!summary) return;
+  g2z_release(summary->services, summary->points);
+  g2z_release(summary->services, summary);
+}
+
+G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
+  void *list = summary->points;
+  *out = NULL;
+  if (summary->count >= G2ZX_SUMMARY_POINTS)
+    return g2z_fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
+                    G2ZX_SUMMARY_POINTS);
+  g2z_status status = g2z_grow(summary->services, &list, &summary->capacity, summary->count,
+                               summary->count + 1, sizeof(g2z_point));
+  summary->points = (g2z_point *)list;
+  G2ZX_TRY(status);
+  *out = &summary->points[summary->count++];
+  **out = g2z_point_default();
+  return G2Z_OK;
+}
+
+/* 1: a point knows the figure. */
+static int g2zx_knows(const g2z_summary *summary, int number) {
+  for (size_t i = 0; i < summary->count; i++)
+    if (!isnan(g2zx_figure_of(&summary->points[i], number))) return 1;
+  return 0;
+}
+
+/* What is no UTF-8, such as a character that was cut in two, becomes ? and not the three bytes of
+ * U+FFFD, for which a reader may have no room. */
+static void g2zx_put_text(g2z_json_out *out, const char *key, const char *text) {
+  char copy[1024];
+  int bytes = snprintf(copy, sizeof copy, "%s", text);
+  const unsigned char *end = (const unsigned char *)copy + bytes;
+  G2Z_ASSERT(bytes < (int)sizeof copy);
+  for (unsigned char *at = (unsigned char *)copy; at < end;) {
+    size_t length = g2z_utf8_length(at, end);
+    if (length == 0) *at = '?';
+    at += length ? length : 1;
+  }
+  g2z_json_put_string(out, key, copy);
+}
+
+/* The texts of a summary and of a point: in files under these names. */
+#define G2ZX_SUMMARY_TEXTS(X)          \
+  X(experiment, "experiment")          \
+  X(generated_utc, "generated_at_utc") \
+  X(command_line, "command_line")      \
+  X(commit, "git_commit")              \
+  X(hardware, "hardware")              \
+  X(work, "work")
+
+static void g2zx_put_summary(void *user, g2z_json_out *out) {
+  const g2z_summary *summary = (const g2z_summary *)user;
+  char name[64];
+  g2z_json_put_string(out, "format", G2ZX_FORMAT);
+#define X(member, name) g2zx_put_text(out, name, summary->member);
+  G2ZX_SUMMARY_TEXTS(X)
+#undef X
+  g2z_json_begin(out, "points", '[');
+  for (const g2z_point *p = summary->points; p < summary->points + summary->count; p++) {
+    g2z_json_begin(out, NULL, '{');
+    g2zx_put_text(out, "name", p->name);
+    g2zx_put_text(out, "series", p->series);
+    g2z_json_put_string(out, "outcome", g2zx_outcomes[p->outcome]);
+    if (p->reason[0]) g2zx_put_text(out, "reason", p->reason);
+    else g2z_json_put_string(out, "reason", NULL);
+    g2z_json_begin(out, "runs", '[');
+    for (int r = 0; r < p->repeats; r++) {
+      snprintf(name, sizeof name, "run_%s_%d", summary->experiment, p->runs[r]);
+      g2z_json_put_string(out, NULL, name);
+    }
+    g2z_json_end(out, ']');
+    for (int i = 0; i < G2Z_FIGURE_COUNT; i++)
+      if (g2zx_knows(summary, i))
+        g2z_json_put_number(out, g2zx_figures[i].name, g2zx_figure_of(p, i));
+    g2z_json_end(out, '}');
+  }
+  g2z_json_end(out, ']');
+}
+
+G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path) {
+  return g2z_json_write(summary->services, path, g2zx_put_summary, (void *)summary);
+}
+
+#define G2ZX_TEXT_ROOM (sizeof((g2z_summary *)0)->command_line) /* the longest */
+
+/* A string that fits into `room` bytes with its NUL; null becomes "". */
+static void g2zx_get_text(g2z_json *json, char *out, size_t room) {
+  out[0] = 0;
+  if (g2z_json_peek(json) == 'n') {
+    g2z_json_skip(json);
+    return;
+  }
+  unsigned char plain[6 * G2ZX_TEXT_ROOM]; /* an escape has at most six bytes for one */
+  g2z_json_text text = g2z_json_string(json);
+  size_t bytes = text.bytes < sizeof plain ? g2z_json_unescape(&text, plain) : room;
+  G2Z_ASSERT(room <= G2ZX_TEXT_ROOM);
+  if (bytes >= room) {
+    g2z_json_fail(json, "a text of more than the %zu bytes that have room", room - 1);
+    return;
+  }
+  memcpy(out, plain, bytes);
+  out[bytes] = 0;
+}
+
+static void g2zx_get_point(g2z_json *json, g2z_summary *summary) {
+  g2z_json_text key;
+  g2z_point *point;
+  char word[16] = "", name[64];
+  int outcome = 0;
+  if (g2z_summary_add(summary, &point) != G2Z_OK) {
+    json->status = G2Z_NO_MEMORY; /* or too many: the sentence is written */
+    return;
+  }
+  if (!g2z_json_enter(json, '{')) return;
+  while (g2z_json_next(json, '}', &key)) {
+    int figure = 0;
+    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2zx_figures[figure].name)) figure++;
+    if (figure < G2Z_FIGURE_COUNT && g2z_json_peek(json) == 'n') g2z_json_skip(json);
+    else if (figure < G2Z_FIGURE_COUNT)
+      *g2z_figure(&point->figures, figure) = g2z_json_number(json);
+    else if (g2z_json_is(&key, "name")) g2zx_get_text(json, point->name, sizeof point->name);
+    else if (g2z_json_is(&key, "series")) g2zx_get_text(json, point->series, sizeof point->series);
+    else if (g2z_json_is(&key, "outcome")) g2zx_get_text(json, word, sizeof word);
+    else if (g2z_json_is(&key, "reason")) g2zx_get_text(json, point->reason, sizeof point->reason);
+    else if (!g2z_json_is(&key, "runs")) g2z_json_skip(json);
+    else if (g2z_json_enter(json, '['))
+      while (g2z_json_next(json, ']', NULL)) {
+        g2zx_get_text(json, name, sizeof name);
+        const char *number = strrchr(name, '_');
+        if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
+          g2z_json_fail(json, "\"%s\" is no run's name, or one more than %d", name, G2Z_REPEATS);
+        else point->runs[point->repeats++] = atoi(number + 1);
+      }
+  }
+  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2zx_outcomes[outcome]) != 0) outcome++;
+  if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
+    g2z_json_fail(json, "a point without a name, or whose outcome is \"%s\"", word);
+  else point->outcome = (g2z_outcome)outcome;
+}
+
+static g2z_status g2zx_parse(g2z_summary *summary, const char *path, const char *text,
+                             size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  char format[64] = "";
+  summary->experiment[0] = 0;
+  g2z_json_open(&json, summary->services, path, text, bytes);
+  if (g2z_json_enter(&json, '{'))
+    while (g2z_json_next(&json, '}', &key)) {
+#define X(member, name)                                                      \
+      if (g2z_json_is(&key, name)) {                                         \
+        g2zx_get_text(&json, summary->member, sizeof summary->member);       \
+        continue;                                                            \
+      }
+      G2ZX_SUMMARY_TEXTS(X)
+#undef X
+      if (g2z_json_is(&key, "format")) g2zx_get_text(&json, format, sizeof format);
+      else if (g2z_json_is(&key, "points") && g2z_json_enter(&json, '[')) {
+        while (g2z_json_next(&json, ']', NULL)) g2zx_get_point(&json, summary);
+      } else g2z_json_skip(&json);
+    }
+  G2ZX_TRY(g2z_json_close(&json));
+  if (strcmp(format, G2ZX_FORMAT) != 0)
+    return g2z_fail(summary->services, G2Z_FORMAT,
+                    "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
+                    "bench wrote", path, format, G2ZX_FORMAT);
+  if (!g2zx_row_named(summary->experiment))
+    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
+                    summary->experiment);
+  if (summary->count == 0)
+    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out) {
+  char *text;
+  size_t bytes;
+  *out = NULL;
+  G2ZX_TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
+  g2z_status status = g2z_summary_create(services, "point", out);
+  if (status == G2Z_OK) status = g2zx_parse(*out, path, text, bytes);
+  if (status != G2Z_OK) {
+    g2z_summary_free(*out);
+    *out = NULL;
+  }
+  g2z_release(services, text);
+  return status;
+}
+
+/* ----- the table and the page ----- */
+
+/* The head of the experiment's table (number -1), then a row for each point that went well: the
+ * columns of which a point knows something; "": this point does not. */
+static void g2zx_table(const g2z_summary *summary,
+                       void (*row)(void *user, int number, int count, const char *const *cells),
+                       void *user) {
+  char text[17][96];
+  const char *cells[17];
+  for (int i = -1, number = -1; i < (int)summary->count; i++) {
+    const g2z_point *point = i < 0 ? NULL : &summary->points[i];
+    int count = 1;
+    if (point && point->outcome != G2Z_OUTCOME_OK) continue;
+    snprintf(text[0], sizeof *text, "%s", point ? point->name : summary->experiment);
+    for (const int *c = g2zx_row_named(summary->experiment)->columns; *c >= 0; c++) {
+      if (!g2zx_knows(summary, *c)) continue;
+      double value = point ? g2zx_figure_of(point, *c) : 0;
+      if (!point) snprintf(text[count], sizeof *text, "%s", g2zx_figures[*c].heading);
+      else if (isnan(value)) text[count][0] = 0;
+      else snprintf(text[count], sizeof *text, "%.*f", g2zx_figures[*c].digits, value);
+      count++;
+    }
+    for (int c = 0; c < count; c++) cells[c] = text[c];
+    row(user, number++, count, cells);
+  }
+}
+
+typedef struct g2zx_lines {
+  void (*line)(void *user, const char *text);
+  void *user;
+} g2zx_lines;
+
+static void g2zx_markdown_row(void *user, int number, int count, const char *const *cells) {
+  const g2zx_lines *to = (const g2zx_lines *)user;
+  char text[2048];
+  int used = 0;
+  for (int c = 0; c < count; c++)
+    used += snprintf(text + used, sizeof text - (size_t)used, "| %s ", cells[c][0] ? cells[c] : "-");
+  snprintf(text + used, sizeof text - (size_t)used, "|");
+  to->line(to->user, text);
+  if (number >= 0) return;
+  for (int c = 0; c < count; c++) memcpy(text + 4 * c, "|---", 4);
+  memcpy(text + 4 * count, "|", 2);
+  to->line(to->user, text);
+}
+
+static void g2zx_page_row(void *user, int number, int count, const char *const *cells) {
+  g2z_page *page = (g2z_page *)user;
+  if (number < 0) g2z_page_table(page, count, cells);
+  for (int c = 0; c < count && number >= 0; c++) g2z_page_cell(page, "%s", cells[c]);
+}
+
+G2Z_API void g2z_summary_print(const g2z_summary *summary,
+                               void (*line)(void *user, const char *text), void *user) {
+  char text[2048];
+  g2zx_lines to = {line, user};
+  g2zx_table(summary, g2zx_markdown_row, &to);
+  snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
+           summary->command_line, summary->commit);
+  line(user, "");
+  line(user, text);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome == G2Z_OUTCOME_OK) continue;
+    snprintf(text, sizeof text, "%s: %s: %s", g2zx_outcomes[point->outcome], point->name,
+             point->reason);
+    line(user, text);
+  }
+}
+
+#define G2ZX_BARS 64                 /* more have no room on a page */
+
+/* Bars of a figure, a group for each point, with whiskers and a second figure. */
+static void g2zx_bars(g2z_page *page, const g2z_summary *summary, int number,
+                      const g2z_point *const *points, size_t count) {
+  const int figures[4] = {g2zx_charts[number].y, g2zx_charts[number].more,
+                          g2zx_charts[number].low, g2zx_charts[number].high};
+  const char *labels[G2ZX_BARS];
+  double value[4][G2ZX_BARS];
+  g2z_series series[2];
+  memset(series, 0, sizeof series);
+  for (size_t i = 0; i < count; i++) {
+    labels[i] = points[i]->name;
+    for (int k = 0; k < 4; k++)
+      value[k][i] = figures[k] >= 0 ? g2zx_figure_of(points[i], figures[k]) : NAN;
+    if (figures[3] != G2ZX_SPREAD) continue;
+    value[3][i] = value[0][i] + value[2][i];
+    value[2][i] = value[0][i] - value[2][i];
+  }
+  for (int k = 0; k < 2 && figures[k] >= 0; k++) {
+    series[k].count = count;
+    series[k].y = value[k];
+    series[k].name = g2zx_figures[figures[k]].heading;
+  }
+  series[0].low = figures[2] >= 0 ? value[2] : NULL;
+  series[0].high = figures[2] >= 0 ? value[3] : NULL;
+  const int two = figures[1] >= 0 && g2zx_knows(summary, figures[1]);
+  const g2z_chart chart = {g2zx_charts[number].title, g2zx_charts[number].about, NULL, labels,
+                           series, 1 + two, G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
+  g2z_page_chart(page, &chart);
+}
+
+/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure
+ * of the first series, or none. */
+static void g2zx_lines_of(g2z_page *page, int number, const g2z_point *const *points,
+                          size_t count) {
+  const int y = g2zx_charts[number].y, ideal = g2zx_charts[number].more;
+  double xs[G2Z_CHART_SERIES][G2ZX_BARS], ys[G2Z_CHART_SERIES][G2ZX_BARS];
+  g2z_series series[G2Z_CHART_SERIES];
+  const int last = ideal == G2ZX_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
+  int used = 0;
+  memset(series, 0, sizeof series);
+  for (size_t i = 0; i < count; i++) {
+    double at = g2zx_figure_of(points[i], g2zx_charts[number].x);
+    double value = g2zx_figure_of(points[i], y);
+    int k = 0;
+    if (isnan(at) || isnan(value)) continue;
+    const char *name = points[i]->series[0] ? points[i]->series : g2zx_figures[y].heading;
+    while (k < used && strcmp(series[k].name, name) != 0) k++;
+    if (k == last) continue;
+    if (k == used) series[used++].name = name;
+    xs[k][series[k].count] = at;
+    ys[k][series[k].count++] = value;
+    if (k || ideal == G2ZX_NONE) continue;
+    xs[last][series[0].count - 1] = at;
+    ys[last][series[0].count - 1] = ideal == G2ZX_SAME ? at : g2zx_figure_of(points[i], ideal);
+  }
+  if (!used || series[0].count < 2) return; /* one place on the axis makes no line */
+  for (int k = 0; k < used; k++) {
+    series[k].x = xs[k];
+    series[k].y = ys[k];
+    series[k].mark = G2Z_MARK_POINTS;
+  }
+  if (ideal != G2ZX_NONE) {
+    series[used].name = ideal == G2ZX_SAME ? "ideal" : "limit";
+    series[used].x = xs[last];
+    series[used].y = ys[last];
+    series[used].count = series[0].count;
+    series[used++].mark = G2Z_MARK_DASHED;
+  }
+  const g2z_chart chart = {g2zx_charts[number].title, g2zx_charts[number].about,
+                           g2zx_charts[number].x_name, NULL, series, used,
+                           g2zx_charts[number].axis, G2Z_AXIS_ZERO};
+  g2z_page_chart(page, &chart);
+}
+
+G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
+  const g2zx_row *row = g2zx_row_named(summary->experiment);
+  const g2z_point *points[G2ZX_BARS];
+  size_t count = 0;
+  g2z_page_heading(page, row->title);
+  g2z_page_fact(page, "machine", "%s", summary->hardware);
+  g2z_page_fact(page, "work", "%s", summary->work);
+  g2z_page_fact(page, "commit", "%s", summary->commit);
+  g2z_page_fact(page, "when", "%s", summary->generated_utc);
+  g2z_page_fact(page, "command", "%s", summary->command_line);
+  g2zx_table(summary, g2zx_page_row, page);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK)
+      g2z_page_text(page, "%s: %s: %s", g2zx_outcomes[point->outcome], point->name, point->reason);
+    else if (count < G2ZX_BARS) points[count++] = point;
+  }
+  for (int i = 0; i < (int)G2ZX_COUNT(g2zx_charts) && count; i++) {
+    if (!(g2zx_charts[i].in >> row->command & 1) || !g2zx_knows(summary, g2zx_charts[i].y)) continue;
+    if (g2zx_charts[i].x == G2ZX_NONE) g2zx_bars(page, summary, i, points, count);
+    else g2zx_lines_of(page, i, points, count);
+  }
+}
+
+/* ===== the work of bench =================================================
+ * In:  a command line. Out: a config, and what steps are timed with.
+ * Law: every flag stands in the table once, with the sub-commands that take it. */
+
+#define G2ZX_STEPPING (G2ZX_IN(step) | G2ZX_TRAINED | G2ZX_IN(point))
+#define G2ZX_TRAINING (G2ZX_STEPPING | G2ZX_IN(ops)) /* whose ops are a step's */
+#define G2ZX_ONE (G2ZX_TRAINING & ~G2ZX_TRAINED)     /* one configuration */
+#define G2ZX_SWEEPS (G2ZX_TRAINED | G2ZX_IN(comm))
+#define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* their arguments are directories */
+#define G2ZX_ANY ((1u << G2Z_BENCH_COUNT) - 1)
+#define G2ZX_STEPS_MAX 100000000
+#define G2ZX_SIZE_LEAST 0.001 /* MiB */
+
+#define G2ZX_WORD(name, text) "|" text
+#define G2ZX_WORD_OF_3(name, text, bytes) "|" text
+/* A name that stands twice takes one value in some sub-commands and a list in others. */
+#define G2ZX_FLAG_LIST(FLAG)                                                                      \
+  /*   in  name  kind  destination  minimum  maximum  value  help */                              \
+  FLAG(G2ZX_SWEEPS, "gpus", TEXT, rank_list, 0, 0, "LIST",                                        \
+       "numbers of ranks, each with a GPU or a share of the CPU, or all")                         \
+  FLAG(G2ZX_TRAINED, "zero", TEXT, stage_list, 0, 0, "LIST",                                      \
+       "ZeRO stages; dp: one rank has the optimizer")                                             \
+  FLAG(G2ZX_TRAINED, "dtype", TEXT, dtype_list, 0, 0, "LIST", "fp32, tf32, fp16, bf16")           \
+  FLAG(G2ZX_TRAINED, "sizes", TEXT, size_list, 0, 0, "LIST",                                      \
+       "MiB of gradients per collective; 0: the default")                                         \
+  FLAG(G2ZX_IN(comm) | G2ZX_IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST",                 \
+       "MiB of a whole buffer")                                                                   \
+  FLAG(G2ZX_TRAINING, "model", TEXT, model, 0, 0, "NAME",                                         \
+       "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
+  FLAG(G2ZX_TRAINING, "layers", INT, shape.layers, 1, 1024, "N",                                  \
+       "overrides the model's, as do the next four")                                              \
+  FLAG(G2ZX_TRAINING, "channels", INT, shape.channels, 8, 65536, "N",                             \
+       "width of the residual stream")                                                            \
+  FLAG(G2ZX_TRAINING, "heads", INT, shape.heads, 1, 65536, "N",                                   \
+       "divides channels [channels / 64]")                                                        \
+  FLAG(G2ZX_TRAINING, "context", INT, shape.context, 1, 1048576, "N",                             \
+       "positions: the longest sequence")                                                         \
+  FLAG(G2ZX_TRAINING, "vocab-size", INT, shape.vocab, 2, 65536, "N",                              \
+       "tokens that the model knows")                                                             \
+  FLAG(G2ZX_TRAINED, "global-batch", INT, global_batch, 1, 2147483647, "N",                       \
+       "sequences per step on any number of ranks: --batch limits a micro-step, --accum follows") \
+  FLAG(G2ZX_TRAINING, "batch", INT, train.batch, 1, 1048576, "N",                                 \
+       "sequences per micro-step and rank")                                                       \
+  FLAG(G2ZX_ONE, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")               \
+  FLAG(G2ZX_TRAINED, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence")                     \
+  FLAG(G2ZX_TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")         \
+  FLAG(G2ZX_TRAINING, "dropout", FLOAT, train.dropout, 0, 0.99, "P",                              \
+       "on embedding, attention, projections")                                                    \
+  FLAG(G2ZX_STEPPING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                              \
+       "token shards [tokens by Zipf's law]")                                                     \
+  FLAG(G2ZX_STEPPING, "steps", INT, steps, 1, G2ZX_STEPS_MAX, "N", "steps that are timed")        \
+  FLAG(G2ZX_TRAINED, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks") \
+  FLAG(G2ZX_TRAINED | G2ZX_IN(point), "warmup", INT, warmup, 0, 1000000, "N",                     \
+       "steps before those")                                                                      \
+  FLAG(G2ZX_TRAINED | G2ZX_IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",               \
+       "batches of a validation at the end")                                                      \
+  FLAG(G2ZX_SWEEPS, "repeats", INT, repeats, 1, G2Z_REPEATS, "N",                                 \
+       "runs of each point, one round after the other")                                           \
+  FLAG(G2ZX_TRAINING | G2ZX_IN(comm) | G2ZX_IN(exchange), "device", CHOICE, device, 0, 0,         \
+       G2Z_DEVICE_LIST(G2ZX_WORD), "[cuda if there is one]")                                      \
+  FLAG(G2ZX_ANY & ~G2ZX_TRAINED & ~G2ZX_READERS, "dtype", CHOICE, dtype, 0, 0,                    \
+       G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                             \
+  FLAG(G2ZX_STEPPING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto",                         \
+       "the step as CUDA graphs")                                                                 \
+  FLAG(G2ZX_ONE, "zero", INT, train.zero_stage, 0, 3, "STAGE", "ZeRO, on several ranks")          \
+  FLAG(G2ZX_ONE, "strategy", CHOICE, train.strategy, 0, 0, G2Z_STRATEGY_LIST(G2ZX_WORD),          \
+       "dp: one rank has the optimizer; with --zero 0")                                           \
+  FLAG(G2ZX_TRAINING, "fp8", CHOICE, train.fp8, 0, 0, G2Z_FP8_LIST(G2ZX_WORD),                    \
+       "Hopper: 8-bit products make logits; forward: linear ops too; all: data gradients too")    \
+  FLAG(G2ZX_TRAINING, "recompute", CHOICE, train.recompute, 0, 0,                                 \
+       G2Z_RECOMPUTE_LIST(G2ZX_WORD), "block: keep the input of each block alone")                \
+  FLAG(G2ZX_TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")  \
+  FLAG(G2ZX_TRAINING, "transport", CHOICE, train.transport, 0, 0, G2Z_TRANSPORT_LIST(G2ZX_WORD),  \
+       "between GPUs")                                                                            \
+  FLAG(G2ZX_ONE, "bucket-mb", FLOAT, bucket_mb, G2ZX_SIZE_LEAST, 65536, "X",                      \
+       "MiB of gradients per collective")                                                         \
+  FLAG(G2ZX_IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                        \
+       "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
+  FLAG(G2ZX_IN(step), "ops", CHOICE, without_ops, 0, 0, "|on|off",                                \
+       "time each op of a step, on one rank")                                                     \
+  FLAG(G2ZX_TRAINING, "seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")    \
+  FLAG(G2ZX_SWEEPS | G2ZX_IN(report), "out", TEXT, out, 0, 0, "DIR",                              \
+       "where the results go [experiments: runs/bench_NAME_TIME; report: the first DIR]")         \
+  FLAG(G2ZX_IN(point) | G2ZX_IN(exchange), "run-dir", TEXT, run_dir, 0, 0, "DIR",                 \
+       "where it leaves them")                                                                    \
+  FLAG(G2ZX_ANY, "help", SWITCH, help, 0, 0, "", "print this")
+
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) +1
+enum { G2ZX_FLAGS = 0 G2ZX_FLAG_LIST(FLAG) };
+#undef FLAG
+
+/* The flags of o->command, with destinations in o. */
+static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help) \
+  {in, {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help}},
+  const struct {
+    unsigned in;
+    g2z_flag flag;
+  } all[] = {G2ZX_FLAG_LIST(FLAG)};
+#undef FLAG
+  int count = 0;
+  for (int i = 0; i < G2ZX_FLAGS; i++)
+    if (all[i].in >> o->command & 1) flags[count++] = all[i].flag;
+  return count;
+}
+
+static void g2zx_default(g2z_bench *o, int command, g2z_device_kind kind) {
+  const g2zx_row *row = g2zx_row_of(command);
+  memset(o, 0, sizeof *o);
+  o->train = g2z_train_config_default();
+  o->command = command;
+  o->device = o->dtype = -1;
+  o->steps = 10;
+  if (!row || row->measures < 0) return;
+  const g2zx_work *work = &row->work[kind == G2Z_DEVICE_CUDA];
+  o->rank_list = work->ranks;
+  o->stage_list = work->stages;
+  o->dtype_list = work->dtypes;
+  o->size_list = work->sizes;
+  o->train.batch = work->batch;
+  o->train.accum = work->accum;
+  o->train.graph = work->graph;
+  o->global_batch = work->global_batch;
+  o->seq = work->seq;
+  o->steps = work->steps;
+  o->warmup = work->warmup;
+  o->repeats = work->repeats;
+  o->val_steps = work->val_steps;
+}
+
+G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const char *text),
+                            void *user) {
+  g2z_flag flags[G2ZX_FLAGS];
+  g2z_bench shown;
+  char text[128];
+  const char *about = g2zx_commands[o->command].about;
+  const int whole = o->command == G2Z_BENCH_step;
+  g2zx_default(&shown, o->command, o->help_for);
+  snprintf(text, sizeof text, "bench%s%s: %s", whole ? "" : " ",
+           whole ? "" : g2zx_commands[o->command].name,
+           about ? about : "what an experiment starts its ranks with");
+  line(user, text);
+  if (whole) line(user, "\nSub-commands, each with a --help of its own:");
+  for (int c = 1; c < G2Z_BENCH_COUNT && whole; c++) {
+    snprintf(text, sizeof text, "  %-12s %s", g2zx_commands[c].name, g2zx_commands[c].about);
+    if (g2zx_commands[c].about) line(user, text);
+  }
+  line(user, "");
+  g2z_flags_print(flags, g2zx_flags_of(&shown, flags), line, user);
+}
+
+/* argv[1] may name a sub-command. Flags are read twice: --device decides what the others start
+ * from. The first time --steps starts from 0, so that it shows whether it is given. Directories are
+ * moved to the front of argv: flags beside them are read once. */
+G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
+                                  g2z_context_config *context, g2z_bench *o) {
+  int command = G2Z_BENCH_step, rest = 0;
+  g2z_flag flags[G2ZX_FLAGS];
+  if (argc > 1 && argv[1][0] != '-') {
+    for (command = 0; command < G2Z_BENCH_COUNT; command++)
+      if (strcmp(argv[1], g2zx_commands[command].name) == 0) break;
+    if (command == G2Z_BENCH_COUNT)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s is no sub-command: bench --help lists "
+                      "them", argv[1]);
+    argc--;
+    argv++;
+  }
+  const int reader = (G2ZX_READERS >> command & 1) != 0;
+  g2z_device_kind kind = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  for (int pass = reader; pass < 2; pass++) {
+    g2zx_default(o, command, kind);
+    if (pass == 0) o->steps = 0;
+    G2ZX_TRY(g2z_flags_parse(services, flags, g2zx_flags_of(o, flags), argc, argv,
+                             reader ? &rest : NULL));
+    if (o->device >= 0) kind = (g2z_device_kind)o->device;
+    if (pass == 0 && o->tokens && o->steps)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--tokens and --steps both set the length: give "
+                      "one of them");
+  }
+  o->argc = rest + 1;
+  o->argv = argv;
+  o->help_for = kind;
+  if (o->help) return G2Z_OK;
+
+  g2z_model_config *model = &o->train.model;
+  G2ZX_TRY(g2z_place_find(services, &context->ranks.place));
+  o->train.bucket_mb = (double)o->bucket_mb;
+  if (o->device >= 0) context->device = (g2z_device_kind)o->device;
+  G2ZX_TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
+  if (!o->model && context->device == G2Z_DEVICE_CPU) {
+    model->layers = 4;
+    model->channels = 128;
+    model->heads = 2;
+    model->context = o->seq > 128 ? o->seq : 128;
+    model->vocab = 2048;
+  }
+  g2z_model_config_override(model, &o->shape);
+  o->train.seq = o->seq ? o->seq : model->context;
+  o->train.dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
+                   : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
+  o->train.optimizer.warmup = 0;
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_zipf_tokens(g2z_services *services, uint64_t seed, int vocab, size_t count,
+                                   int32_t **out) {
+  void *memory = NULL, *sums = NULL;
+  double sum = 0;
+  g2z_status status = g2z_allocate(services, (size_t)vocab, sizeof(double), &sums);
+  if (status == G2Z_OK) status = g2z_allocate(services, count, sizeof(int32_t), &memory);
+  double *below = (double *)sums;
+  int32_t *tokens = *out = (int32_t *)memory;
+  if (status != G2Z_OK) count = (size_t)(vocab = 0);
+  for (int r = 0; r < vocab; r++) below[r] = sum += 1.0 / (r + 1);
+  for (size_t i = 0; i < count; i++) {
+    uint32_t counter[4] = {(uint32_t)(i / 4), (uint32_t)((uint64_t)i >> 34), 0, 0}, bits[4];
+    g2z_philox(seed, G2Z_RANDOM_SYNTHETIC, counter, bits);
+    double draw = (double)g2z_uniform(bits[i % 4]) * sum;
+    int low = 0, high = vocab - 1;
+    while (low < high) {
+      int middle = (low + high) / 2;
+      if (below[middle] > draw) high = middle;
+      else low = middle + 1;
+    }
+    tokens[i] = low;
+  }
+  g2z_release(services, sums);
+  return status;
+}
+
+G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_stopwatch *w) {
+  void *memory;
+  memset(w, 0, sizeof *w);
+  w->collectives = NAN;
+  G2ZX_TRY(g2z_allocate(services, (size_t)steps, 3 * sizeof(double), &memory));
+  w->step_s = (double *)memory;
+  w->exposed_s = w->step_s + steps;
+  w->waited_s = w->exposed_s + steps;
+  return G2Z_OK;
+}
+
+G2Z_API void g2z_stopwatch_close(g2z_services *services, g2z_stopwatch *w) {
+  g2z_release(services, w->step_s);
+}
+
+G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
+  const size_t size = (size_t)w->count * sizeof(double);
+  void *memory;
+  g2z_status status = g2z_allocate(context->services, (size_t)context->world, size, &memory);
+  double *all = (double *)memory;
+  status = g2z_ranks_agree(context->ranks, status);
+  if (status == G2Z_OK) status = g2z_ranks_all_gather(context->ranks, w->exposed_s, size, all);
+  memcpy(w->waited_s, w->exposed_s, size);
+  for (int i = 0; i < context->world * w->count && status == G2Z_OK; i++) {
+    w->exposed_s[i % w->count] = fmin(w->exposed_s[i % w->count], all[i]);
+    w->waited_s[i % w->count] = fmax(w->waited_s[i % w->count], all[i]);
+  }
+  g2z_release(context->services, memory);
+  return status;
+}
+
+/* ===== experiments =======================================================
+ * In:  the lists of the axes. Out: run directories, NAME_report.json.
+ * Law: each point runs in processes of its own; a point that fails ends no other. */
+
+#define G2ZX_POINT_FILE "bench_point.json" /* what rank 0 measured, in the run directory */
+
+static g2z_status g2zx_new_summary(g2z_services *services, const g2z_bench *o,
+                                   const char *experiment, g2z_summary **out) {
+  G2ZX_TRY(g2z_summary_create(services, experiment, out));
+  snprintf((*out)->command_line, sizeof (*out)->command_line, "%s", o->command_line);
+  snprintf((*out)->commit, sizeof (*out)->commit, "%s", o->commit ? o->commit : "unknown");
+  return G2Z_OK;
+}
+
+/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9". */
+static void g2zx_describe(g2z_services *services, const g2z_device *device, char out[256]) {
+  char *text, name[128] = "CPU";
+  size_t bytes;
+  const g2z_device_info *info = &device->info;
+  if (device->kind == G2Z_DEVICE_CUDA) {
+    snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", info->count, info->name, info->runtime,
+             info->collectives[0] ? ", NCCL " : "", info->collectives);
+    return;
+  }
+  if (g2z_read_file(services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
+    const char *at = strstr(text, "model name");
+    if (at && (at = strchr(at, ':')) != NULL)
+      snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
+    g2z_release(services, text);
+  }
+  snprintf(out, 256, "%.120s, %ld cores", name, sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+/* ----- a point's ranks: bench point ----- */
+
+/* Of all threads of this process, user and system. */
+static double g2zx_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
+
+static double g2zx_sum(const double *values, int count) {
+  double sum = 0;
+  for (int i = 0; i < count; i++) sum += values[i];
+  return sum;
+}
+
+/* A training run of all its steps, of which the last o->steps count. */
+static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w) {
+  g2z_run_config config = g2z_run_config_default();
+  g2z_run *run;
+  g2z_run_event event;
+  const int last = o->warmup + o->steps;
+  config.train = o->train;
+  config.train.optimizer.steps = last;
+  config.run_dir = o->run_dir;
+  config.sample_tokens = 0;
+  config.tensorboard = 0;
+  config.command_line = o->command_line;
+  config.git_commit = o->commit;
+  config.model_name = o->model;
+  if (o->val_steps) {
+    config.val_glob = o->train.train_glob;
+    config.val_steps = o->val_steps;
+  }
+  G2ZX_TRY(g2z_run_create(context, &config, &run));
+  g2z_status status = g2z_run_write_launch(context->services, &config,
+                                           g2z_ranks_place(context->ranks));
+  g2zx_describe(context->services, g2z_run_trainer(run)->device, w->hardware);
+  w->began = g2z_seconds();
+  w->cpu_s = g2zx_cpu_s();
+  event.kind = G2Z_RUN_STEP;
+  while (status == G2Z_OK && event.kind != G2Z_RUN_DONE) {
+    status = g2z_run_next(run, &event);
+    const g2z_metrics *m = &event.metrics;
+    if (status != G2Z_OK || event.kind != G2Z_RUN_STEP) continue;
+    if (m->step == 1 && last > 1) /* the second is enqueued: no first parameters, and not played */
+      w->collectives = g2z_ranks_collectives(context->ranks, 2);
+    if (m->step <= o->warmup) {
+      w->began = g2z_seconds();
+      w->cpu_s = g2zx_cpu_s();
+    } else if (w->count < o->steps) {
+      w->step_s[w->count] = m->step_ms * 1e-3;
+      w->exposed_s[w->count++] = m->exposed_comm_ms * 1e-3;
+      if (w->count < o->steps) continue;
+      w->ended = g2z_seconds();
+      w->cpu_s = g2zx_cpu_s() - w->cpu_s;
+    }
+  }
+  g2z_run_free(run);
+  return status;
+}
+
+static void g2zx_fill_measured(g2z_figures *f, const g2z_bench *o, g2z_stopwatch *w, int world,
+                               double cpu_s) {
+  const double step_s = g2zx_sum(w->step_s, w->count);
+  const double exposed_s = g2zx_sum(w->exposed_s, w->count);
+  const double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
+  const size_t count = (size_t)w->count;
+  f->steps = w->count;
+  f->step_mean_ms = 1e3 * step_s / w->count;
+  f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
+  f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
+  f->step_min_ms = 1e3 * w->step_s[0];
+  f->step_p95_ms = 1e3 * g2z_percentile(w->step_s, count, 95);
+  f->step_max_ms = 1e3 * w->step_s[w->count - 1];
+  f->tokens_per_sec = 1e3 * tokens / f->step_p50_ms;
+  f->train_time_sec = step_s;
+  f->cpu_percent =
+      100 * cpu_s / ((w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN));
+  f->began_sec = w->began;
+  f->ended_sec = w->ended;
+  f->exposed_comm_sec = f->exposed_comm_share = f->exposed_comm_ms = 0;
+  f->waited_ms = f->collectives_per_step = 0;
+  if (world == 1) return; /* there is nobody to wait for */
+  f->exposed_comm_sec = exposed_s;
+  f->exposed_comm_share = exposed_s / step_s;
+  f->exposed_comm_ms = 1e3 * g2z_median(w->exposed_s, count);
+  f->waited_ms = 1e3 * g2z_median(w->waited_s, count);
+  f->collectives_per_step = w->collectives;
+}
+
+/* The CPU time of all ranks together goes to rank 0, which writes what it knows. */
+static g2z_status g2zx_write_measured(g2z_context *context, const g2z_bench *o,
+                                      g2z_stopwatch *w) {
+  g2z_services *services = context->services;
+  g2z_summary *s = NULL;
+  g2z_point *p;
+  void *memory;
+  g2z_status status = g2z_allocate(services, (size_t)context->world, sizeof(double), &memory);
+  double *cpu_s = (double *)memory;
+  status = g2z_ranks_agree(context->ranks, status);
+  if (status == G2Z_OK)
+    status = g2z_ranks_all_gather(context->ranks, &w->cpu_s, sizeof w->cpu_s, cpu_s);
+  if (status == G2Z_OK) status = g2z_stopwatch_ranks(context, w);
+  if (status == G2Z_OK && context->rank == 0) {
+    status = g2zx_new_summary(services, o, "point", &s);
+    if (status == G2Z_OK) status = g2z_summary_add(s, &p);
+    if (status == G2Z_OK) {
+      snprintf(p->name, sizeof p->name, "point");
+      snprintf(s->hardware, sizeof s->hardware, "%s", w->hardware);
+      g2zx_fill_measured(&p->figures, o, w, context->world, g2zx_sum(cpu_s, context->world));
+      status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
+    }
+  }
+  g2z_summary_free(s);
+  g2z_release(services, memory);
+  return status;
+}
+
+G2Z_API g2z_status g2z_bench_point(g2z_services *services, const g2z_bench *o,
+                                   const g2z_context_config *config) {
+  g2z_context *context;
+  g2z_stopwatch w;
+  if (!o->run_dir || !o->train.train_glob)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: "
+                    "experiments start it with both");
+  G2ZX_TRY(g2z_stopwatch_open(services, o->steps, &w));
+  g2z_status status = g2z_context_create(config, &context);
+  if (status == G2Z_OK) {
+    status = g2zx_train_point(context, o, &w);
+    if (status == G2Z_OK) status = g2zx_write_measured(context, o, &w);
+    g2z_context_free(context);
+  }
+  g2z_stopwatch_close(services, &w);
+  return status;
+}
+
+/* ----- lists in flags ----- */
+
+#define G2ZX_LIST_MAX 16
+
+typedef struct g2zx_axis {      /* what the list of a flag says */
+  double at[G2ZX_LIST_MAX];
+  int count;
+} g2zx_axis;
+
+/* "1,2,4": numbers from least to most; or "fp16,bf16": the indices of words among `words`, such as
+ * "|fp32|tf32|fp16". No entry stands there twice: it would be measured twice under one name. */
+static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const char *text,
+                                 const char *words, double least, double most, g2zx_axis *out) {
+  const char *at = text;
+  for (out->count = 0;; at++) {
+    const size_t length = strcspn(at, ",");
+    double entry = 0;
+    int good = 0;
+    const char *word = words; /* each begins behind its | */
+    for (; word && !good; word = good ? word : strchr(word + 1, '|'), entry += !good)
+      good = strcspn(word + 1, "|") == length && memcmp(at, word + 1, length) == 0;
+    if (!words && length && !isspace((unsigned char)*at)) { /* strtod would skip spaces */
+      char *end;
+      entry = strtod(at, &end);
+      good = end == at + length && entry >= least && entry <= most;
+    }
+    if (words && (!good || out->count == G2ZX_LIST_MAX))
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with "
+                      "commas alone between them", flag, text, G2ZX_LIST_MAX, words + 1);
+    if (out->count == G2ZX_LIST_MAX)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
+                      G2ZX_LIST_MAX);
+    if (!good)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, "
+                      "with commas alone between them, as in %g,%g", flag, text, least, most, least,
+                      least + 1);
+    for (int i = 0; i < out->count; i++)
+      if (out->at[i] == entry)
+        return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: %.*s is there already: give each "
+                        "once", flag, text, (int)length, at);
+    out->at[out->count++] = entry;
+    at += length;
+    if (!*at) return G2Z_OK;
+  }
+}
+
+/* ----- the ranks of comm: bench exchange ----- */
+
+/* A collective, and what passes each rank's link (as nccl-tests count it): the whole buffer `whole`
+ * times, and the slices of the other ranks `others` times. */
+typedef struct g2zx_collective {
+  const char *name;
+  double whole, others;
+  g2z_call_kind kind;
+  g2z_owner owner;
+} g2zx_collective;
+static const g2zx_collective g2zx_collectives[] = {
+    {"reduce_scatter", 0, 1, G2Z_CALL_REDUCE, G2Z_OWNER_SLICES},
+    {"all_reduce", 0, 2, G2Z_CALL_REDUCE, G2Z_OWNER_ALL},
+    {"all_gather", 0, 1, G2Z_CALL_GATHER, G2Z_OWNER_SLICES},
+    {"reduce", 1, 0, G2Z_CALL_REDUCE, G2Z_OWNER_ROOT},
+    {"broadcast", 1, 0, G2Z_CALL_GATHER, G2Z_OWNER_ROOT}};
+
+/* Bytes of an element of activations and gradients alike: a CPU stores all in fp32. */
+static size_t g2zx_element(const g2z_device *device) {
+  int half = device->dtype == G2Z_FP16 || device->dtype == G2Z_BF16;
+  return device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
+}
+
+/* An all-gather begins when all ranks may write to the buffer, and ends when all have. */
+static g2z_status g2zx_exchange_once(g2z_comm *comm, const g2zx_collective *c, char *buffer,
+                                     size_t n) {
+  const int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
+  const size_t slice = n / (size_t)comm->world * g2zx_element(comm->device);
+  char *mine = slices ? buffer + (size_t)comm->rank * slice : buffer;
+  g2z_call call = g2z_call_of(c->kind, gathers ? buffer : mine, gathers ? mine : buffer, n);
+  call.owner = c->owner;
+  call.write = G2Z_OVERWRITE;
+  if (gathers) G2ZX_TRY(g2z_comm_after(comm, 1));
+  G2ZX_TRY(g2z_comm_submit(comm, &call));
+  return gathers ? g2z_comm_mark(comm, 0) : G2Z_OK;
+}
+
+/* Seconds per call, the slowest rank's: the median of five rounds of at least 10 ms each. */
+static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, char *buffer,
+                                     size_t n, double *all, double *seconds) {
+  double rounds[5];
+  int calls = 1;
+  for (int round = -1; round < 5;) { /* the first opens connections, and does not count */
+    G2ZX_TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
+    double begin = g2z_seconds(), most = 0;
+    G2ZX_TRY(g2z_comm_after(comm, 0));
+    for (int i = 0; i < calls; i++) G2ZX_TRY(g2zx_exchange_once(comm, c, buffer, n));
+    G2ZX_TRY(g2z_comm_mark(comm, 0));
+    G2ZX_TRY(g2z_comm_wait(comm, 0));
+    G2ZX_TRY(comm->device->ops->synchronize(comm->device));
+    double mine = g2z_seconds() - begin;
+    G2ZX_TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, all));
+    for (int r = 0; r < comm->world; r++) most = all[r] > most ? all[r] : most;
+    if (round >= 0) rounds[round] = most / calls;
+    if (round == 0 && most < 0.01 && calls < 1024) calls *= 2; /* all ranks see the same `most` */
+    else round++;
+  }
+  *seconds = g2z_median(rounds, 5);
+  return G2Z_OK;
+}
+
+/* All collectives at one size; of the copy engines only those that they carry. */
+static g2z_status g2zx_exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
+                                     g2z_summary *s) {
+  const double R = comm->world;
+  const size_t unit = 8 * (size_t)comm->world, size = g2zx_element(comm->device);
+  const size_t n = ((size_t)(mib * 1048576.0) / size + unit - 1) / unit * unit;
+  double copy_rate, seconds = 0;
+  G2ZX_TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
+  for (size_t i = 0; i < G2ZX_COUNT(g2zx_collectives); i++) {
+    const g2zx_collective *c = &g2zx_collectives[i];
+    int gathers = c->kind == G2Z_CALL_GATHER, reduces = comm->reduce == G2Z_TRANSPORT_COPY;
+    if (comm->gather == G2Z_TRANSPORT_COPY &&
+        (c->owner != G2Z_OWNER_SLICES || (!gathers && !reduces)))
+      continue;
+    G2ZX_TRY(g2zx_time_exchange(comm, c, buffer, n, all, &seconds));
+    double bus = (c->whole + c->others * (R - 1) / R) * (double)(n * size) / seconds;
+    g2z_point *p;
+    G2ZX_TRY(g2z_summary_add(s, &p));
+    snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", c->name,
+             comm->gather == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name, comm->world);
+    snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
+    p->figures.world_size = R;
+    p->figures.message_mib = (double)(n * size) / 1048576.0;
+    p->figures.time_us = seconds * 1e6;
+    p->figures.bus_gb_per_sec = bus * 1e-9;
+    p->figures.limit_gb_per_sec = copy_rate * 1e-9;
+    p->figures.of_limit = bus / copy_rate;
+  }
+  return G2Z_OK;
+}
+
+/* The sizes, over one transport; none when it cannot be had here. */
+static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *sizes,
+                                     g2z_device *device, g2z_transport transport,
+                                     g2z_summary *s) {
+  double most = 0;
+  g2z_comm *comm;
+  g2z_comm_config config;
+  void *buffer, *all;
+  for (int i = 0; i < sizes->count; i++) most = fmax(most, sizes->at[i]);
+  const size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)context->world;
+  memset(&config, 0, sizeof config);
+  config.places = 1;
+  config.most = bytes / 2;
+  config.wire = device->dtype;
+  config.gather = config.reduce = transport;
+  G2ZX_TRY(g2z_comm_create(context->ranks, device, &config, &comm));
+  g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
+  g2z_status gained = g2z_allocate(device->services, (size_t)comm->world, sizeof(double), &all);
+  status = g2z_ranks_agree(comm->ranks, status == G2Z_OK ? gained : status);
+  for (int i = 0; i < sizes->count && status == G2Z_OK && comm->gather == transport; i++)
+    status = g2zx_exchange_size(comm, (char *)buffer, sizes->at[i], (double *)all, s);
+  g2z_release(device->services, all);
+  if (buffer) comm->ops->release(comm, buffer);
+  g2z_comm_free(comm);
+  return status;
+}
+
+G2Z_API g2z_status g2z_bench_exchange(g2z_services *services, const g2z_bench *o,
+                                      const g2z_context_config *config) {
+  g2z_context *context;
+  g2z_device *device = NULL;
+  g2z_summary *s = NULL;
+  g2zx_axis sizes;
+  if (!o->run_dir)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts "
+                    "it with one");
+  G2ZX_TRY(g2zx_read_list(services, "sizes", o->size_list, NULL, G2ZX_SIZE_LEAST, 65536, &sizes));
+  G2ZX_TRY(g2z_context_create(config, &context));
+  g2z_status status = g2zx_new_summary(services, o, "comm", &s);
+  if (status == G2Z_OK)
+    status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype, &device);
+  status = g2z_ranks_agree(context->ranks, status);
+  for (int i = G2Z_TRANSPORT_NCCL; i <= G2Z_TRANSPORT_COPY && status == G2Z_OK; i++)
+    status = g2zx_exchange_over(context, &sizes, device, (g2z_transport)i, s);
+  if (status == G2Z_OK && context->rank == 0) {
+    g2zx_describe(services, device, s->hardware);
+    status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
+  }
+  g2z_device_free(device);
+  g2z_context_free(context);
+  g2z_summary_free(s);
+  return status;
+}
+
+/* ----- the runner: its jobs ----- */
+
+#define G2ZX_JOBS 512
+
+typedef struct g2zx_job {       /* a place on the axes */
+  g2z_point point;              /* its name, what its plan says, and its outcome */
+  g2z_train_config train;       /* what its ranks do */
+  int world, steps;
+  g2z_summary *told[G2Z_REPEATS]; /* what they measured, for each repeat that went well */
+} g2zx_job;
+
+typedef struct g2zx_experiment {
+  const g2z_bench *o;
+  const g2zx_row *row;
+  g2z_services *services;
+  g2z_device_kind device;
+  g2zx_axis ranks, stages, dtypes, sizes;
+  g2z_summary *s;
+  g2zx_job *jobs;
+  int count;
+  char out[1024];
+  g2z_path tokens;              /* "": none were written */
+  int runs, all_runs;           /* done and to be done */
+  double began;
+} g2zx_experiment;
+
+/* The lists are read before anything is written or started. */
+static g2z_status g2zx_read_axes(g2zx_experiment *e) {
+  g2z_services *services = e->services;
+  const g2z_bench *o = e->o;
+  const int trains = e->row->measures == G2Z_BENCH_point, cuda = e->device == G2Z_DEVICE_CUDA;
+  const int every = strcmp(o->rank_list, "all") == 0;
+  const int all = cuda ? g2z_device_count(G2Z_DEVICE_CUDA) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+  char text[16];
+  snprintf(text, sizeof text, "%d", all);
+  if (every && !all)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this "
+                    "build can use; --device cpu takes ranks without");
+  G2ZX_TRY(g2zx_read_list(services, "gpus", every ? text : o->rank_list, NULL, 1, 4096,
+                          &e->ranks));
+  for (int i = 0; i < e->ranks.count; i++)
+    if (e->ranks.at[i] != floor(e->ranks.at[i]))
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks",
+                      o->rank_list, e->ranks.at[i]);
+  G2ZX_TRY(g2zx_read_list(services, "sizes", o->size_list, NULL, trains ? 0 : G2ZX_SIZE_LEAST,
+                          65536, &e->sizes));
+  /* Ranks would be started without a --bucket-mb that is out of its range, and take the default. */
+  for (int i = 0; i < e->sizes.count; i++)
+    if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, "
+                      "%g", o->size_list, e->sizes.at[i], G2ZX_SIZE_LEAST);
+  if (!trains) { /* its ranks take the whole list */
+    e->stages.count = e->dtypes.count = e->sizes.count = 1;
+    return G2Z_OK;
+  }
+  G2ZX_TRY(g2zx_read_list(services, "zero", o->stage_list, "|dp|0|1|2|3", 0, 0, &e->stages));
+  return g2zx_read_list(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
+                        &e->dtypes);
+}
+
+/* Whether this machine and this build can do it: the plan knows all that needs no device. Fills in
+ * what the plan says, and how many steps it takes. */
+static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *j) {
+  g2z_services *services = e->services;
+  const int gpus = g2z_device_count(G2Z_DEVICE_CUDA), global = e->o->global_batch;
+  g2z_train_config *train = &j->train;
+  g2z_figures *f = &j->point.figures;
+  g2z_plan *plan;
+  if (e->row->measures == G2Z_BENCH_exchange && j->world == 1)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "alone there is nothing to exchange: --gpus takes "
+                    "2 or more");
+  if (e->device == G2Z_DEVICE_CUDA && j->world > gpus)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", j->world, gpus);
+  if (e->row->measures == G2Z_BENCH_exchange) return G2Z_OK;
+  if (global && global % j->world)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",
+                    global, j->world);
+  if (global) { /* each rank's sequences in micro-steps as large as --batch allows */
+    const int each = global / j->world;
+    if (train->batch > each) train->batch = each;
+    while (each % train->batch) train->batch--;
+    train->accum = each / train->batch;
+  }
+  train->strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+  train->zero_stage = stage < 0 ? 0 : stage;
+  G2ZX_TRY(g2z_plan_create(services, train, e->device, 0, j->world, &plan));
+  f->micro_batch = plan->batch;
+  f->accum_steps = plan->accum;
+  f->global_batch = (double)plan->batch * plan->accum * j->world;
+  f->seq_len = plan->seq;
+  if (stage >= 0) f->zero_stage = plan->zero_stage;
+  f->buckets = plan->buckets;
+  f->plan_gib = (double)plan->bytes_total / 1073741824.0;
+  g2z_plan_free(plan);
+  if (train->train_glob) { /* shards must be there, and hold a step of this point */
+    g2z_loader_config shards;
+    g2z_loader *loader;
+    memset(&shards, 0, sizeof shards);
+    shards.glob = train->train_glob;
+    shards.batch = train->batch;
+    shards.seq = train->seq;
+    shards.accum = train->accum;
+    shards.world = j->world;
+    shards.vocab = train->model.vocab;
+    G2ZX_TRY(g2z_loader_create(services, &shards, &loader));
+    g2z_loader_free(loader);
+  }
+  double steps = e->o->tokens ? ceil((double)e->o->tokens / (f->global_batch * f->seq_len))
+                              : j->steps;
+  if (steps > G2ZX_STEPS_MAX)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can "
+                    "be timed", (double)e->o->tokens, steps, G2ZX_STEPS_MAX);
+  j->steps = (int)steps;
+  return G2Z_OK;
+}
+
+static void g2zx_give_up(g2z_point *p, g2z_outcome outcome, const char *reason) {
+  p->outcome = outcome;
+  snprintf(p->reason, sizeof p->reason, "%.390s", reason);
+}
+
+/* Appends a part to a name, behind a comma. */
+static void g2zx_add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
+static void g2zx_add_name(char *name, size_t room, const char *format, ...) {
+  va_list arguments;
+  size_t used = strlen(name);
+  if (used) used += (size_t)snprintf(name + used, room - used, ", ");
+  va_start(arguments, format);
+  if (used < room) vsnprintf(name + used, room - used, format, arguments);
+  va_end(arguments);
+}
+
+/* One place on the axes; what makes it differ from the others is its name. */
+static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, double dtype,
+                               double size) {
+  static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
+  if (e->count == G2ZX_JOBS)
+    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "more than %d points: shorten a list",
+                    G2ZX_JOBS);
+  g2zx_job *j = &e->jobs[e->count++];
+  g2z_point *p = &j->point;
+  *p = g2z_point_default();
+  j->train = e->o->train;
+  j->steps = e->o->steps;
+  j->world = (int)world;
+  if (e->row->measures == G2Z_BENCH_point) {
+    j->train.dtype = (g2z_dtype)(int)dtype;
+    j->train.bucket_mb = size;
+    p->figures.world_size = world;
+    p->figures.bucket_mib = size > 0 ? size : NAN;
+  }
+  const int by_size = e->row->command == G2Z_BENCH_buckets; /* what the x axis of its charts is */
+  for (int whole = 0; whole < 2; whole++) {                 /* the series, then the name */
+    char *to = whole ? p->name : p->series;
+    size_t room = whole ? sizeof p->name : sizeof p->series;
+    if (e->stages.count > 1) g2zx_add_name(to, room, "%s", stages[(int)stage]);
+    if (e->dtypes.count > 1) g2zx_add_name(to, room, "%s", g2z_dtype_text(j->train.dtype));
+    if (e->sizes.count > 1 && (whole || !by_size)) g2zx_add_name(to, room, "%g MiB", size);
+    if (whole ? e->ranks.count > 1 || !*to : by_size && e->ranks.count > 1)
+      g2zx_add_name(to, room, "%d %s%s", j->world, e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank",
+                    world > 1 ? "s" : "");
+  }
+  if (g2zx_check_job(e, (int)stage - 1, j) == G2Z_OK) return G2Z_OK;
+  g2zx_give_up(p, G2Z_OUTCOME_SKIPPED, e->services->error);
+  return G2Z_OK;
+}
+
+/* ----- the runner: a job's ranks ----- */
+
+static volatile sig_atomic_t g2zx_stop;
+static void g2zx_on_signal(int number) { g2zx_stop = number; }
+
+static g2z_status g2zx_check_stop(const g2zx_experiment *e) {
+  if (!g2zx_stop) return G2Z_OK;
+  return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d", (int)g2zx_stop);
+}
+
+#define G2ZX_WATCHED 64
+
+typedef struct g2zx_observer {  /* of a job's ranks, while they run */
+  FILE *smi;                    /* NULL: there are no GPUs to look at */
+  FILE *said;                   /* what it printed; before each piece a line "@ g2z_seconds()" */
+  int in_line;                  /* 1: the last piece ends within a line */
+} g2zx_observer;
+
+/* nvidia-smi prints a line for each GPU of a point, five times a second, until its pipe closes. It
+ * may not be there: then nothing is known. */
+static void g2zx_open_smi(g2zx_observer *seen, int world) {
+  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+  char only[512] = "", command[800];
+  for (int gpu = 0; gpu < world && gpu < G2ZX_WATCHED; gpu++) {
+    int length = visible ? (int)strcspn(visible, ",") : 0;
+    size_t used = strlen(only);
+    const char *comma = gpu ? "," : "";
+    if (visible) snprintf(only + used, sizeof only - used, "%s%.*s", comma, length, visible);
+    else snprintf(only + used, sizeof only - used, "%s%d", comma, gpu);
+    if (visible && visible[length]) visible += length + 1;
+  }
+  snprintf(command, sizeof command, "exec nvidia-smi -i '%s' --loop-ms=200 --format=csv,noheader,"
+           "nounits --query-gpu=index,utilization.gpu,memory.used 2> /dev/null", only);
+  seen->said = tmpfile();
+  seen->smi = popen(command, "r");
+  if (seen->smi) fcntl(fileno(seen->smi), F_SETFL, O_NONBLOCK);
+}
+
+static void g2zx_observe(void *user) {
+  g2zx_observer *seen = (g2zx_observer *)user;
+  char piece[4096];
+  ssize_t got;
+  if (g2zx_stop) raise(g2zx_stop); /* it came before the ranks: it is handed on now */
+  while (seen->smi && seen->said && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
+    if (!seen->in_line) fprintf(seen->said, "@ %f\n", g2z_seconds());
+    fwrite(piece, 1, (size_t)got, seen->said);
+    seen->in_line = piece[got - 1] != '\n';
+  }
+}
+
+/* GPUs: how busy between the first and the last step that counts, and the most memory that was in
+ * use beyond what was in use before. CPU: the largest resident rank. */
+static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end, double wall_s,
+                              g2z_figures *f) {
+  double at = 0, mib, busy = 0, most = 0, before[G2ZX_WATCHED];
+  char line[128], percent[32];
+  int gpu, inside = 0;
+  for (int i = 0; i < G2ZX_WATCHED; i++) before[i] = NAN;
+  if (seen->said) rewind(seen->said);
+  while (seen->said && fgets(line, sizeof line, seen->said)) {
+    if (sscanf(line, "@ %lf", &at) == 1) continue;
+    if (sscanf(line, "%d, %31[^,], %lf", &gpu, percent, &mib) != 3 || gpu < 0 ||
+        gpu >= G2ZX_WATCHED)
+      continue;
+    if (isnan(before[gpu])) before[gpu] = mib;
+    most = fmax(most, (mib - before[gpu]) * 1048576.0);
+    if (at < f->began_sec || at > f->ended_sec) continue;
+    double part = NAN;
+    sscanf(percent, "%lf", &part); /* "[N/A]" of a part of a GPU */
+    busy += part;
+    inside++;
+  }
+  if (inside) f->gpu_percent = busy / inside;
+  if (!seen->smi) most = (double)end->rank_bytes;
+  f->peak_memory_gib = most / 1073741824.0;
+  f->total_wall_time_sec = wall_s;
+}
+
+/* The last line of what the ranks printed that says what is wrong, else the last one. */
+static void g2zx_read_reason(g2z_services *services, const char *path, int code, char out[400]) {
+  char *text = NULL, *best = NULL, *rest = NULL;
+  size_t bytes;
+  if (g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+      if (!best || strncmp(best, "bench: ", 7) != 0 || strncmp(line, "bench: ", 7) == 0)
+        best = line;
+  snprintf(out, 400, "exit code %d: %.300s", code,
+           !best ? "it printed nothing" : strncmp(best, "bench: ", 7) == 0 ? best + 7 : best);
+  g2z_release(services, text);
+}
+
+/* Starts the ranks of a job and waits for them. The status is that of bench itself: G2Z_STOPPED
+ * when a signal ended them, and the run does not count. */
+static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *run_dir,
+                                 g2z_summary **told) {
+  const g2z_path console = g2z_path_in(run_dir, "console.txt");
+  const char *first[] = {"bench", g2zx_commands[e->row->measures].name};
+  g2z_flag flags[G2ZX_FLAGS];
+  g2z_bench o = *e->o;
+  g2z_job job;
+  g2z_job_end end;
+  g2zx_observer seen;
+  memset(&job, 0, sizeof job);
+  memset(&seen, 0, sizeof seen);
+  o.command = e->row->measures; /* every flag that it has: none is left to defaults */
+  o.train = j->train;
+  o.shape = j->train.model;
+  o.seq = j->train.seq;
+  o.bucket_mb = (float)j->train.bucket_mb;
+  o.steps = j->steps;
+  o.device = (int)e->device;
+  o.dtype = (int)j->train.dtype;
+  o.run_dir = run_dir;
+  G2ZX_TRY(g2z_make_directory(e->services, run_dir));
+  G2ZX_TRY(g2z_flags_arguments(e->services, flags, g2zx_flags_of(&o, flags), first, 2, &job.argv));
+  job.ranks = j->world;
+  job.output = console.text;
+  job.watch = g2zx_observe;
+  job.user = &seen;
+  if (e->device == G2Z_DEVICE_CUDA) g2zx_open_smi(&seen, j->world);
+  double begin = g2z_seconds();
+  g2z_status status = g2z_ranks_run(e->services, &job, &end);
+  double wall_s = g2z_seconds() - begin;
+  if (status == G2Z_OK && end.signal && end.exit_code != 0) {
+    g2zx_stop = end.signal;
+    status = g2zx_check_stop(e);
+  }
+  if (status == G2Z_OK && end.exit_code != 0) {
+    j->point.outcome = G2Z_OUTCOME_FAILED;
+    g2zx_read_reason(e->services, console.text, end.exit_code, j->point.reason);
+  } else if (status == G2Z_OK && g2z_summary_read(e->services,
+                                                  g2z_path_in(run_dir, G2ZX_POINT_FILE).text,
+                                                  told) != G2Z_OK)
+    g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, e->services->error);
+  for (size_t i = 0; *told && i < (*told)->count; i++)
+    g2zx_fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
+  if (*told) memcpy(e->s->hardware, (*told)->hardware, sizeof e->s->hardware);
+  if (seen.smi) pclose(seen.smi);
+  if (seen.said) fclose(seen.said);
+  g2z_release(e->services, job.argv);
+  return status;
+}
+
+static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
+  g2z_summary **told = &j->told[repeat];
+  const int run = e->runs + 1;
+  const g2z_path run_dir = g2z_path_in(e->out, "run_%s_%d", e->s->experiment, run);
+  char said[500], left[32] = "";
+  G2ZX_TRY(g2zx_check_stop(e));
+  G2ZX_TRY(g2zx_run_ranks(e, j, run_dir.text, told));
+  j->point.runs[j->point.repeats++] = e->runs = run;
+  if (!*told) {
+    snprintf(said, sizeof said, "failed, %s", j->point.reason);
+    e->all_runs -= e->o->repeats - repeat - 1; /* it will not be tried again */
+  } else if (e->row->measures == G2Z_BENCH_point) {
+    const g2z_figures *f = &(*told)->points[0].figures;
+    snprintf(said, sizeof said, "%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
+             f->step_p50_ms, f->total_wall_time_sec);
+  } else
+    snprintf(said, sizeof said, "%zu collectives, %.1f s", (*told)->count,
+             (*told)->points[0].figures.total_wall_time_sec);
+  double left_s = (g2z_seconds() - e->began) / e->runs * (e->all_runs - e->runs);
+  if (e->runs < e->all_runs)
+    snprintf(left, sizeof left, ", %d:%02d left", (int)left_s / 60, (int)left_s % 60);
+  g2z_log(e->services, G2Z_LOG_INFO, "[%d/%d] %s, repeat %d: %s%s", run, e->all_runs,
+          j->point.name, repeat + 1, said, left);
+  return G2Z_OK;
+}
+
+/* ----- the runner: what comes of it ----- */
+
+/* The points of a job: its own with the medians of what its ranks measured, or, of comm, theirs. */
+static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
+  double values[G2Z_REPEATS];
+  const size_t repeats = (size_t)j->point.repeats;
+  const int measured = j->point.outcome == G2Z_OUTCOME_OK && repeats > 0;
+  g2z_point *p;
+  if (j->point.outcome == G2Z_OUTCOME_OK && !repeats)
+    g2zx_give_up(&j->point, G2Z_OUTCOME_SKIPPED,
+                 "bench was stopped before a run of it had ended");
+  for (size_t k = 0; k < (measured ? j->told[0]->count : 1); k++) {
+    G2ZX_TRY(g2z_summary_add(e->s, &p));
+    *p = j->point;
+    for (size_t r = 0; r < repeats && measured; r++)
+      if (j->told[r]->count != j->told[0]->count)
+        return g2z_fail(e->services, G2Z_FORMAT, "the repeats of %.80s measured different things",
+                        j->point.name);
+    if (measured && e->row->measures == G2Z_BENCH_exchange) {
+      memcpy(p->name, j->told[0]->points[k].name, sizeof p->name);
+      memcpy(p->series, j->told[0]->points[k].series, sizeof p->series);
+    }
+    for (int i = 0; i < G2Z_FIGURE_COUNT && measured; i++) {
+      for (size_t r = 0; r < repeats; r++) values[r] = g2zx_figure_of(&j->told[r]->points[k], i);
+      if (i == G2Z_FIGURE(tokens_per_sec))
+        p->figures.tokens_per_sec_sd = g2z_deviation(values, repeats);
+      double median = g2z_median(values, repeats);
+      if (!isnan(median)) *g2z_figure(&p->figures, i) = median;
+    }
+    p->figures.began_sec = p->figures.ended_sec = NAN; /* of one run, and of no use to others */
+  }
+  return G2Z_OK;
+}
+
+/* Tokens for the longest of the points, by Zipf's law. At most 32 Mi: a longer run reads them
+ * again. A block of 1 Mi is drawn once and repeated. */
+static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
+  const size_t block = (size_t)1 << 20, limit = (size_t)1 << 25;
+  size_t wanted = 0;
+  g2z_shard_writer *writer;
+  int32_t *tokens;
+  for (g2zx_job *j = e->jobs; j < e->jobs + e->count; j++) {
+    size_t step = (size_t)j->train.batch * (size_t)j->train.accum * (size_t)j->train.seq *
+                  (size_t)j->world;
+    size_t most = step > limit ? step : limit, run = step * (size_t)(j->steps + e->o->warmup);
+    if (j->point.outcome != G2Z_OUTCOME_OK) continue;
+    if (run > most) run = most;
+    if (run > wanted) wanted = run;
+  }
+  e->tokens = g2z_path_in(e->out, "tokens.bin");
+  G2ZX_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab,
+                           wanted < block ? wanted + 1 : block, &tokens));
+  g2z_status status = g2z_shard_writer_create(e->services, e->tokens.text, G2Z_SHARD_LLMC, &writer);
+  for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
+    status = g2z_shard_writer_append(writer, tokens,
+                                     wanted + 1 - done < block ? wanted + 1 - done : block);
+  if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
+  g2z_shard_writer_free(writer);
+  g2z_release(e->services, tokens);
+  for (int i = 0; i < e->count; i++) e->jobs[i].train.train_glob = e->tokens.text;
+  return status;
+}
+
+/* Makes `out`, in which an experiment that was interrupted may have left runs, and runs each job
+ * o->repeats times: a round runs each once, so that what changes on the machine meets all. */
+static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
+  const g2z_bench *o = e->o;
+  const g2z_train_config *t = &o->train;
+  const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
+  char length[32]; /* by --tokens each point has steps of its own */
+  int there;
+  if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
+  else snprintf(length, sizeof length, "%d steps", o->steps);
+  if (e->row->measures == G2Z_BENCH_point)
+    snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
+             "%s after %d steps of warm-up, %d repeats", t->model.layers, t->model.channels,
+             t->model.vocab, t->seq, o->dtype_list, length, o->warmup, o->repeats);
+  else
+    snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
+             g2z_dtype_text(t->dtype), o->repeats,
+             e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
+  G2ZX_TRY(g2z_make_directory(e->services, e->out));
+  G2ZX_TRY(g2z_is_there(e->services, path.text, &there));
+  if (there)
+    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already, of an experiment that "
+                    "did not end: choose another --out, or remove %.60s's runs", path.text,
+                    e->s->experiment);
+  if (!t->train_glob && e->row->measures == G2Z_BENCH_point) G2ZX_TRY(g2zx_write_tokens(e));
+  for (int i = 0; i < e->count; i++) {
+    const g2z_point *p = &e->jobs[i].point;
+    if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += o->repeats;
+    else g2z_log(e->services, G2Z_LOG_INFO, "skipped: %s: %s", p->name, p->reason);
+  }
+  e->began = g2z_seconds();
+  for (int repeat = 0; repeat < o->repeats; repeat++)
+    for (int i = 0; i < e->count; i++)
+      if (e->jobs[i].point.outcome == G2Z_OUTCOME_OK)
+        G2ZX_TRY(g2zx_run_job(e, &e->jobs[i], repeat));
+  return G2Z_OK;
+}
+
+static void g2zx_log_line(void *user, const char *text) {
+  g2z_services *services = (g2z_services *)user;
+  if (services->log) services->log(services->user, G2Z_LOG_INFO, text);
+}
+
+/* Of an experiment that was stopped the report tells what had ended until then. */
+static g2z_status g2zx_finish(g2zx_experiment *e) {
+  const g2z_path path = g2z_path_in(e->out, "%s_report.json", e->s->experiment);
+  const int stopped = e->runs < e->all_runs;
+  int failed = 0;
+  for (int i = 0; i < e->count; i++) {
+    G2ZX_TRY(g2zx_settle_job(e, &e->jobs[i]));
+    failed += e->jobs[i].point.outcome == G2Z_OUTCOME_FAILED;
+  }
+  /* Against the point that differs in nothing but that it has one rank: job i is point i. */
+  for (int i = 0; i < e->count && e->row->measures == G2Z_BENCH_point; i++)
+    for (int k = 0; k < e->count; k++) {
+      const g2z_train_config *mine = &e->jobs[i].train, *its = &e->jobs[k].train;
+      g2z_figures *f = &e->s->points[i].figures;
+      if (e->jobs[k].world != 1 || mine->zero_stage != its->zero_stage ||
+          mine->strategy != its->strategy || mine->dtype != its->dtype ||
+          mine->bucket_mb != its->bucket_mb)
+        continue;
+      f->speedup_vs_1gpu = f->tokens_per_sec / e->s->points[k].figures.tokens_per_sec;
+      f->scaling_efficiency = f->speedup_vs_1gpu / e->jobs[i].world;
+    }
+  if (stopped)
+    g2zx_add_name(e->s->work, sizeof e->s->work, "stopped by signal %d after %d of %d runs",
+                  (int)g2zx_stop, e->runs, e->all_runs);
+  G2ZX_TRY(g2z_summary_write(e->s, path.text));
+  g2zx_log_line(e->services, "");
+  g2z_summary_print(e->s, g2zx_log_line, e->services);
+  g2zx_log_line(e->services, path.text);
+  if (stopped)
+    return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report tells of %d of %d "
+                    "runs", (int)g2zx_stop, e->runs, e->all_runs);
+  if (!failed) return G2Z_OK;
+  return g2z_fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and "
+                  "what their ranks said is in console.txt of their run directories", failed,
+                  e->count);
+}
+
+/* Checks all that can be checked, and writes nothing. */
+static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config) {
+  const g2z_bench *o = e->o;
+  const char *name = g2zx_commands[o->command].name;
+  const g2z_place *place = &config->ranks.place;
+  time_t now = time(NULL);
+  struct tm utc;
+  char stamp[32];
+  void *memory;
+  int there, possible = 0;
+  if (place->world > 1)
+    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts "
+                    "its ranks itself, so start it alone", place->rank, place->world, name);
+  G2ZX_TRY(g2zx_read_axes(e));
+  strftime(stamp, sizeof stamp, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
+  if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
+  else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", name, stamp);
+  const g2z_path path = g2z_path_in(e->out, "%s_report.json", name);
+  G2ZX_TRY(g2z_is_there(e->services, path.text, &there));
+  if (there)
+    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, "
+                    "or remove it", path.text);
+  G2ZX_TRY(g2zx_new_summary(e->services, o, name, &e->s));
+  snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until ranks tell */
+  G2ZX_TRY(g2z_allocate(e->services, G2ZX_JOBS, sizeof *e->jobs, &memory));
+  e->jobs = (g2zx_job *)memory;
+  for (int i = 0; i < e->stages.count; i++)
+    for (int k = 0; k < e->dtypes.count; k++)
+      for (int m = 0; m < e->sizes.count; m++)
+        for (int r = 0; r < e->ranks.count; r++)
+          G2ZX_TRY(g2zx_add_job(e, e->ranks.at[r], e->stages.at[i], e->dtypes.at[k],
+                                e->sizes.at[m]));
+  for (int i = 0; i < e->count; i++) possible += e->jobs[i].point.outcome == G2Z_OUTCOME_OK;
+  if (possible) return G2Z_OK;
+  return g2z_fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
+                  e->jobs[0].point.reason);
+}
+
+G2Z_API g2z_status g2z_bench_experiment(g2z_services *services, const g2z_bench *o,
+                                        const g2z_context_config *config) {
+  /* The signals that g2z_ranks_run hands on to ranks stop an experiment between two runs as well.
+   * Under nohup SIGHUP is ignored and stays so. */
+  static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+  struct sigaction action, before;
+  g2zx_experiment e;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = g2zx_on_signal;
+  action.sa_flags = SA_RESTART;
+  for (size_t i = 0; i < G2ZX_COUNT(numbers); i++)
+    if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+      sigaction(numbers[i], &action, NULL);
+  memset(&e, 0, sizeof e);
+  e.o = o;
+  e.row = g2zx_row_of(o->command);
+  e.services = services;
+  e.device = config->device;
+  g2z_status status = g2zx_open(&e, config);
+  if (status == G2Z_OK) status = g2zx_run_rounds(&e);
+  if (status == G2Z_OK || (status == G2Z_STOPPED && e.all_runs)) status = g2zx_finish(&e);
+  if (e.tokens.text[0]) unlink(e.tokens.text);
+  for (int i = 0; i < e.count; i++)
+    for (int r = 0; r < G2Z_REPEATS; r++) g2z_summary_free(e.jobs[i].told[r]);
+  g2z_release(services, e.jobs);
+  g2z_summary_free(e.s);
+  return status;
+}
+
+/* ----- bench report ----- */
+
+typedef struct g2zx_found {     /* the summaries of the directories */
+  g2z_services *services;
+  g2z_summary **summaries;
+  size_t count, capacity;
+} g2zx_found;
+
+static g2z_status g2zx_take(void *user, const char *path) {
+  g2zx_found *found = (g2zx_found *)user;
+  void *list = found->summaries;
+  g2z_status status = g2z_grow(found->services, &list, &found->capacity, found->count,
+                               found->count + 1, sizeof *found->summaries);
+  found->summaries = (g2z_summary **)list;
+  G2ZX_TRY(status);
+  G2ZX_TRY(g2z_summary_read(found->services, path, &found->summaries[found->count]));
+  found->count++;
+  return G2Z_OK;
+}
+
+static void g2zx_show(void *user, g2z_page *page) {
+  const g2zx_found *found = (const g2zx_found *)user;
+  for (size_t i = 0; i < found->count; i++) g2z_summary_page(found->summaries[i], page);
+}
+
+G2Z_API g2z_status g2z_bench_report(g2z_services *services, const g2z_bench *o) {
+  g2zx_found found;
+  g2z_results *results;
+  int there = 0;
+  if (o->argc < 2)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench report DIR...: name the directories that "
+                    "experiments or runs left");
+  const char *out = o->out ? o->out : o->argv[1];
+  const g2z_path path = g2z_path_in(out, "report.html");
+  memset(&found, 0, sizeof found);
+  found.services = services;
+  G2ZX_TRY(g2z_results_create(services, &results));
+  results->take = g2zx_take;
+  results->show = g2zx_show;
+  results->user = &found;
+  g2z_status status = g2z_is_there(services, g2z_path_in(out, "training_metrics.json").text,
+                                   &there);
+  for (int i = 1; i < o->argc && status == G2Z_OK; i++)
+    status = g2z_results_add(results, o->argv[i]);
+  if (status == G2Z_OK && there)
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run, with a report.html of its own: "
+                      "say where this one goes, --out DIR", out);
+  if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
+  if (status == G2Z_OK) status = g2z_results_page(results, path.text);
+  if (status == G2Z_OK)
+    g2z_log(services, G2Z_LOG_INFO, "%s: %zu experiments, %zu runs", path.text, found.count,
+            results->run_count);
+  for (size_t i = 0; i < found.count; i++) g2z_summary_free(found.summaries[i]);
+  g2z_release(services, found.summaries);
+  g2z_results_free(results);
+  return status;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_EXPERIMENT_IMPLEMENTED */
