@@ -26,7 +26,7 @@
  *
  * DOES NOT
  *     - split the computation of a model: each rank runs all of it, on sequences of its own;
- *     - read tokens wider than 16 bits, or sharded safetensors;
+ *     - read tokens wider than 16 bits;
  *     - exit, abort or print: it returns a status, and the log is a callback.
  *
  * BUILD SWITCHES, before the include
@@ -10220,7 +10220,7 @@ G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, const int32_t *tokens, int 
   return g2z__model_forward(m, pass);
 }
 
-/* The same as g2z__score_run. user: g2z_model *. */
+/* g2z__scorer's run for a model. user: g2z_model *. */
 G2Z__PRIVATE g2z_status g2z__model_score(void *user, const int32_t *tokens, const int32_t *targets,
                                          int B, int T, g2z__pass *pass) {
   g2z_model *m = (g2z_model *)user;

@@ -7099,8 +7099,8 @@ static g2z_status g2z__nccl_meet_here(g2z_comm *comm, g2z__post post, volatile u
                      post, nccl->waits, met_ns);
 }
 
-/* How many places the queue has passed, for heartbeats and the flight recorder, whose sequence
- * takes a step that is played from a tape for one collective. Not every driver does that. */
+/* Writes how many places the queue has passed, for heartbeats and the flight recorder. A recorded
+ * step that is played again counts as one. Not every driver can write from the queue. */
 static CUresult g2z__nccl_tell(g2z__nccl *nccl) {
   return nccl->write_value(nccl->stream, (CUdeviceptr)(uintptr_t)&nccl->signs->progress,
                            nccl->passed, CU_STREAM_WRITE_VALUE_DEFAULT);

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* ===== flags =============================================================
- * Command lines for programs around the library: one table is the parser, --help and the README.
+ * Command lines for programs around the library: one table is the parser, --help and docs/flags.md.
  * A flag is written --name VALUE or --name=VALUE; the last of several counts. */
 
 typedef enum g2z_flag_kind {

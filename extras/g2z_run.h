@@ -2347,9 +2347,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 #define G2ZR_WORD_OF_3(name, text, bytes) "|" text
 #define G2ZR_MANY 1e12 /* steps */
 
-/* Every flag, once: the parser, --help and the README's table are made from this list. A default
- * is what g2z_run_options_default leaves; one outside of its range is not shown, the text explains
- * it. */
+/* Every flag, once: the parser, --help and docs/flags.md are made from this list. A default is what
+ * g2z_run_options_default leaves; one outside of its range is not shown, the text explains it. */
 #define G2ZR_FLAG_LIST(FLAG, SETTING, GROUP)                                                      \
   GROUP("Data")                                                                                   \
   /*      name  kind  destination  minimum  maximum  value  help */                               \
