@@ -232,6 +232,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_leaving", "leaving is no death, unless others go on", test_ranks_scenes},
     {"ranks_flight", "the flight recorder holds the last 1,024 collectives", test_ranks_flight},
     {"ranks_spawn", "a process that starts ranks, looks after them, hands signals on", test_ranks_spawn},
+    {"ranks_terminal", "ranks on a terminal with tostop, and on one that is stopped", test_ranks_terminal},
     {"ranks_mpirun", "ranks under mpirun", test_ranks_mpirun},
     {"ranks_train", "./train as its own launcher, and what that leaves", test_ranks_train},
     {"ranks_train_killed", "kill -9 of a rank of ./train, started by hand", test_ranks_train_killed},

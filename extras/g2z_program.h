@@ -133,6 +133,7 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -570,6 +571,9 @@ static void g2zg_spawn_unblock(const sigset_t *mask) {
     action.sa_handler = SIG_DFL;
     sigaction(g2zg_spawn_signals[i], &action, NULL);
   }
+  /* Each rank is a process group of its own, so not the terminal's: under `stty tostop` its first
+   * line would stop it. */
+  signal(SIGTTOU, SIG_IGN);
   sigprocmask(SIG_SETMASK, mask, NULL);
 }
 
@@ -585,6 +589,7 @@ typedef struct g2zg_spawn {       /* a job in the hands of its parent */
   pid_t *processes;               /* [ranks]; 0: not started, or ended */
   double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
   int haste;                      /* 1: SIGTERM, 2: SIGKILL was sent to those that are left */
+  char news[160];                 /* how a rank failed, until the log has it */
   g2z_job_end *end;
 } g2zg_spawn;
 
@@ -627,10 +632,18 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
 }
 
 /* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
- * would otherwise come twice, and a second signal means haste. */
+ * would otherwise come twice, and a second signal means haste. A pipe that exec closes says why exec
+ * failed, if it did. */
 static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
+  extern char **environ;
+  int ends[2], error = 0;
+  ssize_t got = 0;
   snprintf(spawn->texts[0], sizeof *spawn->texts, "RANK=%d", rank);
   snprintf(spawn->texts[1], sizeof *spawn->texts, "LOCAL_RANK=%d", rank);
+  if (pipe(ends) != 0)
+    return g2z_fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
+                    strerror(errno));
+  for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
   pid_t parent = getpid(), child = fork();
   if (child == 0) { /* from here to exec only what a signal handler may do */
 #if defined(__linux__)
@@ -641,14 +654,25 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     int output = spawn->output;
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
                                   dup2(output, STDERR_FILENO) >= 0);
-    if (printing && getppid() == parent)
-      execve("/proc/self/exe", spawn->job->argv, spawn->environment);
+    if (printing && getppid() == parent) {
+      environ = spawn->environment;
+      execv("/proc/self/exe", spawn->job->argv);
+      execvp(spawn->job->argv[0], spawn->job->argv); /* no /proc: by its name */
+    }
+    error = errno;
+    while (write(ends[1], &error, sizeof error) < 0 && errno == EINTR) continue;
     _exit(127);
   }
-  spawn->processes[rank] = child > 0 ? child : 0;
-  if (child > 0) return G2Z_OK;
-  return g2z_fail(spawn->services, G2Z_NO_MEMORY, "rank %d cannot be started: %s", rank,
-                  strerror(errno));
+  if (child < 0) error = errno;
+  close(ends[1]);
+  do got = read(ends[0], &error, sizeof error);
+  while (got < 0 && errno == EINTR);
+  close(ends[0]);
+  if (child > 0 && got > 0) waitpid(child, NULL, 0);
+  spawn->processes[rank] = child > 0 && got <= 0 ? child : 0;
+  if (spawn->processes[rank]) return G2Z_OK;
+  return g2z_fail(spawn->services, child > 0 ? G2Z_IO : G2Z_NO_MEMORY,
+                  "rank %d cannot be started: %s: %s", rank, spawn->job->argv[0], strerror(error));
 }
 
 static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
@@ -662,8 +686,7 @@ static int g2zg_spawn_weight(int code) {
 }
 
 /* A rank has ended. The first that failed by itself is named. */
-static void g2zg_spawn_ended(g2zg_spawn *spawn, int rank, int status,
-                                   const struct rusage *used) {
+static void g2zg_spawn_ended(g2zg_spawn *spawn, int rank, int status, const struct rusage *used) {
   g2z_job_end *end = spawn->end;
   end->cpu_s += (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
                 1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
@@ -676,12 +699,22 @@ static void g2zg_spawn_ended(g2zg_spawn *spawn, int rank, int status,
   end->exit_code = code;
   if (g2zg_spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
   const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
+  if (spawn->news[0]) return;
   if (killed)
-    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) was killed by signal %d (%s)",
-            rank, process, signal, strsignal(signal));
+    snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) was killed by signal %d (%s)",
+             rank, process, signal, strsignal(signal));
   else
-    g2z_log(spawn->services, G2Z_LOG_WARNING, "rank %d (process %d) ended with exit code %d", rank,
-            process, code);
+    snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) ended with exit code %d", rank,
+             process, code);
+}
+
+/* Logs what is new, unless standard output takes nothing, as after Ctrl-S: this process must go on
+ * looking after its ranks and handing on signals. */
+static void g2zg_spawn_log(g2zg_spawn *spawn) {
+  struct pollfd entry = {STDOUT_FILENO, POLLOUT, 0};
+  if (!spawn->news[0] || poll(&entry, 1, 0) == 0) return;
+  g2z_log(spawn->services, G2Z_LOG_WARNING, "%s", spawn->news);
+  spawn->news[0] = 0;
 }
 
 /* Until all have ended. job->watch runs once at least, even where ranks end at once. */
@@ -707,6 +740,7 @@ static void g2zg_spawn_wait(g2zg_spawn *spawn) {
       spawn->processes[r] = 0;
       running--;
     }
+    g2zg_spawn_log(spawn);
     double now = g2z_seconds();
     if (spawn->failed == 0 && g2zg_spawn_weight(spawn->end->exit_code) > 1) {
       spawn->failed = now;

@@ -2816,6 +2816,15 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
   g2zr_launch launch = {run, place, NULL, NULL};
   if (place->rank != 0 || !run->run_dir) return G2Z_OK;
   unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
+  /* Ranks that are killed while they report another one's death leave half of a report. */
+  DIR *directory = opendir(run->run_dir);
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+    const char *name = entry->d_name, *end = strstr(name, ".partial");
+    if (end && !end[8] && (strncmp(name, "flight_rank_", 12) == 0 ||
+                           strncmp(name, "RUN_FAILED.json", 15) == 0))
+      unlink(g2z_path_in(run->run_dir, "%s", name).text);
+  }
+  if (directory) closedir(directory);
   return g2z_json_write(services, g2z_path_in(run->run_dir, "launcher_metadata.json").text,
                          g2zr_put_launch, &launch);
 }

@@ -746,7 +746,9 @@ static void test_ranks_flood(g2z_test *t) {
 
 /* internals */
 /* What an intruder does on its port, with the magic of the protocol and without the job's token. */
-typedef enum test_intrusion { SILENT, GARBAGE, ECHO, FAULT, WELCOME_FAULT, WELCOME_START } test_intrusion;
+typedef enum test_intrusion {
+  SAY_NOTHING, SAY_GARBAGE, SAY_THE_SAME, SAY_FAULT, SAY_WELCOME_FAULT, SAY_WELCOME_START
+} test_intrusion;
 typedef struct test_intruder {
   test_intrusion does;
   int listener, stop, count;      /* count: of connections it has had */
@@ -769,9 +771,9 @@ static void *test_intruder_run(void *user) {
     memset(&packet, 0, sizeof packet);
     entry.fd = one;
     ssize_t got = poll(&entry, 1, 1000) > 0 ? recv(one, &packet, sizeof packet, 0) : 0;
-    if (intruder->does == GARBAGE) test_stranger_says(one, "HTTP/1.1 400 Bad Request\r\n\r\n", 28);
-    if (intruder->does == ECHO && got > 0) test_stranger_says(one, &packet, (size_t)got);
-    if (intruder->does >= WELCOME_FAULT) {
+    if (intruder->does == SAY_GARBAGE) test_stranger_says(one, "HTTP/1.1 400 Bad Request\r\n\r\n", 28);
+    if (intruder->does == SAY_THE_SAME && got > 0) test_stranger_says(one, &packet, (size_t)got);
+    if (intruder->does >= SAY_WELCOME_FAULT) {
       g2z__welcome welcome; /* with the token that it has heard */
       memset(&welcome, 0, sizeof welcome);
       memcpy(welcome.token, packet.body.hello.token, sizeof welcome.token);
@@ -782,9 +784,9 @@ static void *test_intruder_run(void *user) {
     memset(&ending, 0, sizeof ending);
     ending.status = G2Z_LOST;
     snprintf(ending.fault.sentence, sizeof ending.fault.sentence, "an intruder says so");
-    if (intruder->does == FAULT || intruder->does == WELCOME_FAULT)
+    if (intruder->does == SAY_FAULT || intruder->does == SAY_WELCOME_FAULT)
       g2z__say(one, G2Z__FAULT, &ending);
-    if (intruder->does == WELCOME_START) g2z__say(one, G2Z__START, &local);
+    if (intruder->does == SAY_WELCOME_START) g2z__say(one, G2Z__START, &local);
   }
   while (count) close(held[--count]);
   return NULL;
@@ -989,10 +991,10 @@ static void test_ranks_flight(g2z_test *t) {
 /* Until rank 0 has said this so often. */
 static void test_ranks_until(g2z_test *t, const test_ranks *ranks, const char *part, int times,
                              double seconds, char text[4096]) {
-  double end = g2z_seconds() + seconds;
-  for (text[0] = 0; test_times(text, part) < times && g2z_seconds() < end; rank_sleep(0.01))
+  const double begin = g2z_seconds();
+  for (text[0] = 0; test_times(text, part) < times && !test_late(begin, seconds); rank_sleep(0.01))
     test_ranks_peek(t, ranks, 0, text, 4096);
-  CHECK(t, g2z_seconds() < end);
+  CHECK_SOON(t, begin, seconds);
 }
 
 /* Whether a process ends within 3 s. */
@@ -1014,10 +1016,10 @@ static void test_ranks_spawn(g2z_test *t) {
       {"spawn early", "rank 1 (process ", ") was killed by signal 9 (", 137},
       {"spawn early-exit", "rank 0 (process ", ") ended with exit code 9", 9}};
   test_ranks ranks;
-  char text[4096];
+  char text[4096], self[300];
   double begin = g2z_seconds();
   test_ranks_scenes(t);
-  CHECK(t, g2z_seconds() - begin < 12); /* who waits for the stopped one takes 13 s */
+  CHECK_SOON(t, begin, 12); /* who waits for the stopped one takes 13 s */
   test_ranks_open(&ranks, 1);
   /* Who dies before the ranks have met is named at once, and the others do not wait for it. */
   for (int i = 0; i < 2; i++) {
@@ -1027,7 +1029,7 @@ static void test_ranks_spawn(g2z_test *t) {
     test_ranks_wait(t, &ranks, 9);
     CHECK_RANK(t, &ranks, 0, early[i].code, early[i].named);
     CHECK_RANK(t, &ranks, 0, early[i].code, early[i].how);
-    CHECK(t, ranks.ended[0] - begin < 6);
+    CHECK_SOON(t, begin, 6);
   }
   /* Signals go through the one that started them, exactly once; the death of that one ends all. */
   for (int orphan = 0; orphan < 2; orphan++) {
@@ -1041,6 +1043,73 @@ static void test_ranks_spawn(g2z_test *t) {
       CHECK(t, test_process_ends(atoi(at + 8)));
   }
   test_ranks_free(t, &ranks);
+
+  /* Without /proc ranks are started by the program's name, or it is said why not. */
+  if (test_shell("unshare -rm mount -t tmpfs none /proc 2>&1", text, sizeof text) != 0) return;
+  ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+  self[length > 0 ? length : 0] = 0;
+  for (int named = 1; named >= 0; named--) {
+    int code = test_shell(test_text("unshare -rm bash -c 'mount -t tmpfs none /proc && exec -a "
+                                    "\"%s\" \"%s\" --rank-program spawn fine' 2>&1",
+                                    named ? self : "nobody", self), text, sizeof text);
+    CHECK(t, code == (named ? 0 : 3));
+    CHECK_HAS(t, text, named ? "is rank 2 of 3" : "rank 0 cannot be started: nobody: No such file");
+  }
+}
+
+/* Ranks on a terminal of which background jobs may not write (stty tostop), and on one that is
+ * stopped (Ctrl-S), for good or for a while: the process that looks after them does not wait for
+ * the terminal. */
+static void test_ranks_terminal(g2z_test *t) {
+  static const struct {
+    char *program;
+    int code, stopped;
+    double resumed;               /* after so many seconds; 0: never */
+    const char *says;
+  } cases[] = {{(char *)"fine", 0, 0, 0, "is rank 2 of 3, 2 of 3 here, ranks"},
+               {(char *)"early", 137, 1, 0, ""},
+               {(char *)"early", 137, 1, 0.5, ") was killed by signal 9 ("}};
+  if (!test_terminals()) SKIP(t, "there is no /dev/pts: mount devpts");
+  for (int i = 0; i < 3; i++) {
+    char *argv[] = {(char *)"test_gpt2", (char *)"--rank-program", (char *)"spawn",
+                    cases[i].program, NULL};
+    char output[4096] = "", **environment = test_ranks_environment(NULL, 0);
+    struct termios modes;
+    size_t used = 0;
+    int status = -1, resumed = 0, master = posix_openpt(O_RDWR | O_NOCTTY);
+    CHECK(t, master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+    int terminal = open(ptsname(master), O_RDWR | O_NOCTTY);
+    CHECK(t, terminal >= 0 && tcgetattr(terminal, &modes) == 0);
+    modes.c_lflag |= TOSTOP;
+    CHECK(t, tcsetattr(terminal, TCSANOW, &modes) == 0);
+    if (cases[i].stopped) CHECK(t, tcflow(terminal, TCOOFF) == 0);
+    fflush(stdout);
+    const double begin = g2z_seconds();
+    pid_t child = fork();
+    if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      setsid();
+      if (ioctl(terminal, TIOCSCTTY, 0) == 0 && dup2(terminal, 1) == 1 && dup2(terminal, 2) == 2)
+        execve("/proc/self/exe", argv, environment);
+      _exit(127);
+    }
+    while (waitpid(child, &status, WNOHANG) == 0) {
+      struct pollfd entry = {master, POLLIN, 0};
+      ssize_t got = poll(&entry, 1, 20) > 0 ? read(master, output + used, 4095 - used) : 0;
+      if (got > 0) used += (size_t)got;
+      if (!resumed && cases[i].resumed > 0 && g2z_seconds() - begin > cases[i].resumed)
+        resumed = tcflow(terminal, TCOON) == 0;
+      if (test_late(begin, 9)) kill(child, SIGKILL);
+    }
+    struct pollfd entry = {master, POLLIN, 0};
+    if (poll(&entry, 1, 0) > 0 && read(master, output + used, 4095 - used) > 0) used++;
+    t->checks++;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != cases[i].code || !strstr(output, cases[i].says))
+      test_fail(t, __FILE__, __LINE__, "case %d ended with %x and said %s", i, status, output);
+    close(terminal);
+    close(master);
+    free(environment);
+  }
 }
 
 /* The same calls under mpirun, whichever it is. */
@@ -1096,8 +1165,13 @@ static void test_ranks_train_killed(g2z_test *t) {
     test_ranks ranks;
     const char *run = test_text("run%d", turn);
     int dead = victims[turn], named = -1, writer = -1;
+    if (turn == 0) /* what ranks left that were killed while they wrote it */
+      test_sh(t, "mkdir run0 && touch run0/flight_rank_7.jsonl.partial "
+                 "run0/RUN_FAILED.json.partial");
     test_train_open(t, &ranks, 4, test_text("%s --steps 100000000 --batch 2", test_digits(t, run)));
     test_wait_for(t, run, 1);
+    CHECK(t, !test_there(t, "run0/flight_rank_7.jsonl.partial") &&
+                 !test_there(t, "run0/RUN_FAILED.json.partial"));
     rank_sleep(0.2);
     double begin = g2z_seconds();
     for (int r = 0; r < 4; r++)

@@ -808,15 +808,6 @@ static int test_train_terminal(g2z_test *t, int columns, const char *before, con
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* 1: this machine can open pseudo-terminals; a container may lack /dev/pts. */
-static int test_terminals(void) {
-  int master = posix_openpt(O_RDWR | O_NOCTTY);
-  const int there = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0 &&
-                    access(ptsname(master), R_OK | W_OK) == 0;
-  if (master >= 0) close(master);
-  return there;
-}
-
 /* On a terminal steps share one line, which never wraps; validations are lines of their own. Where
  * a launcher or another process has the terminal, each step that is shown is a line. */
 static void test_train_console(g2z_test *t) {
