@@ -275,7 +275,7 @@
 
 #ifndef G2Z_INCLUDED
 #define G2Z_INCLUDED
-#define G2Z_VERSION "1.0.0"
+#define G2Z_VERSION "1.0.0-dev"
 
 /* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
  * strict C modes hide both unless this stands before the first system header. It uses nothing
