@@ -1706,7 +1706,8 @@ G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
 /* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
- * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. */
+ * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. Validate, score
+ * and g2z_generate return G2Z_STOPPED on all ranks before their next batch or token. */
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
@@ -9691,9 +9692,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   return g2z__record_play(t->comm, &t->record);
 }
 
-/* Passes on a status, of a failure that no verdict can tell the others any more. */
+/* Passes on a status, of a failure that no verdict can tell the others any more. A stop is known to
+ * all ranks. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
-  if (status != G2Z_OK) g2z__ranks_alone(t->context->ranks);
+  if (status != G2Z_OK && status != G2Z_STOPPED) g2z__ranks_alone(t->context->ranks);
   return status;
 }
 
@@ -9819,9 +9821,20 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
+/* Asked between two batches: has any rank been asked to stop? Ranks answer together, so that none
+ * leaves a loop in which others wait for its parameters. */
+G2Z__PRIVATE g2z_status g2z__trainer_may_go_on(g2z_trainer *t) {
+  int go_on;
+  G2Z__TRY(g2z__ranks_all(t->context->ranks,
+                          !__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED), &go_on));
+  if (go_on) return G2Z_OK;
+  return g2z_fail(t->services, G2Z_STOPPED, "a stop was requested after step %" PRId64,
+                  t->enqueued);
+}
+
 /* The losses of this rank's part of `steps` batches, added up, and how many targets they are of.
  * *trouble is why there were no tokens: such a rank goes on with those of an earlier batch, as
- * others may wait for its parameters. */
+ * others may wait for its parameters. A stop ends it on all ranks. */
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                               double *sum, double *counted, g2z_status *trouble) {
   g2z_device *dev = t->device;
@@ -9832,6 +9845,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
     const int32_t *x, *y;
     int64_t masked = 0;
     g2z__ranks_phase(t->context->ranks, "validation", t->enqueued, 0); /* progress */
+    G2Z__TRY(g2z__trainer_may_go_on(t));
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
     if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
     if (*trouble == G2Z_OK) *trouble = g2z__check_targets(t, y, tokens, &masked);
@@ -9968,6 +9982,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_score(void *user, const int32_t *tokens,
   g2z_trainer *t = (g2z_trainer *)user;
   *pass = g2z__trainer_still(t, B, T);
   g2z__ranks_phase(t->context->ranks, "evaluation", t->enqueued, 0); /* progress */
+  G2Z__TRY(g2z__trainer_may_go_on(t));
   G2Z__TRY(g2z__trainer_stage(t, tokens, targets, (size_t)B * (size_t)T));
   return g2z__forward_only(t, pass);
 }
@@ -10032,7 +10047,9 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, siz
   g2z_status status = G2Z_OK;
   for (uint32_t drawn = 0; *count < most; drawn++) {
     size_t seen = *count < window ? *count : window;
-    status = g2z_trainer_logits(t, ids + *count - seen, (int)seen, 1, logits);
+    status = g2z__trainer_may_go_on(t);
+    if (status == G2Z_OK)
+      status = g2z_trainer_logits(t, ids + *count - seen, (int)seen, 1, logits);
     if (status != G2Z_OK) break;
     ids[*count] = g2z__sample(logits, V, sampling, drawn);
     if (ids[*count] < 0) status = g2z__fail_draw(t->device);

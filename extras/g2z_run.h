@@ -153,7 +153,8 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
  * stop was requested, a checkpoint saved (with a run_dir) and training_metrics.json written. */
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 /* May be called from a signal handler; `signal` is its number, for the artifacts, 0: none. Ranks
- * agree on it in a step: a validation or a sample that is under way ends first. */
+ * agree on it in a step, or before the next batch or token of a validation, an evaluation or a
+ * sample; a resumed run begins that anew. */
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
@@ -281,8 +282,10 @@ extern "C" {
   X(smooth_s)      /* step time, exponentially weighted, */                                       \
   X(smooth_weight) /* and the sum of the weights */                                               \
   X(open_s)        /* saved: wall time of the epoch that is not over */                           \
-  X(metrics_bytes) /* saved: lengths of the two logs */                                           \
-  X(log_bytes)
+  X(metrics_bytes) /* saved: lengths of the two logs, */                                          \
+  X(log_bytes)                                                                                    \
+  X(due)           /* what was yet to follow the step, */                                         \
+  X(evaluated)     /* and how many files of --eval were scored by then */
 typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
 } g2zr_totals;
@@ -319,14 +322,16 @@ typedef struct g2zr_failure {        /* that is told later */
   char sentence[G2Z_ERROR_BYTES];
 } g2zr_failure;
 
-enum { /* what has to happen before the next step, in this order */
-  G2ZR_DUE_VALIDATION = 1,
-  G2ZR_DUE_EVALUATION = 2,
-  G2ZR_DUE_SAMPLE = 4,
-  G2ZR_DUE_EPOCH_END = 8,
-  G2ZR_DUE_SAVE = 16,
-  G2ZR_DUE_STOP = 32,
-  G2ZR_DUE_FINISH = 64
+enum { /* What has to happen before the next step, in this order. The model is saved first: the rest
+        * may fail, or take so long that the run is killed. */
+  G2ZR_DUE_SAVE = 1,
+  G2ZR_DUE_WEIGHTS = 2,
+  G2ZR_DUE_STOP = 4,
+  G2ZR_DUE_VALIDATION = 8,
+  G2ZR_DUE_EVALUATION = 16,
+  G2ZR_DUE_SAMPLE = 32,
+  G2ZR_DUE_EPOCH_END = 64,
+  G2ZR_DUE_FINISH = 128
 };
 
 struct g2z_run {
@@ -340,7 +345,7 @@ struct g2z_run {
   size_t prompt;                     /* so many tokens */
   char *sample_text;
   g2z_eval_set *eval[G2Z_TEXTS];
-  int evaluated;                     /* of them, behind this step */
+  int evaluated;                     /* of them, after this step */
   g2zr_stream metrics, log;
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written anew */
@@ -979,15 +984,6 @@ static g2z_status g2zr_conclude(g2z_run *run) {
                   "--save-every N saves checkpoints for --resume", saved);
 }
 
-static g2z_status g2zr_finish(g2z_run *run) {
-  const char *saved = run->config.save_weights;
-  if (saved) {
-    G2ZR_TRY(g2z_trainer_save_weights(run->trainer, saved));
-    G2ZR_TRY(g2zr_agree(run, g2zr_save_tokenizer(run, saved)));
-  }
-  G2ZR_TRY(g2zr_conclude(run));
-  return g2zr_agree(run, g2zr_complete(run));
-}
 
 /* ----- checkpoints of a run ----- */
 
@@ -1094,23 +1090,25 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   }
 }
 
-/* note.json of a checkpoint. The last epoch stays open where its data goes on, even if the run ends
- * with this step: a longer run may go on with it. */
+/* note.json of a checkpoint. The last epoch stays open: what is due will end it, or a longer run
+ * continues with its data. */
 static void g2zr_put_note(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   const g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
-  const int over = run->epoch_ends && run->step >= run->steps;
   g2zr_totals sum = run->sum;
   sum.wall_s = g2zr_wall_s(run);
   sum.open_s = g2z_seconds() - last->started;
   sum.metrics_bytes = (double)run->metrics.bytes;
   sum.log_bytes = (double)run->log.bytes;
+  sum.due = run->due & (G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE |
+                        (run->epoch_ends ? G2ZR_DUE_EPOCH_END : 0));
+  sum.evaluated = run->evaluated;
   g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
                    G2ZR_COUNT(g2zr_total_names));
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) {
     g2zr_epoch epoch = run->epoch[i];
-    if (&run->epoch[i] == last && !over) epoch.wall_s = 0;
+    if (&run->epoch[i] == last) epoch.wall_s = 0;
     g2zr_put_doubles(out, NULL, g2zr_epoch_names, (const double *)&epoch,
                      G2ZR_COUNT(g2zr_epoch_names));
   }
@@ -1177,9 +1175,7 @@ static g2z_status g2zr_restore(g2z_run *run) {
   g2z_json_open(&json, run->services, "note.json", run->from.note, strlen(run->from.note));
   g2zr_parse_note(run, &json);
   G2ZR_TRY(g2z_json_close(&json));
-  g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
-  if (last->wall_s == 0) last->started = g2z_seconds() - run->sum.open_s;
-  else if (run->steps > run->resumed) return g2zr_begin_epoch(run, last->index + 1);
+  run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
 }
 
@@ -1529,6 +1525,16 @@ static void g2zr_settle_epoch(g2z_run *run) {
 
 /* ----- resuming ----- */
 
+/* A line about what followed the checkpoint's step and will follow it again. */
+static int g2zr_comes_again(const g2z_run *run, const g2z_metrics_line *line) {
+  const int due = (int)run->sum.due;
+  return line->metrics.step == run->resumed &&
+         ((due & G2ZR_DUE_VALIDATION && !isnan(line->val_ms)) ||
+          (due & G2ZR_DUE_EVALUATION && line->eval >= run->sum.evaluated) ||
+          (due & G2ZR_DUE_SAMPLE && !isnan(line->sample_ms)) ||
+          (due & G2ZR_DUE_EPOCH_END && !isnan(line->epoch_ms)));
+}
+
 /* How much of metrics.jsonl stays where no length says it: all lines up to the checkpoint's step. A
  * torn last line goes. A damaged line before it is an error: nobody knows its step. */
 static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
@@ -1542,7 +1548,7 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
     if (torn) g2z_log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
     if (torn) break;
     G2ZR_TRY(status);
-    if (line.metrics.step > run->resumed) break;
+    if (line.metrics.step > run->resumed || g2zr_comes_again(run, &line)) break;
     *kept = (int64_t)next;
   }
   return G2Z_OK;
@@ -1866,16 +1872,28 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* What becomes due as the trainer stands where the checkpoint was saved. */
+/* The trainer stands where the checkpoint was saved. Due is what the saving run had still to do
+ * there, and what this run adds. */
 static void g2zr_take_up(g2z_run *run) {
+  const int left = run->found.own ? (int)run->sum.due : 0;
   run->saved = -1;
   if (!run->resume) return;
   run->step = run->resumed;
-  if (run->found.own) run->saved = run->resumed;
+  run->epoch_ends |= (left & G2ZR_DUE_EPOCH_END) != 0;
+  if (run->found.own) {
+    run->saved = run->resumed;
+    run->due = left;
+    if (run->sum.evaluated < run->config.eval.count) run->evaluated = (int)run->sum.evaluated;
+  }
   if (run->epoch_ends)
-    run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) | G2ZR_DUE_EPOCH_END |
-               (run->config.save_epochs && !run->found.own ? G2ZR_DUE_SAVE : 0);
-  if (run->steps <= run->resumed) run->due |= G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
+    run->due |= G2ZR_DUE_VALIDATION | G2ZR_DUE_EPOCH_END |
+                (run->config.save_epochs && !run->found.own ? G2ZR_DUE_SAVE : 0);
+  if (run->steps <= run->resumed)
+    run->due |= G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH |
+                (run->config.save_weights ? G2ZR_DUE_WEIGHTS : 0);
+  if (!run->val) run->due &= ~G2ZR_DUE_VALIDATION;
+  if (!run->config.eval.count) run->due &= ~G2ZR_DUE_EVALUATION;
+  if (!run->config.sample_tokens) run->due &= ~G2ZR_DUE_SAMPLE;
 }
 
 static g2z_status g2zr_same(g2z_run *run) {
@@ -1987,9 +2005,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   g2z_loader *loader = run->trainer->loader;
   if (loader) run->epoch_step = loader->position.step;
   if (run->resume) {
-    g2zr_epoch *open = &run->epoch[run->epoch_count - 1];
-    if (open->wall_s == 0) /* else it is over */
-      open->index = (double)(loader->position.epoch - run->epoch_ends);
+    run->epoch[run->epoch_count - 1].index = (double)(loader->position.epoch - run->epoch_ends);
     run->known.step = run->resumed;
     run->known.tokens = g2z_trainer_tokens(run->trainer);
   }
@@ -2072,7 +2088,7 @@ static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   if ((config->save_every > 0 && last) || g2zr_is_every(config->save_every, step) ||
       (config->save_epochs && epoch_end))
     run->due |= G2ZR_DUE_SAVE;
-  if (last) run->due |= G2ZR_DUE_FINISH;
+  if (last) run->due |= G2ZR_DUE_FINISH | (config->save_weights ? G2ZR_DUE_WEIGHTS : 0);
   return G2Z_OK;
 }
 
@@ -2262,11 +2278,24 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Does what is due behind the last step; 1 in *shown when the event is filled. What ends the run
+/* The tokenizer comes first and the model's file last: a directory with a model has all that
+ * belongs to the model. */
+static g2z_status g2zr_save_weights(g2z_run *run) {
+  G2ZR_TRY(g2zr_agree(run, g2zr_save_tokenizer(run, run->config.save_weights)));
+  return g2z_trainer_save_weights(run->trainer, run->config.save_weights);
+}
+
+/* A stop was agreed on: a checkpoint comes first, and holds what else is due. */
+static void g2zr_will_stop(g2z_run *run) {
+  run->due |= G2ZR_DUE_STOP;
+  if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
+}
+
+/* Does what is due after the last step; 1 in *shown when the event is filled. What ends the run
  * stays due: the next call says the same. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   const int now = run->due & -run->due; /* the lowest bit */
-  *shown = now != G2ZR_DUE_EPOCH_END;
+  *shown = now != G2ZR_DUE_EPOCH_END && now != G2ZR_DUE_WEIGHTS;
   event->line = run->line;
   switch (now) {
     case G2ZR_DUE_VALIDATION: G2ZR_TRY(g2zr_validate(run, event)); break;
@@ -2280,12 +2309,16 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       break;
     case G2ZR_DUE_EPOCH_END: G2ZR_TRY(g2zr_end_epoch(run)); break;
     case G2ZR_DUE_SAVE: G2ZR_TRY(g2zr_save(run, event)); break;
+    case G2ZR_DUE_WEIGHTS: G2ZR_TRY(g2zr_save_weights(run)); break;
     case G2ZR_DUE_STOP:
       if (!run->finished) G2ZR_TRY(g2zr_stop(run));
       run->finished = 1;
       return g2z_fail(run->services, G2Z_STOPPED, "%s", run->line);
     case G2ZR_DUE_FINISH:
-      if (!run->finished) G2ZR_TRY(g2zr_finish(run));
+      if (!run->finished) {
+        G2ZR_TRY(g2zr_conclude(run));
+        G2ZR_TRY(g2zr_agree(run, g2zr_complete(run)));
+      }
       run->finished = 1;
       event->kind = G2Z_RUN_DONE;
       return G2Z_OK;
@@ -2303,8 +2336,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
       g2z_status status = g2zr_train(run, &report);
       status = g2zr_after(run, status, &report);
       if (status == G2Z_STOPPED) {
-        int save = run->config.run_dir && run->saved != run->step;
-        run->due = G2ZR_DUE_STOP | (save ? G2ZR_DUE_SAVE : 0);
+        g2zr_will_stop(run);
         continue;
       }
       G2ZR_TRY(status);
@@ -2318,7 +2350,14 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
       G2ZR_TRY(g2zr_learn(run, &report));
       G2ZR_TRY(g2zr_step_event(run, event));
       shown = 1;
-    } else if (run->due) G2ZR_TRY(g2zr_due(run, event, &shown));
+    } else if (run->due) {
+      g2z_status status = g2zr_due(run, event, &shown);
+      if (status != G2Z_STOPPED || run->due & G2ZR_DUE_STOP) G2ZR_TRY(status);
+      else {
+        g2zr_will_stop(run);
+        shown = 0;
+      }
+    }
   }
   event->metrics = run->known;
   event->steps = run->steps;
