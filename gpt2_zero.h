@@ -1832,6 +1832,8 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
 /* Removes a checkpoint, whole or not, and nothing that somebody else put there or keeps elsewhere,
  * behind a link. 0: the directory is still there, and errno says why. */
 G2Z_API int g2z_checkpoint_remove(const char *directory);
+/* CRC-32C of bytes that go on from others with the checksum `sum`; 0 begins. */
+G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count);
 
 #ifdef __cplusplus
 }
@@ -10503,6 +10505,12 @@ G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void 
   }
   for (; count > 0; at++, count--) sum = sum >> 8 ^ crc->table[0][(sum ^ *at) & 255];
   return ~sum;
+}
+
+G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
+  g2z__crc crc;
+  g2z__crc_init(&crc);
+  return g2z__crc32c(&crc, sum, bytes, count);
 }
 
 /* ----- what stands where ----- */

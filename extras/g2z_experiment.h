@@ -185,7 +185,6 @@ typedef struct g2z_bench {      /* the command line of bench */
   g2z_device_kind help_for;     /* of which kind of device the defaults are */
   int warmup, repeats, global_batch, val_steps;
   int64_t tokens;
-  float bucket_mb;
 } g2z_bench;
 
 /* Reads argv, and completes `context` and out->train from it. */
@@ -316,6 +315,7 @@ static const g2zx_row g2zx_rows[] = {
 /* The charts of a page, in its order. */
 enum { G2ZX_NONE = -1, G2ZX_SPREAD = -2, G2ZX_SAME = -3 };
 #define G2ZX_IN(name) (1u << G2Z_BENCH_##name)
+#define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* their arguments are directories */
 #define G2ZX_TRAINED (G2ZX_IN(scaling) | G2ZX_IN(buckets) | G2ZX_IN(matrix) | G2ZX_IN(strategies))
 static const struct {
   unsigned in;                  /* of which experiments */
@@ -782,104 +782,86 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
  * In:  a command line. Out: a config, and what steps are timed with.
  * Law: every flag stands in the table once, with the sub-commands that take it. */
 
-#define G2ZX_STEPPING (G2ZX_IN(step) | G2ZX_TRAINED | G2ZX_IN(point))
-#define G2ZX_TRAINING (G2ZX_STEPPING | G2ZX_IN(ops)) /* whose ops are a step's */
-#define G2ZX_ONE (G2ZX_TRAINING & ~G2ZX_TRAINED)     /* one configuration */
-#define G2ZX_SWEEPS (G2ZX_TRAINED | G2ZX_IN(comm))
-#define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* their arguments are directories */
-#define G2ZX_ANY ((1u << G2Z_BENCH_COUNT) - 1)
 #define G2ZX_STEPS_MAX 100000000
 #define G2ZX_SIZE_LEAST 0.001 /* MiB */
+#define G2ZX_FLAGS 48         /* a sub-command has fewer */
 
 #define G2ZX_WORD(name, text) "|" text
 #define G2ZX_WORD_OF_3(name, text, bytes) "|" text
-/* A name that stands twice takes one value in some sub-commands and a list in others. */
-#define G2ZX_FLAG_LIST(FLAG)                                                                      \
-  /*   in  name  kind  destination  minimum  maximum  value  help */                              \
-  FLAG(G2ZX_SWEEPS, "gpus", TEXT, rank_list, 0, 0, "LIST",                                        \
-       "numbers of ranks, each with a GPU or a share of the CPU, or all")                         \
-  FLAG(G2ZX_TRAINED, "zero", TEXT, stage_list, 0, 0, "LIST",                                      \
-       "ZeRO stages; dp: one rank has the optimizer")                                             \
-  FLAG(G2ZX_TRAINED, "dtype", TEXT, dtype_list, 0, 0, "LIST", "fp32, tf32, fp16, bf16")           \
-  FLAG(G2ZX_TRAINED, "sizes", TEXT, size_list, 0, 0, "LIST",                                      \
-       "MiB of gradients per collective; 0: the default")                                         \
-  FLAG(G2ZX_IN(comm) | G2ZX_IN(exchange), "sizes", TEXT, size_list, 0, 0, "LIST",                 \
-       "MiB of a whole buffer")                                                                   \
-  FLAG(G2ZX_TRAINING, "model", TEXT, model, 0, 0, "NAME",                                         \
-       "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]")               \
-  FLAG(G2ZX_TRAINING, "layers", INT, shape.layers, 1, 1024, "N",                                  \
-       "overrides the model's, as do the next four")                                              \
-  FLAG(G2ZX_TRAINING, "channels", INT, shape.channels, 8, 65536, "N",                             \
-       "width of the residual stream")                                                            \
-  FLAG(G2ZX_TRAINING, "heads", INT, shape.heads, 1, 65536, "N",                                   \
-       "divides channels [channels / 64]")                                                        \
-  FLAG(G2ZX_TRAINING, "context", INT, shape.context, 1, 1048576, "N",                             \
-       "positions: the longest sequence")                                                         \
-  FLAG(G2ZX_TRAINING, "vocab-size", INT, shape.vocab, 2, 65536, "N",                              \
-       "tokens that the model knows")                                                             \
-  FLAG(G2ZX_TRAINED, "global-batch", INT, global_batch, 1, 2147483647, "N",                       \
-       "sequences per step on any number of ranks: --batch limits a micro-step, --accum follows") \
-  FLAG(G2ZX_TRAINING, "batch", INT, train.batch, 1, 1048576, "N",                                 \
-       "sequences per micro-step and rank")                                                       \
-  FLAG(G2ZX_ONE, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence [context]")               \
-  FLAG(G2ZX_TRAINED, "seq", INT, seq, 1, 1048576, "N", "tokens per sequence")                     \
-  FLAG(G2ZX_TRAINING, "accum", INT, train.accum, 1, 1048576, "N", "micro-steps per step")         \
-  FLAG(G2ZX_TRAINING, "dropout", FLOAT, train.dropout, 0, 0.99, "P",                              \
-       "on embedding, attention, projections")                                                    \
-  FLAG(G2ZX_STEPPING, "train", TEXT, train.train_glob, 0, 0, "GLOB",                              \
-       "token shards [tokens by Zipf's law]")                                                     \
-  FLAG(G2ZX_STEPPING, "steps", INT, steps, 1, G2ZX_STEPS_MAX, "N", "steps that are timed")        \
-  FLAG(G2ZX_TRAINED, "tokens", INT64, tokens, 1, 1e15, "N", "instead of --steps, over all ranks") \
-  FLAG(G2ZX_TRAINED | G2ZX_IN(point), "warmup", INT, warmup, 0, 1000000, "N",                     \
-       "steps before those")                                                                      \
-  FLAG(G2ZX_TRAINED | G2ZX_IN(point), "val-steps", INT, val_steps, 1, 1000000, "N",               \
-       "batches of a validation at the end")                                                      \
-  FLAG(G2ZX_SWEEPS, "repeats", INT, repeats, 1, G2Z_REPEATS, "N",                                 \
-       "runs of each point, one round after the other")                                           \
-  FLAG(G2ZX_TRAINING | G2ZX_IN(comm) | G2ZX_IN(exchange), "device", CHOICE, device, 0, 0,         \
-       G2Z_DEVICE_LIST(G2ZX_WORD), "[cuda if there is one]")                                      \
-  FLAG(G2ZX_ANY & ~G2ZX_TRAINED & ~G2ZX_READERS, "dtype", CHOICE, dtype, 0, 0,                    \
-       G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), "[fp16 on cuda, fp32 on cpu]")                             \
-  FLAG(G2ZX_STEPPING, "graph", CHOICE, train.graph, 0, 0, "|off|on|auto",                         \
-       "the step as CUDA graphs")                                                                 \
-  FLAG(G2ZX_ONE, "zero", INT, train.zero_stage, 0, 3, "STAGE", "ZeRO, on several ranks")          \
-  FLAG(G2ZX_ONE, "strategy", CHOICE, train.strategy, 0, 0, G2Z_STRATEGY_LIST(G2ZX_WORD),          \
-       "dp: one rank has the optimizer; with --zero 0")                                           \
-  FLAG(G2ZX_TRAINING, "fp8", CHOICE, train.fp8, 0, 0, G2Z_FP8_LIST(G2ZX_WORD),                    \
-       "Hopper: 8-bit products make logits; forward: linear ops too; all: data gradients too")    \
-  FLAG(G2ZX_TRAINING, "recompute", CHOICE, train.recompute, 0, 0,                                 \
-       G2Z_RECOMPUTE_LIST(G2ZX_WORD), "block: keep the input of each block alone")                \
-  FLAG(G2ZX_TRAINING, "grad-dtype", CHOICE, train.grad_fp32, 0, 0, "|same|fp32", "of gradients")  \
-  FLAG(G2ZX_TRAINING, "transport", CHOICE, train.transport, 0, 0, G2Z_TRANSPORT_LIST(G2ZX_WORD),  \
-       "between GPUs")                                                                            \
-  FLAG(G2ZX_ONE, "bucket-mb", FLOAT, bucket_mb, G2ZX_SIZE_LEAST, 65536, "X",                      \
-       "MiB of gradients per collective")                                                         \
-  FLAG(G2ZX_IN(step), "peer", TEXT, peer, 0, 0, "COMMAND",                                        \
-       "run this on the same work too: 'python3 peers/torch_gpt2.py'")                            \
-  FLAG(G2ZX_IN(step), "ops", CHOICE, without_ops, 0, 0, "|on|off",                                \
-       "time each op of a step, on one rank")                                                     \
-  FLAG(G2ZX_TRAINING, "seed", UINT64, train.seed, 0, 0, "N", "of weights, tokens and dropout")    \
-  FLAG(G2ZX_SWEEPS | G2ZX_IN(report), "out", TEXT, out, 0, 0, "DIR",                              \
-       "where the results go [experiments: runs/bench_NAME_TIME; report: the first DIR]")         \
-  FLAG(G2ZX_IN(point) | G2ZX_IN(exchange), "run-dir", TEXT, run_dir, 0, 0, "DIR",                 \
-       "where it leaves them")                                                                    \
-  FLAG(G2ZX_ANY, "help", SWITCH, help, 0, 0, "", "print this")
 
-#define FLAG(in, name, kind, destination, minimum, maximum, value, help) +1
-enum { G2ZX_FLAGS = 0 G2ZX_FLAG_LIST(FLAG) };
-#undef FLAG
-
-/* The flags of o->command, with destinations in o. */
+/* The flags of o->command, with destinations in o. Each row begins with the sub-commands that take
+ * the flag. A name that stands twice takes one value in some and a list in others. */
 static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
-#define FLAG(in, name, kind, destination, minimum, maximum, value, help) \
-  {in, {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help}},
+  const unsigned any = (1u << G2Z_BENCH_COUNT) - 1, lists = G2ZX_TRAINED;
+  const unsigned comm = G2ZX_IN(comm) | G2ZX_IN(exchange), sweeps = lists | G2ZX_IN(comm);
+  const unsigned point = lists | G2ZX_IN(point), steps = point | G2ZX_IN(step);
+  const unsigned train = steps | G2ZX_IN(ops), one = train & ~lists;
+  g2z_train_config *t = &o->train;
+#define FLAG(in, name, kind, at, least, most, value, help) \
+  {in, {name, G2Z_FLAG_##kind, &(at), least, most, value, help}}
+#define TEXT(in, name, at, value, help) FLAG(in, name, TEXT, o->at, 0, 0, value, help)
+#define SETTING(in, name, setting, at, help) {in, g2z_setting_flag(name, #setting, &(at), help)}
   const struct {
     unsigned in;
     g2z_flag flag;
-  } all[] = {G2ZX_FLAG_LIST(FLAG)};
+  } all[] = {
+      TEXT(sweeps, "gpus", rank_list, "LIST",
+           "numbers of ranks, each with a GPU or a share of the CPU, or all"),
+      TEXT(lists, "zero", stage_list, "LIST", "ZeRO stages; dp: one rank has the optimizer"),
+      TEXT(lists, "dtype", dtype_list, "LIST", "fp32, tf32, fp16, bf16"),
+      TEXT(lists, "sizes", size_list, "LIST", "MiB of gradients per collective; 0: the default"),
+      TEXT(comm, "sizes", size_list, "LIST", "MiB of a whole buffer"),
+      TEXT(train, "model", model, "NAME",
+           "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]"),
+      SETTING(train, "layers", layers, o->shape.layers, "overrides the model's, as do the next four"),
+      SETTING(train, "channels", channels, o->shape.channels, "width of the residual stream"),
+      SETTING(train, "heads", heads, o->shape.heads, "divides channels [channels / 64]"),
+      SETTING(train, "context", context, o->shape.context, "positions: the longest sequence"),
+      SETTING(train, "vocab-size", vocab, o->shape.vocab, "tokens that the model knows"),
+      FLAG(lists, "global-batch", INT, o->global_batch, 1, 2147483647, "N", "sequences per step on "
+           "any number of ranks: --batch limits a micro-step, --accum follows"),
+      SETTING(train, "batch", batch, t->batch, "sequences per micro-step and rank"),
+      SETTING(one, "seq", seq, o->seq, "tokens per sequence [context]"),
+      SETTING(lists, "seq", seq, o->seq, "tokens per sequence"),
+      SETTING(train, "accum", accum, t->accum, "micro-steps per step"),
+      SETTING(train, "dropout", dropout, t->dropout, "on embedding, attention, projections"),
+      TEXT(steps, "train", train.train_glob, "GLOB", "token shards [tokens by Zipf's law]"),
+      FLAG(steps, "steps", INT, o->steps, 1, G2ZX_STEPS_MAX, "N", "steps that are timed"),
+      FLAG(lists, "tokens", INT64, o->tokens, 1, 1e15, "N", "instead of --steps, over all ranks"),
+      FLAG(point, "warmup", INT, o->warmup, 0, 1000000, "N", "steps before those"),
+      FLAG(point, "val-steps", INT, o->val_steps, 1, 1000000, "N",
+           "batches of a validation at the end"),
+      FLAG(sweeps, "repeats", INT, o->repeats, 1, G2Z_REPEATS, "N",
+           "runs of each point, one round after the other"),
+      FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2ZX_WORD),
+           "[cuda if there is one]"),
+      SETTING(one | comm, "dtype", dtype, o->dtype, "[fp16 on cuda, fp32 on cpu]"),
+      SETTING(steps, "graph", graph, t->graph, "the step as CUDA graphs"),
+      SETTING(one, "zero", zero_stage, t->zero_stage, "ZeRO stage, on several ranks"),
+      SETTING(one, "strategy", strategy, t->strategy,
+              "dp: one rank has the optimizer; with --zero 0"),
+      SETTING(train, "fp8", fp8, t->fp8, "Hopper: 8-bit products make logits; forward: linear ops "
+              "too; all: data gradients too"),
+      SETTING(train, "recompute", recompute, t->recompute,
+              "block: keep the input of each block alone"),
+      SETTING(train, "grad-dtype", grad_fp32, t->grad_fp32, "of gradients"),
+      SETTING(train, "transport", transport, t->transport, "between GPUs"),
+      SETTING(one, "bucket-mb", bucket_mb, t->bucket_mb,
+              "MiB of gradients per collective; 0: the default"),
+      TEXT(G2ZX_IN(step), "peer", peer, "COMMAND",
+           "run this on the same work too: 'python3 peers/torch_gpt2.py'"),
+      FLAG(G2ZX_IN(step), "ops", CHOICE, o->without_ops, 0, 0, "|on|off",
+           "time each op of a step, on one rank"),
+      SETTING(train, "seed", seed, t->seed, "of weights, tokens and dropout"),
+      TEXT(sweeps | G2ZX_IN(report), "out", out, "DIR", "where the results go [experiments: "
+           "runs/bench_NAME_TIME; report: the first DIR]"),
+      TEXT(G2ZX_IN(point) | G2ZX_IN(exchange), "run-dir", run_dir, "DIR", "where it leaves them"),
+      FLAG(any, "help", SWITCH, o->help, 0, 0, "", "print this")};
 #undef FLAG
+#undef TEXT
+#undef SETTING
   int count = 0;
-  for (int i = 0; i < G2ZX_FLAGS; i++)
+  for (size_t i = 0; i < G2ZX_COUNT(all); i++)
     if (all[i].in >> o->command & 1) flags[count++] = all[i].flag;
   return count;
 }
@@ -964,7 +946,6 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
 
   g2z_model_config *model = &o->train.model;
   G2ZX_TRY(g2z_place_find(services, &context->ranks.place));
-  o->train.bucket_mb = (double)o->bucket_mb;
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   G2ZX_TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
   if (!o->model && context->device == G2Z_DEVICE_CPU) {
@@ -1543,7 +1524,7 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
   j->world = (int)world;
   if (e->row->measures == G2Z_BENCH_point) {
     j->train.dtype = (g2z_dtype)(int)dtype;
-    j->train.bucket_mb = size;
+    j->train.bucket_mb = (float)size;
     p->figures.world_size = world;
     p->figures.bucket_mib = size > 0 ? size : NAN;
   }
@@ -1671,7 +1652,6 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
   o.train = j->train;
   o.shape = j->train.model;
   o.seq = j->train.seq;
-  o.bucket_mb = (float)j->train.bucket_mb;
   o.steps = j->steps;
   o.device = (int)e->device;
   o.dtype = (int)j->train.dtype;

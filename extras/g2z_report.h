@@ -385,33 +385,28 @@ static void g2zp_page_escape(g2z_writer *writer, const char *text) {
   }
 }
 
-/* A coordinate, to a tenth, whatever the locale writes for a decimal point. A whisker may end
- * beyond all scales: then it ends far outside of the picture. */
-static void g2zp_page_coordinate(g2z_writer *writer, double value) {
-  long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
-  g2z_writer_printf(writer, "%s%ld.%ld", tenths < 0 ? "-" : "", labs(tenths) / 10,
-                    labs(tenths) % 10);
+/* The escaped text between two pieces of markup. */
+static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
+                         const char *close) {
+  g2z_writer_put(writer, open, strlen(open));
+  g2zp_page_escape(writer, text);
+  g2z_writer_put(writer, close, strlen(close));
 }
 
-/* Writes markup in which ~ stands for a text (escaped), $ for markup, # for an int and @ for a
- * coordinate (a double). */
-static void g2zp_put(g2z_writer *writer, const char *markup, ...) {
-  va_list arguments;
-  va_start(arguments, markup);
-  for (const char *at = markup; *at;) {
-    size_t plain = strcspn(at, "~$#@");
-    g2z_writer_put(writer, at, plain);
-    at += plain;
-    switch (*at) {
-      case '~': g2zp_page_escape(writer, va_arg(arguments, const char *)); break;
-      case '$': g2z_writer_printf(writer, "%s", va_arg(arguments, const char *)); break;
-      case '#': g2z_writer_printf(writer, "%d", va_arg(arguments, int)); break;
-      case '@': g2zp_page_coordinate(writer, va_arg(arguments, double)); break;
-    }
-    at += *at != 0;
-  }
-  va_end(arguments);
+/* A coordinate as text, to a tenth, whatever the locale writes for a decimal point. A whisker may
+ * end beyond all scales: then it ends far outside of the picture. */
+typedef struct g2zp_coordinate {
+  char text[16];
+} g2zp_coordinate;
+
+static g2zp_coordinate g2zp_coordinate_of(double value) {
+  const long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
+  g2zp_coordinate out;
+  snprintf(out.text, sizeof out.text, "%s%ld.%ld", tenths < 0 ? "-" : "", labs(tenths) / 10,
+           labs(tenths) % 10);
+  return out;
 }
+#define G2ZP_AT(value) g2zp_coordinate_of(value).text
 
 /* What was formatted, whatever its length; freed with g2z_release. NULL when memory ran out, which
  * g2z_page_commit tells. */
@@ -432,8 +427,8 @@ static void g2zp_page_open(g2z_page *page, int kind) {
   static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
   static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
   if (page->open == kind && kind != G2ZP_PAGE_TABLE) return;
-  if (page->open == G2ZP_PAGE_TABLE && page->cell) g2zp_put(page->writer, "</tr>\n");
-  g2zp_put(page->writer, "$$", end[page->open], begin[kind]);
+  if (page->open == G2ZP_PAGE_TABLE && page->cell) g2z_writer_printf(page->writer, "</tr>\n");
+  g2z_writer_printf(page->writer, "%s%s", end[page->open], begin[kind]);
   page->open = kind;
 }
 
@@ -449,18 +444,20 @@ G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, con
     g2z_page_free(page);
     return status;
   }
-  g2zp_put(page->writer,
-           "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
-           "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
-           "<meta name=color-scheme content=\"light dark\">\n<title>~</title>\n"
-           "<style>\n$</style>\n<body>\n<h1>~</h1>\n", title, g2zp_page_style, title);
+  g2zp_element(page->writer,
+               "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
+               "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
+               "<meta name=color-scheme content=\"light dark\">\n<title>", title,
+               "</title>\n<style>\n");
+  g2z_writer_put(page->writer, g2zp_page_style, sizeof g2zp_page_style - 1);
+  g2zp_element(page->writer, "</style>\n<body>\n<h1>", title, "</h1>\n");
   *out = page;
   return G2Z_OK;
 }
 
 G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_put(page->writer, "<h2>~</h2>\n", text);
+  g2zp_element(page->writer, "<h2>", text, "</h2>\n");
 }
 
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
@@ -469,7 +466,7 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
   char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_put(page->writer, "<p>~</p>\n", text ? text : "");
+  g2zp_element(page->writer, "<p>", text ? text : "", "</p>\n");
   g2z_release(page->services, text);
 }
 
@@ -478,7 +475,7 @@ static void g2zp_page_words(g2z_page *page, char *text) {
   while (*text) {
     char *end = text + strcspn(text, " "), space = *end;
     *end = 0;
-    g2zp_put(page->writer, "<span>~</span>$", text, space ? " " : "");
+    g2zp_element(page->writer, "<span>", text, space ? "</span> " : "</span>");
     text = end + (space != 0);
   }
 }
@@ -490,10 +487,10 @@ G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format,
   va_end(arguments);
   int is_long = text && strlen(text) > 60;
   g2zp_page_open(page, G2ZP_PAGE_FACTS);
-  g2zp_put(page->writer, "<div$><dt>~</dt><dd>", is_long ? " class=long" : "", name);
+  g2zp_element(page->writer, is_long ? "<div class=long><dt>" : "<div><dt>", name, "</dt><dd>");
   if (is_long) g2zp_page_words(page, text);
-  else g2zp_put(page->writer, "~", text ? text : "");
-  g2zp_put(page->writer, "</dd></div>\n");
+  else g2zp_page_escape(page->writer, text ? text : "");
+  g2z_writer_printf(page->writer, "</dd></div>\n");
   g2z_release(page->services, text);
 }
 
@@ -503,13 +500,15 @@ G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *head
   page->columns = columns;
   page->cell = 0;
   page->tables++; /* on a narrow page each cell repeats its header, which is here and no user's */
-  g2zp_put(page->writer, "<style>$", "@media screen and (max-width:640px){");
-  for (int i = 1; i < columns; i++)
-    g2zp_put(page->writer, "[id=t#] td:nth-child(#)::before{content:'~'}", page->tables, i + 1,
-             headers[i]);
-  g2zp_put(page->writer, "}</style>\n<div class=scroll><table id=t#><thead><tr>", page->tables);
-  for (int i = 0; i < columns; i++) g2zp_put(page->writer, "<th>~", headers[i]);
-  g2zp_put(page->writer, "</tr></thead><tbody>\n");
+  g2z_writer_printf(page->writer, "<style>@media screen and (max-width:640px){");
+  for (int i = 1; i < columns; i++) {
+    g2z_writer_printf(page->writer, "[id=t%d] td:nth-child(%d)", page->tables, i + 1);
+    g2zp_element(page->writer, "::before{content:'", headers[i], "'}");
+  }
+  g2z_writer_printf(page->writer, "}</style>\n<div class=scroll><table id=t%d><thead><tr>",
+                    page->tables);
+  for (int i = 0; i < columns; i++) g2zp_element(page->writer, "<th>", headers[i], "");
+  g2z_writer_printf(page->writer, "</tr></thead><tbody>\n");
 }
 
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
@@ -518,10 +517,10 @@ G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
   va_start(arguments, format);
   char *text = g2zp_page_format(page, format, arguments);
   va_end(arguments);
-  g2zp_put(page->writer, page->cell ? "<td>" : "<tr><td>");
-  if (text) g2zp_put(page->writer, "~", *text ? text : "\xe2\x80\x93");
+  g2zp_element(page->writer, page->cell ? "<td>" : "<tr><td>",
+               !text ? "" : *text ? text : "\xe2\x80\x93", "");
   if (++page->cell == page->columns) {
-    g2zp_put(page->writer, "</tr>\n");
+    g2z_writer_printf(page->writer, "</tr>\n");
     page->cell = 0;
   }
   g2z_release(page->services, text);
@@ -529,7 +528,7 @@ G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
 
 G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_put(page->writer, "</body>\n</html>\n");
+  g2z_writer_printf(page->writer, "</body>\n</html>\n");
   if (page->no_memory)
     return g2z_fail(page->services, G2Z_NO_MEMORY, "no memory for a text of a page");
   return g2z_writer_commit(page->writer);
@@ -696,12 +695,14 @@ static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
 
 static void g2zp_svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
                           double x2, double y2) {
-  g2zp_put(writer, "<path class=$ d=\"M@ @L@ @\"/>", kind, x1, y1, x2, y2);
+  g2z_writer_printf(writer, "<path class=%s d=\"M%s %sL%s %s\"/>", kind, G2ZP_AT(x1), G2ZP_AT(y1),
+                    G2ZP_AT(x2), G2ZP_AT(y2));
 }
 
 static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double y,
                           const char *text) {
-  g2zp_put(writer, "<text class=$ x=\"@\" y=\"@\">~</text>\n", kind, x, y, text);
+  g2z_writer_printf(writer, "<text class=%s x=\"%s\" y=\"%s\"", kind, G2ZP_AT(x), G2ZP_AT(y));
+  g2zp_element(writer, ">", text, "</text>\n");
 }
 
 /* A line between two values, with feet. */
@@ -715,19 +716,21 @@ static void g2zp_svg_whisker(g2z_writer *writer, double from, double to, double 
 /* Title, legend and the opening of the picture. */
 static void g2zp_chart_head(g2z_page *page, const g2z_chart *chart, double height) {
   g2z_writer *writer = page->writer;
-  g2zp_put(writer, "<figure><figcaption><b>~</b>", chart->title);
-  if (chart->about) g2zp_put(writer, "<span>~</span>", chart->about);
-  g2zp_put(writer, "</figcaption>\n");
+  g2zp_element(writer, "<figure><figcaption><b>", chart->title, "</b>");
+  if (chart->about) g2zp_element(writer, "<span>", chart->about, "</span>");
+  g2z_writer_printf(writer, "</figcaption>\n");
   if (chart->series_count > 1) {
-    g2zp_put(writer, "<div class=legend>");
-    for (int i = 0; i < chart->series_count; i++)
-      g2zp_put(writer, "<span$ style=\"--c:var(--s#)\">~</span>",
-               chart->series[i].mark == G2Z_MARK_DASHED ? " class=dash" : "", i,
-               chart->series[i].name);
-    g2zp_put(writer, "</div>\n");
+    g2z_writer_printf(writer, "<div class=legend>");
+    for (int i = 0; i < chart->series_count; i++) {
+      const int dashed = chart->series[i].mark == G2Z_MARK_DASHED;
+      g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\"", dashed ? " class=dash" : "", i);
+      g2zp_element(writer, ">", chart->series[i].name, "</span>");
+    }
+    g2z_writer_printf(writer, "</div>\n");
   }
-  g2zp_put(writer, "<svg viewBox=\"0 0 # #\" role=img aria-label=\"~\">\n",
-           (int)G2ZP_CHART_WIDTH, (int)height, chart->title);
+  g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img", (int)G2ZP_CHART_WIDTH,
+                    (int)height);
+  g2zp_element(writer, " aria-label=\"", chart->title, "\">\n");
 }
 
 /* The grid, and what stands beside its lines. */
@@ -782,20 +785,21 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
   size_t stretch = series->count <= G2Z_CHART_POINTS
                        ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
   int drawn = 0;                     /* points since the last gap */
-  g2zp_put(writer, "<path class=\"series$$\" style=\"--c:var(--s#)\" d=\"",
-           series->mark == G2Z_MARK_DASHED  ? " dash"
-           : series->mark == G2Z_MARK_FAINT ? " faint" : "", series->count > 200 ? " many" : "",
-           index);
+  g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
+                    series->mark == G2Z_MARK_DASHED  ? " dash"
+                    : series->mark == G2Z_MARK_FAINT ? " faint" : "",
+                    series->count > 200 ? " many" : "", index);
   for (size_t begin = 0; begin < series->count; begin += stretch) {
     size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
     int gap, points = g2zp_chart_extremes(series, x, y, begin, end, point, &gap);
     for (int i = 0; i < points; i++, drawn++)
-      g2zp_put(writer, "$@ @", drawn ? "L" : "M", g2zp_scale_at(x, series->x[point[i]]),
-               g2zp_scale_at(y, series->y[point[i]]));
-    if (drawn == 1 && (gap || end == series->count)) g2zp_put(writer, "h0");
+      g2z_writer_printf(writer, "%s%s %s", drawn ? "L" : "M",
+                        G2ZP_AT(g2zp_scale_at(x, series->x[point[i]])),
+                        G2ZP_AT(g2zp_scale_at(y, series->y[point[i]])));
+    if (drawn == 1 && (gap || end == series->count)) g2z_writer_printf(writer, "h0");
     if (gap) drawn = 0;
   }
-  g2zp_put(writer, "\"/>\n");
+  g2z_writer_printf(writer, "\"/>\n");
 }
 
 /* Numbers for people: whole ones and those from 100 on without decimals, others to three
@@ -834,14 +838,17 @@ static void g2zp_chart_values(g2z_writer *writer, const g2z_chart *chart, const 
       if (!at[s][c]) continue;
       if (!values++) {
         g2zp_number_text(series->x[at[s][c] - 1], text);
-        g2zp_put(writer, "<rect class=here x=\"@\" y=\"@\" width=\"@\" height=\"@\"><title>~ $",
-                 x->from + c * wide, y->to, wide, y->from - y->to,
-                 chart->x_name ? chart->x_name : "", text);
+        g2z_writer_printf(writer, "<rect class=here x=\"%s\" y=\"%s\" width=\"%s\" height=\"%s\">",
+                          G2ZP_AT(x->from + c * wide), G2ZP_AT(y->to), G2ZP_AT(wide),
+                          G2ZP_AT(y->from - y->to));
+        g2zp_element(writer, "<title>", chart->x_name ? chart->x_name : "", " ");
+        g2z_writer_printf(writer, "%s", text);
       }
       g2zp_number_text(series->y[at[s][c] - 1], text);
-      g2zp_put(writer, "\n~: $", series->name, text);
+      g2zp_element(writer, "\n", series->name, ": ");
+      g2z_writer_printf(writer, "%s", text);
     }
-    if (values) g2zp_put(writer, "</title></rect>\n");
+    if (values) g2z_writer_printf(writer, "</title></rect>\n");
   }
 }
 
@@ -854,8 +861,10 @@ static void g2zp_chart_points(g2z_writer *writer, const g2z_series *series, int 
     if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
     snprintf(text, sizeof text, "%.9g", series->y[i]);
     g2z_plain_number(text);
-    g2zp_put(writer, "<circle class=dot style=\"--c:var(--s#)\" r=3.5 cx=\"@\" cy=\"@\">"
-                     "<title>~: $</title></circle>\n", index, at, up, series->name, text);
+    g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5 cx=\"%s\" "
+                              "cy=\"%s\">", index, G2ZP_AT(at), G2ZP_AT(up));
+    g2zp_element(writer, "<title>", series->name, ": ");
+    g2z_writer_printf(writer, "%s</title></circle>\n", text);
   }
 }
 
@@ -899,8 +908,9 @@ static void g2zp_chart_bar(g2z_writer *writer, const g2z_series *series, int ind
   char text[32];
   if (isnan(end)) return;
   if (end < x->from) end = x->from;
-  g2zp_put(writer, "<rect class=bar style=\"--c:var(--s#)\" height=12 x=\"@\" y=\"@\" "
-                   "width=\"@\"/>", index, x->from, top, end - x->from);
+  g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12 x=\"%s\" y=\"%s\" "
+                    "width=\"%s\"/>", index, G2ZP_AT(x->from), G2ZP_AT(top),
+                    G2ZP_AT(end - x->from));
   if (series->low) {
     double high = g2zp_scale_at(x, series->high[at]);
     g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), high, top + 6);
@@ -953,7 +963,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   g2zp_page_open(page, G2ZP_PAGE_CHARTS);
   if (chart->labels) g2zp_chart_bars(page, chart);
   else g2zp_chart_lines(page, chart);
-  g2zp_put(page->writer, "</svg></figure>\n");
+  g2z_writer_printf(page->writer, "</svg></figure>\n");
 }
 
 /* ----- TensorBoard's events ----- */
@@ -1007,12 +1017,7 @@ static void g2zp_event_begin(g2z_events *e, int64_t step) {
 }
 
 static uint32_t g2zp_event_mask(const void *bytes, size_t count) {
-  uint32_t sum = ~0u; /* CRC-32C, bit by bit: a record has a few hundred bytes */
-  for (size_t bit = 0; bit < 8 * count; bit++) {
-    if (bit % 8 == 0) sum ^= ((const unsigned char *)bytes)[bit / 8];
-    sum = sum >> 1 ^ (sum & 1 ? 0x82f63b78u : 0);
-  }
-  sum = ~sum;
+  const uint32_t sum = g2z_crc32c(0, bytes, count);
   return (sum >> 15 | sum << 17) + 0xa282ead8u;
 }
 
@@ -1579,7 +1584,7 @@ static g2z_status g2zp_report_sample(g2z_page *page, g2z_services *services, con
   if (!there) return G2Z_OK;
   G2ZP_TRY(g2z_read_file(services, path.text, 1 << 26, &text, &bytes));
   g2z_page_heading(page, "Sample");
-  g2zp_put(page->writer, "<pre>\n~</pre>\n", text);
+  g2zp_element(page->writer, "<pre>\n", text, "</pre>\n");
   g2z_release(services, text);
   return G2Z_OK;
 }

@@ -196,6 +196,9 @@ typedef struct g2z_run_options {
 } g2z_run_options;
 
 G2Z_API g2z_run_options g2z_run_options_default(void);
+/* A flag whose type and bounds are those of the library's setting of that name. */
+G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
+                                  const char *help);
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *options);
 /* The table of flags for --help. */
@@ -2516,8 +2519,7 @@ G2Z_API g2z_run_options g2z_run_options_default(void) {
   return o;
 }
 
-/* A flag whose type and bounds are a setting's. */
-static g2z_flag g2zr_setting_flag(const char *name, const char *setting, void *destination,
+G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
                                   const char *help) {
   static const g2z_flag_kind kinds[] = {G2Z_FLAG_INT, G2Z_FLAG_INT64, G2Z_FLAG_UINT64,
                                         G2Z_FLAG_FLOAT, G2Z_FLAG_CHOICE}; /* g2z_setting_kind's */
@@ -2534,7 +2536,7 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
 #define FLAG(name, kind, destination, minimum, maximum, value, help) \
   {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
 #define SETTING(name, setting, destination, help) \
-  g2zr_setting_flag(name, #setting, &o->destination, help),
+  g2z_setting_flag(name, #setting, &o->destination, help),
 #define GROUP(title) {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", title ":"},
   const g2z_flag flags[] = {G2ZR_FLAG_LIST(FLAG, SETTING, GROUP)};
 #undef FLAG
