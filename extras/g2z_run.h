@@ -951,40 +951,69 @@ static void g2zr_duration_text(double seconds, char out[32]) {
   else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
 }
 
-/* Which flag set the run's length, and to what. */
+/* Which flag sets the run's length, and how much of that is done or was asked for. */
 static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   const g2z_run_config *c = &run->config;
-  const int cut = run->steps < c->train.optimizer.steps;
-  *value = cut ? c->max_train_steps : c->epochs > 0 ? c->epochs : run->steps;
-  return cut ? "--max-train-steps" : c->epochs > 0 ? "--epochs" : "--steps";
+  const int64_t per_epoch = run->steps_per_epoch;
+  const int cut = run->steps < c->train.optimizer.steps, by_epoch = !cut && c->epochs > 0;
+  const int64_t done = by_epoch ? (run->step + per_epoch - 1) / per_epoch : run->step;
+  *value = cut ? c->max_train_steps : by_epoch ? c->epochs : run->steps;
+  if (*value < done) *value = done;
+  return cut ? "--max-train-steps" : by_epoch ? "--epochs" : "--steps";
+}
+
+/* This run's command with another run_dir or `more` flags, which count as they come last; ready to
+ * paste. A launcher's part of it is not known, and a long one would be cut. */
+static const char *g2zr_command(const g2z_run *run, const char *run_dir, const char *more,
+                                char text[700]) {
+  const char *command = run->config.command_line;
+  const char *launcher = g2z_ranks_place(run->context->ranks)->launcher;
+  static const char resume[] = " --resume latest";
+  char word[256];
+  if (strcmp(launcher, "alone") != 0 && strcmp(launcher, "ranks") != 0) command = NULL;
+  if (command && strlen(command) > 300) command = NULL;
+  if (command && strstr(command, resume) && strncmp(more, resume, strlen(resume)) == 0)
+    more += strlen(resume);
+  const int add = run_dir != run->config.run_dir || !command || !strstr(command, " --run-dir");
+  snprintf(text, 700, "%s%s%s%s", command ? command : "the same command with",
+           add ? " --run-dir " : "", add ? g2z_shell_word(run_dir, word, sizeof word) : "", more);
+  return text;
 }
 
 /* What came of a training, and the commands that a user may want to type next. */
 static g2z_status g2zr_conclude(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
-  const char *command = run->config.command_line ? run->config.command_line : "./train";
-  char time[32], best[64] = "";
+  char time[32], loss[48] = "", best[64] = "", more[400], text[700], word[300], other[1100];
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   if (!run->steps) return G2Z_OK;
   g2zr_duration_text(g2zr_wall_s(run), time);
+  if (run->known.step > run->resumed) snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
   if (!isnan(run->sum.best_val_loss))
-    snprintf(best, sizeof best, ", best validation loss %.4f", run->sum.best_val_loss);
-  G2ZR_TRY(g2zr_say(run, "done: loss %.4f%s, %" PRId64 " steps, %" PRId64 " tokens, %s",
-                    run->known.loss, best, run->known.step, run->known.tokens, time));
+    snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
+  G2ZR_TRY(g2zr_say(run, "done: %s%s%" PRId64 " steps, %" PRId64 " tokens, %s", loss, best,
+                    run->known.step, run->known.tokens, time));
   if (run_dir) G2ZR_TRY(g2zr_say(run, "curves: %s/report.html", run_dir));
   if (saved) {
+    const char *command = run->config.command_line ? run->config.command_line : "./train";
+    size_t program = 0; /* bytes of its first word, which may be quoted */
+    for (int quoted = 0; command[program] && (quoted || command[program] != ' '); program++) {
+      if (command[program] == '\'') quoted = !quoted;
+      else if (command[program] == '\\' && !quoted) program++;
+    }
+    g2z_shell_word(saved, word, sizeof word);
     G2ZR_TRY(g2zr_say(run, "weights: %s", saved));
-    G2ZR_TRY(g2zr_say(run, "let it write: %.*s --init-from %s --prompt \"The\"%s",
-                      (int)strcspn(command, " "), command, saved,
-                      run->tokenizer ? "" : " --vocab FILE"));
+    G2ZR_TRY(g2zr_say(run, "To generate text: %.*s --init-from %s --prompt 'The'%s", (int)program,
+                      command, word, run->tokenizer ? "" : " --vocab FILE"));
   }
-  if (run->saved >= 0)
-    return g2zr_say(run, "train on: the same command with --run-dir %s --resume latest %s %" PRId64,
-                    run_dir, flag, 2 * length);
-  if (!saved) return G2Z_OK;
-  return g2zr_say(run, "train on: the same command with --init-from %s and another --run-dir; "
-                  "--save-every N saves checkpoints for --resume", saved);
+  if (run->saved >= 0) {
+    snprintf(more, sizeof more, " --resume latest %s %" PRId64, flag, 2 * length);
+    return g2zr_say(run, "To continue training: %s", g2zr_command(run, run_dir, more, text));
+  }
+  if (!saved || !run_dir) return G2Z_OK;
+  snprintf(more, sizeof more, " --init-from %s", word);
+  snprintf(other, sizeof other, "%s-2", run_dir);
+  return g2zr_say(run, "To train these weights further: %s", g2zr_command(run, other, more, text));
 }
 
 
@@ -1487,7 +1516,7 @@ static g2z_status g2zr_introduce(g2z_run *run) {
                             "here" : ""));
     if (run->steps > run->resumed) return G2Z_OK;
     return g2zr_say(run, "no step is left: the run has %" PRId64 " steps, and the checkpoint is of "
-                    "step %" PRId64 "; to train on, give more than %s %" PRId64, run->steps,
+                    "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
                     run->resumed, flag, length);
   }
   if (run->config.resume)
@@ -2261,7 +2290,7 @@ static g2z_status g2zr_end_epoch(g2z_run *run) {
 /* The state is saved: says how the run ended. Ranks tell each other the signal, which may have
  * reached any of them. */
 static g2z_status g2zr_stop(g2z_run *run) {
-  char name[32];
+  char name[32], text[700];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
   g2z_status status = g2zr_gather(run, &mine, 1, &all);
   for (int rank = run->context->world - 1; rank >= 0 && all; rank--)
@@ -2272,12 +2301,14 @@ static g2z_status g2zr_stop(g2z_run *run) {
   if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
   status = run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK;
   G2ZR_TRY(g2zr_agree(run, status));
+  if (run->config.save_weights && run->context->rank == 0)
+    rmdir(run->config.save_weights); /* if it is empty, as it was made at the start */
   const char *signal = g2zr_signal_text(run->stop_signal, name);
-  snprintf(run->line, sizeof run->line,
-           "stopped behind step %" PRId64 " of %" PRId64 "%s%s%s%.600s", run->step, run->steps,
-           signal ? " by " : "", signal ? signal : "",
-           run->saved == run->step ? ": resume goes on with the checkpoint in " : "",
-           run->saved == run->step ? run->config.run_dir : "");
+  const int saved = run->saved == run->step;
+  snprintf(run->line, sizeof run->line, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s",
+           run->step, run->steps, signal ? " by " : "", signal ? signal : "",
+           saved ? "saved. To continue: " : "not saved: there is no --run-dir",
+           saved ? g2zr_command(run, run->config.run_dir, " --resume latest", text) : "");
   return G2Z_OK;
 }
 
@@ -2578,6 +2609,28 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
+/* Refuses a run directory in place of its weights, and weights of a run that has not ended. */
+static g2z_status g2zr_check_run(g2z_services *services, const char *path) {
+  char run_dir[1024], word[600];
+  int has, log;
+  G2ZR_TRY(g2zr_has(services, path, "config.json", &has));
+  if (has) return G2Z_OK;
+  size_t length = (size_t)snprintf(run_dir, sizeof run_dir, "%.1000s", path);
+  while (length > 1 && run_dir[length - 1] == '/') run_dir[--length] = 0;
+  if (length > 8 && strcmp(run_dir + length - 8, "/weights") == 0) run_dir[length - 8] = 0;
+  G2ZR_TRY(g2zr_has(services, run_dir, "metrics.jsonl", &log));
+  if (!log) return G2Z_OK;
+  G2ZR_TRY(g2zr_has(services, run_dir, "weights/config.json", &has));
+  if (has)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s is a run directory: its "
+                    "weights are in --init-from %s/weights", path,
+                    g2z_shell_word(run_dir, word, sizeof word));
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.200s: the run in %.200s has no "
+                  "weights yet, they come at its end. To continue it: its command with --resume "
+                  "latest; its checkpoints hold weights too: --init-from %s/step-NNNNNN", path,
+                  run_dir, g2z_shell_word(run_dir, word, sizeof word));
+}
+
 /* The commonest slips: a name or a file where a directory is wanted, and the reverse. */
 static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, const char *path,
                                   int directory) {
@@ -2586,10 +2639,7 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
   const char *name = "FILE";
   const int there = stat(path, &info) == 0;
   int has = 0;
-  if (directory && there) G2ZR_TRY(g2zr_has(services, path, "weights", &has));
-  if (has)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.400s is a run directory: its weights are in "
-                    "%s %.400s/weights", flag, path, flag, path);
+  if (directory && (!there || S_ISDIR(info.st_mode))) G2ZR_TRY(g2zr_check_run(services, path));
   if (directory && !there && *path && !strchr(path, '/'))
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.200s: there is no such directory here. For "
                     "OpenAI's weights: make gpt2; for random weights of that size: --model gpt2",

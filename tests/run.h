@@ -721,7 +721,7 @@ static void test_train_run(g2z_test *t) {
                            test_at(t, "run"), test_at(t, "weights")),
             "step 10/10 | loss", "val loss", "unigram entropy", "[Rank 0] RUN_COMPLETE",
             "\ndone: loss ", ", best validation loss ", ", 10 steps, 640 tokens, ",
-            "/run/report.html\n", "/weights --prompt \"", "train on: the same command");
+            "/run/report.html\n", "/weights --prompt 'The'\n", "\nTo train these weights ");
   CHECK(t, test_there(t, "run/RUN_COMPLETE.txt"));
 
   /* config.json says what training had; Python finds the tokenizer and how to sample. */
@@ -1103,7 +1103,7 @@ static void test_run_resume(g2z_test *t) {
   CHECK(t, seen.steps == 0 && seen.done && test_there(t, "b/RUN_COMPLETE.txt"));
   CHECK(t, test_times(test_read(t, "b/train.log"),
                       "no step is left: the run has 8 steps, and the checkpoint is of step 8; "
-                      "to train on, give more than --epochs 2") == 1);
+                      "to continue, give more than --epochs 2") == 1);
   test_runs_equal(t, "a", "b");
   b.config.epochs = 3;
   /* Of a checkpoint elsewhere the link gives way, and nothing in it. */
@@ -1444,7 +1444,7 @@ static void test_run_stop(g2z_test *t) {
     g2z_status status = test_run_all(t, &b.config, &seen);
     test_run_stop_at = 0;
     int last = (int)seen.last_step;
-    CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "by SIGTERM: resume goes on with the ch");
+    CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "by SIGTERM, saved. To continue: ");
     CHECK(t, last >= at && last <= at + 3); /* its loss is known one step late */
     CHECK_HAS(t, test_read(t, "%s/training_metrics.json", name), "\"reason\": \"signal\"",
               "\"SIGTERM\"", "\"run_complete_file\": null");
@@ -1561,7 +1561,8 @@ static void test_train_signals(g2z_test *t) {
     CHECK(t, kill(ranks.pid[world - 1], cases[i].number) == 0);
     test_ranks_wait(t, &ranks, 20);
     for (int rank = 0; rank < world; rank++) /* rank 0 says it for all */
-      CHECK_RANK(t, &ranks, rank, 75, rank == 0 ? test_text("by %s: resume goes on", name) : NULL);
+      CHECK_RANK(t, &ranks, rank, 75,
+                 rank == 0 ? test_text("by %s, saved. To continue: the same ", name) : NULL);
     test_ranks_free(t, &ranks);
     CHECK(t, test_files_count(t, test_text("%s/step-", name)) == 1);
     CHECK_HAS(t, test_read(t, "%s/training_metrics.json", name),
@@ -1636,6 +1637,70 @@ static void test_train_stops_soon(g2z_test *t) {
     test_train_job(t, 1, 0, "val loss", test_text("%s %s --max-train-steps 2 --resume latest", all,
                                                   soon));
   }
+}
+
+/* Pastes the command that follows `words` in a text into a shell; `output` gets what it prints. */
+static int test_train_paste(g2z_test *t, const char *text, const char *words, char *output,
+                            size_t room) {
+  const char *at = strstr(text, words);
+  CHECK(t, at != NULL);
+  if (!at) return -1;
+  at += strlen(words);
+  return test_shell(test_text("%.*s 2>&1", (int)strcspn(at, "\n"), at), output, room);
+}
+
+/* The commands that a run prints can be pasted, whatever its directory is called, and continue it.
+ * What they need is there: a run that was stopped has no weights, and says so. */
+static void test_train_hints(g2z_test *t) {
+  static char said[16384], output[16384];
+  char run[600], log[700];
+  TRAIN_OR_SKIP(t);
+  snprintf(run, sizeof run, "%s", test_at(t, "it's a $(run)"));
+  setenv("RUN", run, 1);
+#define TRAIN(code, flags)                                                                     \
+  CHECK(t, test_shell(test_text("{ %s %s --run-dir \"$RUN\" --sample-tokens 0 %s; } 2>&1",       \
+                                test_train_program(), test_tiny(t), flags), said, sizeof said) \
+               == code)
+#define PASTE(words, code) \
+  CHECK(t, test_train_paste(t, said, words, output, sizeof output) == code)
+  TRAIN(0, "--steps 4");
+  PASTE("To generate text: ", 0);
+  CHECK(t, output[0] && !strstr(output, "train: "));
+  PASTE("To train these weights further: ", 0);
+  CHECK_HAS(t, output, "$(run)/weights\n", "$(run)-2/report.html", "step 4/4 | loss ");
+  test_sh(t, "rm -r \"$RUN\"");
+
+  /* With checkpoints; again where no step is left: no loss is made up, no step is named twice. */
+  TRAIN(0, "--steps 4 --save-every 2");
+  PASTE("To continue training: ", 0);
+  CHECK_HAS(t, output, "resumed ", "step 8/8 | loss ");
+  for (int steps = 8; steps >= 5; steps -= 3) {
+    TRAIN(0, test_text("--resume latest --steps %d", steps));
+    CHECK_HAS(t, said, "no step is left: ", "give more than --steps 8", "\ndone: 8 steps, 1024 to");
+    CHECK_HAS(t, said, test_text(" --resume latest --steps %d --steps 16\n", steps));
+  }
+  PASTE("To continue training: ", 0);
+  CHECK_HAS(t, output, "step 16/16 | loss ");
+  test_sh(t, "rm -r \"$RUN\"");
+
+  /* Stopped by Ctrl-C. */
+  TRAIN(75, "--steps 100000000 & P=$!; until grep -q '\"step\": 5,' \"$RUN/metrics.jsonl\"; do "
+            "sleep 0.1; done 2> /dev/null; kill -INT $P; wait $P; exit $?");
+  CHECK_HAS(t, said, " by SIGINT, saved. To continue: ");
+  CHECK(t, test_shell("ls \"$RUN/weights\"", output, sizeof output) != 0);
+  for (int i = 0; i < 2; i++) {
+    CHECK(t, test_shell(test_text("%s --init-from \"$RUN%s\" --prompt 1 2>&1", test_train_program(),
+                                  i ? "/weights" : ""), output, sizeof output) == 1);
+    CHECK_HAS(t, output, "has no weights yet, they come at its end. To continue it: ");
+  }
+  snprintf(log, sizeof log, "%s", "To continue: ");
+  char *end = strstr(said, log);
+  if (end) memcpy(strchr(end, '\n'), " --max-train-steps 1\n", 22); /* it was to take days */
+  PASTE(log, 0);
+  CHECK_HAS(t, output, "resumed ", "no step is left");
+#undef PASTE
+#undef TRAIN
+  unsetenv("RUN");
 }
 
 /* A run whose metrics, log or whole directory somebody removes under it fails, on one rank and on
