@@ -10415,7 +10415,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   void *memory, *device;
   memset(&g, 0, sizeof g);
   G2Z__TRY(g2z_sampling_check(m->services, sampling));
-  G2Z__TRY(g2z_check_range(m->services, "count", count, 1, 1 << 16));
+  G2Z__TRY(g2z_check_range(m->services, "count", count, 1, UINT16_MAX));
   for (int i = 0; i < count; i++) {
     if (!lengths[i] || lengths[i] > room)
       return g2z_fail(m->services, G2Z_BAD_ARGUMENT,

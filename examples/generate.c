@@ -29,6 +29,10 @@ int main(int argc, char **argv) {
   g2z_status status = g2z_context_create(&place, &context);
   if (status == G2Z_OK) status = g2z_model_open(context, argv[1], dtype, &model);
   if (status == G2Z_OK) status = g2z_tokenizer_create(&services, argv[2], &tokenizer);
+  if (status == G2Z_OK && model->config.vocab_hash &&
+      model->config.vocab_hash != g2z_tokenizer_hash(tokenizer))
+    status = g2z_fail(&services, G2Z_BAD_ARGUMENT, "%s is not the vocabulary of %s", argv[2],
+                      argv[1]);
   if (status == G2Z_OK) status = g2z_encoder_create(&services, tokenizer, &encoder);
   if (status == G2Z_OK)
     status = g2z_encode(encoder, argv[3], strlen(argv[3]), G2Z_ENCODE_DEFAULT, &text);

@@ -320,6 +320,8 @@ static void test_model_context(g2z_test *t) {
     CHECK_OK(t, g2z_trainer_logits(tt.trainer, want + given - kept, kept, 1, logits));
     CHECK(t, ids[0][given] == g2z__sample(logits, V, &likeliest, 0));
   }
+  CHECK_BAD(t, g2z_model_generate(model, 65536, NULL, MOST, NULL, &sampling, -1, NULL, NULL),
+            "count=65536 must lie between 1 and 65535"); /* a grid of CUDA has no more rows */
   lengths[0] = 0;
   CHECK_STATUS(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, -1, NULL, NULL),
                G2Z_BAD_ARGUMENT, &t->services, "begin with the end-of-text token");
