@@ -501,7 +501,7 @@ G2Z_API g2z_json_text g2z_json_string(g2z_json *json);
 /* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. `out` may be
  * the place of the string itself. */
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out);
-G2Z_API void g2z_json_skip(g2z_json *json);             /* any value */
+G2Z_API void g2z_json_skip(g2z_json *json); /* any value; NaN and Infinity too, as Python writes */
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text after the value */
 
@@ -2441,7 +2441,7 @@ G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *t
 /* ===== >>i04 JSON ========================================================
  * In:  any bytes that claim to be JSON, or values to write. Out: values in place, or a text.
  * Law: no allocation, no recursion, nothing read beyond `end`, no locale; what RFC 8259 forbids is
- * an error with its line and column. */
+ * an error with its line and column, except NaN and Infinity in values that are skipped. */
 
 /* ----- reader ----- */
 
@@ -2738,7 +2738,8 @@ G2Z_API void g2z_json_skip(g2z_json *json) {
       closers[open++] = c == '{' ? '}' : ']';
     } else if (c == '"') g2z_json_string(json);
     else if (c == 't' || c == 'f') g2z_json_bool(json);
-    else if (c != 'n' || !g2z__json_word(json, "null")) {
+    else if (!g2z__json_word(json, "null") && !g2z__json_word(json, "NaN") &&
+             !g2z__json_word(json, "Infinity") && !g2z__json_word(json, "-Infinity")) {
       size_t bytes = g2z__json_scan(json, "a value");
       json->at += bytes;
     }

@@ -17,8 +17,6 @@
 
 #include <dirent.h>
 #include <poll.h>
-#include <spawn.h>
-#include <sys/wait.h>
 
 #define TRY(call)                          \
   do {                                     \
@@ -27,12 +25,6 @@
   } while (0)
 
 /* ----- options ----------------------------------------------------------- */
-
-/* Programs that print what a file holds. */
-static const struct {
-  const char *ending, *program;
-} packers[] = {{".gz", "gzip"}, {".zst", "zstd"}};
-enum { PACKED_NOT = sizeof packers / sizeof *packers }; /* else an index into the table */
 
 typedef enum split_docs { SPLIT_NONE, SPLIT_EOT, SPLIT_BLANK } split_docs;
 typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
@@ -192,19 +184,20 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   return G2Z_OK;
 }
 
-/* The command as it was typed, with a flag more, on a line of its own; "" if it is too long for a
- * sentence. */
+/* The command as it was typed, with a flag more or with another name `instead` of a path, on a line
+ * of its own; "" if it is too long for a sentence. */
 typedef struct typed { char text[400]; } typed; /* with ":\n" before it */
-static typed retype(g2z_services *services, const options *o, const char *flag,
-                    const char *value) {
+static typed retype(g2z_services *services, const options *o, const char *flag, const char *value,
+                    const char *path, const char *instead) {
   char **words = (char **)calloc((size_t)o->word_count + 2, sizeof *words), *line = NULL;
   typed again = {""};
   int count = 1;
   if (!words || !o->words) return again;
   words[0] = o->words[0];
-  words[count++] = (char *)flag;
+  if (flag) words[count++] = (char *)flag;
   if (value) words[count++] = (char *)value;
-  for (int i = 1; i < o->word_count; i++) words[count++] = o->words[i];
+  for (int i = 1; i < o->word_count; i++)
+    words[count++] = path && strcmp(o->words[i], path) == 0 ? (char *)instead : o->words[i];
   if (g2z_flags_line(services, count, words, &line) == G2Z_OK && strlen(line) < sizeof again.text)
     snprintf(again.text, sizeof again.text, ":\n%s", line);
   g2z_release(services, line);
@@ -212,36 +205,11 @@ static typed retype(g2z_services *services, const options *o, const char *flag,
   return again;
 }
 
-/* Whether the first `length` bytes of a name end so. */
-static int ends_with(const char *name, size_t length, const char *ending) {
-  size_t tail = strlen(ending);
-  return length > tail && memcmp(name + length - tail, ending, tail) == 0;
-}
-
-/* How a file is packed, by its name. */
-static int packing_of(const char *path) {
-  int i = 0;
-  while (i < PACKED_NOT && !ends_with(path, strlen(path), packers[i].ending)) i++;
-  return i;
-}
-
-/* A name's length without the ending of what packed it. */
-static size_t unpacked_length(const char *path) {
-  int packed = packing_of(path);
-  return strlen(path) - (packed == PACKED_NOT ? 0 : strlen(packers[packed].ending));
-}
-
-/* Whether the name says JSON lines, packed or not. */
-static int is_json_path(const char *path) {
-  size_t length = unpacked_length(path);
-  return ends_with(path, length, ".jsonl") || ends_with(path, length, ".ndjson");
-}
-
 /* The name of the shards: --name, or the first input's without its directory and ending. */
 static void name_shards(options *o, const char *input) {
   const char *slash = strrchr(input, '/'), *first = slash ? slash + 1 : input;
   const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
-  size_t length = o->name ? strlen(name) : unpacked_length(name);
+  size_t length = o->name ? strlen(name) : g2z_text_named(name).bytes;
   for (size_t i = length; !o->name && i > 1; i--) /* without its last ending */
     if (name[i - 1] == '.') {
       length = i - 1;
@@ -292,7 +260,7 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
                 "which vocabulary? Give --vocab FILE%s, or --bytes. GPT-2's, which `make vocab` "
                 "downloads, is --vocab data/vocab.bpe%s", mode == SHARDS ? ", --train-bpe N to "
                 "learn one" : "",
-                retype(services, o, "--vocab", "data/vocab.bpe").text);
+                retype(services, o, "--vocab", "data/vocab.bpe", NULL, NULL).text);
   if (mode != SHARDS) {
     if (o->encode + o->decode + (o->bench != NULL) > 1)
       return fail(services, G2Z_BAD_ARGUMENT, "--encode, --decode or --bench: give one of them");
@@ -331,10 +299,10 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
 
 #define JOB_BYTES 262144        /* with its ids it stays in a processor's second cache */
 #define OPEN_BYTES 4194304      /* as much text without a cut is encoded while it is read */
+#define LINE_BYTES 268435456    /* the longest line of JSON */
 
 typedef struct source {      /* a file, or a part of one */
   const char *path, *label;  /* the label stands in sentences */
-  int packed;                /* index into packers, or PACKED_NOT */
   int json;                  /* a document per line */
   uint64_t begin, end;       /* of the bytes; UINT64_MAX: until there are no more */
   int split;                 /* TRAIN, VAL or BY_DOCUMENT */
@@ -367,10 +335,9 @@ typedef struct reader {
   g2z_services *services;
   const source *sources;
   int count, at;             /* the source that is read, or comes next */
-  int file;                  /* -1: none is open */
+  g2z_text_file text;        /* its file is -1: none is open */
   int waits;                 /* reading may block: a pipe or a terminal */
   int look;                  /* what the source holds shows only when its begin was read */
-  pid_t child;               /* that unpacks the source; 0: none */
   uint64_t offset;           /* of the next read in the file */
   uint64_t place;            /* lines (json) or bytes of text before the rest */
   char *rest;                /* text that was read and belongs to the next job */
@@ -427,28 +394,10 @@ static size_t universal_newlines(char *text, size_t bytes, int *carriage_return)
   return made;
 }
 
-/* Waits for the child that unpacks, which has closed its end or is to be stopped. */
-static g2z_status end_child(reader *r, int stop) {
-  const source *from = &r->sources[r->at];
-  int code = 0;
-  if (!r->child) return G2Z_OK;
-  if (stop) kill(r->child, SIGKILL);
-  while (waitpid(r->child, &code, 0) < 0 && errno == EINTR) continue;
-  r->child = 0;
-  if (stop || code == 0) return G2Z_OK;
-  const char *program = packers[from->packed].program;
-  if (WIFSIGNALED(code))
-    return fail(r->services, G2Z_IO, "%s: %s -dc was ended by signal %d; start again", from->label,
-                program, WTERMSIG(code));
-  return fail(r->services, G2Z_FORMAT, "%s: %s -dc ended with exit code %d after %" PRIu64
-              " bytes of text: the file is damaged or cut short; %s -t tells more", from->label,
-              program, WEXITSTATUS(code), r->offset, program);
-}
-
 /* Waits until a pipe can be read, and looks up when a signal asks to stop. */
 static g2z_status wait_for_text(reader *r) {
   struct pollfd one;
-  one.fd = r->file;
+  one.fd = r->text.file;
   one.events = POLLIN;
   while (r->waits && !stop_signal && poll(&one, 1, 100) < 1) continue;
   return stop_signal ? fail_stopped(r->services) : G2Z_OK;
@@ -461,7 +410,7 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
   TRY(widen_text(r->services, &j->text, &j->text_capacity, j->bytes + count));
   while (count) {
     TRY(wait_for_text(r));
-    ssize_t got = read(r->file, j->text + j->bytes, count);
+    ssize_t got = read(r->text.file, j->text + j->bytes, count);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got < 0) return g2z_fail_file(r->services, errno, "read", from->label);
     if (got == 0 && from->end != UINT64_MAX)
@@ -469,7 +418,7 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
                   "%s ends after %" PRIu64 " bytes of %" PRIu64 ": it changed while it was read",
                   from->label, r->offset, from->end);
     *end = got == 0;
-    if (*end) return end_child(r, 0);
+    if (*end) return g2z_text_end(r->services, &r->text, r->offset);
     r->some = 1;
     r->offset += (uint64_t)got;
     j->consumed += (uint64_t)got;
@@ -491,82 +440,17 @@ static g2z_status keep_rest(reader *r, job *j, size_t usable) {
   return G2Z_OK;
 }
 
-/* Files that are named by mistake: bytes at a place near their begin, what they are, and a command
- * that prints their text, or their documents as lines of JSON. Each %s is the file's name. */
-#define PYTHON(module, batches)                                                      \
-  "python3 -c '\nimport json, " module "\nfor batch in " batches ":\n"               \
-  "  for row in batch.to_pylist():\n    print(json.dumps(row, default=str))'"
-#define MAGIC(at, bytes) at, sizeof bytes - 1, bytes
-static const struct {
-  size_t at, count;
-  const char *bytes, *what, *command;
-  int json;
-} magics[] = {
-    {MAGIC(0, "PAR1"), "a Parquet file",
-     PYTHON("pyarrow.parquet", "pyarrow.parquet.ParquetFile(\"%s\").iter_batches()"), 1},
-    {MAGIC(0, "ARROW1"), "an Arrow file",
-     PYTHON("pyarrow", "pyarrow.ipc.open_file(\"%s\").read_all().to_batches()"), 1},
-    {MAGIC(0, "\xFF\xFF\xFF\xFF"), "an Arrow stream",
-     PYTHON("pyarrow", "pyarrow.ipc.open_stream(\"%s\")"), 1},
-    {MAGIC(0, "\x1F\x8B"), "packed by gzip", "gzip -dc %s", 0},
-    {MAGIC(0, "\x28\xB5\x2F\xFD"), "packed by zstd", "zstd -dc %s", 0},
-    {MAGIC(0, "\xFD" "7zXZ"), "packed by xz", "xz -dc %s", 0},
-    {MAGIC(4, "1AY&SY"), "packed by bzip2", "bzip2 -dc %s", 0},
-    {MAGIC(0, "7z\xBC\xAF\x27\x1C"), "a 7-Zip archive", "7z x -so %s", 0},
-    {MAGIC(0, "PK\x03\x04"), "a zip archive", "unzip -p %s", 0},
-    {MAGIC(257, "ustar"), "a tar archive", "tar -xOf %s", 0},
-    {MAGIC(0, "%PDF-"), "a PDF", "pdftotext %s -", 0},
-    {MAGIC(0, "\xFF\xFE"), "text in UTF-16", "iconv -f utf-16 -t utf-8 %s", 0},
-    {MAGIC(0, "\xFE\xFF"), "text in UTF-16", "iconv -f utf-16 -t utf-8 %s", 0},
-    {MAGIC(1, "\0"), "binary, or text in UTF-16", "iconv -f utf-16le -t utf-8 %s", 0},
-    {MAGIC(0, "\0"), "binary, or text in UTF-16", "iconv -f utf-16be -t utf-8 %s", 0}};
-#undef MAGIC
-#undef PYTHON
-
-#define LOOK_BYTES 65536 /* so many at the begin of an input show what it is */
-
-static g2z_status fail_kind(g2z_services *services, const source *from, const char *what,
-                            const char *command, int makes_json) {
-  const char *path = strcmp(from->path, "-") == 0 ? "FILE" : from->path, *name = path;
-  char unpack[300] = "", print[500];
-  if (from->packed != PACKED_NOT) {
-    snprintf(unpack, sizeof unpack, "%s -dc %.200s | ", packers[from->packed].program, path);
-    name = "-";
-  }
-  snprintf(print, sizeof print, command, name);
-  if (makes_json)
-    return fail(services, G2Z_FORMAT, "%.200s is %s, not text; this makes lines of JSON of it:\n"
-                "%s%s > %.200s.jsonl", from->label, what, unpack, print, path);
-  return fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: type %s%s | ./prepare_data "
-              "%s-", from->label, what, unpack, print,
-              from->json || strstr(path, "json") ? "--field text " : "");
-}
-
-/* Refuses what is no text, by its first bytes. Of text, more than one character in a hundred that
- * is not UTF-8 means another encoding; with --strict, the first one is refused where it stands. */
+/* Refuses what is no text by its first bytes, and prints the commands that go on with a text. */
 static g2z_status check_text(g2z_services *services, const options *o, const source *from,
                              const char *text, size_t bytes) {
-  if (bytes > LOOK_BYTES) bytes = LOOK_BYTES;
-  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
-  size_t characters = 0, wrong = 0;
-  char what[96];
-  size_t blank = 0;
-  while (blank < bytes && strchr(" \t\r\n", text[blank]) && text[blank]) blank++;
-  if ((from->json || strstr(from->path, ".json")) && blank < bytes && text[blank] == '[')
-    return fail_kind(services, from, "an array of JSON", "jq -c \".[]\" %s", 1);
-  for (size_t i = 0; i < sizeof magics / sizeof *magics; i++)
-    if (magics[i].at + magics[i].count <= bytes &&
-        memcmp(text + magics[i].at, magics[i].bytes, magics[i].count) == 0)
-      return fail_kind(services, from, magics[i].what, magics[i].command, magics[i].json);
-  for (size_t step; end - at > 3; at += step ? step : 1) { /* the last may be cut */
-    step = g2z_utf8_length(at, end);
-    characters++;
-    wrong += step == 0;
-  }
-  if (o->strict || wrong * 100 <= characters) return G2Z_OK;
-  snprintf(what, sizeof what, "perhaps in Latin-1 (%zu of its first %zu characters are invalid)",
-           wrong, characters);
-  return fail_kind(services, from, what, "iconv -f latin1 -t utf-8 %s", 0);
+  g2z_text_remedy remedy;
+  char sentence[G2Z_ERROR_BYTES + sizeof remedy];
+  g2z_status status = g2z_text_check(services, from->path, from->json, text, bytes, &remedy);
+  if (status == G2Z_OK || !remedy.command[0]) return status;
+  snprintf(sentence, sizeof sentence, "%s:\n%s", services->error, remedy.command);
+  const typed again = retype(services, o, NULL, NULL, from->path, remedy.made);
+  const int room = again.text[0] && strlen(sentence) + strlen(again.text) + 3 < G2Z_ERROR_BYTES;
+  return fail(services, status, "%s%s%s", sentence, room ? " &&" : "", room ? again.text + 1 : "");
 }
 
 /* Fills the job's text with whole lines, or up to a cut that the encoding does not notice. Text
@@ -583,18 +467,22 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
   want = (r->open ? OPEN_BYTES + r->rest_bytes / 4 : JOB_BYTES) + r->rest_bytes;
   for (size_t searched = 0;; want += want / 4) {
     while (!*end && j->bytes < want) TRY(read_some(r, j, want - j->bytes, end));
+    if (r->look) TRY(check_text(r->services, r->o, &r->sources[r->at], j->text, j->bytes));
+    r->look = 0;
     if (*end) usable = j->bytes;
     else if (!json) usable = g2z_encode_cut(j->text, j->bytes);
     else for (usable = j->bytes; usable && j->text[usable - 1] != '\n';)
       if (--usable == searched) usable = 0;
     if (usable || *end) break;
     searched = j->bytes;
+    if (json && searched > LINE_BYTES)
+      return fail(r->services, G2Z_FORMAT, "%s, line %" PRIu64 ": no line feed in %d MiB: is it "
+                  "JSON with a document per line?", r->sources[r->at].label, r->place + 1,
+                  LINE_BYTES >> 20);
     j->open = !json && j->bytes >= OPEN_BYTES &&
               (r->in_document || r->o->split_docs == SPLIT_NONE || !is_blank(j->text, j->bytes));
     if (j->open) break;
   }
-  if (r->look) TRY(check_text(r->services, r->o, &r->sources[r->at], j->text, j->bytes));
-  r->look = 0;
   r->open = j->open;
   return j->open ? G2Z_OK : keep_rest(r, j, usable);
 }
@@ -735,19 +623,11 @@ typedef struct worker {
  * N: ", and the caller knows which line of the file it is. */
 static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t length[2]) {
   const options *o = w->o;
+  const char *const fields[] = {o->fields[0], o->fields[1]};
   g2z_json json;
-  g2z_json_text key, found[2];
-  int have[2] = {0, 0};
-  g2z_json_open(&json, &w->services, "", line, bytes);
-  g2z_json_enter(&json, '{');
-  while (g2z_json_next(&json, '}', &key)) {
-    int which = g2z_json_is(&key, o->fields[0]) ? 0 : g2z_json_is(&key, o->fields[1]) ? 1 : -1;
-    if (which >= 0) /* the last counts */
-      have[which] = which == 0 || o->paired || g2z_json_peek(&json) == '"';
-    if (which >= 0 && have[which]) found[which] = g2z_json_string(&json);
-    else g2z_json_skip(&json);
-  }
-  TRY(g2z_json_close(&json));
+  g2z_json_text found[2];
+  TRY(g2z_text_document(&w->services, "", line, bytes, fields, o->paired, &json, found));
+  const int have[2] = {found[0].at != NULL, found[1].at != NULL};
   if (o->paired ? !have[0] || !have[1] : !have[0] && !have[1])
     return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; --field names another",
                 o->fields[o->paired && have[0]], o->field ? "" : " or \"content\"");
@@ -837,50 +717,14 @@ static g2z_status encode_open(reader *r, worker *w, job *j) {
   return keep_rest(r, j, usable);
 }
 
-/* Starts `gzip -dc PATH` or its like; what it prints is read from r->file. */
-static g2z_status open_packed(reader *r, const source *from) {
-  const char *program = packers[from->packed].program;
-  char *arguments[] = {(char *)program, (char *)"-dc", (char *)"--", (char *)from->path, NULL};
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  sigset_t defaults;
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return g2z_fail_file(r->services, errno, "read", from->label);
-  posix_spawn_file_actions_init(&actions);
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-  sigemptyset(&defaults); /* an ignored signal would stay ignored in the child */
-  sigaddset(&defaults, SIGPIPE);
-  sigaddset(&defaults, SIGXFSZ);
-  posix_spawnattr_setsigdefault(&attributes, &defaults);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-  int error = posix_spawnp(&r->child, program, &actions, &attributes, arguments, environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  close(ends[1]);
-  r->file = ends[0];
-  if (!error) return G2Z_OK;
-  r->child = 0;
-  return fail(r->services, G2Z_UNSUPPORTED, "%s: cannot start %s: %s; install it, or unpack "
-              "the file", from->label, program, strerror(error));
-}
-
 static g2z_status open_source(reader *r) {
   const source *from = &r->sources[r->at];
   struct stat info;
-  if (from->packed != PACKED_NOT) {
-    TRY(open_packed(r, from));
-  } else {
-    int is_stdin = strcmp(from->path, "-") == 0;
-    /* A FIFO that nobody writes to yet is waited for in wait_for_text, which a signal ends. */
-    r->file = is_stdin ? dup(STDIN_FILENO) : open(from->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (r->file < 0 || (from->begin && lseek(r->file, (off_t)from->begin, SEEK_SET) < 0))
-      return g2z_fail_file(r->services, errno, "read", from->label);
-  }
+  TRY(g2z_text_open(r->services, from->path, &r->text));
+  if (from->begin && lseek(r->text.file, (off_t)from->begin, SEEK_SET) < 0)
+    return g2z_fail_file(r->services, errno, "read", from->label);
   r->look = from->end == UINT64_MAX;
-  r->waits = fstat(r->file, &info) != 0 || !S_ISREG(info.st_mode);
+  r->waits = fstat(r->text.file, &info) != 0 || !S_ISREG(info.st_mode);
   r->offset = from->begin;
   r->place = from->json ? 0 : from->begin;
   r->carriage_return = r->in_document = 0;
@@ -888,9 +732,7 @@ static g2z_status open_source(reader *r) {
 }
 
 static void close_source(reader *r) {
-  if (r->file >= 0) close(r->file);
-  end_child(r, 1);
-  r->file = -1;
+  g2z_text_close(&r->text);
   r->rest_bytes = 0;
 }
 
@@ -898,7 +740,7 @@ static void close_source(reader *r) {
 static g2z_status read_job(reader *r, worker *w, job *j) {
   while (j->count == 0 && !r->finished) {
     int end;
-    if (r->file < 0) {
+    if (r->text.file < 0) {
       if (r->at == r->count) break;
       TRY(open_source(r));
     }
@@ -1231,7 +1073,7 @@ static g2z_status pool_run(pool *p, const options *o, const g2z_tokenizer *token
   p->input.o = o;
   p->input.sources = sources;
   p->input.count = count;
-  p->input.file = -1;
+  p->input.text.file = -1;
   p->workers = (worker *)calloc((size_t)o->threads, sizeof *p->workers);
   if (!p->workers)
     return fail(to->services, G2Z_NO_MEMORY, "no memory for %d threads", o->threads);
@@ -1313,7 +1155,7 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
   if (S_ISDIR(info.st_mode))
     return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path, path);
   if (!S_ISREG(info.st_mode)) return G2Z_OK;
-  *bytes = packing_of(path) == PACKED_NOT ? (uint64_t)info.st_size : 0;
+  *bytes = g2z_text_named(path).packer ? 0 : (uint64_t)info.st_size;
   if (info.st_size) return G2Z_OK;
   return fail(services, G2Z_FORMAT, "%s is empty: leave it away, or check how it was made", path);
 }
@@ -1348,18 +1190,19 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
                                source *list, int *sources, uint64_t *total) {
   double fraction = val_fraction(o);
   int texts = 0, json = 0, unknown = 0;
-  static char head[LOOK_BYTES]; /* too large for a small stack */
+  static char head[G2Z_TEXT_LOOK]; /* too large for a small stack */
   size_t got;
   uint64_t bytes;
   *sources = 0;
   *total = 0;
   for (int i = 0; i < count; i++) {
     TRY(check_input(services, inputs[i], &bytes));
-    texts += o->split_docs == SPLIT_NONE && !is_json_path(inputs[i]);
-    json += is_json_path(inputs[i]) || strcmp(inputs[i], "-") == 0;
+    const g2z_text_name name = g2z_text_named(inputs[i]);
+    texts += o->split_docs == SPLIT_NONE && !name.json;
+    json += name.json || strcmp(inputs[i], "-") == 0;
     unknown += bytes == 0;
     *total += bytes;
-    if (o->train_bpe && !bytes && packing_of(inputs[i]) == PACKED_NOT)
+    if (o->train_bpe && !bytes && !name.packer)
       return fail(services, G2Z_BAD_ARGUMENT,
                   "--train-bpe reads its text twice, which %s does not allow: name files",
                   strcmp(inputs[i], "-") == 0 ? "standard input" : inputs[i]);
@@ -1370,12 +1213,12 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
                 inputs[0]);
   if (unknown) *total = 0;
   for (int i = 0; i < count; i++) {
-    source s = {inputs[i], inputs[i], packing_of(inputs[i]), 0, 0, UINT64_MAX, BY_DOCUMENT};
+    source s = {inputs[i], inputs[i], 0, 0, UINT64_MAX, BY_DOCUMENT};
     int is_stdin = strcmp(inputs[i], "-") == 0;
     if (is_stdin) s.label = "standard input";
     TRY(check_input(services, inputs[i], &bytes));
     if (bytes) s.end = bytes;
-    s.json = is_json_path(inputs[i]) || (is_stdin && o->field);
+    s.json = g2z_text_named(inputs[i]).json || (is_stdin && o->field);
     if (bytes) TRY(read_at(services, inputs[i], 0, head, sizeof head, &got));
     if (bytes) TRY(check_text(services, o, &s, head, got));
     int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0 && texts * fraction < 10;
@@ -1485,7 +1328,8 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
     status = fail(services, G2Z_BAD_ARGUMENT,
                   "%.200s is there, of an earlier run%s: choose another --name or --out, or "
                   "replace the set with --overwrite%s", found,
-                  old > 1 ? ", and more of its set" : "", retype(services, o, "--overwrite", NULL).text);
+                  old > 1 ? ", and more of its set" : "",
+                  retype(services, o, "--overwrite", NULL, NULL, NULL).text);
   shown.begin = g2z_seconds();
   shown.verb = "learning";
   if (status == G2Z_OK)
@@ -1506,7 +1350,7 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
 /* Text on standard input, ids on standard output. */
 static g2z_status encode_filter(g2z_services *services, const options *o,
                                 const g2z_tokenizer *tokenizer) {
-  const source input = {"-", "standard input", PACKED_NOT, o->field != NULL, 0, UINT64_MAX, TRAIN};
+  const source input = {"-", "standard input", o->field != NULL, 0, UINT64_MAX, TRAIN};
   output to;
   progress shown;
   memset(&to, 0, sizeof to);

@@ -108,6 +108,7 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_gpt2", "GPT-2's published vectors (needs make vocab)", test_tokenizer_gpt2},
     {"prepare_conventions", "shards as llm.c and nanoGPT lay them out", test_prepare_conventions},
     {"prepare_threads", "any number of threads, the same bytes", test_prepare_threads},
+    {"prepare_jsonl", "JSON lines as Python's writers write them; damaged text", test_prepare_jsonl},
     {"prepare_packed", "gzip and zstd, whole and damaged", test_prepare_packed},
     {"prepare_open", "text without a place to cut", test_prepare_open},
     {"prepare_memory", "bounded, also to learn from text without a cut", test_prepare_memory},

@@ -15,8 +15,8 @@
  *                 ending, the number of endings, and lengths with tokens: the context's, each
  *                 ending's
  *     shards      tokens, as prepare_data, llm.c and nanoGPT write them: *.bin
- *     .jsonl      a document for each line: its "text"
- *     text        anything else
+ *     .jsonl      a document for each line: its "text", or else "content"
+ *     text        anything else; .gz and .zst are unpacked
  * Tokens are predicted in windows of the model's context that do not overlap. A text or document
  * begins behind the end-of-text token; of shards the first token is not predicted, nor are those
  * that their masks leave out (docs/formats.md).
@@ -43,7 +43,9 @@ typedef struct g2z_eval {
   int64_t questions;            /* 0: the file has none */
   double acc;                   /* share of questions whose right ending is the likeliest */
   double acc_norm;              /* the same by likelihood per token, as llm.c counts */
-  double acc_norm_bytes;        /* and per byte, as the EleutherAI harness; NaN: no tokenizer */
+  double acc_bytes;             /* and per byte of an ending without the space before it, as
+                                 * acc_bytes of EleutherAI's harness, whose acc_norm divides by
+                                 * characters: the same in ASCII. NaN: no tokenizer */
 } g2z_eval;
 
 typedef struct g2z_eval_set g2z_eval_set; /* a file's tokens, in memory */
@@ -162,25 +164,21 @@ static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const voi
   return g2ze_windows(s, at);
 }
 
-/* A line's "text"; a line without one is an error. */
+/* The document in a line, as prepare_data finds it. */
 static g2z_status g2ze_line(g2z_eval_set *s, g2z_encoder *encoder, char *line, size_t bytes,
                             int number) {
+  static const char *const fields[] = {"text", "content"};
   g2z_json json;
-  g2z_json_text key, text = {NULL, 0, NULL};
+  g2z_json_text found[2];
   char label[700];
   snprintf(label, sizeof label, "%.600s, line %d", s->path, number);
-  g2z_json_open(&json, s->services, label, line, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-      if (g2z_json_is(&key, "text")) text = g2z_json_string(&json);
-      else g2z_json_skip(&json);
-    }
-  G2ZE_TRY(g2z_json_close(&json));
-  if (!text.at)
-    return g2z_fail(s->services, G2Z_FORMAT, "%s has no \"text\": each line of a .jsonl file is a "
-                    "JSON object with that key", label);
+  G2ZE_TRY(g2z_text_document(s->services, label, line, bytes, fields, 0, &json, found));
+  const g2z_json_text *text = &found[!found[0].at];
+  if (!text->at)
+    return g2z_fail(s->services, G2Z_FORMAT, "%s has no \"text\" or \"content\": each line of a "
+                    ".jsonl file is a JSON object with one of them", label);
   unsigned char *plain = (unsigned char *)line;
-  return g2ze_document(s, encoder, plain, g2z_json_unescape(&text, plain));
+  return g2ze_document(s, encoder, plain, g2z_json_unescape(text, plain));
 }
 
 static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, size_t bytes) {
@@ -194,13 +192,13 @@ static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, 
 }
 
 static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
-  const char *dot = strrchr(s->path, '.');
+  const int lines = g2z_text_named(s->path).json;
   g2z_encoder *encoder;
+  G2ZE_TRY(g2z_text_check(s->services, s->path, lines, text, bytes, NULL));
   if (!s->tokenizer)
     return g2z_fail(s->services, G2Z_BAD_ARGUMENT, "%s is text, and there is no vocabulary to read "
                     "it with: name one with --vocab", s->path);
   G2ZE_TRY(g2z_encoder_create(s->services, s->tokenizer, &encoder));
-  int lines = dot && (strcmp(dot, ".jsonl") == 0 || strcmp(dot, ".ndjson") == 0);
   g2z_status status = lines ? g2ze_lines(s, encoder, text, bytes)
                             : g2ze_document(s, encoder, text, bytes);
   g2z_encoder_free(encoder);
@@ -260,14 +258,17 @@ static size_t g2ze_words(g2ze_reader *r, const char **from) {
   return (size_t)length;
 }
 
-/* The bytes of an ending without the space that it begins with; 0 without a tokenizer. */
+/* The bytes of an ending; 0 without a tokenizer. The space that it begins with parts it from the
+ * context and is none of them, be it part of a token or one of its own. */
 static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count) {
   size_t sum = 0, bytes;
+  int space = 0;
   for (size_t i = 0; s->tokenizer && i < count; i++) {
     const unsigned char *token = g2z_tokenizer_token(s->tokenizer, ids[i], &bytes);
-    sum += i == 0 && bytes > 1 && token[0] == ' ' ? bytes - 1 : bytes;
+    if (sum == 0 && bytes) space = token[0] == ' ';
+    sum += bytes;
   }
-  return (double)sum;
+  return (double)(sum > 1 && space ? sum - 1 : sum);
 }
 
 /* A question's endings, each a row behind the context. */
@@ -327,7 +328,7 @@ static void g2ze_answer(const g2z_eval_set *s, g2z_eval *out) {
   out->questions = (int64_t)s->questions;
   out->acc = (double)right[0] / (double)s->questions;
   out->acc_norm = (double)right[1] / (double)s->questions;
-  out->acc_norm_bytes = s->tokenizer ? (double)right[2] / (double)s->questions : NAN;
+  out->acc_bytes = s->tokenizer ? (double)right[2] / (double)s->questions : NAN;
 }
 
 /* ----- a file ------------------------------------------------------------------ */
@@ -362,7 +363,7 @@ static g2z_status g2ze_load(g2z_eval_set *s) {
   char *text;
   size_t bytes;
   G2ZE_TRY(g2ze_check_tokenizer(s->services, &s->config, s->tokenizer));
-  G2ZE_TRY(g2z_read_file(s->services, s->path, G2ZE_FILE_MAX, &text, &bytes));
+  G2ZE_TRY(g2z_text_read(s->services, s->path, G2ZE_FILE_MAX, &text, &bytes));
   g2z_status status = g2ze_read(s, text, bytes);
   g2z_release(s->services, text);
   G2ZE_TRY(status);
@@ -470,8 +471,8 @@ G2Z_API void g2z_eval_text(const g2z_eval *e, char text[200]) {
   if (e->questions)
     at += snprintf(text + at, 200 - (size_t)at, " | %" PRId64 " questions: acc %.4f, acc_norm %.4f",
                    e->questions, e->acc, e->acc_norm);
-  if (e->questions && !isnan(e->acc_norm_bytes))
-    snprintf(text + at, 200 - (size_t)at, " (%.4f by bytes)", e->acc_norm_bytes);
+  if (e->questions && !isnan(e->acc_bytes))
+    snprintf(text + at, 200 - (size_t)at, ", acc_bytes %.4f", e->acc_bytes);
 }
 
 /* ----- writing ----------------------------------------------------------------- */

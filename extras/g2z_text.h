@@ -154,6 +154,45 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
                                           g2z_tokenizer **out);
 G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 
+/* ----- files of text ------------------------------------------------------ */
+
+typedef struct g2z_text_name {  /* what a file's name says */
+  const char *packer;           /* "gzip" of FILE.gz, "zstd" of FILE.zst; NULL: not packed */
+  size_t bytes;                 /* of the name without the packer's ending */
+  int json;                     /* FILE.jsonl, FILE.ndjson: a document per line */
+} g2z_text_name;
+G2Z_API g2z_text_name g2z_text_named(const char *path);
+
+typedef struct g2z_text_file {  /* a file that is read: its bytes, or what its packer prints */
+  const char *label, *packer;
+  int file, child;              /* a descriptor, or -1; a process, or 0 */
+} g2z_text_file;
+/* "-" is standard input. Reading waits where the file is a pipe. */
+G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out);
+/* Call it behind the last of `bytes` bytes: it fails unless the packer found the file whole. */
+G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes);
+G2Z_API void g2z_text_close(g2z_text_file *text); /* at any time */
+/* All of a file, as g2z_read_file; unpacked. */
+G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_t limit,
+                                 char **text, size_t *bytes);
+
+#define G2Z_TEXT_LOOK 65536     /* bytes that show what a file is */
+typedef struct g2z_text_remedy {
+  char command[700];            /* of a shell: makes a text of the file; "": there is none */
+  char made[400];               /* and calls it so */
+} g2z_text_remedy;
+/* Refuses what is no text in UTF-8 by its first bytes; up to 1 % of other bytes pass, and up to
+ * 10 % unless most of them are letters in Latin-1. The sentence has the command that makes a text
+ * of the file, or the caller gets it in `remedy`. */
+G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
+                                  const char *text, size_t bytes, g2z_text_remedy *remedy);
+/* The strings of a document, which is a line of JSON: of fields[0] and, where `both` is 0, of
+ * fields[1], which may hold anything else. found[i].at is NULL where there is none; the last of
+ * several counts. `label` and `json` are as in g2z_json_open. */
+G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, const char *line,
+                                     size_t bytes, const char *const fields[2], int both,
+                                     g2z_json *json, g2z_json_text found[2]);
+
 #ifdef __cplusplus
 }
 #endif
@@ -164,11 +203,15 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* A caller's bug, not an input: overridable, and never has a side effect. */
@@ -1793,6 +1836,236 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
   if (status == G2Z_OK) *out = learning.tokenizer;
   else g2z_tokenizer_free(learning.tokenizer);
   return status;
+}
+
+/* ===== files of text =====================================================
+ * In:  a path. Out: its text, unpacked; the strings of its documents.
+ * Law: what is no text is refused, with what it is and the command that makes a text of it. */
+
+/* Whether the first `length` bytes of a name end so. */
+static int g2zt_ends(const char *name, size_t length, const char *ending) {
+  size_t tail = strlen(ending);
+  return length > tail && memcmp(name + length - tail, ending, tail) == 0;
+}
+
+G2Z_API g2z_text_name g2z_text_named(const char *path) {
+  static const char *const packers[][2] = {{".gz", "gzip"}, {".zst", "zstd"}};
+  g2z_text_name name = {NULL, strlen(path), 0};
+  for (int i = 0; i < 2 && !name.packer; i++) {
+    if (!g2zt_ends(path, name.bytes, packers[i][0])) continue;
+    name.packer = packers[i][1];
+    name.bytes -= strlen(packers[i][0]);
+  }
+  name.json = g2zt_ends(path, name.bytes, ".jsonl") || g2zt_ends(path, name.bytes, ".ndjson");
+  return name;
+}
+
+/* Starts `gzip -dc PATH` or its like; what it prints is read from text->file. */
+static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text_file *text) {
+  extern char **environ;
+  char *arguments[] = {(char *)text->packer, (char *)"-dc", (char *)"--", (char *)path, NULL};
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  sigset_t defaults;
+  int ends[2];
+  if (pipe(ends) != 0) return g2z_fail_file(services, errno, "read", path);
+  for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  sigemptyset(&defaults); /* an ignored signal would stay ignored in the child */
+  sigaddset(&defaults, SIGPIPE);
+  sigaddset(&defaults, SIGXFSZ);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  pid_t child = 0;
+  int error = posix_spawnp(&child, text->packer, &actions, &attributes, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  close(ends[1]);
+  text->file = ends[0];
+  text->child = error ? 0 : (int)child;
+  if (!error) return G2Z_OK;
+  g2z_text_close(text);
+  return g2z_fail(services, G2Z_UNSUPPORTED, "%s: cannot start %s: %s; install it, or unpack the "
+                  "file", path, arguments[0], strerror(error));
+}
+
+G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out) {
+  const int is_stdin = strcmp(path, "-") == 0;
+  out->label = is_stdin ? "standard input" : path;
+  out->packer = g2z_text_named(path).packer;
+  out->child = 0;
+  out->file = -1;
+  if (out->packer) return g2zt_unpack(services, path, out);
+  /* Nobody may write to a FIFO yet: the caller waits for that where it can be stopped. */
+  out->file = is_stdin ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  return out->file < 0 ? g2z_fail_file(services, errno, "read", out->label) : G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes) {
+  int code = 0;
+  const char *packer = text->packer;
+  if (!text->child) return G2Z_OK;
+  while (waitpid(text->child, &code, 0) < 0 && errno == EINTR) continue;
+  text->child = 0;
+  if (code == 0) return G2Z_OK;
+  if (WIFSIGNALED(code))
+    return g2z_fail(services, G2Z_IO, "%s: %s -dc was ended by signal %d; start again",
+                    text->label, packer, WTERMSIG(code));
+  return g2z_fail(services, G2Z_FORMAT, "%s: %s -dc ended with exit code %d after %" PRIu64
+                  " bytes of text: the file is damaged or cut short; %s -t tells more",
+                  text->label, packer, WEXITSTATUS(code), bytes, packer);
+}
+
+G2Z_API void g2z_text_close(g2z_text_file *text) {
+  if (text->file >= 0) close(text->file);
+  if (text->child) kill(text->child, SIGKILL);
+  while (text->child && waitpid(text->child, NULL, 0) < 0 && errno == EINTR) continue;
+  text->file = -1;
+  text->child = 0;
+}
+
+G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_t limit,
+                                 char **text, size_t *bytes) {
+  g2z_text_file from;
+  size_t capacity = 0;
+  *text = NULL;
+  *bytes = 0;
+  if (!g2z_text_named(path).packer) return g2z_read_file(services, path, limit, text, bytes);
+  G2ZT_TRY(g2z_text_open(services, path, &from));
+  void *list = NULL;
+  g2z_status status = G2Z_OK;
+  for (ssize_t got = 1; got != 0 && status == G2Z_OK;) {
+    status = g2z_grow(services, &list, &capacity, *bytes, *bytes + 65536, 1);
+    if (status != G2Z_OK) break;
+    got = read(from.file, (char *)list + *bytes, 65536);
+    if (got > 0) *bytes += (size_t)got;
+    else if (got < 0 && errno != EINTR) status = g2z_fail_file(services, errno, "read", path);
+    if (*bytes > limit)
+      status = g2z_fail(services, G2Z_FORMAT, "%s unpacks to more than %zu bytes, the limit for a "
+                        "file of this kind: cut it", path, limit);
+  }
+  if (status == G2Z_OK) status = g2z_text_end(services, &from, *bytes);
+  g2z_text_close(&from);
+  if (status == G2Z_OK) *text = (char *)list;
+  else g2z_release(services, list);
+  return status;
+}
+
+/* Files that are named by mistake: bytes at a place near their begin, what they are, and a command
+ * that prints their text, or their documents as lines of JSON; its %s is the file's name. */
+#define G2ZT_PYTHON(module, batches)                                                          \
+  "python3 -c 'import json, sys, " module "; [print(json.dumps(row, default=str)) for batch " \
+  "in " batches " for row in batch.to_pylist()]' %s"
+#define G2ZT_MAGIC(at, bytes) at, sizeof bytes - 1, bytes
+static const struct {
+  size_t at, count;
+  const char *bytes, *what, *command;
+  int json;
+} g2zt_magics[] = {
+    {G2ZT_MAGIC(0, "PAR1"), "a Parquet file",
+     G2ZT_PYTHON("pyarrow.parquet", "pyarrow.parquet.ParquetFile(sys.argv[1]).iter_batches()"), 1},
+    {G2ZT_MAGIC(0, "ARROW1"), "an Arrow file",
+     G2ZT_PYTHON("pyarrow", "pyarrow.ipc.open_file(sys.argv[1]).read_all().to_batches()"), 1},
+    {G2ZT_MAGIC(0, "\xFF\xFF\xFF\xFF"), "an Arrow stream",
+     G2ZT_PYTHON("pyarrow", "pyarrow.ipc.open_stream(sys.argv[1])"), 1},
+    {G2ZT_MAGIC(0, "\x1F\x8B"), "packed by gzip", "gzip -dc < %s", 0},
+    {G2ZT_MAGIC(0, "\x28\xB5\x2F\xFD"), "packed by zstd", "zstd -dc %s", 0},
+    {G2ZT_MAGIC(0, "\xFD" "7zXZ"), "packed by xz", "xz -dc %s", 0},
+    {G2ZT_MAGIC(4, "1AY&SY"), "packed by bzip2", "bzip2 -dc %s", 0},
+    {G2ZT_MAGIC(0, "7z\xBC\xAF\x27\x1C"), "a 7-Zip archive", "7z x -so %s", 0},
+    {G2ZT_MAGIC(0, "PK\x03\x04"), "a zip archive", "unzip -p %s", 0},
+    {G2ZT_MAGIC(257, "ustar"), "a tar archive", "tar -xOf %s", 0},
+    {G2ZT_MAGIC(0, "%PDF-"), "a PDF", "pdftotext %s -", 0},
+    {G2ZT_MAGIC(0, "\x7F" "ELF"), "a program or a library (ELF)", "", 0},
+    {G2ZT_MAGIC(0, "\x88\xD8\x34\x01"), "a shard of tokens already", "", 0},
+    {G2ZT_MAGIC(0, "version https://git-lfs"), "a pointer of git-lfs (type git lfs pull)", "", 0},
+    {G2ZT_MAGIC(0, "\xFF\xFE\0\0"), "text in UTF-32", "iconv -f utf-32 -t utf-8 %s", 0},
+    {G2ZT_MAGIC(0, "\xFF\xFE"), "text in UTF-16", "iconv -f utf-16 -t utf-8 %s", 0},
+    {G2ZT_MAGIC(0, "\xFE\xFF"), "text in UTF-16", "iconv -f utf-16 -t utf-8 %s", 0}};
+#undef G2ZT_MAGIC
+#undef G2ZT_PYTHON
+
+static g2z_status g2zt_no_text(g2z_services *services, const char *path, const char *what,
+                               const char *command, int json, g2z_text_remedy *remedy) {
+  const char *given = strcmp(path, "-") == 0 ? "FILE" : path, *packer = g2z_text_named(path).packer;
+  const char *label = given == path ? path : "standard input";
+  char word[400], made[400], print[600], unpack[460] = "";
+  g2z_text_remedy own, *to = remedy ? remedy : &own;
+  memset(to, 0, sizeof *to);
+  if (!*command)
+    return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: name a text", label,
+                    what);
+  g2z_shell_word(given, word, sizeof word);
+  if (packer) snprintf(unpack, sizeof unpack, "%s -dc %s | ", packer, word);
+  snprintf(to->made, sizeof to->made, "%.380s.%s", given, json ? "jsonl" : "txt");
+  g2z_shell_word(to->made, made, sizeof made);
+  snprintf(print, sizeof print, command, packer ? "-" : word);
+  if ((size_t)snprintf(to->command, sizeof to->command, "%s%s > %s", unpack, print, made) >=
+      sizeof to->command)
+    to->command[0] = 0;
+  return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8; this makes %s of it%s%s",
+                  label, what, json ? "lines of JSON" : "text", remedy ? "" : ": ",
+                  remedy ? "" : to->command);
+}
+
+G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
+                                  const char *text, size_t bytes, g2z_text_remedy *remedy) {
+  if (bytes > G2Z_TEXT_LOOK) bytes = G2Z_TEXT_LOOK;
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  const int lines = json || strstr(path, ".json");
+  size_t characters = 0, wrong = 0, letters = 0, controls = 0, zeros[2] = {0, 0}, blank = 0;
+  char what[128];
+  while (blank < bytes && text[blank] && strchr(" \t\r\n", text[blank])) blank++;
+  if (lines && blank < bytes && text[blank] == '[')
+    return g2zt_no_text(services, path, "an array of JSON", "jq -c '.[]' %s", 1, remedy);
+  for (size_t i = 0; i < sizeof g2zt_magics / sizeof *g2zt_magics; i++)
+    if (g2zt_magics[i].at + g2zt_magics[i].count <= bytes &&
+        memcmp(text + g2zt_magics[i].at, g2zt_magics[i].bytes, g2zt_magics[i].count) == 0)
+      return g2zt_no_text(services, path, g2zt_magics[i].what, g2zt_magics[i].command,
+                          lines || g2zt_magics[i].json, remedy);
+  for (size_t i = 0; i < bytes; i++) {
+    zeros[i % 2] += text[i] == 0;
+    controls += (at[i] < 0x20 && !strchr("\t\n\v\f\r\x1b", text[i])) || text[i] == 0;
+  }
+  for (int odd = 0; odd < 2; odd++) /* every other byte of Latin letters is 0 */
+    if (zeros[odd] * 4 > bytes && zeros[!odd] * 8 < bytes)
+      return g2zt_no_text(services, path, "text in UTF-16", odd
+                          ? "iconv -f utf-16le -t utf-8 %s" : "iconv -f utf-16be -t utf-8 %s",
+                          lines, remedy);
+  if (controls * 30 > bytes || (bytes > 1 && (!text[0] || !text[1])))
+    return g2zt_no_text(services, path, "binary", "", lines, remedy);
+  for (size_t step; end - at > 3; at += step ? step : 1) { /* the last may be cut */
+    step = g2z_utf8_length(at, end);
+    characters++;
+    wrong += step == 0;
+    letters += step == 0 && *at >= 0xC0 && *at < 0xFE && *at != 0xD7 && *at != 0xF7;
+  }
+  const int latin = letters * 4 > wrong * 3;
+  if (wrong * 100 <= characters || (!latin && wrong * 10 <= characters)) return G2Z_OK;
+  snprintf(what, sizeof what, "%s (%zu of its first %zu characters are invalid)",
+           latin ? "perhaps in Latin-1" : "in another encoding", wrong, characters);
+  return g2zt_no_text(services, path, what, latin ? "iconv -f latin1 -t utf-8 %s"
+                                                  : "iconv -f ENCODING -t utf-8 %s", lines, remedy);
+}
+
+G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, const char *line,
+                                     size_t bytes, const char *const fields[2], int both,
+                                     g2z_json *json, g2z_json_text found[2]) {
+  g2z_json_text key;
+  memset(found, 0, 2 * sizeof *found);
+  g2z_json_open(json, services, label, line, bytes);
+  g2z_json_enter(json, '{');
+  while (g2z_json_next(json, '}', &key)) {
+    int which = g2z_json_is(&key, fields[0]) ? 0 : g2z_json_is(&key, fields[1]) ? 1 : -1;
+    if (which == 0 || (which == 1 && (both || g2z_json_peek(json) == '"')))
+      found[which] = g2z_json_string(json);
+    else g2z_json_skip(json);
+  }
+  return g2z_json_close(json);
 }
 
 #ifdef __cplusplus

@@ -31,6 +31,29 @@ static void eval_put(uint16_t *words, size_t *at, const int32_t *ids, int count)
   for (int i = 0; i < count; i++) words[(*at)++] = (uint16_t)ids[i];
 }
 
+/* An ending has as many bytes whatever the tokens, and the space before it is none of them: what
+ * acc_bytes divides by. */
+static void eval_check_bytes(g2z_test *t) {
+  static const struct { const char *ending; double bytes; } cases[] = {
+      {" ab", 2}, {"ab", 2}, {"  ab", 3}, {" ", 1}, {" \xC3\xA9", 2}};
+  static const char *const merges[] = {"#version: 0.2\n",
+                                       "#version: 0.2\n\xC4\xA0 a\n\xC4\xA0" "a b\n"};
+  for (int m = 0; m < 2; m++) {
+    g2z_tokenizer *tokenizer = NULL;
+    g2z_eval_set set;
+    memset(&set, 0, sizeof set);
+    REQUIRE_OK(t, g2z_tokenizer_parse(&t->services, "m", merges[m], strlen(merges[m]),
+                                      &tokenizer));
+    set.tokenizer = tokenizer;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+      g2z_tokens ids = test_bpe_encode(t, tokenizer, cases[i].ending, strlen(cases[i].ending), 0);
+      CHECK_NEAR(t, g2ze_bytes(&set, ids.ids, ids.count), cases[i].bytes, 0);
+      g2z_tokens_free(&ids);
+    }
+    g2z_tokenizer_free(tokenizer);
+  }
+}
+
 /* 20 questions with four endings of one to five tokens: acc and acc_norm as counted by hand. */
 static void test_eval_questions(g2z_test *t) {
   enum { QUESTIONS = 20, ENDINGS = 4 };
@@ -41,6 +64,7 @@ static void test_eval_questions(g2z_test *t) {
   size_t at = 0;
   int right = 0, right_norm = 0, tokens = 0;
   double sum = 0;
+  eval_check_bytes(t);
   REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
   for (int q = 0; q < QUESTIONS; q++) {
     const size_t begin = at;
@@ -78,7 +102,7 @@ static void test_eval_questions(g2z_test *t) {
   CHECK(t, result.questions == QUESTIONS && result.tokens == tokens);
   CHECK_NEAR(t, result.acc, (double)right / QUESTIONS, 1e-12);
   CHECK_NEAR(t, result.acc_norm, (double)right_norm / QUESTIONS, 1e-12);
-  CHECK(t, right != right_norm && isnan(result.acc_norm_bytes));
+  CHECK(t, right != right_norm && isnan(result.acc_bytes));
   CHECK_NEAR(t, result.loss, sum / tokens, 1e-5);
   /* Damage: a byte of a question, what lies in the header, an end that came early. */
   static const struct { size_t at; int byte; size_t cut; const char *says; } damages[] = {
@@ -112,7 +136,7 @@ static void test_eval_texts(g2z_test *t) {
   g2z_model *model = NULL;
   test_trainer tt;
   g2z_tokenizer *tokenizer = NULL;
-  g2z_eval text, lines, shard;
+  g2z_eval text, lines, packed, shard;
   int32_t ids[sizeof line];
   double sum = 0;
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
@@ -144,6 +168,17 @@ static void test_eval_texts(g2z_test *t) {
   test_write_file(t, test_path(t, "a.jsonl"), many, strlen(many));
   CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.jsonl"), &lines));
   CHECK(t, lines.tokens == 2 * text.tokens && fabs(lines.loss - text.loss) < 1e-9);
+  /* packed, with a field that prepare_data reads as well, and one that nobody reads */
+  snprintf(many, sizeof many, "{\"content\": \"%s\", \"n\": NaN}\n\n{\"text\": \"%s\"}\n", line,
+           line);
+  test_write_file(t, test_path(t, "p.jsonl"), many, strlen(many));
+  if (system("command -v gzip > /dev/null") == 0) {
+    test_sh(t, "gzip p.jsonl && gzip -c a.txt > a.txt.gz");
+    CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "p.jsonl.gz"), &packed));
+    CHECK(t, packed.tokens == lines.tokens && packed.bits_per_byte == lines.bits_per_byte);
+    CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.txt.gz"), &packed));
+    CHECK(t, packed.tokens == text.tokens && packed.loss == text.loss);
+  }
   g2z_shard_writer *writer = NULL;
   CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_LLMC,
                                       &writer));
@@ -155,10 +190,15 @@ static void test_eval_texts(g2z_test *t) {
   CHECK(t, isnan(shard.bits_per_byte));
   static const struct { const char *name, *text, *says; } refused[] = {
       {"b.txt", "", "no token that could be predicted"},
-      {"b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "b.jsonl, line 2 has no \"text\""},
+      {"b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "b.jsonl, line 2 has no \"text\" or"},
       {"c.jsonl", "{\"text\": \"a\"\n", "c.jsonl, line 1"},
       {"d.bin", "ab", "has token 25185, and the model knows 257"},
-      {"c.bin", "a", "no token that could be predicted"}};
+      {"c.bin", "a", "no token that could be predicted"},
+      {"d.txt", "t\1e\1x\1t\1", "d.txt is binary, not text in UTF-8"},
+      {"e.txt", "\xff\xfe" "a", "e.txt is text in UTF-16, not text in UTF-8; this makes text of it"
+                                ": iconv -f utf-16 -t utf-8 "},
+      {"f.jsonl", "[{\"text\": \"a\"}]", "f.jsonl is an array of JSON"},
+      {"g.gz", "no gzip", "g.gz: gzip -dc ended with exit code 1"}};
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
     test_write_file(t, test_path(t, refused[i].name), refused[i].text, strlen(refused[i].text));
     g2z_status status = eval_file(model, tokenizer, test_path(t, refused[i].name), &text);

@@ -23,6 +23,8 @@ static const struct { const char *name; size_t at, count; const char *bytes; } i
     {"be", 0, 8, "\0a\0b\0c\0d"},
     {"latin1", 100, 4, "\xE9\xE8 \xE9"}, /* 3 of 297 characters; the last 3 may be cut */
     {"some", 100, 3, "\xE9\xE8z"},       /* 2 */
+    {"elf", 0, 7, "\x7F" "ELF\2\1\1"},
+    {"old_shard", 0, 8, "\x88\xD8\x34\x01\1\0\0\0"},
     {"llama3.bin", 0, 8, "\xA1\xD9\x34\x01\x07\0\0\0"},
     {"hellaswag.bin", 0, 8, "\x8A\xD8\x34\x01\x01\0\0\0"},
     {"array.json", 0, 3, "[{\""},
@@ -40,8 +42,9 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: leave the quotes away, so that the shell puts "
                          "names in place of the pattern"},
     {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: leave it away, or check how it was made"},
-    {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text; this makes lines of JSON "
-                            "of it:\njq -c \".[]\" $D/array.json > $D/array.json.jsonl\n"},
+    {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text in UTF-8; this makes "
+                            "lines of JSON of it:\n"},
+    {"$P $D/array.json", 1, "\njq -c '.[]' $D/array.json > $D/array.json.jsonl &&\n"},
     {"$P --vocab $D/vocab.bpe $D/some", 1, "cannot open $D/vocab.bpe: No such file; check the "
                                            "path, or get GPT-2's by `make vocab`"},
     {"head -c 9000 gpt2_zero.h > $D/n.txt; $P --val-fraction 0.5 $D/n.txt && mv $D/out/n* $D", 0,
@@ -86,37 +89,61 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"(ulimit -s 128; $T --train $D/n_train_000000.bin --vocab-size 257 --save-every 1 --ranks 2 "
      "--run-dir $D/small/run)", 0, ""},
     /* no text */
-    {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text; this makes lines of JSON of it:\n"
-                         "python3 -c '\nimport json, pyarrow.parquet\nfor batch in "
-                         "pyarrow.parquet.ParquetFile(\"$D/parquet\")"},
-    {"$P $D/parquet", 1, "print(json.dumps(row, default=str))' > $D/parquet.jsonl\n"},
+    {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text in UTF-8; this makes lines of "
+                         "JSON of it:\npython3 -c 'import json, sys, pyarrow.parquet; [print("},
+    {"$P $D/parquet", 1, " for row in batch.to_pylist()]' $D/parquet > $D/parquet.jsonl &&\n"},
     {"$P $D/indented.json", 1, "$D/indented.json is an array of JSON"},
-    {"$P $D/arrow", 1, "$D/arrow is an Arrow file, not text; this makes lines of JSON of it:"},
-    {"$P $D/stream", 1, "$D/stream is an Arrow stream, not text; this makes lines of JSON of it:"},
-    {"$P $D/gz", 1, "$D/gz is packed by gzip, not text in UTF-8: type gzip -dc $D/gz | ./prep"},
-    {"$P $D/zst", 1, "$D/zst is packed by zstd, not text in UTF-8: type zstd -dc $D/zst | ./prep"},
-    {"$P $D/xz", 1, "$D/xz is packed by xz, not text in UTF-8: type xz -dc $D/xz | ./prepare_data "
-                    "-\n"},
-    {"$P $D/d.jsonl.xz", 1, "type xz -dc $D/d.jsonl.xz | ./prepare_data --field text -\n"},
-    {"$P $D/bz2", 1, "$D/bz2 is packed by bzip2, not text in UTF-8: type bzip2 -dc $D/bz2 |"},
-    {"$P $D/7z", 1, "$D/7z is a 7-Zip archive, not text in UTF-8: type 7z x -so $D/7z |"},
-    {"$P $D/zip", 1, "$D/zip is a zip archive, not text in UTF-8: type unzip -p $D/zip |"},
-    {"$P $D/tar", 1, "$D/tar is a tar archive, not text in UTF-8: type tar -xOf $D/tar |"},
-    {"$P $D/pdf", 1, "$D/pdf is a PDF, not text in UTF-8: type pdftotext $D/pdf - |"},
-    {"$P $D/utf16", 1, "$D/utf16 is text in UTF-16, not text in UTF-8: type iconv -f utf-16 -t "},
+    {"$P $D/arrow", 1, "$D/arrow is an Arrow file, not text in UTF-8; this makes lines of JSON of"},
+    {"$P $D/stream", 1, "$D/stream is an Arrow stream, not text in UTF-8; this makes lines of"},
+    {"$P $D/gz", 1, "$D/gz is packed by gzip, not text in UTF-8; this makes text of it:\n"
+                    "gzip -dc < $D/gz > $D/gz.txt &&\n"},
+    {"$P $D/zst", 1, "$D/zst is packed by zstd, not text in UTF-8; this makes text of it:\n"
+     "zstd -dc"},
+    {"$P $D/xz", 1, "$D/xz is packed by xz, not text in UTF-8; this makes text of it:\n"
+                    "xz -dc $D/xz > $D/xz.txt &&\n"},
+    {"$P $D/d.jsonl.xz", 1, "\nxz -dc $D/d.jsonl.xz > $D/d.jsonl.xz.jsonl &&\n"},
+    {"$P $D/bz2", 1, "$D/bz2 is packed by bzip2, not text in UTF-8; this makes text of it:\n"
+     "bzip2 "},
+    {"$P $D/7z", 1, "$D/7z is a 7-Zip archive, not text in UTF-8; this makes text of it:\n"
+     "7z x -so "},
+    {"$P $D/zip", 1, "$D/zip is a zip archive, not text in UTF-8; this makes text of it:\n"
+     "unzip -p "},
+    {"$P $D/tar", 1, "$D/tar is a tar archive, not text in UTF-8; this makes text of it:\n"
+     "tar -xOf "},
+    {"$P $D/pdf", 1, "$D/pdf is a PDF, not text in UTF-8; this makes text of it:\n"
+     "pdftotext $D/pdf -"},
+    {"$P $D/utf16", 1, "$D/utf16 is text in UTF-16, not text in UTF-8; this makes text of it:\n"
+                       "iconv -f utf-16 -t utf-8 $D/utf16 > $D/utf16.txt &&\n"},
     {"$P $D/utf16be", 1, "$D/utf16be is text in UTF-16, not"},
-    {"$P $D/le", 1, "$D/le is binary, or text in UTF-16, not text in UTF-8: type iconv -f utf-16l"},
-    {"$P $D/be", 1, "$D/be is binary, or text in UTF-16, not text in UTF-8: type iconv -f utf-16b"},
+    {"$P $D/le", 1, "$D/le is binary, not text in UTF-8: name a text\n"},
+    {"$P $D/be", 1, "$D/be is binary, not text in UTF-8: name a text\n"},
     {"$P $D/latin1", 1, "$D/latin1 is perhaps in Latin-1 (3 of its first 297 characters are "
-                        "invalid), not text in UTF-8: type iconv -f latin1 -t utf-8 $D/latin1 |"},
-    {"$P --strict $D/latin1", 1, "$D/latin1, from byte 0 on: invalid UTF-8: byte 0xe9"},
+                        "invalid), not text in UTF-8; this makes text of it:\niconv -f latin1 -t "},
+    {"$P --strict $D/latin1", 1, "$D/latin1 is perhaps in Latin-1"},
     {"$P --strict $D/xz", 1, "$D/xz is packed by xz"},
     {"$P $D/d.ndjson $D/zip", 1, "$D/zip is a zip archive"}, /* before anything is written */
-    {"cat $D/xz | $P -", 1, "standard input is packed by xz, not text in UTF-8: type xz -dc FILE "},
-    {"cat $D/latin1 | $P --field text -", 1, "-t utf-8 FILE | ./prepare_data --field text -"},
+    {"cat $D/xz | $P -", 1, "standard input is packed by xz, not text in UTF-8; this makes text of "
+                            "it:\nxz -dc FILE > FILE.txt &&\n"},
+    {"cat $D/latin1 | $P --field text -", 1, " --field text FILE.jsonl\n"},
     {"{ head -c 3 $D/tar; sleep 0.2; tail -c +4 $D/tar; } | $P -", 1, "standard input is a tar "},
-    {"gzip -c $D/tar > $D/tar.gz; $P $D/tar.gz", 1, "$D/tar.gz is a tar archive, not text in "
-                                                    "UTF-8: type gzip -dc $D/tar.gz | tar -xOf - "},
+    {"gzip -c $D/tar > $D/tar.gz; $P $D/tar.gz", 1, "\ngzip -dc $D/tar.gz | tar -xOf - > $D/tar."},
+    /* what is no text under any name, and what the advised line makes */
+    {"$P $D/elf", 1, "$D/elf is a program or a library (ELF), not text in UTF-8: name a text\n"},
+    {"head -c 70000 /dev/urandom > $D/random; $P $D/random", 1, "$D/random is binary, not text"},
+    {"$P - < /dev/zero", 1, "standard input is binary, not text in UTF-8: name a text\n"},
+    {"$P --field a - < /dev/zero", 1, "standard input is binary, not text in UTF-8: name a text\n"},
+    {"yes | tr -d '\\n' | $P --field a -", 1, "standard input, line 1: no line feed in 256 MiB: is "
+                                              "it JSON with a document per line?"},
+    {"cp $D/old_shard $D/s.txt; $P $D/s.txt", 1, "$D/s.txt is a shard of tokens already"},
+    {"mkdir \"$D/a \\$b\"; f=\"$D/a \\$b/it's\"; printf '{\"text\": \"caf\\351s\"}' > "
+     "\"$f.jsonl\"; $P --name n --val-docs 0 \"$f.jsonl\" 2>&1 | tail -n 2 > $D/advice; "
+     "bash $D/advice", 0, "train       1 document, 7 tokens"},
+    {"rm $D/out/n_*; for e in utf-16le utf-16be utf-32; do echo 'text of letters' | iconv -f utf-8 "
+     "-t $e > $D/wide; $P --name $e --val-docs 0 $D/wide 2>&1 | tail -n 2 > $D/advice; bash "
+     "$D/advice; rm $D/out/$e* $D/wide.txt; done", 0, "17 tokens"},
+    {"yes 'plain words and numbers 12345' | head -c 200000 > $D/u; for at in 5 77 1234 60000; do "
+     "printf '\\377\\200\\303(' | dd of=$D/u bs=1 seek=$at conv=notrunc 2> /dev/null; done; "
+     "$P --name u --val-docs 0 $D/u && rm $D/out/u_*", 0, "train       1 document, 2000"},
     {"ls $D/out", 0, ""},
     {"rmdir $D/out", 0, ""},
     {"$P $D/some", 0, "train  "}, /* 1 % and no more is replaced */

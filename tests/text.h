@@ -1127,6 +1127,81 @@ static void test_prepare_replaces(g2z_test *t) {
   CHECK(t, refused > 0);
 }
 
+/* Lines as the JSON writers of Python write them, and what json.loads reads in "text". */
+static void test_prepare_jsonl(g2z_test *t) {
+  static const struct { const char *name, *lines, *text; } cases[] = {
+      {"json.dumps of floats", "{\"a\": NaN, \"b\": [Infinity, -Infinity], \"text\": \"1\"}\n"
+                               "{\"text\": \"2\", \"a\": {\"b\": NaN}}\n", "1#2"},
+      {"pandas", "{\"text\":\"a\\/b\",\"n\":null,\"x\":1.0e-300}\n{\"text\":\"c\",\"n\":3}\n",
+       "a/b#c"},
+      {"utf-8-sig, CR LF", "\xEF\xBB\xBF{\"text\": \"a\"}\r\n\r\n{\"text\": \"b\"}\r\n", "a#b"},
+      {"ensure_ascii", "{\"text\": \"\\u00e9\\ud83d\\ude00\\ud83d\"}",
+       "\xC3\xA9\xF0\x9F\x98\x80\xEF\xBF\xBD"},
+      {"ensure_ascii=False", "{\"text\": \"\xE2\x80\xA8\xC2\x85\xC3\xA9\"}",
+       "\xE2\x80\xA8\xC2\x85\xC3\xA9"},
+      {"escapes", "{\"text\": \"\\\\n\\\"\\t\\u007f\\b\\f\"}", "\\n\"\t\x7f\b\f"},
+      {"a key twice", "{\"text\": \"a\", \"text\": \"b\"}", "b"},
+      {"numbers", "{\"n\": 123456789012345678901234567890, \"m\": -0.0, \"k\": 1E400, "
+                  "\"text\": \"n\"}", "n"},
+      {"nesting", "{\"n\": [[[[[[[[[[[[{\"text\": \"no\"}]]]]]]]]]]]], \"text\": \"yes\"}", "yes"},
+      {"spaces", " { \"text\" : \"a\" } \n\t\n{\"text\":\"b\"}", "a#b"}};
+  /* json.loads takes none of these, whatever reads them */
+  static const struct { const char *line, *says; } refused[] = {
+      {"{\"a\": nan, \"text\": \"b\"}", "line 1, column 7: expected"},
+      {"{\"a\": -NaN, \"text\": \"b\"}", "line 1, column 7: "},
+      {"{\"a\": NaNs, \"text\": \"b\"}", "line 1, column 10: "},
+      {"{\"a\": +Infinity, \"text\": \"b\"}", "line 1, column 7: "},
+      {"{'text': 'b'}", "line 1, column 2: "},
+      {"{\"text\": \"b\",}", "line 1, column 14: "},
+      {"{\"text\": NaN}", "line 1, column 10: expected a string, found 'N'"},
+      {"\"text\"", "line 1, column 1: "},
+      {"{\"text\": \"a\tb\"}", "line 1, column 1"}};
+  uint32_t state = 5;
+  int32_t ids[64];
+  char *text = (char *)malloc(200000);
+  PREPARE_OR_SKIP(t);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    g2z_tokenizer *tokenizer = NULL;
+    size_t count = 0;
+    test_write_file(t, test_path(t, "j.jsonl"), cases[i].lines, strlen(cases[i].lines));
+    CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+    for (const char *at = cases[i].text, *end; at; at = *end ? end + 1 : NULL) {
+      end = at + strcspn(at, "#");
+      g2z_tokens some = test_bpe_encode(t, tokenizer, at, (size_t)(end - at), 0);
+      ids[count++] = 256;
+      memcpy(ids + count, some.ids, some.count * sizeof *ids);
+      count += some.count;
+      g2z_tokens_free(&some);
+    }
+    t->checks++;
+    if (test_prepare(t, "", "--overwrite --out $D --val-docs 0 $D/j.jsonl") != 0)
+      test_fail(t, __FILE__, __LINE__, "%s: %s", cases[i].name, test_prepare_said);
+    test_prepare_shard(t, "j_train_000000.bin", 1, ids, count);
+    g2z_tokenizer_free(tokenizer);
+  }
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    test_write_file(t, test_path(t, "j.jsonl"), refused[i].line, strlen(refused[i].line));
+    CHECK(t, test_prepare(t, "", "--overwrite --out $D --val-docs 0 $D/j.jsonl") == 1);
+    CHECK_HAS(t, test_prepare_said, refused[i].says);
+  }
+  /* One byte in fifty is damaged: each becomes U+FFFD, as --help says. */
+  for (size_t i = 0; i < 200000 && text; i++) {
+    const int damaged = test_bpe_random(&state) % 50 == 0;
+    text[i] = damaged ? (char)(128 + test_bpe_random(&state) % 128) : "some words "[i % 11];
+  }
+  if (text) {
+    g2z_tokenizer *tokenizer = NULL;
+    CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+    test_write_file(t, test_path(t, "d.txt"), text, 200000);
+    g2z_tokens all = test_bpe_encode(t, tokenizer, text, 200000, 0);
+    CHECK(t, test_prepare(t, "", "--format raw --eot none --out $D --val-docs 0 $D/d.txt") == 0);
+    test_prepare_shard(t, "train.bin", 0, all.ids, all.count);
+    g2z_tokens_free(&all);
+    g2z_tokenizer_free(tokenizer);
+  }
+  free(text);
+}
+
 /* Text that comes through gzip or zstd, whole, cut short, and without the program. */
 static void test_prepare_packed(g2z_test *t) {
   static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
