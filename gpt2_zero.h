@@ -355,6 +355,8 @@ typedef struct g2z_services {
   void (*release)(void *user, void *memory);    /* NULL: free; memory is never NULL */
   void (*log)(void *user, g2z_log_level level, const char *sentence); /* NULL: silent */
   void *user;                                   /* handed to the three above */
+  void (*also)(void *listener, g2z_log_level level, const char *sentence); /* hears what log does */
+  void *listener;
   char error[G2Z_ERROR_BYTES];                  /* the sentence of the last failure */
 } g2z_services;
 
@@ -943,6 +945,10 @@ typedef struct g2z_range {
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
                                    g2z_device_kind device, int rank, int world, g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
+/* G2Z_NO_MEMORY unless the plan of `config` fits into `free_bytes`: the sentence names the batch,
+ * recomputation and ZeRO stages that do. sharing: the ranks among which a host's memory is divided. */
+G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config *config,
+                                 const g2z_plan *plan, size_t free_bytes, int sharing);
 /* The plan as a table for people, line by line, against `free_bytes` of memory (0: unknown), with
  * the largest B that fits. */
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
@@ -2054,11 +2060,12 @@ G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int
 }
 
 G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...) {
-  if (!services->log) return;
+  if (!services->log && !services->also) return;
   char sentence[G2Z_ERROR_BYTES];
   G2Z__PRINT(sentence, format);
   g2z__tame(sentence);
-  (services->log)(services->user, level, sentence); /* <tgmath.h> makes log() a macro */
+  if (services->log) (services->log)(services->user, level, sentence); /* tgmath.h has a macro log */
+  if (services->also) services->also(services->listener, level, sentence);
 }
 
 G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void **out) {
@@ -3704,6 +3711,42 @@ G2Z__PRIVATE int g2z__plan_largest_batch(const g2z_plan *plan, size_t free_bytes
 }
 
 G2Z__PRIVATE double g2z__gib(size_t bytes) { return (double)bytes / 1073741824.0; }
+
+G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config *config,
+                                 const g2z_plan *plan, size_t free_bytes, int sharing) {
+  const int shards = plan->world > 1 && plan->strategy == G2Z_STRATEGY_ZERO;
+  const double needs = g2z__gib(g2z__plan_needs(plan)), there = g2z__gib(free_bytes);
+  char remedy[300] = "", each[64] = "", stage[16] = "";
+  if (g2z__plan_needs(plan) <= free_bytes) return G2Z_OK;
+  if (sharing > 1) snprintf(each, sizeof each, " for each of the %d ranks on this host", sharing);
+  int most = 0; /* the largest batch of what was tried, up to the one that was asked for */
+  for (int i = 0; i < 8 && most < plan->batch; i++) {
+    g2z_train_config trial = *config;
+    g2z_plan *leaner;
+    if (i % 2) trial.recompute = G2Z_RECOMPUTE_BLOCK;
+    trial.zero_stage += i / 2;
+    if (trial.zero_stage > (shards ? 3 : plan->zero_stage)) break;
+    G2Z__TRY(g2z_plan_create(services, &trial, plan->device, plan->rank, plan->world, &leaner));
+    int batch = g2z__plan_largest_batch(leaner, free_bytes);
+    g2z_plan_free(leaner);
+    if (batch > plan->batch) batch = plan->batch;
+    if (batch <= most) continue;
+    most = batch;
+    if (i > 1) snprintf(stage, sizeof stage, " and zero=%d", trial.zero_stage);
+    const size_t used = strlen(remedy);
+    snprintf(remedy + used, sizeof remedy - used, "%sbatch=%d%s%s fits", used ? ", " : "", batch,
+             i % 2 ? " with recompute=block" : i > 1 ? " with" : "", i > 1 ? stage + 4 * !(i % 2) : "");
+  }
+  if (most > 0)
+    return g2z_fail(services, G2Z_NO_MEMORY,
+                    "batch=%d needs %.2f GiB and %.2f GiB are free%s: %s%s", plan->batch, needs,
+                    there, each, remedy,
+                    most < plan->batch ? "; accum can be raised to keep the global batch" : "");
+  return g2z_fail(services, G2Z_NO_MEMORY,
+                  "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
+                  "even at batch=1: take a smaller model%s or a shorter seq", needs, plan->batch,
+                  there, each, shards ? ", more ranks" : "");
+}
 
 G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__plan_line(void (*line)(void *user, const char *text), void *user,
@@ -8896,27 +8939,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   if (t->plan->device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
   G2Z__TRY(g2z_device_memory(t->services, t->plan->device, &free_bytes, &total_bytes));
   free_bytes /= (size_t)sharing;
-  if (g2z__plan_needs(t->plan) <= free_bytes) return G2Z_OK;
-  g2z_plan leaner = *t->plan;
-  leaner.recompute = G2Z_RECOMPUTE_BLOCK;
-  int largest = g2z__plan_largest_batch(t->plan, free_bytes);
-  int most = g2z__plan_largest_batch(&leaner, free_bytes);
-  char remedy[96] = "", each[64] = "";
-  if (sharing > 1)
-    snprintf(each, sizeof each, " for each of the %d ranks on this host", sharing);
-  if (largest > 0) snprintf(remedy, sizeof remedy, "batch=%d fits", largest);
-  if (most > largest)
-    snprintf(remedy + strlen(remedy), sizeof remedy - strlen(remedy),
-             "%sbatch=%d with recompute=block fits", largest > 0 ? ", " : "", most);
-  if (most > 0)
-    return g2z_fail(t->services, G2Z_NO_MEMORY,
-                    "batch=%d needs %.2f GiB and %.2f GiB are free%s: %s; accum can be raised to "
-                    "keep the global batch", t->plan->batch, g2z__gib(g2z__plan_needs(t->plan)),
-                    g2z__gib(free_bytes), each, remedy);
-  return g2z_fail(t->services, G2Z_NO_MEMORY,
-                  "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
-                  "even at batch=1: take a smaller model or a shorter seq",
-                  g2z__gib(g2z__plan_needs(t->plan)), t->plan->batch, g2z__gib(free_bytes), each);
+  return g2z_plan_fits(t->services, &t->config, t->plan, free_bytes, sharing);
 }
 
 /* The next part of canonical [begin, begin+count) that this rank owns, from range *next on. */

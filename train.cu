@@ -153,11 +153,14 @@ static g2z_status dry_run(g2z_services *services, const g2z_run_options *o,
     puts("this machine has no such device: how much memory it has is not known here");
     free_bytes = 0;
   }
-  if (context->device == G2Z_DEVICE_CPU && context->ranks.place.local_world > 1)
-    free_bytes /= (size_t)context->ranks.place.local_world; /* ranks share the host's */
+  const int local = context->ranks.place.local_world;
+  const int sharing = context->device == G2Z_DEVICE_CPU && local > 1 ? local : 1;
+  free_bytes /= (size_t)sharing; /* ranks share the host's */
   g2z_plan_print(plan, free_bytes, print_line, NULL);
+  g2z_status status = G2Z_OK;
+  if (free_bytes) status = g2z_plan_fits(services, &config, plan, free_bytes, sharing);
   g2z_plan_free(plan);
-  return G2Z_OK;
+  return status;
 }
 
 static g2z_status train(program *p) {

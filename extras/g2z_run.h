@@ -390,6 +390,8 @@ struct g2z_run {
   g2zr_epoch *epoch;                 /* all of them; the last one is running */
   size_t epoch_count, epoch_capacity;
   int finished;
+  int saying;                        /* 1: what is logged now is written into train.log as well */
+  char early[4096];                  /* lines for train.log from before it was open */
 };
 
 G2Z_API g2z_run_config g2z_run_config_default(void) {
@@ -499,8 +501,23 @@ static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
   va_start(arguments, format);
   vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
+  run->saying = 1;
   if (run->context->rank == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
+  run->saying = 0;
   return g2zr_log(run, line);
+}
+
+/* Rank 0: what is logged while there is a run stands in train.log too. Before that file is open, as
+ * while a checkpoint is loaded, it waits in run->early. */
+static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
+  g2z_run *run = (g2z_run *)user;
+  const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
+  const size_t used = strlen(run->early), room = sizeof run->early - used;
+  char line[G2Z_ERROR_BYTES + 16];
+  if (run->saying) return;
+  snprintf(line, sizeof line, "%s%s", warning, sentence);
+  if (run->log.file >= 0) g2zr_log(run, line);
+  else snprintf(run->early + used, room, "%s\n", line);
 }
 
 /* ----- metrics and artifacts ----- */
@@ -1831,6 +1848,8 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   G2ZR_TRY(g2zr_keep(run, "train.log", run->sum.log_bytes, 0, &log));
   G2ZR_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", metrics));
   G2ZR_TRY(g2zr_stream_open(run, &run->log, "train.log", log));
+  char *rest, *line = strtok_r(run->early, "\n", &rest);
+  for (; line; line = strtok_r(NULL, "\n", &rest)) G2ZR_TRY(g2zr_log(run, line));
   return run->resume && !run->found.own ? g2zr_write_origin(run) : G2Z_OK;
 }
 
@@ -2059,6 +2078,10 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->lock = run->metrics.file = run->log.file = -1;
   run->before = INT64_MAX;
   run->val_entropy = NAN;
+  if (context->rank == 0) {
+    services->also = g2zr_hear;
+    services->listener = run;
+  }
   g2z_status status = g2zr_open(run);
   if (status != G2Z_OK) { /* empty streams would pass for a run */
     if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path.text);
@@ -2070,6 +2093,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
 
 G2Z_API void g2z_run_free(g2z_run *run) {
   if (!run) return;
+  if (run->services->listener == run) run->services->also = NULL;
   g2zr_close(run);
   if (run->metrics.file >= 0) close(run->metrics.file);
   if (run->log.file >= 0) close(run->log.file);

@@ -1678,6 +1678,10 @@ static void test_train_hints(g2z_test *t) {
     TRAIN(0, test_text("--resume latest --steps %d", steps));
     CHECK_HAS(t, said, "no step is left: ", "give more than --steps 8", "\ndone: 8 steps, 1024 to");
     CHECK_HAS(t, said, test_text(" --resume latest --steps %d --steps 16\n", steps));
+    if (steps == 5) /* on the console and in the log */
+      CHECK_HAS(t, said, "warning: steps changed since the checkpoint: 8 -> 5\n");
+    CHECK(t, !strstr(test_read(t, "it's a $(run)/train.log"), "Z  warning: steps changed since the "
+                     "checkpoint: 8 -> 5\n") == (steps != 5));
   }
   PASTE("To continue training: ", 0);
   CHECK_HAS(t, output, "step 16/16 | loss ");
@@ -1920,8 +1924,14 @@ static void test_train_ranks_memory(g2z_test *t) {
            "--steps 2", test_digits(t, "run"),
            (int)((free_bytes * 3 / 4 - need[0]) / (need[1] - need[0])));
   CHECK_HAS(t, test_trains(t, 0, "%s --dry-run", flags), "rank: it fits");
-  CHECK_HAS(t, test_trains(t, 0, "%s --dry-run --ranks 2", flags), "IT DOES NOT FIT");
-  test_train_job(t, 2, 1, "GiB that are free for each of the 2 ranks on this host even at", flags);
+  static const char says[] = "are free for each of the 2 ranks on this host: batch=1 with zero=";
+  CHECK_HAS(t, test_trains(t, 1, "%s --dry-run --ranks 2", flags), "IT DOES NOT FIT", says);
+  test_train_job(t, 2, 1, says, flags);
+  /* The remedies are right: with what the last of them names, it fits. */
+  int stage = 0;
+  sscanf(strstr(test_trains(t, 1, "%s --dry-run --ranks 2 --zero 0", flags), says) + strlen(says),
+         "%d", &stage);
+  CHECK_HAS(t, test_trains(t, 0, "%s --dry-run --ranks 2 --zero %d", flags, stage), "it fits");
 }
 
 /* Both ranks take the checkpoint that rank 0 finds whole. */
