@@ -24,7 +24,7 @@
  * RUN DIRECTORY (g2z_run.h has the whole list)
  *     read      metrics.jsonl, training_metrics.json, launcher_metadata.json, RUN_FAILED.json,
  *               profiles/nsys_stats_*.txt
- *     written   report.html, events.out.tfevents.*, profiles/timers_*.txt and profile_summary.json */
+ *     written   report.html, events.out.tfevents.*, profiles/timers_*.txt, profile_summary.json */
 
 #ifndef G2Z_REPORT_INCLUDED
 #define G2Z_REPORT_INCLUDED
@@ -1687,15 +1687,294 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
 
 #define G2ZP_PROFILE_TOP 5
 
+typedef struct g2zp_ranked {         /* a row of a table; its line lies in the file's text */
+  double percent;
+  char total[48];                    /* "1234567 ns" */
+  char *line;
+  size_t name_at;                    /* where the name begins in the line */
+} g2zp_ranked;
+
+typedef struct g2zp_profile {
+  g2z_services *services;
+  g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
+  int count[2];
+  const char *path;                  /* of the file that is being read; */
+  int number, kind;                  /* its line; the line's table, -1: none that counts */
+  int sections;                      /* tables that count */
+  char unit[8];                      /* of the total time; "": the head is still to come */
+  size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
+} g2zp_profile;
+
+static const char *const g2zp_profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
+static const char *const g2zp_profile_kinds[] = {"nvtx", "osrt"};
+
+static g2z_status g2zp_stats_fail(const g2zp_profile *p, const char *why) {
+  return g2z_fail(p->services, G2Z_FORMAT,
+                  "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", p->path,
+                  p->number, why);
+}
+
+/* The first number in [from, to) of a line, without the commas between its digits. */
+static int g2zp_stats_number(const g2zp_profile *p, const char *line, size_t from, size_t to,
+                             char text[40], double *value) {
+  g2z_json json;
+  size_t used = 0;
+  while (from < to && line[from] == ' ') from++;
+  for (; from < to && line[from] != ' ' && used < 39; from++)
+    if (line[from] != ',') text[used++] = line[from];
+  text[used] = 0;
+  g2z_json_open(&json, p->services, p->path, text, used);
+  *value = g2z_json_number(&json);
+  return g2z_json_close(&json) == G2Z_OK && *value >= 0;
+}
+
+/* A line of what `nsys stats` printed: a table has a title, a head with "Total Time (ns)", dashes
+ * that show where columns begin, and rows such as
+ * " 53.9  2,765,967  14,244 ...  PushPop  :train/forward", whose last column is the name. */
+static g2z_status g2zp_stats_line(g2zp_profile *p, char *line) {
+  static const char total[] = "Total Time (";
+  const size_t bytes = strlen(line);
+  if (strstr(line, "** ") || strstr(line, "Processing [")) {
+    if (p->kind >= 0 && !p->column[2]) return g2zp_stats_fail(p, "the table before has no head");
+    p->kind = -1;
+    for (int i = 0; i < 2; i++)
+      if (strstr(line, g2zp_profile_titles[i])) p->kind = i;
+    p->sections += p->kind >= 0;
+    p->column[2] = 0;
+    p->unit[0] = 0;
+    return G2Z_OK;
+  }
+  const int blank = line[strspn(line, " ")] == 0;
+  if (blank && p->column[2]) p->kind = -1; /* behind the last row */
+  if (blank || p->kind < 0) return G2Z_OK;
+  if (!p->unit[0]) {
+    const char *unit = strstr(line, total);
+    if (unit) unit += sizeof total - 1;
+    const size_t length = unit ? strspn(unit, "abcdefghijklmnopqrstuvwxyz") : 0;
+    if (!length || length >= sizeof p->unit || unit[length] != ')')
+      return g2zp_stats_fail(p, "a table without a \"Total Time (ns)\"");
+    memcpy(p->unit, unit, length);
+    p->unit[length] = 0;
+    return G2Z_OK;
+  }
+  if (!p->column[2]) {
+    int columns = 0;
+    for (size_t i = 0; i < bytes; i++)
+      if (line[i] == '-' && (i == 0 || line[i - 1] != '-'))
+        p->column[columns < 2 ? columns++ : 2] = i;
+    return p->column[2] ? G2Z_OK : g2zp_stats_fail(p, "a table of fewer than three columns");
+  }
+  char text[40];
+  double value;
+  g2zp_ranked row;
+  if (bytes <= p->column[2] ||
+      !g2zp_stats_number(p, line, 0, p->column[1], text, &row.percent) || row.percent > 100 ||
+      !g2zp_stats_number(p, line, p->column[1], p->column[2], text, &value))
+    return g2zp_stats_fail(p, "no row of a share, a time and a name");
+  if (!line[p->column[2] + strspn(line + p->column[2], " ")])
+    return g2zp_stats_fail(p, "a row without a name");
+  snprintf(row.total, sizeof row.total, "%s %s", text, p->unit);
+  row.line = line;
+  row.name_at = p->column[2];
+  g2zp_ranked *top = p->top[p->kind];
+  int at = p->count[p->kind], *count = &p->count[p->kind];
+  while (at > 0 && top[at - 1].percent < row.percent) at--; /* behind those of the same share */
+  if (at == G2ZP_PROFILE_TOP) return G2Z_OK;
+  if (*count < G2ZP_PROFILE_TOP) ++*count;
+  memmove(&top[at + 1], &top[at], (size_t)(*count - 1 - at) * sizeof row);
+  top[at] = row;
+  return G2Z_OK;
+}
+
+/* A file that `nsys stats` printed. Cuts `text` up; it must outlive the profile. */
+static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text) {
+  p->path = path;
+  p->kind = -1;
+  p->number = p->sections = 0;
+  p->column[2] = 0;
+  for (char *next; text; text = next) {
+    next = strchr(text, '\n');
+    if (next) *next++ = 0;
+    text[strcspn(text, "\r")] = 0;
+    if (!next && !*text) break; /* behind the last line feed */
+    p->number++;
+    G2ZP_TRY(g2zp_stats_line(p, text));
+  }
+  if (p->kind >= 0 && !p->column[2]) return g2zp_stats_fail(p, "the last table has no rows");
+  if (p->sections) return G2Z_OK;
+  return g2zp_stats_fail(p, "neither an NVTX Range Summary nor an OS Runtime Summary");
+}
+
+/* What the files of a run know about it, in this order: metrics, else launcher. */
+static const g2zp_fact g2zp_profile_facts[] = {
+    {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
+    {"hosts", NULL, NULL}, /* from the names of the inputs */
+    {"world_size", "hardware.world_size", "world_size"},
+    {"gpu", "hardware.gpu_name", NULL},
+    {"cuda", "env.cuda_version", NULL},
+    {"seq_length", "training_config.seq_len", NULL},
+    {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu", NULL},
+    {"grad_accum_steps", "training_config.grad_accum_steps", NULL},
+    {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
+    {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
+
+typedef struct g2zp_names {          /* of files in profiles/ */
+  struct dirent **entries;
+  int count;
+} g2zp_names;
+
+static int g2zp_name_order(const struct dirent **a, const struct dirent **b) {
+  return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static int g2zp_named(const char *name, const char *begin, const char *end) {
+  size_t length = strlen(name), first = strlen(begin), last = strlen(end);
+  return length >= first + last && strncmp(name, begin, first) == 0 &&
+         strcmp(name + length - last, end) == 0;
+}
+
+/* The names [begin...end] of files that are there, in order; `hosts`: what lies between. Returns
+ * how many. out NULL: counts. */
+static int g2zp_put_names(const g2zp_names *names, g2z_json_out *out, const char *key,
+                          const char *begin, const char *end, int hosts) {
+  char text[300];
+  int count = 0;
+  if (out) g2z_json_begin(out, key, '[');
+  for (int i = 0; i < names->count; i++) {
+    const char *name = names->entries[i]->d_name + (hosts ? strlen(begin) : 0);
+    if (!g2zp_named(names->entries[i]->d_name, begin, end)) continue;
+    snprintf(text, sizeof text, "%.*s", (int)(strlen(name) - (hosts ? strlen(end) : 0)), name);
+    if (out) g2z_json_put_string(out, NULL, text);
+    count++;
+  }
+  if (out) g2z_json_end(out, ']');
+  return count;
+}
+
+static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const char *run_dir,
+                                   const g2zp_names *names, const char *inputs, int reports,
+                                   const g2zp_told told[2]) {
+  char now[32], *text, *absolute = realpath(run_dir, NULL);
+  g2z_utc_now(now);
+  g2z_json_begin(out, NULL, '{');
+  g2z_json_put_string(out, "generated_at_utc", now);
+  g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
+  free(absolute);
+  for (size_t i = 0; i < sizeof g2zp_profile_facts / sizeof *g2zp_profile_facts; i++) {
+    const g2zp_fact *fact = &g2zp_profile_facts[i];
+    g2z_json json;
+    if (!fact->metrics) {
+      g2zp_put_names(names, out, fact->name, inputs, ".txt", 1);
+      continue;
+    }
+    const int launcher = fact->launcher && !g2zp_told_at(&told[0], fact->metrics, &json);
+    const char *at = launcher ? fact->launcher : fact->metrics;
+    G2ZP_TRY(g2zp_told_text(&told[launcher], at, &text));
+    if (text) g2z_json_put_string(out, fact->name, text);
+    else g2z_json_put_number(out, fact->name, g2zp_told_number(&told[launcher], at));
+    g2z_release(p->services, text);
+  }
+  if (reports > 1) g2zp_put_names(names, out, "nsys_report", "nsys_", ".nsys-rep", 0);
+  for (int i = 0; i < names->count && reports == 1; i++)
+    if (g2zp_named(names->entries[i]->d_name, "nsys_", ".nsys-rep"))
+      g2z_json_put_string(out, "nsys_report", names->entries[i]->d_name);
+  if (!reports) g2z_json_put_string(out, "nsys_report", NULL);
+  g2zp_put_names(names, out, "inputs", inputs, ".txt", 0);
+  for (int kind = 0; kind < 2; kind++) {
+    char key[16];
+    snprintf(key, sizeof key, "%s_top5", g2zp_profile_kinds[kind]);
+    g2z_json_begin(out, key, '[');
+    for (int i = 0; i < p->count[kind]; i++) {
+      const g2zp_ranked *row = &p->top[kind][i];
+      char *end = row->line + strlen(row->line), kept;
+      while (end[-1] == ' ') end--;
+      kept = *end;
+      g2z_json_begin(out, NULL, '{');
+      g2z_json_put_string(out, "kind", g2zp_profile_kinds[kind]);
+      *end = 0; /* the name without the spaces behind it */
+      g2z_json_put_string(out, "name", row->line + row->name_at);
+      *end = kept;
+      g2z_json_put_number(out, "time_percent", row->percent);
+      g2z_json_put_string(out, "total_time", row->total);
+      g2z_json_put_string(out, "raw", row->line);
+      g2z_json_end(out, '}');
+    }
+    g2z_json_end(out, ']');
+  }
+  g2z_json_end(out, '}');
+  g2z_writer_put(out->writer, "\n", 1);
+  return g2z_writer_commit(out->writer);
+}
+
+/* only: the one table that counts; NULL: those of nsys, or if there are none, those of timers. */
+static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
+                                         const char *only) {
+  const g2z_path directory = g2z_path_in(run_dir, "profiles");
+  const char *inputs = "nsys_stats_";
+  struct dirent **entries = NULL;
+  g2zp_names names = {NULL, 0};
+  g2zp_told told[2];
+  g2zp_profile p;
+  g2z_json_out out;
+  char **texts = NULL;
+  void *memory = NULL;
+  memset(&out, 0, sizeof out);
+  memset(&p, 0, sizeof p);
+  memset(told, 0, sizeof told);
+  out.indent = 2;
+  p.services = told[0].services = told[1].services = services;
+  G2ZP_TRY(g2zp_check_directory(services, run_dir));
+  const int found = scandir(directory.text, &entries, NULL, g2zp_name_order);
+  names.entries = entries;
+  names.count = found > 0 ? found : 0; /* a directory that is not there has none */
+  for (int i = 0; i < found && only; i++)
+    if (strcmp(entries[i]->d_name, only) == 0) names.entries = entries + i;
+  if (only && names.count) names.count = 1;
+  if (!g2zp_put_names(&names, NULL, NULL, inputs, ".txt", 0)) inputs = "timers_";
+  g2z_status status = g2z_allocate(services, (size_t)names.count, sizeof *texts, &memory);
+  texts = (char **)memory;
+  if (status == G2Z_OK && !g2zp_put_names(&names, NULL, NULL, inputs, ".txt", 0))
+    status = g2z_fail(services, G2Z_IO, "%s has no nsys_stats_*.txt and no timers_*.txt: profile "
+                      "with slurm/profile.sh or with train --profile first", directory.text);
+  for (int i = 0; i < names.count && status == G2Z_OK; i++) {
+    const g2z_path path = g2z_path_in(directory.text, "%s", names.entries[i]->d_name);
+    size_t bytes;
+    if (!g2zp_named(names.entries[i]->d_name, inputs, ".txt")) continue;
+    status = g2z_read_file(services, path.text, (size_t)1 << 28, &texts[i], &bytes);
+    if (status == G2Z_OK) status = g2zp_stats_read(&p, path.text, texts[i]);
+  }
+  if (status == G2Z_OK)
+    status = g2zp_told_read(services, run_dir, "training_metrics.json", &told[0]);
+  if (status == G2Z_OK)
+    status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &told[1]);
+  if (status == G2Z_OK)
+    status = g2z_writer_create(services, g2z_path_in(directory.text, "profile_summary.json").text,
+                               &out.writer);
+  const int reports = only ? 0 : g2zp_put_names(&names, NULL, NULL, "nsys_", ".nsys-rep", 0);
+  if (status == G2Z_OK)
+    status = g2zp_profile_put(&p, &out, run_dir, &names, inputs, reports, told);
+  g2z_writer_free(out.writer);
+  for (int i = 0; i < names.count && texts; i++) g2z_release(services, texts[i]);
+  for (int i = 0; i < found; i++) free(entries[i]); /* scandir's own */
+  free(entries);
+  g2z_release(services, texts);
+  g2zp_told_free(&told[0]);
+  g2zp_told_free(&told[1]);
+  return status;
+}
+
 /* Written so that one reader serves for this table and for those of nsys. */
-static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *directory,
-                                         const char *name,
-                                         const g2z_span_times times[G2Z_SPAN_COUNT]) {
-  char percent[32];
+G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
+                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  const g2z_path directory = g2z_path_in(run_dir, "profiles");
+  char host[128] = "", name[160], percent[32];
   g2z_writer *writer;
   g2z_span_times left[G2Z_SPAN_COUNT];
   double total_s = 0;
-  G2ZP_TRY(g2z_writer_create(services, g2z_path_in(directory, "%s", name).text, &writer));
+  gethostname(host, sizeof host - 1);
+  snprintf(name, sizeof name, "timers_%s.txt", host);
+  G2ZP_TRY(g2z_make_directory(services, directory.text));
+  G2ZP_TRY(g2z_writer_create(services, g2z_path_in(directory.text, "%s", name).text, &writer));
   g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
                             " Time (%%)   Total Time (ns)  Instances         Avg (ns)         "
                             "Min (ns)         Max (ns)  Range\n"
@@ -1718,339 +1997,7 @@ static g2z_status g2zp_profile_put_spans(g2z_services *services, const char *dir
   }
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
-  return status;
-}
-
-typedef struct g2zp_ranked {         /* a row of a table; texts lie in the file's text */
-  double percent;
-  char total[48];                    /* "1234567 ns" */
-  const char *name, *raw;
-  size_t name_bytes, raw_bytes;
-} g2zp_ranked;
-
-typedef struct g2zp_profile {
-  g2z_services *services;
-  const char *run_dir;
-  g2zp_told metrics, launcher;       /* what the run says of itself */
-  g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
-  int count[2];
-  const char *only;                  /* the one input, of timers_; NULL: all whose names begin as */
-  const char *inputs;                /* nsys_stats_ or timers_ */
-  struct dirent **files;             /* all there are in profiles/, in the order of their names */
-  int file_count;
-  char **texts;                      /* [file_count]: what the inputs hold */
-} g2zp_profile;
-
-static const char *const g2zp_profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
-static const char *const g2zp_profile_kinds[] = {"nvtx", "osrt"};
-
-/* Into the top list of its kind, behind those of the same share. */
-static void g2zp_profile_rank(g2zp_profile *p, int kind, const g2zp_ranked *row) {
-  int at = p->count[kind];
-  while (at > 0 && p->top[kind][at - 1].percent < row->percent) at--;
-  if (at == G2ZP_PROFILE_TOP) return;
-  int moved = p->count[kind] - at - (p->count[kind] == G2ZP_PROFILE_TOP);
-  memmove(&p->top[kind][at + 1], &p->top[kind][at], (size_t)moved * sizeof *row);
-  p->top[kind][at] = *row;
-  if (p->count[kind] < G2ZP_PROFILE_TOP) p->count[kind]++;
-}
-
-typedef struct g2zp_stats {          /* a text of `nsys stats`, line by line */
-  g2zp_profile *profile;
-  const char *path;
-  int number, kind;                  /* line; table that it belongs to, -1: none that counts */
-  int sections;                      /* tables that count */
-  char unit[8];                      /* of the total time */
-  size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
-} g2zp_stats;
-
-static g2z_status g2zp_stats_fail(const g2zp_stats *s, const char *why) {
-  return g2z_fail(s->profile->services, G2Z_FORMAT,
-                  "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", s->path,
-                  s->number, why);
-}
-
-/* The line of dashes: where columns begin. The name is the last one. */
-static g2z_status g2zp_stats_columns(g2zp_stats *s, const char *line, size_t bytes) {
-  int columns = 0;
-  for (size_t i = 0; i < bytes; i++) {
-    if (line[i] != '-' || (i > 0 && line[i - 1] == '-')) continue;
-    s->column[columns < 2 ? columns : 2] = i;
-    columns++;
-  }
-  return columns >= 3 ? G2Z_OK : g2zp_stats_fail(s, "a table of fewer than three columns");
-}
-
-/* The first number in [from, to) of a line, without the commas between its digits. */
-static int g2zp_stats_number(const g2zp_stats *s, const char *line, size_t from, size_t to,
-                             char text[40], double *value) {
-  g2z_json json;
-  size_t used = 0;
-  while (from < to && line[from] == ' ') from++;
-  for (; from < to && line[from] != ' ' && used < 39; from++)
-    if (line[from] != ',') text[used++] = line[from];
-  text[used] = 0;
-  g2z_json_open(&json, s->profile->services, s->path, text, used);
-  *value = g2z_json_number(&json);
-  return g2z_json_close(&json) == G2Z_OK && *value >= 0;
-}
-
-/* " 53.9  2,765,967  14,244 ...  PushPop  :train/forward". */
-static g2z_status g2zp_stats_row(g2zp_stats *s, const char *line, size_t bytes) {
-  g2zp_ranked row;
-  char text[40];
-  double total;
-  memset(&row, 0, sizeof row);
-  if (bytes <= s->column[2] ||
-      !g2zp_stats_number(s, line, 0, s->column[1], text, &row.percent) || row.percent > 100 ||
-      !g2zp_stats_number(s, line, s->column[1], s->column[2], text, &total))
-    return g2zp_stats_fail(s, "no row of a share, a time and a name");
-  snprintf(row.total, sizeof row.total, "%s %s", text, s->unit);
-  row.raw = line;
-  row.raw_bytes = bytes;
-  row.name = line + s->column[2];
-  row.name_bytes = bytes - s->column[2];
-  while (row.name_bytes > 0 && row.name[row.name_bytes - 1] == ' ') row.name_bytes--;
-  if (row.name_bytes == 0) return g2zp_stats_fail(s, "a row without a name");
-  g2zp_profile_rank(s->profile, s->kind, &row);
-  return G2Z_OK;
-}
-
-/* 1: the line, which ends with a NUL or a line feed, has `part` in it. */
-static const char *g2zp_stats_find(const char *line, size_t bytes, const char *part) {
-  size_t length = strlen(part);
-  for (size_t i = 0; i + length <= bytes; i++)
-    if (memcmp(line + i, part, length) == 0) return line + i;
-  return NULL;
-}
-
-static g2z_status g2zp_stats_line(g2zp_stats *s, const char *line, size_t bytes) {
-  if (g2zp_stats_find(line, bytes, "** ") || g2zp_stats_find(line, bytes, "Processing [")) {
-    if (s->kind >= 0 && !s->column[2]) return g2zp_stats_fail(s, "the table before has no head");
-    s->kind = -1;
-    for (int i = 0; i < 2; i++)
-      if (g2zp_stats_find(line, bytes, g2zp_profile_titles[i])) s->kind = i;
-    s->sections += s->kind >= 0;
-    s->column[2] = 0;
-    s->unit[0] = 0;
-    return G2Z_OK;
-  }
-  size_t blank = 0;
-  while (blank < bytes && line[blank] == ' ') blank++;
-  if (blank == bytes && s->column[2]) s->kind = -1; /* behind the last row */
-  if (blank == bytes || s->kind < 0) return G2Z_OK;
-  if (s->column[2]) return g2zp_stats_row(s, line, bytes);
-  if (s->unit[0]) return g2zp_stats_columns(s, line, bytes);
-  static const char total[] = "Total Time (";
-  const char *unit = g2zp_stats_find(line, bytes, total);
-  size_t rest = unit ? bytes - (size_t)(unit - line) - (sizeof total - 1) : 0, length = 0;
-  if (unit) unit += sizeof total - 1;
-  while (length < rest && unit[length] >= 'a' && unit[length] <= 'z') length++;
-  if (!length || length >= sizeof s->unit || length == rest || unit[length] != ')')
-    return g2zp_stats_fail(s, "a table without a \"Total Time (ns)\"");
-  snprintf(s->unit, sizeof s->unit, "%.*s", (int)length, unit);
-  return G2Z_OK;
-}
-
-/* What `nsys stats` printed into a file; `text` must outlive the profile. */
-static g2z_status g2zp_stats_read(g2zp_profile *profile, const char *path, const char *text,
-                                  size_t bytes) {
-  g2zp_stats s;
-  memset(&s, 0, sizeof s);
-  s.profile = profile;
-  s.path = path;
-  s.kind = -1;
-  for (size_t at = 0; at < bytes;) {
-    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
-    size_t length = (end ? (size_t)(end - text) : bytes) - at, next = at + length + 1;
-    if (length > 0 && text[at + length - 1] == '\r') length--;
-    s.number++;
-    G2ZP_TRY(g2zp_stats_line(&s, text + at, length));
-    at = next;
-  }
-  if (s.kind >= 0 && !s.column[2]) return g2zp_stats_fail(&s, "the last table has no rows");
-  if (s.sections) return G2Z_OK;
-  return g2zp_stats_fail(&s, "neither an NVTX Range Summary nor an OS Runtime Summary");
-}
-
-static int g2zp_named(const char *name, const char *begin, const char *end) {
-  size_t length = strlen(name), first = strlen(begin), last = strlen(end);
-  return length >= first + last && strncmp(name, begin, first) == 0 &&
-         strcmp(name + length - last, end) == 0;
-}
-
-static int g2zp_profile_is_input(const g2zp_profile *p, int file) {
-  const char *name = p->files[file]->d_name;
-  return p->only ? strcmp(name, p->only) == 0 : g2zp_named(name, p->inputs, ".txt");
-}
-
-static int g2zp_profile_is_report(const g2zp_profile *p, int file) {
-  return !p->only && g2zp_named(p->files[file]->d_name, "nsys_", ".nsys-rep");
-}
-
-static int g2zp_profile_count(const g2zp_profile *p, int (*is)(const g2zp_profile *p, int file)) {
-  int count = 0;
-  for (int i = 0; i < p->file_count; i++) count += is(p, i);
-  return count;
-}
-
-static int g2zp_name_order(const struct dirent **a, const struct dirent **b) {
-  return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-/* Reads the tables that there are: those of nsys, else those of timers. */
-static g2z_status g2zp_profile_read(g2zp_profile *p, const char *directory) {
-  void *memory;
-  p->file_count = scandir(directory, &p->files, NULL, g2zp_name_order);
-  if (p->file_count < 0) p->file_count = 0; /* a directory that is not there has none */
-  p->inputs = p->only ? "timers_" : "nsys_stats_";
-  if (!g2zp_profile_count(p, g2zp_profile_is_input)) p->inputs = "timers_";
-  if (!g2zp_profile_count(p, g2zp_profile_is_input))
-    return g2z_fail(p->services, G2Z_IO,
-                    "%s has no nsys_stats_*.txt and no timers_*.txt: profile with "
-                    "slurm/profile.sh or with train --profile first", directory);
-  G2ZP_TRY(g2z_allocate(p->services, (size_t)p->file_count, sizeof(char *), &memory));
-  p->texts = (char **)memory;
-  for (int i = 0; i < p->file_count; i++) {
-    size_t bytes;
-    if (!g2zp_profile_is_input(p, i)) continue;
-    const g2z_path path = g2z_path_in(directory, "%s", p->files[i]->d_name);
-    G2ZP_TRY(g2z_read_file(p->services, path.text, (size_t)1 << 28, &p->texts[i], &bytes));
-    G2ZP_TRY(g2zp_stats_read(p, path.text, p->texts[i], bytes));
-  }
-  return G2Z_OK;
-}
-
-static g2z_status g2zp_profile_put_top(const g2zp_profile *p, g2z_json_out *out, int kind) {
-  char key[16];
-  snprintf(key, sizeof key, "%s_top5", g2zp_profile_kinds[kind]);
-  g2z_json_begin(out, key, '[');
-  for (int i = 0; i < p->count[kind]; i++) {
-    const g2zp_ranked *row = &p->top[kind][i];
-    void *memory;
-    G2ZP_TRY(g2z_allocate(p->services, row->raw_bytes + 1, 1, &memory));
-    char *text = (char *)memory;
-    g2z_json_begin(out, NULL, '{');
-    g2z_json_put_string(out, "kind", g2zp_profile_kinds[kind]);
-    memcpy(text, row->name, row->name_bytes); /* the rest is zero from the allocation */
-    g2z_json_put_string(out, "name", text);
-    g2z_json_put_number(out, "time_percent", row->percent);
-    g2z_json_put_string(out, "total_time", row->total);
-    memcpy(text, row->raw, row->raw_bytes);
-    g2z_json_put_string(out, "raw", text);
-    g2z_json_end(out, '}');
-    g2z_release(p->services, text);
-  }
-  g2z_json_end(out, ']');
-  return G2Z_OK;
-}
-
-/* The names of files; hosts: of nsys_stats_HOST.txt and timers_HOST.txt HOST alone. */
-static void g2zp_profile_put_files(const g2zp_profile *p, g2z_json_out *out, const char *key,
-                                   int (*is)(const g2zp_profile *p, int file), int hosts) {
-  char text[300];
-  g2z_json_begin(out, key, '[');
-  for (int i = 0; i < p->file_count; i++) {
-    const char *name = p->files[i]->d_name + (hosts ? strlen(p->inputs) : 0);
-    if (!is(p, i)) continue;
-    snprintf(text, sizeof text, "%.*s", (int)(strlen(name) - (hosts ? 4 : 0)), name);
-    g2z_json_put_string(out, NULL, text);
-  }
-  g2z_json_end(out, ']');
-}
-
-/* What the files of a run know about it, in this order: metrics, else launcher. */
-static const g2zp_fact g2zp_profile_facts[] = {
-    {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
-    {"hosts", NULL, NULL}, /* from the names of the inputs */
-    {"world_size", "hardware.world_size", "world_size"},
-    {"gpu", "hardware.gpu_name", NULL},
-    {"cuda", "env.cuda_version", NULL},
-    {"seq_length", "training_config.seq_len", NULL},
-    {"micro_batch_size_per_gpu", "training_config.micro_batch_size_per_gpu", NULL},
-    {"grad_accum_steps", "training_config.grad_accum_steps", NULL},
-    {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
-    {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
-
-static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out) {
-  char now[32], *text, *absolute = realpath(p->run_dir, NULL);
-  int reports = g2zp_profile_count(p, g2zp_profile_is_report);
-  g2z_utc_now(now);
-  g2z_json_begin(out, NULL, '{');
-  g2z_json_put_string(out, "generated_at_utc", now);
-  g2z_json_put_string(out, "run_dir", absolute ? absolute : p->run_dir);
-  free(absolute);
-  for (size_t i = 0; i < sizeof g2zp_profile_facts / sizeof *g2zp_profile_facts; i++) {
-    const g2zp_fact *fact = &g2zp_profile_facts[i];
-    g2z_json json;
-    if (!fact->metrics) {
-      g2zp_profile_put_files(p, out, fact->name, g2zp_profile_is_input, 1);
-      continue;
-    }
-    const int launcher = fact->launcher && !g2zp_told_at(&p->metrics, fact->metrics, &json);
-    const g2zp_told *told = launcher ? &p->launcher : &p->metrics;
-    const char *at = launcher ? fact->launcher : fact->metrics;
-    G2ZP_TRY(g2zp_told_text(told, at, &text));
-    if (text) g2z_json_put_string(out, fact->name, text);
-    else g2z_json_put_number(out, fact->name, g2zp_told_number(told, at));
-    g2z_release(p->services, text);
-  }
-  if (reports > 1) g2zp_profile_put_files(p, out, "nsys_report", g2zp_profile_is_report, 0);
-  for (int i = 0; i < p->file_count && reports == 1; i++)
-    if (g2zp_profile_is_report(p, i))
-      g2z_json_put_string(out, "nsys_report", p->files[i]->d_name);
-  if (!reports) g2z_json_put_string(out, "nsys_report", NULL);
-  g2zp_profile_put_files(p, out, "inputs", g2zp_profile_is_input, 0);
-  for (int kind = 0; kind < 2; kind++) G2ZP_TRY(g2zp_profile_put_top(p, out, kind));
-  g2z_json_end(out, '}');
-  return G2Z_OK;
-}
-
-/* only: the one table that counts; NULL: those that there are. */
-static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
-                                         const char *only) {
-  const g2z_path directory = g2z_path_in(run_dir, "profiles");
-  g2zp_profile p;
-  g2z_json_out out;
-  memset(&out, 0, sizeof out);
-  memset(&p, 0, sizeof p);
-  out.indent = 2;
-  G2ZP_TRY(g2zp_check_directory(services, run_dir));
-  p.services = p.metrics.services = p.launcher.services = services;
-  p.run_dir = run_dir;
-  p.only = only;
-  g2z_status status = g2zp_profile_read(&p, directory.text);
-  if (status == G2Z_OK)
-    status = g2zp_told_read(services, run_dir, "training_metrics.json", &p.metrics);
-  if (status == G2Z_OK)
-    status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &p.launcher);
-  if (status == G2Z_OK)
-    status = g2z_writer_create(services, g2z_path_in(directory.text, "profile_summary.json").text,
-                               &out.writer);
-  if (status == G2Z_OK) status = g2zp_profile_put(&p, &out);
-  if (status == G2Z_OK) g2z_writer_put(out.writer, "\n", 1);
-  if (status == G2Z_OK) status = g2z_writer_commit(out.writer);
-  g2z_writer_free(out.writer);
-  for (int i = 0; i < p.file_count; i++) {
-    if (p.texts) g2z_release(services, p.texts[i]);
-    free(p.files[i]); /* scandir's own */
-  }
-  free(p.files);
-  g2z_release(services, p.texts);
-  g2zp_told_free(&p.metrics);
-  g2zp_told_free(&p.launcher);
-  return status;
-}
-
-G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
-                                           const g2z_span_times times[G2Z_SPAN_COUNT]) {
-  const g2z_path directory = g2z_path_in(run_dir, "profiles");
-  char host[128] = "", name[160];
-  gethostname(host, sizeof host - 1);
-  snprintf(name, sizeof name, "timers_%s.txt", host);
-  G2ZP_TRY(g2z_make_directory(services, directory.text));
-  G2ZP_TRY(g2zp_profile_put_spans(services, directory.text, name, times));
-  return g2zp_profile_summarize(services, run_dir, name);
+  return status == G2Z_OK ? g2zp_profile_summarize(services, run_dir, name) : status;
 }
 
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
