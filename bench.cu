@@ -40,7 +40,7 @@ static g2z_status time_steps(g2z_context *context, const g2z_bench *o, g2z_stopw
   g2z_report report;
   TRY(g2z_zipf_tokens(services, o->train.seed, o->train.model.vocab, count + 1, &tokens));
   g2z_status status = g2z_trainer_create(context, &o->train, &trainer);
-  for (int step = -warm; step < o->steps && status == G2Z_OK; step++) {
+  for (int step = -warm; step < o->work.steps && status == G2Z_OK; step++) {
     double begin = g2z_seconds();
     status = o->train.train_glob
                  ? g2z_trainer_step(trainer, &report)
@@ -401,7 +401,7 @@ static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double to
   char command[1024], line[4096], last[4096] = "", name[128] = "the peer";
   snprintf(command, sizeof command, "%.700s --model %s --dtype %s --batch %d --seq %d --accum %d "
            "--steps %d", o->peer, o->model ? o->model : "gpt2", g2z_dtype_text(o->train.dtype),
-           o->train.batch, o->train.seq, o->train.accum, o->steps);
+           o->train.batch, o->train.seq, o->train.accum, o->work.steps);
   printf("\npeer        %s\n", command);
   fflush(stdout);
   FILE *pipe = popen(command, "r");
@@ -476,7 +476,7 @@ static g2z_status run_step(g2z_services *services, const g2z_bench *o,
   TRY(check_peer(services, o, config));
   TRY(g2z_plan_create(services, &o->train, config->device, place->rank, place->world, &plan));
   g2z_plan_print(plan, 0, print_line, NULL);
-  g2z_status status = g2z_stopwatch_open(services, o->steps, &w);
+  g2z_status status = g2z_stopwatch_open(services, o->work.steps, &w);
   if (status == G2Z_OK) status = g2z_context_create(config, &context);
   if (status == G2Z_OK) {
     status = time_steps(context, o, &w);
@@ -518,15 +518,9 @@ static void on_fault(void *user, const g2z_fault *fault) {
 
 static g2z_status run_command(g2z_services *services, const g2z_bench *o,
                               const g2z_context_config *config) {
-  switch (o->command) {
-    case G2Z_BENCH_step: return run_step(services, o, config);
-    case G2Z_BENCH_ops: return run_ops(services, o, config);
-    case G2Z_BENCH_report: return g2z_bench_report(services, o);
-    case G2Z_BENCH_point: return g2z_bench_point(services, o, config);
-    case G2Z_BENCH_exchange: return g2z_bench_exchange(services, o, config);
-    case G2Z_BENCH_profile: break;
-    default: return g2z_bench_experiment(services, o, config);
-  }
+  if (o->command == G2Z_BENCH_step) return run_step(services, o, config);
+  if (o->command == G2Z_BENCH_ops) return run_ops(services, o, config);
+  if (o->command != G2Z_BENCH_profile) return g2z_bench_run(services, o, config);
   if (o->argc < 2)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile "
                     "RUN_DIR...");

@@ -171,19 +171,22 @@ typedef enum g2z_bench_command {
   G2Z_BENCH_COUNT
 } g2z_bench_command;
 
+typedef struct g2z_bench_work { /* of an experiment: what its row has defaults for */
+  const char *ranks, *stages, *dtypes, *sizes; /* the axes, as lists */
+  int batch, accum, global_batch, seq, steps, warmup, repeats, val_steps, graph;
+} g2z_bench_work;
+
 typedef struct g2z_bench {      /* the command line of bench */
   g2z_train_config train;
   int command, argc;
   char **argv;                  /* of report and profile: the directories are argv[1..argc-1] */
   const char *command_line, *commit; /* for artifacts; NULL: not known */
   const char *model, *peer, *out, *run_dir;
-  const char *rank_list, *stage_list, *dtype_list, *size_list;
+  g2z_bench_work work;          /* batch, accum and graph stand in `train` */
   g2z_model_config shape;       /* what overrides the model's; 0: see --help */
-  int seq;                      /* 0: the model's context */
-  int device, dtype, steps, without_ops;
+  int device, dtype, without_ops; /* -1: not given */
   int help;                     /* 1: print g2z_bench_help, and no more */
   g2z_device_kind help_for;     /* of which kind of device the defaults are */
-  int warmup, repeats, global_batch, val_steps;
   int64_t tokens;
 } g2z_bench;
 
@@ -203,29 +206,22 @@ typedef struct g2z_stopwatch {  /* of the steps that count */
   double *exposed_s, *waited_s; /* communication: the least over all ranks, and the most */
   int count;
   double collectives;           /* in the second step; NaN: there was none */
-  double began, ended, cpu_s;   /* of this rank */
+  double began, ended, cpu_s;   /* of this rank; cpu_s later of all together */
   char hardware[256];
 } g2z_stopwatch;
 G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_stopwatch *out);
 G2Z_API void g2z_stopwatch_close(g2z_services *services, g2z_stopwatch *watch);
-/* exposed_s[i] of step i becomes the least over all ranks, waited_s[i] the most. Every rank waits
- * for communication; what a rank waits beyond the least, it waits for a slower rank. */
+/* exposed_s[i] of step i becomes the least over all ranks, waited_s[i] the most, cpu_s the sum. Every
+ * rank waits for communication; what a rank waits beyond the least, it waits for a slower rank. */
 G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *watch);
 
 /* ===== experiments =======================================================
  * An experiment is a row of a table: its axes and their defaults, what its ranks measure, the
  * columns of its table. One runner starts the ranks of each point, in rounds. */
 
-/* bench scaling, buckets, matrix, strategies, comm. */
-G2Z_API g2z_status g2z_bench_experiment(g2z_services *services, const g2z_bench *o,
-                                        const g2z_context_config *config);
-/* bench point and bench exchange: what an experiment starts as its ranks. */
-G2Z_API g2z_status g2z_bench_point(g2z_services *services, const g2z_bench *o,
-                                   const g2z_context_config *config);
-G2Z_API g2z_status g2z_bench_exchange(g2z_services *services, const g2z_bench *o,
-                                      const g2z_context_config *config);
-/* bench report: a page of what directories hold. The log says where it lies. */
-G2Z_API g2z_status g2z_bench_report(g2z_services *services, const g2z_bench *o);
+/* Every sub-command except step, ops and profile. */
+G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
+                                 const g2z_context_config *config);
 
 #ifdef __cplusplus
 }
@@ -265,16 +261,11 @@ extern "C" {
 
 /* ===== the table of experiments ========================================== */
 
-typedef struct g2zx_work {      /* the defaults of a sub-command's flags */
-  const char *ranks, *stages, *dtypes, *sizes; /* the axes */
-  int batch, accum, global_batch, seq, steps, warmup, repeats, val_steps, graph;
-} g2zx_work;
-
 typedef struct g2zx_row {
   int command;                  /* its name is the sub-command's */
   const char *title;
   int measures;                 /* what the ranks run: a point of training, or an exchange */
-  g2zx_work work[2];            /* on a CPU, where it is the least that shows the whole path; CUDA */
+  g2z_bench_work work[2];            /* on a CPU, where it is the least that shows the whole path; CUDA */
   int columns[16];              /* of its table; ends with -1 */
 } g2zx_row;
 
@@ -805,12 +796,12 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
     unsigned in;
     g2z_flag flag;
   } all[] = {
-      TEXT(sweeps, "gpus", rank_list, "LIST",
+      TEXT(sweeps, "gpus", work.ranks, "LIST",
            "numbers of ranks, each with a GPU or a share of the CPU, or all"),
-      TEXT(lists, "zero", stage_list, "LIST", "ZeRO stages; dp: one rank has the optimizer"),
-      TEXT(lists, "dtype", dtype_list, "LIST", "fp32, tf32, fp16, bf16"),
-      TEXT(lists, "sizes", size_list, "LIST", "MiB of gradients per collective; 0: the default"),
-      TEXT(comm, "sizes", size_list, "LIST", "MiB of a whole buffer"),
+      TEXT(lists, "zero", work.stages, "LIST", "ZeRO stages; dp: one rank has the optimizer"),
+      TEXT(lists, "dtype", work.dtypes, "LIST", "fp32, tf32, fp16, bf16"),
+      TEXT(lists, "sizes", work.sizes, "LIST", "MiB of gradients per collective; 0: the default"),
+      TEXT(comm, "sizes", work.sizes, "LIST", "MiB of a whole buffer"),
       TEXT(train, "model", model, "NAME",
            "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]"),
       SETTING(train, "layers", layers, o->shape.layers, "overrides the model's, as do the next four"),
@@ -818,20 +809,20 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       SETTING(train, "heads", heads, o->shape.heads, "divides channels [channels / 64]"),
       SETTING(train, "context", context, o->shape.context, "positions: the longest sequence"),
       SETTING(train, "vocab-size", vocab, o->shape.vocab, "tokens that the model knows"),
-      FLAG(lists, "global-batch", INT, o->global_batch, 1, 2147483647, "N", "sequences per step on "
+      FLAG(lists, "global-batch", INT, o->work.global_batch, 1, 2147483647, "N", "sequences per step on "
            "any number of ranks: --batch limits a micro-step, --accum follows"),
       SETTING(train, "batch", batch, t->batch, "sequences per micro-step and rank"),
-      SETTING(one, "seq", seq, o->seq, "tokens per sequence [context]"),
-      SETTING(lists, "seq", seq, o->seq, "tokens per sequence"),
+      SETTING(one, "seq", seq, o->work.seq, "tokens per sequence [context]"),
+      SETTING(lists, "seq", seq, o->work.seq, "tokens per sequence"),
       SETTING(train, "accum", accum, t->accum, "micro-steps per step"),
       SETTING(train, "dropout", dropout, t->dropout, "on embedding, attention, projections"),
       TEXT(steps, "train", train.train_glob, "GLOB", "token shards [tokens by Zipf's law]"),
-      FLAG(steps, "steps", INT, o->steps, 1, G2ZX_STEPS_MAX, "N", "steps that are timed"),
+      FLAG(steps, "steps", INT, o->work.steps, 1, G2ZX_STEPS_MAX, "N", "steps that are timed"),
       FLAG(lists, "tokens", INT64, o->tokens, 1, 1e15, "N", "instead of --steps, over all ranks"),
-      FLAG(point, "warmup", INT, o->warmup, 0, 1000000, "N", "steps before those"),
-      FLAG(point, "val-steps", INT, o->val_steps, 1, 1000000, "N",
+      FLAG(point, "warmup", INT, o->work.warmup, 0, 1000000, "N", "steps before those"),
+      FLAG(point, "val-steps", INT, o->work.val_steps, 1, 1000000, "N",
            "batches of a validation at the end"),
-      FLAG(sweeps, "repeats", INT, o->repeats, 1, G2Z_REPEATS, "N",
+      FLAG(sweeps, "repeats", INT, o->work.repeats, 1, G2Z_REPEATS, "N",
            "runs of each point, one round after the other"),
       FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2ZX_WORD),
            "[cuda if there is one]"),
@@ -872,22 +863,12 @@ static void g2zx_default(g2z_bench *o, int command, g2z_device_kind kind) {
   o->train = g2z_train_config_default();
   o->command = command;
   o->device = o->dtype = -1;
-  o->steps = 10;
+  o->work.steps = 10;
   if (!row || row->measures < 0) return;
-  const g2zx_work *work = &row->work[kind == G2Z_DEVICE_CUDA];
-  o->rank_list = work->ranks;
-  o->stage_list = work->stages;
-  o->dtype_list = work->dtypes;
-  o->size_list = work->sizes;
-  o->train.batch = work->batch;
-  o->train.accum = work->accum;
-  o->train.graph = work->graph;
-  o->global_batch = work->global_batch;
-  o->seq = work->seq;
-  o->steps = work->steps;
-  o->warmup = work->warmup;
-  o->repeats = work->repeats;
-  o->val_steps = work->val_steps;
+  o->work = row->work[kind == G2Z_DEVICE_CUDA];
+  o->train.batch = o->work.batch;
+  o->train.accum = o->work.accum;
+  o->train.graph = o->work.graph;
 }
 
 G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const char *text),
@@ -931,11 +912,11 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   g2z_device_kind kind = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   for (int pass = reader; pass < 2; pass++) {
     g2zx_default(o, command, kind);
-    if (pass == 0) o->steps = 0;
+    if (pass == 0) o->work.steps = 0;
     G2ZX_TRY(g2z_flags_parse(services, flags, g2zx_flags_of(o, flags), argc, argv,
                              reader ? &rest : NULL));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
-    if (pass == 0 && o->tokens && o->steps)
+    if (pass == 0 && o->tokens && o->work.steps)
       return g2z_fail(services, G2Z_BAD_ARGUMENT, "--tokens and --steps both set the length: give "
                       "one of them");
   }
@@ -952,11 +933,11 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
     model->layers = 4;
     model->channels = 128;
     model->heads = 2;
-    model->context = o->seq > 128 ? o->seq : 128;
+    model->context = o->work.seq > 128 ? o->work.seq : 128;
     model->vocab = 2048;
   }
   g2z_model_config_override(model, &o->shape);
-  o->train.seq = o->seq ? o->seq : model->context;
+  o->train.seq = o->work.seq ? o->work.seq : model->context;
   o->train.dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                    : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
   o->train.optimizer.warmup = 0;
@@ -993,10 +974,10 @@ G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_sto
   void *memory;
   memset(w, 0, sizeof *w);
   w->collectives = NAN;
-  G2ZX_TRY(g2z_allocate(services, (size_t)steps, 3 * sizeof(double), &memory));
+  G2ZX_TRY(g2z_allocate(services, 3 * (size_t)steps + 1, sizeof(double), &memory));
   w->step_s = (double *)memory;
-  w->exposed_s = w->step_s + steps;
-  w->waited_s = w->exposed_s + steps;
+  w->waited_s = w->step_s + steps;
+  w->exposed_s = w->waited_s + steps; /* [steps + 1]: cpu_s travels with them */
   return G2Z_OK;
 }
 
@@ -1005,16 +986,22 @@ G2Z_API void g2z_stopwatch_close(g2z_services *services, g2z_stopwatch *w) {
 }
 
 G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
-  const size_t size = (size_t)w->count * sizeof(double);
+  const int count = w->count;
+  const size_t size = ((size_t)count + 1) * sizeof(double);
   void *memory;
   g2z_status status = g2z_allocate(context->services, (size_t)context->world, size, &memory);
-  double *all = (double *)memory;
+  w->exposed_s[count] = w->cpu_s;
+  w->cpu_s = 0;
   status = g2z_ranks_agree(context->ranks, status);
-  if (status == G2Z_OK) status = g2z_ranks_all_gather(context->ranks, w->exposed_s, size, all);
-  memcpy(w->waited_s, w->exposed_s, size);
-  for (int i = 0; i < context->world * w->count && status == G2Z_OK; i++) {
-    w->exposed_s[i % w->count] = fmin(w->exposed_s[i % w->count], all[i]);
-    w->waited_s[i % w->count] = fmax(w->waited_s[i % w->count], all[i]);
+  if (status == G2Z_OK) status = g2z_ranks_all_gather(context->ranks, w->exposed_s, size, memory);
+  memcpy(w->waited_s, w->exposed_s, (size_t)count * sizeof(double));
+  for (int r = 0; r < context->world && status == G2Z_OK; r++) {
+    const double *its = (const double *)memory + r * (count + 1);
+    for (int i = 0; i < count; i++) {
+      w->exposed_s[i] = fmin(w->exposed_s[i], its[i]);
+      w->waited_s[i] = fmax(w->waited_s[i], its[i]);
+    }
+    w->cpu_s += its[count];
   }
   g2z_release(context->services, memory);
   return status;
@@ -1064,12 +1051,12 @@ static double g2zx_sum(const double *values, int count) {
   return sum;
 }
 
-/* A training run of all its steps, of which the last o->steps count. */
+/* A training run of all its steps, of which the last o->work.steps count. */
 static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w) {
   g2z_run_config config = g2z_run_config_default();
   g2z_run *run;
   g2z_run_event event;
-  const int last = o->warmup + o->steps;
+  const int last = o->work.warmup + o->work.steps;
   config.train = o->train;
   config.train.optimizer.steps = last;
   config.run_dir = o->run_dir;
@@ -1078,9 +1065,9 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   config.command_line = o->command_line;
   config.git_commit = o->commit;
   config.model_name = o->model;
-  if (o->val_steps) {
+  if (o->work.val_steps) {
     config.val_glob = o->train.train_glob;
-    config.val_steps = o->val_steps;
+    config.val_steps = o->work.val_steps;
   }
   G2ZX_TRY(g2z_run_create(context, &config, &run));
   g2z_status status = g2z_run_write_launch(context->services, &config,
@@ -1095,13 +1082,13 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
     if (status != G2Z_OK || event.kind != G2Z_RUN_STEP) continue;
     if (m->step == 1 && last > 1) /* the second is enqueued: no first parameters, and not played */
       w->collectives = g2z_ranks_collectives(context->ranks, 2);
-    if (m->step <= o->warmup) {
+    if (m->step <= o->work.warmup) {
       w->began = g2z_seconds();
       w->cpu_s = g2zx_cpu_s();
-    } else if (w->count < o->steps) {
+    } else if (w->count < o->work.steps) {
       w->step_s[w->count] = m->step_ms * 1e-3;
       w->exposed_s[w->count++] = m->exposed_comm_ms * 1e-3;
-      if (w->count < o->steps) continue;
+      if (w->count < o->work.steps) continue;
       w->ended = g2z_seconds();
       w->cpu_s = g2zx_cpu_s() - w->cpu_s;
     }
@@ -1110,8 +1097,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   return status;
 }
 
-static void g2zx_fill_measured(g2z_figures *f, const g2z_bench *o, g2z_stopwatch *w, int world,
-                               double cpu_s) {
+static void g2zx_fill_measured(g2z_figures *f, const g2z_bench *o, g2z_stopwatch *w, int world) {
   const double step_s = g2zx_sum(w->step_s, w->count);
   const double exposed_s = g2zx_sum(w->exposed_s, w->count);
   const double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
@@ -1126,7 +1112,7 @@ static void g2zx_fill_measured(g2z_figures *f, const g2z_bench *o, g2z_stopwatch
   f->tokens_per_sec = 1e3 * tokens / f->step_p50_ms;
   f->train_time_sec = step_s;
   f->cpu_percent =
-      100 * cpu_s / ((w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN));
+      100 * w->cpu_s / ((w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN));
   f->began_sec = w->began;
   f->ended_sec = w->ended;
   f->exposed_comm_sec = f->exposed_comm_share = f->exposed_comm_ms = 0;
@@ -1139,49 +1125,32 @@ static void g2zx_fill_measured(g2z_figures *f, const g2z_bench *o, g2z_stopwatch
   f->collectives_per_step = w->collectives;
 }
 
-/* The CPU time of all ranks together goes to rank 0, which writes what it knows. */
-static g2z_status g2zx_write_measured(g2z_context *context, const g2z_bench *o,
-                                      g2z_stopwatch *w) {
-  g2z_services *services = context->services;
+static g2z_status g2zx_point(g2z_services *services, const g2z_bench *o,
+                             const g2z_context_config *config) {
+  g2z_context *context;
+  g2z_stopwatch w;
   g2z_summary *s = NULL;
   g2z_point *p;
-  void *memory;
-  g2z_status status = g2z_allocate(services, (size_t)context->world, sizeof(double), &memory);
-  double *cpu_s = (double *)memory;
-  status = g2z_ranks_agree(context->ranks, status);
-  if (status == G2Z_OK)
-    status = g2z_ranks_all_gather(context->ranks, &w->cpu_s, sizeof w->cpu_s, cpu_s);
-  if (status == G2Z_OK) status = g2z_stopwatch_ranks(context, w);
+  if (!o->run_dir || !o->train.train_glob)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: "
+                    "experiments start it with both");
+  G2ZX_TRY(g2z_context_create(config, &context));
+  g2z_status status = g2z_stopwatch_open(services, o->work.steps, &w);
+  if (status == G2Z_OK) status = g2zx_train_point(context, o, &w);
+  if (status == G2Z_OK) status = g2z_stopwatch_ranks(context, &w);
   if (status == G2Z_OK && context->rank == 0) {
     status = g2zx_new_summary(services, o, "point", &s);
     if (status == G2Z_OK) status = g2z_summary_add(s, &p);
     if (status == G2Z_OK) {
       snprintf(p->name, sizeof p->name, "point");
-      snprintf(s->hardware, sizeof s->hardware, "%s", w->hardware);
-      g2zx_fill_measured(&p->figures, o, w, context->world, g2zx_sum(cpu_s, context->world));
+      snprintf(s->hardware, sizeof s->hardware, "%s", w.hardware);
+      g2zx_fill_measured(&p->figures, o, &w, context->world);
       status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
     }
   }
   g2z_summary_free(s);
-  g2z_release(services, memory);
-  return status;
-}
-
-G2Z_API g2z_status g2z_bench_point(g2z_services *services, const g2z_bench *o,
-                                   const g2z_context_config *config) {
-  g2z_context *context;
-  g2z_stopwatch w;
-  if (!o->run_dir || !o->train.train_glob)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: "
-                    "experiments start it with both");
-  G2ZX_TRY(g2z_stopwatch_open(services, o->steps, &w));
-  g2z_status status = g2z_context_create(config, &context);
-  if (status == G2Z_OK) {
-    status = g2zx_train_point(context, o, &w);
-    if (status == G2Z_OK) status = g2zx_write_measured(context, o, &w);
-    g2z_context_free(context);
-  }
   g2z_stopwatch_close(services, &w);
+  g2z_context_free(context);
   return status;
 }
 
@@ -1350,8 +1319,8 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   return status;
 }
 
-G2Z_API g2z_status g2z_bench_exchange(g2z_services *services, const g2z_bench *o,
-                                      const g2z_context_config *config) {
+static g2z_status g2zx_exchange(g2z_services *services, const g2z_bench *o,
+                                const g2z_context_config *config) {
   g2z_context *context;
   g2z_device *device = NULL;
   g2z_summary *s = NULL;
@@ -1359,7 +1328,7 @@ G2Z_API g2z_status g2z_bench_exchange(g2z_services *services, const g2z_bench *o
   if (!o->run_dir)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts "
                     "it with one");
-  G2ZX_TRY(g2zx_read_list(services, "sizes", o->size_list, NULL, G2ZX_SIZE_LEAST, 65536, &sizes));
+  G2ZX_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, G2ZX_SIZE_LEAST, 65536, &sizes));
   G2ZX_TRY(g2z_context_create(config, &context));
   g2z_status status = g2zx_new_summary(services, o, "comm", &s);
   if (status == G2Z_OK)
@@ -1408,32 +1377,32 @@ static g2z_status g2zx_read_axes(g2zx_experiment *e) {
   g2z_services *services = e->services;
   const g2z_bench *o = e->o;
   const int trains = e->row->measures == G2Z_BENCH_point, cuda = e->device == G2Z_DEVICE_CUDA;
-  const int every = strcmp(o->rank_list, "all") == 0;
+  const int every = strcmp(o->work.ranks, "all") == 0;
   const int all = cuda ? g2z_device_count(G2Z_DEVICE_CUDA) : (int)sysconf(_SC_NPROCESSORS_ONLN);
   char text[16];
   snprintf(text, sizeof text, "%d", all);
   if (every && !all)
     return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this "
                     "build can use; --device cpu takes ranks without");
-  G2ZX_TRY(g2zx_read_list(services, "gpus", every ? text : o->rank_list, NULL, 1, 4096,
+  G2ZX_TRY(g2zx_read_list(services, "gpus", every ? text : o->work.ranks, NULL, 1, 4096,
                           &e->ranks));
   for (int i = 0; i < e->ranks.count; i++)
     if (e->ranks.at[i] != floor(e->ranks.at[i]))
       return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks",
-                      o->rank_list, e->ranks.at[i]);
-  G2ZX_TRY(g2zx_read_list(services, "sizes", o->size_list, NULL, trains ? 0 : G2ZX_SIZE_LEAST,
+                      o->work.ranks, e->ranks.at[i]);
+  G2ZX_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, trains ? 0 : G2ZX_SIZE_LEAST,
                           65536, &e->sizes));
   /* Ranks would be started without a --bucket-mb that is out of its range, and take the default. */
   for (int i = 0; i < e->sizes.count; i++)
     if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
       return g2z_fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, "
-                      "%g", o->size_list, e->sizes.at[i], G2ZX_SIZE_LEAST);
+                      "%g", o->work.sizes, e->sizes.at[i], G2ZX_SIZE_LEAST);
   if (!trains) { /* its ranks take the whole list */
     e->stages.count = e->dtypes.count = e->sizes.count = 1;
     return G2Z_OK;
   }
-  G2ZX_TRY(g2zx_read_list(services, "zero", o->stage_list, "|dp|0|1|2|3", 0, 0, &e->stages));
-  return g2zx_read_list(services, "dtype", o->dtype_list, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
+  G2ZX_TRY(g2zx_read_list(services, "zero", o->work.stages, "|dp|0|1|2|3", 0, 0, &e->stages));
+  return g2zx_read_list(services, "dtype", o->work.dtypes, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
                         &e->dtypes);
 }
 
@@ -1441,7 +1410,7 @@ static g2z_status g2zx_read_axes(g2zx_experiment *e) {
  * what the plan says, and how many steps it takes. */
 static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *j) {
   g2z_services *services = e->services;
-  const int gpus = g2z_device_count(G2Z_DEVICE_CUDA), global = e->o->global_batch;
+  const int gpus = g2z_device_count(G2Z_DEVICE_CUDA), global = e->o->work.global_batch;
   g2z_train_config *train = &j->train;
   g2z_figures *f = &j->point.figures;
   g2z_plan *plan;
@@ -1520,7 +1489,7 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
   g2z_point *p = &j->point;
   *p = g2z_point_default();
   j->train = e->o->train;
-  j->steps = e->o->steps;
+  j->steps = e->o->work.steps;
   j->world = (int)world;
   if (e->row->measures == G2Z_BENCH_point) {
     j->train.dtype = (g2z_dtype)(int)dtype;
@@ -1651,8 +1620,8 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
   o.command = e->row->measures; /* every flag that it has: none is left to defaults */
   o.train = j->train;
   o.shape = j->train.model;
-  o.seq = j->train.seq;
-  o.steps = j->steps;
+  o.work.seq = j->train.seq;
+  o.work.steps = j->steps;
   o.device = (int)e->device;
   o.dtype = (int)j->train.dtype;
   o.run_dir = run_dir;
@@ -1696,7 +1665,7 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   j->point.runs[j->point.repeats++] = e->runs = run;
   if (!*told) {
     snprintf(said, sizeof said, "failed, %s", j->point.reason);
-    e->all_runs -= e->o->repeats - repeat - 1; /* it will not be tried again */
+    e->all_runs -= e->o->work.repeats - repeat - 1; /* it will not be tried again */
   } else if (e->row->measures == G2Z_BENCH_point) {
     const g2z_figures *f = &(*told)->points[0].figures;
     snprintf(said, sizeof said, "%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
@@ -1756,7 +1725,7 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   for (g2zx_job *j = e->jobs; j < e->jobs + e->count; j++) {
     size_t step = (size_t)j->train.batch * (size_t)j->train.accum * (size_t)j->train.seq *
                   (size_t)j->world;
-    size_t most = step > limit ? step : limit, run = step * (size_t)(j->steps + e->o->warmup);
+    size_t most = step > limit ? step : limit, run = step * (size_t)(j->steps + e->o->work.warmup);
     if (j->point.outcome != G2Z_OUTCOME_OK) continue;
     if (run > most) run = most;
     if (run > wanted) wanted = run;
@@ -1776,7 +1745,7 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
 }
 
 /* Makes `out`, in which an experiment that was interrupted may have left runs, and runs each job
- * o->repeats times: a round runs each once, so that what changes on the machine meets all. */
+ * o->work.repeats times: a round runs each once, so that what changes on the machine meets all. */
 static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;
@@ -1784,14 +1753,14 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   char length[32]; /* by --tokens each point has steps of its own */
   int there;
   if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
-  else snprintf(length, sizeof length, "%d steps", o->steps);
+  else snprintf(length, sizeof length, "%d steps", o->work.steps);
   if (e->row->measures == G2Z_BENCH_point)
     snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
              "%s after %d steps of warm-up, %d repeats", t->model.layers, t->model.channels,
-             t->model.vocab, t->seq, o->dtype_list, length, o->warmup, o->repeats);
+             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats);
   else
     snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
-             g2z_dtype_text(t->dtype), o->repeats,
+             g2z_dtype_text(t->dtype), o->work.repeats,
              e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
   G2ZX_TRY(g2z_make_directory(e->services, e->out));
   G2ZX_TRY(g2z_is_there(e->services, path.text, &there));
@@ -1802,11 +1771,11 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   if (!t->train_glob && e->row->measures == G2Z_BENCH_point) G2ZX_TRY(g2zx_write_tokens(e));
   for (int i = 0; i < e->count; i++) {
     const g2z_point *p = &e->jobs[i].point;
-    if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += o->repeats;
+    if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += o->work.repeats;
     else g2z_log(e->services, G2Z_LOG_INFO, "skipped: %s: %s", p->name, p->reason);
   }
   e->began = g2z_seconds();
-  for (int repeat = 0; repeat < o->repeats; repeat++)
+  for (int repeat = 0; repeat < o->work.repeats; repeat++)
     for (int i = 0; i < e->count; i++)
       if (e->jobs[i].point.outcome == G2Z_OUTCOME_OK)
         G2ZX_TRY(g2zx_run_job(e, &e->jobs[i], repeat));
@@ -1893,8 +1862,8 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
                   e->jobs[0].point.reason);
 }
 
-G2Z_API g2z_status g2z_bench_experiment(g2z_services *services, const g2z_bench *o,
-                                        const g2z_context_config *config) {
+static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
+                           const g2z_context_config *config) {
   /* The signals that g2z_ranks_run hands on to ranks stop an experiment between two runs as well.
    * Under nohup SIGHUP is ignored and stays so. */
   static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
@@ -1947,7 +1916,7 @@ static void g2zx_show(void *user, g2z_page *page) {
   for (size_t i = 0; i < found->count; i++) g2z_summary_page(found->summaries[i], page);
 }
 
-G2Z_API g2z_status g2z_bench_report(g2z_services *services, const g2z_bench *o) {
+static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
   g2zx_found found;
   g2z_results *results;
   int there = 0;
@@ -1978,6 +1947,14 @@ G2Z_API g2z_status g2z_bench_report(g2z_services *services, const g2z_bench *o) 
   g2z_release(services, found.summaries);
   g2z_results_free(results);
   return status;
+}
+
+G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
+                                 const g2z_context_config *config) {
+  if (o->command == G2Z_BENCH_point) return g2zx_point(services, o, config);
+  if (o->command == G2Z_BENCH_exchange) return g2zx_exchange(services, o, config);
+  if (o->command == G2Z_BENCH_report) return g2zx_report(services, o);
+  return g2zx_run(services, o, config);
 }
 
 #ifdef __cplusplus
