@@ -1812,11 +1812,13 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids,
 /* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. A failure on
  * any rank is a failure on all, and leaves nothing behind. Steps under way are waited for. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
-/* The same with a note of the program's own beside the state: on rank 0 `note` puts members, which
- * become the object in DIRECTORY/note.json. */
+/* The same with what the program keeps beside the state. Rank 0 calls both (or NULL) before the
+ * directory gets its name: `note` puts members of the object in DIRECTORY/note.json, and `files`
+ * writes other files into the directory that it is given. If the save fails, these files stay. */
 typedef void (*g2z_note)(void *user, g2z_json_out *out);
+typedef g2z_status (*g2z_files)(void *user, const char *directory);
 G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *directory,
-                                         g2z_note note, void *user);
+                                         g2z_note note, g2z_files files, void *user);
 /* Checks every byte before anything of the trainer changes. On the same world, config and machine
  * the steps that follow are, to the bit, those of the run that saved. The model must be the same;
  * any other setting is the trainer's own, and the log names those that differ. With another global
@@ -10705,6 +10707,9 @@ typedef struct g2z__transfer {
   int weights_only;             /* saving: no checkpoint */
   size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
   g2z_writer *model;            /* of rank 0: model.safetensors */
+  g2z_note note;                /* saving: what the program keeps beside the state */
+  g2z_files files;
+  void *user;
   uint64_t vocab_hash;          /* loading: of the model from then on */
   g2z__extent *extents;         /* loading: by buffer, in canonical order */
   size_t extent_count, extent_capacity;
@@ -11098,8 +11103,7 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
 }
 
 /* Rank 0, when all have written: the last files, and the final name. */
-G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory, g2z_note note,
-                                           void *user) {
+G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory) {
   for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++) {
     g2z_status status = g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file));
     if (status == G2Z_FORMAT)
@@ -11108,7 +11112,8 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directo
                       file - G2Z__FILE_OPTIMIZER, x->path);
     G2Z__TRY(status);
   }
-  if (note) G2Z__TRY(g2z__sealed_write(x, "note.json", note, user));
+  if (x->files) G2Z__TRY(x->files(x->user, x->place));
+  if (x->note) G2Z__TRY(g2z__sealed_write(x, "note.json", x->note, x->user));
   G2Z__TRY(g2z__sealed_write(x, "trainer_state.json", g2z__saved_put, &x->saved));
   /* The directory above is opened first: once the name is there, only its sync can fail. */
   G2Z__TRY(g2z__transfer_name(x, ".."));
@@ -11143,8 +11148,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
-G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory, g2z_note note,
-                                       void *user) {
+G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory) {
   const int first = x->t->plan->rank == 0;
   G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_begin(x) : G2Z_OK));
   g2z_status status = g2z__saver_state(x);
@@ -11154,21 +11158,24 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory, 
   G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_commit(x) : G2Z_OK));
   if (x->weights_only) return G2Z_OK;
   status = g2z__saver_gather(x);
-  if (first && status == G2Z_OK) status = g2z__saver_publish(x, directory, note, user);
+  if (first && status == G2Z_OK) status = g2z__saver_publish(x, directory);
   return g2z_ranks_agree(x->ranks, status);
 }
 
 G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int weights_only,
-                                  g2z_note note, void *user) {
+                                  g2z_note note, g2z_files files, void *user) {
   g2z__transfer x;
   g2z_ranks *ranks = t->context->ranks;
   g2z__ranks_phase(ranks, "save", t->enqueued, 3600);
   g2z_status status = g2z__transfer_open(&x, t, directory, weights_only ? "" : ".partial");
   x.weights_only = weights_only;
+  x.note = note;
+  x.files = files;
+  x.user = user;
   if (status == G2Z_OK) status = g2z__saver_open(&x, t, directory);
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
-    status = g2z__saver_run(&x, directory, note, user);
+    status = g2z__saver_run(&x, directory);
     if (status != G2Z_OK && t->plan->rank == 0 && !weights_only) {
       g2z_writer_free(x.model); /* its own unfinished file goes with it */
       x.model = NULL;
@@ -11181,16 +11188,16 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
 }
 
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *t, const char *directory) {
-  return g2z__save(t, directory, 0, NULL, NULL);
+  return g2z__save(t, directory, 0, NULL, NULL, NULL);
 }
 
 G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *t, const char *directory, g2z_note note,
-                                         void *user) {
-  return g2z__save(t, directory, 0, note, user);
+                                         g2z_files files, void *user) {
+  return g2z__save(t, directory, 0, note, files, user);
 }
 
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *directory) {
-  return g2z__save(t, directory, 1, NULL, NULL);
+  return g2z__save(t, directory, 1, NULL, NULL, NULL);
 }
 
 /* ----- reading trainer_state.json ----- */

@@ -178,6 +178,7 @@ static const g2z_test_entry test_table[] = {
     {"run_full_disk", "a run on a full disk ends in a sentence", test_run_full_disk},
     {"run_damaged", "steps before a damaged batch are told", test_run_damaged},
     {"run_diverges", "the last skipped step is told before the end", test_run_diverges},
+    {"run_keeps_good", "a run that gets worse prunes nothing good", test_run_keeps_good},
     {"run_no_page", "a run whose page cannot be written ends well", test_run_no_page},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},

@@ -287,6 +287,9 @@ extern "C" {
   X(open_s)        /* saved: wall time of the epoch that is not over */                           \
   X(metrics_bytes) /* saved: lengths of the two logs, */                                          \
   X(log_bytes)                                                                                    \
+  X(smooth_loss)   /* of steps that were applied, weighted like smooth_s, */                      \
+  X(loss_weight)                                                                                  \
+  X(best_loss)     /* and its least value at a checkpoint; NaN: none */                           \
   X(due)           /* what was yet to follow the step, */                                         \
   X(evaluated)     /* and how many files of --eval were scored by then */
 typedef struct g2zr_totals {
@@ -372,6 +375,11 @@ struct g2z_run {
   char passed_over[256];             /* their steps, "": none, */
   char newest[300];                  /* and what is wrong with the first */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
+  int64_t unsound;                   /* step of the first checkpoint since the loss went up or steps
+                                      * were skipped; 0: all is well */
+  int64_t applied;                   /* steps of this start */
+  char weights[PATH_MAX];            /* rank 0: where save_weights leads, */
+  char weights_before[PATH_MAX];     /* and led when the checkpoint was saved; "": nowhere */
   int64_t stop_signal;               /* that asked to stop; 0: none */
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
@@ -874,8 +882,9 @@ static const char *const g2zr_tokenizer_files[] = {"merges.txt", "vocab.json",
                                                    "tokenizer_config.json",
                                                    "generation_config.json"};
 
-/* Rank 0: the tokenizer beside weights, as transformers and --init-from find it. */
-static g2z_status g2zr_save_tokenizer(g2z_run *run, const char *directory) {
+/* Rank 0: the tokenizer beside weights, as transformers and --init-from find it. user is a run. */
+static g2z_status g2zr_save_tokenizer(void *user, const char *directory) {
+  g2z_run *run = (g2z_run *)user;
   g2z_services *services = run->services;
   if (!run->tokenizer || run->context->rank != 0) return G2Z_OK;
   for (int i = 0; i < 4; i++) {
@@ -892,7 +901,10 @@ static g2z_status g2zr_save_tokenizer(g2z_run *run, const char *directory) {
 static int g2zr_remove_checkpoint(const char *path) {
   struct stat info;
   int own = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
-  for (int i = 0; i < 4 && own; i++) unlink(g2z_path_in(path, "%s", g2zr_tokenizer_files[i]).text);
+  for (int i = 0; i < 4 && own; i++) { /* whole, or as a killed run left them */
+    unlink(g2z_path_in(path, "%s", g2zr_tokenizer_files[i]).text);
+    unlink(g2z_path_in(path, "%s.partial", g2zr_tokenizer_files[i]).text);
+  }
   return g2z_checkpoint_remove(path);
 }
 
@@ -907,26 +919,34 @@ static g2z_status g2zr_sync(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: an old tokenizer would pass for that of the new weights, and new weights would spoil a
- * checkpoint. */
-static g2z_status g2zr_check_weights(const g2z_run *run) {
-  const char *directory = run->config.save_weights;
+/* Rank 0. The one rule for save_weights: a model that lies there is replaced only by the run that
+ * wrote it. A run knows its own by its directory, or by the name in its checkpoint. */
+static g2z_status g2zr_check_weights(g2z_run *run) {
+  static const char *const names[] = {
+      "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+      "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
+  const char *directory = run->config.save_weights, *run_dir = run->config.run_dir;
+  const size_t length = run_dir ? strlen(run_dir) : 0;
   g2z_writer *writer;
   int there;
-  for (int i = 0; !run->tokenizer && i < 2; i++) {
-    G2ZR_TRY(g2zr_has(run->services, directory, g2zr_tokenizer_files[i], &there));
-    if (there)
-      return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                      "%.400s holds a %s, and this run has no tokenizer to put in its place: give "
-                      "vocab, remove that file, or save the weights in another directory",
-                      directory, g2zr_tokenizer_files[i]);
-  }
   G2ZR_TRY(g2zr_has(run->services, directory, "trainer_state.json", &there));
   if (there)
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                     "%.400s is a checkpoint, whose weights belong to its other files: save these "
                     "in another directory", directory);
   G2ZR_TRY(g2z_make_directory(run->services, directory)); /* not after hours of training */
+  if (!realpath(directory, run->weights))
+    return g2z_fail_file(run->services, errno, "find the path of", directory);
+  int own = run->found.continues && strncmp(directory, run_dir, length) == 0 &&
+            directory[length] == '/';
+  own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
+  for (size_t i = 0; i < G2ZR_COUNT(names); i++) {
+    G2ZR_TRY(g2zr_has(run->services, directory, names[i], &there));
+    if (there && !own)
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.300s holds a model already (%s), which "
+                      "this run did not write: name another directory with --save-weights, or "
+                      "remove that model", directory, names[i]);
+  }
   g2z_status status = g2z_writer_create(run->services,
                                         g2z_path_in(directory, "model.safetensors").text, &writer);
   g2z_writer_free(writer);
@@ -957,6 +977,7 @@ static g2z_status g2zr_complete(g2z_run *run) {
   G2ZR_TRY(g2zr_log(run, run->line));
   G2ZR_TRY(g2zr_write_artifacts(run));
   G2ZR_TRY(g2zr_sync(run));
+  G2ZR_TRY(g2zr_tell_failure(run, &run->held)); /* such as of the line above, with several ranks */
   return g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
 }
 
@@ -1072,14 +1093,15 @@ static void g2zr_stays(g2z_run *run, const char *path) {
           path, strerror(errno));
 }
 
-/* Removes the checkpoints before step `saved` but for the last `keep` - 1. Each is renamed to an
- * unfinished one first, so that nobody takes a half of it for a checkpoint. */
+/* Removes the checkpoints before step `saved` except the last `keep` - 1. While the run is unsound,
+ * those from before that stay. Each is renamed to an unfinished one first, so that nobody takes a
+ * half of it for a checkpoint. */
 static void g2zr_prune(g2z_run *run, int64_t saved) {
   int64_t old = saved;
   for (int i = 1;; i++) {
     if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* nothing is lost by what stays */
       g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
-    if (old < 0) return;
+    if (old < run->unsound || old < 0) return;
     if (i < run->config.keep) continue;
     const g2z_path path = g2zr_checkpoint(run, old, ""),
                     partial = g2zr_checkpoint(run, old, ".partial");
@@ -1154,6 +1176,7 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   sum.evaluated = run->evaluated;
   g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
                    G2ZR_COUNT(g2zr_total_names));
+  g2z_json_put_string(out, "weights", run->weights);
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) {
     g2zr_epoch epoch = run->epoch[i];
@@ -1198,7 +1221,11 @@ static void g2zr_parse_note(g2z_run *run, g2z_json *json) {
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "totals"))
       g2zr_get_doubles(json, g2zr_total_names, (double *)&run->sum, G2ZR_COUNT(g2zr_total_names));
-    else if (g2z_json_is(&key, "epochs") && g2z_json_enter(json, '['))
+    else if (g2z_json_is(&key, "weights")) {
+      const g2z_json_text text = g2z_json_string(json);
+      if (json->status == G2Z_OK && text.bytes < sizeof run->weights_before)
+        run->weights_before[g2z_json_unescape(&text, (unsigned char *)run->weights_before)] = 0;
+    } else if (g2z_json_is(&key, "epochs") && g2z_json_enter(json, '['))
       while (g2z_json_next(json, ']', NULL)) {
         if (g2zr_begin_epoch(run, 0) != G2Z_OK) json->status = G2Z_NO_MEMORY;
         else
@@ -1228,12 +1255,31 @@ static g2z_status g2zr_restore(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Is the model as good as it was? The last step was applied, and the loss is at most a tenth (and
+ * 0.1 nats) above its least value at an earlier checkpoint. */
+static void g2zr_look_at_loss(g2z_run *run) {
+  const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
+  const int skipped = run->known.skipped && !(run->known.grad_norm == 0 && isnan(run->known.loss));
+  const int sound = !skipped && !(loss > 1.1 * best + 0.1);
+  if (!(best <= loss) && !isnan(loss)) run->sum.best_loss = loss;
+  if (!sound && !run->unsound && run->context->rank == 0 && run->config.keep > 0)
+    g2z_log(run->services, G2Z_LOG_WARNING, "%s: checkpoints before step %" PRId64 " stay until "
+            "the loss is what it was, %.4f", skipped ? "steps are skipped" : "the loss went up",
+            run->step, best);
+  if (sound) run->unsound = 0;
+  else if (!run->unsound) run->unsound = run->step;
+}
+
 static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   const g2z_path path = g2zr_checkpoint(run, run->step, "");
   double begin = g2z_seconds();
+  g2zr_look_at_loss(run);
   G2ZR_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note counts on what the logs hold */
-  G2ZR_TRY(g2z_trainer_save_with(run->trainer, path.text, g2zr_put_note, run));
-  G2ZR_TRY(g2zr_agree(run, g2zr_save_tokenizer(run, path.text)));
+  g2z_status status = g2z_trainer_save_with(run->trainer, path.text, g2zr_put_note,
+                                            g2zr_save_tokenizer, run);
+  if (status != G2Z_OK && run->context->rank == 0)
+    g2zr_remove_checkpoint(g2zr_checkpoint(run, run->step, ".partial").text);
+  G2ZR_TRY(status);
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
   snprintf(run->line, sizeof run->line,
@@ -1556,6 +1602,9 @@ static g2z_status g2zr_account(g2z_run *run, double targets) {
   if (!m->skipped) {
     epoch->loss_sum += m->loss * targets;
     epoch->loss_targets += targets;
+    run->applied++;
+    run->sum.smooth_loss = 0.95 * run->sum.smooth_loss + 0.05 * m->loss;
+    run->sum.loss_weight = 0.95 * run->sum.loss_weight + 0.05;
   }
   run->sum.train_s += step_s;
   run->sum.train_tokens += tokens;
@@ -1765,36 +1814,41 @@ static g2z_status g2zr_choose(g2z_run *run) {
   return g2zr_take_path(run, path.text, run->found.resume);
 }
 
-/* Rank 0: run_dir holds no other run, and no checkpoint behind the one that is taken up. */
+/* Rank 0: all that lies in run_dir is this run's. What has been learnt there and is not taken up
+ * stays: a run that ended without a checkpoint, one that another run would overwrite, and
+ * checkpoints after the one that is taken up. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
+  static const char *const ends[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
+  const char *run_dir = run->config.run_dir;
+  char name[32];
   int64_t latest;
   int there;
-  if (!run->config.run_dir) return G2Z_OK;
+  if (!run_dir) return G2Z_OK;
   G2ZR_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
-  G2ZR_TRY(g2zr_has(run->services, run->config.run_dir, "RUN_COMPLETE.txt", &there));
-  if (!run->found.continues && latest < 0 && there)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.400s holds a run already, which saved no "
-                    "checkpoint: choose another --run-dir; --init-from %.400s/weights begins with "
-                    "what that run has learnt", run->config.run_dir, run->config.run_dir);
-  if (!run->found.continues) {
-    char name[32];
-    snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
-    const char *const files[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
-                                 name};
-    for (size_t i = 0; i < G2ZR_COUNT(files); i++) {
-      G2ZR_TRY(g2zr_has(run->services, run->config.run_dir, files[i], &there));
-      if (there)
-        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): --resume "
-                        "latest goes on with it; a new run needs another run directory",
-                        run->config.run_dir, files[i]);
-    }
-    return G2Z_OK;
+  for (size_t i = 0; latest < 0 && i < G2ZR_COUNT(ends); i++) {
+    G2ZR_TRY(g2zr_has(run->services, run_dir, ends[i], &there));
+    if (there)
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.200s holds a run already, which has "
+                      "ended and saved no checkpoint (%s): choose another --run-dir, or remove it%s"
+                      "%.200s%s", run_dir, ends[i],
+                      i ? "" : ". To train on from its weights: the same command with --init-from ",
+                      i ? "" : run_dir, i ? "" : "/weights, another --run-dir and no --resume");
   }
-  if (latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
+  snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
+  const char *const traces[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
+                                "train.log", "sample.txt", "report.html", name};
+  for (size_t i = 0; !run->found.continues && i < G2ZR_COUNT(traces); i++) {
+    G2ZR_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
+    if (there)
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): --resume "
+                      "latest goes on with it; a new run needs another run directory", run_dir,
+                      traces[i]);
+  }
+  if (!run->found.continues || latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
   return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                   "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
                   "resume from that, remove those, or choose another run directory",
-                  run->config.run_dir, run->resumed, latest);
+                  run_dir, run->resumed, latest);
 }
 
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
@@ -1851,6 +1905,22 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   char *rest, *line = strtok_r(run->early, "\n", &rest);
   for (; line; line = strtok_r(NULL, "\n", &rest)) G2ZR_TRY(g2zr_log(run, line));
   return run->resume && !run->found.own ? g2zr_write_origin(run) : G2Z_OK;
+}
+
+/* Ranks that do not see rank 0's files could not save with it: they say so before they train. */
+static g2z_status g2zr_check_shared(const g2z_run *run) {
+  const char *const made[] = {run->config.run_dir, run->config.save_weights};
+  int there;
+  for (int i = 0; i < 2; i++) {
+    if (!made[i] || run->context->rank == 0) continue;
+    const g2z_path path = g2z_path_in(made[i], "%s", i ? "" : "metrics.jsonl");
+    G2ZR_TRY(g2z_is_there(run->services, path.text, &there));
+    if (!there)
+      return g2z_fail(run->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
+                      "directory on a file system that all ranks share", run->context->rank,
+                      path.text);
+  }
+  return G2Z_OK;
 }
 
 /* Rank 0, of a run that goes on: what is left of its last end. */
@@ -2044,7 +2114,7 @@ static g2z_status g2zr_open(g2z_run *run) {
     G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   run->peak_flops = run->context->world *
                     g2zr_peak_flops(run->trainer->device->info.name, run->config.train.dtype);
-  run->sum.best_val_loss = NAN;
+  run->sum.best_val_loss = run->sum.best_loss = NAN;
   status = run->found.own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2ZR_TRY(g2zr_agree(run, status));
   if (run->steps == 0)
@@ -2061,6 +2131,7 @@ static g2z_status g2zr_open(g2z_run *run) {
     run->known.tokens = g2z_trainer_tokens(run->trainer);
   }
   G2ZR_TRY(g2zr_agree(run, g2zr_open_files(run)));
+  G2ZR_TRY(g2zr_agree(run, g2zr_check_shared(run)));
   G2ZR_TRY(g2zr_introduce(run));
   return g2zr_agree(run, g2zr_forget_end(run));
 }
@@ -2171,6 +2242,11 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   m->data_ms = report->data_ms;
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
   G2ZR_TRY(g2zr_account(run, (double)report->counted));
+  if (m->step == run->steps && !run->applied) /* told once this step is */
+    g2zr_note_failure(run, &run->ending, g2z_fail(run->services, G2Z_DIVERGED,
+        "none of the %" PRId64 " steps was applied, since none had gradients that are finite: the "
+        "model is what it was. Lower --lr (%g) or --loss-scale (%g)", run->steps - run->resumed,
+        (double)run->config.train.optimizer.lr, m->loss_scale));
   return g2zr_write_metrics(run);
 }
 
@@ -2336,8 +2412,8 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The tokenizer comes first and the model's file last: a directory with a model has all that
- * belongs to the model. */
+/* The tokenizer comes first and config.json last: weights that open have all that belongs to
+ * them. */
 static g2z_status g2zr_save_weights(g2z_run *run) {
   G2ZR_TRY(g2zr_agree(run, g2zr_save_tokenizer(run, run->config.save_weights)));
   return g2z_trainer_save_weights(run->trainer, run->config.save_weights);

@@ -50,6 +50,19 @@ static void test_saved_steps(g2z_test *t, g2z_trainer *trainer, int64_t steps, f
   if (last) *last = report;
 }
 
+/* A program's own file in a checkpoint. user: a test whose disk is full, or NULL. */
+static g2z_status test_saved_files(void *user, const char *directory) {
+  static g2z_services services;
+  g2z_test *t = (g2z_test *)user;
+  char path[600];
+  snprintf(path, sizeof path, "%.500s/own", directory);
+  g2z_writer *writer;
+  g2z_status status = g2z_writer_create(&services, path, &writer);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return t ? g2z_fail(&t->services, G2Z_IO, "the disk is full") : status;
+}
+
 /* In DIRECTORY/name the first `from` becomes `to`, which is as long. */
 static void test_saved_replace(g2z_test *t, const char *directory, const char *name,
                                const char *from, const char *to) {
@@ -325,6 +338,14 @@ static void test_checkpoint_refused(g2z_test *t) {
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "at.partial")), G2Z_FORMAT,
                &t->services, "was being written when the run ended");
   CHECK(t, rename(test_path(t, "at.partial"), at) == 0);
+  /* The program's own files are there before the checkpoint has its name, or it gets none. */
+  for (int fails = 1; fails >= 0; fails--) {
+    g2z_status status = g2z_trainer_save_with(tt.trainer, test_path(t, "with"), NULL,
+                                              test_saved_files, fails ? t : NULL);
+    CHECK_STATUS(t, status, fails ? G2Z_IO : G2Z_OK, &t->services, fails ? "full" : NULL);
+    CHECK(t, test_there(t, "with") == !fails && test_there(t, "with.partial") == fails);
+    CHECK(t, test_there(t, fails ? "with.partial/own" : "with/own"));
+  }
 
   for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
     const char *name = changes[i].name, *sign = changes[i].sign;

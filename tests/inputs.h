@@ -73,8 +73,9 @@ static const struct { const char *command; int code; const char *sentence; } inp
                                                                 "number that is the same for all"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 0, "report.html"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
-     "$D/run holds a run already, which saved no checkpoint: choose another --run-dir; --init-from "
-     "$D/run/weights begins with what that run has learnt"},
+     "$D/run holds a run already, which has ended and saved no checkpoint (weights/model.safetensor"
+     "s): choose another --run-dir, or remove it. To train on from its weights: the same command "
+     "with --init-from $D/run/weights, another --run-dir and no --resume"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/new --resume $D/run", 1,
      "$D/run has no trainer_state.json, so it is no checkpoint: name a step-NNNNNN directory"},
     {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run is a run directory: its weights "

@@ -214,11 +214,15 @@ static void test_run_padded_vocab(g2z_test *t) {
     CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
     s.config.vocab = s.config.run_dir = NULL;
     s.config.save_every = 0;
-    CHECK_BAD(t, test_run_all(t, &s.config, &seen),
-              "weights holds a merges.txt, and this run has no tokenizer to put in its place");
-    test_sh(t, "rm run2/weights/merges.txt");
-    CHECK_BAD(t, test_run_all(t, &s.config, &seen), "weights holds a vocab.json");
-    test_sh(t, "rm run2/weights/vocab.json");
+    static const char *const files[] = {"config.json", "model.safetensors", "merges.txt",
+                                        "vocab.json", "tokenizer_config.json"};
+    test_sh(t, "cp -r run2/weights kept");
+    for (int file = 0; file < 5; file++) { /* another model stays, whatever is left of it */
+      CHECK_BAD(t, test_run_all(t, &s.config, &seen),
+                test_text("run2/weights holds a model already (%s), which this run", files[file]));
+      test_sh(t, "diff -r run2/weights kept && rm run2/weights/%s kept/%s", files[file],
+              files[file]);
+    }
     CHECK_OK(t, test_run_all(t, &s.config, &seen));
     CHECK(t, test_run_eot(t, "run2/weights", cases[i].vocab) == cases[i].eot);
   }
@@ -269,6 +273,27 @@ static void test_run_refusals(g2z_test *t) {
   CHECK(t, seen.done && seen.samples == 0);
 }
 
+typedef struct test_opened_run {
+  g2z_context *context;
+  g2z_run *run;
+} test_opened_run;
+
+/* Opens a run in a directory of that name; test_run_close frees it. */
+static test_opened_run test_run_open(g2z_test *t, test_run_setup *s, const char *run_dir) {
+  test_opened_run opened = {NULL, NULL};
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  cc.device = G2Z_DEVICE_CPU;
+  snprintf(s->run_dir, sizeof s->run_dir, "%s", test_path(t, run_dir));
+  CHECK_OK(t, g2z_context_create(&cc, &opened.context));
+  if (opened.context) CHECK_OK(t, g2z_run_create(opened.context, &s->config, &opened.run));
+  return opened;
+}
+
+static void test_run_close(test_opened_run *opened) {
+  g2z_run_free(opened->run);
+  g2z_context_free(opened->context);
+}
+
 /* A disk that fills while the run goes on: the run names its directory, and does not say it is
  * complete. */
 static void test_run_full_disk(g2z_test *t) {
@@ -281,6 +306,16 @@ static void test_run_full_disk(g2z_test *t) {
   test_files_unlimit(&before);
   CHECK_STATUS(t, status, G2Z_IO, &t->services, s.run_dir); /* whichever file is full first */
   CHECK(t, !test_there(t, "run/RUN_COMPLETE.txt"));
+  /* Of several ranks, rank 0 holds back what it could not write, up to the last line. */
+  test_opened_run opened = test_run_open(t, &s, "held");
+  g2z_run_event event;
+  do REQUIRE_OK(t, g2z_run_next(opened.run, &event));
+  while (event.kind != G2Z_RUN_SAMPLE);
+  g2zr_note_failure(opened.run, &opened.run->held,
+                    g2z_fail(&t->services, G2Z_IO, "the disk is full"));
+  CHECK_IO(t, g2z_run_next(opened.run, &event), "the disk is full");
+  CHECK(t, !test_there(t, "held/RUN_COMPLETE.txt"));
+  test_run_close(&opened);
 }
 
 /* Both streams of a run tell step `last` once and none behind it; 0: they have none. */
@@ -362,15 +397,55 @@ static void test_run_diverges(g2z_test *t) {
   }
 }
 
+/* While the loss is higher than it was, or steps are skipped, checkpoints from before that stay. A
+ * run of which no step was applied is not complete. */
+static void test_run_keeps_good(g2z_test *t) {
+  static const struct { float lr; int spoils, latest; } cases[] = {
+      {1e-2f, 0, 0}, {1e3f, 0, 1}, {1e-2f, 1, 1}, {1e-2f, 1, 0}};
+  for (int i = 0; i < 4; i++) {
+    const char *name = cases[i].latest ? "run" : test_text("run%s", i ? "3" : "");
+    const float nan = NAN;
+    test_run_setup s;
+    g2z_run_event event;
+    g2z_status status = G2Z_OK;
+    if (cases[i].latest) test_sh(t, "rm -rf run && cp -r kept run");
+    test_run_prepare(t, &s, name);
+    s.config.val_glob = NULL;
+    s.config.sample_tokens = 0;
+    s.config.save_every = 1;
+    s.config.keep = 2;
+    s.config.epochs = i ? 4 : 2;
+    s.config.train.optimizer.lr = cases[i].lr;
+    s.config.train.optimizer.warmup = 0;
+    if (cases[i].latest) s.config.resume = "latest";
+    test_opened_run opened = test_run_open(t, &s, name);
+    if (!opened.run) return;
+    if (cases[i].spoils)
+      CHECK_OK(t, g2z_trainer_write(g2z_run_trainer(opened.run), G2Z_BUFFER_MASTER, 0, 1, &nan));
+    do status = g2z_run_next(opened.run, &event);
+    while (status == G2Z_OK && event.kind != G2Z_RUN_DONE);
+    const int good = !cases[i].spoils;
+    CHECK_STATUS(t, status, good ? G2Z_OK : G2Z_DIVERGED, &t->services,
+                 good ? NULL : test_text("none of the %d steps was applied", i == 2 ? 8 : 16));
+    CHECK(t, test_there(t, test_text("%s/RUN_COMPLETE.txt", name)) == good);
+    if (i < 3) CHECK(t, test_there(t, "run/step-000008"));
+    CHECK(t, test_files_count(t, test_text("%s/step-", name)) ==
+                 (i == 0 ? 2 : i == 1 ? 4 : i == 2 ? 4 : 2));
+    test_run_close(&opened);
+    if (i == 0) test_sh(t, "cp -r run kept");
+  }
+}
+
 /* A run goes on, and ends well, where its page cannot be written. */
 static void test_run_no_page(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
   test_run_prepare(t, &s, "run");
-  test_sh(t, "mkdir -p run/report.html");
+  test_sh(t, "mkdir -p run/report.html.partial");
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
-  CHECK(t, seen.done && test_files_count(t, "run/*.partial") == 0);
-  test_sh(t, "rmdir run/report.html && test -f run/RUN_COMPLETE.txt");
+  CHECK(t, seen.done && test_files_count(t, "run/*.partial") == 1);
+  test_sh(t, "rmdir run/report.html.partial && test ! -e run/report.html");
+  CHECK(t, test_there(t, "run/RUN_COMPLETE.txt"));
 }
 
 /* Each allocation of a run fails once, at its beginning or when it is resumed from `resume`. */
@@ -1068,7 +1143,8 @@ static void test_run_resume(g2z_test *t) {
   /* A crash behind step 7: the checkpoint of step 6 is the last. */
   test_run_saves(t, &b, "b");
   test_sh(t, "cp -r a b && cd b && rm -r step-000008 RUN_COMPLETE.txt training_metrics.json "
-             "weights && mkdir step-000009.partial && "
+             "weights && mkdir step-000009.partial && touch step-000009.partial/vocab.json "
+             "step-000009.partial/merges.txt.partial && "
              "printf '{\"step\": 9, \"los' >> metrics.jsonl");
   b.config.resume = "latest";
   seen = test_run_well(t, &b);
@@ -1120,7 +1196,18 @@ static void test_run_resume(g2z_test *t) {
     CHECK(t, seen.steps == 8);
     test_runs_equal(t, "a", "d");
     SAME(t, "a/weights", "d/weights");
-    if (!again) test_sh(t, "rm -r d/step-*");
+    if (again) break;
+    /* What has been learnt there stays: weights of a run that ended, or that was killed after. */
+    static const char *const left[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
+    test_sh(t, "rm -r d/step-* && cp -r d kept");
+    for (int i = 0; i < 4; i++) {
+      b.config.resume = i % 2 ? "latest" : NULL;
+      CHECK_BAD(t, test_run_all(t, &b.config, &seen),
+                test_text("d holds a run already, which has ended and saved no checkpoint (%s)",
+                          left[i / 2]));
+      test_sh(t, "diff -r d kept");
+      if (i % 2) test_sh(t, "rm d/%s kept/%s", left[i / 2], left[i / 2]);
+    }
   }
   log = test_read(t, "d/train.log");
   CHECK(t, test_times(log, "no checkpoint in ") == 1 && test_times(log, "step 1/8 | loss") == 1);
@@ -1180,6 +1267,7 @@ static void test_run_branches(g2z_test *t) {
     b.config.max_train_steps = last;
     CHECK(t, test_run_well(t, &b).steps == last - 4);
     CHECK_HAS(t, test_read(t, "f/RUN_COMPLETE.txt"), "checkpoint_path=none");
+    test_sh(t, "rm f/RUN_COMPLETE.txt");
     b.config.resume = "latest";
   }
   test_sh(t, "mv a/step-000004 a/away");
@@ -1888,8 +1976,8 @@ static void test_train_ranks_trouble(g2z_test *t) {
        "rank 1: cannot write run/step-000002.partial/model.safetensors.partial: File too large"},
       {0, "trap '' XFSZ; ulimit -f 16;", "File too large; raise the limit"},
       {2, "mkdir -p other; cd other;",
-       "rank 2 does not see run/step-000002.partial/model.safetensors.partial, which rank 0 made: "
-       "choose a directory on a file system that all ranks share"}};
+       "rank 2 does not see run/metrics.jsonl, which rank 0 made: choose a directory on a file "
+       "system that all ranks share"}};
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
