@@ -4426,8 +4426,8 @@ G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *s
                  : G2Z_OK;
 }
 
-/* Ids mean other texts in another vocabulary. *known is that of the model, or 0; 0 takes `hash`,
- * which is that of `what`. */
+/* Refuses `what`, which has a vocabulary of this hash, if the model has another one: ids would mean
+ * other texts. *known is the hash of the model, which becomes `hash` if it is 0. */
 G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known, uint64_t hash,
                                          const char *what) {
   if (*known && hash && *known != hash)
@@ -10334,8 +10334,8 @@ G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
                         g->on.logits + (size_t)first * (size_t)V, &sampling, n, V, g->window);
 }
 
-/* Runs a sequence's last tokens at once, into its place in the cache, and draws the next. Of a text
- * longer than the window it takes half a window and a token. */
+/* Runs a sequence's last tokens at once, into its place in the cache, and draws the next token. A
+ * text longer than the window is cut to the last half window and a token. */
 G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;

@@ -454,7 +454,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
     sum += s->row[i].sum;
   }
   out->loss = sum / (double)out->tokens;
-  if (model && !isfinite(out->loss)) /* a trainer's is told by its steps */
+  if (model && !isfinite(out->loss)) /* a trainer has skipped such steps */
     return g2z_fail(s->services, G2Z_DIVERGED, "the loss is not a finite number: what the model "
                     "computes does not fit its type; take --dtype fp32");
   out->perplexity = exp(out->loss);

@@ -2808,9 +2808,10 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
   if (own)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.300s is not the vocabulary of the weights "
-                    "beside it, which another run wrote: name theirs, --vocab FILE", o->vocab_text);
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is another vocabulary than that of "
-                  "the weights in %.300s: name theirs%s", o->run.vocab, weights,
+                    "in its directory, which another run wrote: name theirs, --vocab FILE",
+                    o->vocab_text);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is not the vocabulary of the "
+                  "weights in %.300s: name theirs%s", o->run.vocab, weights,
                   there ? ", or leave --vocab away" : "");
 }
 

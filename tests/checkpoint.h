@@ -405,7 +405,7 @@ static void test_checkpoint_trouble(g2z_test *t) {
     }
     CHECK(t, status == G2Z_OK && n > 21);
   }
-  /* Where the next one is written a link leads to this one. */
+  /* A link in the place of the next one leads to this one. */
   CHECK(t, symlink("at", test_path(t, "next.partial")) == 0);
   CHECK_IO(t, g2z_trainer_save(tt.trainer, test_path(t, "next")), "partial is a symbolic link");
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));

@@ -180,9 +180,9 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "$D/va/step-000001 has another vocabulary (hash "},
     {"$T --train $D/a-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 0, ""},
     {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "--vocab $D/b.bpe "
-     "is another vocabulary than that of the weights in $D/va/weights: name theirs"},
-    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --eval $D/b.txt", 1, "is another "
-     "vocabulary than that of the weights in $D/va/weights: name theirs"},
+     "is not the vocabulary of the weights in $D/va/weights: name theirs"},
+    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --eval $D/b.txt", 1, "is not the "
+     "vocabulary of the weights in $D/va/weights: name theirs"},
     {"$X --device cpu --init-from $D/va/weights --vocab $D/a.bpe --eval $D/a.txt", 0, "perplexity"},
     {"$X --device cpu --init-from $D/va/weights --eval $D/b-val.bin", 1, "$D/b-val.bin was made "
      "with another vocabulary than the model's: prepare the text with that"},
@@ -190,10 +190,10 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$X --device cpu --init-from $D/va/weights --batch 1 --steps 1 --train $D/b-train.bin", 1,
      "$D/b-train.bin was made with another vocabulary than $D/va/weights: give --vocab"},
     {"cp $D/b.bpe $D/va/weights/merges.txt; $X --device cpu --init-from $D/va/weights --prompt a",
-     1, "$D/va/weights/merges.txt is not the vocabulary of the weights beside it"},
+     1, "$D/va/weights/merges.txt is not the vocabulary of the weights in its directory"},
     {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
-     "$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "is another "
-     "vocabulary than that of the weights in $D/va/weights: name theirs, or leave --vocab away"},
+     "$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "is not the "
+     "vocabulary of the weights in $D/va/weights: name theirs, or leave --vocab away"},
     /* shards that are trained on and validated on */
     {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-*.bin matches "
      "validation shards too, such as $D/a-val.bin: type --train '$D/a-train*.bin', or give that"},

@@ -309,7 +309,7 @@ static void test_model_context(g2z_test *t) {
     want[at] = g2z__sample(logits, V, &sampling, (uint32_t)(at - 3));
   }
   CHECK(t, memcmp(ids[0], want, sizeof want) == 0);
-  /* Of a prompt as long as the context, all of it is read. One that is longer is cut. */
+  /* A prompt as long as the context is read whole. A longer one is cut. */
   for (int given = CONTEXT - 1; given <= CONTEXT + 1; given++) {
     g2z_sampling likeliest = sampling;
     likeliest.temperature = 0;
@@ -404,6 +404,7 @@ static void test_draw_one(test_pair *p, int B, int V, const g2z_sampling *sampli
     ((int32_t *)positions->cpu)[b] = b % T;
     row[V / 2] = row[V - 1] = 9;
     row[V / 3] = NAN;
+    for (int i = 0; i < V && b == B - 1; i++) row[i] = NAN; /* no token: -1 */
   }
   test_twin_send(p, drawn);
   test_twin_send(p, positions);

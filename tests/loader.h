@@ -624,7 +624,7 @@ static void test_masks_refused(g2z_test *t) {
   test_loader_refuse(t, &config, G2Z_IO, "cannot read the mask");
   config.glob = kept;
   test_loader_refuse(t, &config, G2Z_UNSUPPORTED, "is the mask of a token shard: narrow the ");
-  /* A set of which nothing counts: the first token is no target, and training takes 16 of 19. */
+  /* No target counts: the first token is none, and training takes 16 of the other 19. */
   int32_t ids[20];
   for (int i = 0; i < 20; i++) ids[i] = i + (i == 0 || i > 16 ? 0 : G2Z_UNCOUNTED);
   config.glob = test_at(t, "none.bin");

@@ -1062,8 +1062,7 @@ static void ops_decide_scale(g2z_test *t) {
   for (int i = 0; i < 60; i++) ops_decide(&e, &s, &config, 1);
   CHECK(t, s.loss_scale == 1024 && s.skipped_at_minimum == 0);
 
-  /* A step in which a rank failed, or no target counts, is skipped, and says nothing about the
-   * scale. */
+  /* A step is skipped if a rank failed or if no target counts. The scale stays. */
   config.loss_scale_dynamic = 1;
   g2z_step_state good = s;
   for (int i = 0; i < 2; i++) ops_decide_as(&e, &s, &config, i ? NAN : 1, G2Z_IO, 0);

@@ -418,7 +418,7 @@ static void test_weights_variants(g2z_test *t) {
   CHECK_OK(t, READ(1));
   CHECK(t, w[0].next == 944 && w[1].next == 944);
   CHECK(t, memcmp(values[0], values[1], sizeof values[0]) == 0);
-  /* Of two names for tied weights a writer may keep the other one. */
+  /* A writer may keep the other one of two names for tied weights. */
   test_weights_variant(t, "transformer.", 15, NULL, 0, extra + 2, 1);
   CHECK_OK(t, READ(1));
   CHECK(t, memcmp(values[0], values[1], sizeof values[0]) == 0);
