@@ -5220,8 +5220,9 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
  *   past  [B,T,3,NH,HS] A in and out
  *   rows  [B,3,NH,HS] A in
  * Math    f32; softmax with a running maximum, in base 2
- * Launch  a block of 512 for each head of each sequence; `lanes`, the power of two that holds a
- *         head's packs, take a key together, each a pack
+ * Launch  a block of 512 for each head of each sequence, all in x: sequences may be more than a
+ *         grid's 65,535 blocks in y; `lanes`, the power of two that holds a head's packs, take a
+ *         key together, each a pack
  * Cost    4 sizeof(A) C bytes for each token of the past: read once
  * Order   a group adds its keys in order, the groups are added in order: no atomics
  * Oracle  g2z__cpu_attention_next */
@@ -5233,7 +5234,8 @@ g2z_k_attention_next(A *out, A *past, const A *rows, const int32_t *positions, i
   extern __shared__ float shared[]; /* [groups][2 + HS]: maximum, sum, sums of values */
   const int HS = C / NH, packs = HS / L, groups = 512 / lanes, room = 2 + HS;
   const int member = (int)threadIdx.x % lanes, group = (int)threadIdx.x / lanes;
-  const size_t row = 3 * (size_t)C, b = blockIdx.y, head = blockIdx.x * (size_t)HS;
+  const size_t row = 3 * (size_t)C, b = blockIdx.x / (unsigned)NH;
+  const size_t head = blockIdx.x % (unsigned)NH * (size_t)HS;
   g2z__k_begin();
   const int here = positions[b];
   const A *mine = rows + b * row + head;
@@ -5294,7 +5296,7 @@ static g2z_status g2z_cuda_attention_next(g2z_device *device, void *out, void *p
   while (lanes * g2z__lanes<A> < HS) lanes *= 2;
   size_t shared = (size_t)(512 / lanes) * (size_t)(2 + HS) * sizeof(float);
   return g2z__launch(device, "g2z_k_attention_next", g2z_k_attention_next<A>,
-                     dim3((unsigned)NH, (unsigned)B), 512, shared, (A *)out, (A *)past,
+                     (unsigned)B * (unsigned)NH, 512, shared, (A *)out, (A *)past,
                      (const A *)rows, positions, T, C, NH, lanes);
 }
 

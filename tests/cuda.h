@@ -215,6 +215,11 @@ static double test_twin_compare(test_pair *p, const test_twin *twin, const char 
     if (twin->kind == TEST_F64) {
       memcpy(&x, bytes + begin + i * size, sizeof x);
       y = ((const double *)twin->cpu)[i];
+    } else if (twin->kind == TEST_I32) {
+      int32_t whole;
+      memcpy(&whole, bytes + begin + i * size, sizeof whole);
+      x = whole;
+      y = ((const int32_t *)twin->cpu)[i];
     } else {
       x = (double)test_decode(dtype, bytes + begin + i * size);
       y = (double)((const float *)twin->cpu)[i];

@@ -5,7 +5,8 @@
  * them is a hole in the tests. All changes may be recorded in a graph: they are copies and zeros in
  * the device's queue. */
 
-/* Columns: the name; what is wrong; the tests that could see it on a CPU, and on a GPU. */
+/* Columns: the name; what is wrong; the tests that could see it on a CPU, and on a GPU. A GPU's list
+ * begins with types in brackets if it has that fault in these types alone. */
 #define MUTANT_LIST(X)                                                                             \
   X(embed_last_row, "the last token's embedding is zero",                                          \
     "ops_embedding golden_forward", "cuda_embed cuda_golden")                                      \
@@ -48,7 +49,7 @@
   X(linear_residual, "a product leaves the residual out",                                          \
     "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
   X(linear_fp8, "a forward product rounds nothing to e4m3",                                        \
-    "ops_linear fp8", "cuda_linear cuda_fp8")                                                      \
+    "ops_linear fp8", "(fp16 bf16) cuda_linear cuda_fp8")                                          \
   X(linear_row, "a product leaves the last row as it was",                                         \
     "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
   X(linear_mask, "a projection drops other elements than backward",                                \
@@ -58,7 +59,7 @@
   X(data_slope, "backward leaves GELU's slope out",                                                \
     "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
   X(data_fp8, "a data gradient rounds nothing to 8 bits",                                          \
-    "ops_linear fp8", "cuda_linear cuda_fp8")                                                      \
+    "ops_linear fp8", "(fp16) cuda_linear cuda_fp8")                                               \
   X(data_row, "the last row's data gradient stays as it was",                                      \
     "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
   X(data_bias, "fc gets no bias gradient",                                                         \
@@ -108,7 +109,7 @@
   X(head_overwrite, "the LM head's part forgets the micro-steps before",                           \
     "ops_head accumulation", "cuda_head cuda_gradients")                                           \
   X(head_fp8, "logits come from operands that are not rounded to e4m3",                            \
-    "ops_head fp8", "cuda_head cuda_fp8")                                                          \
+    "ops_head fp8", "(fp16 bf16) cuda_head cuda_fp8")                                              \
   X(norm_of_grads, "the norm leaves the last range out",                                           \
     "ops_sums_and_casts zero_equal", "cuda_optimizer cuda_golden")                                 \
   X(decide_tokens, "the loss is the mean over twice as many tokens",                               \
