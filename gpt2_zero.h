@@ -1362,6 +1362,10 @@ G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
 G2Z_API g2z_status g2z_device_set_fp8(g2z_device *device, g2z_fp8 fp8);
 /* How many of a kind this process sees; of CPUs one, of GPUs none where this build has no CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
+/* G2Z_OK: this process sees a GPU. Else the sentence says why not: no driver, an old driver, no GPU,
+ * and which variable promised one. G2Z_UNSUPPORTED: this build has no CUDA, and nothing promises a
+ * GPU. A program that takes the CPU instead shows all other sentences as a warning. */
+G2Z_API g2z_status g2z_device_find_gpu(g2z_services *services);
 /* Free and total memory in bytes that a device of this kind has now; of a CPU no more than the
  * control groups of this process (a container's, a batch job's) leave to it. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
@@ -4845,16 +4849,21 @@ static const g2z_ops *g2z__cpu_ops(void);
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
 static int g2z__cuda_count(void);
+static g2z_status g2z__cuda_find(g2z_services *services, const char *promise);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
+G2Z__PRIVATE g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
+  return g2z_fail(services, *promise ? G2Z_DEVICE : G2Z_UNSUPPORTED,
+                  "this build has no CUDA%s: compile with nvcc (make does where it finds nvcc and a "
+                  "GPU; elsewhere make ARCH=90a), or use --device cpu", promise);
+}
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                          size_t *total_bytes) {
   *free_bytes = *total_bytes = 0;
-  return g2z_fail(services, G2Z_UNSUPPORTED,
-                  "this build has no CUDA: compile with nvcc, or use --device cpu");
+  return g2z__cuda_find(services, "");
 }
 G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
   size_t none;
@@ -4869,6 +4878,17 @@ G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
 
 G2Z_API int g2z_device_count(g2z_device_kind kind) {
   return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
+}
+
+G2Z_API g2z_status g2z_device_find_gpu(g2z_services *services) {
+  static const char *const names[] = {"SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES",
+                                      "NVIDIA_VISIBLE_DEVICES"};
+  const char *hidden = getenv(names[1]), *value = NULL;
+  char promise[128] = "";
+  for (int i = 0; i < 3 && !*promise && !(hidden && (!*hidden || *hidden == '-')); i++)
+    if ((value = getenv(names[i])) && *value && strcmp(value, "none") && strcmp(value, "void"))
+      snprintf(promise, sizeof promise, ", though %s=%.60s promises GPUs", names[i], value);
+  return g2z__cuda_find(services, promise);
 }
 
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,

@@ -108,13 +108,10 @@ static inline g2z__cuda *g2z__cuda_of(const g2z_device *device) {
 static const char *g2z__cuda_remedy(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation: return "lower the batch, or free the GPU of other programs";
-    case cudaErrorInsufficientDriver:
     case cudaErrorCompatNotSupportedOnDevice:
     case cudaErrorUnsupportedPtxVersion:
       return "the driver is older than the CUDA toolkit of this build: update it, or build with an "
              "older toolkit";
-    case cudaErrorNoDevice:
-      return "there is no NVIDIA GPU, or CUDA_VISIBLE_DEVICES hides it: use the CPU";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
       return "the program was not built for this GPU: build with nvcc -arch=native, or make ARCH=";
@@ -556,14 +553,41 @@ static int g2z__cuda_count(void) {
   return error == cudaSuccess ? count : 0;
 }
 
+static g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
+  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+  int count = 0, driver = 0, runtime = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return G2Z_OK;
+  (void)cudaGetLastError();
+  cudaDriverGetVersion(&driver); /* 0: there is none; the runtime calls that an old driver, too */
+  cudaRuntimeGetVersion(&runtime);
+  if (!driver)
+    return g2z_fail(services, G2Z_DEVICE,
+                    "there is no NVIDIA driver%s: install it, start a container with --gpus all "
+                    "(docker) or --nv (apptainer), or use --device cpu", promise);
+  if (error == cudaErrorInsufficientDriver)
+    return g2z_fail(services, G2Z_DEVICE,
+                    "the NVIDIA driver is for CUDA %d.%d and this program is for CUDA %d.%d%s: "
+                    "update the driver, or build with an older toolkit", driver / 1000,
+                    driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10, promise);
+  if (error != cudaSuccess && error != cudaErrorNoDevice)
+    return g2z__cuda_fail(services, error, "no GPU can be used");
+  if (visible)
+    return g2z_fail(services, G2Z_DEVICE,
+                    "the NVIDIA driver shows no GPU to this process: CUDA_VISIBLE_DEVICES=%.60s "
+                    "hides all; see nvidia-smi -L, or use --device cpu", visible);
+  return g2z_fail(services, G2Z_DEVICE,
+                  "the NVIDIA driver is here and shows no GPU%s: see nvidia-smi -L, or use "
+                  "--device cpu", promise);
+}
+
 /* Makes GPU number local_rank current for the calling thread. `id` becomes its UUID, as nvidia-smi
  * -L prints it. Some launchers show each rank one GPU only, as number 0: hence the modulo. */
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
-  int count = 0;
   cudaDeviceProp properties;
-  cudaError_t error = cudaGetDeviceCount(&count);
-  const int ordinal = count > 0 ? local_rank % count : 0;
-  if (error == cudaSuccess) error = cudaSetDevice(ordinal);
+  G2Z__TRY(g2z_device_find_gpu(services));
+  const int ordinal = local_rank % g2z__cuda_count();
+  cudaError_t error = cudaSetDevice(ordinal);
   if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, ordinal);
   if (error != cudaSuccess) return g2z__cuda_fail(services, error, "no GPU for this rank");
   int used = snprintf(id, 64, "GPU");
@@ -663,11 +687,8 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
 
 /* Opens the current GPU for a device whose services, dtype and grad_dtype are set. */
 static g2z_status g2z__cuda_open(g2z_device *device) {
-  int count = 0;
-  cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess)
-    return g2z__cuda_fail(device->services, error, "device cuda cannot be opened");
   void *memory;
+  G2Z__TRY(g2z_device_find_gpu(device->services));
   G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda), &memory));
   g2z__cuda *cuda = (g2z__cuda *)memory;
   device->backend = cuda;
@@ -6972,7 +6993,9 @@ typedef struct g2z__nccl {       /* comm->backend */
   size_t inbox_half;             /* bytes */
   int half;                      /* that the next reduction takes: 0 or 1 */
   g2z__region flags;             /* with COPY, uint32 [2 lanes, 1 + world]: meetings that this rank
-                                  * came to, and the last one each rank came to */
+                                  * came to, and the last one each rank came to; then [2, world]:
+                                  * what each rank wrote to try it, by a copy and by a kernel */
+  const char *no_copies;         /* why there are no flags; NULL: there are, or nobody asked */
   int pushed;                    /* 1: something, since the last meeting */
   decltype(&cuStreamWriteValue32) write_value; /* NULL: the driver has none */
   g2z__signs *signs;
@@ -7206,11 +7229,70 @@ static g2z_status g2z__nccl_share(g2z_comm *comm, size_t bytes, g2z__region *reg
   return status;
 }
 
-/* Where ranks say that they came, once for all that they share. */
+/* Writes rank + 1 to each rank's flags. One block, a thread for each rank. */
+static __global__ void g2z_k_try(uint32_t *const *flags, size_t place, int rank) {
+  *(volatile uint32_t *)(flags[threadIdx.x] + place) = (uint32_t)rank + 1;
+  __threadfence_system();
+}
+
+/* Whether what a rank writes arrives at each other rank. Some platforms map a peer's memory and then
+ * drop the writes; a meeting would wait for ever. Nothing waits for a write here: ranks look after
+ * all have sent, and `lost` is the first rank from which this one has nothing, or -1. */
+static g2z_status g2z__nccl_try_flags(g2z_comm *comm, int *lost) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  const size_t world = (size_t)comm->world, copied = 2 * (world + 1), rank = (size_t)comm->rank;
+  uint32_t words[2 * 1024], *mine = (uint32_t *)nccl->flags.mine;
+  int all = 0;
+  g2z_k_try<<<1, (unsigned)world, 0, nccl->stream>>>((uint32_t *const *)nccl->flags.places_there,
+                                                     copied + world + rank, comm->rank);
+  cudaError_t error = cudaGetLastError();
+  for (size_t r = 0; r < world && error == cudaSuccess; r++)
+    error = cudaMemcpyAsync((uint32_t *)nccl->flags.places[r] + copied + rank,
+                            mine + copied + world + rank, sizeof *mine, cudaMemcpyDeviceToDevice,
+                            nccl->stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(nccl->stream);
+  G2Z__TRY(g2z__ranks_all(comm->ranks, error == cudaSuccess, &all));
+  if (all)
+    error = cudaMemcpy(words, mine + copied, 2 * world * sizeof *words, cudaMemcpyDeviceToHost);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  *lost = all && error == cudaSuccess ? -1 : comm->rank;
+  for (int i = 0; i < 2 * comm->world && *lost < 0; i++)
+    if (words[i] != (uint32_t)(i % comm->world) + 1) *lost = i % comm->world;
+  return G2Z_OK;
+}
+
+static const char g2z__told_apart[] =
+    "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL keeps GPUs from each other's memory";
+
+/* Where ranks say that they came, once for all that they share. There are none if NCCL was told that
+ * GPUs do not reach each other (it has read its own files into the environment), or if a write got
+ * lost. */
 static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  if (nccl->flags.places || comm->world > 1024) return G2Z_OK;
-  return g2z__nccl_share(comm, 2 * ((size_t)comm->world + 1) * sizeof(uint32_t), &nccl->flags);
+  const char *disable = getenv("NCCL_P2P_DISABLE"), *level = getenv("NCCL_P2P_LEVEL");
+  const size_t words = 2 * ((size_t)comm->world + 1) + 2 * (size_t)comm->world;
+  const int told = (disable && atoi(disable)) || (level && (!strcmp(level, "LOC") ||
+                                                            !strcmp(level, "0")));
+  int wanted, lost = -1, from = -1, to = -1, all[1024];
+  if (nccl->flags.places || nccl->no_copies || comm->world > 1024) return G2Z_OK;
+  G2Z__TRY(g2z__ranks_all(comm->ranks, !told, &wanted));
+  if (wanted) G2Z__TRY(g2z__nccl_share(comm, words * sizeof(uint32_t), &nccl->flags));
+  if (!nccl->flags.places) {
+    nccl->no_copies = wanted ? "not all GPUs can write to each other's memory" : g2z__told_apart;
+    return G2Z_OK;
+  }
+  G2Z__TRY(g2z__nccl_try_flags(comm, &lost));
+  G2Z__TRY(g2z_ranks_all_gather(comm->ranks, &lost, sizeof lost, all));
+  for (int r = 0; r < comm->world; r++)
+    if (all[r] >= 0) from = all[r], to = r;
+  if (to < 0) return G2Z_OK;
+  nccl->no_copies = "a GPU's writes to another do not arrive";
+  g2z__nccl_unshare(comm, &nccl->flags);
+  if (comm->rank == 0)
+    g2z_log(comm->services, G2Z_LOG_WARNING, "rank %d's GPU may write to rank %d's memory, but "
+            "nothing arrives there: often PCIe ACS or the IOMMU does that. If NCCL hangs too, set "
+            "NCCL_P2P_DISABLE=1", from, to);
+  return G2Z_OK;
 }
 
 /* The region in which `at` lies, or NULL. */
@@ -7339,13 +7421,14 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *re
   return G2Z_OK;
 }
 
-/* Between hosts that is as it must be. */
+/* Between hosts that is as it must be, and elsewhere if the user said so. */
 static void g2z__nccl_no_peers(g2z_comm *comm, const char *what) {
   int together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
+  const char *why = g2z__nccl_of(comm)->no_copies;
   if (comm->rank == 0)
-    g2z_log(comm->services, together ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
-            "not all GPUs can write to each other's memory, or one has no room for what others "
-            "write: %s by NCCL", what);
+    g2z_log(comm->services,
+            together && why != g2z__told_apart ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
+            "%s: %s by NCCL", why ? why : "a GPU has no room for what others write", what);
 }
 
 static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {

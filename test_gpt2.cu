@@ -136,6 +136,7 @@ static const g2z_test_entry test_table[] = {
     {"cgroup_memory", "the memory that control groups leave", test_cgroup_memory},
     {"ops_peaks", "rates by the data sheet, for names that are known", test_ops_peaks},
     {"ops_device", "what a device refuses", test_ops_device},
+    {"device_missing", "why no GPU is used, and who promised one", test_device_missing},
     {"ops_linear", "products and their epilogues", test_ops_linear},
     {"ops_layernorm", "LayerNorm, forward and backward", test_ops_layernorm},
     {"ops_attention", "causal attention, forward and backward", test_ops_attention},

@@ -928,6 +928,8 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   g2z_model_config *model = &o->train.model;
   G2ZX_TRY(g2z_place_find(services, &context->ranks.place));
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
+  else if (context->device == G2Z_DEVICE_CPU && g2z_device_find_gpu(services) == G2Z_DEVICE)
+    g2z_log(services, G2Z_LOG_WARNING, "no GPU is used: %s", services->error);
   G2ZX_TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
   if (!o->model && context->device == G2Z_DEVICE_CPU) {
     model->layers = 4;

@@ -2697,14 +2697,17 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   if (o->gpus && o->ranks && o->gpus != o->ranks)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "--ranks and --gpus say the same: give one of them");
-  if (o->gpus > gpus)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %d, but this process sees %d: %s, or "
-                    "look at nvidia-smi and CUDA_VISIBLE_DEVICES", o->gpus, gpus, gpus
-                    ? "give fewer" : "compile with nvcc (make does where it finds nvcc and a GPU), "
-                                     "try it with --ranks N --device cpu");
+  if (o->gpus > gpus) {
+    char why[512] = "give fewer, or see nvidia-smi -L and CUDA_VISIBLE_DEVICES";
+    if (g2z_device_find_gpu(services) != G2Z_OK)
+      snprintf(why, sizeof why, "%.400s; ranks without GPUs: --ranks %d", services->error, o->gpus);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %d, but this process sees %d: %s", o->gpus,
+                    gpus, why);
+  }
   /* What no rank could do is said once, here. */
   g2z_run_options checked = *o;
   g2z_context_config context = g2z_context_config_default(services);
+  if (o->device < 0) checked.device = (int)context.device; /* rank 0 says why it is no GPU */
   G2ZR_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
@@ -2915,6 +2918,9 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   G2ZR_TRY(g2zr_settle_model(services, o));
   if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs none of them */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
+  else if (context->device == G2Z_DEVICE_CPU && ranks->place.rank == 0 &&
+           g2z_device_find_gpu(services) == G2Z_DEVICE)
+    g2z_log(services, G2Z_LOG_WARNING, "no GPU is used: %s", services->error);
   train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                  : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
   train->seq = o->seq ? o->seq : train->model.context;

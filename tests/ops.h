@@ -370,6 +370,38 @@ static void test_ops_peaks(g2z_test *t) {
   CHECK(t, isnan(g2zr_peak_flops("Tesla T4", G2Z_TF32))); /* it has no tf32 */
 }
 
+/* Who promises GPUs to a process that sees none. */
+static void test_device_missing(g2z_test *t) {
+  static const char *const names[] = {"SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES",
+                                      "NVIDIA_VISIBLE_DEVICES"};
+  static const struct { const char *values[3], *says; } cases[] = {
+      {{NULL, NULL, NULL}, NULL},
+      {{"0,1", NULL, NULL}, "SLURM_JOB_GPUS=0,1 promises GPUs"},
+      {{"", "3", "all"}, "CUDA_VISIBLE_DEVICES=3 promises GPUs"},
+      {{NULL, NULL, "all"}, "NVIDIA_VISIBLE_DEVICES=all promises GPUs"},
+      {{NULL, NULL, "void"}, NULL},
+      {{"0,1", "", "all"}, NULL}, /* the user hides them */
+      {{"0,1", "-1", "all"}, NULL}};
+  char *kept[3];
+  for (int k = 0; k < 3; k++) kept[k] = getenv(names[k]) ? strdup(getenv(names[k])) : NULL;
+  const int here = g2z_device_count(G2Z_DEVICE_CUDA);
+  if (here) snprintf(t->skip, sizeof t->skip, "%d GPUs are here", here);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases && !here; i++) {
+    for (int k = 0; k < 3; k++)
+      if (!cases[i].values[k]) unsetenv(names[k]);
+      else setenv(names[k], cases[i].values[k], 1);
+    g2z_status status = g2z_device_find_gpu(&t->services);
+    CHECK(t, status != G2Z_OK && (status == G2Z_DEVICE || !cases[i].says));
+    CHECK_HAS(t, t->services.error, cases[i].says ? cases[i].says : ": ");
+    CHECK(t, cases[i].says || !strstr(t->services.error, "promises"));
+  }
+  for (int k = 0; k < 3; k++) {
+    if (kept[k]) setenv(names[k], kept[k], 1);
+    else unsetenv(names[k]);
+    free(kept[k]);
+  }
+}
+
 static void test_ops_device(g2z_test *t) {
   static const struct { g2z_dtype dtype, grad; g2z_status status; const char *says; } refused[] = {
       {G2Z_TF32, G2Z_TF32, G2Z_UNSUPPORTED, "--dtype fp32"},

@@ -713,8 +713,11 @@ static int rank_zero(int argc, char **argv) {
     if (rounded) config.graph = 0; /* the host takes part in the middle of a step */
     status = test_trainer_create(context, &config, &trainer);
     if (status != G2Z_OK) break;
+    if (getenv("NCCL_P2P_DISABLE") && (trainer->comm->reduce == G2Z_TRANSPORT_COPY ||
+                                       trainer->comm->gather == G2Z_TRANSPORT_COPY))
+      status = g2z_fail(&services, G2Z_BAD_ARGUMENT, "case %d copies to peers", i);
     if (rounded) zero_round(trainer, rounded, config.dtype);
-    status = zero_train(trainer, losses[i]);
+    if (status == G2Z_OK) status = zero_train(trainer, losses[i]);
     if (rounded) trainer->device->ops = zero_still;
     g2z_trainer_free(trainer);
   }
@@ -1166,6 +1169,16 @@ static void test_zero_trouble_on(g2z_test *t, int device, int world) {
 
 static void test_zero_trouble(g2z_test *t) { test_zero_trouble_on(t, 0, 3); }
 
+/* A user who knows that GPUs do not reach each other tells NCCL; the kit's own copies obey. */
+static void test_zero_apart(g2z_test *t, int world) {
+  static float one[ZERO_CASES][ZERO_STEPS], apart[ZERO_CASES][ZERO_STEPS];
+  setenv("NCCL_P2P_DISABLE", "1", 1);
+  if (zero_run(t, 1, G2Z_FP32, 1, ZERO_COLUMNS, ZERO_PLAIN, one) &&
+      zero_run(t, 1, G2Z_FP32, world, ZERO_COLUMNS, ZERO_PLAIN, apart))
+    CHECK_NEAR(t, zero_worst(apart, one, ZERO_COLUMNS), 0, 1e-5);
+  unsetenv("NCCL_P2P_DISABLE");
+}
+
 /* On GPUs, through NCCL and copies. */
 static void test_cuda_zero(g2z_test *t) {
   int count = 0;
@@ -1180,5 +1193,6 @@ static void test_cuda_zero(g2z_test *t) {
   test_zero_dtype(t, 1, G2Z_FP32, world, world);
   test_zero_dtype(t, 1, G2Z_FP16, world, world);
   test_zero_recompute_on(t, 1, G2Z_FP16);
+  test_zero_apart(t, world);
   test_zero_trouble_on(t, 1, world);
 }
