@@ -106,8 +106,8 @@
  *               kernels take multiprocessors, and kernels of backward beside them take up to twice
  *               as long. Gradients travel in the type they have; the receiver adds them up in fp32.
  *               Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where
- *               tokens are few, else by NCCL, through symmetric windows. Where there is no such way
- *               NCCL carries all. train_config.transport chooses.
+ *               tokens are few, else by NCCL, through symmetric windows. NCCL carries all if a
+ *               written word does not arrive, or NCCL_P2P_DISABLE=1. train_config.transport chooses.
  *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
  *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report

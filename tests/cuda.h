@@ -707,8 +707,9 @@ static void test_cuda_tuning(g2z_test *t) {
 #ifdef __CUDACC__
   const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
   for (int i = 0; i < cuda->product_count; i++) timed += cuda->products[i].us > 0;
+  CHECK(t, timed >= (cuda->hopper ? 5 : 3)); /* forward, data, weights; on Hopper GELU's two, too */
 #endif
-  CHECK(t, timed >= 5 && lines == 1 + timed); /* a head, and forward and backward products */
+  CHECK(t, lines == 1 + timed); /* after a head */
   test_pair_close(&p);
 
   if (!test_pair_open(&p, t, 2)) return;
