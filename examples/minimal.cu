@@ -21,7 +21,8 @@ int main(int argc, char **argv) {
   static g2z_report report;
   g2z_context *context = NULL; g2z_trainer *trainer = NULL;
   char directory[64];
-  int steps = number(argc, argv, 2, 200), batch = number(argc, argv, 3, 4), last = 0;
+  g2z_status status = G2Z_OK;
+  int there, steps = number(argc, argv, 2, 200), batch = number(argc, argv, 3, 4), last = 0;
   int seq = number(argc, argv, 4, 64), layers = number(argc, argv, 5, 4);
   int channels = number(argc, argv, 6, 128);
   if (argc < 2 || argc > 7 || !steps || !batch || !seq || !layers || !channels) {
@@ -37,12 +38,13 @@ int main(int argc, char **argv) {
   config.batch = batch;
   config.optimizer.steps = steps, config.optimizer.warmup = steps / 10;
   if (place.device == G2Z_DEVICE_CUDA) config.dtype = G2Z_FP16;
-  for (int step = 1; step <= steps; step++) { /* the newest checkpoint that is there */
+  for (int step = 1; step <= steps && status == G2Z_OK; step++) { /* the newest checkpoint */
     snprintf(directory, sizeof directory, "minimal-step-%06d", step);
-    if (access(directory, F_OK) == 0) last = step;
+    status = g2z_is_there(&services, directory, &there);
+    if (there) last = step;
   }
   snprintf(directory, sizeof directory, "minimal-step-%06d", last);
-  g2z_status status = g2z_context_create(&place, &context);
+  if (status == G2Z_OK) status = g2z_context_create(&place, &context);
   if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
   if (status == G2Z_OK && last > 0) status = g2z_trainer_load(trainer, directory);
   for (int step = last + 1; step <= steps && status == G2Z_OK; step++) {

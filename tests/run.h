@@ -995,14 +995,18 @@ static void test_example_minimal(g2z_test *t) {
        "! grep 'step 5: ' out? && exit $a", 0, {"step 7: ", "step 9: "}},
       {"ls -d minimal-step-000006 minimal-step-000009", 0, {"", ""}},
       {"./minimal digits.bin 6 x 2>&1", 1, {"use: ./minimal SHARDS", ""}},
-      {"./minimal none.bin 2>&1", 1, {"matches \"none.bin\"", ""}}};
+      {"./minimal none.bin 2>&1", 1, {"matches \"none.bin\"", ""}},
+      /* README's program asks at once for what its end will need. */
+      {"sed -n '/^```c$/,/^```$/{/^```/!p}' README.md > main.c && cc -O1 -Wall -Wextra -Werror "
+       "main.c -o main -lm -lpthread 2>&1", 0, {"", ""}},
+      {"mkdir step-001000 && ./main 2>&1", 1, {"step-001000 exists: remove it", ""}}};
   char output[8192];
   if (access("examples/minimal.cu", R_OK) != 0) SKIP(t, "there are no examples here");
   if (test_shell("cc --version", output, sizeof output) != 0) SKIP(t, "there is no cc");
   test_run_shard(t, "digits.bin", 2000);
-  CHECK(t, test_shell(test_text("cp examples/minimal.cu gpt2_zero.h '%s'", t->directory), output,
-                      sizeof output) == 0);
-  for (int i = 0; i < 6; i++) {
+  CHECK(t, test_shell(test_text("cp examples/minimal.cu gpt2_zero.h README.md '%s'", t->directory),
+                      output, sizeof output) == 0);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK(t, test_shell(test_text("cd '%s' && { %s; }", t->directory, cases[i].command), output,
                         sizeof output) == cases[i].code);
     CHECK_HAS(t, output, cases[i].says[0], cases[i].says[1]);
