@@ -219,7 +219,15 @@ static g2z_status converse(const program *p, g2z_model *model, const g2z_tokeniz
 }
 
 static void print_share(void *user, double share) {
-  if (!isatty(STDOUT_FILENO)) return; /* a model in use has one process */
+  static double said; /* without a terminal: a line now and then, beside the results */
+  const double now = g2z_seconds();
+  if (share == 0) said = now;
+  if (!isatty(STDOUT_FILENO) && now - said < 10) return; /* a model in use has one process */
+  said = now;
+  if (!isatty(STDOUT_FILENO)) {
+    fprintf(stderr, "%.200s: %.0f %%\n", (const char *)user, 100 * share);
+    return;
+  }
   leave_place();
   in_place = (size_t)printf("%.50s: %.0f %%", (const char *)user, 100 * share);
   fflush(stdout);

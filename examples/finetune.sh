@@ -11,7 +11,7 @@
 # Only the tokens of completions and the end of text count in the loss. Nothing is inserted between
 # prompt and completion. GPT-2's tokens begin with their space: put it into the completion.
 # A training takes three epochs where no --steps or --epochs says otherwise; --max-train-steps stops
-# it earlier.
+# it earlier. All examples are trained on. A failure before the training begins leaves no OUT.
 set -eu
 fail() { echo "finetune.sh: $*" >&2; exit 1; }
 [ $# -ge 4 ] || fail "use: examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT [FLAGS OF TRAIN...]"
@@ -32,8 +32,14 @@ vocab=$weights/merges.txt
 [ -f "$vocab" ] || vocab=$weights/tokenizer.json
 [ -f "$vocab" ] || fail "$weights has neither merges.txt nor tokenizer.json: copy the model's there"
 
+clean() { # where a run has begun, its shards are needed to resume it
+  rmdir "$out/run" 2> /dev/null || [ ! -e "$out/run" ] || return 0
+  rm -f "$out"/data_train_*.bin "$out"/data_train_*.mask
+  rmdir "$out" 2> /dev/null || :
+}
+trap 'code=$?; [ $code = 0 ] || clean; exit $code' EXIT
 "$prepare" --vocab "$vocab" --field prompt,completion --out "$out" \
-  --name data "$data"
+  --name data --val-fraction 0 "$data"
 "$train" --init-from "$weights" --vocab "$vocab" --train "$out/data_train_*.bin" \
   --batch 1 $length --lr 3e-5 --run-dir "$out/run" \
   --save-weights "$out/weights" --sample-tokens 0 "$@"

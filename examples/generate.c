@@ -1,5 +1,6 @@
 /* A text that a trained or published GPT-2 writes on, token by token as it comes:
- *     cc -O3 -march=native -fopenmp generate.c -o generate -lm -lpthread   (nvcc -x cu: on a GPU)
+ *     cc -O3 -march=native -fopenmp -I. -Iextras examples/generate.c -o generate -lm -lpthread
+ *     nvcc -O3 -x cu -I. -Iextras examples/generate.c -o generate -lcublasLt -lnccl    (on a GPU)
  *     ./generate WEIGHTS_DIRECTORY VOCABULARY "Once upon a time" [TOKENS [TEMPERATURE]] */
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"

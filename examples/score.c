@@ -1,5 +1,6 @@
 /* The perplexity of a text under a trained or published GPT-2, in windows of its context:
- *     cc -O3 -march=native -fopenmp score.c -o score -lm -lpthread         (nvcc -x cu: on a GPU)
+ *     cc -O3 -march=native -fopenmp -I. -Iextras examples/score.c -o score -lm -lpthread
+ *     nvcc -O3 -x cu -I. -Iextras examples/score.c -o score -lcublasLt -lnccl          (on a GPU)
  *     ./score WEIGHTS_DIRECTORY VOCABULARY TEXT_FILE */
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -24,8 +25,11 @@ int main(int argc, char **argv) {
     status = g2z_fail(&services, G2Z_BAD_ARGUMENT, "%s is not the vocabulary of %s", argv[2],
                       argv[1]);
   if (status == G2Z_OK) status = g2z_encoder_create(&services, tokenizer, &encoder);
-  if (status == G2Z_OK) status = g2z_read_file(&services, argv[3], (size_t)1 << 30, &bytes, &count);
+  if (status == G2Z_OK) status = g2z_text_read(&services, argv[3], (size_t)1 << 30, &bytes, &count);
+  if (status == G2Z_OK) status = g2z_text_check(&services, argv[3], 0, bytes, count, NULL);
   if (status == G2Z_OK) status = g2z_encode(encoder, bytes, count, G2Z_ENCODE_DEFAULT, &text);
+  if (status == G2Z_OK && text.count < 2)
+    status = g2z_fail(&services, G2Z_BAD_ARGUMENT, "%s has fewer than two tokens", argv[3]);
   while (status == G2Z_OK && scored + 1 < (int64_t)text.count) { /* each token but the first */
     int64_t left = (int64_t)text.count - 1 - scored, context_length = model->config.context;
     int T = (int)(left < context_length ? left : context_length);

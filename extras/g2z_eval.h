@@ -89,7 +89,8 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
     if (try_status_ != G2Z_OK) return try_status_; \
   } while (0)
 
-#define G2ZE_ROWS 128           /* that are scored together */
+#define G2ZE_ROWS 128           /* that are scored together, */
+#define G2ZE_TOKENS 8192        /* if they have so many tokens: it is a while on a CPU */
 #define G2ZE_ENDINGS 16         /* of a question, at most */
 #define G2ZE_FILE_MAX ((size_t)1 << 32)
 
@@ -442,8 +443,13 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
   batch.targets = batch.tokens + room;
   batch.losses = (float *)(batch.targets + room);
   g2z_status status = G2Z_OK;
-  for (size_t at = 0; at < s->rows && status == G2Z_OK; at += G2ZE_ROWS) {
-    size_t count = s->rows - at < G2ZE_ROWS ? s->rows - at : G2ZE_ROWS;
+  for (size_t at = 0, count; at < s->rows && status == G2Z_OK; at += count) {
+    size_t longest = 0;
+    for (count = 0; at + count < s->rows && count < G2ZE_ROWS; count++) {
+      const size_t length = (size_t)s->row[at + count].count;
+      if (length > longest) longest = length;
+      if (count && (count + 1) * longest > G2ZE_TOKENS) break;
+    }
     if (progress) progress(user, (double)at / (double)s->rows);
     status = g2ze_score(s, s->row + at, (int)count, model, trainer, &batch);
   }

@@ -164,7 +164,7 @@ G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
 typedef struct g2z_events g2z_events;
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out);
-/* At most 32 of them, with tags of at most 63 characters. What is not finite is left out. */
+/* What is not finite is left out. An error: more than about 4000 bytes of tags in UTF-8. */
 G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
                                   const char *const *tags, const double *values);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
@@ -1078,22 +1078,28 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   return status;
 }
 
+/* What a field of so many bytes takes with its key and its length, below 16384. */
+static size_t g2zp_event_sized(size_t bytes) { return bytes + (bytes < 128 ? 2 : 3); }
+/* A Value: its tag, and a float with its key. */
+static size_t g2zp_event_value(const char *tag) { return g2zp_event_sized(strlen(tag)) + 5; }
+
 G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const char *const *tags,
                                   const double *values) {
-  G2Z_ASSERT(count <= 32);
   g2zp_event_begin(e, step);
   size_t bytes = 0; /* of the values below: a length stands before what it counts */
   for (int i = 0; i < count; i++)
-    if (isfinite((float)values[i])) bytes += strlen(tags[i]) + 9;
+    if (isfinite((float)values[i])) bytes += g2zp_event_sized(g2zp_event_value(tags[i]));
   if (bytes == 0) return G2Z_OK;
+  if (bytes > sizeof e->data - 64)
+    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%zu bytes of tags and values do not fit into "
+                    "an event of TensorBoard: give shorter tags", bytes);
   g2zp_event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
   g2zp_event_varint(e, bytes);
   for (int i = 0; i < count; i++) {
     float value = (float)values[i];
-    G2Z_ASSERT(strlen(tags[i]) < 64);
     if (!isfinite(value)) continue;
     g2zp_event_key(e, 1, 2);
-    g2zp_event_varint(e, strlen(tags[i]) + 7);
+    g2zp_event_varint(e, g2zp_event_value(tags[i]));
     g2zp_event_text(e, 1, tags[i]);
     g2zp_event_key(e, 2, 5);
     g2zp_event_bytes(e, &value, sizeof value);

@@ -859,6 +859,7 @@ static void g2zr_put_tokenizer(void *user, g2z_json_out *out) {
   static const char *const roles[] = {"bos_token", "eos_token", "unk_token"};
   G2ZR_TEXT("tokenizer_class", "GPT2Tokenizer");
   g2z_json_put_bool(out, "add_prefix_space", 0);
+  g2z_json_put_bool(out, "clean_up_tokenization_spaces", 0); /* " ," stays " ,": some versions' 1 */
   G2ZR_WHOLE("model_max_length", run->config.train.model.context);
   for (int i = 0; i < 3 && g2z_tokenizer_eot(run->tokenizer) >= 0; i++)
     G2ZR_TEXT(roles[i], "<|endoftext|>");
@@ -2294,13 +2295,25 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
+/* A text as g2z_utf8_show shows it. `to` has room for 3 bytes per byte and a NUL. */
+static void g2zr_printable(const char *text, size_t bytes, char *to) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+  while (at < end) {
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    memcpy(to, shown.text, shown.bytes);
+    to += shown.bytes;
+    at += shown.used;
+  }
+  *to = 0;
+}
+
 /* The next file of --eval. */
 static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   static const char *const names[] = {"eval", "eval_loss", "eval_acc_norm", "eval_ms"};
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
   const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes: it was opened */
-  char text[200], tag[300], quoted[6 * NAME_MAX + 1], last[sizeof quoted + 32];
+  char text[200], tag[3 * NAME_MAX + 8] = "eval/", quoted[6 * NAME_MAX + 1], last[sizeof quoted + 32];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
   G2ZR_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, NULL, NULL, eval));
@@ -2316,22 +2329,10 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   g2zr_quote(name, quoted);
   snprintf(last, sizeof last, ", \"eval_file\": \"%s\"", quoted);
   G2ZR_TRY(g2zr_put_line(run, 4, names, values, last));
-  snprintf(tag, sizeof tag, "eval/%.280s", name);
+  g2zr_printable(name, strlen(name), tag + strlen(tag)); /* protobuf's strings are UTF-8 */
   const char *tags = tag;
   G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval->loss));
   return g2zr_log(run, run->line);
-}
-
-/* A text as g2z_utf8_show shows it. `to` has room for 3 bytes per byte and a NUL. */
-static void g2zr_printable(const char *text, size_t bytes, char *to) {
-  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
-  while (at < end) {
-    const g2z_shown shown = g2z_utf8_show(at, end);
-    memcpy(to, shown.text, shown.bytes);
-    to += shown.bytes;
-    at += shown.used;
-  }
-  *to = 0;
 }
 
 /* Leaves "sample after step N:", a line feed and the text in run->sample_text. */

@@ -373,7 +373,7 @@ static double eval_printed(const char *output, const char *after, const char *fi
  * is what the weights that they leave have, but for the rounding of the fourth decimal. */
 static void test_eval_train(g2z_test *t) {
   static const char *const files[] = {"x_val_0.bin", "a.txt"};
-  char output[16384], scored[4096], arguments[1400];
+  char output[16384], scored[4096], arguments[2400];
   if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
   test_run_shard(t, "x_train_0.bin", 2000);
   test_run_shard(t, "x_val_0.bin", 300);
@@ -397,6 +397,39 @@ static void test_eval_train(g2z_test *t) {
   CHECK(t, strstr(scored, " bits per byte | 19 tokens | ") != NULL);
   test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, x_val_0.bin' "
           "%s/report.html && grep -q 'loss, a.txt' %s/report.html", dir, dir, dir);
+  /* Names of any length and bytes: the run ends, and TensorBoard's file has the tag whole. */
+  for (int i = 0; i < 6; i++) {
+    char name[256], want[800];
+    const int lengths[] = {58, 59, 121, 122, 240, 240}, length = lengths[i];
+    memset(name, i == 5 ? 1 : 'n', sizeof name);
+    if (i == 4) memset(name, 0xff, sizeof name);
+    name[length] = 0;
+    snprintf(want, sizeof want, "eval/%s", name);
+    for (int k = 0; i > 3 && k < length; k++) memcpy(want + 5 + 3 * k, "\xef\xbf\xbd", 4);
+    test_write_file(t, test_path(t, name), "a text of few bytes", 19);
+    snprintf(arguments, sizeof arguments,
+             "--train '%s' --vocab-size 257 --layers 1 --channels 8 --heads 1 --context 8 "
+             "--batch 1 --steps 1 --eval '%s' --device cpu --run-dir %s/run%d --sample-tokens 0",
+             test_path(t, "x_train_*.bin"), test_path(t, name), t->directory, i);
+    CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+    size_t bytes = 0, at = 0, found = 0;
+    test_sh(t, "mv run%d/events.out.* run%d/events", i, i);
+    char *events = NULL;
+    CHECK_OK(t, g2z_read_file(&t->services, test_path(t, test_text("run%d/events", i)), 1 << 20,
+                              &events, &bytes));
+    /* each record: length, its sum, an event, its sum */
+    for (uint64_t record; events && at + 16 <= bytes; at += 16 + (size_t)record) {
+      memcpy(&record, events + at, sizeof record);
+      const size_t tag = strlen(want), inner = tag + (tag < 128 ? 7 : 8);
+      const size_t sum = inner + (inner < 128 ? 2 : 3);
+      if (record >= sum && memmem(events + at + 12, (size_t)record, want, tag)) {
+        found++; /* wall time 9, step 2, summary's key and length, value */
+        CHECK(t, record == 9 + 2 + 1 + (sum < 128 ? 1 : 2) + sum);
+      }
+    }
+    CHECK(t, found == 1 && at == bytes);
+    g2z_release(&t->services, events);
+  }
 }
 
 /* The examples as `make examples` builds them: score's loss of a text is that of its tokens in a
@@ -447,6 +480,20 @@ static void test_examples(g2z_test *t) {
   snprintf(command, sizeof command, "build/examples/score %s/none %s/e.bpe x 2>&1", dir, dir);
   CHECK(t, test_shell(command, output, sizeof output) != 0);
   CHECK(t, strncmp(output, "score: ", 7) == 0);
+  /* What has no figure: a text of one token, and what is no text. */
+  test_write_file(t, test_path(t, "one.txt"), "A", 1);
+  test_write_file(t, test_path(t, "wide.txt"), "\xff\xfe" "A\0B\0", 6);
+  static const char *const texts[][2] = {{"one.txt", "one.txt has fewer than two tokens"},
+                                         {"wide.txt", "wide.txt is text in UTF-16"}};
+  for (int i = 0; i < 2; i++) {
+    snprintf(command, sizeof command, "build/examples/score %s/weights %s/e.bpe %s/%s 2>&1", dir,
+             dir, dir, texts[i][0]);
+    CHECK(t, test_shell(command, output, sizeof output) == 1);
+    CHECK_HAS(t, output, texts[i][1]);
+  }
+  /* The lines in the sources compile them. */
+  CHECK(t, test_shell("for f in generate score; do $(sed -n 's/^ \\*     cc -O3/cc -fsyntax-only/p' "
+                      "examples/$f.c) || exit 1; done 2>&1", output, sizeof output) == 0);
   g2z_tokens_free(&ids);
   g2z_encoder_free(encoder);
   g2z_tokenizer_free(tokenizer);
