@@ -470,16 +470,6 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
   g2z_release(page->services, text);
 }
 
-/* A command line breaks between words, and not in "--steps" as browsers would. Cuts up `text`. */
-static void g2zp_page_words(g2z_page *page, char *text) {
-  while (*text) {
-    char *end = text + strcspn(text, " "), space = *end;
-    *end = 0;
-    g2zp_element(page->writer, "<span>", text, space ? "</span> " : "</span>");
-    text = end + (space != 0);
-  }
-}
-
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
@@ -488,8 +478,13 @@ G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format,
   int is_long = text && strlen(text) > 60;
   g2zp_page_open(page, G2ZP_PAGE_FACTS);
   g2zp_element(page->writer, is_long ? "<div class=long><dt>" : "<div><dt>", name, "</dt><dd>");
-  if (is_long) g2zp_page_words(page, text);
-  else g2zp_page_escape(page->writer, text ? text : "");
+  for (char *at = text; is_long && *at;) { /* breaks between words, and not in "--steps" */
+    char *end = at + strcspn(at, " "), space = *end;
+    *end = 0;
+    g2zp_element(page->writer, "<span>", at, space ? "</span> " : "</span>");
+    at = end + (space != 0);
+  }
+  if (!is_long) g2zp_page_escape(page->writer, text ? text : "");
   g2z_writer_printf(page->writer, "</dd></div>\n");
   g2z_release(page->services, text);
 }
@@ -588,26 +583,6 @@ static void g2zp_extent_add(g2zp_extent *e, double value) {
   e->values++;
 }
 
-/* 1, 2, 2.5 or 5 times a power of ten, so that about `count` of it make up the span. */
-static double g2zp_round_step(double span, int count, int whole) {
-  double raw = span / count, power = pow(10, floor(log10(raw))), lead = raw / power;
-  int quarter = lead > 2 && lead <= 2.5 && !(whole && power < 10);
-  double step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : quarter ? 2.5 : lead <= 5 ? 5 : 10);
-  return whole && step < 1 ? 1 : step;
-}
-
-/* Ticks at 1, 2, 5 within few decades, else at powers of ten, or at some of them. */
-static void g2zp_log_ticks(g2zp_scale *s) {
-  int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
-  int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
-  for (int power = first; power <= last; power += every)
-    for (int lead = 1; lead <= 5; lead += lead == 2 ? 3 : 1) { /* 1, 2, 5 */
-      double tick = lead * pow(10, power);
-      int shown = (lead == 1 || fine) && tick >= s->low * 0.999 && tick <= s->high * 1.001;
-      if (shown && s->ticks < G2ZP_TICKS) s->tick[s->ticks++] = tick;
-    }
-}
-
 /* The nearest of 1, 2, 5 times a power of ten beyond `value`, below or above. */
 static double g2zp_log_bound(double value, int above) {
   double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
@@ -640,7 +615,11 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
       s->high += size > 0 ? size / 10 : 1;
       rounded = 0;
     }
-    s->step = g2zp_round_step(s->high - s->low, 5, e->whole);
+    /* 1, 2, 2.5 or 5 times a power of ten, so that about five of it make up the span. */
+    double raw = (s->high - s->low) / 5, power = pow(10, floor(log10(raw))), lead = raw / power;
+    int quarter = lead > 2 && lead <= 2.5 && !(e->whole && power < 10);
+    s->step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : quarter ? 2.5 : lead <= 5 ? 5 : 10);
+    if (e->whole && s->step < 1) s->step = 1;
     if (rounded) {
       s->low = floor(s->low / s->step + 1e-6) * s->step;
       s->high = ceil(s->high / s->step - 1e-6) * s->step;
@@ -650,8 +629,16 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
     s->step = 0;
     for (int i = 0; i < e->values; i++)
       if (e->value[i] > 0 || !s->log) s->tick[s->ticks++] = e->value[i];
-  } else if (s->log) g2zp_log_ticks(s);
-  else
+  } else if (s->log) { /* at 1, 2, 5 within few decades, else at powers of ten, or at some */
+    int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
+    int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
+    for (int power = first; power <= last; power += every)
+      for (int lead = 1; lead <= 5; lead += lead == 2 ? 3 : 1) { /* 1, 2, 5 */
+        double tick = lead * pow(10, power);
+        int shown = (lead == 1 || fine) && tick >= s->low * 0.999 && tick <= s->high * 1.001;
+        if (shown && s->ticks < G2ZP_TICKS) s->tick[s->ticks++] = tick;
+      }
+  } else
     for (double i = ceil(s->low / s->step - 1e-6);
          i * s->step <= s->high + 1e-6 * s->step && s->ticks < G2ZP_TICKS; i++)
       s->tick[s->ticks++] = i * s->step;
@@ -703,14 +690,6 @@ static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double
                           const char *text) {
   g2z_writer_printf(writer, "<text class=%s x=\"%s\" y=\"%s\"", kind, G2ZP_AT(x), G2ZP_AT(y));
   g2zp_element(writer, ">", text, "</text>\n");
-}
-
-/* A line between two values, with feet. */
-static void g2zp_svg_whisker(g2z_writer *writer, double from, double to, double y) {
-  if (isnan(from + to)) return;
-  g2zp_svg_line(writer, "whisker", from, y, to, y);
-  g2zp_svg_line(writer, "whisker", from, y - 3.5, from, y + 3.5);
-  g2zp_svg_line(writer, "whisker", to, y - 3.5, to, y + 3.5);
 }
 
 /* Title, legend and the opening of the picture. */
@@ -852,36 +831,20 @@ static void g2zp_chart_values(g2z_writer *writer, const g2z_chart *chart, const 
   }
 }
 
-/* A pointer that rests on a point is told its value. */
-static void g2zp_chart_points(g2z_writer *writer, const g2z_series *series, int index,
-                              const g2zp_scale *x, const g2zp_scale *y) {
-  char text[32];
-  for (size_t i = 0; i < series->count; i++) {
-    double at = g2zp_scale_at(x, series->x[i]), up = g2zp_scale_at(y, series->y[i]);
-    if (isnan(at + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
-    snprintf(text, sizeof text, "%.9g", series->y[i]);
-    g2z_plain_number(text);
-    g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5 cx=\"%s\" "
-                              "cy=\"%s\">", index, G2ZP_AT(at), G2ZP_AT(up));
-    g2zp_element(writer, "<title>", series->name, ": ");
-    g2z_writer_printf(writer, "%s</title></circle>\n", text);
-  }
-}
-
 static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
-  g2zp_extent across = g2zp_nothing, up = g2zp_nothing;
+  g2zp_extent wide = g2zp_nothing, tall = g2zp_nothing;
   g2zp_scale x, y;
   char text[32];
   size_t widest = 0;
   for (int i = 0; i < chart->series_count; i++) {
     const g2z_series *series = &chart->series[i];
     for (size_t at = 0; at < series->count; at++) {
-      g2zp_extent_add(&across, series->x[at]);
-      g2zp_extent_add(&up, series->y[at]);
+      g2zp_extent_add(&wide, series->x[at]);
+      g2zp_extent_add(&tall, series->y[at]);
     }
   }
-  g2zp_scale_make(&x, &across, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
-  g2zp_scale_make(&y, &up, chart->y_axis, 1);
+  g2zp_scale_make(&x, &wide, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
+  g2zp_scale_make(&y, &tall, chart->y_axis, 1);
   for (int i = 0; i < y.ticks; i++) {
     g2zp_tick_text(&y, y.tick[i], text);
     if (strlen(text) > widest) widest = strlen(text);
@@ -892,40 +855,26 @@ static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
   y.to = 10;
   g2zp_chart_head(page, chart, G2ZP_CHART_HEIGHT);
   g2zp_chart_axes(page, chart, &x, &y);
-  if (isnan(across.low + up.low))
+  if (isnan(wide.low + tall.low))
     g2zp_svg_text(page->writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
-  for (int i = 0; i < chart->series_count; i++)
-    g2zp_chart_line(page->writer, &chart->series[i], i, &x, &y);
-  g2zp_chart_values(page->writer, chart, &x, &y);
-  for (int i = 0; i < chart->series_count; i++)
-    g2zp_chart_points(page->writer, &chart->series[i], i, &x, &y);
-}
-
-/* One bar and its value; nothing where the value is not known. */
-static void g2zp_chart_bar(g2z_writer *writer, const g2z_series *series, int index, size_t at,
-                           const g2zp_scale *x, double top) {
-  double end = at < series->count ? g2zp_scale_at(x, series->y[at]) : NAN, text_at = end;
-  char text[32];
-  if (isnan(end)) return;
-  if (end < x->from) end = x->from;
-  g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12 x=\"%s\" y=\"%s\" "
-                    "width=\"%s\"/>", index, G2ZP_AT(x->from), G2ZP_AT(top),
-                    G2ZP_AT(end - x->from));
-  if (series->low) {
-    double high = g2zp_scale_at(x, series->high[at]);
-    g2zp_svg_whisker(writer, g2zp_scale_at(x, series->low[at]), high, top + 6);
-    if (high > text_at) text_at = high;
+  for (int i = 0; i < chart->series_count; i++) {
+    const g2z_series *series = &chart->series[i];
+    g2zp_chart_line(page->writer, series, i, &x, &y);
+    for (size_t at = 0; at < series->count; at++) {
+      double across = g2zp_scale_at(&x, series->x[at]), up = g2zp_scale_at(&y, series->y[at]);
+      if (isnan(across + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
+      g2z_writer_printf(page->writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5 cx=\"%s\" "
+                        "cy=\"%s\"/>\n", i, G2ZP_AT(across), G2ZP_AT(up));
+    }
   }
-  g2zp_scale own = *x;
-  own.step = 0; /* its own unit and decimals */
-  g2zp_tick_text(&own, series->y[at], text);
-  g2zp_svg_text(writer, "value", text_at + 6, top + 10, text);
+  g2zp_chart_values(page->writer, chart, &x, &y);
 }
 
 /* Bars lie, so that their labels have room; a group for each label. */
 static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
   g2zp_extent extent = g2zp_nothing;
   g2zp_scale x, y;
+  char text[32];
   size_t groups = 0, widest = 0;
   for (int i = 0; i < chart->series_count; i++) {
     const g2z_series *series = &chart->series[i];
@@ -950,11 +899,30 @@ static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
     g2zp_svg_line(page->writer, "grid", at, y.to, at, y.from);
   }
   g2zp_chart_axes(page, chart, &x, &y);
+  g2zp_scale own = x;
+  own.step = 0; /* each value has its own unit and decimals */
   for (size_t at = 0; at < groups; at++) {
     double top = y.to + group * (double)at + 5;
     g2zp_svg_text(page->writer, "end", x.from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
-    for (int i = 0; i < chart->series_count; i++)
-      g2zp_chart_bar(page->writer, &chart->series[i], i, at, &x, top + 14 * i);
+    for (int i = 0; i < chart->series_count; i++, top += 14) {
+      const g2z_series *series = &chart->series[i];
+      double end = at < series->count ? g2zp_scale_at(&x, series->y[at]) : NAN, text_at = end;
+      if (isnan(end)) continue;
+      if (end < x.from) end = x.from;
+      g2z_writer_printf(page->writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12 x=\"%s\" "
+                        "y=\"%s\" width=\"%s\"/>", i, G2ZP_AT(x.from), G2ZP_AT(top),
+                        G2ZP_AT(end - x.from));
+      double low = series->low ? g2zp_scale_at(&x, series->low[at]) : NAN;
+      double high = series->low ? g2zp_scale_at(&x, series->high[at]) : NAN;
+      if (!isnan(low + high)) { /* a whisker, with feet */
+        g2zp_svg_line(page->writer, "whisker", low, top + 6, high, top + 6);
+        g2zp_svg_line(page->writer, "whisker", low, top + 2.5, low, top + 9.5);
+        g2zp_svg_line(page->writer, "whisker", high, top + 2.5, high, top + 9.5);
+      }
+      if (high > text_at) text_at = high;
+      g2zp_tick_text(&own, series->y[at], text);
+      g2zp_svg_text(page->writer, "value", text_at + 6, top + 10, text);
+    }
   }
 }
 
@@ -1032,19 +1000,6 @@ static g2z_status g2zp_event_end(g2z_events *e) {
   return g2z_writer_flush(e->writer);
 }
 
-/* Two starts in one second must not share a file: the second one waits for no clock, it takes the
- * next second's name. */
-static g2z_status g2zp_events_path(g2z_services *services, const char *directory, g2z_path *path) {
-  char host[128] = "";
-  gethostname(host, sizeof host - 1);
-  long long seconds = (long long)time(NULL);
-  for (int there = 1; there; seconds++) {
-    *path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
-    G2ZP_TRY(g2z_is_there(services, path->text, &there));
-  }
-  return G2Z_OK;
-}
-
 /* The version that TensorBoard looks for, and the step from which this file replaces earlier ones.
  * The first file has a START too: TensorBoard takes a run's first START for its beginning, and
  * forgets earlier values at later ones only. */
@@ -1064,9 +1019,16 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
                                      int64_t first_step, g2z_events **out) {
   void *memory;
   g2z_path path;
+  char host[128] = "";
   *out = NULL;
   G2ZP_TRY(g2zp_check_directory(services, directory));
-  G2ZP_TRY(g2zp_events_path(services, directory, &path));
+  gethostname(host, sizeof host - 1);
+  /* Two starts in one second must not share a file: the second takes the next second's name. */
+  long long seconds = (long long)time(NULL);
+  for (int there = 1; there; seconds++) {
+    path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
+    G2ZP_TRY(g2z_is_there(services, path.text, &there));
+  }
   G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
@@ -1370,36 +1332,6 @@ static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
   c->column[G2ZP_COLUMN_skips][c->steps++] = (double)c->skips;
 }
 
-/* The mean of about the last fiftieth of the steps, weighted so that it begins with the first loss.
- * A skipped step may have no finite loss. */
-static void g2zp_curves_smooth(g2zp_curves *c) {
-  const double keep = c->steps < 100 ? NAN : 1 - 50.0 / (double)c->steps;
-  double sum = 0, weight = 0;
-  for (size_t i = 0; i < c->steps; i++) {
-    const double loss = c->column[G2ZP_COLUMN_loss][i];
-    if (isfinite(loss)) {
-      sum = keep * sum + (1 - keep) * loss;
-      weight = keep * weight + (1 - keep);
-    }
-    c->column[G2ZP_COLUMN_smooth][i] = sum / weight;
-  }
-}
-
-static g2z_status g2zp_curves_fill(g2zp_curves *c, const char *path, const char *text,
-                                   size_t bytes) {
-  size_t at = 0;
-  for (int number = 1; at < bytes; number++) {
-    g2z_metrics_line line;
-    int torn;
-    g2z_status status = g2z_metrics_read(c->services, path, text, bytes, &at, number, &line,
-                                         &torn);
-    if (torn) break;
-    G2ZP_TRY(status);
-    g2zp_curves_take(c, &line);
-  }
-  return G2Z_OK;
-}
-
 /* The whole of metrics.jsonl. */
 static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
                                    g2zp_curves *c) {
@@ -1414,21 +1346,29 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   if (status == G2Z_OK)
     status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &memory);
   for (size_t i = 0; i < G2ZP_COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
-  if (status == G2Z_OK) status = g2zp_curves_fill(c, path.text, text, bytes);
-  if (status == G2Z_OK) g2zp_curves_smooth(c);
+  for (size_t at = 0, number = 1; at < bytes && status == G2Z_OK; number++) {
+    g2z_metrics_line line;
+    int torn;
+    status = g2z_metrics_read(services, path.text, text, bytes, &at, (int)number, &line, &torn);
+    if (status == G2Z_OK) g2zp_curves_take(c, &line);
+    if (!torn) continue;
+    status = G2Z_OK; /* the run is writing this line */
+    break;
+  }
+  /* The mean of about the last fiftieth of the steps, weighted so that it begins with the first
+   * loss. A skipped step may have no finite loss. */
+  const double keep = c->steps < 100 ? NAN : 1 - 50.0 / (double)c->steps;
+  double sum = 0, weight = 0;
+  for (size_t i = 0; i < c->steps && status == G2Z_OK; i++) {
+    const double loss = c->column[G2ZP_COLUMN_loss][i];
+    if (isfinite(loss)) {
+      sum = keep * sum + (1 - keep) * loss;
+      weight = keep * weight + (1 - keep);
+    }
+    c->column[G2ZP_COLUMN_smooth][i] = sum / weight;
+  }
   g2z_release(services, text);
   return status;
-}
-
-/* 1: all values that are known are one and the same, which is *value; NaN: none is known. */
-static int g2zp_column_constant(const double *column, size_t count, double *value) {
-  *value = NAN;
-  for (size_t i = 0; i < count; i++) {
-    if (isnan(column[i])) continue;
-    if (isnan(*value)) *value = column[i];
-    if (column[i] != *value) return 0;
-  }
-  return 1;
 }
 
 /* The series of a chart of which something is known; *varies: they are worth a picture. */
@@ -1451,7 +1391,12 @@ static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series
     s->count = counts[of];
     s->mark = s->count <= 64 ? G2Z_MARK_POINTS
               : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
-    int same = g2zp_column_constant(s->y, s->count, &constant[count]);
+    int same = 1; /* all values that are known; NaN: none is */
+    constant[count] = NAN;
+    for (size_t k = 0; k < s->count; k++) {
+      if (isnan(constant[count])) constant[count] = s->y[k];
+      if (!isnan(s->y[k]) && s->y[k] != constant[count]) same = 0;
+    }
     if (!same) *varies = 1;
     if (!same || !isnan(constant[count])) count++;
   }
@@ -1473,14 +1418,6 @@ static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
       g2zp_page_number(page, series[k].name, constant[k]);
     if (!head && varies) g2z_page_chart(page, &chart);
   }
-}
-
-static void g2zp_report_spent(g2z_page *page, const g2zp_curves *c) {
-  const size_t count = sizeof c->spent_s / sizeof *c->spent_s;
-  const g2z_series series = {"seconds", NULL, c->spent_s, NULL, NULL, count, G2Z_MARK_LINE};
-  const g2z_chart spent = {"Where the time went", "s", NULL, g2zp_spent_names, &series, 1,
-                           G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
-  g2z_page_chart(page, &spent);
 }
 
 /* What the head of the page says of a run: of one that has ended from training_metrics.json, before
@@ -1519,45 +1456,22 @@ typedef struct g2zp_run_files {      /* what a run directory tells about the run
   g2zp_told metrics, launcher, failure;
 } g2zp_run_files;
 
-static g2z_status g2zp_report_told(g2z_page *page, const g2zp_run_files *files) {
-  const int ended = files->metrics.text != NULL;
-  const g2zp_told *told = ended ? &files->metrics : &files->launcher;
-  for (size_t i = 0; i < sizeof g2zp_report_facts / sizeof *g2zp_report_facts; i++) {
-    const g2zp_fact *fact = &g2zp_report_facts[i];
-    const char *at = ended ? fact->metrics : fact->launcher;
-    char *text;
-    if (!at) continue;
-    G2ZP_TRY(g2zp_told_text(told, at, &text));
-    double value = g2zp_told_number(told, at);
-    if (text) g2z_page_fact(page, fact->name, "%s", text);
-    else if (!isnan(value)) g2zp_page_number(page, fact->name, value);
-    g2z_release(page->services, text);
-  }
-  return G2Z_OK;
-}
-
-/* Steps that training_metrics.json knows of: not all, when the run has gone on since. */
-static size_t g2zp_report_steps(const g2zp_told *metrics) {
-  g2z_json json;
-  g2zp_told epoch;
-  double steps = 0;
-  if (!g2zp_told_list(metrics, "epochs", &json)) return 0;
-  while (g2zp_told_next(metrics, &json, &epoch)) {
-    double more = g2zp_told_number(&epoch, "steps");
-    if (!(more >= 0)) break;
-    steps += more;
-  }
-  return (size_t)steps;
-}
-
 /* How the run ended, in the head of the page. */
 static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files,
                                      const g2zp_curves *curves) {
   char *reason = NULL, *detail = NULL, now[32];
   g2z_status status = G2Z_OK;
+  g2z_json json;
+  g2zp_told epoch;
+  double steps = 0, more = 0; /* that training_metrics.json knows of; the run may have gone on */
   g2z_utc_now(now);
+  if (g2zp_told_list(&files->metrics, "epochs", &json))
+    while (more >= 0 && g2zp_told_next(&files->metrics, &json, &epoch)) {
+      more = g2zp_told_number(&epoch, "steps");
+      if (more >= 0) steps += more;
+    }
   if (files->failure.text) status = g2zp_told_text(&files->failure, "sentence", &detail);
-  else if (g2zp_report_steps(&files->metrics) == curves->steps) {
+  else if ((size_t)steps == curves->steps) {
     status = g2zp_told_text(&files->metrics, "shutdown.reason", &reason);
     if (status == G2Z_OK) status = g2zp_told_text(&files->metrics, "shutdown.signal", &detail);
   }
@@ -1568,16 +1482,6 @@ static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files
   g2z_release(files->metrics.services, reason);
   g2z_release(files->metrics.services, detail);
   return status;
-}
-
-/* What the run has reached, in the head of the page. */
-static void g2zp_report_reached(g2z_page *page, const g2zp_curves *c) {
-  if (c->steps)
-    g2zp_page_number(page, "loss of the last step", c->column[G2ZP_COLUMN_loss][c->steps - 1]);
-  if (!c->validations) return;
-  const double loss = c->column[G2ZP_COLUMN_val_loss][c->validations - 1];
-  g2zp_page_number(page, "last validation loss", loss);
-  g2zp_page_number(page, "perplexity", exp(loss));
 }
 
 /* The text that the model wrote last, if there is one. */
@@ -1656,12 +1560,38 @@ static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
   snprintf(title, sizeof title, "Run %.280s", name);
   G2ZP_TRY(g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page));
   g2z_status status = g2zp_report_result(page, files, curves);
-  if (status == G2Z_OK) status = g2zp_report_told(page, files);
-  g2zp_report_reached(page, curves);
+
+  /* The head: what the files tell, what the run has reached, what was the same in all steps. */
+  const int ended = files->metrics.text != NULL;
+  const g2zp_told *told = ended ? &files->metrics : &files->launcher;
+  for (size_t i = 0; i < sizeof g2zp_report_facts / sizeof *g2zp_report_facts; i++) {
+    const g2zp_fact *fact = &g2zp_report_facts[i];
+    const char *at = ended ? fact->metrics : fact->launcher;
+    char *text;
+    if (!at || status != G2Z_OK) continue;
+    status = g2zp_told_text(told, at, &text);
+    double value = g2zp_told_number(told, at);
+    if (text) g2z_page_fact(page, fact->name, "%s", text);
+    else if (!isnan(value)) g2zp_page_number(page, fact->name, value);
+    g2z_release(services, text);
+  }
+  if (curves->steps)
+    g2zp_page_number(page, "loss of the last step",
+                     curves->column[G2ZP_COLUMN_loss][curves->steps - 1]);
+  if (curves->validations) {
+    const double loss = curves->column[G2ZP_COLUMN_val_loss][curves->validations - 1];
+    g2zp_page_number(page, "last validation loss", loss);
+    g2zp_page_number(page, "perplexity", exp(loss));
+  }
   g2zp_report_curves(page, curves, 1);
+
   g2z_page_heading(page, "Curves");
   g2zp_report_curves(page, curves, 0);
-  g2zp_report_spent(page, curves);
+  const g2z_series spent = {"seconds", NULL, curves->spent_s, NULL, NULL,
+                            sizeof curves->spent_s / sizeof *curves->spent_s, G2Z_MARK_LINE};
+  const g2z_chart chart = {"Where the time went", "s", NULL, g2zp_spent_names, &spent, 1,
+                           G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
+  g2z_page_chart(page, &chart);
   g2zp_report_epochs(page, &files->metrics);
   if (status == G2Z_OK) status = g2zp_report_sample(page, services, run_dir);
   if (status == G2Z_OK) status = g2z_page_commit(page);
