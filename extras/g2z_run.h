@@ -2277,6 +2277,9 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   double loss, begin = g2z_seconds();
   G2ZR_TRY(g2z_loader_seek(run->val, first));
   G2ZR_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
+  if (run->steps == 0 && !isfinite(loss)) /* a training skips such steps, and ends by that */
+    return g2z_fail(run->services, G2Z_DIVERGED, "the validation loss is not a finite number: what "
+                    "the model computes does not fit its type; take --dtype fp32");
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   run->epoch[run->epoch_count - 1].val_loss = loss;
@@ -2609,7 +2612,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   FLAG("eval-every", INT64, run.eval_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")      \
   FLAG("sample-every", INT64, run.sample_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")  \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
-  FLAG("prompt", TEXT, run.prompt, 0, 0, "TEXT", "what a sample continues [end of text]")         \
+  FLAG("prompt", TEXT, run.prompt, 0, 0, "TEXT",                                                  \
+       "what a sample continues; its last half context if it is longer [end of text]")            \
   FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
   FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw among that many; 0: all")        \
   FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw among the likeliest of that mass") \
