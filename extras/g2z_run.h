@@ -375,6 +375,7 @@ struct g2z_run {
   char passed_over[256];             /* their steps, "": none, */
   char newest[300];                  /* and what is wrong with the first */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
+  int broken;                        /* 1: a step failed */
   int64_t unsound;                   /* step of the first checkpoint since the loss went up or steps
                                       * were skipped; 0: all is well */
   int64_t applied;                   /* steps of this start */
@@ -2189,6 +2190,7 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 /* The status of a step or of a flush. Where the report has a step that finished, that is told first
  * and a failure waits for the next call. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
+  run->broken |= status != G2Z_OK && status != G2Z_STOPPED;
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
   g2zr_note_failure(run, &run->ending, status);
   return G2Z_OK;
@@ -2502,12 +2504,30 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
+/* A file failed, and no step: a run of one rank saves before it ends. With several ranks, others
+ * may not know of the failure yet. */
+static void g2zr_rescue(g2z_run *run) {
+  const int wanted = run->config.run_dir && run->context->world == 1 && !run->broken &&
+                     run->step > run->resumed && run->step != run->saved &&
+                     !(run->due & G2ZR_DUE_SAVE);
+  int there = 0;
+  if (!wanted || g2z_is_there(run->services, run->config.run_dir, &there) != G2Z_OK || !there)
+    return;
+  const g2z_path path = g2zr_checkpoint(run, run->step, "");
+  if (g2z_trainer_save_with(run->trainer, path.text, g2zr_put_note, g2zr_save_tokenizer, run) ==
+      G2Z_OK) {
+    run->saved = run->step;
+    g2z_log(run->services, G2Z_LOG_WARNING, "the run fails, and has saved %s", path.text);
+  } else g2zr_remove_checkpoint(g2zr_checkpoint(run, run->step, ".partial").text);
+}
+
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status != G2Z_OK) { /* into train.log as well; a failure to write must not replace it */
     char sentence[G2Z_ERROR_BYTES];
     memcpy(sentence, run->services->error, sizeof sentence);
+    if (status == G2Z_IO || status == G2Z_FORMAT) g2zr_rescue(run);
     g2zr_log(run, sentence);
     if (run->metrics.file >= 0 && status != G2Z_STOPPED)
       g2z_report_run(run->services, run->config.run_dir);
