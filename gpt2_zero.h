@@ -946,7 +946,7 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
                                    g2z_device_kind device, int rank, int world, g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
 /* G2Z_NO_MEMORY unless the plan of `config` fits into `free_bytes`: the sentence names the batch,
- * recomputation and ZeRO stages that do. sharing: the ranks among which a host's memory is divided. */
+ * recomputation and ZeRO stages that do. sharing: the ranks that divide the memory of a host. */
 G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config *config,
                                  const g2z_plan *plan, size_t free_bytes, int sharing);
 /* The plan as a table for people, line by line, against `free_bytes` of memory (0: unknown), with
@@ -2070,7 +2070,7 @@ G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *fo
   char sentence[G2Z_ERROR_BYTES];
   G2Z__PRINT(sentence, format);
   g2z__tame(sentence);
-  if (services->log) (services->log)(services->user, level, sentence); /* tgmath.h has a macro log */
+  if (services->log) (services->log)(services->user, level, sentence); /* log is a macro, too */
   if (services->also) services->also(services->listener, level, sentence);
 }
 
@@ -3741,7 +3741,8 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
     if (i > 1) snprintf(stage, sizeof stage, " and zero=%d", trial.zero_stage);
     const size_t used = strlen(remedy);
     snprintf(remedy + used, sizeof remedy - used, "%sbatch=%d%s%s fits", used ? ", " : "", batch,
-             i % 2 ? " with recompute=block" : i > 1 ? " with" : "", i > 1 ? stage + 4 * !(i % 2) : "");
+             i % 2 ? " with recompute=block" : i > 1 ? " with" : "",
+             i > 1 ? stage + 4 * !(i % 2) : ""); /* "zero=2" without the " and" */
   }
   if (most > 0)
     return g2z_fail(services, G2Z_NO_MEMORY,
