@@ -183,6 +183,7 @@ static const g2z_test_entry test_table[] = {
     {"run_no_page", "a run whose page cannot be written ends well", test_run_no_page},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},
+    {"flags_foreign", "other programs' flags, and ours for them", test_flags_foreign},
     {"flags_arguments", "a table of flags as arguments, and back", test_flags_arguments},
     {"train_help", "--help lists each flag", test_train_help},
     {"train_refusals", "bad flags: a sentence and exit code 1", test_train_refusals},

@@ -905,6 +905,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
     if (command == G2Z_BENCH_COUNT)
       return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s is no sub-command: bench --help lists "
                       "them", argv[1]);
+    argv[1] = argv[0];
     argc--;
     argv++;
   }

@@ -63,7 +63,7 @@ typedef struct g2z_flag {
 } g2z_flag;
 
 /* Arguments that are no flags are moved to argv[1..*rest], in their order; with rest NULL they are
- * an error. The sentence of an unknown flag names the nearest one, or ours for another program's.
+ * an error. The sentence of an unknown flag names ours if it is another program's.
  * -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int *rest);
@@ -192,72 +192,165 @@ static const g2z_flag *g2zg_flag_find(const g2z_flag *flags, int count, const ch
   return NULL;
 }
 
-/* The flags of nanoGPT, llm.c and Hugging Face's Trainer, and ours. */
-static const char *const g2zg_foreign[][2] = {
-    {"max_iters", "steps"}, {"max_steps", "steps"}, {"lr_decay_iters", "steps"}, {"-x", "steps"},
-    {"num_train_epochs", "epochs"}, {"batch_size", "batch"}, {"-b", "batch"},
-    {"per_device_train_batch_size", "batch"}, {"micro_batch_size_per_gpu", "batch"},
-    {"train_batch_size", "global-batch"}, {"-d", "global-batch"}, {"block_size", "seq"},
-    {"max_length", "seq"}, {"max_seq_length", "seq"}, {"-t", "seq"}, {"n_positions", "context"},
-    {"gradient_accumulation_steps", "accum"}, {"grad_accum_steps", "accum"},
-    {"learning_rate", "lr"}, {"-l", "lr"}, {"lr_scheduler_type", "schedule"}, {"-k", "schedule"},
-    {"warmup_iters", "warmup"}, {"warmup_steps", "warmup"}, {"-u", "warmup"},
-    {"-c", "weight-decay"},
-    {"grad_clip", "clip"}, {"max_grad_norm", "clip"}, {"adam_beta1", "beta1"},
-    {"adam_beta2", "beta2"}, {"adam_epsilon", "eps"}, {"n_layer", "layers"},
-    {"num_hidden_layers", "layers"}, {"n_head", "heads"}, {"num_attention_heads", "heads"},
-    {"n_embd", "channels"}, {"hidden_size", "channels"}, {"vocab_size", "vocab-size"},
-    {"model_type", "model"}, {"model_name_or_path", "init-from"}, {"-e", "init-from"},
-    {"train_file", "train"}, {"dataset", "train"}, {"-i", "train"}, {"validation_file", "val"},
-    {"-j", "val"}, {"tokenizer_name", "vocab"}, {"eval_interval", "val-every"},
-    {"eval_steps", "val-every"}, {"-v", "val-every"}, {"eval_iters", "val-steps"},
-    {"-m", "val-steps"}, {"-s", "sample-every"}, {"-g", "sample-tokens"},
-    {"max_new_tokens", "sample-tokens"}, {"start", "prompt"}, {"save_steps", "save-every"},
-    {"-n", "save-every"}, {"save_total_limit", "keep"}, {"-y", "resume"},
-    {"resume_from_checkpoint", "resume"}, {"out_dir", "run-dir"}, {"output_dir", "run-dir"},
-    {"-o", "run-dir"}, {"fp16", "dtype"}, {"bf16", "dtype"}, {"precision", "dtype"},
-    {"gradient_checkpointing", "recompute"}, {"-r", "recompute"}, {"zero_stage", "zero"},
-    {"-z", "zero"}, {"nproc_per_node", "gpus"}, {"num_gpus", "gpus"}, {"config", "flags"}};
+/* The flags of nanoGPT, llm.c (C and Python), Hugging Face's Trainer, DeepSpeed and Megatron-LM,
+ * and what to type here. Names with a dash are those of llm.c's C programs. */
+static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
+    /* data */
+    {"-i dataset train_file train_data_path data_path input_bin",
+     "--train 'data/NAME_train_*.bin'"},
+    {"-j validation_file valid_data_path input_val_bin", "--val 'data/NAME_val_*.bin'"},
+    {"tokenizer tokenizer_name tokenizer_model vocab_file merge_file", "--vocab FILE"},
+    {"split", "./prepare_data divides a text already: leave it away"},
+    {"num_workers dataloader_num_workers", "a thread reads ahead already: leave it away"},
+    /* model */
+    {"model_type model_name config_name model_size", "--model NAME"},
+    {"-e model_name_or_path pretrained_checkpoint finetune", "--init-from DIR"},
+    {"n_layer n_layers num_layers num_hidden_layers", "--layers N"},
+    {"n_embd d_model hidden_size", "--channels N"},
+    {"n_head n_heads num_heads num_attention_heads", "--heads N"},
+    {"n_positions n_ctx max_position_embeddings context_length", "--context N"},
+    {"-t block_size sequence_length seq_length seq_len max_length max_seq_length", "--seq N"},
+    {"attention_dropout hidden_dropout attn_pdrop embd_pdrop resid_pdrop", "--dropout P"},
+    {"make_vocab_size_divisible_by", "the vocabulary is padded to 128 already: leave it away"},
+    {"bias swiglu normalization rotary_base use_rotary_position_embeddings position_embedding_type "
+     "untie_embeddings_and_output_weights", "the model is GPT-2's: leave it away"},
+    /* batch and length */
+    {"-b batch_size micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu "
+     "micro_batch_size_per_gpu device_batch_size", "--batch N"},
+    {"train_batch_size", "--global-batch N"},
+    {"-d total_batch_size", "--global-batch N, in sequences: tokens divided by --seq"},
+    {"per_device_eval_batch_size", "validation takes --batch N"},
+    {"gradient_accumulation_steps grad_accum_steps", "--accum N, on each rank"},
+    {"-x max_iters max_steps num_iterations train_iters lr_decay_iters lr_decay_steps "
+     "total_num_steps", "--steps N"},
+    {"train_samples lr_decay_samples", "--steps N: samples divided by --global-batch"},
+    {"num_train_epochs num_epochs", "--epochs N"},
+    {"-a overfit_single_batch", "--train FILE of one batch, with --epochs N"},
+    /* optimizer */
+    {"-l learning_rate", "--lr X"},
+    {"-k lr_scheduler_type lr_decay_style scheduler decay_lr",
+     "--schedule cosine|linear|constant|wsd"},
+    {"-u warmup_iters warmup_steps lr_warmup_iters lr_warmup_steps warmup_num_steps",
+     "--warmup N, in steps"},
+    {"warmup_ratio lr_warmup_fraction lr_warmup_samples",
+     "--warmup N, in steps: the fraction times --steps"},
+    {"-q learning_rate_decay_frac", "--min-lr X, a rate: the fraction times --lr"},
+    {"-c", "--weight-decay X"},
+    {"grad_clip clip_grad max_grad_norm gradient_clipping", "--clip X"},
+    {"adam_beta1", "--beta1 X"},
+    {"adam_beta2", "--beta2 X"},
+    {"betas", "--beta1 X --beta2 X"},
+    {"adam_epsilon adam_eps", "--eps X"},
+    {"optim optimizer", "the optimizer is AdamW: leave it away"},
+    /* numbers and device */
+    {"cpu use_cpu no_cuda", "--device cpu"},
+    {"cuda gpu", "--device cuda"},
+    {"fp16 half", "--dtype fp16"},
+    {"bf16 bfloat16", "--dtype bf16"},
+    {"-f tf32 tensorcores", "--dtype tf32"},
+    {"fp32", "--dtype fp32"},
+    {"precision mixed_precision params_dtype amp", "--dtype fp32|tf32|fp16|bf16"},
+    {"fp8_format", "--fp8 none|logits|forward|all"},
+    {"initial_scale_power initial_loss_scale", "--loss-scale X; without it the scale is found"},
+    {"-w", "weights have an fp32 copy for the optimizer: leave it away"},
+    {"-z zero_stage stage zero_optimization deepspeed deepspeed_config fsdp "
+     "use_distributed_optimizer data_parallel_sharding_strategy", "--zero STAGE"},
+    {"reduce_bucket_size allgather_bucket_size ddp_bucket_size ddp_bucket_cap_mb",
+     "--bucket-mb X, in MiB"},
+    {"accumulate_allreduce_grads_in_fp32 grad_accum_dtype", "--grad-dtype fp32"},
+    {"-r gradient_checkpointing activation_checkpointing recompute_activations "
+     "recompute_granularity recompute_method recompute_num_layers checkpoint_activations",
+     "--recompute block"},
+    {"cpu_offload offload_optimizer offload_param optimizer_cpu_offload",
+     "nothing moves to the host; --zero 3 --recompute block saves memory"},
+    {"tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size "
+     "expert_model_parallel_size sequence_parallel",
+     "ranks divide the data, and --zero 3 divides the model among them"},
+    {"compile torch_compile", "the step is recorded where that helps: --graph auto, the default"},
+    {"flash use_flash_attn attn_implementation -ge", "kernels are fused already: leave it away"},
+    {"data_seed", "--seed N"},
+    /* ranks */
+    {"-pn nproc_per_node num_gpus gpus_per_node num_processes", "--gpus N"},
+    {"nnodes num_nodes node_rank rank local_rank master_addr master_port hostfile backend "
+     "distributed_backend ddp_backend -pr -pg -pm -ps -pp",
+     "torchrun, mpirun or srun starts ranks on several hosts: leave it to them"},
+    /* validation and samples */
+    {"-v eval_interval eval_steps val_loss_every", "--val-every N"},
+    {"-m eval_iters val_max_steps", "--val-steps N"},
+    {"do_train do_eval eval_strategy evaluation_strategy",
+     "--train GLOB trains, --val GLOB validates, --val-every N says how often"},
+    {"eval_only inference_only", "--val GLOB without --train, or --eval FILE"},
+    {"-s", "--sample-every N"},
+    {"-g max_new_tokens", "--sample-tokens N"},
+    {"num_samples", "one sample for each start: --sample-seed N draws another"},
+    {"start", "--prompt TEXT"},
+    {"do_sample", "--temperature 0 takes the likeliest token"},
+    {"hellaswag", "--eval FILE, llm.c's file of HellaSwag"},
+    /* checkpoints and results */
+    {"-n save_steps save_interval", "--save-every N"},
+    {"save_strategy always_save_checkpoint", "--save-every N or --save-epochs"},
+    {"-nk save_total_limit", "--keep N"},
+    {"-y resume_from_checkpoint load load_checkpoint", "--resume latest"},
+    {"-o out_dir output_dir log_dir logging_dir tensorboard_dir save", "--run-dir DIR"},
+    {"overwrite_output_dir", "a run is never overwritten: --run-dir DIR, a new one"},
+    {"log_interval logging_steps steps_per_print -lg",
+     "each step is in metrics.jsonl of --run-dir: leave it away"},
+    {"wandb wandb_log wandb_project wandb_run_name wandb_exp_name wandb_entity report_to run_name",
+     "nothing is sent away; metrics.jsonl and TensorBoard's files are in --run-dir DIR"},
+    {"push_to_hub", "--save-weights DIR writes Hugging Face's form, for its own upload"},
+    {"use_pytorch_profiler profile_step_start", "--profile"},
+    {"config config_file yaml_cfg", "--flags FILE"},
+};
 
-/* Ours for another program's flag, where this program has it; NULL: nobody's. Those programs write
- * _ or -. */
-static const g2z_flag *g2zg_flag_foreign(const g2z_flag *flags, int count, const char *name,
-                                         size_t length) {
-  for (size_t i = 0; i < G2ZG_COUNT(g2zg_foreign); i++) {
-    const char *theirs = g2zg_foreign[i][0], *ours = g2zg_foreign[i][1];
-    size_t same = 0;
-    while (same < length && (theirs[same] == name[same] ||
-                             (same > 0 && theirs[same] == '_' && name[same] == '-')))
-      same++;
-    if (same == length && !theirs[length]) return g2zg_flag_find(flags, count, ours, strlen(ours));
-  }
-  return NULL;
+/* Those programs write _ or -. */
+static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, size_t length) {
+  size_t same = 0;
+  while (same < length && same < bytes &&
+         (theirs[same] == name[same] ||
+          (same && strchr("_-", theirs[same]) && strchr("_-", name[same]))))
+    same++;
+  return same == length && same == bytes;
 }
 
+/* What to type in place of another program's flag, if this program has the flags that this names;
+ * NULL: nothing is known of it. */
+static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const char *name,
+                                     size_t length) {
+  static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-";
+  const char *ours = NULL;
+  for (size_t i = 0; i < G2ZG_COUNT(g2zg_foreign) && !ours; i++)
+    for (const char *word = g2zg_foreign[i].theirs; *word; word += strspn(word, " ")) {
+      const size_t bytes = strcspn(word, " ");
+      if (g2zg_same_name(word, bytes, name, length)) ours = g2zg_foreign[i].ours;
+      word += bytes;
+    }
+  int has = ours && (strstr(ours, "--") || g2zg_flag_find(flags, count, "train", 5));
+  for (const char *at = ours; has && (at = strstr(at, "--")) != NULL; at += 2)
+    has = g2zg_flag_find(flags, count, at + 2, strspn(at + 2, letters)) != NULL;
+  return has ? ours : NULL;
+}
+
+/* The argument that is no flag, "-b" or "--n_layer=12", with what is meant where that is known. */
 static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
-                                    const char *name, size_t length) {
-  const g2z_flag *ours = g2zg_flag_foreign(flags, count, name, length);
+                                    const char *program, const char *argument) {
+  const size_t whole = strcspn(argument, "="), dashes = strspn(argument, "-");
+  const char *name = argument + dashes, *ours = NULL;
+  const int shown = whole < 80 ? (int)whole : 80;
+  const size_t length = whole > dashes ? whole - dashes : 0;
+  char word[300];
+  for (int i = 0; i < count; i++)
+    if (flags[i].kind != G2Z_FLAG_GROUP &&
+        g2zg_same_name(flags[i].name, strlen(flags[i].name), name, length))
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "unexpected flag %.*s: type --%s %s", shown,
+                      argument, flags[i].name,
+                      flags[i].value + (flags[i].kind == G2Z_FLAG_CHOICE));
+  if (dashes == 1) ours = g2zg_flag_foreign(flags, count, argument, whole);
+  if (!ours && length > 1) ours = g2zg_flag_foreign(flags, count, name, length);
   if (ours)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; here it is --%s %s: %s",
-                    (int)length, name, ours->name,
-                    ours->value + (ours->kind == G2Z_FLAG_CHOICE), ours->help);
-  const char *nearest = NULL;
-  int least = 3; /* more edits than this are another word, not a slip */
-  for (int i = 0; i < count; i++) {
-    if (flags[i].kind == G2Z_FLAG_GROUP) continue;
-    int edits = g2zg_edits(name, length, flags[i].name);
-    /* Half a name that begins a flag was likely meant to be it: --checkpoint, --profile. */
-    if (length >= 3 && strncmp(flags[i].name, name, length) == 0) edits = 0;
-    if (edits >= (nearest ? least : least + 1)) continue;
-    least = edits;
-    nearest = flags[i].name;
-  }
-  if (nearest)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "there is no flag --%.*s; did you mean --%s? --help lists them all",
-                    (int)length, name, nearest);
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is no flag --%.*s; --help lists them all",
-                  (int)length, name);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "unexpected flag %.*s: %s%s", shown, argument,
+                    strncmp(ours, "--", 2) == 0 ? "type " : "", ours);
+  return g2z_fail(services, G2Z_BAD_ARGUMENT, "unexpected flag %.*s: %s --help lists all", shown,
+                  argument, g2z_shell_word(program, word, sizeof word));
 }
 
 /* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a person would write them. */
@@ -344,16 +437,16 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag,
 }
 
 static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, int count,
-                                 const g2z_flag *flag, const char *path);
+                                 const char *program, const g2z_flag *flag, const char *path);
 
 /* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
 static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, int count,
-                                 int argc, char **argv, int *at) {
+                                 const char *program, int argc, char **argv, int *at) {
   const char *name = argv[*at] + 2;
   size_t length = strcspn(name, "=");
   const char *value = name[length] ? name + length + 1 : NULL;
   const g2z_flag *flag = g2zg_flag_find(flags, count, name, length);
-  if (!flag) return g2zg_flag_unknown(services, flags, count, name, length);
+  if (!flag) return g2zg_flag_unknown(services, flags, count, program, argv[*at]);
   if (flag->kind == G2Z_FLAG_SWITCH) {
     if (value)
       return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes no value: leave =%.80s away",
@@ -370,7 +463,8 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
   if (!value)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
                     flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
-  if (flag->kind == G2Z_FLAG_FILE) return g2zg_flag_file(services, flags, count, flag, value);
+  if (flag->kind == G2Z_FLAG_FILE)
+    return g2zg_flag_file(services, flags, count, program, flag, value);
   G2ZG_TRY(g2zg_flag_set(services, flag, value));
   while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
     G2ZG_TRY(g2zg_flag_set(services, flag, argv[++*at]));
@@ -380,7 +474,7 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
 /* Takes the lines of a file as if they stood on the command line. A second file would replace the
  * texts to which the flags of the first point. */
 static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, int count,
-                                 const g2z_flag *flag, const char *path) {
+                                 const char *program, const g2z_flag *flag, const char *path) {
   char **text = (char **)flag->destination, *line, *next;
   char sentence[G2Z_ERROR_BYTES];
   size_t bytes;
@@ -401,7 +495,7 @@ static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, 
     if (given) *space = 0;
     g2z_status status =
         strncmp(line, "--", 2) == 0
-            ? g2zg_flag_take(services, flags, count, 1 + given, arguments, &at)
+            ? g2zg_flag_take(services, flags, count, program, 1 + given, arguments, &at)
             : g2z_fail(services, G2Z_BAD_ARGUMENT, "a line is a flag, --name VALUE, or a # and a "
                        "comment, and not %.80s", line);
     if (status == G2Z_OK && at == given) continue;
@@ -422,15 +516,11 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
     if (strcmp(argv[i], "-h") == 0) argv[i] = help;
     char *argument = argv[i];
     if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
-      G2ZG_TRY(g2zg_flag_take(services, flags, count, argc, argv, &i));
+      G2ZG_TRY(g2zg_flag_take(services, flags, count, argv[0], argc, argv, &i));
       continue;
     }
-    /* A lone - is standard input; -x is a slip, or llm.c's. */
-    const g2z_flag *ours = g2zg_flag_foreign(flags, count, argument, strlen(argument));
-    if (argument[0] == '-' && argument[1])
-      return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "%.80s: flags are written with two dashes%s%s; --help lists them", argument,
-                      ours ? ", and llm.c's is here --" : "", ours ? ours->name : "");
+    if (argument[0] == '-' && argument[1]) /* a lone - is standard input */
+      return g2zg_flag_unknown(services, flags, count, argv[0], argument);
     if (!rest)
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
                       "%.80s: this program takes flags only, each with one value at most: quote "

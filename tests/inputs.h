@@ -52,8 +52,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$X", 1, "there is nothing to do: name token shards to train on, --train GLOB, or weights"},
     {"CUDA_VISIBLE_DEVICES=none SLURM_JOB_GPUS=0,1 $X --init-from golden/tiny --prompt a", 1,
      "warning: no GPU is used: th"}, /* this build has no CUDA; or the driver, and the variable */
-    {"$X --n_layer 12", 1, "there is no flag --n_layer; here it is --layers N: "},
-    {"$X --bathc 4", 1, "there is no flag --bathc; did you mean --batch? --help lists them all"},
+    {"$X --n_layer 12", 1, "unexpected flag --n_layer: type --layers N\n"},
+    {"$X --bathc 4", 1, " --help lists all\n"},
     {"$T --train $D/n_*.bin", 1, "takes flags only, each with one value at most: quote patterns"},
     {"$T --train $D/n.bin", 1, "no file is called or matches \"$D/n.bin\": check the path"},
     {"$T --train $D/n.txt", 1, "$D/n.txt holds text, not tokens. This makes shards of it"},

@@ -536,8 +536,11 @@ static void test_flags(g2z_test *t) {
   CHECK(t, rest == 2 && strcmp(argv[1], "one") == 0 && strcmp(argv[2], "-") == 0);
 
   static const char *const wrong[][2] = {
-      {"--nmuber=1", "did you mean --number?"}, {"--big=1", "did you mean --big-number?"},
-      {"--entirely-else", "--help lists them"}, {"--number", "--number needs a value: --number N"},
+      {"--nmuber=1", "unexpected flag --nmuber: program --help lists all"},
+      {"--big_number=1", "unexpected flag --big_number: type --big-number N"},
+      {"-number", "unexpected flag -number: type --number N"},
+      {"--n_layer=1", "unexpected flag --n_layer: program --help lists all"},
+      {"--number", "--number needs a value: --number N"},
       {"--number=", "not a whole number"},      {"--number=12x", "12x: not a whole number"},
       {"--number= 12", "not a whole number"},   {"--number=0", "must be from 1 to 100"},
       {"--number=-5", "must be from 1 to 100"}, {"--number=1e1", "not a whole number"},
@@ -548,7 +551,7 @@ static void test_flags(g2z_test *t) {
       {"--real=nan", "must be from 0 to 1"},    {"--real=1e999", "must be from 0 to 1"},
       {"--real=0.5.5", "not a number"},         {"--choice=gpu", "must be one of cpu|cuda"},
       {"--choice=", "must be one of"},          {"--on=1", "takes no value"},
-      {"-n", "two dashes"},                     {"stray", "takes flags only"}};
+      {"-n", "unexpected flag -n: program"},                     {"stray", "takes flags only"}};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     char word[64];
     snprintf(word, sizeof word, "%s", wrong[i][0]);
@@ -657,6 +660,21 @@ static void test_train_help(g2z_test *t) {
   CHECK(t, strcmp(test_trains(t, 0, "--version"), "train " G2Z_VERSION "\n") == 0);
 }
 
+/* What is said of other programs' flags can be typed: it names flags that train has, and each name
+ * stands in the table once. */
+static void test_flags_foreign(g2z_test *t) {
+  const size_t rows = sizeof g2zg_foreign / sizeof *g2zg_foreign;
+  char argument[64], program[] = "./train", *argv[] = {program, argument, NULL};
+  for (size_t i = 0; i < rows; i++)
+    for (const char *word = g2zg_foreign[i].theirs; *word; word += strspn(word, " ")) {
+      g2z_run_options o = g2z_run_options_default();
+      const int bytes = (int)strcspn(word, " ");
+      snprintf(argument, sizeof argument, "%s%.*s", *word == '-' ? "" : "--", bytes, word);
+      CHECK_BAD(t, g2z_run_options_parse(&t->services, 2, argv, &o), g2zg_foreign[i].ours);
+      word += bytes;
+    }
+}
+
 /* Flags from a file, among those of the command line, of which the last counts. */
 static void test_train_flags(g2z_test *t) {
   static const struct { const char *file, *says; } cases[] = {
@@ -677,7 +695,7 @@ static void test_train_flags(g2z_test *t) {
 #define USELESS(flag, value, why) \
   {"--train $SHARD $TINY --sample-tokens 0 --" flag " " value, "train: --" flag ": " why}
 static const char *const test_train_bad[][2] = {
-    {"--bathc 4", "did you mean --batch?"},
+    {"--bathc 4", "unexpected flag --bathc: "},
     {"--batch four", "--batch four: not a whole number"},
     {"--batch ''", "--batch \"\": not a whole number"},
     {"--dtype=", "--dtype \"\": must be one of fp32"},
@@ -687,12 +705,15 @@ static const char *const test_train_bad[][2] = {
     {"--lr 1e", "--lr 1e: not a number"},
     {"--lr nan", "--lr nan: must be from"},
     {"--lr", "--lr needs a value"},
-    {"--max_iters 10", "no flag --max_iters; here it is --steps N: "},
-    {"--learning-rate 1", "no flag --learning-rate; here it is --lr X: "},
-    {"--batch-size=8", "no flag --batch-size; here it is --batch N: "},
-    {"--micro_batch_size_per_gpu 8", "here it is --batch N: "},
-    {"--fp16", "no flag --fp16; here it is --dtype fp32|tf32|fp16|bf16: "},
-    {"-x 10", "-x: flags are written with two dashes, and llm.c's is here --steps; --help"},
+    {"--max_iters 10", "unexpected flag --max_iters: type --steps N"},
+    {"--weight_decay=1", "unexpected flag --weight_decay: type --weight-decay X"},
+    {"--learning-rate 1", "unexpected flag --learning-rate: type --lr X"},
+    {"--batch-size=8", "unexpected flag --batch-size: type --batch N"},
+    {"--cpu", "unexpected flag --cpu: type --device cpu"},
+    {"--wandb", "unexpected flag --wandb: nothing is sent away; metrics.jsonl"},
+    {"-x 10", "unexpected flag -x: type --steps N"},
+    {"-batch 10", "unexpected flag -batch: type --batch N"},
+    {"-pn 10", "unexpected flag -pn: type --gpus N"},
     {"--prompt x", "--prompt needs a model that has learnt: name its weights, --init-from"},
     {"--train $SHARD --init-from gpt2", "OpenAI's weights: make gpt2; for random weights of"},
     {"--train $SHARD --init-from $SHARD", "shard.bin is a file, and a directory with model"},
@@ -1046,7 +1067,7 @@ static void test_example_finetune(g2z_test *t) {
        {"bare has neither merges.txt nor tokenizer.json", "", ""}},
       {"$D/w $D/text.jsonl $D/new '7>'", 1,
        {"text.jsonl, line 1: no text in a field \"prompt\"", "", ""}},
-      {"$D/w $D/d.jsonl $D/new2 '7>' --colour x", 1, {"there is no flag --colour", "", ""}},
+      {"$D/w $D/d.jsonl $D/new2 '7>' --colour x", 1, {"unexpected flag --colour", "", ""}},
       {"$D/w $D/d.jsonl $D/new3 '7>' --steps 5", 0, {"step 5/5 | ", "done: loss ", "\n7>"}},
       {"$D/w $D/d.jsonl $D/new4 '7>' --steps=6", 0, {"step 6/6 | ", "done: loss ", "\n7>"}},
       {"$D/w $D/d.jsonl $D/new5 '7>' --max-train-steps 7", 0,

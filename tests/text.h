@@ -955,7 +955,7 @@ static void test_prepare_threads(g2z_test *t) {
 /* Arguments behind --out $D/out, and the sentence with which exit code 1 comes. */
 static const char *const test_prepare_bad[][2] = {
     {"", "no input"},
-    {"--colour x", "there is no flag --colour"},
+    {"--colour x", "unexpected flag --colour"},
     {"--threads 0 $D/a.txt", "--threads 0: must be from 1"},
     {"--shard-tokens 99999999999999999999 $D/a.txt", "must be from 1 to 2147483647"},
     {"--val-fraction 1 $D/a.txt", "--val-fraction 1: must be from 0 to 0.999"},
