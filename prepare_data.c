@@ -23,6 +23,7 @@
     g2z_status status_ = (call);           \
     if (status_ != G2Z_OK) return status_; \
   } while (0)
+#define fail g2z_fail
 
 /* ----- options ----------------------------------------------------------- */
 
@@ -154,15 +155,6 @@ static void print_line(void *user, const char *text) {
   puts(text);
 }
 
-G2Z_PRINTF(3, 4)
-static g2z_status fail(g2z_services *services, g2z_status status, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(services->error, sizeof services->error, format, arguments);
-  va_end(arguments);
-  return status;
-}
-
 /* Fills the options from argv and leaves the inputs in argv[1..*inputs], or prints --help. */
 static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o,
                              int *inputs) {
@@ -184,25 +176,30 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   return G2Z_OK;
 }
 
-/* The command as it was typed, with a flag more or with another name `instead` of a path, on a line
- * of its own; "" if it is too long for a sentence. */
-typedef struct typed { char text[400]; } typed; /* with ":\n" before it */
-static typed retype(g2z_services *services, const options *o, const char *flag, const char *value,
-                    const char *path, const char *instead) {
+/* Commands to type next, which stand behind the sentence of a failure on lines of their own. */
+static char advice[2048];
+
+/* Advises `first` (NULL: nothing), then the command as it was typed with a flag more, or with
+ * another name `instead` of a path. */
+static void advise(g2z_services *services, const options *o, const char *first, const char *flag,
+                   const char *value, const char *path, const char *instead) {
   char **words = (char **)calloc((size_t)o->word_count + 2, sizeof *words), *line = NULL;
-  typed again = {""};
   int count = 1;
-  if (!words || !o->words) return again;
+  if (!words || !o->words) {
+    free(words);
+    return;
+  }
   words[0] = o->words[0];
   if (flag) words[count++] = (char *)flag;
   if (value) words[count++] = (char *)value;
   for (int i = 1; i < o->word_count; i++)
     words[count++] = path && strcmp(o->words[i], path) == 0 ? (char *)instead : o->words[i];
-  if (g2z_flags_line(services, count, words, &line) == G2Z_OK && strlen(line) < sizeof again.text)
-    snprintf(again.text, sizeof again.text, ":\n%s", line);
+  if (g2z_flags_line(services, count, words, &line) == G2Z_OK &&
+      strlen(line) + (first ? strlen(first) : 0) + 8 < sizeof advice)
+    snprintf(advice, sizeof advice, ":\n%s%s%s", first ? first : "", first ? " &&\n" : "", line);
+  else if (first) snprintf(advice, sizeof advice, ":\n%s", first);
   g2z_release(services, line);
   free(words);
-  return again;
 }
 
 /* The name of the shards: --name, or the first input's without its directory and ending. */
@@ -255,12 +252,13 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
                 "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
   TRY(name_fields(services, o));
   const int mode = o->encode ? ENCODE : o->decode ? DECODE : o->bench ? BENCH : SHARDS;
-  if (!o->vocab && !o->train_bpe && !o->bytes)
+  if (!o->vocab && !o->train_bpe && !o->bytes) {
+    advise(services, o, NULL, "--vocab", "data/vocab.bpe", NULL, NULL);
     return fail(services, G2Z_BAD_ARGUMENT,
                 "which vocabulary? Give --vocab FILE%s, or --bytes. GPT-2's, which `make vocab` "
-                "downloads, is --vocab data/vocab.bpe%s", mode == SHARDS ? ", --train-bpe N to "
-                "learn one" : "",
-                retype(services, o, "--vocab", "data/vocab.bpe", NULL, NULL).text);
+                "downloads, is --vocab data/vocab.bpe", mode == SHARDS ? ", --train-bpe N to "
+                "learn one" : "");
+  }
   if (mode != SHARDS) {
     if (o->encode + o->decode + (o->bench != NULL) > 1)
       return fail(services, G2Z_BAD_ARGUMENT, "--encode, --decode or --bench: give one of them");
@@ -444,13 +442,10 @@ static g2z_status keep_rest(reader *r, job *j, size_t usable) {
 static g2z_status check_text(g2z_services *services, const options *o, const source *from,
                              const char *text, size_t bytes) {
   g2z_text_remedy remedy;
-  char sentence[G2Z_ERROR_BYTES + sizeof remedy];
   g2z_status status = g2z_text_check(services, from->path, from->json, text, bytes, &remedy);
-  if (status == G2Z_OK || !remedy.command[0]) return status;
-  snprintf(sentence, sizeof sentence, "%s:\n%s", services->error, remedy.command);
-  const typed again = retype(services, o, NULL, NULL, from->path, remedy.made);
-  const int room = again.text[0] && strlen(sentence) + strlen(again.text) + 3 < G2Z_ERROR_BYTES;
-  return fail(services, status, "%s%s%s", sentence, room ? " &&" : "", room ? again.text + 1 : "");
+  if (status != G2Z_OK && remedy.command[0])
+    advise(services, o, remedy.command, NULL, NULL, from->path, remedy.made);
+  return status;
 }
 
 /* Fills the job's text with whole lines, or up to a cut that the encoding does not notice. Text
@@ -1324,12 +1319,12 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
   g2z_status status = list_sources(services, o, inputs, count, list, &sources, &shown.total);
   if (status == G2Z_OK) status = g2z_make_directory(services, o->out);
   if (status == G2Z_OK) status = find_set(services, o, list, sources, NULL, &old, found);
-  if (status == G2Z_OK && old && !o->overwrite)
-    status = fail(services, G2Z_BAD_ARGUMENT,
-                  "%.200s is there, of an earlier run%s: choose another --name or --out, or "
-                  "replace the set with --overwrite%s", found,
-                  old > 1 ? ", and more of its set" : "",
-                  retype(services, o, "--overwrite", NULL, NULL, NULL).text);
+  if (status == G2Z_OK && old && !o->overwrite) {
+    advise(services, o, NULL, "--overwrite", NULL, NULL, NULL);
+    status = fail(services, G2Z_BAD_ARGUMENT, "%s is there, of an earlier run%s: choose another "
+                  "--name or --out, or replace the set with --overwrite", found,
+                  old > 1 ? ", and more of its set" : "");
+  }
   shown.begin = g2z_seconds();
   shown.verb = "learning";
   if (status == G2Z_OK)
@@ -1546,7 +1541,7 @@ int main(int argc, char **argv) {
                : o.encode || o.decode ? filter(&services, &o)
                                       : prepare(&services, &o, argv + 1, count);
   }
-  if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s\n", services.error);
+  if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s%s\n", services.error, advice);
   free(o.words);
   return status == G2Z_OK ? 0 : 1;
 }

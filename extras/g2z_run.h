@@ -2318,7 +2318,8 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
   const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes: it was opened */
-  char text[200], tag[3 * NAME_MAX + 8] = "eval/", quoted[6 * NAME_MAX + 1], last[sizeof quoted + 32];
+  char text[200], tag[3 * NAME_MAX + 8] = "eval/";
+  char quoted[6 * NAME_MAX + 1], last[sizeof quoted + 32];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
   G2ZR_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, NULL, NULL, eval));

@@ -492,8 +492,8 @@ static void test_examples(g2z_test *t) {
     CHECK_HAS(t, output, texts[i][1]);
   }
   /* The lines in the sources compile them. */
-  CHECK(t, test_shell("for f in generate score; do $(sed -n 's/^ \\*     cc -O3/cc -fsyntax-only/p' "
-                      "examples/$f.c) || exit 1; done 2>&1", output, sizeof output) == 0);
+  CHECK(t, test_shell("for f in generate score; do $(sed -n 's/^ \\*     cc -O3/cc "
+                      "-fsyntax-only/p' examples/$f.c) || exit 1; done 2>&1", output, sizeof output) == 0);
   g2z_tokens_free(&ids);
   g2z_encoder_free(encoder);
   g2z_tokenizer_free(tokenizer);

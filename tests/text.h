@@ -1093,6 +1093,7 @@ static void test_prepare_replaces(g2z_test *t) {
        "sh ./line; ls 'o u t';", "--help", 0,
        "\na 'b_train_000000.bin\na 'b_val_000000.bin\n"},
       {"printf a | \"$P\" --encode;", "--help", 0, "Give --vocab FILE, or --bytes."},
+      {"", "--field \"$(printf 'a\\033[2J')\" $D/d.jsonl", 1, "no text in a field \"a?[2J\""},
       {"\"$P\" $D/d.jsonl;", "--help", 0, "--vocab FILE, --train-bpe N to learn one, or --bytes."}};
   static const char *const files[][2] = {
       {"d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n"},
