@@ -40,7 +40,8 @@
  *     vocab.bpe, merges.txt   "#version: 0.2", then a line "LEFT RIGHT" for each merge. Each byte
  *                             stands as a character that prints: 33-126, 161-172 and 174-255 as
  *                             themselves, the other 68 as U+0100, U+0101, ... in their order
- *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer
+ *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer; its truncation,
+ *                             padding, dropout and post_processor are not used
  *     vocab.json              written only: token to id
  *     Ids follow from the merges alone: 0 to 255 are the bytes, first those that print and then the
  *     other 68; merge i makes 256 + i; <|endoftext|> is the last.
@@ -1416,6 +1417,20 @@ static g2z_status g2zt_read_json_pieces(g2z_json *json) {
   return byte_level ? G2Z_OK : g2z_json_fail(json, "%s", refusal);
 }
 
+/* tokenizer.json, model: what it says beside merges and vocab must be GPT-2's, or null. */
+static void g2zt_read_json_model(g2z_json *json, const g2z_json_text *key) {
+  const int type = g2z_json_is(key, "type"), affix = g2z_json_is(key, "end_of_word_suffix") ||
+                                                     g2z_json_is(key, "continuing_subword_prefix");
+  if ((!type && !affix) || g2z_json_peek(json) != '"') {
+    g2z_json_skip(json);
+    return;
+  }
+  const g2z_json_text text = g2z_json_string(json);
+  if (type ? !g2z_json_is(&text, "BPE") : text.bytes > 0)
+    g2z_json_fail(json, type ? "model.type must be BPE, as GPT-2's"
+                             : "a suffix or prefix of words is not supported; GPT-2 has none");
+}
+
 /* One walk through tokenizer.json. Its members come in any order and the rest is checked against
  * the merges, so the first walk takes only these; the second (check = 1) all else that matters. */
 static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const void *text,
@@ -1435,7 +1450,7 @@ static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const vo
         } else if (g2z_json_is(&key, "vocab") && check && !vocab++) {
           G2ZT_TRY(g2zt_read_json_vocab(reading, &json));
         } else {
-          g2z_json_skip(&json);
+          g2zt_read_json_model(&json, &key);
         }
       }
     } else if (check && g2z_json_is(&key, "added_tokens")) {

@@ -297,6 +297,8 @@ static size_t test_bpe_as_json(const char *vocab, const char *merges, int arrays
       out, "{\"version\":\"1.0\",\"added_tokens\":[{\"id\":376,\"content\":\"<|endoftext|>\","
            "\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
            "\"add_prefix_space\":false,\"use_regex\":true},\"model\":{\"type\":\"BPE\","
+           "\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
+           "\"end_of_word_suffix\":\"\",\"fuse_unk\":false,\"ignore_merges\":false,"
            "\"vocab\":%s,\"merges\":[", vocab);
   const char *line = strchr(merges, '\n') + 1;
   for (int first = 1; *line; first = 0) {
@@ -369,6 +371,9 @@ static void test_tokenizer_refusals(g2z_test *t) {
        "model.vocab has 1 tokens, but bytes and merges make 257", ""},
       {"{\"model\":{\"vocab\":{}}}", "JSON without model.merges", ""},
       {"{\"!\":0,\"model\":5}", "JSON without model.merges", ""},
+      {"{\"model\":{\"type\":\"WordPiece\",\"merges\":[]}}", "model.type must be BPE", ""},
+      {"{\"model\":{\"end_of_word_suffix\":\"</w>\",\"merges\":[]}}", "a suffix or prefix of", ""},
+      {"{\"model\":{\"merges\":[],\"continuing_subword_prefix\":\"#\"}}", "a suffix or pre", ""},
       {"{\"normalizer\":{},\"model\":{\"merges\":[]}}", "a normalizer is not supported", ""},
       {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":{\"merges\":[]}}", "ByteLevel", ""},
       {"{\"pre_tokenizer\":null,\"model\":{\"merges\":[]}}", "ByteLevel", ""},
@@ -946,8 +951,8 @@ static void test_prepare_threads(g2z_test *t) {
   int32_t two[8];
   for (int threads = 1; threads < 8; threads += 3) {
     CHECK(t, test_prepare(t, "yes 'no<|endoftext|>' |",
-                          "--split-docs eot --val-tokens 1000003 --train-docs 2 --overwrite --out $D/y "
-                          "--threads %d -", threads) == 0);
+                          "--split-docs eot --val-tokens 1000003 --train-docs 2 --overwrite "
+                          "--out $D/y --threads %d -", threads) == 0);
     test_prepare_shard(t, "y/stdin_train_000000.bin", 1, two, test_prepare_ids("#\nno#\nno", two));
   }
 }
@@ -1213,7 +1218,7 @@ static void test_prepare_packed(g2z_test *t) {
       {"cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin &&", "--out $D/2 --val-docs 0 "
        "$D/d.jsonl.", 0, "2 documents, 5 tokens"},
       {"", "--out $D/3 --val-docs 0 $D/cut.", 1, "the file is damaged or cut short"},
-      {"rmdir $D/3 && PATH=/nowhere", "--out $D/2 --overwrite --val-docs 0 $D/p.txt.", 1, "cannot start "}};
+      {"rmdir $D/3 && PATH=/nowhere", "--out $D/5 --val-docs 0 $D/p.txt.", 1, "cannot start "}};
   /* a gzip that is killed half way */
   static const test_prepare_case killed[] = {
       {"mkdir $D/bin; printf '#!/bin/sh\necho text; kill -9 $$\n' > $D/bin/gzip; "
@@ -1224,7 +1229,8 @@ static void test_prepare_packed(g2z_test *t) {
       {"for i in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20; do "
        "printf a$i | gzip -c > $D/m$i.gz; done;", "--out $D/4 --val-fraction 0.5 $D/m*.gz", 0,
        "train       10 documents, 40 tokens"},
-      {"", "--out $D/4 --val-fraction 0.5 --overwrite $D/m*.gz", 0, "val         10 documents, 40 tokens"},
+      {"", "--out $D/4 --val-fraction 0.5 --overwrite $D/m*.gz", 0,
+       "val         10 documents, 40 tokens"},
       {"", "--out $D/4 --val-fraction 0.5 $D/m0*.gz", 1, "shows only at its end"}};
   static char text[400000];
   char pack[512];
