@@ -48,10 +48,12 @@ int main(int argc, char **argv) {
   if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
   if (status == G2Z_OK && last > 0) status = g2z_trainer_load(trainer, directory);
   for (int step = last + 1; step <= steps && status == G2Z_OK; step++) {
-    status = g2z_trainer_step(trainer, &report); /* the report is of the step before */
-    if (status == G2Z_OK && step == steps) status = g2z_trainer_flush(trainer, &report);
-    if (context->rank == 0 && report.loss_step > 0)
-      printf("step %d: loss %.4f\n", (int)report.loss_step, (double)report.loss);
+    status = g2z_trainer_step(trainer, &report); /* the report is of the step before, */
+    for (int final = 0; final < 2 && status == G2Z_OK; final++) { /* the flush's of the last */
+      if (final && step == steps) status = g2z_trainer_flush(trainer, &report);
+      if (context->rank == 0 && report.loss_step == step - 1 + final && report.loss_step > last)
+        printf("step %d: loss %.4f\n", (int)report.loss_step, (double)report.loss);
+    }
     snprintf(directory, sizeof directory, "minimal-step-%06d", step);
     if (status == G2Z_OK && (step % 100 == 0 || step == steps))
       status = g2z_trainer_save(trainer, directory);

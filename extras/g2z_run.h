@@ -1565,6 +1565,10 @@ static g2z_status g2zr_introduce(g2z_run *run) {
                       g2z_schedule_text(train->optimizer.schedule),
                       (double)train->optimizer.lr, (double)train->optimizer.min_lr,
                       train->optimizer.warmup));
+    if (train->optimizer.warmup > run->steps && run->context->rank == 0)
+      g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
+              "run of %" PRId64 ": the learning rate never reaches %g", train->optimizer.warmup,
+              run->steps, (double)train->optimizer.lr);
   }
   if (run->val)
     G2ZR_TRY(g2zr_say(run, "validation: %" PRId64 " batches, %" PRId64 " tokens; unigram "

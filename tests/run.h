@@ -1033,6 +1033,8 @@ static void test_example_minimal(g2z_test *t) {
        "./minimal digits.bin 9 2 16 1 32 > out$r 2>&1 & done; wait $!; a=$?; wait; cat out?; "
        "! grep 'step 5: ' out? && exit $a", 0, {"step 7: ", "step 9: "}},
       {"ls -d minimal-step-000006 minimal-step-000009", 0, {"", ""}},
+      {"rm -r minimal-step-*; ./minimal digits.bin 5 2 16 1 32 | grep -c '^step [1-5]: loss '", 0,
+       {"5\n", ""}}, /* each once */
       {"./minimal digits.bin 6 x 2>&1", 1, {"use: ./minimal SHARDS", ""}},
       {"./minimal none.bin 2>&1", 1, {"matches \"none.bin\"", ""}},
       /* README's program asks at once for what its end will need. */
@@ -1819,6 +1821,11 @@ static void test_train_hints(g2z_test *t) {
   }
   PASTE("To continue training: ", 0);
   CHECK_HAS(t, output, "step 16/16 | loss ");
+  test_sh(t, "rm -r \"$RUN\"");
+
+  TRAIN(0, "--steps 2 --warmup 5 --lr 0.01");
+  CHECK_HAS(t, said, "warning: the warm-up of 5 steps is longer than the run of 2: the learning rate "
+                     "never reaches 0.01");
   test_sh(t, "rm -r \"$RUN\"");
 
   /* Stopped by Ctrl-C. */
