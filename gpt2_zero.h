@@ -409,6 +409,13 @@ G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_
 /* "DIRECTORY/name", freed with g2z_release. An empty directory is refused: it is not the root. */
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out);
+/* Repeats a system call that a signal interrupts: on network and FUSE file systems that may be open()
+ * and fsync(), too. */
+#define G2Z_RETRY(result, call) while (((result) = (call)) < 0 && errno == EINTR) continue
+/* open() with O_CLOEXEC and mode 0666, and write() of all bytes at the file's position; repeated
+ * where a signal interrupts them. -1 and 0 with errno: they failed. */
+G2Z_API int g2z_open_file(const char *path, int flags);
+G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
 /* *there: 1 if anything has this name, even a link that leads nowhere. An error that leaves it open
@@ -2206,8 +2213,8 @@ G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) 
 G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offset) {
   size_t done = 0;
   while (done < count) {
-    ssize_t got = pread(file, (char *)out + done, count - done, (off_t)(offset + done));
-    if (got < 0 && errno == EINTR) continue;
+    ssize_t got;
+    G2Z_RETRY(got, pread(file, (char *)out + done, count - done, (off_t)(offset + done)));
     if (got < 0) return -1;
     if (got == 0) break;
     done += (size_t)got;
@@ -2215,10 +2222,43 @@ G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offs
   return (int64_t)done;
 }
 
+G2Z_API int g2z_open_file(const char *path, int flags) {
+  int file;
+  G2Z_RETRY(file, open(path, flags | O_CLOEXEC, 0666));
+  return file;
+}
+
+G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count) {
+  for (size_t done = 0; done < count;) {
+    ssize_t put;
+    G2Z_RETRY(put, write(file, (const char *)bytes + done, count - done));
+    if (put < 0) return 0;
+    done += (size_t)put;
+  }
+  return 1;
+}
+
+/* The same at an offset. */
+G2Z__PRIVATE int g2z__pwrite(int file, const void *bytes, size_t count, uint64_t offset) {
+  for (size_t done = 0; done < count;) {
+    ssize_t put;
+    G2Z_RETRY(put, pwrite(file, (const char *)bytes + done, count - done, (off_t)(offset + done)));
+    if (put < 0) return 0;
+    done += (size_t)put;
+  }
+  return 1;
+}
+
 G2Z__PRIVATE int g2z__sync(int file) {
-  while (fsync(file) != 0)
-    if (errno != EINTR) return -1;
-  return 0;
+  int done;
+  G2Z_RETRY(done, fsync(file));
+  return done;
+}
+
+G2Z__PRIVATE int g2z__resize(int file, uint64_t bytes) {
+  int done;
+  G2Z_RETRY(done, ftruncate(file, (off_t)bytes));
+  return done;
 }
 
 /* A new name is durable only once its directory is; -1: it could not be opened. Closes it. Returns
@@ -2235,7 +2275,7 @@ G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *pat
   const char *slash = strrchr(path, '/');
   int length = slash && slash != path ? (int)(slash - path) : 1;
   snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
-  int error = g2z__sync_directory(open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  int error = g2z__sync_directory(g2z_open_file(directory, O_RDONLY | O_DIRECTORY));
   return error ? g2z_fail_file(services, error, "sync the directory", directory) : G2Z_OK;
 }
 
@@ -2247,14 +2287,17 @@ G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
                                    : "not a regular file";
 }
 
+#define G2Z__WRITER_BYTES 65536
 struct g2z_writer {
   g2z_services *services;
-  FILE *file;                  /* NULL: closed, and all of it is on the disk */
+  int file;                    /* -1: closed, and all of it is on the disk */
   int pending;                 /* PATH.partial exists and is this writer's */
   int error;                   /* errno of the first failure, which sticks; 0: none */
   const char *action;          /* that failed */
   uint64_t written;            /* bytes put so far */
+  size_t held;                 /* the last of them, which are in `buffer` alone */
   char *path, *partial;        /* behind the struct, in the same block */
+  char buffer[G2Z__WRITER_BYTES];
 };
 
 /* Keeps errno of the first call that failed; every later call returns its sentence again. */
@@ -2274,7 +2317,7 @@ G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   g2z_services *services = writer->services;
   struct stat mine, named;
   /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
-  int file = open(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+  int file = g2z_open_file(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0)
     return g2z_fail_file(services, errno, "create",
                          errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
@@ -2287,10 +2330,11 @@ G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
            lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino)
     status = g2z_fail(services, G2Z_IO, "another program writes %s: wait until it ends, or choose "
                       "another name", writer->path);
-  else if (ftruncate(file, 0) != 0 || (writer->file = fdopen(file, "w")) == NULL)
+  else if (g2z__resize(file, 0) != 0)
     status = g2z_fail_file(services, errno, "empty", writer->partial);
-  writer->pending = writer->file != NULL;
-  if (!writer->pending) close(file);
+  writer->pending = status == G2Z_OK;
+  if (writer->pending) writer->file = file;
+  else close(file);
   return status;
 }
 
@@ -2307,6 +2351,7 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
                     g2z__kind_of_file(&there));
   G2Z__TRY(g2z__new(services, 1, sizeof *writer + 2 * bytes + 8, &writer));
   writer->services = services;
+  writer->file = -1;
   writer->path = (char *)(writer + 1);
   writer->partial = writer->path + bytes;
   memcpy(writer->path, path, bytes);
@@ -2319,21 +2364,47 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
 
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count) {
   writer->written += count;
-  return g2z__writer_check(
-      writer, writer->error || fwrite(bytes, 1, count, writer->file) == count, "write");
+  if (count > sizeof writer->buffer - writer->held) G2Z__TRY(g2z_writer_flush(writer));
+  if (writer->error || count > sizeof writer->buffer)
+    return g2z__writer_check(writer, writer->error || g2z_write_bytes(writer->file, bytes, count),
+                             "write");
+  if (count) memcpy(writer->buffer + writer->held, bytes, count);
+  writer->held += count;
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) {
+  const size_t room = sizeof writer->buffer - writer->held;
   va_list arguments;
   va_start(arguments, format);
-  int length = writer->error ? 0 : vfprintf(writer->file, format, arguments);
+  int length = vsnprintf(writer->buffer + writer->held, room, format, arguments);
   va_end(arguments);
-  if (length > 0) writer->written += (uint64_t)length;
-  return g2z__writer_check(writer, length >= 0, "write");
+  if (writer->error || length < 0) return g2z__writer_check(writer, length >= 0, "write");
+  if ((size_t)length < room) {
+    writer->held += (size_t)length;
+    writer->written += (uint64_t)length;
+    return G2Z_OK;
+  }
+  char *text; /* too long for the rest of the buffer */
+  g2z_status status = G2Z__NEW(writer->services, (size_t)length + 1, &text);
+  if (status != G2Z_OK) {
+    writer->error = ENOMEM;
+    writer->action = "write";
+    return status;
+  }
+  va_start(arguments, format);
+  vsnprintf(text, (size_t)length + 1, format, arguments);
+  va_end(arguments);
+  status = g2z_writer_put(writer, text, (size_t)length);
+  g2z_release(writer->services, text);
+  return status;
 }
 
 G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer) {
-  return g2z__writer_check(writer, writer->error || fflush(writer->file) == 0, "write");
+  const size_t held = writer->held;
+  writer->held = 0;
+  return g2z__writer_check(
+      writer, writer->error || g2z_write_bytes(writer->file, writer->buffer, held), "write");
 }
 
 /* Overwrites what was put before: headers with counts. */
@@ -2341,23 +2412,22 @@ G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, c
                                           size_t count) {
   G2Z_ASSERT(count <= writer->written && offset <= writer->written - count);
   G2Z__TRY(g2z_writer_flush(writer));
-  ssize_t put = pwrite(fileno(writer->file), bytes, count, (off_t)offset);
-  return g2z__writer_check(writer, put == (ssize_t)count, "write");
+  return g2z__writer_check(writer, g2z__pwrite(writer->file, bytes, count, offset), "write");
 }
 
 /* The first half of a commit: all of the file is on the disk, under the name PATH.partial. */
 G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
-  if (!writer->file) return g2z__writer_check(writer, 1, "");
+  if (writer->file < 0) return g2z__writer_check(writer, 1, "");
   G2Z__TRY(g2z_writer_flush(writer));
-  return g2z__writer_check(writer, g2z__sync(fileno(writer->file)) == 0, "sync");
+  return g2z__writer_check(writer, g2z__sync(writer->file) == 0, "sync");
 }
 
 /* For many files that get their names together. Only commit and free may follow. */
 G2Z__PRIVATE g2z_status g2z__writer_close(g2z_writer *writer) {
-  FILE *file = writer->file;
+  const int file = writer->file;
   G2Z__TRY(g2z__writer_finish(writer));
-  writer->file = NULL;
-  return g2z__writer_check(writer, !file || fclose(file) == 0, "close");
+  writer->file = -1;
+  return g2z__writer_check(writer, file < 0 || close(file) == 0 || errno == EINTR, "close");
 }
 
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
@@ -2372,7 +2442,7 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
   if (!writer) return;
   if (writer->pending) unlink(writer->partial); /* before the lock goes, and another has the name */
-  if (writer->file) fclose(writer->file);
+  if (writer->file >= 0) close(writer->file);
   g2z_release(writer->services, writer);
 }
 
@@ -2381,7 +2451,7 @@ G2Z_API void g2z_writer_free(g2z_writer *writer) {
 G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
   const int shell = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
   struct stat info;
-  *file = open(path, O_RDONLY | O_CLOEXEC | (shell ? 0 : O_NONBLOCK));
+  *file = g2z_open_file(path, O_RDONLY | (shell ? 0 : O_NONBLOCK));
   if (*file < 0 || fstat(*file, &info) != 0) return g2z_fail_file(services, errno, "open", path);
   if (S_ISREG(info.st_mode) || (shell && S_ISFIFO(info.st_mode))) return G2Z_OK;
   close(*file);
@@ -2403,9 +2473,9 @@ G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *
                       "%s has more than %zu bytes, the limit for a file of this kind: check "
                       "that it is the right file", path, limit);
     G2Z__TRY(G2Z__GROW(services, text, &capacity, *bytes, need + 2)); /* a byte more, and a NUL */
-    got = read(file, *text + *bytes, capacity - *bytes - 1);
-    if (got < 0 && errno != EINTR) return g2z_fail_file(services, errno, "read", path);
-    if (got > 0) *bytes += (size_t)got;
+    G2Z_RETRY(got, read(file, *text + *bytes, capacity - *bytes - 1));
+    if (got < 0) return g2z_fail_file(services, errno, "read", path);
+    *bytes += (size_t)got;
     if (need < *bytes) need = *bytes;
   }
   (*text)[*bytes] = 0;
@@ -3927,7 +3997,7 @@ G2Z__PRIVATE g2z_status g2z__shard_writer_mask_finish(g2z_shard_writer *writer) 
   const char *shard = writer->file->partial;
   g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
   if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
-  int file = open(shard, O_RDONLY | O_CLOEXEC);
+  int file = g2z_open_file(shard, O_RDONLY);
   int good = file >= 0 && g2z__shard_hash(file, writer->file->written - 2 * writer->tokens,
                                           head.tokens, &head.shard);
   int error = errno;
@@ -4073,7 +4143,7 @@ G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard
   g2z__mask head = {0, 0, 0, 0};
   uint64_t bytes = sizeof head + ((uint64_t)shard->tokens + 7) / 8, hash = G2Z__HASH;
   struct stat info;
-  shard->mask = open(path.text, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  shard->mask = g2z_open_file(path.text, O_RDONLY | O_NONBLOCK);
   if (shard->mask < 0 && errno == ENOENT) return G2Z_OK;
   if (shard->mask < 0 || fstat(shard->mask, &info) != 0 ||
       g2z__pread(shard->mask, &head, sizeof head, 0) < 0 ||
@@ -4105,7 +4175,7 @@ G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
 /* Opens a shard and its mask; neither stays open in a failure. */
 G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard) {
   shard->mask = -1;
-  shard->file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+  shard->file = g2z_open_file(shard->path, O_RDONLY | O_NONBLOCK); /* a FIFO must not block */
   if (shard->file < 0) return g2z_fail_file(services, errno, "open the shard", shard->path);
   g2z_status status = g2z__shard_look(services, shard);
   if (status == G2Z_OK) status = g2z__mask_open(services, shard);
@@ -4996,9 +5066,9 @@ G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
   size_t used = 0;
   ssize_t got = 1;
   int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-  int file = length < (int)sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  int file = length < (int)sizeof path ? g2z_open_file(path, O_RDONLY) : -1;
   for (; file >= 0 && got > 0; used += got > 0 ? (size_t)got : 0)
-    got = read(file, text + used, G2Z__KERNEL_TEXT - 1 - used);
+    G2Z_RETRY(got, read(file, text + used, G2Z__KERNEL_TEXT - 1 - used));
   if (file >= 0) close(file);
   text[used] = 0;
 }
@@ -8164,7 +8234,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
   G2Z__TRY(g2z_writer_create(services, path, &writer));
   g2z_status status = g2z__safetensors_header(writer, tensors, count, &bytes);
   if (status == G2Z_OK) {
-    int done = ftruncate(fileno(writer->file), (off_t)(writer->written + bytes));
+    const int done = g2z__resize(writer->file, writer->written + bytes);
     status = g2z__writer_check(writer, done == 0, "make room in");
   }
   if (status == G2Z_OK) *out = writer;
@@ -10590,7 +10660,7 @@ G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
 }
 
 G2Z_API int g2z_checkpoint_remove(const char *path) {
-  int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  int file = g2z_open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (file >= 0 && !directory) close(file);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
@@ -10791,7 +10861,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, int file, const cha
   const int rank = x->t->plan->rank;
   if (x->file == file) return G2Z_OK;
   G2Z__TRY(g2z__transfer_path(x, file, suffix));
-  x->descriptor = open(x->path, flags | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block here */
+  x->descriptor = g2z_open_file(x->path, flags | O_NONBLOCK); /* a FIFO must not block here */
   if (x->descriptor >= 0) x->file = file;
   else if (errno == ENOENT && flags == O_RDONLY)
     return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
@@ -10922,12 +10992,8 @@ G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
     const size_t bytes = n * sizeof(float);
     G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, bytes));
     crc = g2z__crc32c(&x->crc, crc, x->chunk, bytes);
-    for (size_t put = 0; put < bytes;) {
-      ssize_t wrote = pwrite(x->descriptor, (const char *)x->chunk + put, bytes - put,
-                             (off_t)(at + done * sizeof(float) + put));
-      if (wrote < 0 && errno != EINTR) return g2z_fail_file(x->services, errno, "write", x->path);
-      if (wrote > 0) put += (size_t)wrote;
-    }
+    if (!g2z__pwrite(x->descriptor, x->chunk, bytes, at + done * sizeof(float)))
+      return g2z_fail_file(x->services, errno, "write", x->path);
   }
   return g2z__span_add(x->services, &x->saved, x->file, at, range->elements * sizeof(float), crc);
 }
@@ -11138,7 +11204,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directo
   G2Z__TRY(g2z__sealed_write(x, "trainer_state.json", g2z__saved_put, &x->saved));
   /* The directory above is opened first: once the name is there, only its sync can fail. */
   G2Z__TRY(g2z__transfer_name(x, ".."));
-  int above = open(x->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int above = g2z_open_file(x->path, O_RDONLY | O_DIRECTORY);
   int renamed = rename(x->place, directory) == 0, error = errno;
   int unsynced = g2z__sync_directory(above);
   if (!renamed)

@@ -291,6 +291,7 @@ static const g2z_test_entry test_table[] = {
     {"checkpoint_trouble", "full disks and failing allocations leave nothing behind",
      test_checkpoint_trouble},
     {"run_resume", "a resumed run leaves the files of an unbroken one", test_run_resume},
+    {"run_interrupted", "interrupted system calls, and those that do a part, change nothing", test_run_interrupted},
     {"run_branches", "a checkpoint of another directory begins a run of its own", test_run_branches},
     {"run_short_epoch", "an epoch whose rest is less than a step ends", test_run_short_epoch},
     {"run_resume_torn", "damaged lines of metrics.jsonl are told", test_run_resume_torn},

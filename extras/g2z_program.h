@@ -750,13 +750,12 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
       execvp(spawn->job->argv[0], spawn->job->argv); /* no /proc: by its name */
     }
     error = errno;
-    while (write(ends[1], &error, sizeof error) < 0 && errno == EINTR) continue;
+    g2z_write_bytes(ends[1], &error, sizeof error);
     _exit(127);
   }
   if (child < 0) error = errno;
   close(ends[1]);
-  do got = read(ends[0], &error, sizeof error);
-  while (got < 0 && errno == EINTR);
+  G2Z_RETRY(got, read(ends[0], &error, sizeof error));
   close(ends[0]);
   if (child > 0 && got > 0) waitpid(child, NULL, 0);
   spawn->processes[rank] = child > 0 && got <= 0 ? child : 0;
@@ -891,7 +890,7 @@ G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z
   spawn.output = -1;
   G2ZG_TRY(g2zg_spawn_check(services, job->ranks, &inside));
   if (job->output) {
-    spawn.output = open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    spawn.output = g2z_open_file(job->output, O_WRONLY | O_CREAT | O_APPEND);
     if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
   }
   g2z_status status = g2z_allocate(services, (size_t)job->ranks, sizeof(pid_t), &memory);

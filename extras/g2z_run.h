@@ -470,13 +470,22 @@ static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
 G2Z_PRINTF(3, 4)
 static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *format, ...) {
   va_list arguments;
+  void *text;
   if (stream->file < 0) return G2Z_OK;
   va_start(arguments, format);
-  int put = vdprintf(stream->file, format, arguments);
-  g2z_status status = put >= 0 ? g2zr_stream_check(run, stream)
-                               : g2z_fail_file(run->services, errno, "write", stream->path.text);
+  const int length = vsnprintf(NULL, 0, format, arguments);
   va_end(arguments);
-  stream->bytes += put;
+  g2z_status status = g2z_allocate(run->services, (size_t)length + 1, 1, &text);
+  if (status == G2Z_OK) {
+    va_start(arguments, format);
+    vsnprintf((char *)text, (size_t)length + 1, format, arguments);
+    va_end(arguments);
+    status = g2z_write_bytes(stream->file, text, (size_t)length)
+                 ? g2zr_stream_check(run, stream)
+                 : g2z_fail_file(run->services, errno, "write", stream->path.text);
+    g2z_release(run->services, text);
+  }
+  stream->bytes += length;
   return g2zr_hold(run, status);
 }
 
@@ -486,13 +495,15 @@ static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char
   struct stat info;
   stream->path = g2zr_in(run, name);
   stream->bytes = keep;
-  stream->file = open(stream->path.text, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK |
-                      O_CLOEXEC, 0666);
+  stream->file = g2z_open_file(stream->path.text,
+                          O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK);
   if (stream->file < 0) return g2z_fail_file(run->services, errno, "create", stream->path.text);
   if (fstat(stream->file, &info) != 0 || !S_ISREG(info.st_mode))
     return g2z_fail(run->services, G2Z_IO, "cannot write %s: it is no regular file; remove it",
                     stream->path.text);
-  if (ftruncate(stream->file, (off_t)keep) == 0) return G2Z_OK;
+  int done;
+  G2Z_RETRY(done, ftruncate(stream->file, (off_t)keep));
+  if (done == 0) return G2Z_OK;
   return g2z_fail_file(run->services, errno, "cut off the end of", stream->path.text);
 }
 
@@ -915,8 +926,9 @@ static g2z_status g2zr_sync(g2z_run *run) {
   const g2zr_stream *const streams[] = {&run->metrics, &run->log};
   for (int i = 0; i < 2 && streams[i]->file >= 0; i++) {
     G2ZR_TRY(g2zr_stream_check(run, streams[i]));
-    if (fsync(streams[i]->file) != 0)
-      return g2z_fail_file(run->services, errno, "sync", streams[i]->path.text);
+    int done;
+    G2Z_RETRY(done, fsync(streams[i]->file));
+    if (done != 0) return g2z_fail_file(run->services, errno, "sync", streams[i]->path.text);
   }
   return G2Z_OK;
 }
@@ -1074,7 +1086,8 @@ static int64_t g2zr_checkpoint_step(const char *name, const char *suffix) {
 static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t before,
                               int64_t *latest) {
   *latest = -1;
-  DIR *directory = opendir(run->config.run_dir);
+  const int file = g2z_open_file(run->config.run_dir, O_RDONLY | O_DIRECTORY);
+  DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (!directory && errno == ENOENT) return G2Z_OK;
   while (directory) {
     errno = 0; /* readdir says NULL at the end as well */
@@ -1858,7 +1871,7 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
 }
 
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
-  *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  *lock = g2z_open_file(path, O_RDONLY | O_DIRECTORY);
   if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
   if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
   close(*lock);

@@ -40,6 +40,7 @@ static g2z_ranks *rank_join(int argc, char **argv) {
     if (strncmp(argv[i], "device=", 7) == 0) config.device = value;
     if (strncmp(argv[i], "build=", 6) == 0) config.build = value;
     if (strncmp(argv[i], "handler=", 8) == 0) config.on_fault = NULL;
+    if (strncmp(argv[i], "interrupts=", 11) == 0) test_interrupts = 1;
     if (strncmp(argv[i], "files=", 6) == 0) {
       const struct rlimit limit = {(rlim_t)atoi(value), (rlim_t)atoi(value)};
       setrlimit(RLIMIT_NOFILE, &limit);
@@ -418,13 +419,15 @@ static const test_scene test_scenes[] = {
     ALL("ranks_calls", "calls", 2, 0, NULL, NULL),
     ALL("ranks_calls", "calls", 5, 0, NULL, NULL),
     ALL("ranks_calls", "stream", 3, 0, NULL, NULL),
+    ALL("ranks_calls", "calls interrupts=1", 3, 0, NULL, NULL),
+    ALL("ranks_calls", "stream interrupts=1", 2, 0, NULL, NULL),
     ALL("ranks_calls", "calls files=20", 5, 0, NULL, NULL), /* fewer than a meeting takes callers */
     APART("ranks_refusals", "calls build=one", "calls build=other", 3, 2, 1,
           "is another build (other)", NULL),
     APART("ranks_refusals", "calls", "calls world=4", 3, 2, 1,
           "was started for 4 ranks, rank 0 on ", NULL),
     APART("ranks_refusals", "calls join=0.5", "", 3, 2, 1,
-          "after 0.5 s only 2 of 3 ranks have met on ", NULL),
+          " s only 2 of 3 ranks have met on ", NULL),
     APART("ranks_refusals", "calls device=GPU-1", "calls device=GPU-0", 3, 0, 1,
           "share one GPU (GPU-1)", NULL),
     APART("ranks_refusals", "calls join=0.3", "", 2, 0, 1, "rank 1 on ",

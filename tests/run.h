@@ -1261,6 +1261,26 @@ static void test_run_resume(g2z_test *t) {
   CHECK(t, test_times(log, "no checkpoint in ") == 1 && test_times(log, "step 1/8 | loss") == 1);
 }
 
+/* System calls that signals interrupt, or that move a part of what they should, change nothing. */
+static void test_run_interrupted(g2z_test *t) {
+#if defined(TEST_CAN_INTERRUPT)
+  test_run_setup s;
+  for (int i = 0; i < 3; i++) { /* twice, and goes on from the middle of the second */
+    test_interrupts = i > 0;
+    test_run_saves(t, &s, i ? "b" : "a");
+    if (i == 2) s.config.resume = "latest";
+    test_run_well(t, &s);
+    test_interrupts = 0;
+    if (i == 0) continue;
+    test_runs_equal(t, "a", "b");
+    SAME(t, "a/step-000008", "b/step-000008");
+    if (i == 1) test_sh(t, "rm -r b/step-000008");
+  }
+#else
+  SKIP(t, "system calls are interrupted on Linux alone");
+#endif
+}
+
 /* A checkpoint of another directory begins a run of its own, which counts its own tokens and the
  * data's epochs, also when it is taken up once more; and its weights begin another. */
 static void test_run_branches(g2z_test *t) {
