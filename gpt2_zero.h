@@ -201,19 +201,19 @@
  *       Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
  *       MPICH, Intel MPI    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
  *       srun                SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
- *     Rank 0 listens on MASTER_PORT, or a port made from the job's id, or one of the next three: on
- *     this host alone, or at MASTER_ADDR if ranks are on several hosts (on all interfaces if that is
- *     a loopback address on rank 0's host). The job's id (the launcher's, or G2Z_RUN_ID) and secret
- *     (G2Z_SECRET; random with --gpus) give two tokens: members send one, rank 0 sends the other, and
- *     a connection without it is closed. Tokens and data travel as they are: whoever listens on the
- *     network can take part, and can guess a short secret. Use a network that you trust. MPICH and
- *     ranks by hand have no id: two such jobs on one host each need their own MASTER_PORT or
- *     G2Z_RUN_ID. Members compare number, build, GPU and config; then each sends a heartbeat a
- *     second. A connection that ends without a goodbye, 30 s of silence, 600 s without a micro-step
- *     or collective: rank 0 names the culprit to all, whose on_fault reports and exits. If it is
- *     rank 0, each names it. A data connection that breaks between living ranks names both ends.
- *     Exit codes of train: 0 done, 1 error, 70 another rank was lost, 75 stopped and, if there is a
- *     run directory, saved.
+ *     Rank 0 listens on MASTER_PORT, or a port made from the job's id, or one of the next three:
+ *     on this host alone, or at MASTER_ADDR if ranks are on several hosts (on all interfaces if
+ *     that is a loopback address on rank 0's host). The job's id (the launcher's, or G2Z_RUN_ID)
+ *     and secret (G2Z_SECRET; random with --gpus) give two tokens: members send one, rank 0 sends
+ *     the other, and a connection without it is closed. Tokens and data travel as they are:
+ *     whoever listens on the network can take part, and can guess a short secret. Use a network
+ *     that you trust. MPICH and ranks by hand have no id: two such jobs on one host each need
+ *     their own MASTER_PORT or G2Z_RUN_ID. Members compare number, build, GPU and config; then
+ *     each sends a heartbeat a second. A connection that ends without a goodbye, 30 s of silence,
+ *     600 s without a micro-step or collective: rank 0 names the culprit to all, whose on_fault
+ *     reports and exits. If it is rank 0, each names it. A data connection that breaks between
+ *     living ranks names both ends. Exit codes of train: 0 done, 1 error, 70 another rank was
+ *     lost, 75 stopped and, if there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
@@ -409,8 +409,8 @@ G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_
 /* "DIRECTORY/name", freed with g2z_release. An empty directory is refused: it is not the root. */
 G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
                                  char **out);
-/* Repeats a system call that a signal interrupts: on network and FUSE file systems that may be open()
- * and fsync(), too. */
+/* Repeats a system call that a signal interrupts. On network and FUSE file systems even open() and
+ * fsync() can be interrupted. */
 #define G2Z_RETRY(result, call) while (((result) = (call)) < 0 && errno == EINTR) continue
 /* open() with O_CLOEXEC and mode 0666, and write() of all bytes at the file's position; repeated
  * where a signal interrupts them. -1 and 0 with errno: they failed. */

@@ -722,8 +722,8 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
 }
 
 /* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
- * would otherwise come twice, and a second signal means haste. A pipe that exec closes says why exec
- * failed, if it did. */
+ * would otherwise come twice, and a second signal means haste. Through a pipe, which exec closes,
+ * comes why exec failed. */
 static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
   extern char **environ;
   int ends[2], error = 0;

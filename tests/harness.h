@@ -92,8 +92,8 @@ static double test_cpu_seconds(void) {
   return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
 }
 
-/* How busy the machine is, 1: it does nothing else. Deadlines of tests are for such a machine and are
- * multiplied by this: on a busy one a test may be slow, and must not fail by that alone. It is the
+/* How busy the machine is; 1: it does nothing else. Deadlines of tests are for such a machine, and
+ * are multiplied by this: on a busy one a test may be slow, and must not fail by that alone. It is the
  * time in which this thread gets 30 ms of a processor, divided by those. */
 static double test_busiest = 1;   /* of what was measured so far */
 static double test_busy(void) {
