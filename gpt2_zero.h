@@ -4076,7 +4076,6 @@ G2Z__PRIVATE int g2z__looks_like_text(const unsigned char *bytes, size_t count) 
 G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard,
                                          const unsigned char *head, size_t head_bytes) {
   int32_t header[5] = {0, 0, 0, 0, 0};
-  char word[400];
   memcpy(header, head, head_bytes < sizeof header ? head_bytes : sizeof header);
   for (size_t i = 0; i < sizeof g2z__shard_others / sizeof *g2z__shard_others; i++)
     if (header[0] == g2z__shard_others[i].magic)
@@ -4088,10 +4087,7 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
     return g2z_fail(services, G2Z_FORMAT, "%s is empty: prepare it again", shard->path);
   if (!shard->begin && g2z__looks_like_text(head, head_bytes))
     return g2z_fail(services, G2Z_FORMAT,
-                    "%.200s holds text, not tokens. This makes shards of it with GPT-2's "
-                    "vocabulary, which `make vocab` downloads, data/NAME_train_*.bin: "
-                    "./prepare_data --vocab data/vocab.bpe --out data --name NAME %s", shard->path,
-                    g2z_shell_word(shard->path, word, sizeof word));
+                    "%s holds text, not tokens: make shards of it with prepare_data", shard->path);
   if (!shard->begin && shard->bytes % 2)
     return g2z_fail(services, G2Z_FORMAT,
                     "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does not "

@@ -2818,6 +2818,28 @@ static g2z_status g2zr_hash_vocab(g2z_services *services, const char *path, uint
   return G2Z_OK;
 }
 
+/* A text where shards are wanted: advises the command that makes them. Anything else is left to the
+ * loader. */
+static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_options *o,
+                                    const char *flag, const char *path) {
+  char head[4096], words[2][400];
+  struct stat info;
+  if (!path || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return G2Z_OK;
+  FILE *file = fopen(path, "rb");
+  const size_t bytes = file ? fread(head, 1, sizeof head, file) : 0, length = strlen(path);
+  if (file) fclose(file);
+  const int named = length > 4 && strcmp(path + length - 4, ".bin") == 0;
+  const int text = bytes > 0 && g2z_text_check(services, path, 0, head, bytes, NULL) == G2Z_OK;
+  if (named || (!text && !g2z_text_named(path).packer)) return G2Z_OK;
+  const char *vocab = o->run.vocab ? o->run.vocab : "data/vocab.bpe";
+  return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                  "%s %.200s: that is text, not tokens. This makes shards of it, "
+                  "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s",
+                  flag, path, o->run.vocab ? "" : ", with GPT-2's vocabulary of `make vocab`",
+                  g2z_shell_word(vocab, words[0], sizeof words[0]),
+                  g2z_shell_word(path, words[1], sizeof words[1]));
+}
+
 /* The weights' own shape. Flags may say the same; heads that they do not say are any. */
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
@@ -2974,6 +2996,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--resume latest looks into --run-dir, and without "
                     "that each start makes a new one: name the directory of the run");
+  G2ZR_TRY(g2zr_check_shards(services, o, "--train", train->train_glob));
+  G2ZR_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
   if (train->train_glob && !o->dry_run)
     G2ZR_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
   if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run)

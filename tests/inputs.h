@@ -56,9 +56,14 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$X --bathc 4", 1, " --help lists all\n"},
     {"$T --train $D/n_*.bin", 1, "takes flags only, each with one value at most: quote patterns"},
     {"$T --train $D/n.bin", 1, "no file is called or matches \"$D/n.bin\": check the path"},
-    {"$T --train $D/n.txt", 1, "$D/n.txt holds text, not tokens. This makes shards of it"},
-    {"$T --train $D/n.txt", 1, "downloads, data/NAME_train_*.bin: ./prepare_data --vocab "
-                               "data/vocab.bpe --out data --name NAME $D/n.txt\n"},
+    {"$T --train $D/n.txt", 1, "--train $D/n.txt: that is text, not tokens. This makes shards of "
+     "it, data/NAME_train_*.bin, with GPT-2's vocabulary of `make vocab`: ./prepare_data --vocab "
+     "data/vocab.bpe --out data --name NAME $D/n.txt\n"},
+    {"printf 'h e\\n' > \"$D/v o.bpe\"; $T --val $D/d.ndjson --vocab \"$D/v o.bpe\"", 1, "--val "
+     "$D/d.ndjson: that is text, not tokens. This makes shards of it, data/NAME_train_*.bin: "
+     "./prepare_data --vocab '$D/v o.bpe' --out data --name NAME $D/d.ndjson\n"},
+    {"gzip -c $D/n.txt > $D/n.gz; $T --train $D/n.gz", 1, "n.gz: that is text, not tokens. "},
+    {"$T --train \"$D/n.tx?\"", 1, "$D/n.txt holds text, not tokens: make shards of it with prep"},
     {"$T --train $D/n_train_000000.bin", 1, "n_train_000000.bin holds tokens of the 257 that are "
      "single bytes, and the model has 50257: give --vocab the file that the shards were made with, "
      "or --vocab-size 257\n"},

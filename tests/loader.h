@@ -282,7 +282,7 @@ static void test_loader_refused(g2z_test *t) {
     const char *sentence;
   } files[] = {
       {{0, 0, 0}, 0, G2Z_FORMAT, "shard.bin is empty"},
-      {{TEXT, TEXT, TEXT}, 199, G2Z_FORMAT, "./prepare_data --vocab data/vocab.bpe --out data"},
+      {{TEXT, TEXT, TEXT}, 199, G2Z_FORMAT, "holds text, not tokens"},
       {{0, TEXT, TEXT}, 199, G2Z_FORMAT, "an odd size of 199 bytes"},
       {{0, TEXT, TEXT}, 24, G2Z_BAD_ARGUMENT,
        "12 tokens in 1 shard hold 1 sequences of 8+1, but a step of batch 2 x accum 1 x "
