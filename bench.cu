@@ -279,26 +279,33 @@ static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
   return status;
 }
 
-/* What a large product and a copy reach: the best of five rounds each. Noise, since zeros would
- * flatter a GPU, whose clock follows the load. */
-static g2z_status measure_limits(g2z_device *d, int side, double act_bytes, double *product_rate,
-                                 double *copy_rate) {
+typedef struct limits {         /* what a large product and a copy reach: the best of five rounds */
+  int side;                     /* of the product's square matrices */
+  double product, copy;         /* flops per second, bytes per second */
+} limits;
+
+/* On a device of its own, before a trainer takes the memory. The data is noise: zeros would flatter
+ * a GPU, whose clock follows the load. */
+static g2z_status measure_limits(g2z_services *services, const g2z_plan *plan, limits *limit) {
   enum { COPY = 1 << 24 };      /* elements that fit no cache */
-  const g2z_ops *op = d->ops;
+  const int side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
+  g2z_device *d;
   const size_t matrix = (size_t)side * (size_t)side * sizeof(float);
   const size_t copies = COPY * sizeof(float);
   rounds product, copy;
   void *block = NULL, *memory;
   memset(&product, 0, sizeof product);
   memset(&copy, 0, sizeof copy);
-  TRY(g2z_allocate(d->services, copies, 1, &memory));
+  TRY(g2z_allocate(services, copies, 1, &memory));
   float *host = (float *)memory;
   for (size_t i = 0; i < COPY; i += 4) {
     uint32_t counter[4] = {(uint32_t)(i / 4), 0, 1, 0}, bits[4];
     g2z_philox(1, G2Z_RANDOM_SYNTHETIC, counter, bits);
     for (int k = 0; k < 4; k++) host[i + (size_t)k] = 0.2f * (g2z_uniform(bits[k]) - 0.5f);
   }
-  g2z_status status = op->allocate(d, 2 * copies + 2 * matrix, &block);
+  g2z_status status = g2z_device_create(services, plan->device, plan->dtype, plan->dtype, &d);
+  const g2z_ops *op = d ? d->ops : NULL;
+  if (status == G2Z_OK) status = op->allocate(d, 2 * copies + 2 * matrix, &block);
   float *noise = (float *)block;
   char *out = (char *)block + copies, *left = out + copies, *right = left + matrix;
   if (status == G2Z_OK) status = op->upload(d, noise, host, copies);
@@ -313,24 +320,25 @@ static g2z_status measure_limits(g2z_device *d, int side, double act_bytes, doub
     if (status == G2Z_OK) status = op->cast_act(d, out, noise, COPY);
   } while (another_call(&copy, d, op, &status));
   if (block) op->release(d, block);
-  g2z_release(d->services, host);
-  *product_rate = 2.0 * side * (double)side * side / product.s[0];
-  *copy_rate = (double)COPY * (4 + act_bytes) / copy.s[0];
+  g2z_device_free(d);
+  g2z_release(services, host);
+  limit->side = side;
+  limit->product = 2.0 * side * (double)side * side / product.s[0];
+  limit->copy = (double)COPY * (4 + plan->dtype_bytes) / copy.s[0];
   return status;
 }
 
 /* Each op of a step against its limit, the largest gap first: in ns per token of the step. step_s
  * NaN: shares are of the ops' sum. */
-static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, double step_s) {
+static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *limit,
+                           double step_s) {
   const g2z_plan *plan = t->plan;
-  const int side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
   const double tokens = (double)plan->batch * plan->seq * plan->accum;
-  double product_rate, copy_rate, sum_s = 0;
+  double sum_s = 0;
   const int stepped = !isnan(step_s);
   watch w;
-  TRY(measure_limits(t->device, side, plan->dtype_bytes, &product_rate, &copy_rate));
-  printf("\nlimits measured here: product of %d x %d x %d %.1f GFLOP/s, copy %.2f GB/s\n\n", side,
-         side, side, product_rate * 1e-9, copy_rate * 1e-9);
+  printf("\nlimits measured here: product of %d x %d x %d %.1f GFLOP/s, copy %.2f GB/s\n\n",
+         limit->side, limit->side, limit->side, limit->product * 1e-9, limit->copy * 1e-9);
   fflush(stdout);
   memset(&w, 0, sizeof w);
   w.a = plan->dtype_bytes;
@@ -342,7 +350,7 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, double step_s) {
   TRY(status);
   for (op_row *row = w.rows; row < w.rows + w.count; row++) {
     row->seconds = row->timed.s[2];
-    row->limit_s = row->amount / (row->unit[1] == 'F' ? product_rate : copy_rate);
+    row->limit_s = row->amount / (row->unit[1] == 'F' ? limit->product : limit->copy);
     sum_s += row->calls * row->seconds;
   }
   qsort(w.rows, (size_t)w.count, sizeof *w.rows, order_of_gaps);
@@ -373,21 +381,23 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, double step_s) {
   if (!stepped) return G2Z_OK;
   const double flops = g2z_flops_per_token(plan);
   printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
-         "6 L T C\n", 100 * flops * tokens / step_s / product_rate, flops * 1e-6);
+         "6 L T C\n", 100 * flops * tokens / step_s / limit->product, flops * 1e-6);
   return G2Z_OK;
 }
 
 /* Opens a trainer whose ops are timed: outside of graphs, where each is called. */
 static g2z_status run_plan_ops(const g2z_bench *o, const g2z_context_config *config,
-                               double step_s) {
+                               const g2z_plan *plan, double step_s) {
   g2z_train_config train = o->train;
   g2z_context *context;
   g2z_trainer *trainer = NULL;
+  limits limit;
   train.graph = 0;
   train.train_glob = NULL;
+  TRY(measure_limits(config->services, plan, &limit));
   TRY(g2z_context_create(config, &context));
   g2z_status status = g2z_trainer_create(context, &train, &trainer);
-  if (status == G2Z_OK) status = time_ops(trainer, o, step_s);
+  if (status == G2Z_OK) status = time_ops(trainer, o, &limit, step_s);
   g2z_trainer_free(trainer);
   g2z_context_free(context);
   return status;
@@ -464,7 +474,7 @@ static g2z_status report_steps(g2z_services *services, const g2z_bench *o,
     return G2Z_OK;
   }
   if (o->peer) TRY(run_peer(services, o, tokens / median_s));
-  return o->without_ops ? G2Z_OK : run_plan_ops(o, config, median_s);
+  return o->without_ops ? G2Z_OK : run_plan_ops(o, config, plan, median_s);
 }
 
 static g2z_status run_step(g2z_services *services, const g2z_bench *o,
@@ -497,8 +507,9 @@ static g2z_status run_ops(g2z_services *services, const g2z_bench *o,
                     config->ranks.place.world);
   TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
   g2z_plan_print(plan, 0, print_line, NULL);
+  g2z_status status = run_plan_ops(o, config, plan, NAN);
   g2z_plan_free(plan);
-  return run_plan_ops(o, config, NAN);
+  return status;
 }
 
 /* ----- the program -------------------------------------------------------- */
