@@ -493,7 +493,7 @@ static g2z_status run_step(g2z_services *services, const g2z_bench *o,
     g2z_context_free(context);
   }
   if (status == G2Z_OK) status = report_steps(services, o, config, plan, &w);
-  g2z_stopwatch_close(services, &w);
+  g2z_release(services, w.step_s);
   g2z_plan_free(plan);
   return status;
 }

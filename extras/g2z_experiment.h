@@ -1,5 +1,6 @@
 /* g2z_experiment.h: experiments with gpt2_zero.h: the same measurement over several configurations,
- * each in processes of its own, as a file, a table and a page. bench.cu is its program. MIT licence.
+ * each in processes of its own; its file, its table and its page. bench.cu is the program around
+ * it. MIT licence.
  *
  * QUICK START
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -209,10 +210,11 @@ typedef struct g2z_stopwatch {  /* of the steps that count */
   double began, ended, cpu_s;   /* of this rank; cpu_s later of all together */
   char hardware[256];
 } g2z_stopwatch;
+/* Room for `steps`; out->step_s is freed with g2z_release. */
 G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_stopwatch *out);
-G2Z_API void g2z_stopwatch_close(g2z_services *services, g2z_stopwatch *watch);
-/* exposed_s[i] of step i becomes the least over all ranks, waited_s[i] the most, cpu_s the sum. Every
- * rank waits for communication; what a rank waits beyond the least, it waits for a slower rank. */
+/* exposed_s[i] of step i becomes the least over all ranks, waited_s[i] the most, cpu_s the sum.
+ * Every rank waits for communication; what a rank waits beyond the least, it waits for a slower
+ * rank. */
 G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *watch);
 
 /* ===== experiments =======================================================
@@ -265,7 +267,7 @@ typedef struct g2zx_row {
   int command;                  /* its name is the sub-command's */
   const char *title;
   int measures;                 /* what the ranks run: a point of training, or an exchange */
-  g2z_bench_work work[2];            /* on a CPU, where it is the least that shows the whole path; CUDA */
+  g2z_bench_work work[2];       /* on a CPU (the least that shows the whole path), and on CUDA */
   int columns[16];              /* of its table; ends with -1 */
 } g2zx_row;
 
@@ -312,7 +314,7 @@ static const struct {
   unsigned in;                  /* of which experiments */
   const char *title, *about, *x_name;
   int x;                        /* a line over this figure; NONE: bars, one for each point */
-  int y, low, high;             /* bars: whiskers from low to high; SPREAD: from y - low to y + low */
+  int y, low, high;             /* bars have whiskers from low to high; SPREAD: y -+ low */
   int more;                     /* bars: a second figure; lines: an ideal, SAME: y = x */
   g2z_axis axis;                /* of x */
 } g2zx_charts[] = {
@@ -636,7 +638,8 @@ static void g2zx_markdown_row(void *user, int number, int count, const char *con
   char text[2048];
   int used = 0;
   for (int c = 0; c < count; c++)
-    used += snprintf(text + used, sizeof text - (size_t)used, "| %s ", cells[c][0] ? cells[c] : "-");
+    used += snprintf(text + used, sizeof text - (size_t)used, "| %s ",
+                     cells[c][0] ? cells[c] : "-");
   snprintf(text + used, sizeof text - (size_t)used, "|");
   to->line(to->user, text);
   if (number >= 0) return;
@@ -763,7 +766,8 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
     else if (count < G2ZX_BARS) points[count++] = point;
   }
   for (int i = 0; i < (int)G2ZX_COUNT(g2zx_charts) && count; i++) {
-    if (!(g2zx_charts[i].in >> row->command & 1) || !g2zx_knows(summary, g2zx_charts[i].y)) continue;
+    const int wanted = g2zx_charts[i].in >> row->command & 1;
+    if (!wanted || !g2zx_knows(summary, g2zx_charts[i].y)) continue;
     if (g2zx_charts[i].x == G2ZX_NONE) g2zx_bars(page, summary, i, points, count);
     else g2zx_lines_of(page, i, points, count);
   }
@@ -804,13 +808,15 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       TEXT(comm, "sizes", work.sizes, "LIST", "MiB of a whole buffer"),
       TEXT(train, "model", model, "NAME",
            "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]"),
-      SETTING(train, "layers", layers, o->shape.layers, "overrides the model's, as do the next four"),
+      SETTING(train, "layers", layers, o->shape.layers,
+              "overrides the model's, as do the next four"),
       SETTING(train, "channels", channels, o->shape.channels, "width of the residual stream"),
       SETTING(train, "heads", heads, o->shape.heads, "divides channels [channels / 64]"),
       SETTING(train, "context", context, o->shape.context, "positions: the longest sequence"),
       SETTING(train, "vocab-size", vocab, o->shape.vocab, "tokens that the model knows"),
-      FLAG(lists, "global-batch", INT, o->work.global_batch, 1, 2147483647, "N", "sequences per step on "
-           "any number of ranks: --batch limits a micro-step, --accum follows"),
+      FLAG(lists, "global-batch", INT, o->work.global_batch, 1, 2147483647, "N",
+           "sequences per step on any number of ranks: --batch limits a micro-step, --accum "
+           "follows"),
       SETTING(train, "batch", batch, t->batch, "sequences per micro-step and rank"),
       SETTING(one, "seq", seq, o->work.seq, "tokens per sequence [context]"),
       SETTING(lists, "seq", seq, o->work.seq, "tokens per sequence"),
@@ -984,10 +990,6 @@ G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_sto
   return G2Z_OK;
 }
 
-G2Z_API void g2z_stopwatch_close(g2z_services *services, g2z_stopwatch *w) {
-  g2z_release(services, w->step_s);
-}
-
 G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
   const int count = w->count;
   const size_t size = ((size_t)count + 1) * sizeof(double);
@@ -1048,12 +1050,6 @@ static void g2zx_describe(g2z_services *services, const g2z_device *device, char
 /* Of all threads of this process, user and system. */
 static double g2zx_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
-static double g2zx_sum(const double *values, int count) {
-  double sum = 0;
-  for (int i = 0; i < count; i++) sum += values[i];
-  return sum;
-}
-
 /* A training run of all its steps, of which the last o->work.steps count. */
 static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w) {
   g2z_run_config config = g2z_run_config_default();
@@ -1100,32 +1096,29 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   return status;
 }
 
-static void g2zx_fill_measured(g2z_figures *f, const g2z_bench *o, g2z_stopwatch *w, int world) {
-  const double step_s = g2zx_sum(w->step_s, w->count);
-  const double exposed_s = g2zx_sum(w->exposed_s, w->count);
-  const double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
+/* tokens: of a step, all ranks together. */
+static void g2zx_fill_measured(g2z_figures *f, g2z_stopwatch *w, int world, double tokens) {
   const size_t count = (size_t)w->count;
+  const double host_s = (w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
   f->steps = w->count;
-  f->step_mean_ms = 1e3 * step_s / w->count;
+  f->train_time_sec = f->exposed_comm_sec = 0;
+  for (size_t i = 0; i < count; i++) f->train_time_sec += w->step_s[i];
+  for (size_t i = 0; i < count && world > 1; i++) f->exposed_comm_sec += w->exposed_s[i];
+  f->step_mean_ms = 1e3 * f->train_time_sec / w->count;
   f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
   f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
   f->step_min_ms = 1e3 * w->step_s[0];
   f->step_p95_ms = 1e3 * g2z_percentile(w->step_s, count, 95);
-  f->step_max_ms = 1e3 * w->step_s[w->count - 1];
+  f->step_max_ms = 1e3 * w->step_s[count - 1];
   f->tokens_per_sec = 1e3 * tokens / f->step_p50_ms;
-  f->train_time_sec = step_s;
-  f->cpu_percent =
-      100 * w->cpu_s / ((w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN));
+  f->cpu_percent = 100 * w->cpu_s / host_s;
   f->began_sec = w->began;
   f->ended_sec = w->ended;
-  f->exposed_comm_sec = f->exposed_comm_share = f->exposed_comm_ms = 0;
-  f->waited_ms = f->collectives_per_step = 0;
-  if (world == 1) return; /* there is nobody to wait for */
-  f->exposed_comm_sec = exposed_s;
-  f->exposed_comm_share = exposed_s / step_s;
-  f->exposed_comm_ms = 1e3 * g2z_median(w->exposed_s, count);
-  f->waited_ms = 1e3 * g2z_median(w->waited_s, count);
-  f->collectives_per_step = w->collectives;
+  f->exposed_comm_share = f->exposed_comm_sec / f->train_time_sec;
+  const int waits = world > 1; /* alone there is nobody to wait for */
+  f->exposed_comm_ms = waits ? 1e3 * g2z_median(w->exposed_s, count) : 0;
+  f->waited_ms = waits ? 1e3 * g2z_median(w->waited_s, count) : 0;
+  f->collectives_per_step = waits ? w->collectives : 0;
 }
 
 static g2z_status g2zx_point(g2z_services *services, const g2z_bench *o,
@@ -1147,12 +1140,13 @@ static g2z_status g2zx_point(g2z_services *services, const g2z_bench *o,
     if (status == G2Z_OK) {
       snprintf(p->name, sizeof p->name, "point");
       snprintf(s->hardware, sizeof s->hardware, "%s", w.hardware);
-      g2zx_fill_measured(&p->figures, o, &w, context->world);
+      g2zx_fill_measured(&p->figures, &w, context->world,
+                         (double)o->train.batch * o->train.accum * o->train.seq * context->world);
       status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
     }
   }
   g2z_summary_free(s);
-  g2z_stopwatch_close(services, &w);
+  g2z_release(services, w.step_s);
   g2z_context_free(context);
   return status;
 }
@@ -1226,30 +1220,26 @@ static size_t g2zx_element(const g2z_device *device) {
   return device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
 }
 
-/* An all-gather begins when all ranks may write to the buffer, and ends when all have. */
-static g2z_status g2zx_exchange_once(g2z_comm *comm, const g2zx_collective *c, char *buffer,
-                                     size_t n) {
-  const int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
-  const size_t slice = n / (size_t)comm->world * g2zx_element(comm->device);
-  char *mine = slices ? buffer + (size_t)comm->rank * slice : buffer;
-  g2z_call call = g2z_call_of(c->kind, gathers ? buffer : mine, gathers ? mine : buffer, n);
-  call.owner = c->owner;
-  call.write = G2Z_OVERWRITE;
-  if (gathers) G2ZX_TRY(g2z_comm_after(comm, 1));
-  G2ZX_TRY(g2z_comm_submit(comm, &call));
-  return gathers ? g2z_comm_mark(comm, 0) : G2Z_OK;
-}
-
 /* Seconds per call, the slowest rank's: the median of five rounds of at least 10 ms each. */
 static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, char *buffer,
                                      size_t n, double *all, double *seconds) {
+  const int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
+  const size_t slice = n / (size_t)comm->world * g2zx_element(comm->device);
+  char *own = slices ? buffer + (size_t)comm->rank * slice : buffer;
+  g2z_call call = g2z_call_of(c->kind, gathers ? buffer : own, gathers ? own : buffer, n);
   double rounds[5];
   int calls = 1;
+  call.owner = c->owner;
+  call.write = G2Z_OVERWRITE;
   for (int round = -1; round < 5;) { /* the first opens connections, and does not count */
     G2ZX_TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
     double begin = g2z_seconds(), most = 0;
     G2ZX_TRY(g2z_comm_after(comm, 0));
-    for (int i = 0; i < calls; i++) G2ZX_TRY(g2zx_exchange_once(comm, c, buffer, n));
+    for (int i = 0; i < calls; i++) {
+      if (gathers) G2ZX_TRY(g2z_comm_after(comm, 1)); /* all ranks may write to the buffer */
+      G2ZX_TRY(g2z_comm_submit(comm, &call));
+      if (gathers) G2ZX_TRY(g2z_comm_mark(comm, 0)); /* all have */
+    }
     G2ZX_TRY(g2z_comm_mark(comm, 0));
     G2ZX_TRY(g2z_comm_wait(comm, 0));
     G2ZX_TRY(comm->device->ops->synchronize(comm->device));
@@ -1594,19 +1584,6 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
   f->total_wall_time_sec = wall_s;
 }
 
-/* The last line of what the ranks printed that says what is wrong, else the last one. */
-static void g2zx_read_reason(g2z_services *services, const char *path, int code, char out[400]) {
-  char *text = NULL, *best = NULL, *rest = NULL;
-  size_t bytes;
-  if (g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
-      if (!best || strncmp(best, "bench: ", 7) != 0 || strncmp(line, "bench: ", 7) == 0)
-        best = line;
-  snprintf(out, 400, "exit code %d: %.300s", code,
-           !best ? "it printed nothing" : strncmp(best, "bench: ", 7) == 0 ? best + 7 : best);
-  g2z_release(services, text);
-}
-
 /* Starts the ranks of a job and waits for them. The status is that of bench itself: G2Z_STOPPED
  * when a signal ended them, and the run does not count. */
 static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *run_dir,
@@ -1642,9 +1619,18 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
     g2zx_stop = end.signal;
     status = g2zx_check_stop(e);
   }
-  if (status == G2Z_OK && end.exit_code != 0) {
-    j->point.outcome = G2Z_OUTCOME_FAILED;
-    g2zx_read_reason(e->services, console.text, end.exit_code, j->point.reason);
+  if (status == G2Z_OK && end.exit_code != 0) { /* the last line that says why, else the last */
+    char *text = NULL, *best = NULL, *rest = NULL, reason[400];
+    size_t bytes;
+    if (g2z_read_file(e->services, console.text, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
+      for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        if (!best || strncmp(best, "bench: ", 7) != 0 || strncmp(line, "bench: ", 7) == 0)
+          best = line;
+    if (best && strncmp(best, "bench: ", 7) == 0) best += 7;
+    snprintf(reason, sizeof reason, "exit code %d: %.300s", end.exit_code,
+             best ? best : "it printed nothing");
+    g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, reason);
+    g2z_release(e->services, text);
   } else if (status == G2Z_OK && g2z_summary_read(e->services,
                                                   g2z_path_in(run_dir, G2ZX_POINT_FILE).text,
                                                   told) != G2Z_OK)

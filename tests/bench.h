@@ -298,28 +298,26 @@ static void test_bench_refusals(g2z_test *t) {
   }
 }
 
-/* The ops are those that a step calls: as often, and those of a recomputed block once more. */
+/* The ops are those that a step calls, as often: those of a recomputed block once more. */
 static void test_bench_ops(g2z_test *t) {
-  static const struct { const char *op; int calls, recomputed; } rows[] = {
-      {"embed_fwd", 2, 2}, {"layernorm_fwd", 14, 22}, {"qkv_fwd", 6, 10}, {"attention_fwd", 6, 10},
-      {"attproj_fwd", 6, 10}, {"fc_gelu_fwd", 6, 10}, {"fcproj_fwd", 6, 6}, {"head_loss", 2, 2},
-      {"layernorm_bwd_last", 2, 2}, {"layernorm_bwd", 12, 12}, {"fcproj_bwd_data", 6, 6},
-      {"fc_bwd_weight", 6, 6}, {"attention_bwd", 6, 6}, {"embed_bwd", 2, 2}, {"grad_sumsq", 1, 1},
-      {"adamw", 1, 1}};
+  static const struct { const char *op; int calls; } rows[] = {
+      {"embed_fwd", 2}, {"layernorm_fwd", 22}, {"qkv_fwd", 10}, {"attention_fwd", 10},
+      {"attproj_fwd", 10}, {"fc_gelu_fwd", 10}, {"fcproj_fwd", 6}, {"head_loss", 2},
+      {"layernorm_bwd_last", 2}, {"layernorm_bwd", 12}, {"fcproj_bwd_data", 6},
+      {"fc_bwd_weight", 6}, {"attention_bwd", 6}, {"embed_bwd", 2}, {"grad_sumsq", 1},
+      {"adamw", 1}};
   BENCH_OR_SKIP(t);
-  for (int recompute = 0; recompute < 2; recompute++) {
-    const char *said = test_bench(t, 0, "ops --device cpu --layers 3 --channels 16 --heads 2 "
-                                  "--context 16 --vocab-size 64 --batch 2 --accum 2%s",
-                                  recompute ? " --recompute block" : "");
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-      const char *row = strstr(said, test_text("\n%s ", rows[i].op));
-      double calls = 0, call_us = 0;
-      CHECK(t, row && sscanf(row, "%*s %lf %lf", &calls, &call_us) == 2 && call_us > 0);
-      CHECK_NEAR(t, calls, recompute ? rows[i].recomputed : rows[i].calls, 0);
-    }
-    CHECK_HAS(t, said, "\nlimits measured here: product of 1024 x 1024 x 1024 ", "\nsum ");
-    CHECK(t, !strstr(said, "nan") && !strstr(said, "inf"));
+  const char *said = test_bench(t, 0, "ops --device cpu --layers 3 --channels 16 --heads 2 "
+                                "--context 16 --vocab-size 64 --batch 2 --accum 2 --recompute "
+                                "block");
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const char *row = strstr(said, test_text("\n%s ", rows[i].op));
+    double calls = 0, call_us = 0;
+    CHECK(t, row && sscanf(row, "%*s %lf %lf", &calls, &call_us) == 2 && call_us > 0);
+    CHECK_NEAR(t, calls, rows[i].calls, 0);
   }
+  CHECK_HAS(t, said, "\nlimits measured here: product of 1024 x 1024 x 1024 ", "\nsum ");
+  CHECK(t, !strstr(said, "nan") && !strstr(said, "inf"));
 }
 
 /* The summary that an experiment left; NULL when it cannot be read. */
