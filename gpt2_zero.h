@@ -11065,13 +11065,17 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z_writer *config;
   struct stat info;
+  int replaces;
+  G2Z__TRY(g2z_is_there(x->services, x->model->path, &replaces));
   G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, ""));
   G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
   g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
-  /* A kill from here on leaves no config.json: nothing opens new weights as the old model. */
+  /* A kill from here on leaves a directory that does not open: a config.json without a model, or new
+   * weights without the old model's config.json. */
   if (status == G2Z_OK && unlink(x->path) != 0 && errno != ENOENT)
     status = g2z_fail_file(x->services, errno, "replace", x->path);
+  if (status == G2Z_OK && !replaces) status = g2z_writer_commit(config);
   if (status == G2Z_OK) status = g2z_writer_commit(x->model);
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);

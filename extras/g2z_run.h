@@ -2436,8 +2436,7 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The tokenizer comes first and config.json last: weights that open have all that belongs to
- * them. */
+/* The tokenizer comes first: weights that open have all that belongs to them. */
 static g2z_status g2zr_save_weights(g2z_run *run) {
   G2ZR_TRY(g2zr_agree(run, g2zr_save_tokenizer(run, run->config.save_weights)));
   return g2z_trainer_save_weights(run->trainer, run->config.save_weights);
