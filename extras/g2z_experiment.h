@@ -1930,8 +1930,8 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
   if (status == G2Z_OK) status = g2z_results_page(results, path.text);
   if (status == G2Z_OK)
-    g2z_log(services, G2Z_LOG_INFO, "%s: %zu experiments, %zu runs", path.text, found.count,
-            results->run_count);
+    g2z_log(services, G2Z_LOG_INFO, "%s: %zu experiment%s, %zu run%s", path.text, found.count,
+            found.count == 1 ? "" : "s", results->run_count, results->run_count == 1 ? "" : "s");
   for (size_t i = 0; i < found.count; i++) g2z_summary_free(found.summaries[i]);
   g2z_release(services, found.summaries);
   g2z_results_free(results);

@@ -781,11 +781,11 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
   g2z_writer_printf(writer, "\"/>\n");
 }
 
-/* Numbers for people: whole ones and those from 100 on without decimals, others to three
- * significant digits. */
+/* Numbers for people: whole ones and those from 100 on without decimals, others to five
+ * significant digits, as losses need. */
 static void g2zp_number_text(double value, char out[32]) {
   const int plain = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
-  snprintf(out, 32, plain ? "%.0f" : "%.3g", value);
+  snprintf(out, 32, plain ? "%.0f" : "%.5g", value);
   g2z_plain_number(out);
 }
 

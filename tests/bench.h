@@ -511,7 +511,7 @@ static void test_bench_report(g2z_test *t) {
   BENCH_OR_SKIP(t);
   test_bench(t, 0, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 --out $D/all/scaling",
              test_bench_small);
-  CHECK_HAS(t, test_bench(t, 0, "report $D/all"), "/all/report.html: 1 experiments, 2 runs\n");
+  CHECK_HAS(t, test_bench(t, 0, "report $D/all"), "/all/report.html: 1 experiment, 2 runs\n");
   const char *page = test_read(t, "all/report.html");
   CHECK_HAS(t, page, ">Throughput<", ">Speed-up<", "run_scaling_2", "prefers-color-scheme");
   CHECK(t, !strstr(page, "http") && !strstr(page, "<script")); /* no network, no script */

@@ -288,7 +288,7 @@ static void test_report_curves(g2z_test *t) {
   CHECK(t, text && strstr(text, "<path class=\"series faint\""));
   CHECK(t, text && strstr(text, ">smoothed</span>"));
   CHECK(t, text && strstr(text, "\nsmoothed: 4.1") && !strstr(text, "\nsmoothed: 4.3"));
-  CHECK(t, text && strstr(text, "<dd>3.14</dd>"));
+  CHECK(t, text && strstr(text, "<dd>3.1416</dd>"));
   CHECK(t, text && strstr(text, "<dd>12843</dd>"));
   g2z_release(&t->services, text);
   CHECK_OK(t, g2z_results_page(results, test_path(t, "both.html")));
