@@ -34,7 +34,7 @@ absent=0
 while IFS=: read -r name cpu cuda about; do
   types=${cuda%)*}
   if [[ $device == cuda && $cuda == '('* && $G2Z_TEST_DTYPES ]] &&
-     ! grep -qF "$(sed 's/[( ]/\n/g' <<< "$types" | grep .)" <<< "$G2Z_TEST_DTYPES"; then
+     ! grep -qF "$(tr '( ' '[\n*]' <<< "$types" | grep .)" <<< "$G2Z_TEST_DTYPES"; then
     printf '%-20s not applicable: exists in %s) alone\n' "$name" "$types" && ((++absent))
   else echo "$name:$cpu:${cuda##*) }:$about" >> "$work/some"; fi
 done < "$work/list"
