@@ -360,6 +360,9 @@ typedef struct g2z_services {
   char error[G2Z_ERROR_BYTES];                  /* the sentence of the last failure */
 } g2z_services;
 
+/* What a text quotes from a file, an argument or another rank must not steer a terminal: in place,
+ * control characters become '?'. So do U+0080 to U+009F: U+009B acts as ESC [ does. Returns it. */
+G2Z_API char *g2z_tame(char *text);
 /* Stores the sentence of a failure and returns its status: for code beside the library that fails
  * as the library does. Control characters in the sentence become '?', so that what it quotes from a
  * file cannot steer a terminal. */
@@ -2041,12 +2044,11 @@ G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
  * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
  * Law: nothing below this room calls malloc, free or printf itself. */
 
-/* What a sentence quotes from a file must not steer a terminal: control characters become '?'. So
- * do U+0080 to U+009F: to a terminal U+009B is what ESC [ is. */
-G2Z__PRIVATE void g2z__tame(char *sentence) {
-  for (unsigned char *c = (unsigned char *)sentence; *c; c++)
+G2Z_API char *g2z_tame(char *text) {
+  for (unsigned char *c = (unsigned char *)text; *c; c++)
     if (*c < 0x20 || *c == 0x7f) *c = '?';
     else if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) c[0] = c[1] = '?';
+  return text;
 }
 
 /* Prints what stands behind `format` in a call into an array. */
@@ -2060,7 +2062,7 @@ G2Z__PRIVATE void g2z__tame(char *sentence) {
 
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...) {
   G2Z__PRINT(services->error, format);
-  g2z__tame(services->error);
+  g2z_tame(services->error);
   return status;
 }
 
@@ -2076,7 +2078,7 @@ G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *fo
   if (!services->log && !services->also) return;
   char sentence[G2Z_ERROR_BYTES];
   G2Z__PRINT(sentence, format);
-  g2z__tame(sentence);
+  g2z_tame(sentence);
   if (services->log) (services->log)(services->user, level, sentence); /* log is a macro, too */
   if (services->also) services->also(services->listener, level, sentence);
 }
@@ -3840,9 +3842,10 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user) {
   const g2z_model_config *m = &plan->model;
   g2z__plan_line(line, user,
-                 "model       %d layers, %d heads, %d channels, context %d, vocab %d (padded to "
-                 "%d): %.2f M parameters", m->layers, m->heads, m->channels, m->context, m->vocab,
-                 plan->vocab_padded, (double)plan->parameters * 1e-6);
+                 "model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded "
+                 "to %d): %.2f M parameters", m->layers, m->layers == 1 ? "" : "s", m->heads,
+                 m->heads == 1 ? "" : "s", m->channels, m->context, m->vocab, plan->vocab_padded,
+                 (double)plan->parameters * 1e-6);
   g2z__plan_line(line, user, "step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens",
                  plan->batch, plan->seq, plan->accum, plan->world,
                  (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
@@ -6787,10 +6790,12 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].socket = -1;
   g2z_status status = g2z__meeting_listen(meeting);
   if (status == G2Z_OK) status = g2z__meeting_hold(meeting);
+  const char *launcher = ranks->config.place.launcher;
+  const int named = strcmp(launcher, "ranks") != 0; /* else the program started them itself */
   if (status == G2Z_OK)
-    g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks (%s) have met on %s, port %d",
-            ranks->config.place.world, ranks->config.place.launcher, ranks->peers[0].hello.host,
-            meeting->port);
+    g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks%s%s have met on %s, port %d",
+            ranks->config.place.world, named ? " of " : "", named ? launcher : "",
+            ranks->peers[0].hello.host, meeting->port);
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++) g2z__socket_close(&meeting->callers[i].socket);
   g2z__socket_close(&meeting->listener.socket);
   g2z_release(ranks->services, meeting);

@@ -118,9 +118,11 @@ static void on_fault(void *user, const g2z_fault *fault) {
   const program *p = (const program *)user;
   const g2z_place *place = &p->context.ranks.place;
   end_soon(8);
+  char sentence[sizeof fault->sentence]; /* of a peer's words */
+  memcpy(sentence, fault->sentence, sizeof sentence);
   /* Ranks that train started share a console, on which rank 0 says it for all while it is alive. */
   if (place->rank == 0 || fault->rank == 0 || strcmp(place->launcher, "ranks") != 0)
-    print_error(place, fault->sentence);
+    print_error(place, g2z_tame(sentence));
   g2z_run_write_fault(&p->options, fault);
   _exit(G2Z_EXIT_LOST);
 }
@@ -239,16 +241,16 @@ static g2z_status evaluate(const program *p, g2z_model *model, const g2z_tokeniz
   for (int i = 0; i < files->count; i++) {
     g2z_eval_set *set;
     g2z_eval result;
-    char text[200];
+    char text[200], name[1024];
     const double begin = g2z_seconds();
+    snprintf(name, sizeof name, "%s", files->text[i]);
     TRY(g2z_eval_open(model->services, &model->config, tokenizer, files->text[i], &set));
-    g2z_status status = g2z_eval_run(set, model, NULL, print_share, (void *)files->text[i],
-                                     &result);
+    g2z_status status = g2z_eval_run(set, model, NULL, print_share, g2z_tame(name), &result);
     g2z_eval_free(set);
     leave_place();
     TRY(status);
     g2z_eval_text(&result, text);
-    printf("%s | %s | %.2f s\n", files->text[i], text, g2z_seconds() - begin);
+    printf("%s | %s | %.2f s\n", name, text, g2z_seconds() - begin);
   }
   return G2Z_OK;
 }

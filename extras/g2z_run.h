@@ -513,6 +513,16 @@ static g2z_status g2zr_log(g2z_run *run, const char *line) {
   return g2zr_append(run, &run->log, "%s  %s\n", now, line);
 }
 
+/* Makes run->line, which an event shows: paths in it cannot steer a terminal. */
+G2Z_PRINTF(2, 3)
+static void g2zr_line(g2z_run *run, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(run->line, sizeof run->line, format, arguments);
+  va_end(arguments);
+  g2z_tame(run->line);
+}
+
 /* A line for train.log and for the program's log. */
 G2Z_PRINTF(2, 3)
 static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
@@ -521,6 +531,7 @@ static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
   va_start(arguments, format);
   vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
+  g2z_tame(line);
   run->saying = 1;
   if (run->context->rank == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
   run->saying = 0;
@@ -983,10 +994,9 @@ static g2z_status g2zr_complete(g2z_run *run) {
   char now[32];
   run->ended = g2z_seconds();
   g2z_utc_now(now);
-  snprintf(run->line, sizeof run->line,
-           "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
-           "total_wall_time_sec=%.3f timestamp_utc=%s", saved, run->context->world,
-           g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
+  g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
+            "total_wall_time_sec=%.3f timestamp_utc=%s", saved, run->context->world,
+            g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
   if (run->log.file < 0) return G2Z_OK;
   G2ZR_TRY(g2zr_log(run, run->line));
   G2ZR_TRY(g2zr_write_artifacts(run));
@@ -994,6 +1004,8 @@ static g2z_status g2zr_complete(g2z_run *run) {
   G2ZR_TRY(g2zr_tell_failure(run, &run->held)); /* such as of the line above, with several ranks */
   return g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
 }
+
+static const char *g2zr_plural(int64_t count) { return count == 1 ? "" : "s"; }
 
 /* "59 s", "12:34", "1:02:03". */
 static void g2zr_duration_text(double seconds, char out[32]) {
@@ -1023,7 +1035,7 @@ static const char *g2zr_command(const g2z_run *run, const char *run_dir, const c
   static const char resume[] = " --resume latest";
   char word[256];
   if (strcmp(launcher, "alone") != 0 && strcmp(launcher, "ranks") != 0) command = NULL;
-  if (command && strlen(command) > 300) command = NULL;
+  if (command && strlen(command) > 400) command = NULL;
   if (command && strstr(command, resume) && strncmp(more, resume, strlen(resume)) == 0)
     more += strlen(resume);
   const int add = run_dir != run->config.run_dir || !command || !strstr(command, " --run-dir");
@@ -1043,8 +1055,8 @@ static g2z_status g2zr_conclude(g2z_run *run) {
   if (run->known.step > run->resumed) snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
   if (!isnan(run->sum.best_val_loss))
     snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
-  G2ZR_TRY(g2zr_say(run, "done: %s%s%" PRId64 " steps, %" PRId64 " tokens, %s", loss, best,
-                    run->known.step, run->known.tokens, time));
+  G2ZR_TRY(g2zr_say(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
+                    run->known.step, g2zr_plural(run->known.step), run->known.tokens, time));
   if (run_dir) G2ZR_TRY(g2zr_say(run, "curves: %s/report.html", run_dir));
   if (saved) {
     const char *command = run->config.command_line ? run->config.command_line : "./train";
@@ -1297,9 +1309,8 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   G2ZR_TRY(status);
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
-  snprintf(run->line, sizeof run->line,
-           "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step, run->steps,
-           path.text, seconds);
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
+            run->steps, path.text, seconds);
   run->saved = run->step;
   run->sum.pause_s += seconds;
   if (run->metrics.file < 0) return G2Z_OK;
@@ -1560,20 +1571,22 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
-  G2ZR_TRY(g2zr_say(run, "model: %d layers, %d heads, %d channels, context %d, vocabulary %d: "
-                    "%.2f M parameters%s%s", model->layers, model->heads, model->channels,
-                    model->context, model->vocab, (double)plan->parameters * 1e-6,
-                    from ? " from " : "", from ? from : ""));
+  G2ZR_TRY(g2zr_say(run, "model: %d layer%s, %d head%s, %d channels, %.2f M parameters",
+                    model->layers, g2zr_plural(model->layers), model->heads,
+                    g2zr_plural(model->heads), model->channels, (double)plan->parameters * 1e-6));
+  G2ZR_TRY(g2zr_say(run, "text: vocabulary %d, context %d", model->vocab, model->context));
+  if (from) G2ZR_TRY(g2zr_say(run, "weights: from %s", from));
   G2ZR_TRY(g2zr_say(run, "device: %s, %s, %.2f GiB in the plan",
                     g2z_device_text(plan->device), g2z_dtype_text(plan->dtype),
                     (double)plan->bytes_total / 1073741824.0));
   if (run->steps > 0) {
-    G2ZR_TRY(g2zr_say(run, "training: %" PRId64 " steps of %d x %d x %d x %d = %" PRId64
-                      " tokens (batch, sequence, micro-steps, ranks), %.2f epochs of %" PRId64
-                      " steps", run->steps, plan->batch, plan->seq, plan->accum, plan->world,
-                      run->tokens_per_step,
-                      (double)run->steps / (double)run->steps_per_epoch,
-                      run->steps_per_epoch));
+    G2ZR_TRY(g2zr_say(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s",
+                      run->steps, g2zr_plural(run->steps),
+                      (double)run->steps / (double)run->steps_per_epoch, run->steps_per_epoch,
+                      g2zr_plural(run->steps_per_epoch)));
+    G2ZR_TRY(g2zr_say(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64
+                      " tokens", plan->batch, plan->seq, plan->accum, plan->world,
+                      run->tokens_per_step));
     G2ZR_TRY(g2zr_say(run, "schedule: %s, lr %g to %g, %" PRId64 " steps of warm-up",
                       g2z_schedule_text(train->optimizer.schedule),
                       (double)train->optimizer.lr, (double)train->optimizer.min_lr,
@@ -1584,8 +1597,8 @@ static g2z_status g2zr_introduce(g2z_run *run) {
               run->steps, (double)train->optimizer.lr);
   }
   if (run->val)
-    G2ZR_TRY(g2zr_say(run, "validation: %" PRId64 " batches, %" PRId64 " tokens; unigram "
-                      "entropy of the validation tokens: %.4f nats", run->val_steps,
+    G2ZR_TRY(g2zr_say(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens, unigram entropy "
+                      "%.4f nats", run->val_steps, run->val_steps == 1 ? "" : "es",
                       run->val_tokens, run->val_entropy));
   if (run->config.run_dir) G2ZR_TRY(g2zr_say(run, "run directory: %s", run->config.run_dir));
   if (run->resume) {
@@ -2285,9 +2298,9 @@ static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
     snprintf(scale, sizeof scale, " | scale %.0f%s%s", m->loss_scale, m->skipped ? ", " : "",
              m->skipped ? skipped : "");
   else if (m->skipped) snprintf(scale, sizeof scale, " | %s", skipped);
-  snprintf(run->line, sizeof run->line,
-           "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm %.3f%s",
-           m->step, run->steps, m->loss, eta, event->tokens_per_second, m->lr, m->grad_norm, scale);
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm "
+            "%.3f%s", m->step, run->steps, m->loss, eta, event->tokens_per_second, m->lr,
+            m->grad_norm, scale);
   return g2zr_log(run, run->line);
 }
 
@@ -2305,10 +2318,10 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   if (!(run->sum.best_val_loss <= loss)) run->sum.best_val_loss = loss; /* against NaN */
   event->kind = G2Z_RUN_VALIDATION;
   event->val_loss = loss;
-  snprintf(run->line, sizeof run->line,
-           "step %" PRId64 "/%" PRId64 " | val loss %.4f | %.4f nats %s the unigram entropy | "
-           "perplexity %.2f | %.2f s", run->step, run->steps, loss, fabs(run->val_entropy - loss),
-           loss <= run->val_entropy ? "under" : "over", exp(loss), seconds);
+  const double perplexity = exp(loss), better = run->val_entropy - loss;
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %.*f | %.2f nats %s "
+            "unigrams", run->step, run->steps, loss, perplexity < 1000 ? 2 : 0, perplexity,
+            fabs(better), better >= 0 ? "under" : "over");
   G2ZR_TRY(g2zr_write_note(run, "val_loss", loss, "val_ms", seconds));
   static const char *const tag = "val/loss";
   G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
@@ -2345,8 +2358,8 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   run->evaluated = (file + 1) % files;
   event->kind = G2Z_RUN_EVALUATION;
   g2z_eval_text(eval, text);
-  snprintf(run->line, sizeof run->line, "step %" PRId64 "/%" PRId64 " | %s | %s | %.2f s",
-           run->step, run->steps, path, text, seconds);
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | %s | %s | %.2f s", run->step, run->steps, path,
+            text, seconds);
   const double acc = eval->questions ? eval->acc_norm : NAN;
   const double values[] = {(double)file, eval->loss, acc, seconds * 1e3};
   g2zr_quote(name, quoted);
@@ -2429,10 +2442,10 @@ static g2z_status g2zr_stop(g2z_run *run) {
     rmdir(run->config.save_weights); /* if it is empty, as it was made at the start */
   const char *signal = g2zr_signal_text(run->stop_signal, name);
   const int saved = run->saved == run->step;
-  snprintf(run->line, sizeof run->line, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s",
-           run->step, run->steps, signal ? " by " : "", signal ? signal : "",
-           saved ? "saved. To continue: " : "not saved: there is no --run-dir",
-           saved ? g2zr_command(run, run->config.run_dir, " --resume latest", text) : "");
+  g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
+            signal ? " by " : "", signal ? signal : "",
+            saved ? "saved. To continue: " : "not saved: there is no --run-dir",
+            saved ? g2zr_command(run, run->config.run_dir, " --resume latest", text) : "");
   return G2Z_OK;
 }
 

@@ -679,7 +679,7 @@ static void test_flags_foreign(g2z_test *t) {
 static void test_train_flags(g2z_test *t) {
   static const struct { const char *file, *says; } cases[] = {
       {"# a small model\n\n--layers 1\n  --channels=64  \n--heads 4\r\n--context 32\n"
-       "--vocab-size 257\n--run-id # is a sign \n--device cpu", "1 layers, 4 heads, 128 channels"},
+       "--vocab-size 257\n--run-id # is a sign \n--device cpu", "1 layer, 4 heads, 128 channels"},
       {"--layers", "flags: --layers needs a value"},   {"--layers x", "flags: --layers x: not a"},
       {"layers 1", "flags: a line is a flag, --name"}, {"--dry-run 1", "flags: --dry-run takes no"},
       {"--flags x", "flags: --flags takes one file"}};
@@ -835,7 +835,7 @@ static void test_train_run(g2z_test *t) {
                            "--sample-tokens 8 --dropout 0.1 --dtype bf16 --seed 7 --run-dir %s "
                            "--save-weights %s", test_tiny(t), test_at(t, "x_val_0.bin"),
                            test_at(t, "run"), test_at(t, "weights")),
-            "step 10/10 | loss", "val loss", "unigram entropy", "[Rank 0] RUN_COMPLETE",
+            "step 10/10 | loss", " unigrams\n", ", unigram entropy ", "[Rank 0] RUN_COMPLETE",
             "\ndone: loss ", ", best validation loss ", ", 10 steps, 640 tokens, ",
             "/run/report.html\n", "/weights --prompt 'The'\n", "\nTo train these weights ");
   CHECK(t, test_there(t, "run/RUN_COMPLETE.txt"));
@@ -1844,8 +1844,8 @@ static void test_train_hints(g2z_test *t) {
   test_sh(t, "rm -r \"$RUN\"");
 
   TRAIN(0, "--steps 2 --warmup 5 --lr 0.01");
-  CHECK_HAS(t, said, "warning: the warm-up of 5 steps is longer than the run of 2: the learning rate "
-                     "never reaches 0.01");
+  CHECK_HAS(t, said, "warning: the warm-up of 5 steps is longer than the run of 2: the learning "
+                     "rate never reaches 0.01");
   test_sh(t, "rm -r \"$RUN\"");
 
   /* Stopped by Ctrl-C. */
@@ -1870,6 +1870,40 @@ static void test_train_hints(g2z_test *t) {
 
 /* A run whose metrics, log, whole directory or validation shard somebody spoils fails, on one rank
  * and on two, and leaves no RUN_COMPLETE.txt. One rank saves what it has learnt. */
+/* Nothing that a name holds steers the terminal, now or when a log is read; and what a run says of
+ * itself fits a terminal of 80 columns, except for paths and commands. */
+static void test_train_tame(g2z_test *t) {
+  static const char *const own[] = {"model: ", "text: ", "device: ", "training: ", "step: ",
+                                    "schedule: ", "validation: ", "step 4/4 | val loss"};
+  static char said[65536];
+  char run[600];
+  TRAIN_OR_SKIP(t);
+  snprintf(run, sizeof run, "%s", test_at(t, "r\x1b[31m\xc2\x9b"));
+  test_write_file(t, test_at(t, "e\x1b]0;x\x07.txt"), "a text to score", 15);
+  test_run_shard(t, "x_val_0.bin", 300);
+  setenv("RUN", run, 1);
+  setenv("FILE", test_at(t, "e\x1b]0;x\x07.txt"), 1);
+  setenv("TRAIN", test_train_program(), 1);
+  CHECK(t, test_shell(test_text(
+      "{ for more in '' '--steps 6 --resume latest'; do $TRAIN %s --val '%s' --heads 1 --steps 4 "
+      "--eval \"$FILE\" --save-every 2 --run-dir \"$RUN\" $more || exit; done; "
+      "$TRAIN --init-from \"$RUN/weights\" --eval \"$FILE\" && cat \"$RUN/train.log\" "
+      "\"$RUN/RUN_COMPLETE.txt\"; ! $TRAIN --init-from \"$RUN\" --prompt x && "
+      "! $TRAIN --train \"$FILE\" --run-dir \"$RUN\" --steps 2; } 2>&1", test_tiny(t),
+      test_at(t, "x_val_0.bin")), said, sizeof said) == 0);
+  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?.txt | loss ", "is a run directory",
+            "model: 1 layer, 1 head, ");
+  for (const char *c = said; *c; c++)
+    CHECK(t, ((unsigned char)*c >= ' ' || *c == '\n') && strncmp(c, "\xc2\x9b", 2) != 0);
+  for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+    const char *line = strstr(said, own[i]);
+    CHECK(t, line && strcspn(line, "\n") <= 80);
+  }
+  unsetenv("RUN");
+  unsetenv("FILE");
+  unsetenv("TRAIN");
+}
+
 static void test_train_removed(g2z_test *t) {
   static const struct { int world; const char *flags, *command, *says; } cases[] = {
       {1, "", "rm run0/metrics.jsonl", "run0/metrics.jsonl was removed or replaced while"},
@@ -1975,7 +2009,7 @@ static void test_train_losses(g2z_test *t, const char *run, double *losses, int 
 
 /* Both runs come to the same validation loss, and see and write the same text. */
 static void test_train_views(g2z_test *t, const char *one, const char *two) {
-  static const char *const parts[] = {"unigram entropy of the validation tokens: ",
+  static const char *const parts[] = {"unigram entropy ",
                                       "sample after step 12:\n"};
   double losses[2] = {0, 0};
   const char *logs[2];
