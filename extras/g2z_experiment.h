@@ -1763,6 +1763,7 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
     if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += o->work.repeats;
     else g2z_log(e->services, G2Z_LOG_INFO, "skipped: %s: %s", p->name, p->reason);
   }
+  g2z_log(e->services, G2Z_LOG_INFO, "%d runs, in %s", e->all_runs, e->out);
   e->began = g2z_seconds();
   for (int repeat = 0; repeat < o->work.repeats; repeat++)
     for (int i = 0; i < e->count; i++)

@@ -737,28 +737,8 @@ static void g2zp_chart_axes(g2z_page *page, const g2z_chart *chart, const g2zp_s
     g2zp_svg_text(page->writer, "mid", (x->from + x->to) / 2, y->from + 33, chart->x_name);
 }
 
-/* The least and the most of points [begin, end), in their order; fewer where there are not two.
- * *gap: one of them cannot be drawn. */
-static int g2zp_chart_extremes(const g2z_series *series, const g2zp_scale *x,
-                               const g2zp_scale *y, size_t begin, size_t end, size_t out[2],
-                               int *gap) {
-  size_t least = end, most = end;
-  *gap = 0;
-  for (size_t i = begin; i < end; i++) {
-    if (isnan(g2zp_scale_at(x, series->x[i]) + g2zp_scale_at(y, series->y[i]))) {
-      *gap = 1;
-      continue;
-    }
-    if (least == end || series->y[i] < series->y[least]) least = i;
-    if (most == end || series->y[i] > series->y[most]) most = i;
-  }
-  if (least == end) return 0;
-  out[0] = least < most ? least : most;
-  out[1] = least < most ? most : least;
-  return out[0] == out[1] ? 1 : 2;
-}
-
-/* A point alone between two gaps is a line of no length, which round ends make a dot. */
+/* A long series is drawn in stretches, of each the least and the most in their order. A point alone
+ * between two gaps is a line of no length, which round ends make a dot. */
 static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int index,
                             const g2zp_scale *x, const g2zp_scale *y) {
   size_t stretch = series->count <= G2Z_CHART_POINTS
@@ -769,9 +749,17 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
                     : series->mark == G2Z_MARK_FAINT ? " faint" : "",
                     series->count > 200 ? " many" : "", index);
   for (size_t begin = 0; begin < series->count; begin += stretch) {
-    size_t end = series->count - begin < stretch ? series->count : begin + stretch, point[2];
-    int gap, points = g2zp_chart_extremes(series, x, y, begin, end, point, &gap);
-    for (int i = 0; i < points; i++, drawn++)
+    size_t end = series->count - begin < stretch ? series->count : begin + stretch;
+    size_t least = end, most = end;
+    int gap = 0;
+    for (size_t i = begin; i < end; i++)
+      if (isnan(g2zp_scale_at(x, series->x[i]) + g2zp_scale_at(y, series->y[i]))) gap = 1;
+      else {
+        if (least == end || series->y[i] < series->y[least]) least = i;
+        if (most == end || series->y[i] > series->y[most]) most = i;
+      }
+    const size_t point[2] = {least < most ? least : most, least < most ? most : least};
+    for (int i = least == end ? 2 : least == most; i < 2; i++, drawn++)
       g2z_writer_printf(writer, "%s%s %s", drawn ? "L" : "M",
                         G2ZP_AT(g2zp_scale_at(x, series->x[point[i]])),
                         G2ZP_AT(g2zp_scale_at(y, series->y[point[i]])));
@@ -1371,49 +1359,39 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   return status;
 }
 
-/* The series of a chart of which something is known; *varies: they are worth a picture. */
-static int g2zp_report_series(const g2zp_curves *c, int chart, g2z_series series[3],
-                              double constant[3], int *varies) {
-  const size_t counts[] = {c->steps, c->validations, c->evaluations};
-  static const int steps[] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step, G2ZP_COLUMN_eval_step};
-  int count = 0;
-  *varies = 0;
-  memset(series, 0, 3 * sizeof *series);
-  for (int i = 0; i < 3; i++) {
-    const int column = g2zp_report_charts[chart].series[i];
-    const int of = column >= G2ZP_COLUMN_eval_loss ? 2 : column == G2ZP_COLUMN_val_loss;
-    if (!column) continue;
-    g2z_series *s = &series[count];
-    s->name = of == 2 ? c->eval_name[column - G2ZP_COLUMN_eval_loss]
-                      : g2zp_report_charts[chart].names[i];
-    s->x = c->column[steps[of]];
-    s->y = c->column[column];
-    s->count = counts[of];
-    s->mark = s->count <= 64 ? G2Z_MARK_POINTS
-              : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
-    int same = 1; /* all values that are known; NaN: none is */
-    constant[count] = NAN;
-    for (size_t k = 0; k < s->count; k++) {
-      if (isnan(constant[count])) constant[count] = s->y[k];
-      if (!isnan(s->y[k]) && s->y[k] != constant[count]) same = 0;
-    }
-    if (!same) *varies = 1;
-    if (!same || !isnan(constant[count])) count++;
-  }
-  return count;
-}
-
-#define G2ZP_REPORT_CHARTS ((int)(sizeof g2zp_report_charts / sizeof *g2zp_report_charts))
-
 /* Charts of what varies; `head`: instead, in the head of the page, what was the same in all
- * steps. */
+ * steps. A series of which nothing is known is left out. */
 static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
-  g2z_series series[3];
-  double constant[3];
-  for (int i = 0; i < G2ZP_REPORT_CHARTS; i++) {
-    int varies, count = g2zp_report_series(c, i, series, constant, &varies);
-    const g2z_chart chart = {g2zp_report_charts[i].title, g2zp_report_charts[i].about, "step", NULL,
-                             series, count, G2Z_AXIS_AUTO, g2zp_report_charts[i].axis};
+  static const int steps[] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step, G2ZP_COLUMN_eval_step};
+  const size_t counts[] = {c->steps, c->validations, c->evaluations};
+  for (size_t n = 0; n < sizeof g2zp_report_charts / sizeof *g2zp_report_charts; n++) {
+    g2z_series series[3];
+    double constant[3];
+    int count = 0, varies = 0;
+    memset(series, 0, sizeof series);
+    for (int i = 0; i < 3; i++) {
+      const int column = g2zp_report_charts[n].series[i];
+      const int of = column >= G2ZP_COLUMN_eval_loss ? 2 : column == G2ZP_COLUMN_val_loss;
+      if (!column) continue;
+      g2z_series *s = &series[count];
+      s->name = of == 2 ? c->eval_name[column - G2ZP_COLUMN_eval_loss]
+                        : g2zp_report_charts[n].names[i];
+      s->x = c->column[steps[of]];
+      s->y = c->column[column];
+      s->count = counts[of];
+      s->mark = s->count <= 64 ? G2Z_MARK_POINTS
+                : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
+      int same = 1; /* all values that are known */
+      constant[count] = NAN;
+      for (size_t k = 0; k < s->count; k++) {
+        if (isnan(constant[count])) constant[count] = s->y[k];
+        if (!isnan(s->y[k]) && s->y[k] != constant[count]) same = 0;
+      }
+      if (!same) varies = 1;
+      if (!same || !isnan(constant[count])) count++;
+    }
+    const g2z_chart chart = {g2zp_report_charts[n].title, g2zp_report_charts[n].about, "step", NULL,
+                             series, count, G2Z_AXIS_AUTO, g2zp_report_charts[n].axis};
     for (int k = 0; k < count && head && !varies; k++)
       g2zp_page_number(page, series[k].name, constant[k]);
     if (!head && varies) g2z_page_chart(page, &chart);
