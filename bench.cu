@@ -367,9 +367,9 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
          "their data in caches, then beyond 100 %% of the copy\n", "sum", "", "", sum_s * 1e3,
          100 * sum_s / step_s, stepped ? "the median step" : "their sum");
 
-  /* Exponentials are a limit of their own for attention, beside the products: another unit of the
-   * GPU makes them. Causal attention has T / 2 keys for each query and head; backward makes the
-   * same ones again, beside 5 products instead of 2. The larger of the two limits is the op's. */
+  /* Attention has a second limit, its exponentials: another unit of the GPU makes them. Causal
+   * attention has T / 2 keys per query and head; backward computes the same exponentials again, and
+   * 5 products instead of 2. The larger of the two limits is the op's. */
   const double rate = t->device->info.exponentials_per_s;
   const double s = (double)plan->batch * plan->seq * plan->seq * plan->model.heads / 2 / rate;
   for (const op_row *row = w.rows; row < w.rows + w.count && s > 0; row++)
@@ -405,7 +405,7 @@ static g2z_status run_plan_ops(const g2z_bench *o, const g2z_context_config *con
 
 /* ----- a peer ----------------------------------------------------------- */
 
-/* Runs COMMAND with the flags of this work behind it; the last line that it prints is JSON with its
+/* Runs COMMAND followed by the flags of this work; the last line that it prints is JSON with its
  * name as "peer" and its "tokens_per_second". */
 static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double tokens_per_second) {
   char command[1024], line[4096], last[4096] = "", name[128] = "the peer";
@@ -466,7 +466,7 @@ static g2z_status report_steps(g2z_services *services, const g2z_bench *o,
          w->step_s[0] * 1e3, w->step_s[count - 1] * 1e3, w->count);
   printf("throughput  %.0f tokens/s\n", tokens / median_s);
   fflush(stdout);
-  if (plan->world > 1) { /* the ops are those of one rank */
+  if (plan->world > 1) { /* ops are timed on one rank alone */
     double exposed_s = g2z_median(w->exposed_s, count);
     printf("exposed     %.3f ms of communication, %.1f %% of the step; with slower ranks, at most "
            "%.3f ms\n", exposed_s * 1e3, 100 * exposed_s / median_s,
@@ -502,7 +502,7 @@ static g2z_status run_ops(g2z_services *services, const g2z_bench *o,
                           const g2z_context_config *config) {
   g2z_plan *plan;
   if (config->ranks.place.world > 1)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and others beside it "
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and other ranks "
                     "would slow it down: start it alone, not as one of %d",
                     config->ranks.place.world);
   TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
@@ -535,7 +535,7 @@ static g2z_status run_command(g2z_services *services, const g2z_bench *o,
   if (o->argc < 2)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile "
                     "RUN_DIR...");
-  for (int i = 1; i < o->argc; i++) { /* profile_summary.json, from the tables beside it */
+  for (int i = 1; i < o->argc; i++) { /* profile_summary.json, from the tables in its folder */
     TRY(g2z_profile_run(services, o->argv[i]));
     printf("%s/profiles/profile_summary.json\n", o->argv[i]);
   }

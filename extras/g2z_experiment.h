@@ -27,9 +27,9 @@
  *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
  *                             command_line, git_commit, hardware, work; points, each with a name,
  *                             an outcome (ok, skipped, failed), a reason, the names of its runs,
- *                             and the figures of G2Z_FIGURE_LIST, medians over those runs. If a
- *                             signal stopped the experiment, `work` says so, and the points hold
- *                             the runs that had ended
+ *                             and the figures of G2Z_FIGURE_LIST, medians over those runs. After a
+ *                             signal, `work` names it, and the points hold the runs that had
+ *                             ended
  *     report.html             by `bench report`: tables and charts of all that it finds */
 
 #ifndef G2Z_EXPERIMENT_INCLUDED
@@ -119,7 +119,7 @@ typedef struct g2z_point {
   int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
   g2z_figures figures;          /* medians over the repeats */
 } g2z_point;
-/* A point with a name of which nothing else is known. */
+/* A point without a name; no figure is known. */
 G2Z_API g2z_point g2z_point_default(void);
 
 typedef struct g2z_summary {
@@ -187,7 +187,7 @@ typedef struct g2z_bench {      /* the command line of bench */
   g2z_model_config shape;       /* what overrides the model's; 0: see --help */
   int device, dtype, without_ops; /* -1: not given */
   int help;                     /* 1: print g2z_bench_help, and no more */
-  g2z_device_kind help_for;     /* of which kind of device the defaults are */
+  g2z_device_kind help_for;     /* the device that the defaults are for */
   int64_t tokens;
 } g2z_bench;
 
@@ -311,7 +311,7 @@ enum { G2ZX_NONE = -1, G2ZX_SPREAD = -2, G2ZX_SAME = -3 };
 #define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* their arguments are directories */
 #define G2ZX_TRAINED (G2ZX_IN(scaling) | G2ZX_IN(buckets) | G2ZX_IN(matrix) | G2ZX_IN(strategies))
 static const struct {
-  unsigned in;                  /* of which experiments */
+  unsigned in;                  /* the experiments that have it */
   const char *title, *about, *x_name;
   int x;                        /* a line over this figure; NONE: bars, one for each point */
   int y, low, high;             /* bars have whiskers from low to high; SPREAD: y -+ low */
@@ -438,8 +438,8 @@ static int g2zx_knows(const g2z_summary *summary, int number) {
   return 0;
 }
 
-/* What is no UTF-8, such as a character that was cut in two, becomes ? and not the three bytes of
- * U+FFFD, for which a reader may have no room. */
+/* A byte that is no UTF-8, such as half of a character that was cut, becomes ?. U+FFFD has three
+ * bytes, and a reader may have no room for them. */
 static void g2zx_put_text(g2z_json_out *out, const char *key, const char *text) {
   char copy[1024];
   int bytes = snprintf(copy, sizeof copy, "%s", text);
@@ -604,7 +604,7 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 /* ----- the table and the page ----- */
 
 /* The head of the experiment's table (number -1), then a row for each point that went well: the
- * columns of which a point knows something; "": this point does not. */
+ * columns that at least one point has a figure for; "": this point has none. */
 static void g2zx_table(const g2z_summary *summary,
                        void (*row)(void *user, int number, int count, const char *const *cells),
                        void *user) {
@@ -1050,7 +1050,7 @@ static void g2zx_describe(g2z_services *services, const g2z_device *device, char
 /* Of all threads of this process, user and system. */
 static double g2zx_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
-/* A training run of all its steps, of which the last o->work.steps count. */
+/* A training run. Its last o->work.steps steps count. */
 static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w) {
   g2z_run_config config = g2z_run_config_default();
   g2z_run *run;
@@ -1155,7 +1155,7 @@ static g2z_status g2zx_point(g2z_services *services, const g2z_bench *o,
 
 #define G2ZX_LIST_MAX 16
 
-typedef struct g2zx_axis {      /* what the list of a flag says */
+typedef struct g2zx_axis {      /* the entries of a flag's list */
   double at[G2ZX_LIST_MAX];
   int count;
 } g2zx_axis;
@@ -1169,7 +1169,7 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
     const size_t length = strcspn(at, ",");
     double entry = 0;
     int good = 0;
-    const char *word = words; /* each begins behind its | */
+    const char *word = words; /* each follows its | */
     for (; word && !good; word = good ? word : strchr(word + 1, '|'), entry += !good)
       good = strcspn(word + 1, "|") == length && memcmp(at, word + 1, length) == 0;
     if (!words && length && !isspace((unsigned char)*at)) { /* strtod would skip spaces */
@@ -1344,7 +1344,7 @@ static g2z_status g2zx_exchange(g2z_services *services, const g2z_bench *o,
 #define G2ZX_JOBS 512
 
 typedef struct g2zx_job {       /* a place on the axes */
-  g2z_point point;              /* its name, what its plan says, and its outcome */
+  g2z_point point;              /* name, figures of the plan, outcome */
   g2z_train_config train;       /* what its ranks do */
   int world, steps;
   g2z_summary *told[G2Z_REPEATS]; /* what they measured, for each repeat that went well */
@@ -1399,8 +1399,8 @@ static g2z_status g2zx_read_axes(g2zx_experiment *e) {
                         &e->dtypes);
 }
 
-/* Whether this machine and this build can do it: the plan knows all that needs no device. Fills in
- * what the plan says, and how many steps it takes. */
+/* G2Z_OK if this machine and this build can do it: the plan checks everything that needs no device.
+ * Fills in the plan's figures and the number of steps. */
 static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *j) {
   g2z_services *services = e->services;
   const int gpus = g2z_device_count(G2Z_DEVICE_CUDA), global = e->o->work.global_batch;
@@ -1460,7 +1460,7 @@ static void g2zx_give_up(g2z_point *p, g2z_outcome outcome, const char *reason) 
   snprintf(p->reason, sizeof p->reason, "%.390s", reason);
 }
 
-/* Appends a part to a name, behind a comma. */
+/* Appends a part to a name, after a comma. */
 static void g2zx_add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
 static void g2zx_add_name(char *name, size_t room, const char *format, ...) {
   va_list arguments;
@@ -1584,8 +1584,8 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
   f->total_wall_time_sec = wall_s;
 }
 
-/* Starts the ranks of a job and waits for them. The status is that of bench itself: G2Z_STOPPED
- * when a signal ended them, and the run does not count. */
+/* Starts the ranks of a job and waits for them. A rank's failure is the point's outcome, not the
+ * status. G2Z_STOPPED: a signal ended them, and the run does not count. */
 static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *run_dir,
                                  g2z_summary **told) {
   const g2z_path console = g2z_path_in(run_dir, "console.txt");
@@ -1619,7 +1619,7 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
     g2zx_stop = end.signal;
     status = g2zx_check_stop(e);
   }
-  if (status == G2Z_OK && end.exit_code != 0) { /* the last line that says why, else the last */
+  if (status == G2Z_OK && end.exit_code != 0) { /* take a line with a reason, else the last */
     char *text = NULL, *best = NULL, *rest = NULL, reason[400];
     size_t bytes;
     if (g2z_read_file(e->services, console.text, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
@@ -1733,8 +1733,9 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   return status;
 }
 
-/* Makes `out`, in which an experiment that was interrupted may have left runs, and runs each job
- * o->work.repeats times: a round runs each once, so that what changes on the machine meets all. */
+/* Makes `out` and runs each job o->work.repeats times. A round runs each job once, so that a change
+ * of the machine's speed meets all of them. Refuses an `out` that holds runs of an experiment that
+ * was interrupted. */
 static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;
@@ -1777,7 +1778,7 @@ static void g2zx_log_line(void *user, const char *text) {
   if (services->log) services->log(services->user, G2Z_LOG_INFO, text);
 }
 
-/* Of an experiment that was stopped the report tells what had ended until then. */
+/* The report of an experiment that was stopped holds the runs that had ended. */
 static g2z_status g2zx_finish(g2zx_experiment *e) {
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", e->s->experiment);
   const int stopped = e->runs < e->all_runs;
@@ -1806,11 +1807,11 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
   g2z_summary_print(e->s, g2zx_log_line, e->services);
   g2zx_log_line(e->services, path.text);
   if (stopped)
-    return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report tells of %d of %d "
+    return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report holds %d of %d "
                     "runs", (int)g2zx_stop, e->runs, e->all_runs);
   if (!failed) return G2Z_OK;
   return g2z_fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and "
-                  "what their ranks said is in console.txt of their run directories", failed,
+                  "the output of their ranks is in console.txt of their run directories", failed,
                   e->count);
 }
 

@@ -466,7 +466,7 @@ static void test_bench_stopped(g2z_test *t) {
         test_path(t, cases[i].name), test_bench_program(), cases[i].name, i ? "" : "--steps 3000",
         cases[i].flags, cases[i].when);
     CHECK(t, test_shell(line, output, sizeof output) == 1);
-    CHECK_HAS(t, output, test_text("bench: stopped by signal 15: the report tells of %d of ",
+    CHECK_HAS(t, output, test_text("bench: stopped by signal 15: the report holds %d of ",
                                    cases[i].runs));
     CHECK(t, test_files_count(t, test_text("%s/tokens.bin", cases[i].name)) == 0);
     g2z_summary *s = test_bench_summary(t, cases[i].name);
