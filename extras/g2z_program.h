@@ -144,6 +144,8 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 #include <unistd.h>
 #if defined(__linux__)
 #include <sys/prctl.h>
+#elif defined(__APPLE__)
+#include <sys/random.h>
 #endif
 
 #define G2ZG_COUNT(names) (sizeof names / sizeof *(names))
@@ -160,25 +162,6 @@ extern "C" {
 /* ===== flags =============================================================
  * In:  a table of flags and argv. Out: values behind the table's destinations.
  * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
-
-/* Levenshtein's edits between `name` and `other`, for names of up to 63 characters. */
-static int g2zg_edits(const char *name, size_t length, const char *other) {
-  int row[64];
-  size_t width = strlen(other);
-  if (length > 63 || width > 63) return INT_MAX;
-  for (size_t j = 0; j <= width; j++) row[j] = (int)j;
-  for (size_t i = 1; i <= length; i++) {
-    int diagonal = row[0];
-    row[0] = (int)i;
-    for (size_t j = 1; j <= width; j++) {
-      int replace = diagonal + (name[i - 1] != other[j - 1]);
-      int insert_delete = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
-      diagonal = row[j];
-      row[j] = replace < insert_delete ? replace : insert_delete;
-    }
-  }
-  return row[width];
-}
 
 /* An empty argument, so that a sentence shows it. */
 static const char *g2zg_shown(const char *text) { return text[0] ? text : "\"\""; }
@@ -806,14 +789,29 @@ static void g2zg_spawn_log(g2zg_spawn *spawn) {
   spawn->news[0] = 0;
 }
 
+/* The next of these signals, within a tenth of a second; not above 0: none. */
+static int g2zg_spawn_hear(const sigset_t *signals) {
+  const struct timespec pause = {0, 100000000};
+#if defined(__APPLE__) /* which has no sigtimedwait */
+  sigset_t pending;
+  int number = 0;
+  nanosleep(&pause, NULL);
+  sigpending(&pending);
+  for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals) && !number; i++)
+    if (sigismember(&pending, g2zg_spawn_signals[i]) == 1) sigwait(signals, &number);
+  return number;
+#else
+  return sigtimedwait(signals, NULL, &pause);
+#endif
+}
+
 /* Until all have ended. job->watch runs once at least, even where ranks end at once. */
 static void g2zg_spawn_wait(g2zg_spawn *spawn) {
   const g2z_job *job = spawn->job;
   int running;
   do {
     if (job->watch) job->watch(job->user);
-    struct timespec pause = {0, 100000000};
-    int signal = sigtimedwait(&spawn->signals, NULL, &pause);
+    int signal = g2zg_spawn_hear(&spawn->signals);
     if (signal > 0 && signal != SIGCHLD) {
       spawn->end->signal = signal;
       g2zg_spawn_signal(spawn, signal);
