@@ -113,9 +113,9 @@ static const char help_begin[] =
     "  ./prepare_data --vocab data/vocab.bpe --out data FILE...\n"
     "  ./prepare_data --vocab data/vocab.bpe --encode < text > ids\n"
     "\n"
-    "FILE.jsonl or FILE.ndjson holds a document per line; any other FILE is text in UTF-8. gzip\n"
-    "and zstd unpack FILE.gz and FILE.zst. - is standard input: text, or with --field documents\n"
-    "per line.\n";
+    "FILE.jsonl, .ndjson or .json holds a document per line; any other FILE is text in UTF-8.\n"
+    "gzip and zstd unpack FILE.gz and FILE.zst. - is standard input: text, or with --field\n"
+    "documents per line.\n";
 
 static const char help_end[] =
     "\n"
@@ -1204,8 +1204,8 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
   }
   if (o->field && !json)
     return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, since its name "
-                "ends with neither .jsonl nor .ndjson: rename it, or leave --field away", o->field,
-                inputs[0]);
+                "does not end with .jsonl, .ndjson or .json: rename it, or leave --field away",
+                o->field, inputs[0]);
   if (unknown) *total = 0;
   for (int i = 0; i < count; i++) {
     source s = {inputs[i], inputs[i], 0, 0, UINT64_MAX, BY_DOCUMENT};

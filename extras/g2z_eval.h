@@ -15,7 +15,7 @@
  *                 ending, the number of endings, and lengths with tokens: the context's, each
  *                 ending's
  *     shards      tokens, as prepare_data, llm.c and nanoGPT write them: *.bin
- *     .jsonl      a document for each line: its "text", or else "content"
+ *     .jsonl      a document for each line (also .ndjson, .json): its "text", or else "content"
  *     text        anything else; .gz and .zst are unpacked
  * Tokens are predicted in windows of the model's context that do not overlap. A text or document
  * begins behind the end-of-text token; of shards the first token is not predicted, nor are those

@@ -382,6 +382,7 @@ struct g2z_run {
   char weights[PATH_MAX];            /* rank 0: where save_weights leads, */
   char weights_before[PATH_MAX];     /* and led when the checkpoint was saved; "": nowhere */
   int64_t stop_signal;               /* that asked to stop; 0: none */
+  double share_told_s;               /* g2z_seconds() when --eval last told its progress */
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
@@ -2342,6 +2343,17 @@ static void g2zr_printable(const char *text, size_t bytes, char *to) {
   *to = 0;
 }
 
+/* A line every ten seconds while a file of --eval is scored. user: g2z_run *. */
+static void g2zr_eval_share(void *user, double share) {
+  g2z_run *run = (g2z_run *)user;
+  const double now = g2z_seconds();
+  if (share == 0) run->share_told_s = now;
+  if (run->context->rank != 0 || now - run->share_told_s < 10) return;
+  run->share_told_s = now;
+  g2z_log(run->services, G2Z_LOG_INFO, "%.200s: %.0f %%", run->config.eval.text[run->evaluated],
+          100 * share);
+}
+
 /* The next file of --eval. */
 static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   static const char *const names[] = {"eval", "eval_loss", "eval_acc_norm", "eval_ms"};
@@ -2352,7 +2364,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   char quoted[6 * NAME_MAX + 1], last[sizeof quoted + 32];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
-  G2ZR_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, NULL, NULL, eval));
+  G2ZR_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, g2zr_eval_share, run, eval));
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   run->evaluated = (file + 1) % files;

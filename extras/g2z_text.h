@@ -160,7 +160,7 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 typedef struct g2z_text_name {  /* what a file's name says */
   const char *packer;           /* "gzip" of FILE.gz, "zstd" of FILE.zst; NULL: not packed */
   size_t bytes;                 /* of the name without the packer's ending */
-  int json;                     /* FILE.jsonl, FILE.ndjson: a document per line */
+  int json;                     /* FILE.jsonl, .ndjson, .json: a document per line */
 } g2z_text_name;
 G2Z_API g2z_text_name g2z_text_named(const char *path);
 
@@ -1871,7 +1871,8 @@ G2Z_API g2z_text_name g2z_text_named(const char *path) {
     name.packer = packers[i][1];
     name.bytes -= strlen(packers[i][0]);
   }
-  name.json = g2zt_ends(path, name.bytes, ".jsonl") || g2zt_ends(path, name.bytes, ".ndjson");
+  name.json = g2zt_ends(path, name.bytes, ".jsonl") || g2zt_ends(path, name.bytes, ".ndjson") ||
+              g2zt_ends(path, name.bytes, ".json");
   return name;
 }
 

@@ -156,7 +156,10 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"rmdir $D/out", 0, ""},
     {"$P $D/some", 0, "train  "}, /* 1 % and no more is replaced */
     {"$P $D/d.ndjson", 0, "val         1 document, 4 tokens"},
-    {"$P --field body $D/some", 1, "since its name ends with neither .jsonl nor .ndjson"},
+    {"cp $D/d.ndjson $D/old.json; printf '{\\n  \"text\": \"a\"\\n}\\n' > $D/pretty.json", 0, ""},
+    {"$P --name o $D/old.json", 0, "val         1 document, 4 tokens"},
+    {"$P --name p $D/pretty.json", 1, "$D/pretty.json, line 1, column 2: expected"},
+    {"$P --field body $D/some", 1, "since its name does not end with .jsonl, .ndjson or .json"},
     /* shards of another vocabulary */
     {"head -c 60000 gpt2_zero.h > $D/a.txt; $P --train-bpe 300 $D/a.txt && mv $D/out/a* $D", 0, ""},
     {"tail -c 60000 gpt2_zero.h > $D/b.txt; $P --train-bpe 300 $D/b.txt && mv $D/out/b* $D", 0, ""},

@@ -842,7 +842,8 @@ static void test_train_run(g2z_test *t) {
 
   /* config.json says what training had; Python finds the tokenizer and how to sample. */
   CHECK_HAS(t, test_read(t, "weights/config.json"), "\"attn_pdrop\": 0.1,");
-  CHECK_HAS(t, test_read(t, "weights/tokenizer_config.json"), "GPT2Tokenizer");
+  CHECK_HAS(t, test_read(t, "weights/tokenizer_config.json"), "GPT2Tokenizer",
+            "\"clean_up_tokenization_spaces\": false");
   CHECK_HAS(t, test_read(t, "weights/generation_config.json"), "\"eos_token_id\": 256",
             "\"temperature\": 0.8");
 
