@@ -14,7 +14,7 @@
  *     if (status != G2Z_OK) puts(services.error);
  *     g2z_results_free(results);
  *
- * It uses gpt2_zero.h through its public functions alone, and takes its build switches
+ * It uses gpt2_zero.h and g2z_program.h through their public functions alone, and takes the switches
  * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a
  * status, and a sentence in services->error. Names that begin with g2zp_ or G2ZP_ are private.
  *
@@ -32,6 +32,8 @@
 #ifndef G2Z_INCLUDED
 #error "g2z_report.h: include gpt2_zero.h before it"
 #endif
+
+#include "g2z_program.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -396,7 +398,7 @@ static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
 /* A coordinate as text, to a tenth, whatever the locale writes for a decimal point. A whisker may
  * end beyond all scales: then it ends far outside of the picture. */
 typedef struct g2zp_coordinate {
-  char text[16];
+  char text[24];
 } g2zp_coordinate;
 
 static g2zp_coordinate g2zp_coordinate_of(double value) {
@@ -1214,7 +1216,7 @@ G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, co
                                     size_t bytes, size_t *at, int number, g2z_metrics_line *line,
                                     int *torn) {
   const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
-  char sentence[G2Z_ERROR_BYTES];
+  char sentence[G2Z_ERROR_BYTES], word[300];
   *torn = !end;
   if (!end) return g2z_fail(services, G2Z_FORMAT, "%.600s, line %d is torn", path, number);
   *at = (size_t)(end - text) + 1;
@@ -1224,7 +1226,8 @@ G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, co
   if (status == G2Z_OK) return G2Z_OK;
   memcpy(sentence, services->error, sizeof sentence);
   return g2z_fail(services, status, "%.200s, line %d: %.250s: it is damaged, or no run's; mend it, "
-                  "or delete it: sed -i %dd %.200s", path, number, sentence, number, path);
+                  "or delete it: sed -i %dd %s", path, number, sentence, number,
+                  g2z_shell_word(path, word, sizeof word));
 }
 
 /* ----- the report of a run ----- */

@@ -1045,10 +1045,18 @@ static const char *g2zr_command(const g2z_run *run, const char *run_dir, const c
   return text;
 }
 
+/* The same for a run of its own that begins with these weights. */
+static const char *g2zr_further(const g2z_run *run, const char *weights, char text[700]) {
+  char word[300], more[320], run_dir[1100];
+  snprintf(more, sizeof more, " --init-from %s", g2z_shell_word(weights, word, sizeof word));
+  snprintf(run_dir, sizeof run_dir, "%s-2", run->config.run_dir);
+  return g2zr_command(run, run_dir, more, text);
+}
+
 /* What came of a training, and the commands that a user may want to type next. */
 static g2z_status g2zr_conclude(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
-  char time[32], loss[48] = "", best[64] = "", more[400], text[700], word[300], other[1100];
+  char time[32], loss[48] = "", best[64] = "", more[64], text[700], word[300];
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   if (!run->steps) return G2Z_OK;
@@ -1076,9 +1084,7 @@ static g2z_status g2zr_conclude(g2z_run *run) {
     return g2zr_say(run, "To continue training: %s", g2zr_command(run, run_dir, more, text));
   }
   if (!saved || !run_dir) return G2Z_OK;
-  snprintf(more, sizeof more, " --init-from %s", word);
-  snprintf(other, sizeof other, "%s-2", run_dir);
-  return g2zr_say(run, "To train these weights further: %s", g2zr_command(run, other, more, text));
+  return g2zr_say(run, "To train these weights further: %s", g2zr_further(run, saved, text));
 }
 
 
@@ -1853,7 +1859,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
 static g2z_status g2zr_check_directory(g2z_run *run) {
   static const char *const ends[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
   const char *run_dir = run->config.run_dir;
-  char name[32];
+  char name[32], text[700];
   int64_t latest;
   int there;
   if (!run_dir) return G2Z_OK;
@@ -1863,9 +1869,8 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
     if (there)
       return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.200s holds a run already, which has "
                       "ended and saved no checkpoint (%s): choose another --run-dir, or remove it%s"
-                      "%.200s%s", run_dir, ends[i],
-                      i ? "" : ". To train on from its weights: the same command with --init-from ",
-                      i ? "" : run_dir, i ? "" : "/weights, another --run-dir and no --resume");
+                      "%s", run_dir, ends[i], i ? "" : ". To train its weights further: ",
+                      i ? "" : g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
   }
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
   const char *const traces[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
@@ -1873,15 +1878,15 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   for (size_t i = 0; !run->found.continues && i < G2ZR_COUNT(traces); i++) {
     G2ZR_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
     if (there)
-      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%s holds a run already (%s): --resume "
-                      "latest goes on with it; a new run needs another run directory", run_dir,
-                      traces[i]);
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.200s holds a run already (%s): a new run "
+                      "needs another --run-dir. To continue it: %s", run_dir, traces[i],
+                      g2zr_command(run, run_dir, " --resume latest", text));
   }
   if (!run->found.continues || latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
   return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                  "%s holds checkpoints behind step %" PRId64 ", the last of step %" PRId64 ": "
-                  "resume from that, remove those, or choose another run directory",
-                  run_dir, run->resumed, latest);
+                  "%.200s holds checkpoints after step %" PRId64 ", the last of step %" PRId64 ": "
+                  "remove those, choose another --run-dir, or continue from that: %s", run_dir,
+                  run->resumed, latest, g2zr_command(run, run_dir, " --resume latest", text));
 }
 
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
@@ -2808,6 +2813,7 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
   struct stat info;
   const char *name = "FILE";
   const int there = stat(path, &info) == 0;
+  char word[400];
   int has = 0;
   if (directory && (!there || S_ISDIR(info.st_mode))) G2ZR_TRY(g2zr_check_run(services, path));
   if (directory && !there && *path && !strchr(path, '/'))
@@ -2822,16 +2828,17 @@ static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, cons
                       "model.safetensors and config.json is wanted: llm.c's dev/eval/export_hf.py "
                       "-i FILE -o DIR makes one of llm.c's weights, save_pretrained of PyTorch's; "
                       "make gpt2 gets OpenAI's", flag, path);
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.400s is a file, and a directory is wanted: "
-                    "%s %.*s", flag, path, flag, slash ? (int)(slash - path) : 1,
-                    slash ? path : ".");
+    char parent[400];
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a file, and a directory is wanted: "
+                    "%s %s", flag, path, flag, g2z_shell_word(parent, word, sizeof word));
   }
   for (size_t i = G2ZR_COUNT(files); i-- > 0;) {
     G2ZR_TRY(g2zr_has(services, path, files[i], &has));
     if (has) name = files[i];
   }
   return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a directory, and a file is wanted: "
-                  "%s %.300s/%s", flag, path, flag, path, name);
+                  "%s %s/%s", flag, path, flag, g2z_shell_word(path, word, sizeof word), name);
 }
 
 static g2z_status g2zr_hash_vocab(g2z_services *services, const char *path, uint64_t *hash) {

@@ -81,8 +81,12 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 0, "report.html"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
      "$D/run holds a run already, which has ended and saved no checkpoint (weights/model.safetensor"
-     "s): choose another --run-dir, or remove it. To train on from its weights: the same command "
-     "with --init-from $D/run/weights, another --run-dir and no --resume"},
+     "s): choose another --run-dir, or remove it. To train its weights further: "},
+    {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
+     " --run-dir $D/run --run-dir $D/run-2 --init-from $D/run/weights\n"},
+    {"mkdir \"$D/a b\"; echo > \"$D/a b/m.json\"; $X --init-from \"$D/a b/m.json\" --prompt a", 1,
+     "m.json is a file, and a directory is wanted: --init-from '$D/a b'\n"},
+    {"$T --train $D/n_train_000000.bin --vocab \"$D/a b\"", 1, "wanted: --vocab '$D/a b'/FILE\n"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/new --resume $D/run", 1,
      "$D/run has no trainer_state.json, so it is no checkpoint: name a step-NNNNNN directory"},
     {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run is a run directory: its weights "

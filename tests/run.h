@@ -1502,7 +1502,7 @@ static void test_run_resume_refusals(g2z_test *t) {
   REFUSED(G2Z_BAD_ARGUMENT, "holds a run already");
   snprintf(path, sizeof path, "%s/step-000004", s.run_dir);
   s.config.resume = path;
-  REFUSED(G2Z_BAD_ARGUMENT, "holds checkpoints behind step 4, the last of step 8: resume from");
+  REFUSED(G2Z_BAD_ARGUMENT, "holds checkpoints after step 4, the last of step 8: remove those");
   s.config.resume = s.run_dir;
   REFUSED(G2Z_FORMAT, "no trainer_state.json");
   s.config.resume = "latest";
