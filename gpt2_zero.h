@@ -230,29 +230,14 @@
  *                           tokenizer's <|endoftext|>, also where V was rounded up beyond it;
  *                           vocab_hash, if it is known, in 16 hexadecimal digits
  *
- * CHECKPOINTS, a directory that g2z_trainer_save writes and g2z_trainer_load reads
+ * CHECKPOINTS, a directory that g2z_trainer_save writes and g2z_trainer_load reads; every byte of
+ * it is in docs/formats.md
  *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
- *     optimizer-RRRRR-of-WWWWW.safetensors   of rank R of W, F32 tensors of one dimension:
- *                           "m.0000000123" holds AdamW's m of canonical elements 123, 124, ...;
- *                           then "v.", the same ranges. All files together hold each element once
+ *     optimizer-RRRRR-of-WWWWW.safetensors   of rank R of W: AdamW's m and v, by canonical range
  *     tuning.txt            the algorithms that a GPU had chosen; empty on a CPU
- *     note.json             what the program keeps beside the state (g2z_trainer_save_with), with
- *                           the same crc32c; not all checkpoints have it, and loading does without
- *     trainer_state.json    written last, an object with these members in this order:
- *         format, version     "gpt2_zero checkpoint", 1
- *         tokens              trained on so far
- *         epoch, epoch_step   of the loader: the step that comes next
- *         sequences           of the data; 0: the caller brought the batches
- *         data                half the FNV-1a hash, 64 bits, of each shard's number of tokens and
- *                             of its first and last 256 bytes of them; 0: not known
- *         world               ranks that saved
- *         state               g2z_step_state: step, applied, loss_scale, ...; null: not finite
- *         settings            "name=value" for each g2z_setting; see g2z_on_resume
- *         files               [{name, spans: ["BEGIN BYTES CRC", ...], bytes}]: model, config,
- *                             tuning, optimizer 0 ... W-1. Spans tile a file; BEGIN and BYTES are
- *                             decimal, CRC is CRC-32C (RFC 3720) in 8 hexadecimal digits
- *         crc32c              of all bytes of this file before its own digits. Behind them stand
- *                             a quotation mark, a line feed, a brace and a line feed
+ *     trainer_state.json    g2z_step_state, the place in the data, and the settings of the run
+ *     note.json             what the program keeps beside the state (g2z_trainer_save_with)
+ *     CHECKSUMS             written last: CRC-32C of each 64 MiB of each other file
  *     All ranks write at the same time, each what it owns, into NAME.partial on a file system that
  *     they share. Files and directory are synced, then it is renamed: a crash leaves the
  *     checkpoints before it, and a .partial that the next start removes. Loading divides the
@@ -260,10 +245,10 @@
  *     trainer has changed. Files speak canonical ranges, so the world, the stage, the bucket size
  *     and the type of the trainer that loads may be others. On the same config and machine what
  *     follows is bit-identical to a run that never stopped; on another world or bucket size equal
- *     within rounding. With another global batch the data goes on behind as many whole steps as the
- *     sequences that were read make up (the rest of them, less than a step, is read again); keep
- *     batch x accum x world the same to keep the schedule. A dynamic loss scale goes on from fp16
- *     to fp16 only.
+ *     within rounding. With another global batch the data continues after as many whole steps as
+ *     the sequences that were read make up (the rest of them, less than a step, is read again);
+ *     keep batch x accum x world the same to keep the schedule. A dynamic loss scale carries over
+ *     from fp16 to fp16 only.
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
@@ -10577,11 +10562,11 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
  * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
  *      of the trainer changes before every byte that will be read was checked.
  *
- * A span is a piece of a file under one checksum: a header, a small file, or elements that lie
- * together both in the file and in a rank's shard. Each rank sums up what it writes. Rank 0 gathers
- * all spans and lists them in trainer_state.json, which ends with its own checksum. */
+ * The last file is CHECKSUMS: a line "CRC BYTES OFFSET NAME" for each chunk of each other file, and
+ * a line that checks these. Ranks read chunks in turn, when they save and when they load. */
 
 #define G2Z__CHECKPOINT_VERSION 1
+#define G2Z__SUM_BYTES ((uint64_t)64 << 20)     /* of a file under one checksum */
 #define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements in flight between file and device */
 #define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* update ranges: a header of about 60 MB */
 
@@ -10633,7 +10618,7 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
 
 /* ----- what stands where ----- */
 
-/* The files beside trainer_state.json, which lists them in this order; then one of each rank. */
+/* The files that a trainer reads beside trainer_state.json; each rank has an optimizer file. */
 enum { G2Z__FILE_MODEL, G2Z__FILE_CONFIG, G2Z__FILE_TUNING, G2Z__FILE_OPTIMIZER };
 
 G2Z__PRIVATE void g2z__checkpoint_file(int file, int64_t world, char name[64]) {
@@ -10652,7 +10637,8 @@ G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
   if (length > 8 && strcmp(name + length - 8, ".partial") == 0) length -= 8;
   snprintf(base, sizeof base, "%.*s", (int)length, name);
   sscanf(base, "optimizer-%5d-of-%5d", &rank, &world);
-  int has = strcmp(base, "trainer_state.json") == 0 || strcmp(base, "note.json") == 0;
+  int has = strcmp(base, "trainer_state.json") == 0 || strcmp(base, "note.json") == 0 ||
+            strcmp(base, "CHECKSUMS") == 0;
   for (int file = 0; file <= G2Z__FILE_OPTIMIZER; file++) {
     g2z__checkpoint_file(file < G2Z__FILE_OPTIMIZER ? file : file + rank, world, own);
     has |= strcmp(base, own) == 0;
@@ -10683,11 +10669,12 @@ G2Z__PRIVATE int g2z__moment_parse(const char *name, g2z_buffer *buffer, size_t 
   return strcmp(name, same) == 0;
 }
 
-typedef struct g2z__span {
+/* A line of CHECKSUMS. */
+typedef struct g2z__sum {
   uint64_t begin, bytes;
-  int32_t file;
   uint32_t crc;
-} g2z__span;
+  char name[76];
+} g2z__sum;
 
 /* The integers of trainer_state.json. Positions are of the step that comes next. */
 #define G2Z__SAVED_LIST(X) \
@@ -10722,9 +10709,8 @@ typedef struct g2z__saved {
 #undef X
   g2z_step_state state;
   g2z_train_config config;      /* of the run that saved: its settings alone */
-  int64_t file_count;
-  g2z__span *spans;             /* in the order of files and of bytes */
-  size_t span_count, span_capacity;
+  g2z__sum *sums;               /* CHECKSUMS: chunks of a file follow each other */
+  size_t sum_count, sum_capacity;
 } g2z__saved;
 
 /* Its numbers: those of SAVED_LIST, then those of `state`. */
@@ -10748,24 +10734,33 @@ enum { G2Z__STATE_FIELDS = 0 G2Z__SAVED_LIST(X), /* begin here */
 #undef X
 
 G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
-  g2z_release(services, saved->spans);
-  saved->spans = NULL;
+  g2z_release(services, saved->sums);
+  saved->sums = NULL;
 }
 
-G2Z__PRIVATE g2z_status g2z__span_add(g2z_services *services, g2z__saved *saved, int file,
-                                      uint64_t begin, uint64_t bytes, uint32_t crc) {
-  const g2z__span span = {begin, bytes, file, crc};
-  G2Z__TRY(G2Z__GROW(services, &saved->spans, &saved->span_capacity, saved->span_count,
-                     saved->span_count + 1));
-  saved->spans[saved->span_count++] = span;
+/* The chunks of a file. One without bytes has a chunk without bytes. */
+G2Z__PRIVATE g2z_status g2z__sums_add(g2z_services *services, g2z__saved *saved, const char *name,
+                                      uint64_t bytes) {
+  g2z__sum sum;
+  memset(&sum, 0, sizeof sum);
+  snprintf(sum.name, sizeof sum.name, "%s", name);
+  do {
+    const uint64_t left = bytes - sum.begin;
+    sum.bytes = left < G2Z__SUM_BYTES ? left : G2Z__SUM_BYTES;
+    G2Z__TRY(G2Z__GROW(services, &saved->sums, &saved->sum_capacity, saved->sum_count,
+                       saved->sum_count + 1));
+    saved->sums[saved->sum_count++] = sum;
+    sum.begin += sum.bytes;
+  } while (sum.begin < bytes);
   return G2Z_OK;
 }
 
-/* The length of a file, which its spans tile. */
-G2Z__PRIVATE uint64_t g2z__saved_bytes(const g2z__saved *saved, int file) {
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < saved->span_count; i++)
-    if (saved->spans[i].file == file) bytes += saved->spans[i].bytes;
+/* The length of a file; -1: CHECKSUMS does not name it. */
+G2Z__PRIVATE int64_t g2z__saved_bytes(const g2z__saved *saved, const char *name) {
+  int64_t bytes = -1;
+  for (size_t i = 0; i < saved->sum_count; i++)
+    if (strcmp(saved->sums[i].name, name) == 0)
+      bytes = (int64_t)(saved->sums[i].begin + saved->sums[i].bytes);
   return bytes;
 }
 
@@ -10790,11 +10785,11 @@ typedef struct g2z__transfer {
   g2z_services *services;
   g2z_ranks *ranks;
   char *place;                  /* the directory: while it is written, DIRECTORY.partial */
-  g2z__saved saved;             /* spans: this rank's, and once gathered all */
+  g2z__saved saved;
   g2z__crc crc;
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
-  int file, descriptor;         /* the one file that is open; -1: none */
+  int descriptor;               /* the one file that is open; -1: none */
   char *path;                   /* its own, or the last that was asked for */
   int weights_only;             /* saving: no checkpoint */
   size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
@@ -10810,7 +10805,7 @@ typedef struct g2z__transfer {
 G2Z__PRIVATE void g2z__transfer_shut(g2z__transfer *x) {
   if (x->descriptor >= 0) close(x->descriptor);
   g2z_release(x->services, x->path);
-  x->file = x->descriptor = -1;
+  x->descriptor = -1;
   x->path = NULL;
 }
 
@@ -10832,7 +10827,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   x->t = t;
   x->services = t->services;
   x->ranks = t->context->ranks;
-  x->file = x->descriptor = -1;
+  x->descriptor = -1;
   g2z__crc_init(&x->crc);
   while (length > 1 && directory[length - 1] == '/') length--;
   G2Z__TRY(G2Z__NEW(t->services, bytes, &x->place));
@@ -10849,35 +10844,33 @@ G2Z__PRIVATE g2z_status g2z__transfer_name(g2z__transfer *x, const char *name) {
   g2z__transfer_shut(x);
   return g2z_join_path(x->services, x->place, name, &x->path);
 }
-G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file, const char *suffix) {
-  char name[64], whole[80];
+G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file) {
+  char name[64];
   g2z__checkpoint_file(file, x->saved.world, name);
-  snprintf(whole, sizeof whole, "%s%s", name, suffix);
-  return g2z__transfer_name(x, whole);
+  return g2z__transfer_name(x, name);
 }
 
 /* Opens a file in place of the one that is open. */
-G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, int file, const char *suffix,
-                                           int flags) {
+G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, const char *name, int flags) {
   const int rank = x->t->plan->rank;
-  if (x->file == file) return G2Z_OK;
-  G2Z__TRY(g2z__transfer_path(x, file, suffix));
+  if (x->descriptor >= 0 && strcmp(x->path + strlen(x->place) + 1, name) == 0) return G2Z_OK;
+  G2Z__TRY(g2z__transfer_name(x, name));
   x->descriptor = g2z_open_file(x->path, flags | O_NONBLOCK); /* a FIFO must not block here */
-  if (x->descriptor >= 0) x->file = file;
-  else if (errno == ENOENT && flags == O_RDONLY)
+  if (x->descriptor >= 0) return G2Z_OK;
+  if (errno == ENOENT && flags == O_RDONLY)
     return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
-                    "checkpoint again", x->place, x->path + strlen(x->place) + 1);
-  else if (errno == ENOENT && rank > 0)
+                    "checkpoint again", x->place, name);
+  if (errno == ENOENT && rank > 0)
     return g2z_fail(x->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
                     "directory on a file system that all ranks share", rank, x->path);
-  else return g2z_fail_file(x->services, errno, "open", x->path);
-  return G2Z_OK;
+  return g2z_fail_file(x->services, errno, "open", x->path);
 }
 
 /* Opens a file that must have this length. */
-G2Z__PRIVATE g2z_status g2z__transfer_whole(g2z__transfer *x, int file, uint64_t bytes) {
+G2Z__PRIVATE g2z_status g2z__transfer_whole(g2z__transfer *x, const char *name,
+                                            uint64_t bytes) {
   struct stat info;
-  G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
+  G2Z__TRY(g2z__transfer_file(x, name, O_RDONLY));
   if (fstat(x->descriptor, &info) != 0) return g2z_fail_file(x->services, errno, "read", x->path);
   if (!S_ISREG(info.st_mode))
     return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path,
@@ -10911,56 +10904,23 @@ G2Z__PRIVATE g2z_status g2z__transfer_sum(g2z__transfer *x, uint64_t begin, uint
   return G2Z_OK;
 }
 
-/* ----- JSON that ends with its own checksum ----- */
-
-/* The last line but one is the checksum of everything before its digits. */
-#define G2Z__SAVED_TAIL "\"\n}\n"
-#define G2Z__SAVED_TAIL_BYTES (8 + sizeof G2Z__SAVED_TAIL - 1)
-
-G2Z__PRIVATE void g2z__sealed_sum(const char *text, size_t bytes, char sum[16]) {
-  g2z__crc crc;
-  g2z__crc_init(&crc);
-  snprintf(sum, 16, "%08" PRIx32 "%s", g2z__crc32c(&crc, 0, text, bytes - G2Z__SAVED_TAIL_BYTES),
-           G2Z__SAVED_TAIL);
-}
-
-G2Z__PRIVATE g2z_status g2z__sealed_check(g2z_services *services, const char *path,
-                                          const char *text, size_t bytes) {
-  char sum[16] = "";
-  if (bytes > G2Z__SAVED_TAIL_BYTES) g2z__sealed_sum(text, bytes, sum);
-  if (sum[0] && memcmp(text + bytes - G2Z__SAVED_TAIL_BYTES, sum, G2Z__SAVED_TAIL_BYTES) == 0)
-    return G2Z_OK;
-  return g2z_fail(services, G2Z_FORMAT,
-                  "%s does not have the checksum %.8s that ends it: it is damaged; take an "
-                  "earlier checkpoint", path, sum);
-}
-
-/* Puts the members, and then the checksum, which is patched into the file. */
-G2Z__PRIVATE g2z_status g2z__sealed_put(g2z_writer *writer, g2z_note put, void *user) {
-  g2z_json_out out = {writer, 2, 0, 0};
-  char *text, sum[16];
-  size_t bytes;
-  g2z_json_begin(&out, NULL, '{');
-  put(user, &out);
-  g2z_json_put_string(&out, "crc32c", "00000000");
-  g2z_json_end(&out, '}');
-  g2z_writer_put(writer, "\n", 1);
-  G2Z__TRY(g2z_writer_flush(writer));
-  G2Z__TRY(g2z_read_file(writer->services, writer->partial, (size_t)1 << 30, &text, &bytes));
-  g2z__sealed_sum(text, bytes, sum);
-  g2z_release(writer->services, text);
-  G2Z__TRY(g2z__writer_patch(writer, bytes - G2Z__SAVED_TAIL_BYTES, sum, 8));
-  return g2z_writer_commit(writer);
-}
-
-G2Z__PRIVATE g2z_status g2z__sealed_write(g2z__transfer *x, const char *name, g2z_note put,
-                                          void *user) {
-  g2z_writer *writer;
-  G2Z__TRY(g2z__transfer_name(x, name));
-  G2Z__TRY(g2z_writer_create(x->services, x->path, &writer));
-  g2z_status status = g2z__sealed_put(writer, put, user);
-  g2z_writer_free(writer);
-  return status;
+/* The checksums of all chunks: rank r reads chunks r, r + world, ... Without `write` those that are
+ * known must be equal. */
+G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
+  const size_t world = (size_t)x->t->plan->world;
+  for (size_t i = (size_t)x->t->plan->rank; i < x->saved.sum_count; i += world) {
+    g2z__sum *sum = &x->saved.sums[i];
+    uint32_t crc;
+    G2Z__TRY(g2z__transfer_whole(x, sum->name, (uint64_t)g2z__saved_bytes(&x->saved, sum->name)));
+    G2Z__TRY(g2z__transfer_sum(x, sum->begin, sum->bytes, &crc));
+    if (write) sum->crc = crc;
+    else if (sum->crc != crc)
+      return g2z_fail(x->services, G2Z_FORMAT,
+                      "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and "
+                      "must have %08" PRIx32 ": the file is damaged; take an earlier checkpoint",
+                      x->path, sum->begin, sum->begin + sum->bytes - 1, crc, sum->crc);
+  }
+  return G2Z_OK;
 }
 
 /* ----- saving ----- */
@@ -10975,28 +10935,18 @@ G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const vo
   return g2z__trainer_alone(x->t, status);
 }
 
-/* A span of the open file that is there already. */
-G2Z__PRIVATE g2z_status g2z__saver_span(g2z__transfer *x, uint64_t bytes) {
-  uint32_t crc;
-  if (bytes == 0) return G2Z_OK;
-  G2Z__TRY(g2z__transfer_sum(x, 0, bytes, &crc));
-  return g2z__span_add(x->services, &x->saved, x->file, 0, bytes, crc);
-}
-
 /* Elements of this rank's shard to byte `at` of the open file. */
 G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
                                        const g2z_update_range *range, uint64_t at) {
   const float *shard = g2z__trainer_shard(x->t, buffer) + range->shard;
-  uint32_t crc = 0;
   for (size_t done = 0, n; done < range->elements; done += n) {
     n = range->elements - done < x->chunk_elements ? range->elements - done : x->chunk_elements;
     const size_t bytes = n * sizeof(float);
     G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, bytes));
-    crc = g2z__crc32c(&x->crc, crc, x->chunk, bytes);
     if (!g2z__pwrite(x->descriptor, x->chunk, bytes, at + done * sizeof(float)))
       return g2z_fail_file(x->services, errno, "write", x->path);
   }
-  return g2z__span_add(x->services, &x->saved, x->file, at, range->elements * sizeof(float), crc);
+  return G2Z_OK;
 }
 
 /* What this rank saves, into a file that has its header and its length, but not yet its name: the
@@ -11005,11 +10955,13 @@ G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
 G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   const int model = file == G2Z__FILE_MODEL;
   uint64_t header = 0;
+  char name[64], partial[80];
   g2z_update_range range;
-  G2Z__TRY(g2z__transfer_file(x, file, ".partial", O_RDWR));
+  g2z__checkpoint_file(file, x->saved.world, name);
+  snprintf(partial, sizeof partial, "%s.partial", name);
+  G2Z__TRY(g2z__transfer_file(x, partial, O_RDWR));
   G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
   header += sizeof header;
-  if (!model || x->t->plan->rank == 0) G2Z__TRY(g2z__saver_span(x, header));
   uint64_t at = header;
   const int first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
   for (int b = first; b <= (model ? first : G2Z_BUFFER_V); b++)
@@ -11042,7 +10994,7 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
       list[count].rank = 1;
       list[count].shape[0] = range.elements;
     }
-  if (status == G2Z_OK) status = g2z__transfer_path(x, file, "");
+  if (status == G2Z_OK) status = g2z__transfer_path(x, file);
   if (status == G2Z_OK)
     status = g2z__safetensors_create(x->services, x->path, list, count, &writer);
   g2z_release(x->services, list);
@@ -11061,18 +11013,17 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
     return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written "
                     "there would overwrite what it leads to; remove the link", x->place);
   G2Z__TRY(g2z_make_directory(x->services, x->place));
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL, ""));
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL));
   return g2z__weights_create(x->services, x->path, &x->t->plan->model, &x->model);
 }
 
 /* Rank 0: the model's file and config.json get their names when both are whole: a full disk leaves
- * the old pair. A checkpoint also gets the tuning table, and the spans of the small files. */
+ * the old pair. A checkpoint also gets the tuning table. */
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z_writer *config;
-  struct stat info;
   int replaces;
   G2Z__TRY(g2z_is_there(x->services, x->model->path, &replaces));
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG, ""));
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG));
   G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
   g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
@@ -11085,38 +11036,8 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   if (status == G2Z_OK) status = g2z_writer_commit(config);
   g2z_writer_free(config);
   if (status != G2Z_OK || x->weights_only) return status;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, ""));
-  G2Z__TRY(g2z_trainer_write_tuning(x->t, x->path));
-  for (int file = G2Z__FILE_CONFIG; file <= G2Z__FILE_TUNING; file++) {
-    G2Z__TRY(g2z__transfer_file(x, file, "", O_RDONLY));
-    if (fstat(x->descriptor, &info) != 0)
-      return g2z_fail_file(x->services, errno, "read back", x->path);
-    G2Z__TRY(g2z__saver_span(x, (uint64_t)info.st_size));
-  }
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE int g2z__span_order(const void *a, const void *b) {
-  const g2z__span *x = (const g2z__span *)a, *y = (const g2z__span *)b;
-  if (x->file != y->file) return x->file < y->file ? -1 : 1;
-  return x->begin < y->begin ? -1 : x->begin > y->begin;
-}
-
-/* Everybody's spans, in the order of files and bytes. Each rank has room for as many. */
-G2Z__PRIVATE g2z_status g2z__saver_gather(g2z__transfer *x) {
-  g2z__saved *saved = &x->saved;
-  const size_t most = saved->span_capacity, all = most * (size_t)x->t->plan->world;
-  g2z__span *list;
-  g2z_status status = G2Z__NEW(x->services, all, &list);
-  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
-  status = g2z_ranks_all_gather(x->ranks, saved->spans, most * sizeof(g2z__span), list);
-  g2z_release(x->services, saved->spans);
-  saved->spans = list;
-  saved->span_count = 0;
-  for (size_t i = 0; i < all; i++)
-    if (list[i].bytes) list[saved->span_count++] = list[i];
-  qsort(list, saved->span_count, sizeof(g2z__span), g2z__span_order);
-  return status;
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING));
+  return g2z_trainer_write_tuning(x->t, x->path);
 }
 
 /* The numbers of trainer_state.json from a trainer that waits. */
@@ -11133,7 +11054,6 @@ G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
     saved->data = g2z__saved_data(t->loader);
   }
   saved->world = plan->world;
-  saved->file_count = G2Z__FILE_OPTIMIZER + plan->world;
   saved->config = t->config;
   return G2Z_OK;
 }
@@ -11149,28 +11069,6 @@ G2Z__PRIVATE void g2z__saved_put_fields(const g2z__saved *saved, g2z_json_out *o
                                                          ? *(const int32_t *)at
                                                          : *(const int64_t *)at);
   }
-}
-
-G2Z__PRIVATE void g2z__saved_put_files(const g2z__saved *saved, g2z_json_out *out) {
-  size_t at = 0;
-  g2z_json_begin(out, "files", '[');
-  for (int file = 0; file < (int)saved->file_count; file++) {
-    char text[64];
-    g2z__checkpoint_file(file, saved->world, text);
-    g2z_json_begin(out, NULL, '{');
-    g2z_json_put_string(out, "name", text);
-    g2z_json_begin(out, "spans", '[');
-    for (; at < saved->span_count && saved->spans[at].file == file; at++) {
-      const g2z__span *span = &saved->spans[at];
-      snprintf(text, sizeof text, "%" PRIu64 " %" PRIu64 " %08" PRIx32, span->begin, span->bytes,
-               span->crc);
-      g2z_json_put_string(out, NULL, text);
-    }
-    g2z_json_end(out, ']');
-    g2z_json_put_integer(out, "bytes", (int64_t)g2z__saved_bytes(saved, file));
-    g2z_json_end(out, '}');
-  }
-  g2z_json_end(out, ']');
 }
 
 /* The members of trainer_state.json. */
@@ -11191,22 +11089,111 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
     g2z_json_put_string(out, NULL, line);
   }
   g2z_json_end(out, ']');
-  g2z__saved_put_files(saved, out);
 }
 
-/* Rank 0, when all have written: the last files, and the final name. */
-G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory) {
-  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++) {
-    g2z_status status = g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file));
-    if (status == G2Z_FORMAT)
-      return g2z_fail(x->services, G2Z_IO, "rank 0 does not see all that rank %d wrote into %s: "
-                      "choose a directory on a file system that all ranks share",
-                      file - G2Z__FILE_OPTIMIZER, x->path);
-    G2Z__TRY(status);
-  }
+/* Rank 0: a file of JSON with the members that `members` puts. */
+G2Z__PRIVATE g2z_status g2z__saver_json(g2z__transfer *x, const char *name, g2z_note members,
+                                        void *user) {
+  g2z_writer *writer;
+  G2Z__TRY(g2z__transfer_name(x, name));
+  G2Z__TRY(g2z_writer_create(x->services, x->path, &writer));
+  g2z_json_out out = {writer, 2, 0, 0};
+  g2z_json_begin(&out, NULL, '{');
+  members(user, &out);
+  g2z_json_end(&out, '}');
+  g2z_status status = g2z_writer_put(writer, "\n", 1);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
+}
+
+G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
+  const g2z__sum *x = (const g2z__sum *)a, *y = (const g2z__sum *)b;
+  const int names = strcmp(x->name, y->name);
+  if (names) return names;
+  return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* Rank 0, when all have written: the program's files, the state, and a list of all files. */
+G2Z__PRIVATE g2z_status g2z__saver_list(g2z__transfer *x) {
+  g2z__saved *saved = &x->saved;
+  g2z_status status = G2Z_OK;
+  struct stat info;
+  char name[64];
   if (x->files) G2Z__TRY(x->files(x->user, x->place));
-  if (x->note) G2Z__TRY(g2z__sealed_write(x, "note.json", x->note, x->user));
-  G2Z__TRY(g2z__sealed_write(x, "trainer_state.json", g2z__saved_put, &x->saved));
+  if (x->note) G2Z__TRY(g2z__saver_json(x, "note.json", x->note, x->user));
+  G2Z__TRY(g2z__saver_json(x, "trainer_state.json", g2z__saved_put, saved));
+  DIR *directory = opendir(x->place);
+  if (!directory) return g2z_fail_file(x->services, errno, "list", x->place);
+  for (struct dirent *entry; status == G2Z_OK && (entry = readdir(directory)) != NULL;) {
+    if (fstatat(dirfd(directory), entry->d_name, &info, 0) != 0)
+      status = g2z_fail_file(x->services, errno, "list", x->place);
+    else if (!S_ISREG(info.st_mode)) continue;
+    else if (strlen(entry->d_name) >= sizeof saved->sums->name || strchr(entry->d_name, '\n'))
+      status = g2z_fail(x->services, G2Z_BAD_ARGUMENT, "the name of %s/%.200s is too long for a "
+                        "checkpoint: %zu bytes, of one line, have room", x->place, entry->d_name,
+                        sizeof saved->sums->name - 1);
+    else status = g2z__sums_add(x->services, saved, entry->d_name, (uint64_t)info.st_size);
+  }
+  closedir(directory);
+  G2Z__TRY(status);
+  qsort(saved->sums, saved->sum_count, sizeof(g2z__sum), g2z__sum_order);
+  for (int rank = 0; rank < saved->world; rank++) {
+    g2z__checkpoint_file(G2Z__FILE_OPTIMIZER + rank, saved->world, name);
+    if (g2z__saved_bytes(saved, name) < 0)
+      return g2z_fail(x->services, G2Z_IO, "rank 0 does not see %s, which rank %d wrote into %s: "
+                      "choose a directory on a file system that all ranks share", name, rank,
+                      x->place);
+  }
+  return G2Z_OK;
+}
+
+/* All ranks: the checksums of the files that rank 0 has listed. */
+G2Z__PRIVATE g2z_status g2z__saver_sum(g2z__transfer *x) {
+  g2z__saved *saved = &x->saved;
+  const size_t world = (size_t)x->t->plan->world;
+  uint64_t count = saved->sum_count;
+  uint32_t *mine = NULL;
+  G2Z__TRY(g2z_ranks_broadcast(x->ranks, &count, sizeof count));
+  const size_t each = (size_t)(count + world - 1) / world;
+  g2z_status status = G2Z__GROW(x->services, &saved->sums, &saved->sum_capacity, saved->sum_count,
+                                (size_t)count);
+  if (status == G2Z_OK) status = G2Z__NEW(x->services, each * (world + 1), &mine);
+  status = g2z_ranks_agree(x->ranks, status);
+  if (status == G2Z_OK)
+    status = g2z_ranks_broadcast(x->ranks, saved->sums, (size_t)count * sizeof(g2z__sum));
+  saved->sum_count = (size_t)count;
+  if (status == G2Z_OK) status = g2z_ranks_agree(x->ranks, g2z__transfer_sums(x, 1));
+  for (size_t i = (size_t)x->t->plan->rank, n = 0; status == G2Z_OK && i < count; i += world)
+    mine[n++] = saved->sums[i].crc;
+  uint32_t *all = mine + each;
+  if (status == G2Z_OK)
+    status = g2z_ranks_all_gather(x->ranks, mine, each * sizeof *mine, all);
+  for (size_t i = 0; status == G2Z_OK && i < count; i++)
+    saved->sums[i].crc = all[i % world * each + i / world];
+  g2z_release(x->services, mine);
+  return status;
+}
+
+/* Rank 0: CHECKSUMS, and the final name. */
+G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory) {
+  g2z_writer *writer;
+  char line[160];
+  uint32_t crc = 0;
+  G2Z__TRY(g2z__transfer_name(x, "CHECKSUMS"));
+  G2Z__TRY(g2z_writer_create(x->services, x->path, &writer));
+  for (size_t i = 0; i < x->saved.sum_count; i++) {
+    const g2z__sum *sum = &x->saved.sums[i];
+    const int bytes = snprintf(line, sizeof line, "%08" PRIx32 " %" PRIu64 " %" PRIu64 " %s\n",
+                               sum->crc, sum->bytes, sum->begin, sum->name);
+    crc = g2z__crc32c(&x->crc, crc, line, (size_t)bytes);
+    g2z_writer_put(writer, line, (size_t)bytes);
+  }
+  snprintf(line, sizeof line, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
+  g2z_status status = g2z_writer_put(writer, line, strlen(line));
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  G2Z__TRY(status);
   /* The directory above is opened first: once the name is there, only its sync can fail. */
   G2Z__TRY(g2z__transfer_name(x, ".."));
   int above = g2z_open_file(x->path, O_RDONLY | O_DIRECTORY);
@@ -11235,8 +11222,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "%d buckets cut this rank's share into %zu ranges, too many for one file: "
                     "raise bucket_mb", plan->buckets, plan->updates);
-  x->saved.span_capacity = 3 * g2z__plan_updates_limit(plan) + 4; /* and headers, small files */
-  return G2Z__NEW(t->services, x->saved.span_capacity, &x->saved.spans);
+  return G2Z_OK;
 }
 
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
@@ -11249,9 +11235,9 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory) 
   G2Z__TRY(g2z_ranks_agree(x->ranks, status));
   G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_commit(x) : G2Z_OK));
   if (x->weights_only) return G2Z_OK;
-  status = g2z__saver_gather(x);
-  if (first && status == G2Z_OK) status = g2z__saver_publish(x, directory);
-  return g2z_ranks_agree(x->ranks, status);
+  G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_list(x) : G2Z_OK));
+  G2Z__TRY(g2z__saver_sum(x));
+  return g2z_ranks_agree(x->ranks, first ? g2z__saver_publish(x, directory) : G2Z_OK);
 }
 
 G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int weights_only,
@@ -11333,44 +11319,50 @@ G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   }
 }
 
-/* The spans of a file, which must tile it: returns its length. */
-G2Z__PRIVATE uint64_t g2z__saved_parse_spans(g2z_json *json, g2z__saved *saved, int file) {
-  uint64_t end = 0;
-  g2z_json_enter(json, '[');
-  while (g2z_json_next(json, ']', NULL)) {
-    uint64_t begin = 0, bytes = 0;
-    uint32_t crc = 0;
-    char line[64];
-    g2z__saved_parse_text(json, line, sizeof line);
-    int got = sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNx32, &begin, &bytes, &crc);
-    if (json->status != G2Z_OK) return end;
-    if (got != 3 || begin != end || bytes > (uint64_t)INT64_MAX - end)
-      g2z_json_fail(json, "the checksum \"%s\" does not follow on byte %" PRIu64, line, end);
-    else if (g2z__span_add(json->services, saved, file, begin, bytes, crc) != G2Z_OK)
-      json->status = G2Z_NO_MEMORY;
-    end += bytes;
+/* CHECKSUMS, and what it says of trainer_state.json and of a note. */
+G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path, const char *text,
+                                        size_t bytes, g2z__saved *saved) {
+  const char *line = text, *end = text + bytes, *next;
+  uint32_t crc = 0;
+  size_t count = 0;
+  g2z__sum sum;
+  memset(&sum, 0, sizeof sum);
+  for (; (next = (const char *)memchr(line, '\n', (size_t)(end - line))) != NULL; line = ++next) {
+    uint64_t size = 0, begin = 0;
+    int name = 0, length;
+    if (next + 1 == end && sscanf(line, "%8" SCNx32 " %zu lines", &crc, &count) == 2) break;
+    if (sscanf(line, "%8" SCNx32 " %" SCNu64 " %" SCNu64 " %n", &crc, &size, &begin, &name) != 3)
+      break;
+    length = (int)(next - line) - name;
+    if (name < 14 || length < 1 || length >= (int)sizeof sum.name) break;
+    const int same = strncmp(sum.name, line + name, (size_t)length) == 0 && !sum.name[length];
+    if (begin != (same ? sum.begin + sum.bytes : 0) || size > INT64_MAX - begin ||
+        memchr(line + name, '/', (size_t)length))
+      break;
+    memset(&sum, 0, sizeof sum);
+    memcpy(sum.name, line + name, (size_t)length);
+    sum.crc = crc, sum.bytes = size, sum.begin = begin;
+    G2Z__TRY(G2Z__GROW(services, &saved->sums, &saved->sum_capacity, saved->sum_count,
+                       saved->sum_count + 1));
+    saved->sums[saved->sum_count++] = sum;
   }
-  return end;
+  if (next && next + 1 == end && count == saved->sum_count && count > 0 &&
+      crc == g2z_crc32c(0, text, (size_t)(line - text)))
+    return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT, "%s is damaged: its lines do not have the checksum that "
+                  "ends it; take an earlier checkpoint", path);
 }
 
-G2Z__PRIVATE void g2z__saved_parse_file(g2z_json *json, g2z__saved *saved, int file) {
-  g2z_json_text key;
-  uint64_t end = 0;
-  char name[64], found[64] = "";
-  g2z_json_enter(json, '{');
-  g2z__checkpoint_file(file, saved->world, name);
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "name")) {
-      g2z__saved_parse_text(json, found, sizeof found);
-      if (json->status == G2Z_OK && strcmp(found, name) != 0)
-        g2z_json_fail(json, "the file %s stands where %s must", found, name);
-    } else if (g2z_json_is(&key, "bytes")) {
-      int64_t bytes = g2z_json_integer(json);
-      if (bytes < 0 || (uint64_t)bytes != end)
-        g2z_json_fail(json, "a file of %" PRId64 " bytes has checksums for %" PRIu64, bytes, end);
-    } else if (g2z_json_is(&key, "spans")) end = g2z__saved_parse_spans(json, saved, file);
-    else g2z_json_skip(json);
-  }
+/* A small file that was read against its one line of CHECKSUMS. */
+G2Z__PRIVATE g2z_status g2z__saved_check_text(g2z_services *services, const g2z__saved *saved,
+                                              const char *name, const char *path,
+                                              const char *text, size_t bytes) {
+  for (size_t i = 0; i < saved->sum_count; i++)
+    if (strcmp(saved->sums[i].name, name) == 0 && saved->sums[i].bytes == bytes &&
+        saved->sums[i].crc == g2z_crc32c(0, text, bytes))
+      return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT, "%s does not have the checksum that CHECKSUMS names: it is "
+                  "damaged; take an earlier checkpoint", path);
 }
 
 G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *path,
@@ -11386,9 +11378,6 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
         if (!g2z__saved_get_field(saved, &json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
           g2z_json_skip(&json);
     } else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
-    else if (g2z_json_is(&key, "files") && g2z_json_enter(&json, '['))
-      while (g2z_json_next(&json, ']', NULL) && saved->file_count < 1 << 17)
-        g2z__saved_parse_file(&json, saved, (int)saved->file_count++);
     else g2z_json_skip(&json);
   }
   G2Z__TRY(g2z_json_close(&json));
@@ -11396,28 +11385,30 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
       &saved->state.step, &saved->state.applied, &saved->state.skipped, &saved->tokens,
       &saved->epoch, &saved->epoch_step, &saved->sequences};
   int bad = saved->world < 1 || saved->world > 1 << 16 ||
-            saved->file_count != G2Z__FILE_OPTIMIZER + saved->world || saved->epoch > 1 << 30 ||
+            saved->epoch > 1 << 30 ||
             saved->state.skipped_at_minimum < 0 || saved->state.skipped_at_minimum > 1 << 30 ||
             saved->state.good_steps < 0 ||
             g2z__settings_check(services, &saved->config, G2Z__SETTINGS) != G2Z_OK;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;
   if (bad)
-    return g2z_fail(services, G2Z_FORMAT, "%s lacks some of its list of files, or a number in it "
-                    "cannot be: it is damaged", path);
+    return g2z_fail(services, G2Z_FORMAT, "%s lacks a number, or has one that cannot be: it is "
+                    "damaged", path);
   return G2Z_OK;
 }
 
 /* The version stands first, and says how to read the rest. One that no other byte agrees with is
  * damage. */
 G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *path,
-                                         const char *text, size_t bytes) {
+                                         const char *text, size_t bytes,
+                                         const g2z__saved *saved) {
   int64_t version = -1;
   if (sscanf(text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64, &version) != 1)
     return g2z_fail(services, G2Z_FORMAT,
                     "%s does not begin as the state of a checkpoint does: it is damaged, or it "
                     "is something else", path);
-  g2z_status status = g2z__sealed_check(services, path, text, bytes);
+  g2z_status status = g2z__saved_check_text(services, saved, "trainer_state.json", path,
+                                            text, bytes);
   if (version == G2Z__CHECKPOINT_VERSION) return status;
   return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                   "%s has version=%" PRId64 " of the format, and this program reads version %d: "
@@ -11429,7 +11420,7 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
                                         g2z__saved *saved) {
   char *path, *text;
   size_t bytes, length = strlen(directory);
-  int weights, state;
+  int weights, state, sums;
   struct stat info;
   memset(saved, 0, sizeof *saved);
   if (stat(directory, &info) != 0)
@@ -11445,9 +11436,19 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
                     "checkpoint: %s", directory, weights ? "weights but " : "",
                     weights ? "begin a new training from them, --init-from"
                             : "name a step-NNNNNN directory of a run");
-  G2Z__TRY(g2z_join_path(services, directory, "trainer_state.json", &path));
+  G2Z__TRY(g2z__directory_has(services, directory, "CHECKSUMS", &sums));
+  if (!sums)
+    return g2z_fail(services, G2Z_FORMAT, "%s has no CHECKSUMS, which belongs to it: copy the "
+                    "checkpoint again", directory);
+  G2Z__TRY(g2z_join_path(services, directory, "CHECKSUMS", &path));
   g2z_status status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
-  if (status == G2Z_OK) status = g2z__saved_check(services, path, text, bytes);
+  if (status == G2Z_OK) status = g2z__sums_parse(services, path, text, bytes, saved);
+  g2z_release(services, text);
+  g2z_release(services, path);
+  G2Z__TRY(status);
+  G2Z__TRY(g2z_join_path(services, directory, "trainer_state.json", &path));
+  status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
+  if (status == G2Z_OK) status = g2z__saved_check(services, path, text, bytes, saved);
   if (status == G2Z_OK) status = g2z__saved_parse(services, path, text, bytes, saved);
   g2z_release(services, text);
   g2z_release(services, path);
@@ -11474,25 +11475,6 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
   return G2Z_OK;
 }
 
-/* Every byte of every file, divided among the ranks. */
-G2Z__PRIVATE g2z_status g2z__loading_check_bytes(g2z__transfer *x) {
-  const size_t world = (size_t)x->t->plan->world;
-  for (int file = 0; file < (int)x->saved.file_count; file++)
-    G2Z__TRY(g2z__transfer_whole(x, file, g2z__saved_bytes(&x->saved, file)));
-  for (size_t i = (size_t)x->t->plan->rank; i < x->saved.span_count; i += world) {
-    const g2z__span *span = &x->saved.spans[i];
-    uint32_t sum;
-    G2Z__TRY(g2z__transfer_file(x, span->file, "", O_RDONLY));
-    G2Z__TRY(g2z__transfer_sum(x, span->begin, span->bytes, &sum));
-    if (sum != span->crc)
-      return g2z_fail(x->services, G2Z_FORMAT,
-                      "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and "
-                      "must have %08" PRIx32 ": the file is damaged; take an earlier checkpoint",
-                      x->path, span->begin, span->begin + span->bytes - 1, sum, span->crc);
-  }
-  return G2Z_OK;
-}
-
 G2Z__PRIVATE g2z_status g2z__extent_add(g2z__transfer *x, const g2z__extent *extent) {
   G2Z__TRY(G2Z__GROW(x->services, &x->extents, &x->extent_capacity, x->extent_count,
                      x->extent_count + 1));
@@ -11508,10 +11490,10 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
 
 /* The model's file is its header and all masters in canonical order. */
 G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
-  const uint64_t bytes = g2z__saved_bytes(&x->saved, G2Z__FILE_MODEL);
+  const uint64_t bytes = (uint64_t)g2z__saved_bytes(&x->saved, "model.safetensors");
   uint64_t header = 0;
   g2z__extent extent = {G2Z_BUFFER_MASTER, G2Z__FILE_MODEL, 0, x->t->plan->parameters, 0};
-  G2Z__TRY(g2z__transfer_file(x, G2Z__FILE_MODEL, "", O_RDONLY));
+  G2Z__TRY(g2z__transfer_file(x, "model.safetensors", O_RDONLY));
   G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
   extent.begin = sizeof header + header;
   if (header < bytes && extent.begin + extent.elements * sizeof(float) == bytes)
@@ -11524,7 +11506,7 @@ G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
   g2z__safetensors *file;
   g2z_status status = G2Z_OK;
-  G2Z__TRY(g2z__transfer_path(x, index, ""));
+  G2Z__TRY(g2z__transfer_path(x, index));
   G2Z__TRY(g2z__safetensors_open(x->services, x->path, &file));
   for (size_t i = 0; status == G2Z_OK && i < file->count; i++) {
     const g2z__safetensor *tensor = &file->tensors[i];
@@ -11573,13 +11555,13 @@ G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
   G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
   G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
-  G2Z__TRY(g2z__loading_check_bytes(x));
+  G2Z__TRY(g2z__transfer_sums(x, 0));
   g2z_model_config model;
   G2Z__TRY(g2z_weights_config(x->services, x->place, &model));
   x->vocab_hash = x->t->plan->model.vocab_hash;
   G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->place));
   G2Z__TRY(g2z__loading_list_model(x));
-  for (int file = G2Z__FILE_OPTIMIZER; file < (int)x->saved.file_count; file++)
+  for (int file = G2Z__FILE_OPTIMIZER; file < G2Z__FILE_OPTIMIZER + (int)x->saved.world; file++)
     G2Z__TRY(g2z__loading_list_moments(x, file));
   return g2z__loading_check_extents(x);
 }
@@ -11592,7 +11574,9 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
     for (size_t next = 0;
          g2z__owned_next(x->t, extent->canonical, extent->elements, &next, &range);) {
       uint64_t at = extent->begin + (range.canonical - extent->canonical) * sizeof(float);
-      G2Z__TRY(g2z__transfer_file(x, extent->file, "", O_RDONLY));
+      char name[64];
+      g2z__checkpoint_file(extent->file, x->saved.world, name);
+      G2Z__TRY(g2z__transfer_file(x, name, O_RDONLY));
       for (size_t done = 0, n; done < range.elements; done += n) {
         n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
         G2Z__TRY(g2z__transfer_read(x, at + done * sizeof(float), x->chunk, n * sizeof(float)));
@@ -11700,7 +11684,8 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
   if (status == G2Z_OK) status = g2z_is_there(services, path, &noted);
   if (status == G2Z_OK && noted) {
     status = g2z_read_file(services, path, (size_t)1 << 30, &out->note, &bytes);
-    if (status == G2Z_OK) status = g2z__sealed_check(services, path, out->note, bytes);
+    if (status == G2Z_OK)
+      status = g2z__saved_check_text(services, &saved, "note.json", path, out->note, bytes);
   }
   if (status == G2Z_OK) {
     out->step = saved.state.step;
@@ -11722,7 +11707,7 @@ G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   char *text;
   size_t bytes;
   if (x->t->plan->device != G2Z_DEVICE_CUDA) return G2Z_OK;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING, ""));
+  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING));
   G2Z__TRY(g2z_read_file(x->services, x->path, 1 << 24, &text, &bytes));
   if (bytes > 0 && g2z__tuning_read(x->t->device, text) != G2Z_OK)
     g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "

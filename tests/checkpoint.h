@@ -243,7 +243,7 @@ static void test_checkpoint_scale(g2z_test *t) {
  * was. */
 static void test_checkpoint_damage(g2z_test *t) {
   static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
-                                      "optimizer-00000-of-00001.safetensors"};
+                                      "optimizer-00000-of-00001.safetensors", "CHECKSUMS"};
   char at[512];
   float losses[16] = {0}, after[16] = {0};
   g2z_train_config config = test_config_of(1, 1, 8, 8, 61);
@@ -311,8 +311,8 @@ static void test_checkpoint_refused(g2z_test *t) {
        "hold m up to element 3312 of 7680: a file is missing"},
       {OPTIMIZER, "m.0000000000", "w.0000000008", OPTIMIZER,
        "tensor \"w.0000000008\" is no range of m or v in F32"},
-      {STATE, "\"optimizer-0", "\"optimizes-0", "config.json",
-       "stands where " OPTIMIZER " must"}};
+      {STATE, "\"batch=", "\"batch=-", STATE, "it is damaged"},
+      {STATE, "\"dtype=fp32", "\"dtype=fp3x", STATE, "dtype cannot be \"fp3x\""}};
 #undef OPTIMIZER
 #undef STATE
   char shard[512], at[512];
