@@ -11319,36 +11319,34 @@ G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   }
 }
 
-/* CHECKSUMS, and what it says of trainer_state.json and of a note. */
+/* Takes the lines of CHECKSUMS. The last one must be as it would be written for them. */
 G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path, const char *text,
                                         size_t bytes, g2z__saved *saved) {
   const char *line = text, *end = text + bytes, *next;
-  uint32_t crc = 0;
-  size_t count = 0;
+  char last[64];
   g2z__sum sum;
   memset(&sum, 0, sizeof sum);
-  for (; (next = (const char *)memchr(line, '\n', (size_t)(end - line))) != NULL; line = ++next) {
+  for (; (next = (const char *)memchr(line, '\n', (size_t)(end - line))) != NULL; line = next + 1) {
     uint64_t size = 0, begin = 0;
-    int name = 0, length;
-    if (next + 1 == end && sscanf(line, "%8" SCNx32 " %zu lines", &crc, &count) == 2) break;
-    if (sscanf(line, "%8" SCNx32 " %" SCNu64 " %" SCNu64 " %n", &crc, &size, &begin, &name) != 3)
+    uint32_t crc = 0;
+    int name = 0;
+    if (next + 1 == end ||
+        sscanf(line, "%8" SCNx32 " %" SCNu64 " %" SCNu64 " %n", &crc, &size, &begin, &name) != 3)
       break;
-    length = (int)(next - line) - name;
-    if (name < 14 || length < 1 || length >= (int)sizeof sum.name) break;
-    const int same = strncmp(sum.name, line + name, (size_t)length) == 0 && !sum.name[length];
-    if (begin != (same ? sum.begin + sum.bytes : 0) || size > INT64_MAX - begin ||
-        memchr(line + name, '/', (size_t)length))
-      break;
+    const size_t length = next - line > name ? (size_t)(next - line - name) : 0;
+    if (!name || !length || length >= sizeof sum.name || memchr(line + name, '/', length)) break;
+    const int same = memcmp(sum.name, line + name, length) == 0 && !sum.name[length];
+    if (begin != (same ? sum.begin + sum.bytes : 0) || size > INT64_MAX - begin) break;
     memset(&sum, 0, sizeof sum);
-    memcpy(sum.name, line + name, (size_t)length);
+    memcpy(sum.name, line + name, length);
     sum.crc = crc, sum.bytes = size, sum.begin = begin;
     G2Z__TRY(G2Z__GROW(services, &saved->sums, &saved->sum_capacity, saved->sum_count,
                        saved->sum_count + 1));
     saved->sums[saved->sum_count++] = sum;
   }
-  if (next && next + 1 == end && count == saved->sum_count && count > 0 &&
-      crc == g2z_crc32c(0, text, (size_t)(line - text)))
-    return G2Z_OK;
+  snprintf(last, sizeof last, "%08" PRIx32 " %zu lines\n",
+           g2z_crc32c(0, text, (size_t)(line - text)), saved->sum_count);
+  if ((size_t)(end - line) == strlen(last) && memcmp(line, last, strlen(last)) == 0) return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT, "%s is damaged: its lines do not have the checksum that "
                   "ends it; take an earlier checkpoint", path);
 }
