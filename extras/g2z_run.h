@@ -2365,6 +2365,12 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
   const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes: it was opened */
+  int alike = 0; /* files of this name, each of which needs its own in curves */
+  for (int i = 0; i < files; i++) {
+    const char *other = run->config.eval.text[i], *begin = strrchr(other, '/');
+    alike += strcmp(begin ? begin + 1 : other, name) == 0;
+  }
+  if (alike > 1) name = strlen(path) > NAME_MAX ? path + strlen(path) - NAME_MAX : path;
   char text[200], tag[3 * NAME_MAX + 8] = "eval/";
   char quoted[6 * NAME_MAX + 1], last[sizeof quoted + 32];
   double begin = g2z_seconds();

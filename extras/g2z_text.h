@@ -173,7 +173,7 @@ G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_t
 /* Call it behind the last of `bytes` bytes: it fails unless the packer found the file whole. */
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes);
 G2Z_API void g2z_text_close(g2z_text_file *text); /* at any time */
-/* All of a file, as g2z_read_file; unpacked. */
+/* All of a file, as g2z_read_file; what is packed is checked as text and unpacked. */
 G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
 
@@ -1960,6 +1960,9 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
     got = read(from.file, (char *)list + *bytes, 65536);
     if (got > 0) *bytes += (size_t)got;
     else if (got < 0 && errno != EINTR) status = g2z_fail_file(services, errno, "read", path);
+    if (*bytes >= G2Z_TEXT_LOOK && *bytes - (size_t)(got > 0 ? got : 0) < G2Z_TEXT_LOOK)
+      status = g2z_text_check(services, path, g2z_text_named(path).json, (char *)list, *bytes,
+                              NULL); /* before a bomb fills the memory */
     if (*bytes > limit)
       status = g2z_fail(services, G2Z_FORMAT, "%s unpacks to more than %zu bytes, the limit for a "
                         "file of this kind: cut it", path, limit);

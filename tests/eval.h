@@ -178,6 +178,14 @@ static void test_eval_texts(g2z_test *t) {
     CHECK(t, packed.tokens == lines.tokens && packed.bits_per_byte == lines.bits_per_byte);
     CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.txt.gz"), &packed));
     CHECK(t, packed.tokens == text.tokens && packed.loss == text.loss);
+    /* bombs: known by the beginning, or too large */
+    char *all = NULL;
+    size_t bytes;
+    test_sh(t, "head -c 4000000 /dev/zero | gzip > 0.gz; yes | head -c 4000000 | gzip > y.gz");
+    CHECK_FORMAT(t, g2z_text_read(&t->services, test_path(t, "0.gz"), 1 << 20, &all, &bytes),
+                 "0.gz is binary, not text in UTF-8");
+    CHECK_FORMAT(t, g2z_text_read(&t->services, test_path(t, "y.gz"), 1 << 20, &all, &bytes),
+                 "y.gz unpacks to more than 1048576 bytes");
   }
   g2z_shard_writer *writer = NULL;
   CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_LLMC,
@@ -397,6 +405,16 @@ static void test_eval_train(g2z_test *t) {
   CHECK(t, strstr(scored, " bits per byte | 19 tokens | ") != NULL);
   test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, x_val_0.bin' "
           "%s/report.html && grep -q 'loss, a.txt' %s/report.html", dir, dir, dir);
+  /* Two files of one name have two curves. */
+  test_sh(t, "mkdir p q && echo one > p/e.txt && echo two > q/e.txt");
+  snprintf(arguments, sizeof arguments,
+           "--train '%s' --vocab-size 257 --layers 1 --channels 8 --heads 1 --context 8 --batch 1 "
+           "--steps 1 --eval '%s/p/e.txt' '%s/q/e.txt' --device cpu --run-dir %s/pq "
+           "--sample-tokens 0", test_path(t, "x_train_*.bin"), t->directory, t->directory,
+           t->directory);
+  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  test_sh(t, "for f in p q; do grep -q \"eval_file.*/$f/e.txt\" pq/metrics.jsonl && "
+             "grep -aq \"eval/.*/$f/e.txt\" pq/events.out.* || exit 1; done");
   /* Names of any length and bytes: the run ends, and TensorBoard's file has the tag whole. */
   for (int i = 0; i < 6; i++) {
     char name[256], want[800];
