@@ -823,7 +823,11 @@ static g2z_status find_set(g2z_services *services, const options *o, const sourc
   *count = 0;
   if (!directory) return errno == ENOENT ? G2Z_OK : g2z_fail_file(services, errno, "list", o->out);
   g2z_status status = G2Z_OK;
-  for (struct dirent *entry; (entry = readdir(directory)) && status == G2Z_OK;) {
+  for (struct dirent *entry; status == G2Z_OK;) {
+    errno = 0;
+    entry = readdir(directory);
+    if (!entry && errno) status = g2z_fail_file(services, errno, "list", o->out);
+    if (!entry) break;
     snprintf(path, sizeof path, "%s.bpe", o->name_text);
     int split = 0, merges = !keep && o->train_bpe && strcmp(entry->d_name, path) == 0;
     while (split < 2 && !is_shard(o, splits[split], entry->d_name, &index)) split++;
@@ -1139,6 +1143,7 @@ static g2z_status learn(g2z_services *services, const options *o, const source *
 /* Checks that an input can be read, before anything is done. *bytes: 0 when only its end tells. */
 static g2z_status check_input(g2z_services *services, const char *path, uint64_t *bytes) {
   struct stat info;
+  char word[400];
   *bytes = 0;
   if (strcmp(path, "-") == 0) return G2Z_OK;
   if (stat(path, &info) != 0 || access(path, R_OK) != 0) {
@@ -1148,7 +1153,8 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
     return g2z_fail_file(services, errno, "read", path);
   }
   if (S_ISDIR(info.st_mode))
-    return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path, path);
+    return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path,
+                g2z_shell_word(path, word, sizeof word));
   if (!S_ISREG(info.st_mode)) return G2Z_OK;
   *bytes = g2z_text_named(path).packer ? 0 : (uint64_t)info.st_size;
   if (info.st_size) return G2Z_OK;

@@ -32,12 +32,17 @@ vocab=$weights/merges.txt
 [ -f "$vocab" ] || vocab=$weights/tokenizer.json
 [ -f "$vocab" ] || fail "$weights has neither merges.txt nor tokenizer.json: copy the model's there"
 
-clean() { # where a run has begun, its shards are needed to resume it
-  rmdir "$out/run" 2> /dev/null || [ ! -e "$out/run" ] || return 0
+finish() { # after a failure; where a run has begun, its shards are needed to resume it
+  code=$?
+  [ $code != 0 ] || exit 0
+  rmdir "$out/run" 2> /dev/null || [ ! -e "$out/run" ] || exit $code
   rm -f "$out"/data_train_*.bin "$out"/data_train_*.mask
   rmdir "$out" 2> /dev/null || :
+  exit $code
 }
-trap 'code=$?; [ $code = 0 ] || clean; exit $code' EXIT
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 "$prepare" --vocab "$vocab" --field prompt,completion --out "$out" \
   --name data --val-fraction 0 "$data"
 "$train" --init-from "$weights" --vocab "$vocab" --train "$out/data_train_*.bin" \
