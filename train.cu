@@ -334,7 +334,7 @@ int main(int argc, char **argv) {
                    (p.options.met && status != G2Z_LOST && strstr(services.error, "rank "));
   const int said = same && p.context.ranks.place.rank != 0;
   if (status != G2Z_OK && !said) print_error(&p.context.ranks.place, services.error);
-  g2z_release(&services, p.options.flags_text);
+  g2z_run_options_free(&services, &p.options);
   g2z_release(&services, command_line);
   return code ? code : exit_code(status);
 }

@@ -190,7 +190,8 @@ typedef struct g2z_run_options {
   const char *run_id;
   int nccl_logs, profile_mode;
   int dry_run, help, version;  /* for the program to do */
-  char *flags_text;            /* of --flags: what texts point to; freed with g2z_release */
+  char *flags_text;            /* of --flags: what texts point to */
+  char *eval_names[G2Z_TEXTS]; /* of --eval: what its patterns match */
   char run_dir_text[1024], weights_text[1040], vocab_text[4128];
   g2z_ranks *met;              /* NULL until all ranks have met and run_dir is rank 0's */
 } g2z_run_options;
@@ -201,6 +202,7 @@ G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *d
                                   const char *help);
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *options);
+G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *options);
 /* The table of flags for --help. */
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
 /* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Results
@@ -237,6 +239,7 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -2757,9 +2760,47 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
   return G2Z_OK;
 }
 
+/* --eval takes names, as a shell makes them of a pattern, and quoted patterns as --train does. */
+static g2z_status g2zr_expand_eval(g2z_services *services, g2z_run_options *o) {
+  const g2z_texts given = o->run.eval;
+  g2z_texts *texts = &o->run.eval;
+  g2z_status status = G2Z_OK;
+  texts->count = 0;
+  for (int i = 0; i < given.count && status == G2Z_OK; i++) {
+    glob_t found;
+    struct stat info;
+    memset(&found, 0, sizeof found);
+    const int plain = !strpbrk(given.text[i], "*?[") || stat(given.text[i], &info) == 0;
+    const int matches = !plain && glob(given.text[i], 0, NULL, &found) == 0;
+    const int count = plain ? 1 : matches ? (int)found.gl_pathc : 0;
+    if (!count)
+      status = g2z_fail(services, G2Z_IO, "--eval: no file is called or matches \"%.300s\"",
+                        given.text[i]);
+    if (texts->count + count > G2Z_TEXTS)
+      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "--eval takes %d files, and \"%.300s\" makes "
+                        "%d: narrow it", G2Z_TEXTS, given.text[i], texts->count + count);
+    for (int k = 0; k < count && status == G2Z_OK; k++) {
+      const char *name = plain ? given.text[i] : found.gl_pathv[k];
+      void *copy = NULL;
+      status = g2z_allocate(services, strlen(name) + 1, 1, &copy);
+      if (copy) memcpy(copy, name, strlen(name) + 1);
+      texts->text[texts->count] = o->eval_names[texts->count] = (char *)copy;
+      texts->count++;
+    }
+    globfree(&found);
+  }
+  return status;
+}
+
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *options) {
-  return g2zr_options_table(services, options, argc, argv, NULL, NULL);
+  G2ZR_TRY(g2zr_options_table(services, options, argc, argv, NULL, NULL));
+  return g2zr_expand_eval(services, options);
+}
+
+G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
+  g2z_release(services, o->flags_text);
+  for (int i = 0; i < G2Z_TEXTS; i++) g2z_release(services, o->eval_names[i]);
 }
 
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user) {

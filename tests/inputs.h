@@ -91,6 +91,10 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "$D/run has no trainer_state.json, so it is no checkpoint: name a step-NNNNNN directory"},
     {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run is a run directory: its weights "
                                             "are in --init-from $D/run/weights"},
+    {"for n in 1 2; do echo text > $D/e$n.txt; done; $X --init-from $D/run/weights --eval "
+     "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
+     "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell makes it */
+    {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file is called or matches \"$D/"},
     {"$X --prompt a", 1, "--prompt needs a model that has learnt: name its weights, --init-from"},
     {"(ulimit -f 8; $T --train $D/n_train_000000.bin --vocab-size 257 --save-weights $D/full)", 1,
      "File too large; raise the limit of file sizes (ulimit -f) or write less"},
