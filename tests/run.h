@@ -2056,7 +2056,7 @@ static void test_train_ranks_resume(g2z_test *t) {
   const int count = sizeof stages / sizeof *stages;
   TRAIN_OR_SKIP(t);
   for (int stage = 0; stage < count; stage++) {
-    char four[16], again[16];
+    char four[16], again[32];
     double losses[13] = {0}, resumed[13] = {0};
     snprintf(four, sizeof four, "four%d", stage);
     for (int turn = -1; turn < 4; turn++) { /* -1: from the beginning */
