@@ -211,6 +211,8 @@ check-header: ## the header alone in every way, behind system headers, and where
 check-compilers: check-header ## the header and the programs without a warning in every way
 	$(call each,$(WAYS),for file in train.cu bench.cu test_gpt2.cu prepare_data.c; do $(compile); done; \
 	  echo "ok    $$1 $$2: the programs")
+	@$(CC) -std=c11 $(WARN) -Wno-unused-function -DG2Z_FUZZ=fuzz_json -fsyntax-only -x c test_gpt2.cu \
+	  && echo 'ok    the targets of make fuzz'
 
 # Two programs with nvcc for Hopper, whose kernels are the most; the quick part of check-cuda.
 NVCC_CHECK = $(NVCC) -std=c++17 $(SPLIT) -Werror all-warnings -Xcompiler -Wall,-Wextra -x cu -c

@@ -73,7 +73,7 @@ static int fuzz_summary(const uint8_t *data, size_t size) {
   g2z_summary *summary;
   size_t shown = 0;
   fuzz_check(g2z_summary_create(&services, "point", &summary) == G2Z_OK);
-  if (g2zp_summary_parse(summary, "fuzz", (const char *)data, size) == G2Z_OK) {
+  if (g2zx_parse(summary, "fuzz", (const char *)data, size) == G2Z_OK) {
     g2z_summary_print(summary, fuzz_summary_line, &shown);
     fuzz_check(summary->count > 0 && shown > 0);
   } else fuzz_check(strlen(services.error) > 0);
@@ -392,17 +392,21 @@ static int fuzz_note(const uint8_t *data, size_t size) {
 static int fuzz_stats(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   g2zp_profile profile = {0};
+  char *text = (char *)malloc(size + 1);
+  if (!text) return 0;
+  if (size) memcpy(text, data, size);
+  text[size] = 0;
   profile.services = &services;
-  g2z_status status = g2zp_stats_read(&profile, "stats", (const char *)data, size);
+  g2z_status status = g2zp_stats_read(&profile, "stats", text);
   fuzz_check(status == G2Z_OK || services.error[0]);
   for (int kind = 0; kind < 2; kind++)
     for (int i = 0; i < profile.count[kind]; i++) {
       const g2zp_ranked *row = &profile.top[kind][i];
-      fuzz_check(row->percent >= 0 && row->percent <= 100 && row->name_bytes > 0);
+      fuzz_check(row->percent >= 0 && row->percent <= 100 && row->line[row->name_at]);
       fuzz_check(i == 0 || row->percent <= profile.top[kind][i - 1].percent);
-      fuzz_check(row->raw >= (const char *)data && row->name >= row->raw);
-      fuzz_check(row->raw + row->raw_bytes <= (const char *)data + size);
+      fuzz_check(row->line >= text && row->line + strlen(row->line) <= text + size);
     }
+  free(text);
   return 0;
 }
 
