@@ -489,7 +489,7 @@ static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *for
                  : g2z_fail_file(run->services, errno, "write", stream->path.text);
     g2z_release(run->services, text);
   }
-  stream->bytes += length;
+  if (status == G2Z_OK) stream->bytes += length;
   return g2zr_hold(run, status);
 }
 
@@ -1006,7 +1006,9 @@ static g2z_status g2zr_complete(g2z_run *run) {
   G2ZR_TRY(g2zr_write_artifacts(run));
   G2ZR_TRY(g2zr_sync(run));
   G2ZR_TRY(g2zr_tell_failure(run, &run->held)); /* such as of the line above, with several ranks */
-  return g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
+  g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
+  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* its name may be there */
+  return status;
 }
 
 static const char *g2zr_plural(int64_t count) { return count == 1 ? "" : "s"; }
