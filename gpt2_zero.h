@@ -10743,7 +10743,7 @@ G2Z__PRIVATE g2z_status g2z__sums_add(g2z_services *services, g2z__saved *saved,
                                       uint64_t bytes) {
   g2z__sum sum;
   memset(&sum, 0, sizeof sum);
-  snprintf(sum.name, sizeof sum.name, "%s", name);
+  snprintf(sum.name, sizeof sum.name, "%.75s", name);
   do {
     const uint64_t left = bytes - sum.begin;
     sum.bytes = left < G2Z__SUM_BYTES ? left : G2Z__SUM_BYTES;
