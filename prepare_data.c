@@ -122,9 +122,9 @@ static const char help_end[] =
     "Files:\n"
     "  --format llmc   OUT/NAME_train_000000.bin ..., OUT/NAME_val_000000.bin ...\n"
     "  --format raw    OUT/train.bin, OUT/val.bin; with --name OUT/train_NAME.bin, val_NAME.bin\n"
-    "They get these names together at the end; before, and after a failure, there is none. Shards\n"
-    "of this name that are there are refused, or all replaced with --overwrite: if that is\n"
-    "interrupted, each set's first shard is empty, and no program reads it.\n"
+    "They get these names together at the end; before, and after a failure, there is none. If\n"
+    "shards of this name exist, they stay, unless --overwrite replaces all of them. If that is\n"
+    "interrupted, the first shard of each set is empty, and programs refuse it.\n"
     "\n"
     "Fine-tuning: --field PROMPT,COMPLETION reads two fields. Each is encoded alone, and nothing\n"
     "comes between their tokens. Those of the prompt are no targets, as a mask beside the shard\n"
@@ -176,7 +176,7 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   return G2Z_OK;
 }
 
-/* Commands to type next, which stand behind the sentence of a failure on lines of their own. */
+/* Commands to type next. main prints them after the sentence of a failure. */
 static char advice[2048];
 
 /* Advises `first` (NULL: nothing), then the command as it was typed with a flag more, or with
@@ -811,8 +811,8 @@ static int is_shard(const options *o, const char *split, const char *name, int64
   return strcmp(name, ".bin") == 0 || strcmp(name, ".mask") == 0;
 }
 
-/* Looks for the files of this name that an earlier run left: *count of them, one is `found`. None
- * of them may be a source. With `keep` it removes those from index keep[split] on instead. */
+/* Counts the files of this name from an earlier run; `found` is the first of them by name. A source
+ * among them is an error. With `keep` it removes shards instead, from index keep[split] on. */
 static g2z_status find_set(g2z_services *services, const options *o, const source *sources,
                            int source_count, const int64_t *keep, size_t *count,
                            char found[4608]) {
@@ -1245,9 +1245,9 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
 
 /* ----- the program ------------------------------------------------------- */
 
-/* Everything is complete: gives the files their names. Nobody shall take a mix of two sets, or a
- * part of one, for a set: each split's first shard is empty, which readers refuse, until all else
- * has its name. */
+/* Gives the files, which are complete, their names. Each split's first shard is an empty file until
+ * all other files have theirs: readers refuse it, so none takes a mix of two sets, or a part of a
+ * set, for a set. */
 static g2z_status commit(const options *o, output *to, const g2z_tokenizer *tokenizer) {
   char path[4608], empty[4616];
   int64_t shards[] = {to->streams[TRAIN].shards, to->streams[VAL].shards};
@@ -1327,7 +1327,7 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
   if (status == G2Z_OK) status = find_set(services, o, list, sources, NULL, &old, found);
   if (status == G2Z_OK && old && !o->overwrite) {
     advise(services, o, NULL, "--overwrite", NULL, NULL, NULL);
-    status = fail(services, G2Z_BAD_ARGUMENT, "%s is there, of an earlier run%s: choose another "
+    status = fail(services, G2Z_BAD_ARGUMENT, "%s exists from an earlier run%s: choose another "
                   "--name or --out, or replace the set with --overwrite", found,
                   old > 1 ? ", and more of its set" : "");
   }

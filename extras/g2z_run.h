@@ -2005,10 +2005,10 @@ static g2z_status g2zr_check_vocab(g2z_run *run) {
     if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
       continue;
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "%.300s holds %s, and the model has %d: give --vocab the file that the shards "
-                    "were made with%s", known,
-                    hash == G2ZR_BYTES ? "tokens of the 257 that are single bytes"
-                                       : "another vocabulary's tokens than GPT-2's",
+                    "%.300s holds tokens of %s, but the model's vocabulary has %d: give --vocab "
+                    "the file that the shards were made with%s", known,
+                    hash == G2ZR_BYTES ? "a vocabulary of 257, single bytes"
+                                       : "a vocabulary other than GPT-2's",
                     model->vocab, hash == G2ZR_BYTES ? ", or --vocab-size 257" : "");
   }
   model->vocab_hash = hash;
@@ -2353,7 +2353,7 @@ static void g2zr_printable(const char *text, size_t bytes, char *to) {
   *to = 0;
 }
 
-/* A line every ten seconds while a file of --eval is scored. user: g2z_run *. */
+/* Logs the progress of --eval every ten seconds. user: g2z_run *. */
 static void g2zr_eval_share(void *user, double share) {
   g2z_run *run = (g2z_run *)user;
   const double now = g2z_seconds();

@@ -40,7 +40,7 @@
  *     vocab.bpe, merges.txt   "#version: 0.2", then a line "LEFT RIGHT" for each merge. Each byte
  *                             stands as a character that prints: 33-126, 161-172 and 174-255 as
  *                             themselves, the other 68 as U+0100, U+0101, ... in their order
- *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer; its truncation,
+ *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer. Truncation,
  *                             padding, dropout and post_processor are not used
  *     vocab.json              written only: token to id
  *     Ids follow from the merges alone: 0 to 255 are the bytes, first those that print and then the
@@ -157,7 +157,7 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 
 /* ----- files of text ------------------------------------------------------ */
 
-typedef struct g2z_text_name {  /* what a file's name says */
+typedef struct g2z_text_name {  /* what a file's name states */
   const char *packer;           /* "gzip" of FILE.gz, "zstd" of FILE.zst; NULL: not packed */
   size_t bytes;                 /* of the name without the packer's ending */
   int json;                     /* FILE.jsonl, .ndjson, .json: a document per line */
@@ -170,7 +170,7 @@ typedef struct g2z_text_file {  /* a file that is read: its bytes, or what its p
 } g2z_text_file;
 /* "-" is standard input. Reading waits where the file is a pipe. */
 G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out);
-/* Call it behind the last of `bytes` bytes: it fails unless the packer found the file whole. */
+/* Call it after the last of `bytes` bytes: it fails unless the packer found the file whole. */
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes);
 G2Z_API void g2z_text_close(g2z_text_file *text); /* at any time */
 /* All of a file, as g2z_read_file; what is packed is checked as text and unpacked. */
@@ -182,9 +182,9 @@ typedef struct g2z_text_remedy {
   char command[700];            /* of a shell: makes a text of the file; "": there is none */
   char made[400];               /* and calls it so */
 } g2z_text_remedy;
-/* Refuses what is no text in UTF-8 by its first bytes; up to 1 % of other bytes pass, and up to
- * 10 % unless most of them are letters in Latin-1. The sentence has the command that makes a text
- * of the file, or the caller gets it in `remedy`. */
+/* Refuses a file that is no text in UTF-8, by its first bytes. Up to 1 % of invalid characters
+ * pass, and up to 10 % unless most of them are letters in Latin-1. The sentence holds the command
+ * that makes a text of the file; with `remedy` the caller gets that command instead. */
 G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
                                   const char *text, size_t bytes, g2z_text_remedy *remedy);
 /* The strings of a document, which is a line of JSON: of fields[0] and, where `both` is 0, of
@@ -1417,7 +1417,7 @@ static g2z_status g2zt_read_json_pieces(g2z_json *json) {
   return byte_level ? G2Z_OK : g2z_json_fail(json, "%s", refusal);
 }
 
-/* tokenizer.json, model: what it says beside merges and vocab must be GPT-2's, or null. */
+/* tokenizer.json, model: type and affixes must be GPT-2's, or null; other members are skipped. */
 static void g2zt_read_json_model(g2z_json *json, const g2z_json_text *key) {
   const int type = g2z_json_is(key, "type"), affix = g2z_json_is(key, "end_of_word_suffix") ||
                                                      g2z_json_is(key, "continuing_subword_prefix");

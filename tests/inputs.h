@@ -64,9 +64,9 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "./prepare_data --vocab '$D/v o.bpe' --out data --name NAME $D/d.ndjson\n"},
     {"gzip -c $D/n.txt > $D/n.gz; $T --train $D/n.gz", 1, "n.gz: that is text, not tokens. "},
     {"$T --train \"$D/n.tx?\"", 1, "$D/n.txt holds text, not tokens: make shards of it with prep"},
-    {"$T --train $D/n_train_000000.bin", 1, "n_train_000000.bin holds tokens of the 257 that are "
-     "single bytes, and the model has 50257: give --vocab the file that the shards were made with, "
-     "or --vocab-size 257\n"},
+    {"$T --train $D/n_train_000000.bin", 1, "n_train_000000.bin holds tokens of a "
+     "vocabulary of 257, single bytes, but the model's vocabulary has 50257: give --vocab the file "
+     "that the shards were made with, or --vocab-size 257\n"},
     {"$T --train $D", 1, "$D is a directory, not a token shard: name files, as in "
                          "'data/NAME_train_*.bin'"},
     {"$T --train $D/n_train_000000.bin --context 5000", 1, "hold 0 sequences of 5000+1, but a step "

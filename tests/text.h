@@ -1076,12 +1076,12 @@ static void test_prepare_replaces(g2z_test *t) {
   enum { OLD = 801, NEW = 401, EACH = 25, KILLS = 4 };
   static const test_prepare_case cases[] = {
       {"", "--out $D/1 --val-docs 1 $D/d.jsonl", 0, ""},
-      {"", "--out $D/1 --val-docs 1 $D/d.jsonl", 1, "d_train_000000.bin is there, of an earlier "
+      {"", "--out $D/1 --val-docs 1 $D/d.jsonl", 1, "d_train_000000.bin exists from an earlier "
        "run, and more of its set: choose another --name or --out, or replace the set with "
        "--overwrite:\n"},
       {"", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 0, ""},
       {"rm $D/1/d2_*.bin;", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 1,
-       "1/d2.bpe is there"},
+       "1/d2.bpe exists"},
       {"", "--out $D/1 --name d2 $D/d.jsonl", 0, ""}, /* without --train-bpe it is no part */
       /* fewer shards, no validation, no mask: what is too many goes, and nothing else does */
       {"", "--out $D/2 --name 'a b' --field a,b --val-docs 1 --shard-tokens 2 $D/p.jsonl", 0, ""},
@@ -1089,7 +1089,7 @@ static void test_prepare_replaces(g2z_test *t) {
        "--out $D/2 --name 'a b' --field b --val-docs 0 --overwrite $D/p.jsonl; ls $D/2", 0,
        "\na b.bpe\na b_train_000000.bin\na b_train_7.bin\na b_train_x.bin\n"},
       {"", "--out $D/3 --format raw --val-fraction 0.5 $D/d.jsonl", 0, ""},
-      {"", "--out $D/3 --format raw --val-docs 0 $D/d.jsonl", 1, "3/train.bin is there"},
+      {"", "--out $D/3 --format raw --val-docs 0 $D/d.jsonl", 1, "3/train.bin exists"},
       {"", "--out $D/3 --format raw --val-docs 0 --name x $D/d.jsonl", 0, ""},
       {"", "--out $D/3 --format raw --val-docs 0 --overwrite $D/d.jsonl; ls $D/3", 0,
        "\ntrain.bin\ntrain_x.bin\n"},
