@@ -21,16 +21,8 @@
  *
  * CONTENTS: figures and summaries; the work of bench; experiments
  *
- * EXPERIMENT DIRECTORY, written by bench
- *     run_NAME_N              run directories, N in the order of time; with them console.txt, what
- *                             the ranks printed, and bench_point.json, what they measured
- *     NAME_report.json        "format": "gpt2_zero experiment 1"; experiment, generated_at_utc,
- *                             command_line, git_commit, hardware, work; points, each with a name,
- *                             an outcome (ok, skipped, failed), a reason, the names of its runs,
- *                             and the figures of G2Z_FIGURE_LIST, medians over those runs. After a
- *                             signal, `work` names it, and the points hold the runs that had
- *                             ended
- *     report.html             by `bench report`: tables and charts of all that it finds */
+ * An experiment leaves run_NAME_N, the run directories in the order of time, NAME_report.json, and
+ * by `bench report` report.html: docs/formats.md. */
 
 #ifndef G2Z_EXPERIMENT_INCLUDED
 #define G2Z_EXPERIMENT_INCLUDED
