@@ -8501,7 +8501,7 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
     if (list[i].index < 0 && i == count - 1) list[i].index = head; /* of two that are tied, one */
     if (list[i].index < 0)
       return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has no tensor \"%s\", which a GPT-2 of %d layers needs (its first is "
+                      "%s has no tensor \"%s\", which a GPT-2 with layers=%d needs (its first is "
                       "\"%.60s\"): take the config.json that belongs to it, or save it as "
                       "GPT2LMHeadModel", file->path, list[i].name, layers,
                       file->count ? file->tensors[0].name : "");
@@ -8515,8 +8515,8 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
   for (size_t i = 0; i < file->count; i++)
     if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
       return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has a tensor \"%.200s\", which a GPT-2 of %d layers does not have: take "
-                      "the config.json that belongs to it, or save it as GPT2LMHeadModel",
+                      "%s has a tensor \"%.200s\", which a GPT-2 with layers=%d does not have: "
+                      "take the config.json that belongs to it, or save it as GPT2LMHeadModel",
                       file->tensors[i].in->path, file->tensors[i].name, layers);
   return G2Z_OK;
 }

@@ -2711,7 +2711,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
        "event files of the metrics in the run directory")                                         \
   FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
        "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
-  FLAG("dry-run", SWITCH, dry_run, 0, 0, "", "print the memory plan and the largest batch, stop") \
+  FLAG("dry-run", SWITCH, dry_run, 0, 0, "",                                                      \
+       "print the memory plan and the largest batch, stop; exit code 1: it does not fit")         \
   FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
        "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
   FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "",                                            \

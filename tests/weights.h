@@ -387,12 +387,12 @@ static void test_weights_variants(g2z_test *t) {
       {"", -1, NULL, 0, 4, NULL, G2Z_FORMAT,
        "\"lm_head.weight\" has the shape [4, 8], but the model needs [3, 8]"},
       {"transformer.", 5, NULL, 0, 0, NULL, G2Z_FORMAT,
-       "no tensor \"transformer.h.0.mlp.c_fc.weight\", which a GPT-2 of 1 layers needs"},
+       "no tensor \"transformer.h.0.mlp.c_fc.weight\", which a GPT-2 with layers=1 needs"},
       {"transformer.", 15, "wte.weight", 5, 0, NULL, G2Z_FORMAT,
        "shape [5, 8], but the model needs [3, 8]"},
       {"", 0, "ln_f.weight", 16, 0, NULL, G2Z_FORMAT, "\"ln_f.weight\" has the shape [16]"},
 #define UNKNOWN(name) \
-  {"", -1, NULL, 0, 0, name, G2Z_FORMAT, name "\", which a GPT-2 of 1 layers does not have"}
+  {"", -1, NULL, 0, 0, name, G2Z_FORMAT, name "\", which a GPT-2 with layers=1 does not have"}
       UNKNOWN("h.1.ln_1.weight"), UNKNOWN("score.weight"), UNKNOWN("h.0.attn.bias2"),
       UNKNOWN("h..attn.bias"), UNKNOWN("h.0.attn.biases"), UNKNOWN("transformer.h.0"),
 #undef UNKNOWN
