@@ -56,7 +56,9 @@
  *     train.log are cut. If somebody has changed metrics.jsonl since, it is cut behind the
  *     checkpoint's step instead; a damaged line before that is an error, a torn last line is not.
  *     --resume latest passes over a checkpoint that is not whole and renames it
- *     step-NNNNNN.damaged. A run whose logs are removed under it fails. */
+ *     step-NNNNNN.damaged. A run whose logs are removed under it fails.
+ *     A checkpoint, and the weights after the last step, come before validation, evaluation and
+ *     sample of that step. The note says what was still due; a resumed run does that first. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -89,17 +91,20 @@ typedef struct g2z_run_config {
   const char *prompt;          /* NULL or "": the end-of-text token */
   const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
                                 * unless that run is resumed */
-  const char *resume;          /* NULL: a new run. "latest": run_dir's run goes on behind its last
-                                * checkpoint that is whole; without one, from what it began with.
-                                * Else a checkpoint: of run_dir, whose run goes on, or of another
-                                * run, with which a new one begins */
+  const char *resume;          /* NULL: a new run. "latest": run_dir's run continues after its last
+                                * checkpoint that is whole. A run without one begins again, unless
+                                * it has ended or left weights: these stay. Else a checkpoint: of
+                                * run_dir, whose run continues, or of another run, with which a new
+                                * one begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* how many of the last checkpoints stay; 0: all. One with foreign
-                                * files in it stays too, as step-NNNNNN.partial */
-  const char *save_weights;    /* directory for weights and tokenizer at the end; NULL: none.
-                                * Refused: a checkpoint, and a directory with another tokenizer that
-                                * this run, without one, would not replace */
+  int keep;                    /* how many of the last checkpoints stay; 0: all. While the loss is
+                                * higher than it was, or steps are skipped, checkpoints from before
+                                * that stay too; and one with foreign files in it, as
+                                * step-NNNNNN.partial */
+  const char *save_weights;    /* directory for weights and tokenizer after the last step; NULL:
+                                * none. One that holds a checkpoint, or a model that this run did
+                                * not write, is refused */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
   const char *command_line;    /* NULL: null */
@@ -2702,7 +2707,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   FLAG("save-epochs", SWITCH, run.save_epochs, 0, 0, "", "save at the end of each epoch")         \
   FLAG("keep", INT, run.keep, 0, 2147483647, "N", "checkpoints that stay; 0: all")                \
   FLAG("resume", TEXT, run.resume, 0, 0, "latest|DIR",                                            \
-       "go on behind a checkpoint; with the last of --run-dir, or from the start")                \
+       "continue from a checkpoint: DIR, or the newest in --run-dir")                             \
   GROUP("Results")                                                                                \
   FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
   FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
