@@ -630,7 +630,7 @@ static void test_tokenizer_part(g2z_test *t) {
   /* Pieces that do not fit into a part, merged as one and in parts: letters, apostrophes that begin
    * contractions only where a piece starts, and bytes that are not UTF-8. */
   for (size_t a = 0; a < 5; a++) {
-    size_t letters = strlen(alphabets[a]), bytes = long_bytes, made, used;
+    size_t letters = strlen(alphabets[a]), bytes = long_bytes, made = 0, used;
     for (size_t i = 0; i < bytes; i++) piece[i] = alphabets[a][test_bpe_random(&state) % letters];
     memcpy(piece + bytes - 8, "'s'll've", 8);
     b.whole.count = 0;
