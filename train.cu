@@ -302,7 +302,7 @@ static int exit_code(g2z_status status) {
 int main(int argc, char **argv) {
   g2z_services services;
   program p;
-  int is_parent = 0, code = 0;
+  int is_parent = 0, code = 0, alike = 1; /* what fails now fails on all ranks of this host */
   memset(&services, 0, sizeof services);
   g2z_status status = g2z_begin_program(&services, argv);
   signal(SIGPIPE, SIG_IGN); /* who reads the console may leave: train.log has every line */
@@ -323,16 +323,25 @@ int main(int argc, char **argv) {
     p.options.run.git_commit = G2Z_GIT_COMMIT;
     p.context = g2z_context_config_default(&services);
     status = g2z_run_options_settle(&services, &p.options, &p.context);
-    if (status == G2Z_OK)
+    const int trains = p.options.run.train.train_glob || p.options.run.val_glob;
+    if (status == G2Z_OK) {
+      alike = !trains && p.context.ranks.place.world > 1;
       status = p.options.dry_run ? dry_run(&services, &p.options, &p.context)
-               : p.options.run.train.train_glob || p.options.run.val_glob ? train(&p)
-                                                                          : use(&p);
+               : trains          ? train(&p)
+                                 : use(&p);
+    }
   }
   /* After ranks have met, a failure names its rank, and all have the same sentence: rank 0 prints
    * it, as it does when a run is stopped. */
   const int same = status == G2Z_STOPPED ||
                    (p.options.met && status != G2Z_LOST && strstr(services.error, "rank "));
-  const int said = same && p.context.ranks.place.rank != 0;
+  int said = same && p.context.ranks.place.rank != 0;
+  if (status != G2Z_OK && status != G2Z_NO_MEMORY && alike) {
+    g2z_services other; /* keeps the sentence */
+    g2z_place place;
+    memset(&other, 0, sizeof other);
+    said = g2z_place_find(&other, &place) == G2Z_OK && place.local_rank > 0;
+  }
   if (status != G2Z_OK && !said) print_error(&p.context.ranks.place, services.error);
   g2z_run_options_free(&services, &p.options);
   g2z_release(&services, command_line);

@@ -104,6 +104,10 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"(ulimit -Ss 100; $P --out $D/small $D/n.txt)", 0, ""}, /* one that may be raised is */
     {"(ulimit -s 128; $T --train $D/n_train_000000.bin --vocab-size 257 --save-every 1 --ranks 2 "
      "--run-dir $D/small/run)", 0, ""},
+    /* ranks that a launcher starts: what each of them would say is said once for a host */
+    {"export WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 MASTER_PORT=29444; for r in 0 1 2; do for flags in "
+     "'--bathc 4' '--train none.bin --init-from none/w' '--init-from golden/tiny --prompt x'; do "
+     "RANK=$r LOCAL_RANK=$r $X $flags 2>&1; done; done | grep -c 'train: '", 0, "3\n"},
     /* no text */
     {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text in UTF-8; this makes lines of "
                          "JSON of it:\npython3 -c 'import json, sys, pyarrow.parquet; [print("},
