@@ -1871,8 +1871,8 @@ static void test_train_hints(g2z_test *t) {
 
 /* A run whose metrics, log, whole directory or validation shard somebody spoils fails, on one rank
  * and on two, and leaves no RUN_COMPLETE.txt. One rank saves what it has learnt. */
-/* Nothing that a name holds steers the terminal, now or when a log is read; and what a run says of
- * itself fits a terminal of 80 columns, except for paths and commands. */
+/* Nothing that a name holds steers the terminal, now or when a log is read, or spoils the lines of
+ * metrics.jsonl; and what a run says of itself fits 80 columns, except for paths and commands. */
 static void test_train_tame(g2z_test *t) {
   static const char *const own[] = {"model: ", "text: ", "device: ", "training: ", "step: ",
                                     "schedule: ", "validation: ", "step 4/4 | val loss"};
@@ -1880,10 +1880,10 @@ static void test_train_tame(g2z_test *t) {
   char run[600];
   TRAIN_OR_SKIP(t);
   snprintf(run, sizeof run, "%s", test_at(t, "r\x1b[31m\xc2\x9b"));
-  test_write_file(t, test_at(t, "e\x1b]0;x\x07.txt"), "a text to score", 15);
+  test_write_file(t, test_at(t, "e\x1b]0;x\x07\xff.txt"), "a text to score", 15);
   test_run_shard(t, "x_val_0.bin", 300);
   setenv("RUN", run, 1);
-  setenv("FILE", test_at(t, "e\x1b]0;x\x07.txt"), 1);
+  setenv("FILE", test_at(t, "e\x1b]0;x\x07\xff.txt"), 1);
   setenv("TRAIN", test_train_program(), 1);
   CHECK(t, test_shell(test_text(
       "{ for more in '' '--steps 6 --resume latest'; do $TRAIN %s --val '%s' --heads 1 --steps 4 "
@@ -1892,10 +1892,17 @@ static void test_train_tame(g2z_test *t) {
       "\"$RUN/RUN_COMPLETE.txt\"; ! $TRAIN --init-from \"$RUN\" --prompt x && "
       "! $TRAIN --train \"$FILE\" --run-dir \"$RUN\" --steps 2; } 2>&1", test_tiny(t),
       test_at(t, "x_val_0.bin")), said, sizeof said) == 0);
-  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?.txt | loss ", "is a run directory",
+  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?\xff.txt | loss ", "is a run directory",
             "model: 1 layer, 1 head, ");
   for (const char *c = said; *c; c++)
     CHECK(t, ((unsigned char)*c >= ' ' || *c == '\n') && strncmp(c, "\xc2\x9b", 2) != 0);
+  const char *json = test_read(t, "r\x1b[31m\xc2\x9b/metrics.jsonl"); /* JSON must be UTF-8 */
+  CHECK_HAS(t, json, "\"eval_file\": \"e\\u001b]0;x\\u0007\xef\xbf\xbd.txt\"");
+  for (const unsigned char *c = (const unsigned char *)json; *c; c += g2z_utf8_length(c, c + 4))
+    if (!g2z_utf8_length(c, c + strlen((const char *)c))) {
+      CHECK(t, 0);
+      break;
+    }
   for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
     const char *line = strstr(said, own[i]);
     CHECK(t, line && strcspn(line, "\n") <= 80);
