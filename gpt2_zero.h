@@ -6212,8 +6212,24 @@ G2Z__PRIVATE int g2z__place_is_here(const char *address) {
          strcmp(address, "localhost") == 0;
 }
 
-/* The host of rank 0. By hand, RANK and WORLD_SIZE are enough where all ranks are on one host. */
-G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
+G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
+  const size_t count = sizeof g2z__launchers / sizeof *g2z__launchers;
+  int tasks, parent;
+  size_t i = 0;
+  memset(out, 0, sizeof *out);
+  for (; i < count && !out->world; i++)
+    G2Z__TRY(g2z__place_numbers(services, &g2z__launchers[i], out));
+  if (!out->world) { /* no launcher: alone, unless Slurm says that there should be more */
+    G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
+    if (tasks > 1)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or "
+                      "mpirun) to start %d ranks, or --ranks on one node", tasks, tasks);
+    *out = g2z_ranks_config_default().place;
+    return G2Z_OK;
+  }
+
+  /* The host of rank 0. By hand, RANK and WORLD_SIZE are enough where all ranks are on one host. */
   const char *address = g2z__env("MASTER_ADDR");
   int by_hand = strcmp(out->launcher, "torchrun") == 0;
   int here = address ? g2z__place_is_here(address) : by_hand;
@@ -6235,38 +6251,16 @@ G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) 
                     "the same for all ranks of this job and for no other job", out->rank,
                     out->world);
   snprintf(out->host, sizeof out->host, "%s", one_host ? "127.0.0.1" : address);
-  return G2Z_OK;
-}
 
-/* The job's id and secret. */
-G2Z__PRIVATE void g2z__place_job(const g2z__launcher *launcher, g2z_place *out) {
+  /* The job's id and secret, and a port that follows from the id. */
+  const g2z__launcher *launcher = &g2z__launchers[i - 1];
   const char *id = g2z__env("G2Z_RUN_ID"), *secret = g2z__env("G2Z_SECRET");
   int used = snprintf(out->job, sizeof out->job, "%s", id ? id : launcher->name);
-  for (int i = 0; !id && i < 4 && launcher->ids[i] && used < (int)sizeof out->job; i++) {
-    const char *part = g2z__env(launcher->ids[i]);
+  for (int k = 0; !id && k < 4 && launcher->ids[k] && used < (int)sizeof out->job; k++) {
+    const char *part = g2z__env(launcher->ids[k]);
     used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", part ? part : "-");
   }
   snprintf(out->secret, sizeof out->secret, "%s", secret ? secret : "");
-}
-
-G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-  const size_t count = sizeof g2z__launchers / sizeof *g2z__launchers;
-  int tasks, parent;
-  size_t i = 0;
-  memset(out, 0, sizeof *out);
-  for (; i < count && !out->world; i++)
-    G2Z__TRY(g2z__place_numbers(services, &g2z__launchers[i], out));
-  if (!out->world) { /* no launcher: alone, unless Slurm says that there should be more */
-    G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
-    if (tasks > 1)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or "
-                      "mpirun) to start %d ranks, or --ranks on one node", tasks, tasks);
-    *out = g2z_ranks_config_default().place;
-    return G2Z_OK;
-  }
-  G2Z__TRY(g2z__place_host(services, out));
-  g2z__place_job(&g2z__launchers[i - 1], out);
   /* 20000: below the ports that systems give to outgoing connections. */
   const uint64_t hash = g2z__hash(G2Z__HASH, out->job, strlen(out->job));
   G2Z__TRY(g2z__env_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
@@ -6680,29 +6674,13 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
   meeting->present += !hello->control;
 }
 
-/* A flood of strangers drives out the oldest: members say HELLO at once, and try again. */
-G2Z__PRIVATE void g2z__meeting_accept(g2z__meeting *meeting) {
-  const int world = meeting->ranks->config.place.world;
-  int one = accept(meeting->listener.socket, NULL, NULL);
-  if (one < 0 && (errno == EMFILE || errno == ENFILE))
-    g2z__meeting_fail(meeting, G2Z_IO,
-                      "rank 0 on %s cannot open enough connections for %d ranks: raise the limit "
-                      "of open files (ulimit -n) above %d", meeting->ranks->peers[0].hello.host,
-                      world, 2 * world + G2Z__RANKS_CALLERS + 64);
-  if (one < 0) return;
-  g2z__socket_prepare(one);
-  g2z__link *caller = &meeting->callers[meeting->accepted++ % G2Z__RANKS_CALLERS];
-  g2z__socket_close(&caller->socket);
-  caller->socket = one;
-  caller->got = 0;
-}
-
 /* Handles what comes within a tenth of a second. */
 G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
+  const int world = ranks->config.place.world;
   g2z__poll(ranks, &meeting->listener, 1 + G2Z__RANKS_CALLERS, 0.1);
   /* A rank that waits says nothing: it has ended. Before data is there it may still try again. */
-  for (int r = 1; r < ranks->config.place.world; r++) {
+  for (int r = 1; r < world; r++) {
     g2z__peer *peer = &ranks->peers[r];
     if (!peer->control.ready) continue;
     if (peer->data.socket >= 0)
@@ -6712,13 +6690,32 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   }
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++)
     if (meeting->callers[i].ready) g2z__meeting_hear(meeting, &meeting->callers[i]);
-  if (meeting->listener.ready) g2z__meeting_accept(meeting);
+  if (!meeting->listener.ready) return;
+  int one = accept(meeting->listener.socket, NULL, NULL);
+  if (one < 0 && (errno == EMFILE || errno == ENFILE))
+    g2z__meeting_fail(meeting, G2Z_IO,
+                      "rank 0 on %s cannot open enough connections for %d ranks: raise the limit "
+                      "of open files (ulimit -n) above %d", ranks->peers[0].hello.host, world,
+                      2 * world + G2Z__RANKS_CALLERS + 64);
+  if (one < 0) return;
+  /* A flood of strangers drives out the oldest: members say HELLO at once, and try again. */
+  g2z__link *caller = &meeting->callers[meeting->accepted++ % G2Z__RANKS_CALLERS];
+  g2z__socket_prepare(one);
+  g2z__socket_close(&caller->socket);
+  caller->socket = one;
+  caller->got = 0;
 }
 
-/* Names the first of those that are missing. */
-G2Z__PRIVATE void g2z__meeting_missing(g2z__meeting *meeting) {
-  const g2z_ranks *ranks = meeting->ranks;
+/* Until all are there, or until all that came know why it fails. */
+G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
+  g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
+  const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
+  while (meeting->ending.status == G2Z_OK && meeting->present < world &&
+         g2z__awake(&ranks->clock) <= until)
+    g2z__meeting_turn(meeting);
+
+  /* The deadline has passed: the first of those that are missing are named. */
   char list[128] = "", strangers[128] = "";
   size_t used = 0;
   int more = world - meeting->present;
@@ -6731,21 +6728,13 @@ G2Z__PRIVATE void g2z__meeting_missing(g2z__meeting *meeting) {
   if (meeting->strangers)
     snprintf(strangers, sizeof strangers, " (%d callers had another WORLD_SIZE, MASTER_PORT, "
              "--run-id or G2Z_SECRET)", meeting->strangers);
-  g2z__meeting_fail(meeting, G2Z_LOST,
-                    "after %.3g s only %d of %d ranks have met on %s, port %d; missing: rank %s%s; "
-                    "look at the output of those", ranks->config.join_s, meeting->present, world,
-                    ranks->peers[0].hello.host, meeting->port, list, strangers);
-}
+  if (meeting->present < world)
+    g2z__meeting_fail(meeting, G2Z_LOST, "after %.3g s only %d of %d ranks have met on %s, port %d; "
+                      "missing: rank %s%s; look at the output of those",
+                      join_s, meeting->present, world,
+                      ranks->peers[0].hello.host, meeting->port, list, strangers);
 
-/* Until all are there, or until all that came know why it fails. */
-G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
-  g2z_ranks *ranks = meeting->ranks;
-  const int world = ranks->config.place.world;
-  const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
-  while (meeting->ending.status == G2Z_OK && meeting->present < world) {
-    if (g2z__awake(&ranks->clock) > until) g2z__meeting_missing(meeting);
-    else g2z__meeting_turn(meeting);
-  }
+  /* All hear how it ended: START, or why not. */
   int failed = meeting->ending.status != G2Z_OK;
   for (int r = 0; r < world; r++) {
     g2z__peer *peer = &ranks->peers[r];
@@ -6850,23 +6839,9 @@ G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, cons
   g2z__watch_end(ranks, &ending);
 }
 
-/* A data connection broke, says one of its ends. Rank 0 takes note; the others tell it. */
-G2Z__PRIVATE void g2z__watch_broken(g2z_ranks *ranks, g2z__peer *peer, const g2z__broken *broken) {
-  const int mine = peer == &ranks->peers[ranks->me];
-  if (ranks->me) {
-    if (mine && ranks->peers[0].control.socket >= 0)
-      g2z__say(ranks->peers[0].control.socket, G2Z__BROKEN, broken);
-    return;
-  }
-  if (mine && broken->peer > 0 && broken->peer < ranks->peer_count)
-    peer = &ranks->peers[broken->peer];
-  if (peer->broke > 0) return;
-  peer->broke = g2z__awake(&ranks->clock);
-  peer->error = broken->error;
-}
-
 /* Takes what a peer has sent. */
 G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
+  const int mine = peer == &ranks->peers[ranks->me];
   int heard;
   while (!ranks->lost && (heard = g2z__hear(&peer->control)) != 0) {
     g2z__packet *in = &peer->control.in;
@@ -6878,14 +6853,20 @@ G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
       return;
     }
     if (kind == G2Z__FAULT && ranks->me && !ranks->parting) g2z__watch_end(ranks, &in->body.ending);
-    if (kind == G2Z__BROKEN) g2z__watch_broken(ranks, peer, &in->body.broken);
+    if (kind == G2Z__BROKEN && ranks->me) { /* this rank's own data connection, to rank 0 */
+      g2z__say(ranks->peers[0].control.socket, G2Z__BROKEN, &in->body.broken);
+    } else if (kind == G2Z__BROKEN) {
+      g2z__peer *end = mine ? &ranks->peers[in->body.broken.peer] : peer;
+      if (end->broke == 0) end->error = in->body.broken.error;
+      if (end->broke == 0) end->broke = g2z__awake(&ranks->clock);
+    }
     if (kind != G2Z__BEAT && kind != G2Z__GOODBYE) continue;
     peer->heard = g2z__awake(&ranks->clock);
     peer->last = in->body.pulse;
     peer->last.phase[sizeof peer->last.phase - 1] = 0;
     if (kind == G2Z__BEAT || peer->left) continue;
     peer->left = 1;
-    if (peer == &ranks->peers[ranks->me]) ranks->parting = 1;
+    if (mine) ranks->parting = 1;
     else if (ranks->me == 0) /* it waits for an answer */
       g2z__say(peer->control.socket, G2Z__GOODBYE, &ranks->peers[0].last);
   }
@@ -6961,19 +6942,6 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
     if (ranks->peers[i].control.ready) g2z__watch_hear(ranks, &ranks->peers[i]);
 }
 
-/* Goodbye to all, and then until they have said it too: rank 0 holds the star together for those
- * that are about to leave as well. */
-G2Z__PRIVATE void g2z__watch_leave(g2z_ranks *ranks) {
-  double until = g2z__watch_look(ranks) + 5;
-  g2z__watch_tell(ranks, G2Z__GOODBYE, &ranks->peers[ranks->me].last, 5);
-  for (int staying = 1; staying && g2z__awake(&ranks->clock) < until;) {
-    staying = 0;
-    for (int i = 0; i < ranks->peer_count; i++)
-      staying |= ranks->peers[i].control.socket >= 0 && !ranks->peers[i].left;
-    if (staying) g2z__watch_poll(ranks, 0.1);
-  }
-}
-
 /* The clock is read before and after each wait, and only then is anybody judged: time in which this
  * process was suspended is nobody's silence. */
 G2Z__PRIVATE void *g2z__watch(void *user) {
@@ -6990,7 +6958,17 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
     now = g2z__watch_look(ranks);
     if (!ranks->lost && !ranks->parting) g2z__watch_judge(ranks, now);
   }
-  if (ranks->parting) g2z__watch_leave(ranks);
+  if (!ranks->parting) return NULL;
+  /* Goodbye to all, and then until they have said it too: rank 0 holds the star together for those
+   * that are about to leave as well. */
+  double until = g2z__watch_look(ranks) + 5;
+  g2z__watch_tell(ranks, G2Z__GOODBYE, &ranks->peers[ranks->me].last, 5);
+  for (int staying = 1; staying && g2z__awake(&ranks->clock) < until;) {
+    staying = 0;
+    for (int i = 0; i < ranks->peer_count; i++)
+      staying |= ranks->peers[i].control.socket >= 0 && !ranks->peers[i].left;
+    if (staying) g2z__watch_poll(ranks, 0.1);
+  }
   return NULL;
 }
 
