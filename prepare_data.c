@@ -1163,8 +1163,9 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
 
 static g2z_status read_at(g2z_services *services, const char *path, uint64_t offset, void *out,
                           size_t count, size_t *got) {
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  ssize_t some = file < 0 ? -1 : pread(file, out, count, (off_t)offset);
+  int file = g2z_open_file(path, O_RDONLY);
+  ssize_t some = -1;
+  if (file >= 0) G2Z_RETRY(some, pread(file, out, count, (off_t)offset));
   int error = errno;
   if (file >= 0) close(file);
   *got = some < 0 ? 0 : (size_t)some;
@@ -1258,7 +1259,7 @@ static g2z_status commit(const options *o, output *to, const g2z_tokenizer *toke
   for (int i = 0; i < 2 && guarded; i++) {
     shard_path(o, to->streams[i].split, 0, path, sizeof path);
     snprintf(empty, sizeof empty, "%s.empty", path);
-    int file = open(empty, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int file = g2z_open_file(empty, O_WRONLY | O_CREAT | O_TRUNC);
     if (file < 0 || close(file) != 0 || rename(empty, path) != 0)
       return g2z_fail_file(to->services, errno, "write", path);
   }

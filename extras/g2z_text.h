@@ -1917,7 +1917,7 @@ G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_t
   out->file = -1;
   if (out->packer) return g2zt_unpack(services, path, out);
   /* Nobody may write to a FIFO yet: the caller waits for that where it can be stopped. */
-  out->file = is_stdin ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  out->file = is_stdin ? dup(STDIN_FILENO) : g2z_open_file(path, O_RDONLY | O_NONBLOCK);
   return out->file < 0 ? g2z_fail_file(services, errno, "read", out->label) : G2Z_OK;
 }
 

@@ -627,16 +627,14 @@ static size_t test_stranger_hears(int one, double seconds, int *ended) {
   return count;
 }
 
-/* What a member of a job says to a rank 0 that says "g2z-meet" and the hash of the job's id first:
- * rank 1 of two, of no build. */
-static void test_stranger_repeats(int one) {
-  unsigned char banner[16] = {0}, hello[296] = "g2z-rank";
-  int32_t numbers[4] = {0, 1, 2, 1};
-  struct pollfd entry = {one, POLLIN, 0};
-  if (poll(&entry, 1, 300) > 0) (void)!recv(one, banner, sizeof banner, MSG_WAITALL);
-  memcpy(hello + 8, banner + 8, 8);
-  memcpy(hello + 24, numbers, sizeof numbers);
-  test_stranger_says(one, hello, sizeof hello);
+/* internals */
+/* A message of the protocol, without the job's token: HELLO of rank 1 of two, or any other. */
+static void test_stranger_talks(int one, g2z__kind kind) {
+  g2z__packet packet;
+  memset(&packet, 0, sizeof packet);
+  packet.body.hello.rank = packet.body.hello.control = 1;
+  packet.body.hello.world = 2;
+  g2z__say(one, kind, &packet.body);
 }
 
 /* A socket that listens at a port. */
@@ -681,7 +679,7 @@ static void test_ranks_neighbours(g2z_test *t) {
   }
 }
 
-/* Visitors who are no ranks, and stay: one of them repeats what rank 0 tells it, if anything. */
+/* Visitors who are no ranks, and stay: some of them speak the protocol, without the job's token. */
 static void test_ranks_strangers(g2z_test *t) {
   enum { VISITORS = 100 };
   int visitors[VISITORS], ended;
@@ -694,7 +692,8 @@ static void test_ranks_strangers(g2z_test *t) {
     visitors[i] = i && visitors[i - 1] < 0 ? -1 : test_stranger_waits(t, "127.0.0.1", ranks.port);
     if (i % 5 == 1) test_stranger_says(visitors[i], "GET / HTTP/1.1\r\n\r\n", 18);
     if (i % 5 == 2) test_stranger_says(visitors[i], noise, sizeof noise);
-    if (i % 25 == 3) test_stranger_repeats(visitors[i]);
+    if (i % 25 == 3) test_stranger_talks(visitors[i], G2Z__HELLO);
+    if (i % 25 == 8) test_stranger_talks(visitors[i], i == 8 ? G2Z__START : G2Z__FAULT);
     if (i % 7 == 3) shutdown(visitors[i], SHUT_WR);
   }
   /* Who says nothing hears nothing, and who says nonsense is dropped without a word. */
