@@ -1871,9 +1871,11 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
   char name[32], text[700];
   int64_t latest;
-  int there;
+  int there, is_run;
   if (!run_dir) return G2Z_OK;
   G2ZR_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
+  G2ZR_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run makes it first */
+  is_run |= latest >= 0;
   for (size_t i = 0; latest < 0 && i < G2ZR_COUNT(ends); i++) {
     G2ZR_TRY(g2zr_has(run->services, run_dir, ends[i], &there));
     if (there)
@@ -1885,8 +1887,11 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
   const char *const traces[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
                                 "train.log", "sample.txt", "report.html", name};
-  for (size_t i = 0; !run->found.continues && i < G2ZR_COUNT(traces); i++) {
+  for (size_t i = 0; !(run->found.continues && is_run) && i < G2ZR_COUNT(traces); i++) {
     G2ZR_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
+    if (there && !is_run)
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.200s is no run directory and holds a %s, "
+                      "which a run would replace: choose another --run-dir", run_dir, traces[i]);
     if (there)
       return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.200s holds a run already (%s): a new run "
                       "needs another --run-dir. To continue it: %s", run_dir, traces[i],

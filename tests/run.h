@@ -1574,11 +1574,22 @@ static void test_run_goes_on(g2z_test *t) {
   }
   test_run_prepare(t, &s, "other");
   test_sh(t, "mkdir other && echo '{\"schema_version\": \"1.0\"}' > other/training_metrics.json");
-  CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a run already (training_metrics.json)");
+  CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a training_metrics.json, which a run");
   /* Nor are another run's checkpoints, which its own would meet, and "latest" would take up. */
   test_sh(t, "rm other/*.json && mkdir other/step-000007");
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a run already (step-000007)");
   CHECK(t, !test_there(t, "other/metrics.jsonl"));
+  /* What other programs left there is no run, and is not taken for one. */
+  test_sh(t, "rmdir other/step-000007 && echo mine | tee other/train.log > other/sample.txt");
+  for (int i = 0; i < 4; i++) {
+    const char *file = i < 2 ? "train.log" : "sample.txt";
+    s.config.resume = i % 2 ? "latest" : NULL;
+    CHECK_BAD(t, test_run_all(t, &s.config, &seen),
+              test_text("other is no run directory and holds a %s", file));
+    CHECK(t, strcmp(test_read(t, "other/%s", file), "mine\n") == 0);
+    if (i % 2) test_sh(t, "rm other/%s", file);
+  }
+  s.config.resume = NULL;
   /* A long path is told whole. */
   snprintf(s.run_dir, sizeof s.run_dir, "%.100s/%0180d/%0180d", t->directory, 1, 2);
   s.config.save_weights = NULL;
