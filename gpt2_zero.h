@@ -913,6 +913,7 @@ typedef struct g2z_plan {
   int head_chunk;                 /* tokens whose logits exist at one time */
   int wte_rows;                   /* 1: the embedding's part of wte's gradient goes apart, as a row
                                    * for each token of each rank; 0: with the rest of it */
+  size_t narrow_bytes;            /* of the blocks' weights in 8 bits; 0: products round their own */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
   size_t nccl_bytes;              /* beside these: what NCCL 2.28 takes of each GPU, which a single
@@ -1274,6 +1275,9 @@ typedef struct g2z_ops {
   /* dw[K,O] grad = x^T dy */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
                                   g2z_write mode, int N, int K, int O);
+  /* device->narrow [first, first + 4): writes the copies of these weights. From then on products of
+   * 8 bits that are given such a w read its copy. */
+  g2z_status (*narrow_weights)(g2z_device *device, int first);
 
   /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
    * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. Also narrow, rows of C. */
@@ -1337,6 +1341,14 @@ typedef struct g2z_device_info {
   int fp8;                     /* 1: g2z_device_set_fp8 takes them all: a CPU, or Hopper */
 } g2z_device_info;
 
+/* A weight and its copies in e4m3, times 32. */
+typedef struct g2z_narrow_weight {
+  const void *w;               /* [K,O] act */
+  uint8_t *columns, *rows;     /* [O] rows of K for linear_fwd; [K] rows of O for linear_bwd_data, or
+                                * NULL */
+  int K, O;
+} g2z_narrow_weight;
+
 struct g2z_device {
   const g2z_ops *ops;
   g2z_services *services;
@@ -1344,6 +1356,8 @@ struct g2z_device {
   g2z_dtype dtype, grad_dtype;
   int tune;                    /* a g2z_tune, which the caller may change; ON at first */
   g2z_fp8 fp8;                 /* as g2z_device_set_fp8 left it; NONE at first */
+  const g2z_narrow_weight *narrow; /* the caller's */
+  int narrow_count;            /* 0: each product of 8 bits rounds its weight */
   g2z_device_info info;
   void *backend;               /* what the backend keeps for itself */
   struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
@@ -1656,7 +1670,7 @@ struct g2z_trainer {
                                       * the embedding's rows */
   g2z__model model;
   g2z__record record;                /* of a step; empty until one was recorded */
-  void *held[17];                    /* G2Z__HELD_HOST of the device, then pinned ones of the host:
+  void *held[18];                    /* G2Z__HELD_HOST of the device, then pinned ones of the host:
                                       * all memory that is the trainer's own */
   void *shared[3];                   /* the communicator's: parameters, logits, votes */
   float *master, *m, *v;             /* [shard_elements] */
@@ -1674,6 +1688,8 @@ struct g2z_trainer {
   g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* what AdamW takes */
   g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
+  g2z_narrow_weight *narrow;         /* host, 4 of each block: copies in 8 bits; NULL: there are none */
+  uint8_t *narrow_at;                /* device: where they lie */
   g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
   int row_part_count;
   int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
@@ -3519,11 +3535,27 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
 #define G2Z__ATTENTION_PARTS 320 /* heads, or parts of one, whose dQ is in scratch there, at most */
 #define G2Z__PRODUCT_COLUMNS 192 /* of a tile of our own products */
 
+/* A block's four weights in 8 bits, each for forward and for backward. */
+G2Z__PRIVATE size_t g2z__narrow_bytes(int C) {
+  const int sides[4][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}};
+  size_t bytes = 0;
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 2; k++)
+      bytes += g2z__align((size_t)sides[i][k] * G2Z_NARROW_ROW(sides[i][1 - k]));
+  return bytes;
+}
+
 G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
   bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * (size_t)plan->dtype_bytes);
+  /* A block that stage 3 gathers would have to be rounded anew for each pass. */
+  const int kept = plan->fp8 >= G2Z_FP8_FORWARD && plan->device == G2Z_DEVICE_CUDA &&
+                   (plan->zero_stage < 3 || plan->world == 1);
+  plan->narrow_bytes = kept ? (size_t)plan->model.layers * g2z__narrow_bytes(plan->model.channels)
+                            : 0;
+  bytes[G2Z_MEMORY_PARAMS] += plan->narrow_bytes;
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan))
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
@@ -5975,6 +6007,7 @@ static const g2z_ops *g2z__cpu_ops(void) {
       g2z__cpu_embed_next,     g2z__cpu_attention_next,
       g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
       g2z__cpu_linear_fwd,     g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
+      NULL,                                              /* narrow_weights: products round */
       g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
       g2z__cpu_head_loss,      g2z__cpu_head_logits,     g2z__cpu_draw,
       g2z__cpu_cast_act,       g2z__cpu_cast_grad,
@@ -8945,7 +8978,7 @@ enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 /* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
-enum { G2Z__HELD_HOST = 11, G2Z__HELD = 17 };
+enum { G2Z__HELD_HOST = 12, G2Z__HELD = 18 };
 
 /* Everything that the plan lists, but for what other ranks write to. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
@@ -8968,6 +9001,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
       {&t->state, sizeof(g2z_step_state)},
       {&t->eval_sum, sizeof(double)},
       {&t->ranges, g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)},
+      {plan->narrow_bytes ? &t->narrow_at : NULL, plan->narrow_bytes},
       {&t->staged[0], 2 * tokens * sizeof(int32_t)},
       {&t->staged[1], 2 * tokens * sizeof(int32_t)},
       {&t->verdict.reported[0], sizeof(g2z_step_state)},
@@ -9191,7 +9225,11 @@ G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   return G2Z_OK;
 }
 
+/* Weights change between steps alone: micro-step 0 rounds a block's to 8 bits for all of a step. */
 G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
+  const int block = t->plan->unit[unit].kind == G2Z_UNIT_BLOCK, L = t->plan->model.layers;
+  if (block && t->micro_step == 0 && t->device->narrow_count)
+    G2Z__TRY(t->device->ops->narrow_weights(t->device, 4 * (L - unit)));
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
@@ -9626,6 +9664,30 @@ G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
   return G2Z_OK;
 }
 
+/* Lists the blocks' weights and where their copies in 8 bits lie. */
+G2Z__PRIVATE g2z_status g2z__trainer_narrow(g2z_trainer *t) {
+  const int C = t->plan->model.channels, L = t->plan->model.layers;
+  const struct { g2z_param param; int K, O, backward; } weights[] = {
+      {G2Z_QKVW, C, 3 * C, 1}, {G2Z_ATTPROJW, C, C, 0}, {G2Z_FCW, C, 4 * C, 1},
+      {G2Z_FCPROJW, 4 * C, C, 1}};
+  if (!t->plan->narrow_bytes) return G2Z_OK;
+  G2Z__TRY(G2Z__NEW(t->services, 4 * (size_t)L, &t->narrow));
+  uint8_t *at = t->narrow_at;
+  for (int i = 0; i < 4 * L; i++) {
+    const int K = weights[i % 4].K, O = weights[i % 4].O;
+    const int backward = weights[i % 4].backward && t->config.fp8 >= G2Z_FP8_ALL;
+    uint8_t *rows = at + g2z__align((size_t)O * G2Z_NARROW_ROW(K));
+    const g2z_narrow_weight one = {
+        g2z__parameter(&t->model, g2z_plan_unit_of_block(t->plan, i / 4), weights[i % 4].param),
+        at, backward ? rows : NULL, K, O};
+    t->narrow[i] = one;
+    at = rows + g2z__align((size_t)K * G2Z_NARROW_ROW(O));
+  }
+  t->device->narrow = t->narrow;
+  t->device->narrow_count = 4 * L;
+  return G2Z_OK;
+}
+
 /* Ranks meet between what each does alone, so that none waits for one that failed. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[G2Z__SETTINGS_BYTES];
@@ -9651,7 +9713,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
             (double)(t->plan->bucket_elements * (size_t)t->plan->grad_bytes) / 1048576.0,
             g2z__comm_carrier(t->comm, t->comm->reduce),
             g2z__comm_carrier(t->comm, t->comm->gather));
-  return g2z_ranks_agree(ranks, g2z__trainer_first(t));
+  status = g2z__trainer_narrow(t);
+  return g2z_ranks_agree(ranks, status == G2Z_OK ? g2z__trainer_first(t) : status);
 }
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
@@ -9685,6 +9748,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_device_free(t->device);
   g2z_release(t->services, t->pieces);
   g2z_release(t->services, t->row_parts);
+  g2z_release(t->services, t->narrow);
   g2z_plan_free(t->plan);
   g2z_release(t->services, t);
 }

@@ -2590,18 +2590,33 @@ static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float sc
                      (uint8_t *)to, x, scale, N, I);
 }
 
-/* g2z_k_narrow_transposed: to = w^T times G2Z__E4M3_W, in e4m3.
- *   to  rows of I numbers in e4m3, out
- *   w   [I,O] A in        I % 8 == 0, O % 8 == 0
+struct g2z__narrow_list {
+  g2z_narrow_weight at[4];
+  int count, tiles[4];           /* the first tile behind each weight's */
+};
+
+/* g2z_k_narrow_weights: columns = w^T and rows = w times G2Z__E4M3_W, in e4m3, of up to 4 weights.
+ *   w        [K,O] A in   K % 8 == 0, O % 8 == 0
+ *   columns  rows of K numbers in e4m3, out
+ *   rows     rows of O numbers in e4m3, out; or NULL
  * Launch  a block of 256 for 64 x 64
- * Cost    3 I O bytes: the four products of a layer of GPT-2 124M are 21 MB
- * Oracle  g2z__cpu_linear_fwd; test cuda_linear */
+ * Cost    3 or 4 K O bytes: the four weights of a layer of GPT-2 124M are 28 MB
+ * Oracle  g2z__cpu_linear_fwd; tests cuda_linear, cuda_fp8 */
 template <typename A>
-static __global__ void __launch_bounds__(256)
-g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O) {
+static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_list list) {
   __shared__ alignas(16) uint8_t tile[64][80]; /* [o][i]; rows are 16 bytes apart from 64 */
-  int first_i = (int)blockIdx.x * 64, first_o = (int)blockIdx.y * 64;
-  const int ld = (int)G2Z_NARROW_ROW(I);
+  int which = 0, first = 0;
+#pragma unroll
+  for (int k = 0; k < 3; k++)
+    if (k + 1 < list.count && (int)blockIdx.x >= list.tiles[k]) which = k + 1, first = list.tiles[k];
+  g2z_narrow_weight x = list.at[0]; /* by constants: an index would move the list to local memory */
+#pragma unroll
+  for (int k = 1; k < 4; k++)
+    if (k == which) x = list.at[k];
+  const int I = x.K, O = x.O, across = (O + 63) / 64, ld = (int)G2Z_NARROW_ROW(I);
+  const int first_i = ((int)blockIdx.x - first) / across * 64;
+  const int first_o = ((int)blockIdx.x - first) % across * 64;
+  const A *w = (const A *)x.w;
   g2z__k_begin();
 #pragma unroll
   for (int turn = 0; turn < 2; turn++) {
@@ -2610,6 +2625,9 @@ g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O) {
     const A *row = w + (size_t)(first_i + i) * (size_t)O + first_o;
     if (first_i + i < I && first_o + o < O) g2z__unpack<A>(value, g2z__get(row, (size_t)pack));
     uint2 eight = g2z__pack_8<__nv_fp8_e4m3>(value, G2Z__E4M3_W);
+    if (x.rows && first_i + i < I && first_o + o < O)
+      *reinterpret_cast<uint2 *>(x.rows + (size_t)(first_i + i) * G2Z_NARROW_ROW(O) + first_o + o) =
+          eight;
 #pragma unroll
     for (int j = 0; j < 8; j++)
       tile[o + j][i] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
@@ -2617,8 +2635,37 @@ g2z_k_narrow_transposed(uint8_t *to, const A *w, int I, int O) {
   __syncthreads();
   int o = (int)threadIdx.x / 4, i = (int)threadIdx.x % 4 * 16;
   if (first_o + o < O && first_i + i < ld)
-    *reinterpret_cast<uint4 *>(to + (size_t)(first_o + o) * (size_t)ld + first_i + i) =
+    *reinterpret_cast<uint4 *>(x.columns + (size_t)(first_o + o) * (size_t)ld + first_i + i) =
         *reinterpret_cast<const uint4 *>(&tile[o][i]);
+}
+
+template <typename A>
+static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight *weights,
+                                     int count) {
+  g2z__narrow_list list = {};
+  int tiles = 0;
+  for (list.count = 0; list.count < count; list.count++) {
+    const g2z_narrow_weight *x = &weights[list.count];
+    list.at[list.count] = *x;
+    tiles += (int)(g2z__blocks((size_t)x->K, 64) * g2z__blocks((size_t)x->O, 64));
+    list.tiles[list.count] = tiles;
+  }
+  return g2z__launch(device, "g2z_k_narrow_weights", g2z_k_narrow_weights<A>, (unsigned)tiles, 256,
+                     0, list);
+}
+
+template <typename A>
+static g2z_status g2z_cuda_narrow_weights(g2z_device *device, int first) {
+  if constexpr (sizeof(A) == 2) return g2z__narrow_launch<A>(device, device->narrow + first, 4);
+  (void)device, (void)first; /* numbers of 32 bits are rounded to 8 nowhere */
+  return G2Z_OK;
+}
+
+/* The copies of a weight, or NULL. */
+static const g2z_narrow_weight *g2z__narrow_ready(const g2z_device *device, const void *w) {
+  for (int i = 0; i < device->narrow_count; i++)
+    if (device->narrow[i].w == w) return &device->narrow[i];
+  return NULL;
 }
 
 /* A key becomes that of 8 bits, which room k42's kernel alone has: A is e4m3 and transposed, B is of
@@ -2645,19 +2692,18 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_
   on.slope = slope;
   if (!drops) on.c = residual;
   size_t bytes = apart ? g2z__align((size_t)N * (size_t)O * sizeof(A)) : 0;
-  size_t narrow_w = narrow_x ? (size_t)O * G2Z_NARROW_ROW(I) : 0;
+  const g2z_narrow_weight *ready = narrow_x ? g2z__narrow_ready(device, w) : NULL;
+  size_t narrow_w = narrow_x && !ready ? (size_t)O * G2Z_NARROW_ROW(I) : 0;
   void *memory = NULL;
   if (bytes + narrow_w) G2Z__TRY(g2z__scratch(device, bytes + narrow_w, &memory));
   if (apart) on.d = memory;
   if (!narrow_x && slope) return g2z__gelu_product<A>(device, &key, &on);
   if (!narrow_x) G2Z__TRY(g2z__lt_multiply(device, &key, &on));
   else if constexpr (sizeof(A) == 2) {
-    uint8_t *to = (uint8_t *)memory + bytes;
-    dim3 tiles((unsigned)g2z__blocks((size_t)I, 64), (unsigned)g2z__blocks((size_t)O, 64));
-    G2Z__TRY(g2z__launch(device, "g2z_k_narrow_transposed", g2z_k_narrow_transposed<A>, tiles, 256,
-                         0, to, (const A *)w, I, O));
+    const g2z_narrow_weight own = {w, (uint8_t *)memory + bytes, NULL, I, O};
+    if (!ready) G2Z__TRY(g2z__narrow_launch<A>(device, &own, 1));
     if (slope) key.epilogue = G2Z__EPILOGUE_GELU, on.narrow = narrow_y;
-    on.a = to;
+    on.a = ready ? ready->columns : own.columns;
     on.b = narrow_x;
     g2z__narrow_key(&key, CUDA_R_8F_E4M3);
     G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
@@ -2680,11 +2726,14 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   size_t ours = g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS), slabs = (size_t)g2z__slabs(N);
   size_t rows = slope ? ours > slabs ? ours : slabs : 0;
   size_t sums = g2z__align(rows * (size_t)I * sizeof(float));
-  size_t narrow_w = narrow ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
+  const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, w) : NULL;
+  if (ready && !ready->rows) ready = NULL;
+  size_t narrow_w = narrow && !ready ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
   size_t narrow_dy = narrow && slope ? (size_t)N * G2Z_NARROW_ROW(O) : 0;
-  void *memory;
+  void *memory = NULL;
   int fused = 1;
-  G2Z__TRY(g2z__scratch(device, sums + narrow_w + narrow_dy, &memory));
+  if (sums + narrow_w + narrow_dy)
+    G2Z__TRY(g2z__scratch(device, sums + narrow_w + narrow_dy, &memory));
   on.slope = (void *)slope;
   on.sums = (float *)memory;
   g2z__lt_key key = plain;
@@ -2692,8 +2741,9 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   if (narrow) {
     if constexpr (std::is_same<A, __half>::value) {
       uint8_t *to = (uint8_t *)memory + sums;
-      G2Z__TRY(g2z__narrow<__nv_fp8_e4m3>(device, to, (const A *)w, G2Z__E4M3_W, I, O));
-      on.a = to;
+      if (!ready)
+        G2Z__TRY(g2z__narrow<__nv_fp8_e4m3>(device, to, (const A *)w, G2Z__E4M3_W, I, O));
+      on.a = ready ? ready->rows : to;
       on.b = slope ? to + narrow_w : (uint8_t *)narrow;
       if (slope) {
         G2Z__TRY(g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
@@ -7738,6 +7788,7 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->linear_fwd = g2z_cuda_linear_fwd<A>;
   ops->linear_bwd_data = g2z_cuda_linear_bwd_data<A, G>;
   ops->linear_bwd_weight = g2z_cuda_linear_bwd_weight<A, G>;
+  ops->narrow_weights = g2z_cuda_narrow_weights<A>;
   ops->attention_fwd = g2z_cuda_attention_fwd<A>;
   ops->attention_bwd = g2z_cuda_attention_bwd<A, G>;
   ops->head_loss = g2z_cuda_head_loss<A, G>;

@@ -199,7 +199,7 @@ static double test_grads_apart(const test_trace *a, const test_trace *b) {
   return sqrt(apart / size);
 }
 
-/* Twelve steps of each way, the last one repeated to the bit. A score knows nothing of 8 bits; the
+/* Twelve steps of each way, the last one repeated to the bit, without its copies of weights. A score knows nothing of 8 bits; the
  * loss of a step does, by little: logits of a fresh model are small, and a number in e4m3 is off by
  * a sixteenth of itself at most. Gradients in e5m2 show from the second step on. One head of 40
  * channels leaves gaps between rows of 8 bits; 64 are what Hopper's attention takes. */
@@ -220,6 +220,7 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
       test_trainer tt;
       config.fp8 = (g2z_fp8)(run < ways ? run : ways - 1);
       REQUIRE_OK(t, test_trainer_on(t, device, &config, &tt));
+      if (run == ways) tt.trainer->device->narrow_count = 0; /* products round weights themselves */
       CHECK_OK(t, g2z_trainer_score(tt.trainer, b.x, b.y, 2, 16, losses, scores + run));
       test_steps(t, tt.trainer, b.x, b.y, TRACE_STEPS, traces[run].losses, NULL);
       test_trace_end(t, tt.trainer, traces + run);
