@@ -86,11 +86,11 @@ gpu2-dp             --strategy dp --transport nccl --graph off --bucket-mb 0.2
 gpu2-wte            --zero 1 --graph on --vocab-size 50257 --channels 256 --heads 4
 gpu2-resume         --zero 3 --graph on --batch 2 --resume @gpu1-saves/step-000010
 gpu2-tuned          --zero 1 --graph on --tune on --tuning @gpu2-table/tuning.txt
-gpu1-fp8-logits     --fp8 logits --graph on
-gpu1-fp8-forward    --fp8 forward --graph on --accum 2
-gpu1-fp8-all        --fp8 all --graph off --dropout 0.1
-gpu1-fp8-recompute  --fp8 all --graph on --recompute block
-gpu2-fp8-all        --fp8 all --zero 2 --transport nccl --graph on --bucket-mb 0.2
+gpu1-fp8-logits     --fp8 logits --batch 16 --graph on
+gpu1-fp8-forward    --fp8 forward --batch 16 --graph on --accum 2
+gpu1-fp8-all        --fp8 all --batch 16 --graph off --dropout 0.1
+gpu1-fp8-recompute  --fp8 all --batch 16 --graph on --recompute block
+gpu2-fp8-all        --fp8 all --batch 16 --zero 2 --transport nccl --graph on --bucket-mb 0.2
 END
 # These choose algorithms by timing. They are not compared: each version runs them for its table.
 load tables "$gpu" << 'END'
