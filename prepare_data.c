@@ -1246,15 +1246,13 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
 
 /* ----- the program ------------------------------------------------------- */
 
-/* Gives the files, which are complete, their names. Each split's first shard is an empty file until
- * all other files have theirs: readers refuse it, so none takes a mix of two sets, or a part of a
- * set, for a set. */
-static g2z_status commit(const options *o, output *to, const g2z_tokenizer *tokenizer) {
+/* Gives the files their names, and removes what is left of an `old` set. Each split's first shard is
+ * an empty file until all other files have theirs: readers refuse it, so none takes a mix of two
+ * sets, or a part of a set, for a set. */
+static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *tokenizer,
+                             size_t old) {
   char path[4608], empty[4616];
-  int64_t shards[] = {to->streams[TRAIN].shards, to->streams[VAL].shards};
-  size_t old;
-  for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_finish(to->shards[i]));
-  TRY(find_set(to->services, o, NULL, 0, NULL, &old, path));
+  const int64_t shards[] = {to->streams[TRAIN].shards, to->streams[VAL].shards};
   const int guarded = old || to->count > 1;
   for (int i = 0; i < 2 && guarded; i++) {
     shard_path(o, to->streams[i].split, 0, path, sizeof path);
@@ -1269,6 +1267,22 @@ static g2z_status commit(const options *o, output *to, const g2z_tokenizer *toke
   if (old) TRY(find_set(to->services, o, NULL, 0, more, &old, path));
   for (size_t i = to->count; i-- > 0;) TRY(g2z_shard_writer_commit(to->shards[i]));
   return guarded ? find_set(to->services, o, NULL, 0, shards, &old, path) : G2Z_OK;
+}
+
+/* Writes everything to the disk, then names it. A failure leaves nothing where nothing was. */
+static g2z_status commit(const options *o, output *to, const g2z_tokenizer *tokenizer) {
+  static const int64_t none[] = {0, 0};
+  char path[4608], sentence[G2Z_ERROR_BYTES];
+  size_t old, left;
+  for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_finish(to->shards[i]));
+  TRY(find_set(to->services, o, NULL, 0, NULL, &old, path));
+  g2z_status status = name_files(o, to, tokenizer, old);
+  if (status == G2Z_OK || old) return status;
+  memcpy(sentence, to->services->error, sizeof sentence);
+  find_set(to->services, o, NULL, 0, none, &left, path);
+  snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
+  if (o->train_bpe) unlink(path);
+  return fail(to->services, status, "%s", sentence);
 }
 
 static void print_summary(const options *o, const output *to, const g2z_tokenizer *tokenizer,

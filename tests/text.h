@@ -1024,7 +1024,9 @@ static void test_prepare_refusals(g2z_test *t) {
       {"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do cat $D/a.txt $D/a.txt >> $D/b.txt; "
        "cat $D/b.txt >> $D/a.txt; done; ulimit -f 64;", "--out $D/out $D/a.txt", 1,
        "File too large"},
-      {"mkdir \"$D/a dir\";", "--out $D/out \"$D/a dir\"", 1, "name its files, '"},
+      {"mkdir -p $D/out/m.bpe.partial;", "--train-bpe 300 --out $D/out --name m $D/in.txt; "
+       "rmdir $D/out/m.bpe.partial; ls $D/out", 0, "cannot create"},
+      {"[ -z \"$(ls $D/out)\" ] && mkdir \"$D/a dir\" &&", "--out $D/out \"$D/a dir\"", 1, "name its files, '"},
       {"echo hello |", "--encode > /dev/full", 1, "cannot write standard output"},
       {"cp $D/in.txt $D/out/train.bin;", "--format raw --out $D/out $D/./out/train.bin", 1,
        "out/train.bin would be written, and is an input"},
