@@ -506,8 +506,8 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
       return g2zg_flag_unknown(services, flags, count, argv[0], argument);
     if (!rest)
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "%.80s: this program takes flags only, each with one value at most: quote "
-                      "patterns, and text with spaces; --help lists them", g2zg_shown(argument));
+                      "unexpected argument \"%.80s\": put patterns, and text with spaces, in "
+                      "quotes, as in --train 'data/NAME_*.bin'", argument);
     argv[++kept] = argument;
   }
   if (rest) *rest = kept;

@@ -247,7 +247,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"scale", "scale is no sub-command: bench --help lists them"},
       {"scaling --bathc 4", "unexpected flag --bathc: "},
       {"scaling --peer x", "unexpected flag --peer"},
-      {"scaling x", "this program takes flags only"},
+      {"scaling x", "unexpected argument"},
       {"ops --train x", "unexpected flag --train"},
       {"ops --steps 1", "unexpected flag --steps"},
       {"ops --graph on", "unexpected flag --graph"},

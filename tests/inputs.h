@@ -59,7 +59,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$X --dry-run --device cuda --fp8 all --batch 4 --seq 512", 0, ", fp8=all"},
     {"$X --n_layer 12", 1, "unexpected flag --n_layer: type --layers N\n"},
     {"$X --bathc 4", 1, " --help lists all\n"},
-    {"$T --train $D/n_*.bin", 1, "takes flags only, each with one value at most: quote patterns"},
+    {"$T --train $D/n_*.bin", 1, ": put patterns, and text with spaces, in quotes, as in --train"},
     {"$T --train $D/n.bin", 1, "no file is called or matches \"$D/n.bin\": check the path"},
     {"$T --train $D/n.txt", 1, "--train $D/n.txt: that is text, not tokens. This makes shards of "
      "it, data/NAME_train_*.bin, with GPT-2's vocabulary of `make vocab`: ./prepare_data --vocab "

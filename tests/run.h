@@ -551,7 +551,8 @@ static void test_flags(g2z_test *t) {
       {"--real=nan", "must be from 0 to 1"},    {"--real=1e999", "must be from 0 to 1"},
       {"--real=0.5.5", "not a number"},         {"--choice=gpu", "must be one of cpu|cuda"},
       {"--choice=", "must be one of"},          {"--on=1", "takes no value"},
-      {"-n", "unexpected flag -n: program"},                     {"stray", "takes flags only"}};
+      {"-n", "unexpected flag -n: program"},
+      {"stray", "unexpected argument \"stray\": put"}};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     char word[64];
     snprintf(word, sizeof word, "%s", wrong[i][0]);
@@ -699,7 +700,7 @@ static const char *const test_train_bad[][2] = {
     {"--batch four", "--batch four: not a whole number"},
     {"--batch ''", "--batch \"\": not a whole number"},
     {"--dtype=", "--dtype \"\": must be one of fp32"},
-    {"'' --batch 4", "\"\": this program takes flags only"},
+    {"'' --batch 4", "unexpected argument \"\": put patterns"},
     {"--batch -4", "--batch -4: must be from 1"},
     {"--batch 99999999999999999999", "must be from 1 to"},
     {"--lr 1e", "--lr 1e: not a number"},
@@ -723,8 +724,8 @@ static const char *const test_train_bad[][2] = {
     {"--dtype fp8", "must be one of fp32|tf32|fp16|bf16"},
     {"--schedule step", "must be one of cosine|"},
     {"--model gpt3", "gpt2-medium"},
-    {"--model gpt2 x", "takes flags only"},
-    {"--train a_0.bin a_1.bin", "a_1.bin: this program takes flags only, each with one value at "},
+    {"--model gpt2 x", "unexpected argument \"x\": "},
+    {"--train a_0.bin a_1.bin", "unexpected argument \"a_1.bin\": put patterns, and text"},
     {"--train $SHARD --layers 2 --channels 60 --heads 7", "channels=60 must divide by heads=7"},
     {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
     {"--train $SHARD --context 64 --seq 65", "seq=65"},
