@@ -6911,9 +6911,32 @@ G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *
   return (int32_t)(other->progress - one->progress);
 }
 
-/* The ranks that are furthest behind hold up the others. One of them must move on within their
- * longest limit; how long the others wait for them does not matter. */
-G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, int64_t furthest, double now) {
+/* Deadlines, once everything that has come is read. */
+G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
+  const double silence_s = ranks->config.silence_s;
+  int64_t furthest = ranks->peers[ranks->me].last.sequence;
+  for (int i = 0; i < ranks->peer_count; i++) {
+    const g2z__peer *peer = &ranks->peers[i];
+    if (peer->left) continue;
+    if (peer->last.sequence > furthest) furthest = peer->last.sequence;
+    if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
+      g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
+                       now - peer->heard);
+    /* A second in which a death would have been noticed has passed: both ends live. */
+    if (peer->broke > 0 && now - peer->broke > 1)
+      g2z__watch_blame(ranks, peer,
+                       "lost its data connection to rank 0 on %.63s (%.60s): both are alive, check "
+                       "the network", ranks->peers[0].hello.host,
+                       peer->error ? strerror(peer->error) : "it was closed");
+  }
+  for (int i = 0; i < ranks->peer_count; i++)
+    if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
+      g2z__watch_blame(ranks, &ranks->peers[i],
+                       "left early, while others go on (its own output says why)");
+  if (ranks->me && !ranks->peers[0].left) return;
+
+  /* The ranks that are furthest behind hold up the others. One of them must move on within their
+   * longest limit; how long the others wait for them does not matter. */
   const g2z__peer *last = &ranks->peers[ranks->me];
   double limit_s = 0;
   uint64_t moves = 0;
@@ -6941,31 +6964,6 @@ G2Z__PRIVATE void g2z__watch_hang(g2z_ranks *ranks, int64_t furthest, double now
     g2z__watch_blame(ranks, last,
                      "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
                      now - ranks->low_since, last->last.sequence, furthest);
-}
-
-/* Deadlines, once everything that has come is read. */
-G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
-  const double silence_s = ranks->config.silence_s;
-  int64_t furthest = ranks->peers[ranks->me].last.sequence;
-  for (int i = 0; i < ranks->peer_count; i++) {
-    const g2z__peer *peer = &ranks->peers[i];
-    if (peer->left) continue;
-    if (peer->last.sequence > furthest) furthest = peer->last.sequence;
-    if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
-      g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
-                       now - peer->heard);
-    /* A second in which a death would have been noticed has passed: both ends live. */
-    if (peer->broke > 0 && now - peer->broke > 1)
-      g2z__watch_blame(ranks, peer,
-                       "lost its data connection to rank 0 on %.63s (%.60s): both are alive, check "
-                       "the network", ranks->peers[0].hello.host,
-                       peer->error ? strerror(peer->error) : "it was closed");
-  }
-  for (int i = 0; i < ranks->peer_count; i++)
-    if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
-      g2z__watch_blame(ranks, &ranks->peers[i],
-                       "left early, while others go on (its own output says why)");
-  if (ranks->me == 0 || ranks->peers[0].left) g2z__watch_hang(ranks, furthest, now);
 }
 
 /* Takes what comes within wait_s. */
@@ -7003,23 +7001,6 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
     if (staying) g2z__watch_poll(ranks, 0.1);
   }
   return NULL;
-}
-
-G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
-  const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
-  int pair[2];
-  ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
-  if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
-  g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
-  if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
-    return g2z_fail(ranks->services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
-  for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
-  ranks->peers[ranks->me].control.socket = pair[0];
-  ranks->wake = pair[1];
-  int error = g2z__thread_start(&ranks->watcher, g2z__watch, ranks);
-  ranks->watched = error == 0;
-  if (!error) return G2Z_OK;
-  return g2z_fail(ranks->services, G2Z_NO_MEMORY, "no thread for the watcher: %s", strerror(error));
 }
 
 /* ----- join and leave ---------------------------------------------------- */
@@ -7103,7 +7084,22 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     int one = ranks->peers[i].data.socket;
     if (one >= 0) fcntl(one, F_SETFL, fcntl(one, F_GETFL) & ~O_NONBLOCK);
   }
-  return g2z__watch_start(ranks);
+
+  /* The watcher begins. */
+  const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
+  int pair[2];
+  ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
+  if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
+  g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
+  if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
+    return g2z_fail(services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
+  for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
+  ranks->peers[ranks->me].control.socket = pair[0];
+  ranks->wake = pair[1];
+  int error = g2z__thread_start(&ranks->watcher, g2z__watch, ranks);
+  ranks->watched = error == 0;
+  if (!error) return G2Z_OK;
+  return g2z_fail(services, G2Z_NO_MEMORY, "no thread for the watcher: %s", strerror(error));
 }
 
 G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
