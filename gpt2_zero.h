@@ -107,7 +107,8 @@
  *               as long. Gradients travel in the type they have; the receiver adds them up in fp32.
  *               Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where
  *               tokens are few, else by NCCL, through symmetric windows. NCCL carries all if a
- *               written word does not arrive, or NCCL_P2P_DISABLE=1. train_config.transport chooses.
+ *               written word does not arrive, or if NCCL_P2P_DISABLE=1. train_config.transport
+ *               chooses.
  *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
  *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
@@ -913,7 +914,7 @@ typedef struct g2z_plan {
   int head_chunk;                 /* tokens whose logits exist at one time */
   int wte_rows;                   /* 1: the embedding's part of wte's gradient goes apart, as a row
                                    * for each token of each rank; 0: with the rest of it */
-  size_t narrow_bytes;            /* of the blocks' weights in 8 bits; 0: products round their own */
+  size_t narrow_bytes;            /* of the blocks' weights in 8 bits; 0: products round theirs */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
   size_t nccl_bytes;              /* beside these: what NCCL 2.28 takes of each GPU, which a single
@@ -1344,8 +1345,8 @@ typedef struct g2z_device_info {
 /* A weight and its copies in e4m3, times 32. */
 typedef struct g2z_narrow_weight {
   const void *w;               /* [K,O] act */
-  uint8_t *columns, *rows;     /* [O] rows of K for linear_fwd; [K] rows of O for linear_bwd_data, or
-                                * NULL */
+  uint8_t *columns;            /* [O] rows of K, for linear_fwd */
+  uint8_t *rows;               /* [K] rows of O, for linear_bwd_data; or NULL */
   int K, O;
 } g2z_narrow_weight;
 
@@ -1371,9 +1372,10 @@ G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
 G2Z_API g2z_status g2z_device_set_fp8(g2z_device *device, g2z_fp8 fp8);
 /* How many of a kind this process sees; of CPUs one, of GPUs none where this build has no CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
-/* G2Z_OK: this process sees a GPU. Else the sentence says why not: no driver, an old driver, no GPU,
- * and which variable promised one. G2Z_UNSUPPORTED: this build has no CUDA, and nothing promises a
- * GPU. A program that takes the CPU instead shows all other sentences as a warning. */
+/* G2Z_OK: this process sees a GPU. Otherwise the sentence gives the reason: no driver, an old
+ * driver or no GPU, and which variable promised one. G2Z_UNSUPPORTED: this build has no CUDA, and
+ * nothing promises a GPU. A program that takes the CPU instead prints any other sentence as a
+ * warning. */
 G2Z_API g2z_status g2z_device_find_gpu(g2z_services *services);
 /* Free and total memory in bytes that a device of this kind has now; of a CPU no more than the
  * control groups of this process (a container's, a batch job's) leave to it. */
@@ -1688,7 +1690,7 @@ struct g2z_trainer {
   g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* what AdamW takes */
   g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
-  g2z_narrow_weight *narrow;         /* host, 4 of each block: copies in 8 bits; NULL: there are none */
+  g2z_narrow_weight *narrow;         /* host, 4 of each block: copies in 8 bits; or NULL */
   uint8_t *narrow_at;                /* device: where they lie */
   g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
   int row_part_count;
@@ -4944,8 +4946,8 @@ static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
   return g2z_fail(services, *promise ? G2Z_DEVICE : G2Z_UNSUPPORTED,
-                  "this build has no CUDA%s: compile with nvcc (make does where it finds nvcc and a "
-                  "GPU; elsewhere make ARCH=90a), or use --device cpu", promise);
+                  "this build has no CUDA%s: compile with nvcc (make does where it finds nvcc and "
+                  "a GPU; elsewhere make ARCH=90a), or use --device cpu", promise);
 }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                          size_t *total_bytes) {
@@ -6762,10 +6764,10 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
     snprintf(strangers, sizeof strangers, " (%d callers had another WORLD_SIZE, MASTER_PORT, "
              "--run-id or G2Z_SECRET)", meeting->strangers);
   if (meeting->present < world)
-    g2z__meeting_fail(meeting, G2Z_LOST, "after %.3g s only %d of %d ranks have met on %s, port %d; "
-                      "missing: rank %s%s; look at the output of those",
-                      join_s, meeting->present, world,
-                      ranks->peers[0].hello.host, meeting->port, list, strangers);
+    g2z__meeting_fail(meeting, G2Z_LOST, "after %.3g s only %d of %d ranks have met on %s, port "
+                      "%d; missing: rank %s%s; look at the output of those", join_s,
+                      meeting->present, world, ranks->peers[0].hello.host, meeting->port, list,
+                      strangers);
 
   /* All hear how it ended: START, or why not. */
   int failed = meeting->ending.status != G2Z_OK;
@@ -11065,8 +11067,8 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
   g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
-  /* A kill from here on leaves a directory that does not open: a config.json without a model, or new
-   * weights without the old model's config.json. */
+  /* A kill from here on leaves a directory that does not open: a config.json without a model, or
+   * new weights without the old model's config.json. */
   if (status == G2Z_OK && unlink(x->path) != 0 && errno != ENOENT)
     status = g2z_fail_file(x->services, errno, "replace", x->path);
   if (status == G2Z_OK && !replaces) status = g2z_writer_commit(config);

@@ -2608,7 +2608,10 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
   int which = 0, first = 0;
 #pragma unroll
   for (int k = 0; k < 3; k++)
-    if (k + 1 < list.count && (int)blockIdx.x >= list.tiles[k]) which = k + 1, first = list.tiles[k];
+    if (k + 1 < list.count && (int)blockIdx.x >= list.tiles[k]) {
+      which = k + 1;
+      first = list.tiles[k];
+    }
   g2z_narrow_weight x = list.at[0]; /* by constants: an index would move the list to local memory */
 #pragma unroll
   for (int k = 1; k < 4; k++)
@@ -2668,7 +2671,7 @@ static const g2z_narrow_weight *g2z__narrow_ready(const g2z_device *device, cons
   return NULL;
 }
 
-/* A key becomes that of 8 bits, which room k42's kernel alone has: A is e4m3 and transposed, B is of
+/* Makes a key one of 8 bits, which only room k42's kernel has: A is e4m3 and transposed, B is of
  * `type`. */
 static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->type = type;
@@ -7285,9 +7288,9 @@ static __global__ void g2z_k_try(uint32_t *const *flags, size_t place, int rank)
   __threadfence_system();
 }
 
-/* Whether what a rank writes arrives at each other rank. Some platforms map a peer's memory and then
- * drop the writes; a meeting would wait for ever. Nothing waits for a write here: ranks look after
- * all have sent, and `lost` is the first rank from which this one has nothing, or -1. */
+/* Checks that what each rank writes arrives at every other rank. Some platforms map a peer's memory
+ * and then drop the writes; a meeting would wait for ever. Nothing waits for a write here: ranks
+ * look after all have sent. `lost` is the first rank whose write did not arrive here, or -1. */
 static g2z_status g2z__nccl_try_flags(g2z_comm *comm, int *lost) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const size_t world = (size_t)comm->world, copied = 2 * (world + 1), rank = (size_t)comm->rank;
@@ -7314,9 +7317,9 @@ static g2z_status g2z__nccl_try_flags(g2z_comm *comm, int *lost) {
 static const char g2z__told_apart[] =
     "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL keeps GPUs from each other's memory";
 
-/* Where ranks say that they came, once for all that they share. There are none if NCCL was told that
- * GPUs do not reach each other (it has read its own files into the environment), or if a write got
- * lost. */
+/* The words by which ranks meet, one set for all regions that they share. There are none if NCCL
+ * was told that GPUs do not reach each other (it has read its own files into the environment), or
+ * if a write got lost. */
 static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const char *disable = getenv("NCCL_P2P_DISABLE"), *level = getenv("NCCL_P2P_LEVEL");

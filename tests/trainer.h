@@ -199,8 +199,8 @@ static double test_grads_apart(const test_trace *a, const test_trace *b) {
   return sqrt(apart / size);
 }
 
-/* Twelve steps of each way, the last one repeated to the bit, without its copies of weights. A score knows nothing of 8 bits; the
- * loss of a step does, by little: logits of a fresh model are small, and a number in e4m3 is off by
+/* Twelve steps of each way, the last one repeated to the bit without its copies of weights. A score
+ * knows nothing of 8 bits; the loss of a step does, by little: logits of a fresh model are small, and a number in e4m3 is off by
  * a sixteenth of itself at most. Gradients in e5m2 show from the second step on. One head of 40
  * channels leaves gaps between rows of 8 bits; 64 are what Hopper's attention takes. */
 static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int channels) {
