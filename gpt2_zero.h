@@ -4447,13 +4447,13 @@ G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b, st
   return NULL;
 }
 
-/* Where `word` stands in the file's name, as "val" in "text_val_000000.bin"; NULL: nowhere. */
+/* Where `word` stands last in the file's name, as "val" in "text_val_000000.bin"; NULL: nowhere. */
 G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
-  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *last = NULL;
   const size_t length = strlen(word);
   for (const char *at = name; (at = strstr(at, word)) != NULL; at += length)
-    if ((at == name || strchr("_-.", at[-1])) && strchr("_-.", at[length])) return at;
-  return NULL;
+    if ((at == name || strchr("_-.", at[-1])) && strchr("_-.", at[length])) last = at;
+  return last;
 }
 
 /* Refuses files of which some are named as training shards and others as validation shards. */
@@ -4463,7 +4463,8 @@ G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const char *gi
   size_t common = 0; /* bytes up to the word "train" that all training shards share */
   for (size_t i = 0; i < found->gl_pathc; i++) {
     const char *path = found->gl_pathv[i], *word = g2z__shards_word(path, "train");
-    if (!word && g2z__shards_word(path, "val")) val = path;
+    const char *other = g2z__shards_word(path, "val"); /* the last is not the user's */
+    if (other && (!word || other > word)) val = path, word = NULL;
     if (!word) continue;
     if (!train) common = (size_t)(word - path);
     else if (common != (size_t)(word - path) || memcmp(train, path, common) != 0) common = 0;

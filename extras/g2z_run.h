@@ -1040,7 +1040,7 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
 /* This run's command with another run_dir or `more` flags, which count as they come last; ready to
  * paste. A launcher's part of it is not known, and a long one would be cut. */
 static const char *g2zr_command(const g2z_run *run, const char *run_dir, const char *more,
-                                char text[700]) {
+                                char text[1400]) {
   const char *command = run->config.command_line;
   const char *launcher = g2z_ranks_place(run->context->ranks)->launcher;
   static const char resume[] = " --resume latest";
@@ -1050,23 +1050,29 @@ static const char *g2zr_command(const g2z_run *run, const char *run_dir, const c
   if (command && strstr(command, resume) && strncmp(more, resume, strlen(resume)) == 0)
     more += strlen(resume);
   const int add = run_dir != run->config.run_dir || !command || !strstr(command, " --run-dir");
-  snprintf(text, 700, "%s%s%s%s", command ? command : "the same command with",
+  snprintf(text, 1400, "%s%s%s%s", command ? command : "the same command with",
            add ? " --run-dir " : "", add ? g2z_shell_word(run_dir, word, sizeof word) : "", more);
   return text;
 }
 
-/* The same for a run of its own that begins with these weights. */
-static const char *g2zr_further(const g2z_run *run, const char *weights, char text[700]) {
-  char word[300], more[320], run_dir[1100];
-  snprintf(more, sizeof more, " --init-from %s", g2z_shell_word(weights, word, sizeof word));
-  snprintf(run_dir, sizeof run_dir, "%s-2", run->config.run_dir);
+/* The same for a run of its own that begins with these weights: neither with a checkpoint that the
+ * command names, nor into the model that lies there. */
+static const char *g2zr_further(const g2z_run *run, const char *weights, char text[1400]) {
+  const g2z_run_config *c = &run->config;
+  const char *resume = c->resume && strcmp(c->resume, "latest") != 0 ? " --resume latest" : "";
+  const int own = c->save_weights && strcmp(c->save_weights, g2zr_in(run, "weights").text) != 0;
+  char word[300], to[300] = "", more[700], run_dir[1100];
+  snprintf(run_dir, sizeof run_dir, "%s-2", c->run_dir);
+  if (own) g2z_shell_word(g2z_path_in(run_dir, "weights").text, to, sizeof to);
+  snprintf(more, sizeof more, "%s --init-from %s%s%s", resume,
+           g2z_shell_word(weights, word, sizeof word), own ? " --save-weights " : "", to);
   return g2zr_command(run, run_dir, more, text);
 }
 
 /* What came of a training, and the commands that a user may want to type next. */
 static g2z_status g2zr_conclude(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
-  char time[32], loss[48] = "", best[64] = "", more[64], text[700], word[300];
+  char time[32], loss[48] = "", best[64] = "", more[64], text[1400], word[300];
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   if (!run->steps) return G2Z_OK;
@@ -1305,11 +1311,13 @@ static void g2zr_look_at_loss(g2z_run *run) {
   const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
   const int skipped = run->known.skipped && !(run->known.grad_norm == 0 && isnan(run->known.loss));
   const int sound = !skipped && !(loss > 1.1 * best + 0.1);
+  char was[32];
+  snprintf(was, sizeof was, ", %.4f", best);
   if (!(best <= loss) && !isnan(loss)) run->sum.best_loss = loss;
   if (!sound && !run->unsound && run->context->rank == 0 && run->config.keep > 0)
     g2z_log(run->services, G2Z_LOG_WARNING, "%s: checkpoints before step %" PRId64 " stay until "
-            "the loss is what it was, %.4f", skipped ? "steps are skipped" : "the loss went up",
-            run->step, best);
+            "the loss is what it was%s", skipped ? "steps are skipped" : "the loss went up",
+            run->step, isnan(best) ? "" : was);
   if (sound) run->unsound = 0;
   else if (!run->unsound) run->unsound = run->step;
 }
@@ -1869,7 +1877,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
 static g2z_status g2zr_check_directory(g2z_run *run) {
   static const char *const ends[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
   const char *run_dir = run->config.run_dir;
-  char name[32], text[700];
+  char name[32], text[1400];
   int64_t latest;
   int there, is_run;
   if (!run_dir) return G2Z_OK;
@@ -2465,7 +2473,7 @@ static g2z_status g2zr_end_epoch(g2z_run *run) {
 /* The state is saved: says how the run ended. Ranks tell each other the signal, which may have
  * reached any of them. */
 static g2z_status g2zr_stop(g2z_run *run) {
-  char name[32], text[700];
+  char name[32], text[1400];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
   g2z_status status = g2zr_gather(run, &mine, 1, &all);
   for (int rank = run->context->world - 1; rank >= 0 && all; rank--)

@@ -225,6 +225,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-*.bin matches "
      "validation shards too, such as $D/a-val.bin: type --train '$D/a-train*.bin', or give that"},
     {"$T --train \"$D/?-*.bin\" --vocab $D/a.bpe", 1, "type --train '$D/*train*.bin', or give"},
+    {"for s in train val; do ln $D/a-$s.bin $D/train_${s}_0.bin; done; $T --train \"$D/train_*.bin\" "
+     "--vocab $D/a.bpe", 1, "train_val_0.bin: type --train '$D/train_train*.bin'"}, /* --name train */
     {"$T --train $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* named as it is, it is what is meant */
     {"$T --train $D/a-train.bin --train $D/b-train.bin --vocab $D/a.bpe", 1, "--train is given "
      "twice, as $D/a-train.bin and as $D/b-train.bin, but takes one pattern"},

@@ -1843,6 +1843,10 @@ static void test_train_hints(g2z_test *t) {
   TRAIN(0, "--steps 4 --save-every 2");
   PASTE("To continue training: ", 0);
   CHECK_HAS(t, output, "resumed ", "step 8/8 | loss ");
+  TRAIN(0, "--steps 6 --resume \"$RUN/step-000002\" --run-dir \"$RUN b\" "
+           "--save-weights \"$RUN w\"");
+  PASTE("To train these weights further: ", 0); /* these, and into a directory of their own */
+  CHECK_HAS(t, output, "weights: from ", "no checkpoint in ", "step 6/6 | loss ");
   for (int steps = 8; steps >= 5; steps -= 3) {
     TRAIN(0, test_text("--resume latest --steps %d", steps));
     CHECK_HAS(t, said, "no step is left: ", "give more than --steps 8", "\ndone: 8 steps, 1024 to");
@@ -1881,8 +1885,6 @@ static void test_train_hints(g2z_test *t) {
   unsetenv("RUN");
 }
 
-/* A run whose metrics, log, whole directory or validation shard somebody spoils fails, on one rank
- * and on two, and leaves no RUN_COMPLETE.txt. One rank saves what it has learnt. */
 /* Nothing that a name holds steers the terminal, now or when a log is read, or spoils the lines of
  * metrics.jsonl; and what a run says of itself fits 80 columns, except for paths and commands. */
 static void test_train_tame(g2z_test *t) {
@@ -1924,6 +1926,8 @@ static void test_train_tame(g2z_test *t) {
   unsetenv("TRAIN");
 }
 
+/* A run whose metrics, log, whole directory or validation shard somebody spoils fails, on one rank
+ * and on two, and leaves no RUN_COMPLETE.txt. One rank saves what it has learnt. */
 static void test_train_removed(g2z_test *t) {
   static const struct { int world; const char *flags, *command, *says; } cases[] = {
       {1, "", "rm run0/metrics.jsonl", "run0/metrics.jsonl was removed or replaced while"},
