@@ -1,14 +1,15 @@
 /* prepare_data: turns text into shards of GPT-2 tokens, and text into ids and back. It needs
- * gpt2_zero.h and two of extras/, g2z_program.h and g2z_text.h:
+ * gpt2_zero.h, extras/g2z_program.h and extras/g2z_text.h:
  * cc -O3 prepare_data.c -lm -lpthread -o prepare_data
  *
  *   files --> jobs of about 256 KiB --> ids --in the order of the text--> shards
  *
- * All threads do the same: read the next job, encode it, wait for its turn, write it. A job ends
- * where a cut does not change the ids, so the output depends neither on the number of threads nor
- * on the size of a job. Each thread holds one job in memory, whatever the size of the text. Kept as
- * a whole are a line of JSON, each different piece that --train-bpe counts, and white space before
- * a document of --split-docs. *.gz and *.zst come through a pipe from gzip -dc and zstd -dc. */
+ * All threads do the same: read the next job, encode it, wait until the jobs before it are written,
+ * write it. A job ends where a cut does not change the ids, so the output depends neither on the
+ * number of threads nor on the size of a job. Each thread holds one job in memory, whatever the
+ * size of the text. Three things stay in memory as a whole: a line of JSON, each different piece
+ * that --train-bpe counts, and the white space before a document of --split-docs. gzip -dc and
+ * zstd -dc unpack *.gz and *.zst through a pipe. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -29,34 +30,32 @@
 
 typedef enum split_docs { SPLIT_NONE, SPLIT_EOT, SPLIT_BLANK } split_docs;
 typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
-enum { TRAIN, VAL, BY_DOCUMENT }; /* where a text goes; the last: its documents are dealt out */
+enum { TRAIN, VAL, BY_DOCUMENT }; /* the split of a text; BY_DOCUMENT deals its documents out */
 
 typedef struct options {
-  const char *vocab, *field, *out, *name, *bench;
+  const char *vocab, *field, *out, *name;
   int train_bpe, bytes, split_docs, universal_newlines, allow_special, strict, format, eot;
   float val_fraction;
-  int64_t val_docs, val_tokens, train_docs, shard_tokens;
+  int64_t val_tokens, shard_tokens;
   int encode, decode, threads, overwrite, help;
-  int val_default;           /* nobody chose how to validate */
+  int val_default;           /* no flag chose the validation split */
   char **words;              /* [word_count]: the command line as it was typed */
   int word_count;
-  char name_text[256];
-  char fields[2][128];       /* of JSON: see name_fields() */
-  int paired;                /* they are a prompt's and its completion's */
+  char name_text[256];       /* the name of the shards */
+  char fields[2][128];       /* of JSON: the text and its alternative; or prompt and completion */
+  int paired;                /* fields are a prompt and its completion */
 } options;
 
-#define MANY 1e15
-
-/* What the program makes: shards, or what a flag of this name says. */
-enum { SHARDS, ENCODE, DECODE, BENCH };
-static const char *const mode_names[] = {"shards", "encode", "decode", "bench"};
+/* What the program makes: shards, or the output of the flag with this name. */
+enum { SHARDS, ENCODE, DECODE };
+static const char *const mode_names[] = {"shards", "encode", "decode"};
 
 #define IN(mode) (1u << (mode))
 #define TEXTS (IN(SHARDS) | IN(ENCODE))
-#define ANY (TEXTS | IN(DECODE) | IN(BENCH))
+#define ANY (TEXTS | IN(DECODE))
 
-/* Every option, once, with the modes that use it: the parser and --help are made from this list. A
- * default is what default_options() leaves; one outside of its range is not shown, the text
+/* Every option, once, with the modes that use it. The parser and --help are made from this list.
+ * default_options() sets the defaults. A default outside its range is not shown: the help text
  * explains it. */
 #define FLAG_LIST(FLAG, GROUP)                                                                    \
   GROUP("Vocabulary, one of these")                                                               \
@@ -68,44 +67,40 @@ static const char *const mode_names[] = {"shards", "encode", "decode", "bench"};
   FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|>")                  \
   GROUP("Text")                                                                                   \
   FLAG(TEXTS, "field", TEXT, field, 0, 0, "NAME",                                                 \
-       "that holds the text of .jsonl [text, then content]; or PROMPT,COMPLETION")                \
+       "the text's field in .jsonl [text, then content]; or PROMPT,COMPLETION")                   \
   FLAG(TEXTS, "split-docs", CHOICE, split_docs, 0, 0, "|none|eot|blank",                          \
-       "a text is one document; or what parts its documents")                                     \
+       "what separates documents; none: a text is one document")                                  \
   FLAG(TEXTS, "universal-newlines", SWITCH, universal_newlines, 0, 0, "",                         \
        "CR LF and CR of texts become LF, as in Python's text files")                              \
   FLAG(TEXTS, "allow-special", SWITCH, allow_special, 0, 0, "",                                   \
        "<|endoftext|> in a document is the token, not 7 ordinary ones")                           \
   FLAG(TEXTS, "strict", SWITCH, strict, 0, 0, "",                                                 \
-       "refuse invalid UTF-8 and lone surrogates, which else become U+FFFD")                      \
+       "refuse invalid UTF-8 and lone surrogates instead of writing U+FFFD")                      \
   GROUP("Shards")                                                                                 \
   FLAG(IN(SHARDS), "format", CHOICE, format, 0, 0, "|llmc|raw",                                   \
-       "uint16 tokens with llm.c's header, or bare")                                              \
+       "uint16 tokens with llm.c's header, or without a header")                                  \
   FLAG(TEXTS, "eot", CHOICE, eot, 0, 0, "|first|last|none",                                       \
        "<|endoftext|> of each document [first for llmc, last for raw]")                           \
-  FLAG(IN(SHARDS) | IN(BENCH), "out", TEXT, out, 0, 0, "DIR",                                     \
-       "directory of the shards, made when needed")                                               \
-  FLAG(IN(SHARDS), "name", TEXT, name, 0, 0, "NAME", "of the shards [the first FILE's]")          \
+  FLAG(IN(SHARDS), "out", TEXT, out, 0, 0, "DIR",                                     \
+       "directory of the shards; created if it does not exist")                                   \
+  FLAG(IN(SHARDS), "name", TEXT, name, 0, 0, "NAME", "name of the shards [the first FILE's]")     \
   FLAG(IN(SHARDS), "overwrite", SWITCH, overwrite, 0, 0, "",                                      \
-       "replace the shards of this name that an earlier run left, all of them")                   \
+       "replace all shards of this name that an earlier run left")                                \
   FLAG(IN(SHARDS), "shard-tokens", INT64, shard_tokens, 1, 2147483647, "N",                       \
-       "size of llmc's shards, cut through documents [100000000]")                                \
+       "tokens per shard of llmc; documents may be cut [100000000]")                              \
   GROUP("Validation")                                                                             \
-  FLAG(IN(SHARDS), "val-fraction", FLOAT, val_fraction, 0, 0.999, "F", "see below [0.05]")        \
-  FLAG(IN(SHARDS), "val-docs", INT64, val_docs, 0, MANY, "N", "instead: the first N documents")   \
-  FLAG(IN(SHARDS), "val-tokens", INT64, val_tokens, 0, MANY, "N",                                 \
-       "instead: the first N tokens, cut through documents")                                      \
-  FLAG(TEXTS, "train-docs", INT64, train_docs, 1, MANY, "N",                                      \
-       "stop after N documents for training")                                                     \
+  FLAG(IN(SHARDS), "val-fraction", FLOAT, val_fraction, 0, 0.999, "F",                            \
+       "the fraction F of the documents; see below [0.05]")                                       \
+  FLAG(IN(SHARDS), "val-tokens", INT64, val_tokens, 0, 1e15, "N",                                 \
+       "instead: the first N tokens; a document may be cut")                                      \
   GROUP("Instead of shards")                                                                      \
   FLAG(IN(ENCODE), "encode", SWITCH, encode, 0, 0, "",                                            \
-       "text on standard input to ids on standard output")                                        \
+       "read text from standard input, print its ids")                                            \
   FLAG(IN(DECODE), "decode", SWITCH, decode, 0, 0, "",                                            \
-       "ids on standard input to text on standard output")                                        \
-  FLAG(IN(BENCH), "bench", TEXT, bench, 0, 0, "FILE",                                             \
-       "time each stage, on one thread and FILE's first 256 MiB")                                 \
+       "read ids from standard input, print their text")                                          \
   GROUP("Program")                                                                                \
   FLAG(TEXTS, "threads", INT, threads, 1, 256, "N",                                               \
-       "that encode; the output is the same for any N")                                           \
+       "threads that encode; the output is the same for any N")                                   \
   FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this")
 
 static const char help_begin[] =
@@ -113,28 +108,27 @@ static const char help_begin[] =
     "  ./prepare_data --vocab data/vocab.bpe --out data FILE...\n"
     "  ./prepare_data --vocab data/vocab.bpe --encode < text > ids\n"
     "\n"
-    "FILE.jsonl, .ndjson or .json holds a document per line; any other FILE is text in UTF-8.\n"
-    "gzip and zstd unpack FILE.gz and FILE.zst. - is standard input: text, or with --field\n"
-    "documents per line.\n";
+    "FILE.jsonl, .ndjson or .json holds one document per line; any other FILE is text in UTF-8.\n"
+    "FILE.gz and FILE.zst are unpacked by gzip and zstd. - is standard input: text, or with\n"
+    "--field one document per line.\n";
 
 static const char help_end[] =
     "\n"
     "Files:\n"
     "  --format llmc   OUT/NAME_train_000000.bin ..., OUT/NAME_val_000000.bin ...\n"
     "  --format raw    OUT/train.bin, OUT/val.bin; with --name OUT/train_NAME.bin, val_NAME.bin\n"
-    "They get these names together at the end; before, and after a failure, there is none. If\n"
-    "shards of this name exist, they stay, unless --overwrite replaces all of them. If that is\n"
+    "All files get these names together at the end; a run that fails leaves none of them.\n"
+    "Existing shards of this name stay unless --overwrite replaces all of them. If that is\n"
     "interrupted, the first shard of each set is empty, and programs refuse it.\n"
     "\n"
     "Fine-tuning: --field PROMPT,COMPLETION reads two fields. Each is encoded alone, and nothing\n"
-    "comes between their tokens. Those of the prompt are no targets, as a mask beside the shard\n"
-    "says, OUT/NAME_train_000000.mask; those of the completion and <|endoftext|> count.\n"
+    "comes between their tokens. The tokens of the completion and <|endoftext|> count as targets.\n"
+    "Those of the prompt do not: a mask next to the shard, OUT/NAME_train_000000.mask, says so.\n"
     "\n"
-    "Validation: F of the documents, dealt evenly from the first on: with 0.05, each 20th. Fewer\n"
-    "than 10 / F texts of one document each give the last F of their bytes instead; without a\n"
-    "choice of F, packed texts and standard input, whose length is not known, then give none.\n"
-    "--train-docs leaves out what is behind the N documents of which anything is for training.\n"
-    "With --val-tokens the ids tell which these are, and --train-bpe learns from all of the text.\n"
+    "Validation: --val-fraction F takes the fraction F of the documents, evenly spaced from the\n"
+    "first on: each 20th for 0.05. If the input is fewer than 10 / F texts of one document each,\n"
+    "it takes the last F of the bytes of each text instead. .gz, .zst and standard input, whose\n"
+    "length is not known, then give no validation split. --train-bpe learns from all of the text.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
     "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
 
@@ -144,7 +138,7 @@ static options default_options(void) {
   o.out = ".";
   o.eot = -1;
   o.val_fraction = -1;
-  o.val_docs = o.val_tokens = -1;
+  o.val_tokens = -1;
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
   o.threads = cores < 1 ? 1 : cores > 256 ? 256 : (int)cores;
   return o;
@@ -155,7 +149,7 @@ static void print_line(void *user, const char *text) {
   puts(text);
 }
 
-/* Fills the options from argv and leaves the inputs in argv[1..*inputs], or prints --help. */
+/* Fills the options from argv and moves the inputs to argv[1..*inputs], or prints --help. */
 static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o,
                              int *inputs) {
 #define FLAG(in, name, kind, destination, minimum, maximum, value, help) \
@@ -176,11 +170,11 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
   return G2Z_OK;
 }
 
-/* Commands to type next. main prints them after the sentence of a failure. */
+/* Commands to type next. main prints them after the error. */
 static char advice[2048];
 
-/* Advises `first` (NULL: nothing), then the command as it was typed with a flag more, or with
- * another name `instead` of a path. */
+/* Advises the command `first` (NULL: none), then the typed command with one more flag or with the
+ * name `instead` in place of `path`. */
 static void advise(g2z_services *services, const options *o, const char *first, const char *flag,
                    const char *value, const char *path, const char *instead) {
   char **words = (char **)calloc((size_t)o->word_count + 2, sizeof *words), *line = NULL;
@@ -202,56 +196,23 @@ static void advise(g2z_services *services, const options *o, const char *first, 
   free(words);
 }
 
-/* The name of the shards: --name, or the first input's without its directory and ending. */
-static void name_shards(options *o, const char *input) {
-  const char *slash = strrchr(input, '/'), *first = slash ? slash + 1 : input;
-  const char *name = o->name ? o->name : strcmp(first, "-") ? first : "stdin";
-  size_t length = o->name ? strlen(name) : g2z_text_named(name).bytes;
-  for (size_t i = length; !o->name && i > 1; i--) /* without its last ending */
-    if (name[i - 1] == '.') {
-      length = i - 1;
-      break;
-    }
-  snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
-}
-
-/* Refuses a flag that changes what the mode does not use. */
-static g2z_status check_mode(g2z_services *services, const options *o, int mode) {
+/* Checks the options together and fills in those that were left open. */
+static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   const options defaults = default_options();
-#define FLAG(in, name, kind, destination, minimum, maximum, value, help)                          \
-  if (!((in) & IN(mode)) &&                                                                       \
-      memcmp(&o->destination, &defaults.destination, sizeof o->destination) != 0)                 \
-    return fail(services, G2Z_BAD_ARGUMENT, "--%s: --%s has no use for it; leave it away", name,  \
-                mode_names[mode]);
-#define GROUP(title)
-  FLAG_LIST(FLAG, GROUP)
-#undef FLAG
-#undef GROUP
-  return G2Z_OK;
-}
-
-/* Names the two fields of JSON that are read: prompt and completion; or the text, and the field
- * that a document may have instead. */
-static g2z_status name_fields(g2z_services *services, options *o) {
+  const int mode = o->encode ? ENCODE : o->decode ? DECODE : SHARDS;
+  /* the fields of JSON: text or content, the one field, or prompt and completion */
   const char *first = o->field ? o->field : "text", *comma = strchr(first, ',');
   const char *second = comma ? comma + 1 : o->field ? first : "content";
   size_t length = comma ? (size_t)(comma - first) : strlen(first), most = sizeof o->fields[0] - 1;
-  o->paired = comma != NULL;
-  if (!length || !*second || strchr(second, ',') || length > most || strlen(second) > most)
-    return fail(services, G2Z_BAD_ARGUMENT, "--field %.300s: give the name of a field, or two as "
-                "in prompt,completion, each of 1 to %zu characters", first, most);
-  snprintf(o->fields[0], sizeof o->fields[0], "%.*s", (int)length, first);
-  snprintf(o->fields[1], sizeof o->fields[1], "%s", second);
-  return G2Z_OK;
-}
-
-/* Checks what the options say together, and fills in what they leave open. */
-static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
-  TRY(name_fields(services, o));
-  const int mode = o->encode ? ENCODE : o->decode ? DECODE : o->bench ? BENCH : SHARDS;
+  if (!length || !*second || strchr(second, ',') || length > most || strlen(second) > most)
+    return fail(services, G2Z_BAD_ARGUMENT, "--field %.300s: give the name of a field, or two as "
+                "in prompt,completion, each of 1 to %zu characters", first, most);
+  o->paired = comma != NULL;
+  snprintf(o->fields[0], sizeof o->fields[0], "%.*s", (int)length, first);
+  snprintf(o->fields[1], sizeof o->fields[1], "%s", second);
   if (!o->vocab && !o->train_bpe && !o->bytes) {
     advise(services, o, NULL, "--vocab", "data/vocab.bpe", NULL, NULL);
     return fail(services, G2Z_BAD_ARGUMENT,
@@ -259,13 +220,21 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
                 "downloads, is --vocab data/vocab.bpe", mode == SHARDS ? ", --train-bpe N to "
                 "learn one" : "");
   }
+  if (o->encode && o->decode)
+    return fail(services, G2Z_BAD_ARGUMENT, "--encode or --decode: give one of them");
+  if (mode != SHARDS && count)
+    return fail(services, G2Z_BAD_ARGUMENT, "%s: --%s reads standard input and takes no FILE",
+                inputs[0], mode_names[mode]);
+#define FLAG(in, name, kind, destination, minimum, maximum, value, help)                          \
+  if (!((in) & IN(mode)) &&                                                                       \
+      memcmp(&o->destination, &defaults.destination, sizeof o->destination) != 0)                 \
+    return fail(services, G2Z_BAD_ARGUMENT, "--%s: --%s has no use for it; remove it", name,     \
+                mode_names[mode]);
+#define GROUP(title)
+  FLAG_LIST(FLAG, GROUP)
+#undef FLAG
+#undef GROUP
   if (mode != SHARDS) {
-    if (o->encode + o->decode + (o->bench != NULL) > 1)
-      return fail(services, G2Z_BAD_ARGUMENT, "--encode, --decode or --bench: give one of them");
-    if (count)
-      return fail(services, G2Z_BAD_ARGUMENT, "%s: --%s reads %s and takes no FILE", inputs[0],
-                  mode_names[mode], mode == BENCH ? "its own file" : "standard input");
-    TRY(check_mode(services, o, mode));
     if (o->eot < 0) o->eot = EOT_NONE;
     o->val_fraction = 0;
     return G2Z_OK;
@@ -273,15 +242,15 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
   if (count == 0)
     return fail(services, G2Z_BAD_ARGUMENT,
                 "no input: name text or .jsonl files, or - for standard input; --help explains");
-  if ((o->val_fraction >= 0) + (o->val_docs >= 0) + (o->val_tokens >= 0) > 1)
+  if (o->val_fraction >= 0 && o->val_tokens >= 0)
     return fail(services, G2Z_BAD_ARGUMENT,
-                "--val-fraction, --val-docs and --val-tokens exclude each other: give one of them");
-  o->val_default = o->val_fraction < 0 && o->val_docs < 0 && o->val_tokens < 0;
+                "--val-fraction and --val-tokens exclude each other: give one of them");
+  o->val_default = o->val_fraction < 0 && o->val_tokens < 0;
   if (o->val_default) o->val_fraction = 0.05f;
   int raw = o->format == G2Z_SHARD_RAW;
   if (raw && o->shard_tokens)
     return fail(services, G2Z_BAD_ARGUMENT,
-                "--shard-tokens %" PRId64 ": --format raw has one file; leave it away, or take "
+                "--shard-tokens %" PRId64 ": --format raw has one file; remove it, or use "
                 "--format llmc", o->shard_tokens);
   if (!o->shard_tokens) o->shard_tokens = raw ? INT64_MAX : 100000000;
   if (o->eot < 0) o->eot = raw ? EOT_LAST : EOT_FIRST;
@@ -289,20 +258,27 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--name %.80s: give 1 to 200 characters without a slash; --out takes the directory",
                 o->name);
-  name_shards(o, inputs[0]);
+  /* the name of the shards: --name, or the first input's without its directory and ending */
+  const char *slash = strrchr(inputs[0], '/'), *file = slash ? slash + 1 : inputs[0];
+  const char *name = o->name ? o->name : strcmp(file, "-") ? file : "stdin";
+  length = o->name ? strlen(name) : g2z_text_named(name).bytes;
+  size_t dot = o->name ? 0 : length;
+  while (dot > 1 && name[dot - 1] != '.') dot--;
+  if (dot > 1) length = dot - 1;
+  snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
   return G2Z_OK;
 }
 
 /* ----- reading: files -> jobs -------------------------------------------- */
 
-#define JOB_BYTES 262144        /* with its ids it stays in a processor's second cache */
-#define OPEN_BYTES 4194304      /* as much text without a cut is encoded while it is read */
+#define JOB_BYTES 262144        /* a job and its ids fit into a core's second-level cache */
+#define OPEN_BYTES 4194304      /* text without a cut for so long is encoded while it is read */
 #define LINE_BYTES 268435456    /* the longest line of JSON */
 
 typedef struct source {      /* a file, or a part of one */
-  const char *path, *label;  /* the label stands in sentences */
-  int json;                  /* a document per line */
-  uint64_t begin, end;       /* of the bytes; UINT64_MAX: until there are no more */
+  const char *path, *label;  /* the label is for messages */
+  int json;                  /* one document per line */
+  uint64_t begin, end;       /* range of bytes; end UINT64_MAX: to the end of the file */
   int split;                 /* TRAIN, VAL or BY_DOCUMENT */
 } source;
 
@@ -311,8 +287,8 @@ typedef struct segment {     /* a document, or as much of one as a job holds */
   uint64_t place;            /* its line (json), or its offset in the file */
   size_t begin, bytes;       /* in the job's text */
   int json, split;
-  int starts, ends;          /* the document does here */
-  size_t text_bytes, tokens; /* what was encoded, and what it became with its <|endoftext|> */
+  int starts, ends;          /* the document starts, ends in this segment */
+  size_t text_bytes, tokens; /* of the encoded text; its ids with its <|endoftext|> */
 } segment;
 
 typedef struct job {
@@ -322,8 +298,8 @@ typedef struct job {
   size_t count, segments_capacity;
   size_t encoded;            /* segments: all, unless one failed */
   uint64_t consumed;         /* bytes of the inputs, for progress */
-  int open;                  /* no cut was found: the text goes on inside of the last segment */
-  size_t used;               /* how much of the text became segments, or ids while it was open */
+  int open;                  /* no cut was found: the last segment continues in the next job */
+  size_t used;               /* bytes that became segments, or ids of an open segment */
   g2z_tokens tokens;
   g2z_status status;         /* the worker's services have the sentence */
 } job;
@@ -332,21 +308,20 @@ typedef struct reader {
   const options *o;
   g2z_services *services;
   const source *sources;
-  int count, at;             /* the source that is read, or comes next */
+  int count, at;             /* sources; the one that is read now or next */
   g2z_text_file text;        /* its file is -1: none is open */
   int waits;                 /* reading may block: a pipe or a terminal */
-  int look;                  /* what the source holds shows only when its begin was read */
+  int look;                  /* check the source's first bytes once they are read */
   uint64_t offset;           /* of the next read in the file */
   uint64_t place;            /* lines (json) or bytes of text before the rest */
   char *rest;                /* text that was read and belongs to the next job */
   size_t rest_bytes, rest_capacity;
   int open;                  /* the last job's text ended without a cut */
   int carriage_return;       /* the last character read was one, and became a newline */
-  int in_document, split;    /* of the document that the next segment continues */
-  int blank;                 /* what was taken of it so far, when that was without a cut */
-  int64_t documents, train_documents;
-  int some;                  /* of the sources so far one held text */
-  int finished;
+  int in_document, split;    /* the next segment continues a document; its split */
+  int blank;                 /* its part in open jobs so far is white space */
+  int64_t documents;
+  int some;                  /* a source so far held text */
 } reader;
 
 static volatile sig_atomic_t stop_signal;
@@ -356,7 +331,7 @@ static g2z_status fail_stopped(g2z_services *services) {
   return fail(services, G2Z_STOPPED, "stopped by signal %d; no file was written", (int)stop_signal);
 }
 
-/* A larger block with the same content; NULL, and the old one stays, when there is no memory. */
+/* A larger block with the same content. NULL if there is no memory: the old block stays valid. */
 static void *widen(void *list, size_t *capacity, size_t need, size_t size) {
   if (need <= *capacity) return list;
   size_t larger = *capacity + *capacity / 2 > need ? *capacity + *capacity / 2 : need;
@@ -372,7 +347,7 @@ static g2z_status widen_text(g2z_services *services, char **text, size_t *capaci
   return G2Z_OK;
 }
 
-/* With how much white space a text begins. */
+/* The bytes of white space at the begin of a text. */
 static size_t blanks(const char *text, size_t bytes) {
   size_t count = 0;
   while (count < bytes && (text[count] == ' ' || (text[count] >= '\t' && text[count] <= '\r')))
@@ -392,22 +367,15 @@ static size_t universal_newlines(char *text, size_t bytes, int *carriage_return)
   return made;
 }
 
-/* Waits until a pipe can be read, and looks up when a signal asks to stop. */
-static g2z_status wait_for_text(reader *r) {
-  struct pollfd one;
-  one.fd = r->text.file;
-  one.events = POLLIN;
-  while (r->waits && !stop_signal && poll(&one, 1, 100) < 1) continue;
-  return stop_signal ? fail_stopped(r->services) : G2Z_OK;
-}
-
-/* Appends up to `count` bytes of the open source to the job; *end: it has no more. */
+/* Appends up to `count` bytes of the open source to the job. *end: the source has no more. */
 static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
   const source *from = &r->sources[r->at];
   if (count > from->end - r->offset) count = (size_t)(from->end - r->offset);
   TRY(widen_text(r->services, &j->text, &j->text_capacity, j->bytes + count));
   while (count) {
-    TRY(wait_for_text(r));
+    struct pollfd one = {r->text.file, POLLIN, 0};
+    while (r->waits && !stop_signal && poll(&one, 1, 100) < 1) continue; /* a signal can stop it */
+    if (stop_signal) return fail_stopped(r->services);
     ssize_t got = read(r->text.file, j->text + j->bytes, count);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got < 0) return g2z_fail_file(r->services, errno, "read", from->label);
@@ -429,7 +397,7 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
   return G2Z_OK;
 }
 
-/* Keeps what the job has from `usable` on for the next. */
+/* Cuts the job's text at `usable` and keeps the rest for the next job. */
 static g2z_status keep_rest(reader *r, job *j, size_t usable) {
   r->rest_bytes = j->bytes - usable;
   TRY(widen_text(r->services, &r->rest, &r->rest_capacity, r->rest_bytes));
@@ -438,7 +406,7 @@ static g2z_status keep_rest(reader *r, job *j, size_t usable) {
   return G2Z_OK;
 }
 
-/* Refuses what is no text by its first bytes, and prints the commands that go on with a text. */
+/* Refuses a file whose first bytes are not text, and advises the commands that convert it. */
 static g2z_status check_text(g2z_services *services, const options *o, const source *from,
                              const char *text, size_t bytes) {
   g2z_text_remedy remedy;
@@ -448,8 +416,8 @@ static g2z_status check_text(g2z_services *services, const options *o, const sou
   return status;
 }
 
-/* Fills the job's text with whole lines, or up to a cut that the encoding does not notice. Text
- * that has no such place for OPEN_BYTES is left open. *end: the source has no more. */
+/* Fills the job's text with whole lines, or up to a cut that does not change the ids. Text without
+ * a cut for OPEN_BYTES is left open. *end: the source has no more. */
 static g2z_status read_chunk(reader *r, job *j, int *end) {
   size_t want, usable = 0;
   const int json = r->sources[r->at].json;
@@ -457,8 +425,8 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
   TRY(widen_text(r->services, &j->text, &j->text_capacity, r->rest_bytes));
   if (r->rest_bytes) memcpy(j->text, r->rest, r->rest_bytes);
   j->bytes = r->rest_bytes;
-  /* More than the last time, if that ended without a cut: by a part of what a long piece that is
-   * learnt from as a whole has so far, or each of its bytes would be read too often. */
+  /* After a job without a cut, read a quarter more than the rest: --train-bpe needs a long piece as
+   * a whole, and its bytes would otherwise be copied too often. */
   want = (r->open ? OPEN_BYTES + r->rest_bytes / 4 : JOB_BYTES) + r->rest_bytes;
   for (size_t searched = 0;; want += want / 4) {
     while (!*end && j->bytes < want) TRY(read_some(r, j, want - j->bytes, end));
@@ -472,7 +440,7 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
     searched = j->bytes;
     if (json && searched > LINE_BYTES)
       return fail(r->services, G2Z_FORMAT, "%s, line %" PRIu64 ": no line feed in %d MiB: is it "
-                  "JSON with a document per line?", r->sources[r->at].label, r->place + 1,
+                  "JSON with one document per line?", r->sources[r->at].label, r->place + 1,
                   LINE_BYTES >> 20);
     j->open = !json && j->bytes >= OPEN_BYTES &&
               (r->in_document || r->o->split_docs == SPLIT_NONE || !is_blank(j->text, j->bytes));
@@ -482,25 +450,17 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
   return j->open ? G2Z_OK : keep_rest(r, j, usable);
 }
 
-/* F as it was written: the float 0.1f is a little more than 0.1. */
+/* F as the user typed it: the float 0.1f is a little more than 0.1. */
 static double val_fraction(const options *o) {
   return o->val_fraction > 0 ? floor((double)o->val_fraction * 1e7 + 0.5) / 1e7 : 0;
 }
 
-/* A document begins: decides where it goes, or that the run has enough. */
+/* Begins a document and chooses its split. */
 static void begin_document(reader *r) {
-  const options *o = r->o;
-  int64_t index = r->documents++;
+  double index = (double)r->documents++, fraction = val_fraction(r->o);
   r->split = r->sources[r->at].split;
-  if (r->split == BY_DOCUMENT && o->val_docs >= 0) r->split = index < o->val_docs ? VAL : TRAIN;
-  if (r->split == BY_DOCUMENT) {
-    double fraction = val_fraction(o);
-    int dealt = ceil((double)(index + 1) * fraction) > ceil((double)index * fraction);
-    r->split = dealt ? VAL : TRAIN;
-  }
-  int64_t most = o->val_tokens < 0 ? o->train_docs : 0; /* else the one that writes counts them */
-  if (r->split == TRAIN && most && r->train_documents == most) r->finished = 1;
-  else r->train_documents += r->split == TRAIN;
+  if (r->split == BY_DOCUMENT)
+    r->split = ceil((index + 1) * fraction) > ceil(index * fraction) ? VAL : TRAIN;
   r->in_document = r->blank = 1;
 }
 
@@ -520,19 +480,19 @@ static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int
   added->starts = starts;
   added->ends = ends;
   r->in_document = !ends;
-  r->blank = r->blank && j->open; /* what stands before a cut is not */
+  r->blank = r->blank && j->open; /* text before a cut is not blank */
   return G2Z_OK;
 }
 
-/* Every line that is not blank is a document. */
+/* Makes a document of every line that is not blank. */
 static g2z_status split_lines(reader *r, job *j) {
-  for (size_t at = 0; at < j->bytes && !r->finished;) {
+  for (size_t at = 0; at < j->bytes;) {
     const char *newline = (const char *)memchr(j->text + at, '\n', j->bytes - at);
     size_t bytes = (newline ? (size_t)(newline - j->text) : j->bytes) - at;
     r->place++;
     if (!is_blank(j->text + at, bytes)) {
       begin_document(r);
-      if (!r->finished) TRY(add_segment(r, j, at, bytes, 1, 1));
+      TRY(add_segment(r, j, at, bytes, 1, 1));
     }
     at += bytes + (newline != NULL);
   }
@@ -541,10 +501,10 @@ static g2z_status split_lines(reader *r, job *j) {
 
 static const char eot[] = "<|endoftext|>";
 
-/* Where the document that is open or begins at `at` ends in the text: *bytes of it lie there, and
- * the next begins at *next. 0: it goes on behind the text. A marker crosses the text's end only
- * where the job is open, and then the next job has it whole: a cut stands before white space, and
- * the rest of an open job is more than a marker. */
+/* Finds the end of the document that is open or begins at `at`: *bytes of it lie in this text, and
+ * the next document begins at *next. Returns 0 if the document continues after the text. A marker
+ * crosses the end of the text only in an open job, and the next job then has all of it: a cut
+ * stands before white space, and the rest of an open job is longer than a marker. */
 static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, size_t *next) {
   const char *text = j->text + at, *found = NULL;
   size_t left = j->bytes - at;
@@ -569,27 +529,21 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
   return 0;
 }
 
-/* How many of the bytes at the end of an open job may be the beginning of a marker. */
-static size_t marker_begun(const reader *r, const job *j, size_t at) {
-  size_t count = j->open && r->o->split_docs == SPLIT_EOT ? sizeof eot - 2 : 0;
-  while (count && (count > j->bytes - at || memcmp(j->text + j->bytes - count, eot, count) != 0))
-    count--;
-  return count;
-}
-
-/* Documents of a text, as --split-docs says; what is blank between markers is none. */
+/* Splits a text into documents by --split-docs. Blank text between markers is no document. */
 static g2z_status split_text(reader *r, job *j, int end) {
   size_t at = 0;
-  for (size_t next, bytes; at < j->bytes && !r->finished; at = next) {
+  for (size_t next, bytes; at < j->bytes; at = next) {
     int ends = find_end(r, j, at, &bytes, &next) || end, starts = !r->in_document;
     if (starts) {
-      size_t known = ends ? bytes : bytes - marker_begun(r, j, at);
-      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, known)) {
-        if (!ends) break; /* what is to come decides what this is */
+      /* the last bytes of an open job may be the beginning of a marker */
+      size_t marker = !ends && j->open && r->o->split_docs == SPLIT_EOT ? sizeof eot - 2 : 0;
+      while (marker && (marker > bytes || memcmp(j->text + j->bytes - marker, eot, marker) != 0))
+        marker--;
+      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes - marker)) {
+        if (!ends) break; /* the next job decides whether this begins a document */
         continue;
       }
       begin_document(r);
-      if (r->finished) break;
     }
     TRY(add_segment(r, j, at, bytes, starts, ends));
   }
@@ -605,17 +559,17 @@ typedef struct worker {
   struct pool *pool;
   g2z_services services;
   g2z_encoder *encoder;
-  g2z_bpe_trainer *trainer;  /* instead, while a vocabulary is learnt */
-  job held;                  /* the one that it works on */
+  g2z_bpe_trainer *trainer;  /* in place of the encoder while a vocabulary is learnt */
+  job held;                  /* its current job */
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
-  g2z_status status;         /* of making what it works with */
+  g2z_status status;         /* of creating its encoder or trainer */
   pthread_t thread;
 } worker;
 
-/* The text of a document in JSON, in the worker's memory: length[0] bytes of its prompt, if it has
- * one, then length[1] of the rest. A sentence starts with ": " or as g2z_json's, ", line 1, column
- * N: ", and the caller knows which line of the file it is. */
+/* Unescapes a JSON document into the worker's memory: length[0] bytes of its prompt, if it has one,
+ * then length[1] of the rest. An error begins with ": " or ", line 1, column N: "; the caller adds
+ * the file and the line. */
 static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t length[2]) {
   const options *o = w->o;
   const char *const fields[] = {o->fields[0], o->fields[1]};
@@ -639,7 +593,7 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
   return G2Z_OK;
 }
 
-/* Puts the place in front of the sentence of a failure. */
+/* Adds the file and the line or offset of a segment to an error. */
 static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
   static const char line_1[] = ", line 1";
   char sentence[G2Z_ERROR_BYTES];
@@ -653,24 +607,24 @@ static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
   return fail(&w->services, status, "%s, from byte %" PRIu64 " on: %s", s->label, s->place, what);
 }
 
-/* Learns from a part of a segment's text, or encodes it. */
+/* Encodes a segment's prompt or its other text, or counts its pieces for --train-bpe. */
 static g2z_status encode_part(worker *w, job *j, const segment *s, const char *text, size_t bytes,
                               g2z_tokens *out) {
   const options *o = w->o;
-  const int goes_on = j->open && !s->ends;
+  const int continues = j->open && !s->ends;
   int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
   if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
   if (w->trainer)
-    return goes_on ? g2z_bpe_trainer_feed_part(w->trainer, text, bytes, &j->used)
-                   : g2z_bpe_trainer_feed(w->trainer, text, bytes);
-  return goes_on ? g2z_encode_part(w->encoder, text, bytes, flags, out, &j->used)
-                 : g2z_encode(w->encoder, text, bytes, flags, out);
+    return continues ? g2z_bpe_trainer_feed_part(w->trainer, text, bytes, &j->used)
+                     : g2z_bpe_trainer_feed(w->trainer, text, bytes);
+  return continues ? g2z_encode_part(w->encoder, text, bytes, flags, out, &j->used)
+                   : g2z_encode(w->encoder, text, bytes, flags, out);
 }
 
 static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out) {
   const options *o = w->o;
   const char *text = j->text + s->begin;
-  size_t length[2] = {0, s->bytes}; /* of its prompt, and of the rest */
+  size_t length[2] = {0, s->bytes}; /* of the prompt and of the rest */
   if (s->starts && o->eot == EOT_FIRST && !w->trainer)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
   g2z_status status = s->json ? json_document(w, text, s->bytes, length) : G2Z_OK;
@@ -695,13 +649,13 @@ static void encode_job(worker *w, job *j) {
   }
 }
 
-/* The text was not cut: encodes what can no longer change, and keeps the rest for the next job. */
+/* Encodes the part of an open job that can no longer change, and keeps the rest for the next. */
 static g2z_status encode_open(reader *r, worker *w, job *j) {
   segment *last = j->count ? &j->segments[j->count - 1] : NULL;
   size_t usable = j->used;
   if (last && !last->ends) {
     encode_job(w, j);
-    if (j->status != G2Z_OK) return G2Z_OK; /* the job says it, when its turn has come */
+    if (j->status != G2Z_OK) return G2Z_OK; /* reported when the job is written */
     last->text_bytes = last->bytes = j->used;
     usable = last->begin + j->used;
     r->blank = r->blank && is_blank(j->text + last->begin, j->used);
@@ -712,36 +666,30 @@ static g2z_status encode_open(reader *r, worker *w, job *j) {
   return keep_rest(r, j, usable);
 }
 
-static g2z_status open_source(reader *r) {
-  const source *from = &r->sources[r->at];
-  struct stat info;
-  TRY(g2z_text_open(r->services, from->path, &r->text));
-  if (from->begin && lseek(r->text.file, (off_t)from->begin, SEEK_SET) < 0)
-    return g2z_fail_file(r->services, errno, "read", from->label);
-  r->look = from->end == UINT64_MAX;
-  r->waits = fstat(r->text.file, &info) != 0 || !S_ISREG(info.st_mode);
-  r->offset = from->begin;
-  r->place = from->json ? 0 : from->begin;
-  r->carriage_return = r->in_document = 0;
-  return G2Z_OK;
-}
-
 static void close_source(reader *r) {
   g2z_text_close(&r->text);
   r->rest_bytes = 0;
 }
 
-/* Fills a job with at least one segment; none: the inputs have no more. */
+/* Fills a job with at least one segment. No segment: the inputs have no more. */
 static g2z_status read_job(reader *r, worker *w, job *j) {
-  while (j->count == 0 && !r->finished) {
+  while (j->count == 0) {
     int end;
     if (r->text.file < 0) {
       if (r->at == r->count) break;
-      TRY(open_source(r));
+      const source *from = &r->sources[r->at];
+      struct stat info;
+      TRY(g2z_text_open(r->services, from->path, &r->text));
+      if (from->begin && lseek(r->text.file, (off_t)from->begin, SEEK_SET) < 0)
+        return g2z_fail_file(r->services, errno, "read", from->label);
+      r->look = from->end == UINT64_MAX;
+      r->waits = fstat(r->text.file, &info) != 0 || !S_ISREG(info.st_mode);
+      r->offset = from->begin;
+      r->place = from->json ? 0 : from->begin;
+      r->carriage_return = r->in_document = 0;
     }
     TRY(read_chunk(r, j, &end));
     TRY(r->sources[r->at].json ? split_lines(r, j) : split_text(r, j, end));
-    if (j->open && r->finished) j->open = 0;
     if (j->open) TRY(encode_open(r, w, j));
     if (end) {
       close_source(r);
@@ -755,9 +703,9 @@ static g2z_status read_job(reader *r, worker *w, job *j) {
 
 typedef struct stream {      /* the shards of one split */
   const char *split;         /* "train" or "val" */
-  g2z_shard_writer *shard;   /* the last, when it takes more; it belongs to the output */
+  g2z_shard_writer *shard;   /* the shard that is being filled; the output owns it */
   int64_t in_shard, shards, tokens, counted;
-  int64_t documents, document; /* whose ids it has, and the number of the last of them */
+  int64_t documents, document; /* documents with ids in this split; the number of the last */
   char path[4608];           /* of the last shard */
 } stream;
 
@@ -766,13 +714,12 @@ typedef struct output {
   g2z_services *services;
   uint64_t vocab_hash;       /* for the shards' headers */
   stream streams[2];         /* TRAIN, VAL */
-  g2z_shard_writer **shards; /* all, in the order in which they were begun */
+  g2z_shard_writer **shards; /* all shards of both splits, oldest first */
   size_t count, capacity;
-  uint64_t bytes;            /* of the inputs, behind the ids so far, */
-  uint64_t text_bytes;       /* of documents among them, */
-  int64_t documents, tokens; /* and what was made of it */
+  uint64_t bytes;            /* of the inputs so far */
+  uint64_t text_bytes;       /* of the documents so far */
+  int64_t documents, tokens; /* so far */
   int learning;              /* nothing is written */
-  int finished;              /* --train-docs: there are enough */
 } output;
 
 static void shard_path(const options *o, const char *split, int64_t index, char *path,
@@ -783,7 +730,7 @@ static void shard_path(const options *o, const char *split, int64_t index, char 
   else snprintf(path, bytes, "%s/%s.bin", o->out, split);
 }
 
-/* A text must not be replaced by its own tokens. */
+/* Refuses to replace an input by its own tokens. */
 static g2z_status spare_sources(g2z_services *services, const source *sources, int count,
                                 const char *path) {
   struct stat there, source;
@@ -796,7 +743,7 @@ static g2z_status spare_sources(g2z_services *services, const source *sources, i
   return G2Z_OK;
 }
 
-/* Whether `name` is that of a shard of this split, or of its mask. *index: which one. */
+/* Whether `name` names a shard of this split or its mask. *index: the number of the shard. */
 static int is_shard(const options *o, const char *split, const char *name, int64_t *index) {
   char path[4608];
   shard_path(o, split, 0, path, sizeof path);
@@ -811,8 +758,8 @@ static int is_shard(const options *o, const char *split, const char *name, int64
   return strcmp(name, ".bin") == 0 || strcmp(name, ".mask") == 0;
 }
 
-/* Counts the files of this name from an earlier run; `found` is the first of them by name. A source
- * among them is an error. With `keep` it removes shards instead, from index keep[split] on. */
+/* Counts the files that an earlier run left under this name; `found` is the first of them by name.
+ * A source among them is an error. With `keep` it removes shards from index keep[split] on. */
 static g2z_status find_set(g2z_services *services, const options *o, const source *sources,
                            int source_count, const int64_t *keep, size_t *count,
                            char found[4608]) {
@@ -842,8 +789,8 @@ static g2z_status find_set(g2z_services *services, const options *o, const sourc
   return status;
 }
 
-/* Appends ids to a split, over as many shards as it takes. Each split's first one stays open: its
- * lock keeps other programs away from the names of all. */
+/* Appends ids to a split, in as many shards as needed. The first shard of each split stays open:
+ * its lock keeps other programs away from the names of all shards. */
 static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t count) {
   s->tokens += count;
   for (int64_t i = 0; i < count; i++) s->counted += !(ids[i] & G2Z_UNCOUNTED);
@@ -881,20 +828,15 @@ static g2z_status fail_output(g2z_services *services) {
   return fail(services, G2Z_IO, "cannot write standard output: %s", strerror(errno));
 }
 
-/* --encode: the ids as text, with a space between. */
-static g2z_status print_ids(output *to, const g2z_tokens *tokens) {
-  for (size_t i = 0; i < tokens->count; i++)
-    printf(to->tokens + (int64_t)i ? " %" PRId32 : "%" PRId32, tokens->ids[i]);
-  return ferror(stdout) ? fail_output(to->services) : G2Z_OK;
-}
-
-/* Takes the ids of a job, whose turn it is. */
+/* Writes the ids of the next job in the order of the text, to shards or for --encode as numbers. */
 static g2z_status write_job(output *to, const job *j) {
   const options *o = to->o;
   const int32_t *ids = j->tokens.ids;
   to->bytes += j->consumed;
-  if (o->encode && j->status == G2Z_OK) TRY(print_ids(to, &j->tokens));
-  for (size_t i = 0; i < j->encoded && !to->finished; i++) {
+  for (size_t i = 0; o->encode && j->status == G2Z_OK && i < j->tokens.count; i++)
+    printf(to->tokens + (int64_t)i ? " %" PRId32 : "%" PRId32, ids[i]);
+  if (o->encode && ferror(stdout)) return fail_output(to->services);
+  for (size_t i = 0; i < j->encoded; i++) {
     const segment *s = &j->segments[i];
     int64_t count = (int64_t)s->tokens, val = s->split == VAL ? count : 0;
     if (o->val_tokens >= 0) {
@@ -908,15 +850,13 @@ static g2z_status write_job(output *to, const job *j) {
     TRY(write_ids(to, &to->streams[VAL], ids, val));
     TRY(write_ids(to, &to->streams[TRAIN], ids + val, count - val));
     ids += count;
-    to->finished = s->ends && o->val_tokens >= 0 && o->train_docs &&
-                   to->streams[TRAIN].documents == o->train_docs;
   }
   return G2Z_OK;
 }
 
 /* ----- the run ----------------------------------------------------------- */
 
-/* How far a run is, on a terminal, a few times a second. */
+/* The progress of a run, shown on a terminal five times a second. */
 typedef struct progress {
   const char *verb;
   double begin, next;
@@ -943,21 +883,21 @@ static void show_progress(progress *p, uint64_t bytes, int64_t tokens, int end) 
   fflush(stderr);
 }
 
-typedef struct pool {        /* the threads of a run, and what they share */
+typedef struct pool {        /* the threads of a run and their shared state */
   const options *o;
   const g2z_tokenizer *tokenizer; /* NULL: to learn one */
-  worker *workers;           /* [o->threads]; the first is the caller's */
-  int started;               /* workers whose threads run, with the first */
-  pthread_mutex_t reading;   /* guards the next two */
+  worker *workers;           /* [o->threads]; the first runs on the caller's thread */
+  int started;               /* workers that run, including the first */
+  pthread_mutex_t reading;   /* guards `input` and `read` */
   reader input;
-  uint64_t read;             /* jobs so far: the number of the next */
-  output *to;                /* this and the next two belong to the worker whose turn it is */
+  uint64_t read;             /* jobs read so far: the number of the next */
+  output *to;                /* `to`, `shown` and `status`: only the worker with job `written` */
   progress *shown;
   g2z_status status;         /* the first failure, in the order of the text */
-  pthread_mutex_t lock;      /* guards what follows */
+  pthread_mutex_t lock;      /* guards the members below */
   pthread_cond_t next_turn;
-  uint64_t written;          /* jobs so far: the number of the one whose turn it is */
-  int finished;              /* nothing more is to be read */
+  uint64_t written;          /* jobs written so far: the number of the next to be written */
+  int finished;              /* read no more jobs */
 } pool;
 
 static void finish_reading(pool *p) {
@@ -966,8 +906,8 @@ static void finish_reading(pool *p) {
   pthread_mutex_unlock(&p->lock);
 }
 
-/* Reads the worker's next job and tells its number; 0: there is none. A failure is a job without
- * text: those before it are written first, and may fail first. */
+/* Reads the worker's next job and its number. Returns 0 if there is none. A failure is a job
+ * without text: the jobs before it are written first and may fail first. */
 static int read_next(pool *p, worker *w, uint64_t *number) {
   job *j = &w->held;
   j->count = j->encoded = j->tokens.count = 0;
@@ -996,7 +936,6 @@ static int read_next(pool *p, worker *w, uint64_t *number) {
 
 static g2z_status write_due(pool *p, worker *w) {
   TRY(write_job(p->to, &w->held));
-  if (p->to->finished) return G2Z_OK; /* what is behind the last document may be anything */
   if (w->held.status != G2Z_OK) {
     memcpy(p->to->services->error, w->services.error, G2Z_ERROR_BYTES);
     return w->held.status;
@@ -1005,12 +944,12 @@ static g2z_status write_due(pool *p, worker *w) {
   return stop_signal ? fail_stopped(p->to->services) : G2Z_OK;
 }
 
-/* Waits until all jobs before this one are written, and writes it. */
+/* Waits until all jobs before this one are written, then writes it. */
 static void take_turn(pool *p, worker *w, uint64_t number) {
   pthread_mutex_lock(&p->lock);
   while (p->written != number) pthread_cond_wait(&p->next_turn, &p->lock);
   pthread_mutex_unlock(&p->lock);
-  if (p->status == G2Z_OK && !p->to->finished) p->status = write_due(p, w);
+  if (p->status == G2Z_OK) p->status = write_due(p, w);
   if (w->held.text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
     free(w->held.text);
     g2z_tokens_free(&w->held.tokens);
@@ -1018,13 +957,13 @@ static void take_turn(pool *p, worker *w, uint64_t number) {
     w->held.text_capacity = 0;
   }
   pthread_mutex_lock(&p->lock);
-  p->finished |= p->status != G2Z_OK || p->to->finished;
+  p->finished |= p->status != G2Z_OK;
   p->written++;
   pthread_cond_broadcast(&p->next_turn);
   pthread_mutex_unlock(&p->lock);
 }
 
-/* Each thread makes its own encoder, so that the system clears the caches of all at once. */
+/* Each thread creates its own encoder: the system clears the memory of all caches in parallel. */
 static void *work(void *user) {
   worker *w = (worker *)user;
   pool *p = w->pool;
@@ -1057,8 +996,8 @@ static void pool_close(pool *p) {
   pthread_cond_destroy(&p->next_turn);
 }
 
-/* Reads, encodes and writes everything; tokenizer NULL: counts for a vocabulary. pool_close ends
- * it, also after a failure. */
+/* Reads, encodes and writes everything; tokenizer NULL: counts pieces for a vocabulary. Call
+ * pool_close afterwards, also after a failure. */
 static g2z_status pool_run(pool *p, const options *o, const g2z_tokenizer *tokenizer,
                            const source *sources, int count, output *to, progress *shown) {
   memset(p, 0, sizeof *p);
@@ -1107,13 +1046,13 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
   g2z_status status = pool_run(&p, o, tokenizer, sources, count, to, shown);
   show_progress(shown, to->bytes, to->tokens, 1);
   if (status == G2Z_OK && p.input.documents == 0 && !o->encode)
-    status = fail(services, G2Z_FORMAT, "%s %s; check that it is what you meant", sources[0].label,
+    status = fail(services, G2Z_FORMAT, "%s %s; check that it is the right input", sources[0].label,
                   p.input.some ? "holds no document" : "is empty");
   pool_close(&p);
   return status;
 }
 
-/* --train-bpe: each thread counts the pieces of its jobs, and their sum decides the merges. */
+/* --train-bpe: each thread counts the pieces of its jobs; the merges follow from the sum. */
 static g2z_status learn(g2z_services *services, const options *o, const source *sources, int count,
                         progress *shown, g2z_tokenizer **out) {
   pool p;
@@ -1138,9 +1077,9 @@ static g2z_status learn(g2z_services *services, const options *o, const source *
   return status;
 }
 
-/* ----- what the inputs are ----------------------------------------------- */
+/* ----- checking the inputs ----------------------------------------------- */
 
-/* Checks that an input can be read, before anything is done. *bytes: 0 when only its end tells. */
+/* Checks before the run that an input can be read. *bytes: its length; 0: not known. */
 static g2z_status check_input(g2z_services *services, const char *path, uint64_t *bytes) {
   struct stat info;
   char word[400];
@@ -1148,8 +1087,8 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
   if (strcmp(path, "-") == 0) return G2Z_OK;
   if (stat(path, &info) != 0 || access(path, R_OK) != 0) {
     if (errno == ENOENT && strpbrk(path, "*?["))
-      return fail(services, G2Z_IO, "there is no file %s: leave the quotes away, so that the shell "
-                  "puts names in place of the pattern", path);
+      return fail(services, G2Z_IO, "there is no file %s: remove the quotes, so that the shell "
+                  "expands the pattern", path);
     return g2z_fail_file(services, errno, "read", path);
   }
   if (S_ISDIR(info.st_mode))
@@ -1158,7 +1097,8 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
   if (!S_ISREG(info.st_mode)) return G2Z_OK;
   *bytes = g2z_text_named(path).packer ? 0 : (uint64_t)info.st_size;
   if (info.st_size) return G2Z_OK;
-  return fail(services, G2Z_FORMAT, "%s is empty: leave it away, or check how it was made", path);
+  return fail(services, G2Z_FORMAT, "%s is empty: remove it from the command, or check how it was "
+              "made", path);
 }
 
 static g2z_status read_at(g2z_services *services, const char *path, uint64_t offset, void *out,
@@ -1172,7 +1112,7 @@ static g2z_status read_at(g2z_services *services, const char *path, uint64_t off
   return some < 0 ? g2z_fail_file(services, error, "read", path) : G2Z_OK;
 }
 
-/* Where the last `fraction` of a text begins: at a character, and not inside of CR LF. */
+/* Finds the begin of the last `fraction` of a text: at a character, and not inside CR LF. */
 static g2z_status find_tail(g2z_services *services, const char *path, uint64_t bytes,
                             double fraction, uint64_t *begin) {
   unsigned char around[4] = {0, 0, 0, 0};
@@ -1187,7 +1127,7 @@ static g2z_status find_tail(g2z_services *services, const char *path, uint64_t b
   return G2Z_OK;
 }
 
-/* Lists what is to be read, at most two sources for each input. */
+/* Lists the sources to read: at most two per input. */
 static g2z_status list_sources(g2z_services *services, const options *o, char **inputs, int count,
                                source *list, int *sources, uint64_t *total) {
   double fraction = val_fraction(o);
@@ -1211,7 +1151,7 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
   }
   if (o->field && !json)
     return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, since its name "
-                "does not end with .jsonl, .ndjson or .json: rename it, or leave --field away",
+                "does not end with .jsonl, .ndjson or .json: rename it, or remove --field",
                 o->field, inputs[0]);
   if (unknown) *total = 0;
   for (int i = 0; i < count; i++) {
@@ -1226,8 +1166,8 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
     int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0 && texts * fraction < 10;
     if (whole && !bytes && !o->val_default)
       return fail(services, G2Z_BAD_ARGUMENT,
-                  "--val-fraction %g: how long %s is shows only at its end; give --val-tokens, "
-                  "--split-docs, or a file", (double)o->val_fraction, s.label);
+                  "--val-fraction %g: the length of %s is not known before its end; give "
+                  "--val-tokens, --split-docs, or a file", (double)o->val_fraction, s.label);
     if (whole && !bytes) s.split = TRAIN;
     if (whole && bytes) {
       source tail = s;
@@ -1246,9 +1186,9 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
 
 /* ----- the program ------------------------------------------------------- */
 
-/* Gives the files their names, and removes what is left of an `old` set. Each split's first shard is
- * an empty file until all other files have theirs: readers refuse it, so none takes a mix of two
- * sets, or a part of a set, for a set. */
+/* Gives the files their names and removes the rest of an `old` set. Each split's first shard is an
+ * empty file until all other files have their names. Readers refuse it, so none takes a mix of two
+ * sets or a part of a set for a set. */
 static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *tokenizer,
                              size_t old) {
   char path[4608], empty[4616];
@@ -1269,7 +1209,7 @@ static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *
   return guarded ? find_set(to->services, o, NULL, 0, shards, &old, path) : G2Z_OK;
 }
 
-/* Writes everything to the disk, then names it. A failure leaves nothing where nothing was. */
+/* Writes all files to the disk, then names them. If there was no old set, a failure leaves none. */
 static g2z_status commit(const options *o, output *to, const g2z_tokenizer *tokenizer) {
   static const int64_t none[] = {0, 0};
   char path[4608], sentence[G2Z_ERROR_BYTES];
@@ -1320,7 +1260,7 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
   if (status == G2Z_OK && to.streams[TRAIN].tokens == 0)
     status = fail(services, G2Z_BAD_ARGUMENT,
                   "no token is left for training: all %" PRId64 " went to validation; lower "
-                  "--val-fraction, --val-docs or --val-tokens", to.streams[VAL].tokens);
+                  "--val-fraction or --val-tokens", to.streams[VAL].tokens);
   if (status == G2Z_OK) status = commit(o, &to, tokenizer);
   if (status == G2Z_OK) print_summary(o, &to, tokenizer, g2z_seconds() - shown->begin);
   for (size_t i = 0; i < to.count; i++) g2z_shard_writer_free(to.shards[i]);
@@ -1363,7 +1303,6 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
   return status;
 }
 
-/* Text on standard input, ids on standard output. */
 static g2z_status encode_filter(g2z_services *services, const options *o,
                                 const g2z_tokenizer *tokenizer) {
   const source input = {"-", "standard input", o->field != NULL, 0, UINT64_MAX, TRAIN};
@@ -1390,7 +1329,6 @@ static g2z_status print_text(g2z_services *services, const g2z_tokenizer *tokeni
   return put == bytes ? G2Z_OK : fail_output(services);
 }
 
-/* Ids on standard input, text on standard output. */
 static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tokenizer) {
   const int vocab = g2z_tokenizer_vocab(tokenizer);
   int32_t ids[4096], id = -1; /* -1: between ids */
@@ -1427,117 +1365,6 @@ static g2z_status filter(g2z_services *services, const options *o) {
   return status;
 }
 
-/* ----- --bench ----------------------------------------------------------- */
-
-typedef struct benched {     /* what the stages work on */
-  const options *o;
-  g2z_services *services;
-  const g2z_tokenizer *tokenizer;
-  char *text;
-  size_t bytes, capacity;
-  g2z_encoder *encoder;      /* NULL: the next encoding starts with an empty cache */
-  g2z_tokens tokens;
-  int keep;                  /* those of all the text, and not only of its last job */
-} benched;
-
-static g2z_status bench_read(benched *b) {
-  const size_t limit = (size_t)256 << 20;
-  TRY(widen_text(b->services, &b->text, &b->capacity, limit));
-  TRY(read_at(b->services, b->o->bench, 0, b->text, limit, &b->bytes));
-  return b->bytes ? G2Z_OK : fail(b->services, G2Z_FORMAT, "%s is empty", b->o->bench);
-}
-
-/* A job of the text at `at`, as the program cuts it. */
-static size_t bench_job(const benched *b, size_t at) {
-  size_t left = b->bytes - at, cut = left < JOB_BYTES ? 0 : g2z_encode_cut(b->text + at, JOB_BYTES);
-  return cut ? cut : left;
-}
-
-static g2z_status bench_count(benched *b) {
-  g2z_bpe_trainer *trainer;
-  TRY(g2z_bpe_trainer_create(b->services, &trainer));
-  g2z_status status = G2Z_OK;
-  for (size_t at = 0, some; at < b->bytes && status == G2Z_OK; at += some) {
-    some = bench_job(b, at);
-    status = g2z_bpe_trainer_feed(trainer, b->text + at, some);
-  }
-  g2z_bpe_trainer_free(trainer);
-  return status;
-}
-
-static g2z_status bench_encode(benched *b) {
-  b->tokens.count = 0;
-  for (size_t at = 0, some; at < b->bytes; at += some) {
-    if (!b->keep) b->tokens.count = 0;
-    some = bench_job(b, at);
-    TRY(g2z_encode(b->encoder, b->text + at, some, G2Z_ENCODE_DEFAULT, &b->tokens));
-  }
-  return G2Z_OK;
-}
-
-static g2z_status bench_write(benched *b) {
-  char path[4608];
-  g2z_shard_writer *shard;
-  TRY(g2z_make_directory(b->services, b->o->out));
-  snprintf(path, sizeof path, "%s/bench.bin", b->o->out);
-  TRY(g2z_shard_writer_create(b->services, path, G2Z_SHARD_RAW, &shard));
-  g2z_status status = g2z_shard_writer_append(shard, b->tokens.ids, b->tokens.count);
-  if (status == G2Z_OK) status = g2z_shard_writer_finish(shard);
-  g2z_shard_writer_free(shard); /* not committed: the file goes */
-  return status;
-}
-
-/* The best of three of a stage. cold: with an encoder that has seen nothing, each time. */
-static g2z_status bench_stage(benched *b, const char *name, int cold,
-                              g2z_status (*stage)(benched *b)) {
-  double best = 1e30;
-  for (int i = 0; i < 3; i++) {
-    if (cold || i == 0) {
-      g2z_encoder_free(b->encoder);
-      TRY(g2z_encoder_create(b->services, b->tokenizer, &b->encoder));
-      if (!cold && stage == bench_encode) TRY(stage(b));
-    }
-    double begin = g2z_seconds();
-    TRY(stage(b));
-    if (stop_signal) return fail_stopped(b->services);
-    double seconds = g2z_seconds() - begin;
-    if (seconds < best) best = seconds;
-  }
-  printf("  %-46s %8.1f MB/s\n", name, (double)b->bytes / 1e6 / best);
-  fflush(stdout);
-  return G2Z_OK;
-}
-
-static g2z_status bench_stages(benched *b) {
-  TRY(bench_read(b));
-  printf("%s: %.1f MB, one thread, best of 3\n", b->o->bench, (double)b->bytes / 1e6);
-  TRY(bench_stage(b, "read", 0, bench_read));
-  TRY(bench_stage(b, "pieces found and counted", 0, bench_count));
-  TRY(bench_stage(b, "text to ids, cache empty at first", 1, bench_encode));
-  TRY(bench_stage(b, "text to ids, cache knows the text", 0, bench_encode));
-  b->keep = 1;
-  TRY(bench_encode(b));
-  TRY(bench_stage(b, "ids written and synced", 0, bench_write));
-  printf("  %-46s %8.2f\n", "bytes per token", (double)b->bytes / (double)b->tokens.count);
-  return G2Z_OK;
-}
-
-static g2z_status bench(g2z_services *services, const options *o) {
-  benched b;
-  g2z_tokenizer *tokenizer;
-  memset(&b, 0, sizeof b);
-  b.o = o;
-  b.services = services;
-  TRY(g2z_tokenizer_create(services, o->vocab, &tokenizer));
-  b.tokenizer = tokenizer;
-  g2z_status status = bench_stages(&b);
-  g2z_encoder_free(b.encoder);
-  g2z_tokens_free(&b.tokens);
-  g2z_tokenizer_free(tokenizer);
-  free(b.text);
-  return status;
-}
-
 /* ----- main -------------------------------------------------------------- */
 
 int main(int argc, char **argv) {
@@ -1558,9 +1385,8 @@ int main(int argc, char **argv) {
   if (status == G2Z_OK && !o.help) {
     status = settle(&services, &o, argv + 1, count);
     if (status == G2Z_OK)
-      status = o.bench                ? bench(&services, &o)
-               : o.encode || o.decode ? filter(&services, &o)
-                                      : prepare(&services, &o, argv + 1, count);
+      status = o.encode || o.decode ? filter(&services, &o)
+                                    : prepare(&services, &o, argv + 1, count);
   }
   if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s%s\n", services.error, advice);
   free(o.words);

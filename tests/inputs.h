@@ -39,9 +39,10 @@ static const struct { const char *name; size_t at, count; const char *bytes; } i
   dir "/model.safetensors.index.json; $T --seq 4 --train $D/old.bin --init-from $D/" dir
 static const struct { const char *command; int code; const char *sentence; } inputs_rows[] = {
     /* what newcomers get wrong first, in the order of the README */
-    {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: leave the quotes away, so that the shell puts "
-                         "names in place of the pattern"},
-    {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: leave it away, or check how it was made"},
+    {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: remove the quotes, so that the shell "
+                         "expands the pattern"},
+    {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: remove it from the command, or check "
+                                     "how it was made"},
     {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text in UTF-8; this makes "
                             "lines of JSON of it:\n"},
     {"$P $D/array.json", 1, "\njq -c '.[]' $D/array.json > $D/array.json.jsonl &&\n"},
@@ -158,17 +159,17 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$P - < /dev/zero", 1, "standard input is binary, not text in UTF-8: name a text\n"},
     {"$P --field a - < /dev/zero", 1, "standard input is binary, not text in UTF-8: name a text\n"},
     {"yes | tr -d '\\n' | $P --field a -", 1, "standard input, line 1: no line feed in 256 MiB: is "
-                                              "it JSON with a document per line?"},
+                                              "it JSON with one document per line?"},
     {"cp $D/old_shard $D/s.txt; $P $D/s.txt", 1, "$D/s.txt is a shard of tokens already"},
     {"mkdir \"$D/a \\$b\"; f=\"$D/a \\$b/it's\"; printf '{\"text\": \"caf\\351s\"}' > "
-     "\"$f.jsonl\"; $P --name n --val-docs 0 \"$f.jsonl\" 2>&1 | tail -n 2 > $D/advice; "
+     "\"$f.jsonl\"; $P --name n --val-fraction 0 \"$f.jsonl\" 2>&1 | tail -n 2 > $D/advice; "
      "bash $D/advice", 0, "train       1 document, 7 tokens"},
     {"rm $D/out/n_*; for e in utf-16le utf-16be utf-32; do echo 'text of letters' | iconv -f utf-8 "
-     "-t $e > $D/wide; $P --name $e --val-docs 0 $D/wide 2>&1 | tail -n 2 > $D/advice; bash "
+     "-t $e > $D/wide; $P --name $e --val-fraction 0 $D/wide 2>&1 | tail -n 2 > $D/advice; bash "
      "$D/advice; rm $D/out/$e* $D/wide.txt; done", 0, "17 tokens"},
     {"yes 'plain words and numbers 12345' | head -c 200000 > $D/u; for at in 5 77 1234 60000; do "
      "printf '\\377\\200\\303(' | dd of=$D/u bs=1 seek=$at conv=notrunc 2> /dev/null; done; "
-     "$P --name u --val-docs 0 $D/u && rm $D/out/u_*", 0, "train       1 document, 2000"},
+     "$P --name u --val-fraction 0 $D/u && rm $D/out/u_*", 0, "train       1 document, 2000"},
     {"ls $D/out", 0, ""},
     {"rmdir $D/out", 0, ""},
     {"$P $D/some", 0, "train  "}, /* 1 % and no more is replaced */

@@ -775,11 +775,12 @@ static void test_prepare_masks(g2z_test *t) {
   test_pairs_make(t, test_path(t, "d.jsonl"), 150, "", "#", &last);
   test_write_file(t, test_path(t, "one.jsonl"), "{\"b\":\"bc\",\"a\":\"a\"}", 18);
   for (size_t i = 0; i < first.count; i++) all[!(first.ids[i] & G2Z_UNCOUNTED)]++;
-  CHECK(t, test_prepare(t, "", "--threads 3 --field a,b --val-docs 0 --shard-tokens 501 --out $D/1 "
-                               "$D/d.jsonl") == 0);
+  CHECK(t, test_prepare(t, "", "--threads 3 --field a,b --val-fraction 0 --shard-tokens 501 "
+                               "--out $D/1 $D/d.jsonl") == 0);
   snprintf(glob, sizeof glob, "150 documents, %zu tokens, %d of them count, ", first.count, all[1]);
   CHECK(t, strstr(test_prepare_said, glob) != NULL);
-  CHECK(t, test_prepare(t, "", "--format raw --field a,b --val-docs 0 --out $D/2 $D/d.jsonl") == 0);
+  CHECK(t, test_prepare(t, "", "--format raw --field a,b --val-fraction 0 --out $D/2 "
+                           "$D/d.jsonl") == 0);
   for (int world = 1; world <= 3; world++)
     for (int rank = 0; rank < world; rank++) {
       snprintf(glob, sizeof glob, "%s", test_path(t, "1/d_train_*.bin"));
