@@ -1738,8 +1738,9 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   else snprintf(length, sizeof length, "%d steps", o->work.steps);
   if (e->row->measures == G2Z_BENCH_point)
     snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
-             "%s after %d steps of warm-up, %d repeats", t->model.layers, t->model.channels,
-             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats);
+             "%s after %d steps of warm-up, %d repeat%s", t->model.layers, t->model.channels,
+             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats,
+             o->work.repeats == 1 ? "" : "s");
   else
     snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
              g2z_dtype_text(t->dtype), o->work.repeats,

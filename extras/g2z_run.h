@@ -1612,10 +1612,10 @@ static g2z_status g2zr_introduce(g2z_run *run) {
     G2ZR_TRY(g2zr_say(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64
                       " tokens", plan->batch, plan->seq, plan->accum, plan->world,
                       run->tokens_per_step));
-    G2ZR_TRY(g2zr_say(run, "schedule: %s, lr %g to %g, %" PRId64 " steps of warm-up",
+    G2ZR_TRY(g2zr_say(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
                       g2z_schedule_text(train->optimizer.schedule),
                       (double)train->optimizer.lr, (double)train->optimizer.min_lr,
-                      train->optimizer.warmup));
+                      train->optimizer.warmup, g2zr_plural(train->optimizer.warmup)));
     if (train->optimizer.warmup > run->steps && run->context->rank == 0)
       g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
               "run of %" PRId64 ": the learning rate never reaches %g", train->optimizer.warmup,
@@ -1635,9 +1635,9 @@ static g2z_status g2zr_introduce(g2z_run *run) {
                           ? "; it has no sums of the steps before it: times and mean losses begin "
                             "here" : ""));
     if (run->steps > run->resumed) return G2Z_OK;
-    return g2zr_say(run, "no step is left: the run has %" PRId64 " steps, and the checkpoint is of "
+    return g2zr_say(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is of "
                     "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
-                    run->resumed, flag, length);
+                    g2zr_plural(run->steps), run->resumed, flag, length);
   }
   if (run->config.resume)
     return g2zr_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
@@ -2226,6 +2226,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
 G2Z_API void g2z_run_free(g2z_run *run) {
   if (!run) return;
   if (run->services->listener == run) run->services->also = NULL;
+  if (run->trainer) rmdir(run->weights); /* if it is empty, as rank 0 made it at the start */
   g2zr_close(run);
   if (run->metrics.file >= 0) close(run->metrics.file);
   if (run->log.file >= 0) close(run->log.file);
@@ -2304,11 +2305,16 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   m->data_ms = report->data_ms;
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
   G2ZR_TRY(g2zr_account(run, (double)report->counted));
+  const int64_t steps = run->steps - run->resumed;
   if (m->step == run->steps && !run->applied) /* told once this step is */
-    g2zr_note_failure(run, &run->ending, g2z_fail(run->services, G2Z_DIVERGED,
-        "none of the %" PRId64 " steps was applied, since none had gradients that are finite: the "
-        "model is what it was. Lower --lr (%g) or --loss-scale (%g)", run->steps - run->resumed,
-        (double)run->config.train.optimizer.lr, m->loss_scale));
+    g2zr_note_failure(run, &run->ending, m->grad_norm == 0 && isnan(m->loss)
+        ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since masks "
+                   "leave out all tokens of the last: the model is what it was. Train for more "
+                   "steps, or raise --batch", steps)
+        : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since none had "
+                   "gradients that are finite: the model is what it was. Lower --lr (%g) or "
+                   "--loss-scale (%g)", steps, (double)run->config.train.optimizer.lr,
+                   m->loss_scale));
   return g2zr_write_metrics(run);
 }
 
@@ -2484,8 +2490,6 @@ static g2z_status g2zr_stop(g2z_run *run) {
   if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
   status = run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK;
   G2ZR_TRY(g2zr_agree(run, status));
-  if (run->config.save_weights && run->context->rank == 0)
-    rmdir(run->config.save_weights); /* if it is empty, as it was made at the start */
   const char *signal = g2zr_signal_text(run->stop_signal, name);
   const int saved = run->saved == run->step;
   g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
@@ -2495,10 +2499,15 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The tokenizer comes first: weights that open have all that belongs to them. */
+/* The tokenizer comes first: weights that open have all that belongs to them. The directory was made
+ * at the start; another run that was to write there may have removed it since. */
 static g2z_status g2zr_save_weights(g2z_run *run) {
-  G2ZR_TRY(g2zr_agree(run, g2zr_save_tokenizer(run, run->config.save_weights)));
-  return g2z_trainer_save_weights(run->trainer, run->config.save_weights);
+  const char *directory = run->config.save_weights;
+  g2z_status status = G2Z_OK;
+  if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
+  if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
+  G2ZR_TRY(g2zr_agree(run, status));
+  return g2z_trainer_save_weights(run->trainer, directory);
 }
 
 /* A stop was agreed on: a checkpoint comes first, and holds what else is due. */

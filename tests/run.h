@@ -156,6 +156,10 @@ static void test_run_targets(g2z_test *t) {
   CHECK(t, at && sscanf(at, "val_loss_avg_global\": %lf", &val) == 1);
   CHECK_NEAR(t, train, val, 1e-5);
   CHECK_HAS(t, text, "\"optimizer_steps\": 3,");
+  s.config.run_dir = s.config.save_weights = NULL; /* and none of these is in the first step */
+  s.config.max_train_steps = 1;
+  CHECK_BAD(t, test_run_all(t, &s.config, &seen), "no step of 1 was applied, since masks");
+  s.config.max_train_steps = 0;
   /* The first batch, which is all that is validated, has none. */
   s.config.run_dir = NULL;
   s.config.save_weights = NULL;
@@ -446,7 +450,7 @@ static void test_run_keeps_good(g2z_test *t) {
     while (status == G2Z_OK && event.kind != G2Z_RUN_DONE);
     const int good = !cases[i].spoils;
     CHECK_STATUS(t, status, good ? G2Z_OK : G2Z_DIVERGED, &t->services,
-                 good ? NULL : test_text("none of the %d steps was applied", i == 2 ? 4 : 8));
+                 good ? NULL : test_text("no step of %d was applied", i == 2 ? 4 : 8));
     CHECK(t, test_there(t, test_text("%s/RUN_COMPLETE.txt", name)) == good);
     if (i < 3) CHECK(t, test_there(t, "run/step-000004"));
     CHECK(t, test_files_count(t, test_text("%s/step-", name)) ==
@@ -1937,17 +1941,20 @@ static void test_train_removed(g2z_test *t) {
       {2, "", "rm -r run3", "run3/metrics.jsonl was removed or replaced while"},
       {1, "--val-every 200", "cp digits_val.bin kept && truncate -s 1024 digits_val.bin",
        "do not write shards while they are read"},
-      {1, "--max-train-steps 200", "mkdir run5/training_metrics.json", "it is a directory"}};
+      {1, "--max-train-steps 200", "mkdir run5/training_metrics.json", "it is a directory"},
+      {1, "--max-train-steps 200", "rmdir run6/weights", NULL}}; /* as another run of its name may */
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
-  for (int i = 0; i < 6; i++) {
+  for (int i = 0; i < 7; i++) {
     const char *run = test_text("run%d", i);
     test_train_open(t, &ranks, cases[i].world, test_text("%s --steps 20000 --batch 1 %s",
                                                          test_digits(t, run), cases[i].flags));
     test_wait_for(t, run, 5);
     test_sh(t, "%s", cases[i].command);
-    test_train_end(t, &ranks, 20, 1, cases[i].says);
-    CHECK(t, !test_there(t, test_text("run%d/RUN_COMPLETE.txt", i)));
+    test_train_end(t, &ranks, 20, i == 6 ? 0 : 1, cases[i].says);
+    CHECK(t, test_there(t, test_text("run%d/RUN_COMPLETE.txt", i)) == (i == 6));
+    CHECK(t, test_there(t, test_text("run%d/weights", i)) == (i == 6 || i == 5)); /* none is empty */
+    if (i == 6) break;
     if (i == 4) test_sh(t, "mv kept digits_val.bin");
     if (i == 2 || i == 3) continue; /* nothing is left to save into, or another rank waits */
     test_sh(t, "rm -rf run5/training_metrics.json");
