@@ -250,73 +250,71 @@ extern "C" {
 
 enum { G2ZT_OTHER, G2ZT_LETTER, G2ZT_NUMBER, G2ZT_WHITE };
 
-/* The classes of Unicode 16.0 from U+0000 on, as run lengths: o others, l letters (general category
- * L), n numbers (N), w White_Space. What lies beyond the last run is o. */
+/* The classes of Unicode 16.0 from U+0000 on, as runs with their lengths if above 1: o others,
+ * l letters (general category L), n numbers (N), w White_Space. Above the last run all are o. */
 #define G2ZT_CLASSIFIED 0x323B0
 static const char g2zt_class_runs[] =
-    "o9w5o18w1o15n10o7l26o6l26o10w1o26w1o9l1o7n2o1l1o3n1l1o1n3o1l23o1l31o1l458o4l12o14l5o7l1o1l1"
-    "o129l5o1l2o2l4o1l1o6l1o1l3o1l1o1l20o1l83o1l139o8l166o1l38o2l1o6l41o71l27o4l4o45l43o21n10o4l2o1"
-    "l99o1l1o15l2o7l2n10l3o2l1o16l1o1l30o29l89o11l1o14n10l33o9l2o4l1o5l22o4l1o9l1o3l1o23l25o7l11o5"
-    "l24o1l6o17l42o58l54o3l1o18l1o7l10o4n10o1l16o4l8o2l2o2l22o1l7o1l1o3l4o3l1o16l1o13l2o1l3o4n10l2"
-    "o2n6o2l1o8l6o4l2o2l22o1l7o1l2o1l2o1l2o31l4o1l1o7n10o2l3o16l9o1l3o1l22o1l7o1l2o1l5o3l1o18l1o15"
-    "l2o4n10o9l1o11l8o2l2o2l22o1l7o1l2o1l5o3l1o30l2o1l3o4n10o1l1n6o11l1o1l6o3l3o1l4o3l2o1l1o1l2o3l2"
-    "o3l3o3l12o22l1o21n13o18l8o1l3o1l23o1l16o3l1o26l3o2l1o2l2o4n10o8n7o1l1o4l8o1l3o1l23o1l10o1l5o3"
-    "l1o31l2o1l2o4n10o1l2o17l9o1l3o1l41o2l1o16l1o5l3o1n7l3o4n19o1l6o5l18o3l24o1l9o1l1o2l7o31n10o17"
-    "l48o1l2o12l7o9n10o39l2o1l1o1l5o1l24o1l1o1l10o1l2o9l1o2l5o1l1o9n10o2l4o32l1o31n20o12l8o1l36o27"
-    "l5o115l43o20l1n10o6l6o4l4o3l1o3l2o7l3o4l13o12l1o1n10o6l38o1l1o5l1o2l43o1l333o1l4o2l7o1l1o1l4o2"
-    "l41o1l4o2l33o1l4o2l7o1l1o1l4o2l15o1l57o1l4o2l67o14n20o3l16o16l86o2l6o3l620o2l17w1l26o5l75o3n3"
-    "l8o7l18o13l19o14l18o14l13o1l3o15l52o35l1o4l1o3n10o6n10o22n10o6l89o7l5o2l34o1l1o5l70o10l31o39"
-    "n10l30o2l5o11l44o4l26o6n11o37l23o9l53o43n10o6n10o13l1o93l47o17l8o3n10o41l30o13l2n10l44o26l36"
-    "o28n10o3l3n10l36o2l11o5l43o2l3o41l4o1l6o1l2o3l1o5l192o64l278o2l6o2l38o2l6o2l8o1l1o1l1o1l1o1l31"
-    "o2l53o1l7o1l1o3l3o1l7o3l4o2l6o4l13o5l3o1l7o3w11o29w2o5w1o47w1o16n1l1o2n6o5l1n10o6l13o101l1o4l1"
-    "o2l10o1l1o3l5o6l1o1l1o1l1o1l4o1l11o2l4o5l5o4l1o1n51l2n5o726n60o78n22o630n30o1132l229o6l4o3l2o9"
-    "n1o2l38o1l1o5l1o2l56o7l1o16l23o9l7o1l7o1l7o1l7o1l7o1l7o1l7o1l7o80l1o464w1o4l2n1o25n9o7l5o2n3l2"
-    "o4l86o6l3o1l90o1l4o5l43o1l94o3n4o10l32o48l16o32n10o30n8o1n15o32n10o39n15o320l6592o64l22157o67"
-    "l46o2l269o3l16n10l2o20l47o16l31o2l70n10o39l9o2l103o2l67o2l2o1l1o1l8o21l16o1l3o1l4o1l23o13n6o10"
-    "l52o14l50o28n10o24l6o3l1o1l2o1n10l28o10l23o25l29o7l47o28l1n10o6l5o1l10n10l5o1l41o23l3o1l8o4n10"
-    "o6l23o3l1o3l50o1l1o3l2o2l5o2l1o1l1o24l3o2l11o7l3o12l6o2l6o2l6o9l7o1l7o1l43o1l14o6l115o13n10o6"
-    "l11172o12l23o4l49o8452l366o2l106o38l7o12l5o5l1o1l10o1l13o1l5o1l1o1l2o1l2o1l108o33l363o18l64o2"
-    "l54o40l12o116l5o1l135o19n10o7l26o6l26o11l89o3l6o2l6o2l6o2l3o35l12o1l26o1l19o1l2o1l15o2l14o34"
-    "l123o12n45o12n57o17n2o244l29o3l49o16n27o4l32n4o9l20n1l8n1o5l38o10l30o2l36o4l8o1n5o42l158o2n10"
-    "o6l36o4l36o4l40o8l52o12l11o1l15o1l7o1l2o1l11o1l15o1l7o1l2o3l52o12l311o9l22o10l8o24l6o1l42o1l9"
-    "o69l6o2l1o1l44o1l2o3l1o2l23o2n8l23o2n7l31o8n9o48l19o1l2o5n5l22n6o4l26o70l56o4n2l2n16o2n46l1o15"
-    "l4o1l3o1l29o10n9o23l29n2o1l29n3o32l8o1l28o6n5o16l54o10l22o2n8l19o5n8l18o23n7o80l73o55l51o13l51"
-    "o7n6l36o12n10o6n10l28o9l23o218n31o1l42o6l2o16l3o59l29n10l1o8l22o11n4o27l18o46l21n7o20l23o12l53"
-    "o26n30o1l2o2l1o13l45o32l25o7n10o9l36o15n10o4l1o2l1o8l35o3l1o12l48o14l4o11n10l1o1l1o4n20o11l18"
-    "o1l25o19l2o63l7o1l1o1l4o1l15o1l10o7l47o17n10o11l8o2l2o2l22o1l7o1l2o1l5o3l1o18l1o12l5o30l10o1l1"
-    "o2l1o1l38o1l1o25l1o1l1o44l53o18l4o5n10o5l3o30l48o20l2o1l1o8n10o166l47o41l4o36l48o20l1o11n10o38"
-    "l43o13l1o7n10o6n20o28l27o21n12o4l7o185l44o116l64n19o12l8o2l1o2l8o1l2o1l24o15l1o1l1o14n10o70l8"
-    "o2l39o16l1o1l1o28l1o10l40o7l1o21l1o11l46o19l1o18l73o199l33o15n10o6l9o1l37o17l1o15n29o5l30o112"
-    "l7o1l2o1l38o21l1o9n10o6l6o1l2o1l32o14l1o7n10o310l19o15l1o1l13o1l34o28n10o86l1o15n21o43l922o102"
-    "n111o17l196o2636l97o15l1072o17l6o25l3995o5l583o6841l30o18n10o1734l569o7l31o1n10o6l79o1n10o6l30"
-    "o18l48o16l4o12n10o1n7o1l21o5l19o432l45o3n10o198l64n23o105l75o5l1o66l13o64l2o1l1o28l6136o8l1238"
-    "o41l10o8935l4o1l7o1l2o1l291o15l1o29l3o2l1o14l4o8l396o2308l107o5l13o3l9o7l10o4182n10o1478n20o12"
-    "n20o108n25o135l85o1l71o1l2o2l1o2l2o2l4o1l12o1l1o1l7o1l65o1l4o2l8o1l7o1l28o1l4o1l5o1l1o3l7o1"
-    "l340o2l25o1l25o1l31o1l25o1l31o1l25o1l31o1l25o1l31o1l25o1l8o2n50o1792l31o6l6o261l62o146l45o10l7"
-    "o2n10o4l1o321l30o18l44o4n10o470l28o4n10o214l30o2l1n10o485l7o1l4o1l2o1l15o1l197o2n9o48l68o7l1o4"
-    "n10o791n59o1n3o1n4o76n45o1n15o194l4o1l27o1l2o1l1o2l1o1l10o1l4o1l1o1l1o6l1o4l1o1l1o1l1o1l3o1l2"
-    "o1l1o2l1o1l1o1l1o1l1o1l1o1l2o1l1o2l4o1l7o1l4o1l4o1l1o1l10o1l17o5l3o1l5o1l17o580n13o2787n10"
-    "o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l542o1506l4939o5l4192";
+    "o9w5o18wo15n10o7l26o6l26o10wo26wo9lo7n2olo3nlon3ol23ol31ol458o4l12o14l5o7lolo129l5ol2o2l4olo6l"
+    "ol3olol20ol83ol139o8l166ol38o2lo6l41o71l27o4l4o45l43o21n10o4l2ol99olo15l2o7l2n10l3o2lo16lol30o"
+    "29l89o11lo14n10l33o9l2o4lo5l22o4lo9lo3lo23l25o7l11o5l24ol6o17l42o58l54o3lo18lo7l10o4n10ol16o4l"
+    "8o2l2o2l22ol7olo3l4o3lo16lo13l2ol3o4n10l2o2n6o2lo8l6o4l2o2l22ol7ol2ol2ol2o31l4olo7n10o2l3o16l9"
+    "ol3ol22ol7ol2ol5o3lo18lo15l2o4n10o9lo11l8o2l2o2l22ol7ol2ol5o3lo30l2ol3o4n10oln6o11lol6o3l3ol4o"
+    "3l2olol2o3l2o3l3o3l12o22lo21n13o18l8ol3ol23ol16o3lo26l3o2lo2l2o4n10o8n7olo4l8ol3ol23ol10ol5o3l"
+    "o31l2ol2o4n10ol2o17l9ol3ol41o2lo16lo5l3on7l3o4n19ol6o5l18o3l24ol9olo2l7o31n10o17l48ol2o12l7o9n"
+    "10o39l2olol5ol24olol10ol2o9lo2l5olo9n10o2l4o32lo31n20o12l8ol36o27l5o115l43o20ln10o6l6o4l4o3lo3"
+    "l2o7l3o4l13o12lon10o6l38olo5lo2l43ol333ol4o2l7olol4o2l41ol4o2l33ol4o2l7olol4o2l15ol57ol4o2l67o"
+    "14n20o3l16o16l86o2l6o3l620o2l17wl26o5l75o3n3l8o7l18o13l19o14l18o14l13ol3o15l52o35lo4lo3n10o6n1"
+    "0o22n10o6l89o7l5o2l34olo5l70o10l31o39n10l30o2l5o11l44o4l26o6n11o37l23o9l53o43n10o6n10o13lo93l4"
+    "7o17l8o3n10o41l30o13l2n10l44o26l36o28n10o3l3n10l36o2l11o5l43o2l3o41l4ol6ol2o3lo5l192o64l278o2l"
+    "6o2l38o2l6o2l8olololol31o2l53ol7olo3l3ol7o3l4o2l6o4l13o5l3ol7o3w11o29w2o5wo47wo16nlo2n6o5ln10o"
+    "6l13o101lo4lo2l10olo3l5o6lololol4ol11o2l4o5l5o4lon51l2n5o726n60o78n22o630n30o1132l229o6l4o3l2o"
+    "9no2l38olo5lo2l56o7lo16l23o9l7ol7ol7ol7ol7ol7ol7ol7o80lo464wo4l2no25n9o7l5o2n3l2o4l86o6l3ol90o"
+    "l4o5l43ol94o3n4o10l32o48l16o32n10o30n8on15o32n10o39n15o320l6592o64l22157o67l46o2l269o3l16n10l2"
+    "o20l47o16l31o2l70n10o39l9o2l103o2l67o2l2olol8o21l16ol3ol4ol23o13n6o10l52o14l50o28n10o24l6o3lol"
+    "2on10l28o10l23o25l29o7l47o28ln10o6l5ol10n10l5ol41o23l3ol8o4n10o6l23o3lo3l50olo3l2o2l5o2lolo24l"
+    "3o2l11o7l3o12l6o2l6o2l6o9l7ol7ol43ol14o6l115o13n10o6l11172o12l23o4l49o8452l366o2l106o38l7o12l5"
+    "o5lol10ol13ol5olol2ol2ol108o33l363o18l64o2l54o40l12o116l5ol135o19n10o7l26o6l26o11l89o3l6o2l6o2"
+    "l6o2l3o35l12ol26ol19ol2ol15o2l14o34l123o12n45o12n57o17n2o244l29o3l49o16n27o4l32n4o9l20nl8no5l3"
+    "8o10l30o2l36o4l8on5o42l158o2n10o6l36o4l36o4l40o8l52o12l11ol15ol7ol2ol11ol15ol7ol2o3l52o12l311o"
+    "9l22o10l8o24l6ol42ol9o69l6o2lol44ol2o3lo2l23o2n8l23o2n7l31o8n9o48l19ol2o5n5l22n6o4l26o70l56o4n"
+    "2l2n16o2n46lo15l4ol3ol29o10n9o23l29n2ol29n3o32l8ol28o6n5o16l54o10l22o2n8l19o5n8l18o23n7o80l73o"
+    "55l51o13l51o7n6l36o12n10o6n10l28o9l23o218n31ol42o6l2o16l3o59l29n10lo8l22o11n4o27l18o46l21n7o20"
+    "l23o12l53o26n30ol2o2lo13l45o32l25o7n10o9l36o15n10o4lo2lo8l35o3lo12l48o14l4o11n10lolo4n20o11l18"
+    "ol25o19l2o63l7olol4ol15ol10o7l47o17n10o11l8o2l2o2l22ol7ol2ol5o3lo18lo12l5o30l10olo2lol38olo25l"
+    "olo44l53o18l4o5n10o5l3o30l48o20l2olo8n10o166l47o41l4o36l48o20lo11n10o38l43o13lo7n10o6n20o28l27"
+    "o21n12o4l7o185l44o116l64n19o12l8o2lo2l8ol2ol24o15lolo14n10o70l8o2l39o16lolo28lo10l40o7lo21lo11"
+    "l46o19lo18l73o199l33o15n10o6l9ol37o17lo15n29o5l30o112l7ol2ol38o21lo9n10o6l6ol2ol32o14lo7n10o31"
+    "0l19o15lol13ol34o28n10o86lo15n21o43l922o102n111o17l196o2636l97o15l1072o17l6o25l3995o5l583o6841"
+    "l30o18n10o1734l569o7l31on10o6l79on10o6l30o18l48o16l4o12n10on7ol21o5l19o432l45o3n10o198l64n23o1"
+    "05l75o5lo66l13o64l2olo28l6136o8l1238o41l10o8935l4ol7ol2ol291o15lo29l3o2lo14l4o8l396o2308l107o5"
+    "l13o3l9o7l10o4182n10o1478n20o12n20o108n25o135l85ol71ol2o2lo2l2o2l4ol12olol7ol65ol4o2l8ol7ol28o"
+    "l4ol5olo3l7ol340o2l25ol25ol31ol25ol31ol25ol31ol25ol31ol25ol8o2n50o1792l31o6l6o261l62o146l45o10"
+    "l7o2n10o4lo321l30o18l44o4n10o470l28o4n10o214l30o2ln10o485l7ol4ol2ol15ol197o2n9o48l68o7lo4n10o7"
+    "91n59on3on4o76n45on15o194l4ol27ol2olo2lol10ol4ololo6lo4lololol3ol2olo2lololololol2olo2l4ol7ol4"
+    "ol4olol10ol17o5l3ol5ol17o580n13o2787n10o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l54"
+    "2o1506l4939o5l4192";
 
-/* A class for each code point: a table of 201 KiB, of which a text touches a few cache lines. */
+/* One class per code point: a table of 201 KiB, of which a text touches a few cache lines. */
 static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **out) {
+  static const char kinds[] = "olnw"; /* in the order of the enum */
   void *memory;
   *out = NULL;
   G2ZT_TRY(g2z_allocate(services, G2ZT_CLASSIFIED, 1, &memory));
   *out = (unsigned char *)memory;
   size_t at = 0;
-  static const char kinds[] = "olnw"; /* in the order of the enum */
   for (const char *run = g2zt_class_runs; *run;) {
     int kind = (int)(strchr(kinds, *run++) - kinds);
-    size_t count = 0;
-    while (*run >= '0' && *run <= '9') count = count * 10 + (size_t)(*run++ - '0');
+    char *after;
+    size_t count = strtoul(run, &after, 10);
+    if (after == run) count = 1;
     memset(*out + at, kind, count);
     at += count;
+    run = after;
   }
   return G2Z_OK;
 }
 
-/* The class of the character at p, which is valid; *next is the one behind it. */
+/* The class of the valid character at p. *next: the character after it. */
 static inline int g2zt_class(const unsigned char *classes, const unsigned char *p,
                              const unsigned char **next) {
   uint32_t c = *p++;
@@ -328,72 +326,55 @@ static inline int g2zt_class(const unsigned char *classes, const unsigned char *
   return c < G2ZT_CLASSIFIED ? classes[c] : (int)G2ZT_OTHER;
 }
 
-/* The length of the character at p, or, where UTF-8 is invalid, minus the length of what one U+FFFD
- * replaces: the longest beginning of a character, at least one byte (Unicode's "maximal subpart",
- * as Python and Rust have it). */
-static int g2zt_utf8_step(const unsigned char *p, const unsigned char *end) {
-  unsigned lead = *p;
-  if (lead < 0x80) return 1;
-  if (lead < 0xC2 || lead > 0xF4) return -1;
-  int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  /* Only the second byte depends on the first: no overlong forms, surrogates, or > U+10FFFF. */
-  unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  for (int i = 1; i < length; i++) {
-    if (p + i == end || p[i] < low || p[i] > high) return -i;
-    low = 0x80;
-    high = 0xBF;
-  }
-  return length;
+/* The bytes that one U+FFFD replaces at p, where no valid character begins: the longest beginning
+ * of a character, at least one byte (Unicode's "maximal subpart", as in Python and Rust). */
+static size_t g2zt_utf8_broken(const unsigned char *p, const unsigned char *end) {
+  for (size_t count = 3; count > 1; count--)
+    for (int fill = 0x80; count <= (size_t)(end - p) && fill <= 0xBF; fill += 0x3F) {
+      unsigned char whole[4]; /* each of the ranges of a second byte includes 0x80 or 0xBF */
+      memset(whole, fill, sizeof whole);
+      memcpy(whole, p, count);
+      if (g2z_utf8_length(whole, whole + 4) > count) return count;
+    }
+  return 1;
 }
 
-/* The bytes up to the first that is not valid. */
+/* The number of bytes before the first invalid one. */
 static size_t g2zt_utf8_valid(const unsigned char *text, size_t bytes) {
   const unsigned char *p = text, *end = text + bytes;
-  for (int step = 0; p < end; p += step) {
+  for (size_t step = 0; p < end; p += step) {
     for (uint64_t eight; end - p >= 8; p += 8) { /* ASCII */
       memcpy(&eight, p, 8);
       if (eight & 0x8080808080808080u) break;
     }
     if (p == end) break;
-    step = g2zt_utf8_step(p, end);
-    if (step < 0) break;
+    step = g2z_utf8_length(p, end);
+    if (step == 0) break;
   }
   return (size_t)(p - text);
 }
 
-/* Copies text with U+FFFD for what is invalid, until `most` bytes are made; returns how many are,
- * of the first *used bytes. out NULL: copies nothing. */
+/* Copies text with U+FFFD in place of invalid bytes until `most` bytes are written. Returns the
+ * number written for the first *used bytes. out NULL: only counts. */
 static size_t g2zt_utf8_repair(const unsigned char *text, size_t bytes, unsigned char *out,
                                size_t most, size_t *used) {
   size_t made = 0, at = 0;
   while (at < bytes && made < most) {
-    int step = g2zt_utf8_step(text + at, text + bytes);
-    size_t count = step < 0 ? 3 : (size_t)step;
-    if (out) memcpy(out + made, step < 0 ? (const void *)"\xEF\xBF\xBD" : text + at, count);
+    const size_t step = g2z_utf8_length(text + at, text + bytes), count = step ? step : 3;
+    if (out) memcpy(out + made, step ? (const void *)(text + at) : "\xEF\xBF\xBD", count);
     made += count;
-    at += (size_t)(step < 0 ? -step : step);
+    at += step ? step : g2zt_utf8_broken(text + at, text + bytes);
   }
   *used = at;
   return made;
 }
 
-/* The length of a text without a last character that is cut off. */
-static size_t g2zt_utf8_trim(const unsigned char *text, size_t bytes) {
-  for (size_t back = 1; back <= 3 && back <= bytes; back++) {
-    const unsigned char *p = text + bytes - back;
-    if ((*p & 0xC0) == 0x80) continue;
-    return *p >= 0xC0 && g2zt_utf8_step(p, text + bytes) == -(int)back ? bytes - back : bytes;
-  }
-  return bytes;
-}
-
-typedef struct g2zt_repair { /* room for texts that need one */
+typedef struct g2zt_repair { /* memory for repaired texts */
   unsigned char *bytes;
   size_t capacity;
 } g2zt_repair;
 
-/* Points *text at valid UTF-8: itself, or a repaired copy in `repair`. strict: fails instead. */
+/* Makes *text valid UTF-8: unchanged, or a repaired copy in `repair`. strict: fails instead. */
 static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, int strict,
                                   const unsigned char **text, size_t *bytes) {
   size_t valid = g2zt_utf8_valid(*text, *bytes);
@@ -414,36 +395,20 @@ static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, i
 /* ===== pieces ============================================================
  * In:  valid text. Out: where its pieces end, by GPT-2's pattern,
  *        's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
- * Law: a run of one class that is not white space is a piece, with one space before it. Of a run of
- *      white space the last character splits off where something follows. Where a piece ends is
- *      certain once the character behind it and the two bytes after an apostrophe are known. */
+ * Law: a run of one class other than white space is a piece, with one space before it. The last
+ *      character of a run of white space begins the next piece if text follows. The end of a piece
+ *      is certain once the character after it and the two bytes after an apostrophe are known. */
 
-#define G2ZT_CERTAIN 64 /* more than that: what ends so many bytes before the end stays */
+#define G2ZT_CERTAIN 64 /* pieces that end so many bytes before the end of a text are certain */
 
-/* The bytes of the contraction at the apostrophe p; 0: none. */
+/* The length of the contraction at the apostrophe p; 0: none. */
 static size_t g2zt_contraction(const unsigned char *p, const unsigned char *end) {
   int one = end - p > 1 ? p[1] : 0, two = end - p > 2 ? p[2] : 0;
   if (one == 's' || one == 'd' || one == 'm' || one == 't') return 2;
   return (one == 'l' && two == 'l') || ((one == 'v' || one == 'r') && two == 'e') ? 3 : 0;
 }
 
-/* Skips letters of ASCII, eight bytes at a time: a loop over bytes would mispredict the end of
- * nearly every word. In `others` the top bit of a byte says that it is no letter; no sum of 7-bit
- * values carries into the next byte. */
-static inline const unsigned char *g2zt_skip_letters(const unsigned char *p,
-                                                     const unsigned char *end) {
-  const uint64_t ones = 0x0101010101010101u, top = 0x80 * ones;
-  for (uint64_t eight; end - p >= 8; p += 8) {
-    memcpy(&eight, p, 8);
-    uint64_t small = (eight & ~top) | 0x20 * ones;
-    uint64_t from_a = small + (0x80 - 'a') * ones, above_z = small + (0x80 - 'z' - 1) * ones;
-    uint64_t others = (~from_a | above_z | eight) & top;
-    if (others) return p + __builtin_ctzll(others) / 8;
-  }
-  return p;
-}
-
-/* Where the piece ends that starts at p. */
+/* The end of the piece that starts at p. */
 static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
                                                   const unsigned char *p,
                                                   const unsigned char *end) {
@@ -452,7 +417,18 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
   if (*p == ' ' && p + 1 < end) at++;
   int kind = g2zt_class(classes, at, &next);
   if (kind == G2ZT_LETTER) {
-    next = g2zt_skip_letters(next, end);
+    /* Skip ASCII letters, eight at a time: a loop over bytes mispredicts the end of nearly every
+     * word. The top bit of a byte in `others` marks a byte that is no letter; no sum of 7-bit
+     * values carries into the next byte. */
+    const uint64_t ones = 0x0101010101010101u, top = 0x80 * ones;
+    uint64_t others = 0;
+    for (uint64_t eight; !others && end - next >= 8;
+         next += others ? __builtin_ctzll(others) / 8 : 8) {
+      memcpy(&eight, next, 8);
+      uint64_t small = (eight & ~top) | 0x20 * ones;
+      uint64_t from_a = small + (0x80 - 'a') * ones, above_z = small + (0x80 - 'z' - 1) * ones;
+      others = (~from_a | above_z | eight) & top;
+    }
     if (next < end && *next < 0x80 && classes[*next] != G2ZT_LETTER) return next;
   }
   if (kind != G2ZT_WHITE) {
@@ -464,8 +440,8 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
   return at == end || last == p ? at : last;
 }
 
-/* The bytes of the White_Space character at p; 0: another character, or an incomplete one. It needs
- * no table, and no valid text around it. */
+/* The length of the White_Space character at p; 0: another character, or an incomplete one. Needs
+ * neither a table nor valid text. */
 static size_t g2zt_white_bytes(const unsigned char *p, const unsigned char *end) {
   if (p == end) return 0;
   if (*p == ' ' || (*p >= 0x09 && *p <= 0x0D)) return 1;
@@ -482,7 +458,7 @@ G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
   const unsigned char *begin = (const unsigned char *)text, *end = begin + bytes;
   for (size_t p = bytes; p-- > 1;) {
     if (!g2zt_white_bytes(begin + p, end)) continue;
-    int white_before = 0; /* these bytes start characters, whatever stands around them */
+    int white_before = 0; /* these bytes begin characters in valid and in invalid text */
     for (size_t back = 1; back <= 3 && back <= p; back++)
       white_before |= g2zt_white_bytes(begin + p - back, begin + p) == back;
     if (!white_before) return p;
@@ -491,13 +467,12 @@ G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
 }
 
 /* ===== tables ============================================================
- * In:  byte strings; pairs of numbers. Out: the number of a string; the value of a pair; the least
- *      pair.
- * Law: strings and pairs are in hash tables with linear probing, at most half full; nothing is ever
- *      removed. A heap has room before something is pushed. */
+ * In:  byte strings. Out: the number of a string; the least of many items.
+ * Law: strings are in a hash table with linear probing, at most half full; nothing is ever removed.
+ *      The caller grows a heap before it pushes. */
 
-typedef struct g2zt_words { /* a set of byte strings, numbered as they come */
-  unsigned char *bytes;     /* one after the other */
+typedef struct g2zt_words { /* a set of byte strings, numbered in the order of their arrival */
+  unsigned char *bytes;     /* all strings, concatenated */
   size_t bytes_capacity;
   uint32_t *starts;         /* [count + 1] */
   size_t starts_capacity;
@@ -516,8 +491,9 @@ static inline size_t g2zt_word_bytes(const g2zt_words *words, size_t word) {
   return words->starts[word + 1] - words->starts[word];
 }
 
-/* The slot of a word: its own, or the empty one where it would be entered. */
-static size_t g2zt_words_slot(const g2zt_words *words, const unsigned char *bytes, size_t count) {
+/* The slot of a word: its own, or the empty one where it belongs. */
+static inline size_t g2zt_words_slot(const g2zt_words *words, const unsigned char *bytes,
+                                     size_t count) {
   const uint64_t odd = 0x9E3779B97F4A7C15u;
   uint64_t hash = count * odd;
   for (size_t at = 0; at < count; at += 8) {
@@ -536,29 +512,27 @@ static size_t g2zt_words_slot(const g2zt_words *words, const unsigned char *byte
   return slot;
 }
 
-/* The number of a word, or -1. The set is not empty. */
-static int64_t g2zt_words_find(const g2zt_words *words, const unsigned char *bytes, size_t count) {
+/* The number of a word, or -1. The set must not be empty. */
+static inline int64_t g2zt_words_find(const g2zt_words *words, const unsigned char *bytes,
+                                      size_t count) {
   return (int64_t)words->table[g2zt_words_slot(words, bytes, count)] - 1;
 }
 
-static g2z_status g2zt_words_widen(g2z_services *services, g2zt_words *words) {
-  size_t slots = words->slots ? words->slots * 2 : 1024;
-  void *memory;
-  G2ZT_TRY(g2z_allocate(services, slots, sizeof *words->table, &memory));
-  g2z_release(services, words->table);
-  words->table = (uint32_t *)memory;
-  words->slots = slots;
-  for (size_t word = 0; word < words->count; word++)
-    words->table[g2zt_words_slot(words, words->bytes + words->starts[word],
-                                 g2zt_word_bytes(words, word))] = (uint32_t)word + 1;
-  return G2Z_OK;
-}
-
-/* The number of a word, which is added when it is new: then it is the count before. */
+/* Finds or adds a word. *word: its number; for a new word the count before the call. */
 static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
                                  const unsigned char *bytes, size_t count, size_t *word) {
   size_t used = words->count ? words->starts[words->count] : 0;
-  if (words->count * 2 >= words->slots) G2ZT_TRY(g2zt_words_widen(services, words));
+  if (words->count * 2 >= words->slots) {
+    void *memory;
+    size_t slots = words->slots ? words->slots * 2 : 1024;
+    G2ZT_TRY(g2z_allocate(services, slots, sizeof *words->table, &memory));
+    g2z_release(services, words->table);
+    words->table = (uint32_t *)memory;
+    words->slots = slots;
+    for (size_t i = 0; i < words->count; i++)
+      words->table[g2zt_words_slot(words, words->bytes + words->starts[i],
+                                   g2zt_word_bytes(words, i))] = (uint32_t)i + 1;
+  }
   size_t slot = g2zt_words_slot(words, bytes, count);
   *word = words->table[slot] ? words->table[slot] - 1 : words->count;
   if (words->table[slot]) return G2Z_OK;
@@ -576,54 +550,17 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
   return G2Z_OK;
 }
 
-typedef struct g2zt_pair { /* two neighbours, and what the table's owner knows of them */
+typedef struct g2zt_pair { /* two ids; a word of 8 bytes in a set of pairs */
   uint32_t left, right;
-  uint32_t value;          /* 0: an empty slot */
 } g2zt_pair;
 
-typedef struct g2zt_pairs {
-  g2zt_pair *slots;
-  size_t count, capacity;  /* a power of two; 0 before the first */
-} g2zt_pairs;
-
-static inline g2zt_pair *g2zt_pairs_slot(const g2zt_pairs *pairs, uint32_t left, uint32_t right) {
-  uint64_t hash = ((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u;
-  size_t mask = pairs->capacity - 1, at = (size_t)(hash ^ hash >> 32) & mask;
-  while (pairs->slots[at].value &&
-         (pairs->slots[at].left != left || pairs->slots[at].right != right))
-    at = (at + 1) & mask;
-  return &pairs->slots[at];
+static inline g2zt_pair g2zt_pair_at(const g2zt_words *pairs, size_t number) {
+  g2zt_pair pair;
+  memcpy(&pair, pairs->bytes + number * sizeof pair, sizeof pair);
+  return pair;
 }
 
-/* The value of a pair; 0: not in the table. */
-static inline uint32_t g2zt_pairs_find(const g2zt_pairs *pairs, uint32_t left, uint32_t right) {
-  return pairs->capacity ? g2zt_pairs_slot(pairs, left, right)->value : 0;
-}
-
-/* Adds a pair that is not in the table. */
-static g2z_status g2zt_pairs_add(g2z_services *services, g2zt_pairs *pairs, uint32_t left,
-                                 uint32_t right, uint32_t value) {
-  if (pairs->count * 2 >= pairs->capacity) {
-    g2zt_pairs larger = *pairs;
-    void *memory;
-    larger.capacity = pairs->capacity ? pairs->capacity * 2 : 1024;
-    G2ZT_TRY(g2z_allocate(services, larger.capacity, sizeof *larger.slots, &memory));
-    larger.slots = (g2zt_pair *)memory;
-    for (size_t i = 0; i < pairs->capacity; i++)
-      if (pairs->slots[i].value)
-        *g2zt_pairs_slot(&larger, pairs->slots[i].left, pairs->slots[i].right) = pairs->slots[i];
-    g2z_release(services, pairs->slots);
-    *pairs = larger;
-  }
-  g2zt_pair *slot = g2zt_pairs_slot(pairs, left, right);
-  slot->left = left;
-  slot->right = right;
-  slot->value = value;
-  pairs->count++;
-  return G2Z_OK;
-}
-
-typedef struct g2zt_item { /* the least first, then the least second, comes first */
+typedef struct g2zt_item { /* ordered by first, then by second */
   uint64_t first, second;
 } g2zt_item;
 
@@ -644,7 +581,7 @@ static void g2zt_heap_push(g2zt_heap *heap, uint64_t first, uint64_t second) {
   items[hole] = item;
 }
 
-/* Takes items[0] off. */
+/* Removes items[0], the least. */
 static void g2zt_heap_pop(g2zt_heap *heap) {
   g2zt_item *items = heap->items, *last = &items[--heap->count];
   size_t hole = 0, child;
@@ -657,22 +594,20 @@ static void g2zt_heap_pop(g2zt_heap *heap) {
 }
 
 /* ===== vocabulary ========================================================
- * In:  merges, in order. Out: tokens, their ids, and what two ids make.
- * Law: ids follow from the merges alone. A merge joins older tokens, so its id exceeds theirs: what
- *      a merge makes possible always comes later. */
+ * In:  merges, in order. Out: tokens, their ids, and the id that two ids make.
+ * Law: ids follow from the merges alone. A merge joins older tokens, so its id exceeds theirs: a
+ *      merge enables only later merges. */
 
 struct g2z_tokenizer {
   g2z_services *services;
-  g2zt_words tokens;        /* all but <|endoftext|>, in the order of their ids */
-  g2zt_pairs joins;         /* two ids -> the id that they make */
-  uint64_t may_join[16384]; /* a bit for each hash of two ids: 0 where none of them make one */
-  g2zt_pair *merges;        /* [tokens.count - 256]: the same in order */
-  size_t merges_capacity;
+  g2zt_words tokens;        /* all except <|endoftext|>, in the order of their ids */
+  g2zt_words merges;        /* pairs of ids: number i makes 256 + i */
+  uint64_t may_join[16384]; /* one bit per hash of two ids; 0: none of these pairs make an id */
   int32_t byte_ids[256];
   unsigned char *classes;   /* [G2ZT_CLASSIFIED] */
 };
 
-/* GPT-2's order of the bytes: those that print in Latin-1 first, and then the other 68. */
+/* GPT-2's order of the bytes: first those that print in Latin-1, then the other 68. */
 static int g2zt_byte_of_id(int id) {
   if (id < 94) return id + 33;         /* !..~ */
   if (id < 106) return id - 94 + 161;  /* inverted exclamation mark..not sign */
@@ -681,7 +616,7 @@ static int g2zt_byte_of_id(int id) {
   return id < 255 ? id - 221 + 127 : 173;
 }
 
-/* The byte-level vocabulary, to which merges may be added. */
+/* The byte-level vocabulary. Merges may be added to it. */
 static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
   void *memory;
   *out = NULL;
@@ -700,50 +635,40 @@ static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out
   return status;
 }
 
-/* The place of two ids among the 2^20 bits of may_join. */
+/* The index of two ids among the 2^20 bits of may_join. */
 static inline size_t g2zt_join_bit(uint32_t left, uint32_t right) {
   return (size_t)(((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u >> 44);
 }
 
-/* The id that two make; 0: they make none. Most do not, and may_join says so in 128 KiB, which stay
- * in a processor's cache. */
-static inline uint32_t g2zt_join(const g2z_tokenizer *tokenizer, uint32_t left, uint32_t right) {
-  size_t bit = g2zt_join_bit(left, right);
-  if (!(tokenizer->may_join[bit / 64] >> bit % 64 & 1)) return 0;
-  return g2zt_pairs_find(&tokenizer->joins, left, right);
-}
-
-/* The next id is the merge of two that exist. G2Z_FORMAT's sentence is only the reason. */
+/* Adds the merge of two tokens; it makes the next id. G2Z_FORMAT's sentence is only the reason. */
 static g2z_status g2zt_tokenizer_join(g2z_tokenizer *tokenizer, uint32_t left, uint32_t right) {
   g2z_services *services = tokenizer->services;
   g2zt_words *tokens = &tokenizer->tokens;
-  size_t merge = tokens->count - 256, a = g2zt_word_bytes(tokens, left), id;
+  const g2zt_pair pair = {left, right};
+  size_t next = tokens->count, a = g2zt_word_bytes(tokens, left), id;
   size_t b = g2zt_word_bytes(tokens, right);
   unsigned char joined[G2ZT_TOKEN_BYTES];
   if (a + b > sizeof joined)
     return g2z_fail(services, G2Z_FORMAT, "a token of %zu bytes; at most %d are supported", a + b,
                     G2ZT_TOKEN_BYTES);
-  if (tokens->count + 1 >= G2ZT_VOCAB_MAX)
+  if (next + 1 >= G2ZT_VOCAB_MAX)
     return g2z_fail(services, G2Z_FORMAT, "more than %d tokens", G2ZT_VOCAB_MAX);
   memcpy(joined, tokens->bytes + tokens->starts[left], a);
   memcpy(joined + a, tokens->bytes + tokens->starts[right], b);
-  G2ZT_GROW(services, g2zt_pair, tokenizer->merges, tokenizer->merges_capacity, merge, merge + 1);
   G2ZT_TRY(g2zt_words_add(services, tokens, joined, a + b, &id));
-  if (id != merge + 256)
-    return g2z_fail(services, G2Z_FORMAT, "makes the token that has id %d already", (int)id);
-  tokenizer->merges[merge].left = left;
-  tokenizer->merges[merge].right = right;
+  if (id != next)
+    return g2z_fail(services, G2Z_FORMAT, "makes the token that has id %zu already", id);
   size_t bit = g2zt_join_bit(left, right);
   tokenizer->may_join[bit / 64] |= (uint64_t)1 << bit % 64;
-  return g2zt_pairs_add(services, &tokenizer->joins, left, right, (uint32_t)id);
+  return g2zt_words_add(services, &tokenizer->merges, (const unsigned char *)&pair, sizeof pair,
+                        &id);
 }
 
 G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer) {
   if (!tokenizer) return;
   g2z_services *services = tokenizer->services;
   g2zt_words_free(services, &tokenizer->tokens);
-  g2z_release(services, tokenizer->joins.slots);
-  g2z_release(services, tokenizer->merges);
+  g2zt_words_free(services, &tokenizer->merges);
   g2z_release(services, tokenizer->classes);
   g2z_release(services, tokenizer);
 }
@@ -758,8 +683,9 @@ G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer) {
 
 G2Z_API uint64_t g2z_tokenizer_hash(const g2z_tokenizer *tokenizer) {
   uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i + 256 < tokenizer->tokens.count; i++) {
-    uint64_t ids = tokenizer->merges[i].left | (uint64_t)tokenizer->merges[i].right << 32;
+  for (size_t i = 0; i < tokenizer->merges.count; i++) {
+    const g2zt_pair merge = g2zt_pair_at(&tokenizer->merges, i);
+    uint64_t ids = merge.left | (uint64_t)merge.right << 32;
     for (int byte = 0; byte < 64; byte += 8) hash = (hash ^ (ids >> byte & 255)) * 0x100000001b3u;
   }
   return hash ? hash : 1;
@@ -777,69 +703,87 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
 
 /* ===== merging ===========================================================
  * In:  a piece. Out: its ids.
- * Law: the merge with the smallest id comes first, the leftmost of equals first: a heap of ids and
- *      places hands them out in that order. */
+ * Law: the merge with the smallest id comes first, among equals the leftmost: a heap of (id, place)
+ *      yields them in that order. */
 
-#define G2ZT_PART 1048576 /* longer pieces are merged in parts: 48 bytes of scratch for each byte */
+#define G2ZT_PART 1048576 /* longer pieces are merged in parts: 48 bytes of memory per byte */
 
-typedef struct g2zt_symbol { /* bytes of the piece; it stands at the place of the first */
+typedef struct g2zt_symbol { /* some bytes of the piece; its place is that of the first byte */
   uint32_t id;
-  uint32_t joined;           /* what it makes with the next symbol; 0: nothing */
+  uint32_t joined;           /* the id that it makes with the next symbol; 0: none */
   uint32_t next, previous;   /* places of its neighbours */
 } g2zt_symbol;
 
-typedef struct g2zt_merger { /* memory that pieces share, one after the other */
+typedef struct g2zt_merger { /* memory for one piece after the other */
   g2z_services *services;
   const g2z_tokenizer *tokenizer;
   g2zt_symbol *symbols;
   size_t symbols_capacity;
-  g2zt_heap heap;            /* (id, place) of merges that wait, and of some that became stale */
+  g2zt_heap heap;            /* (id, place) of pending merges and of stale ones */
 } g2zt_merger;
 
-/* Enters the merge of the symbol at `at` with the one at `next`, if there is one. A merge that
- * waited for `at` before is stale from here on: `joined` has another id, as no two pairs make the
- * same. */
+/* Enters the merge of the symbol at `at` with the one at `next`, if there is one. An earlier merge
+ * of `at` becomes stale: no two pairs make the same id, so `joined` changes. */
 static void g2zt_meet(g2zt_merger *merger, uint32_t at, uint32_t next) {
-  g2zt_symbol *symbols = merger->symbols;
-  uint32_t id = g2zt_join(merger->tokenizer, symbols[at].id, symbols[next].id);
-  symbols[at].joined = id;
-  if (id) g2zt_heap_push(&merger->heap, id, at);
+  const g2z_tokenizer *tokenizer = merger->tokenizer;
+  const g2zt_pair pair = {merger->symbols[at].id, merger->symbols[next].id};
+  size_t bit = g2zt_join_bit(pair.left, pair.right);
+  merger->symbols[at].joined = 0;
+  /* Most pairs make no id. may_join shows that in 128 KiB, which stay in a core's cache. */
+  if (!(tokenizer->may_join[bit / 64] >> bit % 64 & 1)) return;
+  int64_t merge = g2zt_words_find(&tokenizer->merges, (const unsigned char *)&pair, sizeof pair);
+  if (merge < 0) return;
+  merger->symbols[at].joined = (uint32_t)merge + 256;
+  g2zt_heap_push(&merger->heap, (uint64_t)merge + 256, at);
 }
 
-/* The first merge from `from` on that has this token on its left; UINT32_MAX: there is none. */
+/* The id of the first merge from `from` on whose left token is this one; UINT32_MAX: none. */
 static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t token, uint32_t from) {
   for (size_t id = from < 256 ? 256 : from; id < tokenizer->tokens.count; id++)
-    if (tokenizer->merges[id - 256].left == token) return (uint32_t)id;
+    if (g2zt_pair_at(&tokenizer->merges, id - 256).left == token) return (uint32_t)id;
   return UINT32_MAX;
 }
 
-/* Merges the symbols of `end` bytes, and returns how many bytes they stand for then: all, unless
- * the piece is open. An open piece goes on behind `end`, so the right neighbour of its last symbol
- * is not known. Merges come in the order of their ids: the last symbol is what it would be in the
- * whole piece until the turn of a merge that has it on its left. Then it may merge with what is not
- * seen, and is dropped. What remains are ids of the whole piece, up to a place that no merge
- * reaches across. */
-static uint32_t g2zt_merge_symbols(g2zt_merger *merger, uint32_t end, int open) {
+/* Turns `count` bytes of a piece into *made ids, which stand for *used bytes: all, unless the piece
+ * is open. `ids` has room for one id per byte. The symbol after an open piece is not known. Merges
+ * come in the order of their ids, so the last symbol is right until the first merge that has it on
+ * the left: it might merge with the unknown symbol, and is dropped. The remaining ids are those of
+ * the whole piece, up to a place that no merge crosses. */
+static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piece, size_t count,
+                                  int open, int32_t *ids, size_t *made, size_t *used) {
   const g2z_tokenizer *tokenizer = merger->tokenizer;
+  g2z_services *services = merger->services;
+  uint32_t end = (uint32_t)count, last = end - 1, risk = UINT32_MAX; /* this merge drops `last` */
+  G2Z_ASSERT(count && count < UINT32_MAX);
+  G2ZT_GROW(services, g2zt_symbol, merger->symbols, merger->symbols_capacity, 0, count);
+  /* A merge leaves the heap and enters at most two others. */
+  G2ZT_GROW(services, g2zt_item, merger->heap.items, merger->heap.capacity, 0, 2 * count);
   g2zt_symbol *symbols = merger->symbols;
-  uint32_t last = end - 1, risk = UINT32_MAX; /* the merge that drops the last symbol */
+  for (uint32_t i = 0; i < end; i++) {
+    symbols[i].id = (uint32_t)tokenizer->byte_ids[piece[i]];
+    symbols[i].joined = 0;
+    symbols[i].next = i + 1;
+    symbols[i].previous = i - 1; /* of the first, never read */
+  }
+  merger->heap.count = 0;
+  for (uint32_t i = 0; i < last; i++) g2zt_meet(merger, i, i + 1);
   if (open) risk = g2zt_merge_of_left(tokenizer, symbols[last].id, 0);
-  for (;;) {
+  while (end) {
     g2zt_item least = {UINT32_MAX, 0};
     if (merger->heap.count) least = merger->heap.items[0];
     uint32_t id = (uint32_t)least.first, at = (uint32_t)least.second;
     if (risk < id) {
       end = last;
-      if (end == 0) return 0;
+      if (end == 0) break;
       last = symbols[last].previous;
       symbols[last].joined = 0;
       symbols[last].next = end;
       risk = g2zt_merge_of_left(tokenizer, symbols[last].id, risk + 1);
       continue;
     }
-    if (id == UINT32_MAX) return end;
+    if (id == UINT32_MAX) break;
     g2zt_heap_pop(&merger->heap);
-    if (at >= end || symbols[at].joined != id) continue; /* dropped, or stale */
+    if (at >= end || symbols[at].joined != id) continue; /* dropped or stale */
     uint32_t right = symbols[at].next, next = symbols[right].next;
     symbols[at].id = id;
     symbols[at].next = next;
@@ -853,35 +797,14 @@ static uint32_t g2zt_merge_symbols(g2zt_merger *merger, uint32_t end, int open) 
       if (open) risk = g2zt_merge_of_left(tokenizer, id, id + 1);
     }
   }
-}
-
-/* Turns `count` bytes of a piece into ids. `ids` has room for one for each byte; *made is how many
- * there are, *used how many bytes they stand for: all, unless the piece is open. */
-static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piece, size_t count,
-                                  int open, int32_t *ids, size_t *made, size_t *used) {
-  const g2z_tokenizer *tokenizer = merger->tokenizer;
-  g2z_services *services = merger->services;
-  G2Z_ASSERT(count && count < UINT32_MAX);
-  G2ZT_GROW(services, g2zt_symbol, merger->symbols, merger->symbols_capacity, 0, count);
-  /* A merge leaves the heap and enters at most two others. */
-  G2ZT_GROW(services, g2zt_item, merger->heap.items, merger->heap.capacity, 0, 2 * count);
-  g2zt_symbol *symbols = merger->symbols;
-  for (uint32_t i = 0; i < count; i++) {
-    symbols[i].id = (uint32_t)tokenizer->byte_ids[piece[i]];
-    symbols[i].joined = 0;
-    symbols[i].next = i + 1;
-    symbols[i].previous = i - 1; /* of the first, never read */
-  }
-  merger->heap.count = 0;
-  for (uint32_t i = 0; i + 1 < count; i++) g2zt_meet(merger, i, i + 1);
-  *used = g2zt_merge_symbols(merger, (uint32_t)count, open);
+  *used = end;
   *made = 0;
-  for (size_t i = 0; i < *used; i = symbols[i].next) ids[(*made)++] = (int32_t)symbols[i].id;
+  for (uint32_t i = 0; i < end; i = symbols[i].next) ids[(*made)++] = (int32_t)symbols[i].id;
   return G2Z_OK;
 }
 
-/* The same for a piece of any length, a MiB at a time: each part ends where nothing behind it can
- * change its ids, and the next begins there as a piece does. */
+/* The same for a piece of any length, in parts of a MiB: a part ends where no later byte can change
+ * its ids, and the next part begins there like a piece. */
 static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, size_t count,
                              int open, int32_t *ids, size_t *made, size_t *used) {
   *made = *used = 0;
@@ -900,20 +823,20 @@ static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, si
 
 /* ===== encoding ==========================================================
  * In:  text, or ids. Out: ids, appended to a list, or their bytes.
- * Law: bytes -> valid text -> pieces -> cache -> merges -> ids. What stands in the cache is what
+ * Law: bytes -> valid text -> pieces -> cache -> merges -> ids. The cache holds the same ids that
  *      merging would give. */
 
 #define G2ZT_WORDS_BITS 17
 #define G2ZT_WORD_BYTES 31
 #define G2ZT_WORD_IDS 7
-#define G2ZT_BATCH 64       /* pieces whose words are fetched together: their latencies overlap */
+#define G2ZT_BATCH 64       /* pieces whose cache lines are prefetched together */
 
-typedef struct g2zt_key {   /* up to 31 bytes of a piece and zeros; its length is the last byte */
+typedef struct g2zt_key {   /* up to 31 bytes of a piece, zeros, and in the last byte its length */
   uint64_t eights[4];
 } g2zt_key;
 
-typedef struct g2zt_word {  /* a piece that was merged before, in a cache line */
-  g2zt_key key;             /* zero: none, as no piece has no bytes */
+typedef struct g2zt_word {  /* a piece that was merged before */
+  g2zt_key key;             /* zero: none, since no piece is empty */
   int32_t ids[G2ZT_WORD_IDS];
   uint32_t count;           /* of ids */
 } g2zt_word;
@@ -925,17 +848,10 @@ struct g2z_encoder {
   const g2z_tokenizer *tokenizer;
   g2zt_repair repair;
   g2zt_merger merger;
-  void *cache;              /* the block that has the words */
+  void *cache;              /* the block that holds the words */
   g2zt_word *words;         /* [1 << G2ZT_WORDS_BITS] */
   uint64_t masks[G2ZT_WORD_BYTES + 1][4]; /* row n keeps the first n bytes of a key */
 };
-
-typedef struct g2zt_batch { /* the next pieces of a text */
-  size_t count;
-  const unsigned char *starts[G2ZT_BATCH + 1]; /* and where the last one ends */
-  g2zt_key keys[G2ZT_BATCH];
-  g2zt_word *words[G2ZT_BATCH]; /* the first place of each in the cache */
-} g2zt_batch;
 
 G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
                                       g2z_encoder **out) {
@@ -964,7 +880,7 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   g2z_release(services, encoder);
 }
 
-/* The key of a piece, of which 32 bytes are read where the text has as many. */
+/* The key of a piece. It reads 32 bytes at once if the text has as many. */
 static inline g2zt_key g2zt_key_of(const g2z_encoder *encoder, const unsigned char *p, size_t bytes,
                                    const unsigned char *end) {
   g2zt_key key;
@@ -980,35 +896,10 @@ static inline g2zt_key g2zt_key_of(const g2z_encoder *encoder, const unsigned ch
   return key;
 }
 
-/* The first place of a piece. */
-static inline g2zt_word *g2zt_word_of(const g2z_encoder *encoder, const g2zt_key *key) {
-  const uint64_t *k = key->eights;
-  uint64_t hash = (k[0] * 0x9E3779B97F4A7C15u) ^ (k[1] * 0xC2B2AE3D27D4EB4Fu) ^
-                  ((k[2] ^ k[3] >> 3) * 0x165667B19E3779F9u);
-  return &encoder->words[(hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - G2ZT_WORDS_BITS)];
-}
-
 static inline int g2zt_key_equal(const g2zt_key *a, const g2zt_key *b) {
   uint64_t differs = 0;
   for (int i = 0; i < 4; i++) differs |= a->eights[i] ^ b->eights[i];
   return differs == 0;
-}
-
-/* Takes the pieces from p on that end at `limit` at the latest, and sends for their words. */
-static void g2zt_batch_fill(const g2z_encoder *encoder, const unsigned char *p,
-                            const unsigned char *limit, const unsigned char *end,
-                            g2zt_batch *batch) {
-  size_t i = 0;
-  batch->starts[0] = p;
-  while (i < G2ZT_BATCH && p < limit) {
-    const unsigned char *next = g2zt_piece_end(encoder->tokenizer->classes, p, end);
-    if (next > limit) break;
-    batch->keys[i] = g2zt_key_of(encoder, p, (size_t)(next - p), end);
-    batch->words[i] = g2zt_word_of(encoder, &batch->keys[i]);
-    __builtin_prefetch(batch->words[i]);
-    batch->starts[++i] = p = next;
-  }
-  batch->count = i;
 }
 
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
@@ -1028,16 +919,16 @@ G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens
   return status;
 }
 
-/* Appends the ids of a word. All are copied and `count` of them kept: a copy of `count` would be a
+/* Appends the ids of a word. It copies all and keeps `count`: a copy of `count` ids would be a
  * branch that is often mispredicted. */
 static inline void g2zt_append(const g2zt_word *word, g2z_tokens *out) {
   memcpy(out->ids + out->count, word->ids, sizeof word->ids);
   out->count += word->count;
 }
 
-/* Appends the ids of a piece that is not in its first place `word`. The second is the word beside
- * it. A piece that is in neither is merged and, if it is short, entered: in the first place if that
- * is free, so that what comes early, and is mostly frequent, stays there. */
+/* Appends the ids of a piece that is not in its first place `word`. Its second place is the
+ * neighbouring word. A piece in neither is merged and, if it is short, entered: in the first place
+ * if that is free. So early pieces, which are mostly frequent, stay there. */
 static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
                                     const g2zt_key *key, g2zt_word *word, g2z_tokens *out) {
   g2zt_word *second = &encoder->words[(size_t)(word - encoder->words) ^ 1];
@@ -1057,115 +948,109 @@ static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *p
   return G2Z_OK;
 }
 
-/* Appends the ids of a batch. */
-static g2z_status g2zt_encode_batch(g2z_encoder *encoder, const g2zt_batch *batch,
-                                    g2z_tokens *out) {
-  size_t bytes = (size_t)(batch->starts[batch->count] - batch->starts[0]);
-  G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, out->count + bytes + G2ZT_WORD_IDS));
-  for (size_t i = 0; i < batch->count; i++) {
-    const unsigned char *piece = batch->starts[i];
-    const g2zt_key *key = &batch->keys[i];
-    if (g2zt_key_equal(&batch->words[i]->key, key))
-      g2zt_append(batch->words[i], out);
-    else
-      G2ZT_TRY(g2zt_encode_other(encoder, piece, (size_t)(batch->starts[i + 1] - piece), key,
-                                 batch->words[i], out));
-  }
-  return G2Z_OK;
-}
-
-/* Appends ids of a long piece that has begun: `bytes` of it are certain, up to `end` text follows.
- * *used is how many bytes they stand for. The rest will be read as if a piece began there, so it
- * must not look like a contraction or begin inside of a character. */
-static g2z_status g2zt_encode_begun(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
-                                    const unsigned char *end, g2z_tokens *out, size_t *used) {
-  const g2zt_words *tokens = &encoder->tokenizer->tokens;
-  size_t made;
-  G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, out->count + bytes));
-  int32_t *ids = out->ids + out->count;
-  G2ZT_TRY(g2zt_merge(&encoder->merger, piece, bytes, 1, ids, &made, used));
-  for (; made; made--) {
-    const unsigned char *rest = piece + *used;
-    if ((*rest & 0xC0) != 0x80 && (*rest != '\'' || !g2zt_contraction(rest, end))) break;
-    *used -= g2zt_word_bytes(tokens, (size_t)ids[made - 1]);
-  }
-  out->count += made;
-  return G2Z_OK;
-}
-
 /* Appends the ids of valid text without special tokens; *used is how much of it. open: the text may
- * go on behind `bytes`, and only what no continuation changes is encoded. */
+ * continue after `bytes`, and only the part that no continuation changes is encoded. */
 static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char *text,
                                        size_t bytes, int open, g2z_tokens *out, size_t *used) {
   const unsigned char *p = text, *end = text + bytes, *limit = end;
-  size_t begun = 0;
-  g2zt_batch batch;
+  const unsigned char *starts[G2ZT_BATCH + 1]; /* of pieces, and the end of the last */
+  g2zt_key keys[G2ZT_BATCH];
+  g2zt_word *words[G2ZT_BATCH];                /* the first place of each in the cache */
   if (open) limit = bytes > G2ZT_CERTAIN ? end - G2ZT_CERTAIN : text;
   while (p < limit) {
-    g2zt_batch_fill(encoder, p, limit, end, &batch);
-    if (batch.count == 0) break;
-    G2ZT_TRY(g2zt_encode_batch(encoder, &batch, out));
-    p = batch.starts[batch.count];
+    /* find the next pieces and prefetch their words */
+    size_t count = 0;
+    starts[0] = p;
+    while (count < G2ZT_BATCH && p < limit) {
+      const unsigned char *next = g2zt_piece_end(encoder->tokenizer->classes, p, end);
+      if (next > limit) break;
+      keys[count] = g2zt_key_of(encoder, p, (size_t)(next - p), end);
+      const uint64_t *k = keys[count].eights;
+      uint64_t hash = (k[0] * 0x9E3779B97F4A7C15u) ^ (k[1] * 0xC2B2AE3D27D4EB4Fu) ^
+                      ((k[2] ^ k[3] >> 3) * 0x165667B19E3779F9u);
+      hash = (hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - G2ZT_WORDS_BITS);
+      words[count] = &encoder->words[hash];
+      __builtin_prefetch(words[count]);
+      starts[++count] = p = next;
+    }
+    if (count == 0) break;
+    /* append their ids */
+    size_t most = out->count + (size_t)(p - starts[0]) + G2ZT_WORD_IDS;
+    G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, most));
+    for (size_t i = 0; i < count; i++)
+      if (g2zt_key_equal(&words[i]->key, &keys[i])) g2zt_append(words[i], out);
+      else G2ZT_TRY(g2zt_encode_other(encoder, starts[i], (size_t)(starts[i + 1] - starts[i]),
+                                      &keys[i], words[i], out));
   }
-  if (open && limit - p >= G2ZT_PART)
-    G2ZT_TRY(g2zt_encode_begun(encoder, p, (size_t)(limit - p), end, out, &begun));
-  *used = (size_t)(p - text) + begun;
+  *used = (size_t)(p - text);
+  if (!open || limit - p < G2ZT_PART) return G2Z_OK;
+  /* Part of a long piece that has begun. The rest will be read as if a piece began there, so it
+   * must not look like a contraction or begin inside a character. */
+  size_t made, begun;
+  G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, out->count + (size_t)(limit - p)));
+  int32_t *ids = out->ids + out->count;
+  G2ZT_TRY(g2zt_merge(&encoder->merger, p, (size_t)(limit - p), 1, ids, &made, &begun));
+  for (; made; made--) {
+    const unsigned char *rest = p + begun;
+    if ((*rest & 0xC0) != 0x80 && (*rest != '\'' || !g2zt_contraction(rest, end))) break;
+    begun -= g2zt_word_bytes(&encoder->tokenizer->tokens, (size_t)ids[made - 1]);
+  }
+  out->count += made;
+  *used += begun;
   return G2Z_OK;
 }
 
-/* Where the next <|endoftext|> begins; `end` when there is none. */
-static const unsigned char *g2zt_find_eot(const unsigned char *p, const unsigned char *end) {
-  for (; (size_t)(end - p) >= G2ZT_EOT_BYTES; p++) {
-    p = (const unsigned char *)memchr(p, '<', (size_t)(end - p) - (G2ZT_EOT_BYTES - 1));
-    if (!p) break;
-    if (memcmp(p, G2ZT_EOT, G2ZT_EOT_BYTES) == 0) return p;
-  }
-  return end;
-}
-
-/* The same where <|endoftext|> stands for its id. What is around it is encoded on its own, as
- * tiktoken and Hugging Face do. */
-static g2z_status g2zt_encode_special(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
-                                      int open, g2z_tokens *out, size_t *used) {
-  const unsigned char *p = text, *end = text + bytes;
-  for (;;) {
-    const unsigned char *eot = g2zt_find_eot(p, end);
-    G2ZT_TRY(g2zt_encode_ordinary(encoder, p, (size_t)(eot - p), open && eot == end, out, used));
-    *used += (size_t)(p - text);
-    if (eot == end) return G2Z_OK;
-    G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, out->count + 1));
-    out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
-    p = eot + G2ZT_EOT_BYTES;
-  }
-}
-
-/* Both public calls: a text that is complete, or open. */
+/* used NULL: the text is complete. */
 static g2z_status g2zt_encode(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
-                              int flags, int open, g2z_tokens *out, size_t *used) {
+                              int flags, g2z_tokens *out, size_t *used) {
   const unsigned char *valid = text;
-  if (open) bytes = g2zt_utf8_trim(text, bytes);
-  size_t valid_bytes = bytes, before = out->count;
+  size_t all, valid_bytes, before = out->count;
+  const int open = used != NULL;
+  if (!open) used = &all;
+  /* without a last character that is cut off */
+  for (size_t back = 1; open && back <= 3 && back <= bytes; back++) {
+    const unsigned char *p = text + bytes - back;
+    if ((*p & 0xC0) == 0x80) continue;
+    if (*p >= 0xC0 && !g2z_utf8_length(p, text + bytes) &&
+        g2zt_utf8_broken(p, text + bytes) == back)
+      bytes -= back;
+    break;
+  }
   *used = 0;
+  valid_bytes = bytes;
   if (bytes == 0) return G2Z_OK;
   G2ZT_TRY(g2zt_valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
                            &valid_bytes));
-  g2z_status status = flags & G2Z_ENCODE_ALLOW_SPECIAL
-                          ? g2zt_encode_special(encoder, valid, valid_bytes, open, out, used)
-                          : g2zt_encode_ordinary(encoder, valid, valid_bytes, open, out, used);
-  if (status != G2Z_OK) out->count = before;
+  /* Text around a special <|endoftext|> is encoded separately, as by tiktoken and Hugging Face. */
+  const unsigned char *p = valid, *end = valid + valid_bytes, *eot;
+  for (;; p = eot + G2ZT_EOT_BYTES) {
+    eot = flags & G2Z_ENCODE_ALLOW_SPECIAL
+              ? (const unsigned char *)memmem(p, (size_t)(end - p), G2ZT_EOT, G2ZT_EOT_BYTES)
+              : NULL;
+    g2z_status status = g2zt_encode_ordinary(encoder, p, (size_t)((eot ? eot : end) - p),
+                                             open && !eot, out, used);
+    if (status == G2Z_OK && eot)
+      status = g2z_tokens_reserve(encoder->services, out, out->count + 1);
+    if (status != G2Z_OK) {
+      out->count = before;
+      return status;
+    }
+    if (!eot) break;
+    out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
+  }
+  *used += (size_t)(p - valid);
   if (valid != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* back in given bytes */
-  return status;
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                               g2z_tokens *out) {
-  size_t used;
-  return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, 0, out, &used);
+  return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, out, NULL);
 }
 
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used) {
-  return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, 1, out, used);
+  return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, out, used);
 }
 
 G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
@@ -1178,8 +1063,8 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
     if (!g2z_tokenizer_token(tokenizer, ids[i], &length))
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
                       "id %" PRId32 " at position %zu is not below the vocabulary's %d; decode "
-                      "with the vocabulary that encoded",
-                      ids[i], i, g2z_tokenizer_vocab(tokenizer));
+                      "with the vocabulary that encoded", ids[i], i,
+                      g2z_tokenizer_vocab(tokenizer));
     total += length;
   }
   G2ZT_TRY(g2z_allocate(services, total + 1, 1, &memory));
@@ -1193,11 +1078,11 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
 }
 
 /* ===== vocabulary files ==================================================
- * In:  merge lists and JSON. Out: a vocabulary; and the same in the other direction.
- * Law: what does not give GPT-2's ids is refused, with the line or number where that shows. */
+ * In:  merge lists and JSON. Out: a vocabulary; and the files of a vocabulary.
+ * Law: a file that does not give GPT-2's ids is refused, with the line or number of the reason. */
 
-/* A token as files show it, NUL behind it: each byte as a character that prints, itself or U+0100 +
- * its place among the other 68, in UTF-8. */
+/* A token as it stands in files, with a NUL: each byte as a printable character in UTF-8, itself or
+ * U+0100 + its index among the other 68. */
 static void g2zt_token_put(const g2z_tokenizer *tokenizer, int id,
                            char out[2 * G2ZT_TOKEN_BYTES + 1]) {
   size_t bytes, length = 0;
@@ -1210,27 +1095,26 @@ static void g2zt_token_put(const g2z_tokenizer *tokenizer, int id,
   out[length] = 0;
 }
 
-/* The inverse: the bytes that `count` bytes of UTF-8 in a file stand for; 0 when they are not such
- * a text, or longer than a token may be. */
+/* The inverse: the bytes of a token in a file; 0: it is not such a text, or it is too long. */
 static size_t g2zt_token_get(const g2z_tokenizer *tokenizer, const unsigned char *text,
                              size_t count, unsigned char out[G2ZT_TOKEN_BYTES]) {
   size_t length = 0;
   for (size_t at = 0; at < count; length++) {
-    int step = g2zt_utf8_step(text + at, text + count);
+    size_t step = g2z_utf8_length(text + at, text + count);
     if (step < 1 || step > 2 || length == G2ZT_TOKEN_BYTES) return 0;
     int c = step == 1 ? text[at] : (text[at] & 0x1F) << 6 | (text[at + 1] & 0x3F);
     if (c < 256 ? tokenizer->byte_ids[c] >= 188 : c >= 256 + 68) return 0;
     out[length] = (unsigned char)(c < 256 ? c : g2zt_byte_of_id(188 + c - 256));
-    at += (size_t)step;
+    at += step;
   }
   return length;
 }
 
-typedef struct g2zt_reading { /* where a vocabulary file is being read */
+typedef struct g2zt_reading { /* the position in a vocabulary file */
   g2z_services *services;
   const char *label;          /* "gpt2/vocab.bpe" */
   const char *unit;           /* "line", "merge" or "token", */
-  size_t number;              /* and which one, for error sentences */
+  size_t number;              /* and its number: for messages */
   g2z_tokenizer *tokenizer;
   unsigned char *text;        /* the last unescaped string */
   size_t text_capacity;
@@ -1247,7 +1131,7 @@ static g2z_status g2zt_reading_fail(g2zt_reading *reading, const char *format, .
                   reading->number, reason);
 }
 
-/* Up to 48 bytes of a file as something that may stand in a sentence. */
+/* Up to 48 bytes of a file in a form for messages. */
 typedef struct g2zt_shown {
   char text[48 * 4 + 4];
 } g2zt_shown;
@@ -1255,14 +1139,14 @@ static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
   g2zt_shown shown;
   size_t length = 0;
   for (size_t i = 0; i < count && i < 48; i++) {
-    int valid = g2zt_utf8_step(bytes + i, bytes + count);
-    if (bytes[i] < 0x20 || bytes[i] == 0x7F || valid < 1) {
+    size_t valid = g2z_utf8_length(bytes + i, bytes + count);
+    if (bytes[i] < 0x20 || bytes[i] == 0x7F || !valid) {
       length += (size_t)snprintf(shown.text + length, 5, "\\x%02x", bytes[i]);
       continue;
     }
-    memcpy(shown.text + length, bytes + i, (size_t)valid);
-    length += (size_t)valid;
-    i += (size_t)valid - 1;
+    memcpy(shown.text + length, bytes + i, valid);
+    length += valid;
+    i += valid - 1;
   }
   memcpy(shown.text + length, count > 48 ? "..." : "", count > 48 ? 4 : 1);
   return shown;
@@ -1284,9 +1168,8 @@ static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *li
     size_t count = g2zt_token_get(tokenizer, text, length, token);
     int64_t id = count ? g2zt_words_find(&tokenizer->tokens, token, count) : -1;
     if (id < 0)
-      return g2zt_reading_fail(reading,
-                               "\"%s\" is neither a byte nor made by a merge before; give a "
-                               "byte-level BPE vocabulary as GPT-2's",
+      return g2zt_reading_fail(reading, "\"%s\" is neither a byte nor made by an earlier merge; "
+                               "give a byte-level BPE vocabulary like GPT-2's",
                                g2zt_show(text, length).text);
     ids[i] = (uint32_t)id;
   }
@@ -1297,7 +1180,7 @@ static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *li
   return g2zt_reading_fail(reading, "%s", reason);
 }
 
-/* vocab.bpe, merges.txt: a merge for each line. */
+/* vocab.bpe, merges.txt: one merge per line. */
 static g2z_status g2zt_read_merges(g2zt_reading *reading, const unsigned char *line,
                                    const unsigned char *end) {
   for (const unsigned char *next; line < end; line = next) {
@@ -1311,7 +1194,7 @@ static g2z_status g2zt_read_merges(g2zt_reading *reading, const unsigned char *l
   return G2Z_OK;
 }
 
-/* Unescapes a JSON string behind the first `*bytes` of the reading's text, and counts it there. */
+/* Appends a JSON string, unescaped, to the first `*bytes` of the reading's text. */
 static g2z_status g2zt_read_text(g2zt_reading *reading, g2z_json_text text, size_t *bytes) {
   G2ZT_GROW(reading->services, unsigned char, reading->text, reading->text_capacity, *bytes,
             *bytes + text.bytes + 1);
@@ -1370,7 +1253,7 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
   return G2Z_OK;
 }
 
-/* tokenizer.json, added_tokens: those beyond the vocabulary change nothing in ordinary text. */
+/* tokenizer.json, added_tokens: tokens outside the vocabulary do not change ordinary text. */
 static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
   int eot = g2z_tokenizer_eot(reading->tokenizer);
   g2z_json_text key;
@@ -1394,45 +1277,37 @@ static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
   return G2Z_OK;
 }
 
-/* tokenizer.json, pre_tokenizer: anything but GPT-2's would cut texts into other pieces. */
-static g2z_status g2zt_read_json_pieces(g2z_json *json) {
-  static const char refusal[] =
-      "pre_tokenizer must be of type ByteLevel, without add_prefix_space and with use_regex, as "
-      "GPT-2's; other patterns are not supported";
-  int byte_level = 0;
-  g2z_json_text key;
-  if (g2z_json_peek(json) != '{') return g2z_json_fail(json, "%s", refusal);
-  g2z_json_enter(json, '{');
-  while (g2z_json_next(json, '}', &key)) {
-    int regex = g2z_json_is(&key, "use_regex");
-    if (g2z_json_is(&key, "type")) {
-      g2z_json_text type = g2z_json_string(json);
-      byte_level = g2z_json_is(&type, "ByteLevel");
-    } else if (regex || g2z_json_is(&key, "add_prefix_space")) {
-      if (g2z_json_bool(json) != regex) return g2z_json_fail(json, "%s", refusal);
-    } else {
-      g2z_json_skip(json);
-    }
+#define G2ZT_AFFIX "a suffix or prefix of words is not supported; GPT-2 has none"
+#define G2ZT_PIECES                                                                         \
+  "pre_tokenizer must be of type ByteLevel, without add_prefix_space and with use_regex, like " \
+  "GPT-2's; other patterns are not supported"
+/* Members of tokenizer.json that would change the ids; each has this value or null. */
+static const struct { const char *object, *member, *value, *refusal; } g2zt_facts[] = {
+    {"model", "type", "\"BPE\"", "model.type must be BPE, as GPT-2's"},
+    {"model", "end_of_word_suffix", "\"\"", G2ZT_AFFIX},
+    {"model", "continuing_subword_prefix", "\"\"", G2ZT_AFFIX},
+    {"pre_tokenizer", "type", "\"ByteLevel\"", G2ZT_PIECES},
+    {"pre_tokenizer", "use_regex", "true", G2ZT_PIECES},
+    {"pre_tokenizer", "add_prefix_space", "false", G2ZT_PIECES},
+    {"", "normalizer", "null", "a normalizer is not supported; GPT-2 has none (null)"}};
+
+/* Reads a member; returns whether it is a fact with its value. Another value than null fails. */
+static int g2zt_read_json_fact(g2z_json *json, const char *object, const g2z_json_text *key) {
+  g2z_json_peek(json); /* moves to the value */
+  const char *value = (const char *)json->at;
+  g2z_json_skip(json);
+  size_t bytes = (size_t)((const char *)json->at - value);
+  for (size_t i = 0; i < sizeof g2zt_facts / sizeof *g2zt_facts; i++) {
+    const char *want = g2zt_facts[i].value;
+    if (strcmp(object, g2zt_facts[i].object) || !g2z_json_is(key, g2zt_facts[i].member)) continue;
+    if (bytes == strlen(want) && memcmp(value, want, bytes) == 0) return 1;
+    if (bytes != 4 || memcmp(value, "null", 4)) g2z_json_fail(json, "%s", g2zt_facts[i].refusal);
   }
-  return byte_level ? G2Z_OK : g2z_json_fail(json, "%s", refusal);
+  return 0;
 }
 
-/* tokenizer.json, model: type and affixes must be GPT-2's, or null; other members are skipped. */
-static void g2zt_read_json_model(g2z_json *json, const g2z_json_text *key) {
-  const int type = g2z_json_is(key, "type"), affix = g2z_json_is(key, "end_of_word_suffix") ||
-                                                     g2z_json_is(key, "continuing_subword_prefix");
-  if ((!type && !affix) || g2z_json_peek(json) != '"') {
-    g2z_json_skip(json);
-    return;
-  }
-  const g2z_json_text text = g2z_json_string(json);
-  if (type ? !g2z_json_is(&text, "BPE") : text.bytes > 0)
-    g2z_json_fail(json, type ? "model.type must be BPE, as GPT-2's"
-                             : "a suffix or prefix of words is not supported; GPT-2 has none");
-}
-
-/* One walk through tokenizer.json. Its members come in any order and the rest is checked against
- * the merges, so the first walk takes only these; the second (check = 1) all else that matters. */
+/* One walk through tokenizer.json, whose members come in any order. Everything is checked against
+ * the merges, so the first walk reads only them; the second (check = 1) reads all other members. */
 static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const void *text,
                                       size_t bytes) {
   g2z_json json;
@@ -1442,37 +1317,36 @@ static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const vo
   g2z_json_open(&json, reading->services, reading->label, text, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
-    if (g2z_json_is(&key, "model") && g2z_json_peek(&json) == '{') {
+    const int object = g2z_json_peek(&json) == '{';
+    if (object && g2z_json_is(&key, "model")) {
       g2z_json_enter(&json, '{');
       while (g2z_json_next(&json, '}', &key)) {
-        if (g2z_json_is(&key, "merges") && !check && !merges++) {
+        if (g2z_json_is(&key, "merges") && !check && !merges++)
           G2ZT_TRY(g2zt_read_json_merges(reading, &json));
-        } else if (g2z_json_is(&key, "vocab") && check && !vocab++) {
+        else if (g2z_json_is(&key, "vocab") && check && !vocab++)
           G2ZT_TRY(g2zt_read_json_vocab(reading, &json));
-        } else {
-          g2zt_read_json_model(&json, &key);
-        }
+        else g2zt_read_json_fact(&json, "model", &key);
       }
+    } else if (object && check && g2z_json_is(&key, "pre_tokenizer")) {
+      g2z_json_enter(&json, '{');
+      while (g2z_json_next(&json, '}', &key))
+        pieces |= g2zt_read_json_fact(&json, "pre_tokenizer", &key) && g2z_json_is(&key, "type");
     } else if (check && g2z_json_is(&key, "added_tokens")) {
       G2ZT_TRY(g2zt_read_json_added(reading, &json));
-    } else if (check && g2z_json_is(&key, "pre_tokenizer")) {
-      G2ZT_TRY(g2zt_read_json_pieces(&json));
-      pieces = 1;
-    } else if (check && g2z_json_is(&key, "normalizer") && g2z_json_peek(&json) != 'n') {
-      return g2z_json_fail(&json, "a normalizer is not supported; GPT-2 has none (null)");
     } else {
-      g2z_json_skip(&json);
+      g2zt_read_json_fact(&json, check ? "" : "nothing yet", &key);
     }
   }
   G2ZT_TRY(g2z_json_close(&json));
   if (check ? vocab && pieces : merges) return G2Z_OK;
   return g2z_fail(reading->services, G2Z_FORMAT,
                   "%s is JSON without %s; give Hugging Face's tokenizer.json, or merges.txt",
-                  reading->label, check ? "model.vocab and pre_tokenizer" : "model.merges");
+                  reading->label, check ? "model.vocab and a pre_tokenizer of type ByteLevel"
+                                        : "model.merges");
 }
 
-/* Tells the formats apart by their first line. The first merge is of two bytes, so its line is at
- * most 5 long: a longer one that begins with a brace is JSON. */
+/* Recognises the format by the first line. The first merge joins two bytes, so its line has at most
+ * 5 characters: a longer line that begins with a brace is JSON. */
 static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned char *text,
                                        size_t bytes) {
   if (bytes == 0)
@@ -1485,8 +1359,8 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
   int is_llmc = bytes >= 4 && memcmp(text, "\xC8\xD7\x34\x01", 4) == 0;
   if (is_tiktoken || is_llmc)
     return g2z_fail(reading->services, G2Z_UNSUPPORTED,
-                    "%s is a vocabulary in %s's format, which is not supported: give the same one "
-                    "as vocab.bpe, merges.txt or tokenizer.json",
+                    "%s is a vocabulary in %s's format, which is not supported: give it as "
+                    "vocab.bpe, merges.txt or tokenizer.json",
                     reading->label, is_llmc ? "llm.c" : "tiktoken");
   int is_json =
       bytes > 1 && text[0] == '{' && (text[1] != ' ' || !memchr(text, '\n', bytes < 6 ? bytes : 6));
@@ -1535,9 +1409,10 @@ G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
   char left[2 * G2ZT_TOKEN_BYTES + 1], right[2 * G2ZT_TOKEN_BYTES + 1];
   G2ZT_TRY(g2z_writer_create(services, path, &writer));
   g2z_status status = g2z_writer_printf(writer, "#version: 0.2\n");
-  for (size_t i = 0; i + 256 < tokenizer->tokens.count && status == G2Z_OK; i++) {
-    g2zt_token_put(tokenizer, (int)tokenizer->merges[i].left, left);
-    g2zt_token_put(tokenizer, (int)tokenizer->merges[i].right, right);
+  for (size_t i = 0; i < tokenizer->merges.count && status == G2Z_OK; i++) {
+    const g2zt_pair merge = g2zt_pair_at(&tokenizer->merges, i);
+    g2zt_token_put(tokenizer, (int)merge.left, left);
+    g2zt_token_put(tokenizer, (int)merge.right, right);
     status = g2z_writer_printf(writer, "%s %s\n", left, right);
   }
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
@@ -1564,9 +1439,9 @@ G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services, const g2z_t
 
 /* ===== learning a vocabulary =============================================
  * In:  texts. Out: merges.
- * Law: pieces are counted first; then the most frequent pair of neighbours becomes a token, over
- *      and over. Ties go to the smaller pair of ids. A merge visits only the places where its pair
- *      stands, and a heap hands out the best pair. */
+ * Law: pieces are counted first. Then the most frequent pair of neighbours becomes a token, again
+ *      and again; among equals the smaller pair of ids. A merge visits only the places of its pair,
+ *      and a heap yields the best pair. */
 
 struct g2z_bpe_trainer {
   g2z_services *services;
@@ -1611,16 +1486,17 @@ static g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned ch
   return G2Z_OK;
 }
 
-/* Both public calls: counts the pieces of a text that is complete, or open. A character that is cut
- * off at the end needs no care: what is counted ends before it. */
-static g2z_status g2zt_trainer_feed(g2z_bpe_trainer *trainer, const unsigned char *text,
-                                    size_t bytes, int open, size_t *used) {
-  const unsigned char *begin = text;
-  size_t valid = bytes;
+G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
+                                             size_t bytes, size_t *used) {
+  const unsigned char *begin = (const unsigned char *)text;
+  size_t valid = bytes, all;
+  const int open = used != NULL;
+  if (!open) used = &all;
   *used = 0;
   if (bytes == 0) return G2Z_OK;
   G2ZT_TRY(g2zt_valid_text(trainer->services, &trainer->repair, 0, &begin, &valid));
   const unsigned char *p = begin, *end = begin + valid, *limit = end;
+  /* This excludes a last character that is cut off, too. */
   if (open) limit = valid > G2ZT_CERTAIN ? end - G2ZT_CERTAIN : begin;
   while (p < limit) {
     const unsigned char *next = g2zt_piece_end(trainer->classes, p, end);
@@ -1629,18 +1505,13 @@ static g2z_status g2zt_trainer_feed(g2z_bpe_trainer *trainer, const unsigned cha
     p = next;
   }
   *used = (size_t)(p - begin);
-  if (begin != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* back in given bytes */
+  if (begin != text) /* back in given bytes */
+    g2zt_utf8_repair((const unsigned char *)text, bytes, NULL, *used, used);
   return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes) {
-  size_t used;
-  return g2zt_trainer_feed(trainer, (const unsigned char *)text, bytes, 0, &used);
-}
-
-G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
-                                             size_t bytes, size_t *used) {
-  return g2zt_trainer_feed(trainer, (const unsigned char *)text, bytes, 1, used);
+  return g2z_bpe_trainer_feed_part(trainer, text, bytes, NULL);
 }
 
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other) {
@@ -1651,18 +1522,18 @@ G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_t
   return G2Z_OK;
 }
 
-/* All words side by side, as rows of symbols in place: a symbol of n bytes is n sites, and its id
- * stands in the first and in the last of them, so that both neighbours are found without links. A
- * barrier (id -1) stands before, between and behind words. The sites where the same pair of symbols
- * starts form a doubly linked list, so that a merge visits exactly those. */
+/* All words in one array. A symbol of n bytes is n sites; its first and last site hold its id, so
+ * both neighbours are found without links. A barrier (id -1) stands before, between and after
+ * words. The sites where the same pair of symbols begins form a doubly linked list: a merge visits
+ * exactly those. */
 typedef struct g2zt_site {
   int32_t id;              /* -1: a barrier, or inside a symbol */
-  uint32_t word;           /* that it is a byte of */
+  uint32_t word;           /* the word of this byte */
   uint32_t list;           /* the list that this site is in; 0: none */
   uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
 } g2zt_site;
 
-typedef struct g2zt_record { /* a pair of tokens, while a vocabulary is learnt */
+typedef struct g2zt_record { /* a pair of tokens while a vocabulary is learnt */
   int64_t count;             /* its occurrences in all texts */
   uint32_t left, right;
   uint32_t first;            /* the list of its sites */
@@ -1673,40 +1544,29 @@ typedef struct g2zt_learning {
   g2z_tokenizer *tokenizer;
   const int64_t *counts;     /* of words */
   g2zt_site *sites;          /* all words, with barriers */
-  g2zt_pairs pairs;          /* two ids -> index of their record */
-  g2zt_record *records;      /* records[0] is nobody's: a site in list 0 is in none */
-  size_t record_count, records_capacity;
-  g2zt_heap heap;            /* (INT64_MAX - count, left << 32 | right) as they were when entered */
+  g2zt_words pairs;          /* pair i of ids has record i + 1 */
+  g2zt_record *records;      /* records[0] is unused: list 0 means none */
+  size_t records_capacity;
+  g2zt_heap heap;            /* (INT64_MAX - count, left << 32 | right), the count when entered */
 } g2zt_learning;
 
-/* The symbol behind the one at `at`; a barrier when there is none. */
+/* The symbol after the one at `at`; a barrier if there is none. */
 static inline uint32_t g2zt_site_next(const g2zt_learning *learning, uint32_t at) {
   return at + (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens,
                                         (size_t)learning->sites[at].id);
 }
 
-/* The symbol before the one at `at`; 0 when there is none. */
+/* The symbol before the one at `at`; 0 if there is none. */
 static inline uint32_t g2zt_site_previous(const g2zt_learning *learning, uint32_t at) {
   int32_t id = learning->sites[at - 1].id;
   return id < 0 ? 0 : at - (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens, (size_t)id);
 }
 
-/* The first of the sites that overlap `at` in its list: of the pair (x, x) in a run of x. There,
- * merges must go from left to right; taking a run whole visits each of its symbols only a few
- * times. */
-static uint32_t g2zt_site_run(const g2zt_learning *learning, uint32_t at) {
-  const g2zt_site *sites = learning->sites;
-  uint32_t previous;
-  while ((previous = g2zt_site_previous(learning, at)) && sites[previous].list == sites[at].list)
-    at = previous;
-  return at;
-}
-
-/* Enters the records from `first` on: those of the pairs that the last merge made. */
+/* Enters the records from `first` on into the heap: the pairs that the last merge made. */
 static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
   G2ZT_GROW(learning->services, g2zt_item, learning->heap.items, learning->heap.capacity,
-            learning->heap.count, learning->heap.count + learning->record_count - first);
-  for (size_t i = first; i < learning->record_count; i++) {
+            learning->heap.count, learning->heap.count + learning->pairs.count + 1 - first);
+  for (size_t i = first; i <= learning->pairs.count; i++) {
     const g2zt_record *record = &learning->records[i];
     if (record->count)
       g2zt_heap_push(&learning->heap, (uint64_t)(INT64_MAX - record->count),
@@ -1715,13 +1575,14 @@ static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
   return G2Z_OK;
 }
 
-/* The record of the most frequent pair; 0: none is left. Counts only fall once a record is in the
- * heap: one that is out of date is entered again, and the first that is not is the best. */
+/* The record of the most frequent pair; 0: none is left. The count of a record in the heap only
+ * falls. An outdated item is entered again, and the first that is current is the best. */
 static uint32_t g2zt_learn_best(g2zt_learning *learning) {
   while (learning->heap.count) {
     g2zt_item best = learning->heap.items[0];
-    uint32_t record = g2zt_pairs_find(&learning->pairs, (uint32_t)(best.second >> 32),
-                                      (uint32_t)best.second);
+    const g2zt_pair pair = {(uint32_t)(best.second >> 32), (uint32_t)best.second};
+    uint32_t record = 1 + (uint32_t)g2zt_words_find(&learning->pairs, (const unsigned char *)&pair,
+                                                    sizeof pair);
     uint64_t current = (uint64_t)(INT64_MAX - learning->records[record].count);
     g2zt_heap_pop(&learning->heap);
     if (current == best.first) return record;
@@ -1734,24 +1595,21 @@ static uint32_t g2zt_learn_best(g2zt_learning *learning) {
 static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
   g2zt_site *sites = learning->sites;
   const g2zt_words *tokens = &learning->tokenizer->tokens;
-  uint32_t left = (uint32_t)sites[at].id;
-  int32_t behind = sites[g2zt_site_next(learning, at)].id;
-  uint32_t right = (uint32_t)behind;
-  if (behind < 0 ||
-      g2zt_word_bytes(tokens, left) + g2zt_word_bytes(tokens, right) > G2ZT_TOKEN_BYTES)
+  int32_t right = sites[g2zt_site_next(learning, at)].id;
+  const g2zt_pair pair = {(uint32_t)sites[at].id, (uint32_t)right};
+  size_t known = learning->pairs.count, index;
+  if (right < 0 ||
+      g2zt_word_bytes(tokens, pair.left) + g2zt_word_bytes(tokens, pair.right) > G2ZT_TOKEN_BYTES)
     return G2Z_OK;
-  uint32_t index = g2zt_pairs_find(&learning->pairs, left, right);
-  if (!index) {
-    g2zt_record fresh = {0, left, right, 0};
-    index = (uint32_t)learning->record_count;
-    G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity,
-              learning->record_count, learning->record_count + 1);
-    G2ZT_TRY(g2zt_pairs_add(learning->services, &learning->pairs, left, right, index));
-    learning->records[learning->record_count++] = fresh;
-  }
-  g2zt_record *record = &learning->records[index];
+  G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity,
+            known ? known + 1 : 0, known + 2);
+  G2ZT_TRY(g2zt_words_add(learning->services, &learning->pairs, (const unsigned char *)&pair,
+                          sizeof pair, &index));
+  g2zt_record *record = &learning->records[index + 1];
+  const g2zt_record fresh = {0, pair.left, pair.right, 0};
+  if (index == known) *record = fresh;
   record->count += learning->counts[sites[at].word];
-  sites[at].list = index;
+  sites[at].list = (uint32_t)index + 1;
   sites[at].before = 0;
   sites[at].after = record->first;
   if (record->first) sites[record->first].before = at;
@@ -1759,7 +1617,7 @@ static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
   return G2Z_OK;
 }
 
-/* Takes a site off its list, if it is in one. */
+/* Removes a site from its list, if it is in one. */
 static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
   g2zt_site *sites = learning->sites;
   g2zt_record *record = &learning->records[sites[at].list];
@@ -1772,7 +1630,7 @@ static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
   sites[at].list = 0;
 }
 
-/* Merges the symbol at `at` with the next. */
+/* Merges the symbol at `at` with the next one into `id`. */
 static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t id) {
   g2zt_site *sites = learning->sites;
   uint32_t previous = g2zt_site_previous(learning, at);
@@ -1787,43 +1645,41 @@ static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t 
   return previous ? g2zt_learn_link(learning, previous) : G2Z_OK;
 }
 
-/* Lays the words out as sites of single bytes and counts their pairs. */
-static g2z_status g2zt_learn_start(g2zt_learning *learning, const g2zt_words *words) {
+static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, int vocab) {
+  /* lay the words out as sites of single bytes */
   size_t total = 1 + words->count + (words->count ? words->starts[words->count] : 0);
   void *memory;
   G2ZT_TRY(g2z_allocate(learning->services, total, sizeof *learning->sites, &memory));
-  learning->sites = (g2zt_site *)memory;
-  G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity, 0, 1);
-  learning->record_count = 1;
+  g2zt_site *sites = learning->sites = (g2zt_site *)memory;
   uint32_t at = 0;
-  learning->sites[at++].id = -1;
+  sites[at++].id = -1;
   for (size_t word = 0; word < words->count; word++) {
     for (size_t i = words->starts[word]; i < words->starts[word + 1]; i++, at++) {
-      learning->sites[at].id = learning->tokenizer->byte_ids[words->bytes[i]];
-      learning->sites[at].word = (uint32_t)word;
+      sites[at].id = learning->tokenizer->byte_ids[words->bytes[i]];
+      sites[at].word = (uint32_t)word;
     }
-    learning->sites[at++].id = -1;
+    sites[at++].id = -1;
   }
+  /* count their pairs */
   while (--at)
-    if (learning->sites[at].id >= 0) G2ZT_TRY(g2zt_learn_link(learning, at));
-  return g2zt_learn_enter(learning, 1);
-}
-
-static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, int vocab) {
-  G2ZT_TRY(g2zt_learn_start(learning, words));
+    if (sites[at].id >= 0) G2ZT_TRY(g2zt_learn_link(learning, at));
+  G2ZT_TRY(g2zt_learn_enter(learning, 1));
   while (g2z_tokenizer_vocab(learning->tokenizer) < vocab) {
-    uint32_t best = g2zt_learn_best(learning);
+    uint32_t best = g2zt_learn_best(learning), previous;
     if (!best) break;
-    size_t known = learning->record_count;
+    size_t known = learning->pairs.count + 1;
     int32_t id = (int32_t)learning->tokenizer->tokens.count;
     G2ZT_TRY(g2zt_tokenizer_join(learning->tokenizer, learning->records[best].left,
                                  learning->records[best].right));
-    while (learning->records[best].first) {
-      uint32_t at = g2zt_site_run(learning, learning->records[best].first);
+    while ((at = learning->records[best].first) != 0) {
+      /* A pair (x, x) in a run of x: its sites overlap and are merged from left to right. Taking a
+       * run as a whole visits each of its symbols only a few times. */
+      while ((previous = g2zt_site_previous(learning, at)) && sites[previous].list == best)
+        at = previous;
       do {
         G2ZT_TRY(g2zt_learn_site(learning, at, id));
         at = g2zt_site_next(learning, at);
-      } while (learning->sites[at].list == best);
+      } while (sites[at].list == best);
     }
     G2ZT_TRY(g2zt_learn_enter(learning, known));
   }
@@ -1845,7 +1701,7 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
   learning.counts = trainer->counts;
   g2z_status status = g2zt_learn(&learning, &trainer->words, vocab);
   g2z_release(services, learning.sites);
-  g2z_release(services, learning.pairs.slots);
+  g2zt_words_free(services, &learning.pairs);
   g2z_release(services, learning.records);
   g2z_release(services, learning.heap.items);
   if (status == G2Z_OK) *out = learning.tokenizer;
@@ -1855,9 +1711,10 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
 
 /* ===== files of text =====================================================
  * In:  a path. Out: its text, unpacked; the strings of its documents.
- * Law: what is no text is refused, with what it is and the command that makes a text of it. */
+ * Law: a file that is no text is refused; the message names its kind and a command that converts
+ *      it. */
 
-/* Whether the first `length` bytes of a name end so. */
+/* Whether the first `length` bytes of a name have this ending. */
 static int g2zt_ends(const char *name, size_t length, const char *ending) {
   size_t tail = strlen(ending);
   return length > tail && memcmp(name + length - tail, ending, tail) == 0;
@@ -1876,14 +1733,24 @@ G2Z_API g2z_text_name g2z_text_named(const char *path) {
   return name;
 }
 
-/* Starts `gzip -dc PATH` or its like; what it prints is read from text->file. */
-static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text_file *text) {
+G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out) {
   extern char **environ;
-  char *arguments[] = {(char *)text->packer, (char *)"-dc", (char *)"--", (char *)path, NULL};
+  const int is_stdin = strcmp(path, "-") == 0;
+  out->label = is_stdin ? "standard input" : path;
+  out->packer = g2z_text_named(path).packer;
+  out->child = 0;
+  out->file = -1;
+  if (!out->packer) {
+    /* A FIFO may have no writer yet: the caller waits for one where a signal can stop it. */
+    out->file = is_stdin ? dup(STDIN_FILENO) : g2z_open_file(path, O_RDONLY | O_NONBLOCK);
+    return out->file < 0 ? g2z_fail_file(services, errno, "read", out->label) : G2Z_OK;
+  }
+  char *arguments[] = {(char *)out->packer, (char *)"-dc", (char *)"--", (char *)path, NULL};
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   sigset_t defaults;
   int ends[2];
+  pid_t child = 0;
   if (pipe(ends) != 0) return g2z_fail_file(services, errno, "read", path);
   for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
   posix_spawn_file_actions_init(&actions);
@@ -1896,29 +1763,16 @@ static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text
   sigaddset(&defaults, SIGXFSZ);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-  pid_t child = 0;
-  int error = posix_spawnp(&child, text->packer, &actions, &attributes, arguments, environ);
+  int error = posix_spawnp(&child, out->packer, &actions, &attributes, arguments, environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   close(ends[1]);
-  text->file = ends[0];
-  text->child = error ? 0 : (int)child;
+  out->file = ends[0];
+  out->child = error ? 0 : (int)child;
   if (!error) return G2Z_OK;
-  g2z_text_close(text);
+  g2z_text_close(out);
   return g2z_fail(services, G2Z_UNSUPPORTED, "%s: cannot start %s: %s; install it, or unpack the "
                   "file", path, arguments[0], strerror(error));
-}
-
-G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out) {
-  const int is_stdin = strcmp(path, "-") == 0;
-  out->label = is_stdin ? "standard input" : path;
-  out->packer = g2z_text_named(path).packer;
-  out->child = 0;
-  out->file = -1;
-  if (out->packer) return g2zt_unpack(services, path, out);
-  /* Nobody may write to a FIFO yet: the caller waits for that where it can be stopped. */
-  out->file = is_stdin ? dup(STDIN_FILENO) : g2z_open_file(path, O_RDONLY | O_NONBLOCK);
-  return out->file < 0 ? g2z_fail_file(services, errno, "read", out->label) : G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes) {
@@ -1932,7 +1786,7 @@ G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uin
     return g2z_fail(services, G2Z_IO, "%s: %s -dc was ended by signal %d; start again",
                     text->label, packer, WTERMSIG(code));
   return g2z_fail(services, G2Z_FORMAT, "%s: %s -dc ended with exit code %d after %" PRIu64
-                  " bytes of text: the file is damaged or cut short; %s -t tells more",
+                  " bytes of text: the file is damaged or cut short; check it with %s -t",
                   text->label, packer, WEXITSTATUS(code), bytes, packer);
 }
 
@@ -1965,7 +1819,7 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
                               NULL); /* before a bomb fills the memory */
     if (*bytes > limit)
       status = g2z_fail(services, G2Z_FORMAT, "%s unpacks to more than %zu bytes, the limit for a "
-                        "file of this kind: cut it", path, limit);
+                        "file of this kind: split it", path, limit);
   }
   if (status == G2Z_OK) status = g2z_text_end(services, &from, *bytes);
   g2z_text_close(&from);
@@ -1974,8 +1828,8 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
   return status;
 }
 
-/* Files that are named by mistake: bytes at a place near their begin, what they are, and a command
- * that prints their text, or their documents as lines of JSON; its %s is the file's name. */
+/* Files that are named by mistake: bytes near their begin, what they are, and a command that prints
+ * their text, or their documents as lines of JSON. Its %s is the file's name. */
 #define G2ZT_PYTHON(module, batches)                                                          \
   "python3 -c 'import json, sys, " module "; [print(json.dumps(row, default=str)) for batch " \
   "in " batches " for row in batch.to_pylist()]' %s"
