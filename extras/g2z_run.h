@@ -377,7 +377,6 @@ struct g2z_run {
   int lock;                          /* rank 0: it is this run's alone; -1: not yet */
   g2z_checkpoint from;               /* what it says */
   double resume_s;                   /* how long it took to take it up */
-  int damaged;                       /* 1: it is not whole */
   int64_t before;                    /* rank 0: "latest" is the last before that step: damaged ones
                                       * stand behind it; */
   char passed_over[256];             /* their steps, "": none, */
@@ -583,10 +582,11 @@ static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
   return g2zr_hold(run, status);
 }
 
-/* The inside of a JSON string; `to` has room for 6 bytes per byte and a NUL. A file's name may hold
- * any bytes, but JSON must be UTF-8: what is not becomes U+FFFD. */
-static void g2zr_quote(const char *text, char *to) {
+/* A member of a JSON object, `, "key": "text"`; `to` has room for 6 bytes per byte of both and 16.
+ * A file's name may hold any bytes, but JSON must be UTF-8: other bytes become U+FFFD. */
+static void g2zr_member(const char *key, const char *text, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  to += sprintf(to, ", \"%s\": \"", key);
   while (at < end) {
     const int bytes = (int)g2z_utf8_length(at, end);
     if (!bytes) to += sprintf(to, "\xef\xbf\xbd");
@@ -594,7 +594,7 @@ static void g2zr_quote(const char *text, char *to) {
     else to += sprintf(to, "%.*s", bytes, (const char *)at);
     at += bytes ? bytes : 1;
   }
-  *to = 0;
+  strcpy(to, "\"");
 }
 
 /* A line of metrics.jsonl: step, tokens, then what there is to say, and `last`, more members. */
@@ -611,22 +611,6 @@ static g2z_status g2zr_put_line(g2z_run *run, int count, const char *const *name
                      isfinite(values[i]) ? number : "null");
   }
   return g2zr_append(run, &run->metrics, "%s%s}\n", line, last);
-}
-
-static g2z_status g2zr_write_metrics(g2z_run *run) {
-  const g2z_metrics *m = &run->known;
-#define X(type, name, meaning) #name,
-  static const char *const names[] = {G2Z_METRIC_LIST(X)};
-#undef X
-#define X(type, name, meaning) "train/" #name,
-  static const char *const tags[] = {G2Z_METRIC_LIST(X)};
-#undef X
-#define X(type, name, meaning) (double)m->name,
-  const double values[] = {G2Z_METRIC_LIST(X)};
-#undef X
-  const int count = (int)G2ZR_COUNT(tags);
-  G2ZR_TRY(g2zr_put_line(run, count - 2, names + 2, values + 2, "")); /* behind step and tokens */
-  return g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1);
 }
 
 /* A line about what took time beside steps: its result (name NULL: it has none) and its time. */
@@ -669,94 +653,11 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
   else G2ZR_NONE(key);
 }
 
-static void g2zr_put_host(const g2z_run *run, g2z_json_out *out) {
-  struct utsname name;
-  char os[2 * sizeof name.release];
-  const g2z_device_info *info = &run->trainer->device->info;
-  const char *cuda = info->runtime[0] ? info->runtime : NULL;
-  memset(&name, 0, sizeof name);
-  uname(&name);
-  snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
-  G2ZR_OPEN("env");
-  G2ZR_NONE("python_version");
-  G2ZR_NONE("torch_version");
-  G2ZR_NONE("transformers_version");
-  G2ZR_NONE("deepspeed_version");
-  G2ZR_TEXT("cuda_version", cuda);
-  G2ZR_TEXT("nccl_version", info->collectives[0] ? info->collectives : NULL);
-  G2ZR_CLOSE();
-  G2ZR_OPEN("host");
-  G2ZR_TEXT("hostname", name.nodename);
-  G2ZR_TEXT("os", os);
-  G2ZR_CLOSE();
-  G2ZR_OPEN("hardware");
-  G2ZR_TEXT("gpu_name", info->name[0] ? info->name : NULL);
-  G2ZR_WHOLE("gpu_count_visible", info->count);
-  G2ZR_WHOLE("world_size", run->context->world);
-  G2ZR_TEXT("cuda_version", cuda);
-  if (getenv("SLURM_JOB_ID")) {
-    G2ZR_OPEN("cluster");
-    G2ZR_TEXT("name", getenv("SLURM_CLUSTER_NAME"));
-    G2ZR_TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
-    g2zr_put_variable(out, "nnodes", "SLURM_JOB_NUM_NODES");
-    G2ZR_CLOSE();
-  }
-  G2ZR_CLOSE();
-}
-
 /* The decimal that was meant: 0.0003 and not 0.000300000014, which is the float. */
 static double g2zr_decimal(float value) {
   char text[32];
   snprintf(text, sizeof text, "%.6g", (double)value);
   return strtod(text, NULL);
-}
-
-static void g2zr_put_config(const g2z_run *run, g2z_json_out *out) {
-  const g2z_plan *plan = run->trainer->plan;
-  char size[96];
-  snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
-           plan->model.heads, plan->model.channels);
-  G2ZR_OPEN("training_config");
-  G2ZR_TEXT("model_name", run->config.model_name ? run->config.model_name : "custom");
-  G2ZR_TEXT("model_size", size);
-  G2ZR_WHOLE("parameters", plan->parameters);
-  G2ZR_WHOLE("seq_len", plan->seq);
-  G2ZR_WHOLE("epochs", run->epochs);
-  G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
-  G2ZR_WHOLE("grad_accum_steps", plan->accum);
-  G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
-  G2ZR_REAL("lr", g2zr_decimal(run->config.train.optimizer.lr));
-  G2ZR_TEXT("optimizer", "AdamW");
-  G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
-  G2ZR_TEXT("fp8", g2z_fp8_text(plan->fp8));
-  g2z_json_put_bool(out, "deepspeed_enabled", 0);
-  G2ZR_WHOLE("zero_stage", plan->zero_stage);
-  G2ZR_TEXT("strategy", g2z_strategy_text(plan->strategy));
-  G2ZR_TEXT("recompute", g2z_recompute_text(plan->recompute));
-  G2ZR_TEXT("dataset_name", run->dataset);
-  G2ZR_OPEN("dataset_subset_sizes");
-  G2ZR_WHOLE("train", run->train_sequences);
-  G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
-  G2ZR_CLOSE();
-  G2ZR_CLOSE();
-  G2ZR_OPEN("deepspeed_config");
-  G2ZR_NONE("path");
-  G2ZR_NONE("sha256");
-  G2ZR_NONE("selected");
-  G2ZR_CLOSE();
-}
-
-/* Of all ranks but 0, whose plans are of one size; NaN: there is no memory to make one. */
-static double g2zr_bytes_of_others(const g2z_run *run) {
-  const g2z_plan *plan = run->trainer->plan;
-  g2z_plan *other;
-  if (plan->world == 1) return 0;
-  if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1,
-                      plan->world, &other) != G2Z_OK)
-    return NAN;
-  double bytes = (double)other->bytes_total * (plan->world - 1);
-  g2z_plan_free(other);
-  return bytes;
 }
 
 /* A number of bytes as an integer: readers want no 4.5e+09. NaN: null. */
@@ -765,6 +666,7 @@ static void g2zr_put_bytes(g2z_json_out *out, const char *key, double bytes) {
   else G2ZR_WHOLE(key, bytes);
 }
 
+/* An entry of "epochs". */
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
   const g2z_plan *plan = run->trainer->plan;
   const double steps = epoch->steps, applied = steps - epoch->skipped;
@@ -774,7 +676,13 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
     planned = (double)plan->bytes_total;
     reserved = (double)(total_bytes - free_bytes); /* ... and this is gone, to whomever */
-    all = planned + g2zr_bytes_of_others(run);
+    g2z_plan *other; /* of each other rank; null where there is no memory to make one */
+    if (plan->world == 1) all = planned;
+    else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
+                             &other) == G2Z_OK) {
+      all = planned + (double)other->bytes_total * (plan->world - 1);
+      g2z_plan_free(other);
+    }
   }
   G2ZR_OPEN(NULL);
   G2ZR_WHOLE("epoch_idx", epoch->index);
@@ -851,13 +759,75 @@ static double g2zr_wall_s(const g2z_run *run) {
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
 static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
+  const g2z_run_config *config = &run->config;
+  const g2z_plan *plan = run->trainer->plan;
+  const g2z_device_info *info = &run->trainer->device->info;
+  const char *cuda = info->runtime[0] ? info->runtime : NULL;
+  struct utsname name;
+  char os[2 * sizeof name.release], size[96];
+  memset(&name, 0, sizeof name);
+  uname(&name);
+  snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
+  snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
+           plan->model.heads, plan->model.channels);
   G2ZR_TEXT("schema_version", "2.0");
   G2ZR_TEXT("run_id", run->id);
   G2ZR_TEXT("timestamp_utc", run->started_utc);
-  G2ZR_TEXT("git_commit", run->config.git_commit);
-  G2ZR_TEXT("command_line", run->config.command_line);
-  g2zr_put_host(run, out);
-  g2zr_put_config(run, out);
+  G2ZR_TEXT("git_commit", config->git_commit);
+  G2ZR_TEXT("command_line", config->command_line);
+  G2ZR_OPEN("env");
+  G2ZR_NONE("python_version");
+  G2ZR_NONE("torch_version");
+  G2ZR_NONE("transformers_version");
+  G2ZR_NONE("deepspeed_version");
+  G2ZR_TEXT("cuda_version", cuda);
+  G2ZR_TEXT("nccl_version", info->collectives[0] ? info->collectives : NULL);
+  G2ZR_CLOSE();
+  G2ZR_OPEN("host");
+  G2ZR_TEXT("hostname", name.nodename);
+  G2ZR_TEXT("os", os);
+  G2ZR_CLOSE();
+  G2ZR_OPEN("hardware");
+  G2ZR_TEXT("gpu_name", info->name[0] ? info->name : NULL);
+  G2ZR_WHOLE("gpu_count_visible", info->count);
+  G2ZR_WHOLE("world_size", run->context->world);
+  G2ZR_TEXT("cuda_version", cuda);
+  if (getenv("SLURM_JOB_ID")) {
+    G2ZR_OPEN("cluster");
+    G2ZR_TEXT("name", getenv("SLURM_CLUSTER_NAME"));
+    G2ZR_TEXT("nodelist", getenv("SLURM_JOB_NODELIST"));
+    g2zr_put_variable(out, "nnodes", "SLURM_JOB_NUM_NODES");
+    G2ZR_CLOSE();
+  }
+  G2ZR_CLOSE();
+  G2ZR_OPEN("training_config");
+  G2ZR_TEXT("model_name", config->model_name ? config->model_name : "custom");
+  G2ZR_TEXT("model_size", size);
+  G2ZR_WHOLE("parameters", plan->parameters);
+  G2ZR_WHOLE("seq_len", plan->seq);
+  G2ZR_WHOLE("epochs", run->epochs);
+  G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
+  G2ZR_WHOLE("grad_accum_steps", plan->accum);
+  G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
+  G2ZR_REAL("lr", g2zr_decimal(config->train.optimizer.lr));
+  G2ZR_TEXT("optimizer", "AdamW");
+  G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
+  G2ZR_TEXT("fp8", g2z_fp8_text(plan->fp8));
+  g2z_json_put_bool(out, "deepspeed_enabled", 0);
+  G2ZR_WHOLE("zero_stage", plan->zero_stage);
+  G2ZR_TEXT("strategy", g2z_strategy_text(plan->strategy));
+  G2ZR_TEXT("recompute", g2z_recompute_text(plan->recompute));
+  G2ZR_TEXT("dataset_name", run->dataset);
+  G2ZR_OPEN("dataset_subset_sizes");
+  G2ZR_WHOLE("train", run->train_sequences);
+  G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
+  G2ZR_CLOSE();
+  G2ZR_CLOSE();
+  G2ZR_OPEN("deepspeed_config");
+  G2ZR_NONE("path");
+  G2ZR_NONE("sha256");
+  G2ZR_NONE("selected");
+  G2ZR_CLOSE();
   G2ZR_TEXT("schema_notes",
             "Written by gpt2_zero. dataset_subset_sizes counts sequences of seq_len tokens. "
             "tokens_per_sec_global is tokens over the time of training steps; wall times include "
@@ -953,67 +923,10 @@ static g2z_status g2zr_sync(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0. The one rule for save_weights: a model that lies there is replaced only by the run that
- * wrote it. A run knows its own by its directory, or by the name in its checkpoint. */
-static g2z_status g2zr_check_weights(g2z_run *run) {
-  static const char *const names[] = {
-      "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-      "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
-  const char *directory = run->config.save_weights, *run_dir = run->config.run_dir;
-  const size_t length = run_dir ? strlen(run_dir) : 0;
-  g2z_writer *writer;
-  int there;
-  G2ZR_TRY(g2zr_has(run->services, directory, "trainer_state.json", &there));
-  if (there)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "%.400s is a checkpoint, whose weights belong to its other files: save these "
-                    "in another directory", directory);
-  G2ZR_TRY(g2z_make_directory(run->services, directory)); /* not after hours of training */
-  if (!realpath(directory, run->weights))
-    return g2z_fail_file(run->services, errno, "find the path of", directory);
-  int own = run->found.continues && strncmp(directory, run_dir, length) == 0 &&
-            directory[length] == '/';
-  own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
-  for (size_t i = 0; i < G2ZR_COUNT(names); i++) {
-    G2ZR_TRY(g2zr_has(run->services, directory, names[i], &there));
-    if (there && !own)
-      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.300s holds a model already (%s), which "
-                      "this run did not write: name another directory with --save-weights, or "
-                      "remove that model", directory, names[i]);
-  }
-  g2z_status status = g2z_writer_create(run->services,
-                                        g2z_path_in(directory, "model.safetensors").text, &writer);
-  g2z_writer_free(writer);
-  return status;
-}
-
 #define G2ZR_CHECKPOINT "step-%06" PRId64 /* the name of a checkpoint, from its step */
 
 static g2z_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *suffix) {
   return g2z_path_in(run->config.run_dir, G2ZR_CHECKPOINT "%s", step, suffix);
-}
-
-/* Rank 0: training_metrics.json, RUN_COMPLETE.txt. run->line becomes the latter's: it names the
- * weights, or the last checkpoint where none were asked for. */
-static g2z_status g2zr_complete(g2z_run *run) {
-  const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
-  const char *saved = run->config.save_weights ? run->config.save_weights
-                      : run->saved >= 0        ? checkpoint.text
-                                               : "none";
-  char now[32];
-  run->ended = g2z_seconds();
-  g2z_utc_now(now);
-  g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
-            "total_wall_time_sec=%.3f timestamp_utc=%s", saved, run->context->world,
-            g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
-  if (run->log.file < 0) return G2Z_OK;
-  G2ZR_TRY(g2zr_log(run, run->line));
-  G2ZR_TRY(g2zr_write_artifacts(run));
-  G2ZR_TRY(g2zr_sync(run));
-  G2ZR_TRY(g2zr_tell_failure(run, &run->held)); /* such as of the line above, with several ranks */
-  g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
-  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* its name may be there */
-  return status;
 }
 
 static const char *g2zr_plural(int64_t count) { return count == 1 ? "" : "s"; }
@@ -1069,21 +982,25 @@ static const char *g2zr_further(const g2z_run *run, const char *weights, char te
   return g2zr_command(run, run_dir, more, text);
 }
 
-/* What came of a training, and the commands that a user may want to type next. */
-static g2z_status g2zr_conclude(g2z_run *run) {
+/* The end of a run: prints the result of a training and the commands that may follow it, then
+ * writes training_metrics.json and RUN_COMPLETE.txt. The latter names the weights, or the last
+ * checkpoint if none were asked for. */
+static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
-  char time[32], loss[48] = "", best[64] = "", more[64], text[1400], word[300];
+  const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
+  char now[32], loss[48] = "", best[64] = "", more[64], text[1400], word[300];
   int64_t length;
   const char *flag = g2zr_length(run, &length);
-  if (!run->steps) return G2Z_OK;
-  g2zr_duration_text(g2zr_wall_s(run), time);
-  if (run->known.step > run->resumed) snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
-  if (!isnan(run->sum.best_val_loss))
-    snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
-  G2ZR_TRY(g2zr_say(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
-                    run->known.step, g2zr_plural(run->known.step), run->known.tokens, time));
-  if (run_dir) G2ZR_TRY(g2zr_say(run, "curves: %s/report.html", run_dir));
-  if (saved) {
+  if (run->steps) {
+    g2zr_duration_text(g2zr_wall_s(run), now);
+    if (run->known.step > run->resumed) snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
+    if (!isnan(run->sum.best_val_loss))
+      snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
+    G2ZR_TRY(g2zr_say(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
+                      run->known.step, g2zr_plural(run->known.step), run->known.tokens, now));
+    if (run_dir) G2ZR_TRY(g2zr_say(run, "curves: %s/report.html", run_dir));
+  }
+  if (run->steps && saved) {
     const char *command = run->config.command_line ? run->config.command_line : "./train";
     size_t program = 0; /* bytes of its first word, which may be quoted */
     for (int quoted = 0; command[program] && (quoted || command[program] != ' '); program++) {
@@ -1095,25 +1012,28 @@ static g2z_status g2zr_conclude(g2z_run *run) {
     G2ZR_TRY(g2zr_say(run, "To generate text: %.*s --init-from %s --prompt 'The'%s", (int)program,
                       command, word, run->tokenizer ? "" : " --vocab FILE"));
   }
-  if (run->saved >= 0) {
-    snprintf(more, sizeof more, " --resume latest %s %" PRId64, flag, 2 * length);
-    return g2zr_say(run, "To continue training: %s", g2zr_command(run, run_dir, more, text));
-  }
-  if (!saved || !run_dir) return G2Z_OK;
-  return g2zr_say(run, "To train these weights further: %s", g2zr_further(run, saved, text));
+  snprintf(more, sizeof more, " --resume latest %s %" PRId64, flag, 2 * length);
+  if (run->steps && run->saved >= 0)
+    G2ZR_TRY(g2zr_say(run, "To continue training: %s", g2zr_command(run, run_dir, more, text)));
+  else if (run->steps && saved && run_dir)
+    G2ZR_TRY(g2zr_say(run, "To train these weights further: %s", g2zr_further(run, saved, text)));
+  run->ended = g2z_seconds();
+  g2z_utc_now(now);
+  g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
+            "total_wall_time_sec=%.3f timestamp_utc=%s",
+            saved ? saved : run->saved >= 0 ? checkpoint.text : "none", run->context->world,
+            g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
+  if (run->log.file < 0) return G2Z_OK;
+  G2ZR_TRY(g2zr_log(run, run->line));
+  G2ZR_TRY(g2zr_write_artifacts(run));
+  G2ZR_TRY(g2zr_sync(run));
+  G2ZR_TRY(g2zr_tell_failure(run, &run->held)); /* such as of the line above, with several ranks */
+  g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
+  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* its name may be there */
+  return status;
 }
-
 
 /* ----- checkpoints of a run ----- */
-
-/* The step of a checkpoint, from its name with that suffix; -1: it is another name. */
-static int64_t g2zr_checkpoint_step(const char *name, const char *suffix) {
-  char same[64];
-  if (strncmp(name, "step-", 5) != 0) return -1;
-  int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
-  snprintf(same, sizeof same, G2ZR_CHECKPOINT "%s", step, suffix);
-  return strcmp(same, name) == 0 ? step : -1;
-}
 
 /* The latest checkpoint of run_dir before step `before`, of those with that suffix; -1: none. A
  * directory that cannot be read is not one without checkpoints: a run would begin anew over what it
@@ -1128,8 +1048,11 @@ static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t be
     errno = 0; /* readdir says NULL at the end as well */
     struct dirent *entry = readdir(directory);
     if (!entry) break;
-    int64_t step = g2zr_checkpoint_step(entry->d_name, suffix);
-    if (step < before && step > *latest) *latest = step;
+    const char *name = entry->d_name;
+    int64_t step = strncmp(name, "step-", 5) == 0 ? (int64_t)strtoll(name + 5, NULL, 10) : -1;
+    char same[64];
+    snprintf(same, sizeof same, G2ZR_CHECKPOINT "%s", step, suffix);
+    if (strcmp(same, name) == 0 && step < before && step > *latest) *latest = step;
   }
   int error = errno;
   if (directory) closedir(directory);
@@ -1141,33 +1064,6 @@ static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t be
 static void g2zr_stays(g2z_run *run, const char *path) {
   g2z_log(run->services, G2Z_LOG_WARNING, "%s stays: %s; see what it holds, and remove it by hand",
           path, strerror(errno));
-}
-
-/* Removes the checkpoints before step `saved` except the last `keep` - 1. While the run is unsound,
- * those from before that stay. Each is renamed to an unfinished one first, so that nobody takes a
- * half of it for a checkpoint. */
-static void g2zr_prune(g2z_run *run, int64_t saved) {
-  int64_t old = saved;
-  for (int i = 1;; i++) {
-    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* nothing is lost by what stays */
-      g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
-    if (old < run->unsound || old < 0) return;
-    if (i < run->config.keep) continue;
-    const g2z_path path = g2zr_checkpoint(run, old, ""),
-                    partial = g2zr_checkpoint(run, old, ".partial");
-    g2zr_remove_checkpoint(partial.text);
-    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
-    else if (!g2zr_remove_checkpoint(partial.text)) g2zr_stays(run, partial.text);
-  }
-}
-
-/* What was killed while it saved or pruned leaves directories "step-N.partial". */
-static void g2zr_sweep(g2z_run *run) {
-  int64_t step = INT64_MAX;
-  while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
-    const g2z_path path = g2zr_checkpoint(run, step, ".partial");
-    if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
-  }
 }
 
 /* ----- what a checkpoint of a run says about the run ----- */
@@ -1185,20 +1081,6 @@ static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *con
   g2z_json_end(out, '}');
 }
 
-static double g2zr_get_double(g2z_json *json) {
-  g2z_json number;
-  if (g2z_json_peek(json) == 'n') {
-    g2z_json_skip(json);
-    return NAN;
-  }
-  g2z_json_text text = g2z_json_string(json);
-  if (json->status != G2Z_OK) return 0;
-  g2z_json_open(&number, json->services, json->label, text.at, text.bytes);
-  double value = g2z_json_number(&number);
-  json->status = g2z_json_close(&number);
-  return value;
-}
-
 static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *values,
                              size_t count) {
   g2z_json_text key;
@@ -1206,8 +1088,17 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   while (g2z_json_next(json, '}', &key)) {
     size_t i = 0;
     while (i < count && !g2z_json_is(&key, names[i])) i++;
-    if (i < count) values[i] = g2zr_get_double(json);
-    else g2z_json_skip(json);
+    if (i == count || g2z_json_peek(json) == 'n') {
+      if (i < count) values[i] = NAN;
+      g2z_json_skip(json);
+      continue;
+    }
+    const g2z_json_text text = g2z_json_string(json);
+    g2z_json number;
+    if (json->status != G2Z_OK) return;
+    g2z_json_open(&number, json->services, json->label, text.at, text.bytes);
+    values[i] = g2z_json_number(&number);
+    json->status = g2z_json_close(&number);
   }
 }
 
@@ -1264,10 +1155,14 @@ static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
   return G2Z_OK;
 }
 
-static void g2zr_parse_note(g2z_run *run, g2z_json *json) {
+/* The run's sums and epochs as they were at the checkpoint, from its note. */
+static g2z_status g2zr_restore(g2z_run *run) {
+  g2z_json note, *json = &note;
   g2z_json_text key;
   size_t steps = 0;
-  if (!g2z_json_enter(json, '{')) return;
+  run->epoch_count = 0;
+  g2z_json_open(json, run->services, "note.json", run->from.note, strlen(run->from.note));
+  g2z_json_enter(json, '{');
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "totals"))
       g2zr_get_doubles(json, g2zr_total_names, (double *)&run->sum, G2ZR_COUNT(g2zr_total_names));
@@ -1292,22 +1187,27 @@ static void g2zr_parse_note(g2z_run *run, g2z_json *json) {
   if (json->status == G2Z_OK &&
       (!run->epoch_count || run->epoch[run->epoch_count - 1].steps != (double)steps))
     g2z_json_fail(json, "its last epoch lacks some of its steps");
-}
-
-/* The run's sums and epochs as they were at the checkpoint. */
-static g2z_status g2zr_restore(g2z_run *run) {
-  g2z_json json;
-  run->epoch_count = 0;
-  g2z_json_open(&json, run->services, "note.json", run->from.note, strlen(run->from.note));
-  g2zr_parse_note(run, &json);
-  G2ZR_TRY(g2z_json_close(&json));
+  G2ZR_TRY(g2z_json_close(json));
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
 }
 
-/* Is the model as good as it was? The last step was applied, and the loss is at most a tenth (and
- * 0.1 nats) above its least value at an earlier checkpoint. */
-static void g2zr_look_at_loss(g2z_run *run) {
+/* Writes a checkpoint of this step. A failed one leaves nothing. */
+static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
+  g2z_status status = g2z_trainer_save_with(run->trainer, path, g2zr_put_note, g2zr_save_tokenizer,
+                                            run);
+  if (status == G2Z_OK) run->saved = run->step;
+  else if (run->context->rank == 0)
+    g2zr_remove_checkpoint(g2zr_checkpoint(run, run->step, ".partial").text);
+  return status;
+}
+
+/* Saves, then removes the checkpoints before this one except the last `keep` - 1. */
+static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
+  const g2z_path saved = g2zr_checkpoint(run, run->step, "");
+  double begin = g2z_seconds();
+  /* Is the model as good as it was? The last step was applied, and the loss is at most a tenth (and
+   * 0.1 nats) above its least value at an earlier checkpoint. */
   const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
   const int skipped = run->known.skipped && !(run->known.grad_norm == 0 && isnan(run->known.loss));
   const int sound = !skipped && !(loss > 1.1 * best + 0.1);
@@ -1320,45 +1220,35 @@ static void g2zr_look_at_loss(g2z_run *run) {
             run->step, isnan(best) ? "" : was);
   if (sound) run->unsound = 0;
   else if (!run->unsound) run->unsound = run->step;
-}
-
-static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
-  const g2z_path path = g2zr_checkpoint(run, run->step, "");
-  double begin = g2z_seconds();
-  g2zr_look_at_loss(run);
   G2ZR_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note counts on what the logs hold */
-  g2z_status status = g2z_trainer_save_with(run->trainer, path.text, g2zr_put_note,
-                                            g2zr_save_tokenizer, run);
-  if (status != G2Z_OK && run->context->rank == 0)
-    g2zr_remove_checkpoint(g2zr_checkpoint(run, run->step, ".partial").text);
-  G2ZR_TRY(status);
+  G2ZR_TRY(g2zr_save_state(run, saved.text));
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
-            run->steps, path.text, seconds);
-  run->saved = run->step;
+            run->steps, saved.text, seconds);
   run->sum.pause_s += seconds;
   if (run->metrics.file < 0) return G2Z_OK;
   G2ZR_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
   G2ZR_TRY(g2zr_log(run, run->line));
   g2zr_report_now_and_then(run);
-  if (run->config.keep > 0) g2zr_prune(run, run->step);
+  /* While the run is unsound, checkpoints from before that stay. The others are renamed to
+   * unfinished ones first, so that nobody takes a half of one for a checkpoint. */
+  int64_t old = run->config.keep > 0 ? run->step : -1;
+  for (int i = 1; old >= 0; i++) {
+    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* nothing is lost by what stays */
+      g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
+    if (old < run->unsound || old < 0) break;
+    if (i < run->config.keep) continue;
+    const g2z_path path = g2zr_checkpoint(run, old, ""),
+                   partial = g2zr_checkpoint(run, old, ".partial");
+    g2zr_remove_checkpoint(partial.text);
+    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
+    else if (!g2zr_remove_checkpoint(partial.text)) g2zr_stays(run, partial.text);
+  }
   return G2Z_OK;
 }
 
 /* ----- opening ----- */
-
-/* "openwebtext" from "data/openwebtext_train_*.bin". */
-static void g2zr_dataset_name(const char *shards, char out[128]) {
-  const char *slash = strrchr(shards, '/'), *name = slash ? slash + 1 : shards;
-  size_t length = strcspn(name, "*?[.");
-  const char *split = strstr(name, "_train");
-  if (!split) split = strstr(name, "_val");
-  if (split && (size_t)(split - name) < length) length = (size_t)(split - name);
-  while (length > 0 && strchr("_-", name[length - 1])) length--;
-  snprintf(out, 128, "%.*s", (int)(length < 127 ? length : 127), name);
-  if (!length) snprintf(out, 128, "custom");
-}
 
 static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int accum,
                                      g2z_order order) {
@@ -1414,30 +1304,30 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
  * them until the watchdog ends the job. A setting is from 0 to `most`; -1: it may be any. */
 #define G2ZR_STEPS_MOST (INT64_C(1) << 40)
 #define G2ZR_SETTING_LIST(X)                                                                      \
-  X(epochs, config->epochs, 1 << 20)                                                              \
-  X(max_train_steps, config->max_train_steps, G2ZR_STEPS_MOST)                                    \
-  X(val, config->val_glob != NULL, -1)                                                            \
-  X(max_val_steps, config->max_val_steps, G2ZR_STEPS_MOST)                                        \
-  X(val_every, config->val_every, G2ZR_STEPS_MOST)                                                \
-  X(val_steps, config->val_steps, G2ZR_STEPS_MOST)                                                \
-  X(eval, config->eval.count, -1)                                                                 \
-  X(eval_every, config->eval_every, G2ZR_STEPS_MOST)                                              \
-  X(sample_every, config->sample_every, G2ZR_STEPS_MOST)                                          \
-  X(run_dir, config->run_dir != NULL, -1)                                                         \
-  X(save_every, config->save_every, G2ZR_STEPS_MOST)                                              \
-  X(save_epochs, config->save_epochs, -1)                                                         \
-  X(save_weights, config->save_weights != NULL, -1)                                               \
-  X(vocab, config->vocab != NULL, -1)                                                             \
-  X(sample_tokens, config->sample_tokens, 1 << 20)                                                \
-  X(top_k, config->sampling.top_k, -1)                                                            \
-  X(sample_seed, config->sampling.seed, -1)                                                       \
-  X(profile, config->profile, -1)
+  X(epochs, epochs, 1 << 20)                                                              \
+  X(max_train_steps, max_train_steps, G2ZR_STEPS_MOST)                                    \
+  X(val, val_glob != NULL, -1)                                                            \
+  X(max_val_steps, max_val_steps, G2ZR_STEPS_MOST)                                        \
+  X(val_every, val_every, G2ZR_STEPS_MOST)                                                \
+  X(val_steps, val_steps, G2ZR_STEPS_MOST)                                                \
+  X(eval, eval.count, -1)                                                                 \
+  X(eval_every, eval_every, G2ZR_STEPS_MOST)                                              \
+  X(sample_every, sample_every, G2ZR_STEPS_MOST)                                          \
+  X(run_dir, run_dir != NULL, -1)                                                         \
+  X(save_every, save_every, G2ZR_STEPS_MOST)                                              \
+  X(save_epochs, save_epochs, -1)                                                         \
+  X(save_weights, save_weights != NULL, -1)                                               \
+  X(vocab, vocab != NULL, -1)                                                             \
+  X(sample_tokens, sample_tokens, 1 << 20)                                                \
+  X(top_k, sampling.top_k, -1)                                                            \
+  X(sample_seed, sampling.seed, -1)                                                       \
+  X(profile, profile, -1)
 
 static g2z_status g2zr_check(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
 #define X(name, value, most) \
-  if (most >= 0) G2ZR_TRY(g2z_check_range(run->services, #name, (int64_t)(value), 0, most));
+  if (most >= 0) G2ZR_TRY(g2z_check_range(run->services, #name, (int64_t)(config->value), 0, most));
   G2ZR_SETTING_LIST(X)
 #undef X
   G2ZR_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
@@ -1477,21 +1367,6 @@ static g2z_status g2zr_check(g2z_run *run) {
   return G2Z_OK;
 }
 
-static g2z_status g2zr_open_prompt(g2z_run *run) {
-  const char *prompt = run->config.prompt;
-  g2z_encoder *encoder;
-  if (!prompt || !*prompt) prompt = "<|endoftext|>";
-  G2ZR_TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
-  g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
-                                 &run->sample);
-  run->prompt = run->sample.count;
-  if (status == G2Z_OK)
-    status = g2z_tokens_reserve(run->services, &run->sample,
-                                run->prompt + (size_t)run->config.sample_tokens);
-  g2z_encoder_free(encoder);
-  return status;
-}
-
 /* Samples need a tokenizer whose ids the model has. Without a file the byte-level vocabulary stands
  * in, but only for a model of its size: another model's ids would decode to noise. */
 static g2z_status g2zr_open_tokenizer(g2z_run *run) {
@@ -1515,7 +1390,18 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
                     g2z_tokenizer_vocab(run->tokenizer), vocab);
   config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
   if (!wanted) config->sample_tokens = 0;
-  return g2zr_open_prompt(run);
+  /* The prompt, and room for what follows it. */
+  const char *prompt = config->prompt && *config->prompt ? config->prompt : "<|endoftext|>";
+  g2z_encoder *encoder;
+  G2ZR_TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
+  g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
+                                 &run->sample);
+  run->prompt = run->sample.count;
+  if (status == G2Z_OK)
+    status = g2z_tokens_reserve(run->services, &run->sample,
+                                run->prompt + (size_t)config->sample_tokens);
+  g2z_encoder_free(encoder);
+  return status;
 }
 
 /* values[count] of each rank, one after the other; freed with g2z_release. */
@@ -1563,31 +1449,6 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   g2z_release(run->services, all);
   g2z_release(run->services, memory);
   return status;
-}
-
-/* A row is never longer than what the trainer has activations for. */
-static g2z_status g2zr_open_eval(g2z_run *run) {
-  const g2z_run_config *config = &run->config;
-  g2z_model_config model = config->train.model;
-  const int64_t room = (int64_t)config->train.batch * config->train.seq;
-  if (room < model.context) model.context = (int)room;
-  for (int i = 0; i < config->eval.count; i++)
-    G2ZR_TRY(g2z_eval_open(run->services, &model, run->tokenizer, config->eval.text[i],
-                           &run->eval[i]));
-  return G2Z_OK;
-}
-
-static g2z_status g2zr_open_val(g2z_run *run) {
-  g2z_run_config *config = &run->config;
-  if (!config->val_glob) return G2Z_OK;
-  g2z_loader_config shards = g2zr_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
-  G2ZR_TRY(g2z_loader_create(run->services, &shards, &run->val));
-  run->val_steps = run->val->steps_per_epoch;
-  if (config->val_steps > 0 && run->val_steps > config->val_steps)
-    run->val_steps = config->val_steps;
-  if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
-    run->val_steps = config->max_val_steps;
-  return G2Z_OK;
 }
 
 /* What is going to happen, for people. */
@@ -1644,32 +1505,6 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Adds the step of run->known, whose loss is of so many targets, to the sums of its epoch and of
- * the run. */
-static g2z_status g2zr_account(g2z_run *run, double targets) {
-  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
-  const g2z_metrics *m = &run->known;
-  const double step_s = m->step_ms * 1e-3, tokens = (double)run->tokens_per_step;
-  G2ZR_TRY(g2zr_grow_steps(run, (size_t)epoch->steps));
-  run->step_s[(size_t)epoch->steps++] = step_s;
-  epoch->skipped += m->skipped;
-  epoch->tokens += tokens;
-  epoch->train_s += step_s;
-  epoch->data_s += m->data_ms * 1e-3;
-  if (!m->skipped) {
-    epoch->loss_sum += m->loss * targets;
-    epoch->loss_targets += targets;
-    run->applied++;
-    run->sum.smooth_loss = 0.95 * run->sum.smooth_loss + 0.05 * m->loss;
-    run->sum.loss_weight = 0.95 * run->sum.loss_weight + 0.05;
-  }
-  run->sum.train_s += step_s;
-  run->sum.train_tokens += tokens;
-  run->sum.smooth_s = 0.95 * run->sum.smooth_s + 0.05 * step_s;
-  run->sum.smooth_weight = 0.95 * run->sum.smooth_weight + 0.05;
-  return G2Z_OK;
-}
-
 /* The figures of the last epoch. One that had ended before the run was resumed keeps its time. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
@@ -1680,20 +1515,12 @@ static void g2zr_settle_epoch(g2z_run *run) {
 
 /* ----- resuming ----- */
 
-/* A line about what followed the checkpoint's step and will follow it again. */
-static int g2zr_comes_again(const g2z_run *run, const g2z_metrics_line *line) {
-  const int due = (int)run->sum.due;
-  return line->metrics.step == run->resumed &&
-         ((due & G2ZR_DUE_VALIDATION && !isnan(line->val_ms)) ||
-          (due & G2ZR_DUE_EVALUATION && line->eval >= run->sum.evaluated) ||
-          (due & G2ZR_DUE_SAMPLE && !isnan(line->sample_ms)) ||
-          (due & G2ZR_DUE_EPOCH_END && !isnan(line->epoch_ms)));
-}
-
-/* How much of metrics.jsonl stays where no length says it: all lines up to the checkpoint's step. A
- * torn last line goes. A damaged line before it is an error: nobody knows its step. */
+/* How much of metrics.jsonl stays if no length is known: all lines up to the checkpoint's step,
+ * except lines of work that is due again. A torn last line goes. A damaged line before it is an
+ * error: its step is unknown. */
 static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
                                   int64_t *kept) {
+  const int due = (int)run->sum.due;
   size_t next = 0;
   *kept = 0;
   for (int number = 1, torn = 0; next < bytes; number++) {
@@ -1703,26 +1530,18 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
     if (torn) g2z_log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
     if (torn) break;
     G2ZR_TRY(status);
-    if (line.metrics.step > run->resumed || g2zr_comes_again(run, &line)) break;
+    const int again = (due & G2ZR_DUE_VALIDATION && !isnan(line.val_ms)) ||
+                      (due & G2ZR_DUE_EVALUATION && line.eval >= run->sum.evaluated) ||
+                      (due & G2ZR_DUE_SAMPLE && !isnan(line.sample_ms)) ||
+                      (due & G2ZR_DUE_EPOCH_END && !isnan(line.epoch_ms));
+    if (line.metrics.step > run->resumed || (line.metrics.step == run->resumed && again)) break;
     *kept = (int64_t)next;
   }
   return G2Z_OK;
 }
 
-/* 1: a line ends after `bytes` bytes of a log, and its step, if lines tell `steps`, is not behind
- * the checkpoint's. */
-static int g2zr_ends_there(const g2z_run *run, const char *text, size_t length, double bytes,
-                           int steps) {
-  int64_t step = -1;
-  if (!(bytes >= 1 && bytes <= (double)length) || text[(size_t)bytes - 1] != '\n') return 0;
-  const char *line = text + (size_t)bytes - 1;
-  while (line > text && line[-1] != '\n') line--;
-  if (steps) sscanf(line, "{\"step\": %" SCNd64, &step);
-  return step <= run->resumed;
-}
-
 /* How much of a log stays: what it held when the checkpoint was saved. A file that somebody has
- * changed since is cut behind the checkpoint's step, or stays whole if it has no steps. */
+ * changed since is cut after the checkpoint's step, or stays whole if it has no steps. */
 static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int steps,
                             int64_t *kept) {
   const g2z_path path = g2zr_in(run, name);
@@ -1734,8 +1553,13 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   g2z_status status = g2zr_has(run->services, run->config.run_dir, name, &there);
   if (there)
     status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &length);
-  if (run->from.note && g2zr_ends_there(run, text, length, bytes, steps))
-    *kept = (int64_t)bytes;
+  /* Unchanged: a line ends there. If lines have `steps`, its step is not after the checkpoint's. */
+  const size_t end = bytes >= 1 && bytes <= (double)length ? (size_t)bytes : 0;
+  size_t line = end ? end - 1 : 0;
+  int64_t step = end && text[end - 1] == '\n' ? -1 : INT64_MAX;
+  while (line > 0 && text[line - 1] != '\n') line--;
+  if (steps && step < 0) sscanf(text + line, "{\"step\": %" SCNd64, &step);
+  if (run->from.note && step <= run->resumed) *kept = (int64_t)bytes;
   else {
     if (run->from.note)
       g2z_log(run->services, G2Z_LOG_WARNING, "%s is not as it was when step %" PRId64 " was saved",
@@ -1746,22 +1570,6 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   }
   g2z_release(run->services, text);
   return status;
-}
-
-/* The first line of metrics.jsonl where a run begins with another run's checkpoint: until it has a
- * checkpoint of its own, --resume latest goes on from that one. */
-static g2z_status g2zr_write_origin(g2z_run *run) {
-  char path[PATH_MAX];
-  void *quoted;
-  if (!realpath(run->resume, path))
-    return g2z_fail_file(run->services, errno, "find the path of", run->resume);
-  G2ZR_TRY(g2z_allocate(run->services, strlen(path) + 1, 6, &quoted));
-  g2zr_quote(path, (char *)quoted);
-  g2z_status status = g2zr_append(run, &run->metrics, "{\"step\": %" PRId64 ", \"tokens\": %"
-                                  PRId64 ", \"resumed_from\": \"%s\"}\n", run->resumed,
-                                  g2z_trainer_tokens(run->trainer), (char *)quoted);
-  g2z_release(run->services, quoted);
-  return status == G2Z_OK ? g2zr_sync(run) : status;
 }
 
 /* Rank 0: the checkpoint that run_dir's run began with, as that line says; "": none. */
@@ -1807,34 +1615,6 @@ static void g2zr_close(g2z_run *run) {
   run->val = run->train = NULL;
   run->tokenizer = NULL;
   run->from.note = NULL;
-}
-
-/* 1: "latest" passes over a damaged checkpoint, and the run opens once more with the one before it.
- * A checkpoint that cannot be read or is of another version is not passed over: it may be whole. */
-static int g2zr_passes_over(g2z_run *run) {
-  const char *sentence = run->services->error;
-  const size_t used = strlen(run->passed_over);
-  if (!run->damaged || !run->found.own || strcmp(run->config.resume, "latest") != 0) return 0;
-  if (run->context->rank == 0)
-    g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", run->resume, sentence);
-  snprintf(run->passed_over + used, sizeof run->passed_over - used, "%sstep %" PRId64,
-           used ? ", " : "", run->before);
-  if (!used) snprintf(run->newest, sizeof run->newest, "%.299s", sentence);
-  g2zr_close(run);
-  return 1;
-}
-
-/* Rank 0: the checkpoints that were passed over get names under which none is looked for. */
-static g2z_status g2zr_set_aside(g2z_run *run) {
-  for (int64_t step = INT64_MAX; run->passed_over[0];) {
-    G2ZR_TRY(g2zr_latest(run, "", step, &step));
-    if (step <= run->resumed) return G2Z_OK;
-    const g2z_path path = g2zr_checkpoint(run, step, ""),
-                    aside = g2zr_checkpoint(run, step, ".damaged");
-    if (rename(path.text, aside.text) != 0)
-      return g2z_fail_file(run->services, errno, "set aside a damaged checkpoint as", aside.text);
-  }
-  return G2Z_OK;
 }
 
 static g2z_status g2zr_take_path(g2z_run *run, const char *path, char out[1024]) {
@@ -1932,32 +1712,44 @@ static g2z_status g2zr_lock(g2z_run *run) {
   return g2z_lock_directory(run->services, directory, &run->lock);
 }
 
-/* All ranks take rank 0's word for the run directory and the checkpoint. */
-static g2z_status g2zr_find(g2z_run *run) {
-  g2z_ranks *ranks = run->context->ranks;
-  const int first = run->context->rank == 0;
-  const char *run_dir = run->config.run_dir;
-  g2z_status status = G2Z_OK;
-  memset(&run->found, 0, sizeof run->found);
-  if (run_dir) status = g2zr_take_path(run, run_dir, run->found.run_dir);
-  if (first && status == G2Z_OK) status = g2zr_lock(run);
-  if (first && status == G2Z_OK) status = g2zr_choose(run);
-  G2ZR_TRY(g2z_ranks_agree(ranks, status));
-  G2ZR_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
-  if (run_dir) run->config.run_dir = run->found.run_dir;
-  run->resume = run->found.resume[0] ? run->found.resume : NULL;
-  if (run->resume) run->config.train.init_from = NULL; /* the weights come from the checkpoint */
-  return G2Z_OK;
-}
-
-/* Rank 0. Where the run goes on, what it said behind the checkpoint is cut off. */
+/* Rank 0. If the run continues, what it wrote after the checkpoint is cut off. */
 static g2z_status g2zr_open_files(g2z_run *run) {
-  const g2z_run_config *config = &run->config;
+  static const char *const names[] = {
+      "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+      "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
+  const char *weights = run->config.save_weights, *run_dir = run->config.run_dir;
   int64_t metrics, log;
+  int there;
   if (run->context->rank != 0) return G2Z_OK;
-  if (config->save_weights) G2ZR_TRY(g2zr_check_weights(run));
-  if (!config->run_dir) return G2Z_OK;
-  G2ZR_TRY(g2z_make_directory(run->services, config->run_dir));
+  /* The one rule for save_weights: a model that lies there is replaced only by the run that wrote
+   * it. A run knows its own by its directory, or by the name in its checkpoint. */
+  if (weights) {
+    const size_t length = run_dir ? strlen(run_dir) : 0;
+    G2ZR_TRY(g2zr_has(run->services, weights, "trainer_state.json", &there));
+    if (there)
+      return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
+                      "%.400s is a checkpoint, whose weights belong to its other files: save these "
+                      "in another directory", weights);
+    G2ZR_TRY(g2z_make_directory(run->services, weights)); /* not after hours of training */
+    if (!realpath(weights, run->weights))
+      return g2z_fail_file(run->services, errno, "find the path of", weights);
+    int own = run->found.continues && strncmp(weights, run_dir, length) == 0 &&
+              weights[length] == '/';
+    own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
+    for (size_t i = 0; i < G2ZR_COUNT(names) && !own; i++) {
+      G2ZR_TRY(g2zr_has(run->services, weights, names[i], &there));
+      if (there)
+        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.300s holds a model already (%s), which "
+                        "this run did not write: name another directory with --save-weights, or "
+                        "remove that model", weights, names[i]);
+    }
+    g2z_writer *writer; /* can it be written there? */
+    G2ZR_TRY(g2z_writer_create(run->services, g2z_path_in(weights, "model.safetensors").text,
+                               &writer));
+    g2z_writer_free(writer);
+  }
+  if (!run_dir) return G2Z_OK;
+  G2ZR_TRY(g2z_make_directory(run->services, run_dir));
   G2ZR_TRY(g2zr_lock(run));
   G2ZR_TRY(g2zr_keep(run, "metrics.jsonl", run->sum.metrics_bytes, 1, &metrics));
   G2ZR_TRY(g2zr_keep(run, "train.log", run->sum.log_bytes, 0, &log));
@@ -1965,7 +1757,18 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   G2ZR_TRY(g2zr_stream_open(run, &run->log, "train.log", log));
   char *rest, *line = strtok_r(run->early, "\n", &rest);
   for (; line; line = strtok_r(NULL, "\n", &rest)) G2ZR_TRY(g2zr_log(run, line));
-  return run->resume && !run->found.own ? g2zr_write_origin(run) : G2Z_OK;
+  if (!run->resume || run->found.own) return G2Z_OK;
+  /* The run begins with another run's checkpoint. Its first line of metrics.jsonl names that one:
+   * --resume latest takes it until this run has a checkpoint of its own. */
+  char path[PATH_MAX];
+  void *member;
+  if (!realpath(run->resume, path))
+    return g2z_fail_file(run->services, errno, "find the path of", run->resume);
+  G2ZR_TRY(g2z_allocate(run->services, strlen(path) + 16, 6, &member));
+  g2zr_member("resumed_from", path, (char *)member);
+  g2z_status status = g2zr_put_line(run, 0, NULL, NULL, (char *)member);
+  g2z_release(run->services, member);
+  return status == G2Z_OK ? g2zr_sync(run) : status;
 }
 
 /* Ranks that do not see rank 0's files could not save with it: they say so before they train. */
@@ -1984,32 +1787,63 @@ static g2z_status g2zr_check_shared(const g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0, of a run that goes on: what is left of its last end. */
+/* Rank 0, if the run continues: removes what is left of its last end. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
-  g2zr_sweep(run);
-  G2ZR_TRY(g2zr_set_aside(run));
+  /* A save or a removal that was killed leaves a directory "step-N.partial". */
+  int64_t step = INT64_MAX;
+  while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
+    const g2z_path path = g2zr_checkpoint(run, step, ".partial");
+    if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
+  }
+  /* Checkpoints that were passed over get names that are not searched. */
+  for (step = INT64_MAX; run->passed_over[0];) {
+    G2ZR_TRY(g2zr_latest(run, "", step, &step));
+    if (step <= run->resumed) break;
+    const g2z_path path = g2zr_checkpoint(run, step, ""),
+                   aside = g2zr_checkpoint(run, step, ".damaged");
+    if (rename(path.text, aside.text) != 0)
+      return g2z_fail_file(run->services, errno, "set aside a damaged checkpoint as", aside.text);
+  }
   unlink(g2zr_in(run, "RUN_COMPLETE.txt").text);
   unlink(g2zr_in(run, "training_metrics.json").text);
   return G2Z_OK;
 }
 
-/* g2z_tokenizer_hash of the 256 bytes, and of GPT-2's merges. */
-#define G2ZR_BYTES UINT64_C(0xcbf29ce484222325)
-#define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)
+#define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
+#define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
 
-/* Ids mean other texts in another vocabulary: shards and tokenizer must share one. Shards that name
- * no vocabulary, such as other programs', pass. Without --vocab, a model with GPT-2's number of
- * tokens takes GPT-2's shards alone. */
-static g2z_status g2zr_check_vocab(g2z_run *run) {
+/* What each rank does alone, before they meet in the trainer. */
+static g2z_status g2zr_open_alone(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  const g2z_train_config *train = &config->train;
+  const char *shards = train->train_glob ? train->train_glob : config->val_glob;
+  run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum * run->context->world;
+  if (train->train_glob) {
+    g2z_loader_config loader = g2zr_shards(run, train->train_glob, train->accum,
+                                           G2Z_ORDER_SHUFFLED);
+    G2ZR_TRY(g2z_loader_create(run->services, &loader, &run->train));
+  }
+  G2ZR_TRY(g2zr_open_tokenizer(run));
+  if (config->val_glob) {
+    g2z_loader_config loader = g2zr_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
+    G2ZR_TRY(g2z_loader_create(run->services, &loader, &run->val));
+    run->val_steps = run->val->steps_per_epoch;
+    if (config->val_steps > 0 && run->val_steps > config->val_steps)
+      run->val_steps = config->val_steps;
+    if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
+      run->val_steps = config->max_val_steps;
+  }
+  /* Ids mean other texts in another vocabulary: shards and tokenizer must share one. Shards that
+   * name no vocabulary, such as other programs', pass. Without --vocab, a model with GPT-2's number
+   * of tokens takes GPT-2's shards alone. */
   const g2z_loader *loaders[] = {run->train, run->val};
-  g2z_model_config *model = &run->config.train.model;
-  const char *from = run->config.train.init_from;
-  const char *known = run->config.vocab ? run->config.vocab : "the vocabulary of 256 bytes";
+  g2z_model_config *model = &config->train.model;
+  const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
   uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
   if (!hash && model->vocab_hash) {
     hash = model->vocab_hash;
-    known = from ? from : "the model";
+    known = train->init_from ? train->init_from : "the model";
   }
   for (int i = 0; i < 2; i++) {
     if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
@@ -2030,90 +1864,60 @@ static g2z_status g2zr_check_vocab(g2z_run *run) {
                     model->vocab, hash == G2ZR_BYTES ? ", or --vocab-size 257" : "");
   }
   model->vocab_hash = hash;
+  /* Files to score: a row is never longer than what the trainer has activations for. */
+  g2z_model_config rows = *model;
+  const int64_t room = (int64_t)train->batch * train->seq;
+  if (room < rows.context) rows.context = (int)room;
+  for (int i = 0; i < config->eval.count; i++)
+    G2ZR_TRY(g2z_eval_open(run->services, &rows, run->tokenizer, config->eval.text[i],
+                           &run->eval[i]));
+  /* The dataset's name: "openwebtext" from "data/openwebtext_train_*.bin". */
+  const char *slash = shards ? strrchr(shards, '/') : NULL;
+  const char *name = slash ? slash + 1 : shards ? shards : "", *split = strstr(name, "_train");
+  size_t length = strcspn(name, "*?[.");
+  if (!split) split = strstr(name, "_val");
+  if (split && (size_t)(split - name) < length) length = (size_t)(split - name);
+  while (length > 0 && strchr("_-", name[length - 1])) length--;
+  if (config->dataset_name) name = config->dataset_name;
+  else if (!length) name = "custom";
+  if (config->dataset_name || !length) length = strlen(name);
+  snprintf(run->dataset, sizeof run->dataset, "%.*s", (int)length, name);
   return G2Z_OK;
 }
 
-/* What each rank does alone, before they meet in the trainer. */
-static g2z_status g2zr_open_alone(g2z_run *run) {
-  const g2z_train_config *train = &run->config.train;
-  if (train->train_glob) {
-    g2z_loader_config shards = g2zr_shards(run, train->train_glob, train->accum,
-                                           G2Z_ORDER_SHUFFLED);
-    G2ZR_TRY(g2z_loader_create(run->services, &shards, &run->train));
-  }
-  G2ZR_TRY(g2zr_open_tokenizer(run));
-  G2ZR_TRY(g2zr_open_val(run));
-  G2ZR_TRY(g2zr_check_vocab(run));
-  G2ZR_TRY(g2zr_open_eval(run));
-  run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum *
-                         run->context->world;
-  const char *shards = train->train_glob ? train->train_glob : run->config.val_glob;
-  if (run->config.dataset_name)
-    snprintf(run->dataset, sizeof run->dataset, "%s", run->config.dataset_name);
-  else g2zr_dataset_name(shards ? shards : "", run->dataset);
-  return G2Z_OK;
-}
-
-/* The trainer stands where the checkpoint was saved. Due is what the saving run had still to do
- * there, and what this run adds. */
-static void g2zr_take_up(g2z_run *run) {
-  const int left = run->found.own ? (int)run->sum.due : 0;
-  run->saved = -1;
-  if (!run->resume) return;
-  run->step = run->resumed;
-  run->epoch_ends |= (left & G2ZR_DUE_EPOCH_END) != 0;
-  if (run->found.own) {
-    run->saved = run->resumed;
-    run->due = left;
-    if (run->sum.evaluated < run->config.eval.count) run->evaluated = (int)run->sum.evaluated;
-  }
-  if (run->epoch_ends)
-    run->due |= G2ZR_DUE_VALIDATION | G2ZR_DUE_EPOCH_END |
-                (run->config.save_epochs && !run->found.own ? G2ZR_DUE_SAVE : 0);
-  if (run->steps <= run->resumed)
-    run->due |= G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH |
-                (run->config.save_weights ? G2ZR_DUE_WEIGHTS : 0);
-  if (!run->val) run->due &= ~G2ZR_DUE_VALIDATION;
-  if (!run->config.eval.count) run->due &= ~G2ZR_DUE_EVALUATION;
-  if (!run->config.sample_tokens) run->due &= ~G2ZR_DUE_SAMPLE;
-}
-
-static g2z_status g2zr_same(g2z_run *run) {
-  const g2z_run_config *config = &run->config;
+/* All that depends on which checkpoint it is. *damaged: it is not whole. */
+static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   g2z_ranks *ranks = run->context->ranks;
-  char text[1024];
-  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
-                      (double)config->sampling.temperature, (double)config->sampling.top_p);
-#define X(name, value, most)                                                         \
-  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n", \
-                   (int64_t)(value));
-  G2ZR_SETTING_LIST(X)
-#undef X
-  G2ZR_TRY(g2z_ranks_same(ranks, "config", text));
-  return g2z_ranks_same(ranks, "prompt", config->prompt ? config->prompt : "");
-}
-
-/* All that depends on which checkpoint it is. */
-static g2z_status g2zr_load(g2z_run *run) {
   const int first = run->context->rank == 0;
-  run->damaged = 0;
-  G2ZR_TRY(g2zr_find(run));
+  const char *run_dir = run->config.run_dir;
+  *damaged = 0;
+  /* All ranks take rank 0's word for the run directory and the checkpoint. */
+  g2z_status status = G2Z_OK;
+  memset(&run->found, 0, sizeof run->found);
+  if (run_dir) status = g2zr_take_path(run, run_dir, run->found.run_dir);
+  if (first && status == G2Z_OK) status = g2zr_lock(run);
+  if (first && status == G2Z_OK) status = g2zr_choose(run);
+  G2ZR_TRY(g2z_ranks_agree(ranks, status));
+  G2ZR_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
+  if (run_dir) run->config.run_dir = run->found.run_dir;
+  run->resume = run->found.resume[0] ? run->found.resume : NULL;
+  if (run->resume) run->config.train.init_from = NULL; /* the weights come from the checkpoint */
   G2ZR_TRY(g2zr_agree(run, g2zr_open_alone(run)));
-  g2z_status status = g2zr_agree(run, g2zr_count_steps(run));
-  run->damaged = status == G2Z_FORMAT;
+  status = g2zr_agree(run, g2zr_count_steps(run));
+  *damaged = status == G2Z_FORMAT;
   G2ZR_TRY(status);
   G2ZR_TRY(g2zr_agree(run, first ? g2zr_check_directory(run) : G2Z_OK));
   if (run->val) {
     char text[32];
     snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
-    G2ZR_TRY(g2z_ranks_same(run->context->ranks, "validation data", text));
+    G2ZR_TRY(g2z_ranks_same(ranks, "validation data", text));
     G2ZR_TRY(g2zr_val_entropy(run));
   }
   G2ZR_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
   if (!run->resume) return G2Z_OK;
   double begin = g2z_seconds();
   status = g2z_trainer_load(run->trainer, run->resume);
-  run->damaged = status == G2Z_FORMAT;
+  *damaged = status == G2Z_FORMAT;
   run->resume_s = g2z_seconds() - begin;
   return status;
 }
@@ -2163,27 +1967,57 @@ static g2z_status g2zr_open(g2z_run *run) {
            (long)getpid());
   run->started = g2z_seconds();
   G2ZR_TRY(g2zr_agree(run, g2zr_check(run)));
-  G2ZR_TRY(g2zr_same(run));
   const g2z_run_config config = run->config; /* what the user said */
+  char text[1024];
+  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
+                      (double)config.sampling.temperature, (double)config.sampling.top_p);
+#define X(name, value, most)                                                         \
+  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n", \
+                   (int64_t)(run->config.value));
+  G2ZR_SETTING_LIST(X)
+#undef X
+  G2ZR_TRY(g2z_ranks_same(run->context->ranks, "config", text));
+  G2ZR_TRY(g2z_ranks_same(run->context->ranks, "prompt", config.prompt ? config.prompt : ""));
+  /* "latest" passes over a damaged checkpoint: the run opens again with an earlier one. It does not
+   * pass over a checkpoint that cannot be read or has another version: that may be whole. */
   g2z_status status;
-  do {
+  int damaged;
+  while ((status = g2zr_load(run, &damaged)) != G2Z_OK) {
+    const size_t passed = strlen(run->passed_over);
+    if (!damaged || !run->found.own || strcmp(config.resume, "latest") != 0) return status;
+    if (run->context->rank == 0)
+      g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", run->resume,
+              run->services->error);
+    snprintf(run->passed_over + passed, sizeof run->passed_over - passed, "%sstep %" PRId64,
+             passed ? ", " : "", run->before);
+    if (!passed) snprintf(run->newest, sizeof run->newest, "%.299s", run->services->error);
+    g2zr_close(run);
     run->config = config;
-    status = g2zr_load(run);
-  } while (status != G2Z_OK && g2zr_passes_over(run));
-  G2ZR_TRY(status);
-  if (run->config.profile)
-    G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
+  }
+  if (config.profile) G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   run->peak_flops = run->context->world *
-                    g2zr_peak_flops(run->trainer->device->info.name, run->config.train.dtype);
+                    g2zr_peak_flops(run->trainer->device->info.name, config.train.dtype);
   run->sum.best_val_loss = run->sum.best_loss = NAN;
-  status = run->found.own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
+  const int own = run->found.own;
+  status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2ZR_TRY(g2zr_agree(run, status));
-  if (run->steps == 0)
-    run->due = (run->val ? G2ZR_DUE_VALIDATION : 0) |
-               (run->config.eval.count ? G2ZR_DUE_EVALUATION : 0) |
-               (run->config.sample_tokens > 0 ? G2ZR_DUE_SAMPLE : 0) | G2ZR_DUE_EPOCH_END |
-               G2ZR_DUE_FINISH;
-  g2zr_take_up(run);
+  /* The trainer stands where the checkpoint was saved. Due is what the saving run had still to do
+   * there, and what this run adds. */
+  const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
+  const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
+  run->saved = own ? run->resumed : -1;
+  run->step = run->resumed;
+  run->due = own ? (int)run->sum.due : run->steps == 0 ? every | end : 0;
+  run->epoch_ends |= own && (run->due & G2ZR_DUE_EPOCH_END) != 0;
+  if (own && run->sum.evaluated < config.eval.count) run->evaluated = (int)run->sum.evaluated;
+  if (run->resume && run->epoch_ends)
+    run->due |= G2ZR_DUE_VALIDATION | G2ZR_DUE_EPOCH_END |
+                (config.save_epochs && !own ? G2ZR_DUE_SAVE : 0);
+  if (run->resume && run->steps <= run->resumed)
+    run->due |= end | (config.save_weights ? G2ZR_DUE_WEIGHTS : 0);
+  if (!run->val) run->due &= ~G2ZR_DUE_VALIDATION;
+  if (!config.eval.count) run->due &= ~G2ZR_DUE_EVALUATION;
+  if (!run->config.sample_tokens) run->due &= ~G2ZR_DUE_SAMPLE;
   g2z_loader *loader = run->trainer->loader;
   if (loader) run->epoch_step = loader->position.step;
   if (run->resume) {
@@ -2287,10 +2121,13 @@ G2Z_API double g2z_flops_per_token(const g2z_plan *plan) {
   return 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
 }
 
-/* A step's loss is known: its metrics, its share of the epoch, its line. */
-static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
+/* A step's loss is known: its metrics, the sums of its epoch and of the run, its event. */
+static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_event *event) {
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2zr_totals *sum = &run->sum;
   g2z_metrics *m = &run->known;
-  double step_s = run->step_s_of[report->loss_step % 2];
+  const double step_s = run->step_s_of[report->loss_step % 2];
+  const double tokens = (double)run->tokens_per_step, targets = (double)report->counted;
   m->step = report->loss_step;
   m->tokens += run->tokens_per_step;
   m->loss = (double)report->loss;
@@ -2299,14 +2136,30 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
   m->loss_scale = (double)report->loss_scale;
   m->skipped = report->skipped;
   m->step_ms = step_s * 1e3;
-  m->tok_s = (double)run->tokens_per_step / step_s;
+  m->tok_s = tokens / step_s;
   m->mfu = g2z_flops_per_token(run->trainer->plan) * m->tok_s / run->peak_flops;
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
-  G2ZR_TRY(g2zr_account(run, (double)report->counted));
+  G2ZR_TRY(g2zr_grow_steps(run, (size_t)epoch->steps));
+  run->step_s[(size_t)epoch->steps++] = step_s;
+  epoch->skipped += m->skipped;
+  epoch->tokens += tokens;
+  epoch->train_s += step_s;
+  epoch->data_s += m->data_ms * 1e-3;
+  if (!m->skipped) {
+    epoch->loss_sum += m->loss * targets;
+    epoch->loss_targets += targets;
+    run->applied++;
+    sum->smooth_loss = 0.95 * sum->smooth_loss + 0.05 * m->loss;
+    sum->loss_weight = 0.95 * sum->loss_weight + 0.05;
+  }
+  sum->train_s += step_s;
+  sum->train_tokens += tokens;
+  sum->smooth_s = 0.95 * sum->smooth_s + 0.05 * step_s;
+  sum->smooth_weight = 0.95 * sum->smooth_weight + 0.05;
   const int64_t steps = run->steps - run->resumed;
-  if (m->step == run->steps && !run->applied) /* told once this step is */
+  if (m->step == run->steps && !run->applied) /* reported after this step is */
     g2zr_note_failure(run, &run->ending, m->grad_norm == 0 && isnan(m->loss)
         ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since masks "
                    "leave out all tokens of the last: the model is what it was. Train for more "
@@ -2315,16 +2168,22 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report) {
                    "gradients that are finite: the model is what it was. Lower --lr (%g) or "
                    "--loss-scale (%g)", steps, (double)run->config.train.optimizer.lr,
                    m->loss_scale));
-  return g2zr_write_metrics(run);
-}
-
-static g2z_status g2zr_step_event(g2z_run *run, g2z_run_event *event) {
-  const g2z_metrics *m = &run->known;
-  double step_s = run->sum.smooth_s / run->sum.smooth_weight;
+#define X(type, name, meaning) #name,
+  static const char *const names[] = {G2Z_METRIC_LIST(X)};
+#undef X
+#define X(type, name, meaning) "train/" #name,
+  static const char *const tags[] = {G2Z_METRIC_LIST(X)};
+#undef X
+#define X(type, name, meaning) (double)m->name,
+  const double values[] = {G2Z_METRIC_LIST(X)};
+#undef X
+  const int count = (int)G2ZR_COUNT(tags); /* the first two are step and tokens */
+  G2ZR_TRY(g2zr_put_line(run, count - 2, names + 2, values + 2, ""));
+  G2ZR_TRY(g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1));
+  const double smooth_s = sum->smooth_s / sum->smooth_weight;
   event->kind = G2Z_RUN_STEP;
-  event->tokens_per_second = (double)run->tokens_per_step / step_s;
-  event->eta_seconds = (double)(run->steps - m->step) *
-                       (step_s + run->sum.pause_s / (double)m->step);
+  event->tokens_per_second = tokens / smooth_s;
+  event->eta_seconds = (double)(run->steps - m->step) * (smooth_s + sum->pause_s / (double)m->step);
   const char *skipped = m->grad_norm == 0 && isnan(m->loss) ? "no token counts: skipped"
                                                             : "skipped";
   char eta[32], scale[64] = "";
@@ -2401,7 +2260,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   }
   if (alike > 1) name = strlen(path) > NAME_MAX ? path + strlen(path) - NAME_MAX : path;
   char text[200], tag[3 * NAME_MAX + 8] = "eval/";
-  char quoted[6 * NAME_MAX + 1], last[sizeof quoted + 32];
+  char member[6 * NAME_MAX + 96];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
   G2ZR_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, g2zr_eval_share, run, eval));
@@ -2414,34 +2273,12 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
             text, seconds);
   const double acc = eval->questions ? eval->acc_norm : NAN;
   const double values[] = {(double)file, eval->loss, acc, seconds * 1e3};
-  g2zr_quote(name, quoted);
-  snprintf(last, sizeof last, ", \"eval_file\": \"%s\"", quoted);
-  G2ZR_TRY(g2zr_put_line(run, 4, names, values, last));
+  g2zr_member("eval_file", name, member);
+  G2ZR_TRY(g2zr_put_line(run, 4, names, values, member));
   g2zr_printable(name, strlen(name), tag + strlen(tag)); /* protobuf's strings are UTF-8 */
   const char *tags = tag;
   G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval->loss));
   return g2zr_log(run, run->line);
-}
-
-/* Leaves "sample after step N:", a line feed and the text in run->sample_text. */
-static g2z_status g2zr_sample_text(g2z_run *run, g2z_run_event *event) {
-  char *text;
-  size_t bytes;
-  void *memory;
-  G2ZR_TRY(g2z_decode(run->services, run->tokenizer, run->sample.ids, run->sample.count, &text,
-                      &bytes));
-  g2z_release(run->services, run->sample_text);
-  run->sample_text = NULL;
-  g2z_status status = g2z_allocate(run->services, 3 * bytes + 64, 1, &memory);
-  if (status == G2Z_OK) {
-    run->sample_text = (char *)memory;
-    int head = snprintf(run->sample_text, 64, "sample after step %" PRId64 ":\n", run->step);
-    g2zr_printable(text, bytes, run->sample_text + head);
-    event->kind = G2Z_RUN_SAMPLE;
-    event->sample = run->sample_text + head;
-  }
-  g2z_release(run->services, text);
-  return status;
 }
 
 static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
@@ -2456,24 +2293,28 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   for (size_t i = kept; i < sample->count; i++)
     if (sample->ids[i] < g2z_tokenizer_vocab(run->tokenizer)) sample->ids[kept++] = sample->ids[i];
   sample->count = kept;
-  G2ZR_TRY(g2zr_sample_text(run, event));
+  /* The text, after a heading that train.log and sample.txt have. */
+  char *text;
+  size_t bytes;
+  void *memory;
+  G2ZR_TRY(g2z_decode(run->services, run->tokenizer, sample->ids, kept, &text, &bytes));
+  g2z_release(run->services, run->sample_text);
+  g2z_status status = g2z_allocate(run->services, 3 * bytes + 64, 1, &memory);
+  run->sample_text = (char *)memory;
+  if (status == G2Z_OK) {
+    int head = snprintf(run->sample_text, 64, "sample after step %" PRId64 ":\n", run->step);
+    g2zr_printable(text, bytes, run->sample_text + head);
+    event->kind = G2Z_RUN_SAMPLE;
+    event->sample = run->sample_text + head;
+  }
+  g2z_release(run->services, text);
+  G2ZR_TRY(status);
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   G2ZR_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
   if (run->log.file >= 0)
     G2ZR_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample_text)));
   return g2zr_log(run, run->sample_text);
-}
-
-/* Ends the epoch, and begins the next unless the run ends too. An epoch that --max-train-steps cuts
- * off has no line in metrics.jsonl: a longer run may go on with it. */
-static g2z_status g2zr_end_epoch(g2z_run *run) {
-  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
-  g2zr_settle_epoch(run);
-  if (run->epoch_ends)
-    G2ZR_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
-  if (run->step >= run->steps) return G2Z_OK;
-  return g2zr_begin_epoch(run, epoch->index + 1);
 }
 
 /* The state is saved: says how the run ended. Ranks tell each other the signal, which may have
@@ -2499,17 +2340,6 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The tokenizer comes first: weights that open have all that belongs to them. The directory was made
- * at the start; another run that was to write there may have removed it since. */
-static g2z_status g2zr_save_weights(g2z_run *run) {
-  const char *directory = run->config.save_weights;
-  g2z_status status = G2Z_OK;
-  if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
-  if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
-  G2ZR_TRY(g2zr_agree(run, status));
-  return g2z_trainer_save_weights(run->trainer, directory);
-}
-
 /* A stop was agreed on: a checkpoint comes first, and holds what else is due. */
 static void g2zr_will_stop(g2z_run *run) {
   run->due |= G2ZR_DUE_STOP;
@@ -2532,18 +2362,32 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       G2ZR_TRY(g2zr_write_sample(run, event));
       event->line = run->sample_text;
       break;
-    case G2ZR_DUE_EPOCH_END: G2ZR_TRY(g2zr_end_epoch(run)); break;
+    case G2ZR_DUE_EPOCH_END: { /* the next one begins unless the run ends too */
+      const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+      g2zr_settle_epoch(run);
+      if (run->epoch_ends) /* one that --max-train-steps cuts off may go on in a longer run */
+        G2ZR_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
+      if (run->step < run->steps) G2ZR_TRY(g2zr_begin_epoch(run, epoch->index + 1));
+      break;
+    }
     case G2ZR_DUE_SAVE: G2ZR_TRY(g2zr_save(run, event)); break;
-    case G2ZR_DUE_WEIGHTS: G2ZR_TRY(g2zr_save_weights(run)); break;
+    case G2ZR_DUE_WEIGHTS: {
+      /* The tokenizer comes first: weights that open have all of theirs. The directory was made at
+       * the start; another run that was to write there may have removed it since. */
+      const char *directory = run->config.save_weights;
+      g2z_status status = G2Z_OK;
+      if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
+      if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
+      G2ZR_TRY(g2zr_agree(run, status));
+      G2ZR_TRY(g2z_trainer_save_weights(run->trainer, directory));
+      break;
+    }
     case G2ZR_DUE_STOP:
       if (!run->finished) G2ZR_TRY(g2zr_stop(run));
       run->finished = 1;
       return g2z_fail(run->services, G2Z_STOPPED, "%s", run->line);
     case G2ZR_DUE_FINISH:
-      if (!run->finished) {
-        G2ZR_TRY(g2zr_conclude(run));
-        G2ZR_TRY(g2zr_agree(run, g2zr_complete(run)));
-      }
+      if (!run->finished) G2ZR_TRY(g2zr_agree(run, g2zr_finish(run)));
       run->finished = 1;
       event->kind = G2Z_RUN_DONE;
       return G2Z_OK;
@@ -2572,8 +2416,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
     }
     if (report.loss_step > run->known.step) {
       event->line = run->line;
-      G2ZR_TRY(g2zr_learn(run, &report));
-      G2ZR_TRY(g2zr_step_event(run, event));
+      G2ZR_TRY(g2zr_learn(run, &report, event));
       shown = 1;
     } else if (run->due) {
       g2z_status status = g2zr_due(run, event, &shown);
@@ -2589,35 +2432,25 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
-/* A file failed, and no step: a run of one rank saves before it ends. With several ranks, others
- * may not know of the failure yet. */
-static void g2zr_rescue(g2z_run *run) {
-  const int wanted = run->config.run_dir && run->context->world == 1 && !run->broken &&
-                     run->step > run->resumed && run->step != run->saved &&
-                     !(run->due & G2ZR_DUE_SAVE);
-  int there = 0;
-  if (!wanted || g2z_is_there(run->services, run->config.run_dir, &there) != G2Z_OK || !there)
-    return;
-  const g2z_path path = g2zr_checkpoint(run, run->step, "");
-  if (g2z_trainer_save_with(run->trainer, path.text, g2zr_put_note, g2zr_save_tokenizer, run) ==
-      G2Z_OK) {
-    run->saved = run->step;
-    g2z_log(run->services, G2Z_LOG_WARNING, "the run fails, and has saved %s", path.text);
-  } else g2zr_remove_checkpoint(g2zr_checkpoint(run, run->step, ".partial").text);
-}
-
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
-  if (status != G2Z_OK) { /* into train.log as well; a failure to write must not replace it */
-    char sentence[G2Z_ERROR_BYTES];
-    memcpy(sentence, run->services->error, sizeof sentence);
-    if (status == G2Z_IO || status == G2Z_FORMAT) g2zr_rescue(run);
-    g2zr_log(run, sentence);
-    if (run->metrics.file >= 0 && status != G2Z_STOPPED)
-      g2z_report_run(run->services, run->config.run_dir);
-    memcpy(run->services->error, sentence, sizeof sentence);
-  }
+  if (status == G2Z_OK) return G2Z_OK;
+  char sentence[G2Z_ERROR_BYTES]; /* into train.log too; a failure to write must not replace it */
+  memcpy(sentence, run->services->error, sizeof sentence);
+  /* A file failed, and no step: a run of one rank saves before it ends. With several ranks, others
+   * may not know of the failure yet. */
+  const g2z_path path = g2zr_checkpoint(run, run->step, "");
+  int there = 0, saves = status == G2Z_IO || status == G2Z_FORMAT;
+  saves &= run->config.run_dir && run->context->world == 1 && !run->broken &&
+           run->step > run->resumed && run->step != run->saved && !(run->due & G2ZR_DUE_SAVE);
+  if (saves && g2z_is_there(run->services, run->config.run_dir, &there) == G2Z_OK && there &&
+      g2zr_save_state(run, path.text) == G2Z_OK)
+    g2z_log(run->services, G2Z_LOG_WARNING, "the run fails, and has saved %s", path.text);
+  g2zr_log(run, sentence);
+  if (run->metrics.file >= 0 && status != G2Z_STOPPED)
+    g2z_report_run(run->services, run->config.run_dir);
+  memcpy(run->services->error, sentence, sizeof sentence);
   return status;
 }
 
@@ -2791,8 +2624,10 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
   return G2Z_OK;
 }
 
-/* --eval takes names, as a shell makes them of a pattern, and quoted patterns as --train does. */
-static g2z_status g2zr_expand_eval(g2z_services *services, g2z_run_options *o) {
+G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
+                                         g2z_run_options *o) {
+  G2ZR_TRY(g2zr_options_table(services, o, argc, argv, NULL, NULL));
+  /* --eval takes names, which a shell makes of a pattern, and quoted patterns like --train. */
   const g2z_texts given = o->run.eval;
   g2z_texts *texts = &o->run.eval;
   g2z_status status = G2Z_OK;
@@ -2821,12 +2656,6 @@ static g2z_status g2zr_expand_eval(g2z_services *services, g2z_run_options *o) {
     globfree(&found);
   }
   return status;
-}
-
-G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
-                                         g2z_run_options *options) {
-  G2ZR_TRY(g2zr_options_table(services, options, argc, argv, NULL, NULL));
-  return g2zr_expand_eval(services, options);
 }
 
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
@@ -2863,67 +2692,53 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
-/* Refuses a run directory in place of its weights, and weights of a run that has not ended. */
-static g2z_status g2zr_check_run(g2z_services *services, const char *path) {
-  char run_dir[1024], word[600];
-  int has, log;
+/* Refuses what is often named in place of a directory with weights: a file, a name, a run
+ * directory, the weights of a run that has not ended. */
+static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
+  struct stat info;
+  const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
+  char parent[1024], word[600];
+  int has = 0, runs = 0;
+  if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) {
+    if (S_ISREG(info.st_mode) && (!dot || (strcmp(dot, ".safetensors") && strcmp(dot, ".json"))))
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s is a file, and a directory "
+                      "with model.safetensors and config.json is wanted: llm.c's "
+                      "dev/eval/export_hf.py -i FILE -o DIR makes one of llm.c's weights, "
+                      "save_pretrained of PyTorch's; make gpt2 gets OpenAI's", path);
+    snprintf(parent, 400, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s is a file, and a directory is "
+                    "wanted: --init-from %s", path, g2z_shell_word(parent, word, 400));
+  }
   G2ZR_TRY(g2zr_has(services, path, "config.json", &has));
   if (has) return G2Z_OK;
-  size_t length = (size_t)snprintf(run_dir, sizeof run_dir, "%.1000s", path);
-  while (length > 1 && run_dir[length - 1] == '/') run_dir[--length] = 0;
-  if (length > 8 && strcmp(run_dir + length - 8, "/weights") == 0) run_dir[length - 8] = 0;
-  G2ZR_TRY(g2zr_has(services, run_dir, "metrics.jsonl", &log));
-  if (!log) return G2Z_OK;
-  G2ZR_TRY(g2zr_has(services, run_dir, "weights/config.json", &has));
+  size_t length = (size_t)snprintf(parent, sizeof parent, "%.1000s", path);
+  while (length > 1 && parent[length - 1] == '/') parent[--length] = 0;
+  if (length > 8 && strcmp(parent + length - 8, "/weights") == 0) parent[length - 8] = 0;
+  G2ZR_TRY(g2zr_has(services, parent, "metrics.jsonl", &runs));
+  if (runs) G2ZR_TRY(g2zr_has(services, parent, "weights/config.json", &has));
+  g2z_shell_word(parent, word, sizeof word);
   if (has)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s is a run directory: its "
-                    "weights are in --init-from %s/weights", path,
-                    g2z_shell_word(run_dir, word, sizeof word));
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.200s: the run in %.200s has no "
-                  "weights yet, they come at its end. To continue it: its command with --resume "
-                  "latest; its checkpoints hold weights too: --init-from %s/step-NNNNNN", path,
-                  run_dir, g2z_shell_word(run_dir, word, sizeof word));
+                    "weights are in --init-from %s/weights", path, word);
+  if (runs)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.200s: the run in %.200s has no "
+                    "weights yet, they come at its end. To continue it: its command with --resume "
+                    "latest; its checkpoints hold weights too: --init-from %s/step-NNNNNN", path,
+                    parent, word);
+  if (*path && !slash && stat(path, &info) != 0)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.200s: there is no such directory "
+                    "here. For OpenAI's weights: make gpt2; for random weights of that size: "
+                    "--model gpt2", path);
+  return G2Z_OK;
 }
 
-/* The commonest slips: a name or a file where a directory is wanted, and the reverse. */
-static g2z_status g2zr_check_kind(g2z_services *services, const char *flag, const char *path,
-                                  int directory) {
-  static const char *const files[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
-  struct stat info;
-  const char *name = "FILE";
-  const int there = stat(path, &info) == 0;
-  char word[400];
-  int has = 0;
-  if (directory && (!there || S_ISDIR(info.st_mode))) G2ZR_TRY(g2zr_check_run(services, path));
-  if (directory && !there && *path && !strchr(path, '/'))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.200s: there is no such directory here. For "
-                    "OpenAI's weights: make gpt2; for random weights of that size: --model gpt2",
-                    flag, path);
-  if (!there || directory == !!S_ISDIR(info.st_mode)) return G2Z_OK;
-  if (directory) {
-    const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
-    if (S_ISREG(info.st_mode) && (!dot || (strcmp(dot, ".safetensors") && strcmp(dot, ".json"))))
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a file, and a directory with "
-                      "model.safetensors and config.json is wanted: llm.c's dev/eval/export_hf.py "
-                      "-i FILE -o DIR makes one of llm.c's weights, save_pretrained of PyTorch's; "
-                      "make gpt2 gets OpenAI's", flag, path);
-    char parent[400];
-    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a file, and a directory is wanted: "
-                    "%s %s", flag, path, flag, g2z_shell_word(parent, word, sizeof word));
-  }
-  for (size_t i = G2ZR_COUNT(files); i-- > 0;) {
-    G2ZR_TRY(g2zr_has(services, path, files[i], &has));
-    if (has) name = files[i];
-  }
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s %.300s is a directory, and a file is wanted: "
-                  "%s %s/%s", flag, path, flag, g2z_shell_word(path, word, sizeof word), name);
-}
-
-static g2z_status g2zr_hash_vocab(g2z_services *services, const char *path, uint64_t *hash) {
+/* What a tokenizer file says of itself. */
+static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint64_t *hash,
+                                  int *tokens) {
   g2z_tokenizer *tokenizer;
   G2ZR_TRY(g2z_tokenizer_create(services, path, &tokenizer));
   *hash = g2z_tokenizer_hash(tokenizer);
+  *tokens = g2z_tokenizer_vocab(tokenizer);
   g2z_tokenizer_free(tokenizer);
   return G2Z_OK;
 }
@@ -2954,7 +2769,7 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *weights = o->run.train.init_from;
-  G2ZR_TRY(g2zr_check_kind(services, "--init-from", weights, 1));
+  G2ZR_TRY(g2zr_check_weights(services, weights));
   G2ZR_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     G2ZR_TRY(g2z_model_config_named(services, o->model, &wanted));
@@ -2974,15 +2789,15 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   X(context, "--context")
   X(vocab, "--vocab-size")
 #undef X
-  int there;
+  int there, tokens;
   snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
   G2ZR_TRY(g2z_is_there(services, o->vocab_text, &there));
   uint64_t given = 0;
   const int own = there && !o->run.vocab;
   if (own) o->run.vocab = o->vocab_text;
   if (there && !model->vocab_hash) /* another program's config.json does not name it */
-    G2ZR_TRY(g2zr_hash_vocab(services, o->vocab_text, &model->vocab_hash));
-  if (o->run.vocab) G2ZR_TRY(g2zr_hash_vocab(services, o->run.vocab, &given));
+    G2ZR_TRY(g2zr_read_vocab(services, o->vocab_text, &model->vocab_hash, &tokens));
+  if (o->run.vocab) G2ZR_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &tokens));
   if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
   if (own)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.300s is not the vocabulary of the weights "
@@ -2995,19 +2810,26 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
 
 /* The model: the weights' own, or a preset and what the flags override. */
 static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
+  static const char *const files[] = {"tokenizer.json", "vocab.bpe", "merges.txt"};
   g2z_model_config *model = &o->run.train.model;
-  const char *preset = o->model ? o->model : "gpt2";
+  const char *preset = o->model ? o->model : "gpt2", *vocab = o->run.vocab, *name = "FILE";
   int custom = o->shape.layers || o->shape.heads || o->shape.channels || o->shape.context;
   o->run.model_name = custom || o->run.train.init_from ? "custom" : preset;
-  if (o->run.vocab) G2ZR_TRY(g2zr_check_kind(services, "--vocab", o->run.vocab, 0));
-  if (o->run.train.init_from) return g2zr_settle_weights(services, o);
-  G2ZR_TRY(g2z_model_config_named(services, preset, model));
-  if (o->run.vocab) {
-    g2z_tokenizer *tokenizer;
-    G2ZR_TRY(g2z_tokenizer_create(services, o->run.vocab, &tokenizer));
-    model->vocab = g2z_tokenizer_vocab(tokenizer);
-    g2z_tokenizer_free(tokenizer);
+  struct stat info;
+  if (vocab && stat(vocab, &info) == 0 && S_ISDIR(info.st_mode)) {
+    char word[400];
+    for (size_t i = 0; i < G2ZR_COUNT(files); i++) {
+      int has;
+      G2ZR_TRY(g2zr_has(services, vocab, files[i], &has));
+      if (has) name = files[i];
+    }
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is a directory, and a file is "
+                    "wanted: --vocab %s/%s", vocab, g2z_shell_word(vocab, word, sizeof word), name);
   }
+  if (o->run.train.init_from) return g2zr_settle_weights(services, o);
+  uint64_t hash;
+  G2ZR_TRY(g2z_model_config_named(services, preset, model));
+  if (vocab) G2ZR_TRY(g2zr_read_vocab(services, vocab, &hash, &model->vocab));
   g2z_model_config_override(model, &o->shape);
   return G2Z_OK;
 }
@@ -3049,35 +2871,8 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   return G2Z_OK;
 }
 
-/* --global-batch in place of --accum. */
-static g2z_status g2zr_settle_accum(g2z_services *services, const g2z_run_options *o, int world,
-                                    g2z_train_config *train) {
-  train->accum = o->accum ? o->accum : 1;
-  int64_t together = (int64_t)train->batch * world;
-  if (!o->global_batch) return G2Z_OK;
-  if (o->accum)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "--accum and --global-batch say the same: give one of them");
-  if (o->global_batch % together)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "--global-batch %d must divide by --batch %d x %d ranks", o->global_batch,
-                    train->batch, world);
-  train->accum = (int)(o->global_batch / together);
-  return G2Z_OK;
-}
-
-/* The run directory's name, from the time unless a flag says it. */
-static void g2zr_settle_directory(g2z_run_options *o) {
-  time_t now = time(NULL);
-  struct tm utc;
-  strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
-           gmtime_r(&now, &utc));
-  if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
-  o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
-}
-
-/* Tokens of a micro-step from which --fp8 makes no step slower: with 2,048 of them a step of 124M on
- * an H100 takes 0.95 to 1.00 of the time of 16 bits, with 1,024 1.06. */
+/* Tokens of a micro-step from which --fp8 makes no step slower. 124M on an H100: with 2,048 tokens
+ * a step takes 0.95 to 1.00 of the time of 16 bits, with 1,024 it takes 1.06. */
 #define G2ZR_FP8_TOKENS 2048
 
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
@@ -3103,7 +2898,15 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                  : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
   train->seq = o->seq ? o->seq : train->model.context;
-  G2ZR_TRY(g2zr_settle_accum(services, o, ranks->place.world, train));
+  const int64_t together = (int64_t)train->batch * ranks->place.world;
+  if (o->global_batch && o->accum)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "--accum and --global-batch say the same: give one of them");
+  if (o->global_batch % together)
+    return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                    "--global-batch %d must divide by --batch %d x %d ranks", o->global_batch,
+                    train->batch, ranks->place.world);
+  train->accum = o->global_batch ? (int)(o->global_batch / together) : o->accum ? o->accum : 1;
   if (train->fp8 && context->device == G2Z_DEVICE_CUDA &&
       (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS) {
     if (ranks->place.rank == 0)
@@ -3138,7 +2941,13 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     train->optimizer.loss_scale = o->loss_scale;
     train->optimizer.loss_scale_dynamic = 0;
   }
-  g2zr_settle_directory(o);
+  /* The run directory's name, from the time unless a flag says it. */
+  const time_t now = time(NULL);
+  struct tm utc;
+  gmtime_r(&now, &utc);
+  if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
+  else strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S", &utc);
+  o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
   return G2Z_OK;
 }
 
@@ -3257,16 +3066,6 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   return g2zr_write_output_of(services, directory, "ibstat.txt", "ibstat");
 }
 
-/* A training leaves its weights unless --save-weights none says no: a forgotten flag must not cost
- * hours. */
-static void g2zr_settle_weights_directory(g2z_run_options *o) {
-  const char *said = o->run.save_weights;
-  snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
-  if (said && strcmp(said, "none") == 0) o->run.save_weights = NULL;
-  else if (!said && o->run.run_dir && o->run.train.train_glob)
-    o->run.save_weights = o->weights_text;
-}
-
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run) {
   const g2z_place *place = &config->ranks.place;
@@ -3275,7 +3074,13 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
-    g2zr_settle_weights_directory(o);
+    /* A training leaves its weights unless --save-weights none says no: a forgotten flag must not
+     * cost hours. */
+    const char *said = o->run.save_weights;
+    snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
+    if (said && strcmp(said, "none") == 0) o->run.save_weights = NULL;
+    else if (!said && o->run.run_dir && o->run.train.train_glob)
+      o->run.save_weights = o->weights_text;
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
     status = g2z_ranks_agree(ranks, g2zr_log_nccl(config->services, o, place));
   }
