@@ -4084,7 +4084,10 @@ static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
                "vocabulary"},
     {G2Z__MASK_MAGIC, "the mask of a token shard: narrow the pattern, as to *.bin"},
     {20240522, "an evaluation file of llm.c, such as HellaSwag's, not a token shard: --eval reads "
-               "it; name shards that prepare_data made of a text"}};
+               "it; name shards that prepare_data made of a text"},
+    {20240326, "a model of llm.c, not a token shard: name shards that prepare_data made of a text"},
+    {20240328, "a tokenizer of llm.c, not a token shard: name shards that prepare_data made of a "
+               "text"}};
 
 /* Text is the file that is named by mistake most often. Of GPT-2's tokens in prose or code one in
  * fifteen looks like two printable bytes, so that 32 of them in a row are not tokens. */

@@ -2944,9 +2944,13 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   /* The run directory's name, from the time unless a flag says it. */
   const time_t now = time(NULL);
   struct tm utc;
+  struct stat info;
   gmtime_r(&now, &utc);
+  const size_t end = strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
+                              &utc);
+  for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* one that began in the same second */
+    snprintf(o->run_dir_text + end, 16, "-%d", i);
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
-  else strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S", &utc);
   o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
   return G2Z_OK;
 }

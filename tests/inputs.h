@@ -235,11 +235,17 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
      "$D/link is named to train on and to validate on"},
     {"$T --train $D/none.bin --val $D/none.bin", 1, "no file is called or matches \"$D/none.bin\""},
+    /* the default directories of runs that begin in one second */
+    {"K=$PWD; cd $D && for i in 1 2 3; do $K/$X --device cpu --train a-train.bin --vocab a.bpe "
+     "--layers 1 --channels 16 --heads 2 --context 16 --batch 1 --steps 1 || break; done > log; "
+     "ls -d runs/*/w* | wc -l", 0, "3\n"},
     /* llm.c's other files */
     {"$T --train $D/llama3.bin", 1, "$D/llama3.bin is a shard of llm.c with uint32 tokens of Llama "
                                     "3: prepare the text with GPT-2's vocabulary"},
     {"$T --train $D/a-train.bin --val $D/hellaswag.bin --vocab $D/a.bpe", 1,
      "$D/hellaswag.bin is an evaluation file of llm.c, such as HellaSwag's, not a token shard"},
+    {"{ printf '\\306\\327\\064\\001'; head -c 4000 /dev/zero; } > $D/llmc.bin; $T --train "
+     "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c, not a token shard: name shards"},
     /* weights in several files */
     {"$T --seq 4 --train $D/a-train.bin --init-from $D/split", 0, "2 layers"},
     {INPUTS_SPLIT("no_map", ""), 1, "$D/no_map/model.safetensors.index.json has no weight_map that "
