@@ -13,37 +13,36 @@
  *     if (status != G2Z_OK) puts(services.error);                 // 15496 995 0 in tokens.ids
  *     g2z_tokens_free(&tokens);  g2z_encoder_free(encoder);  g2z_tokenizer_free(tokenizer);
  *
- * It uses only public functions of gpt2_zero.h, its build switches and its contract for errors: a
+ * It uses only public functions of gpt2_zero.h, its build switches and its error contract: a
  * status, and a sentence in services->error. Names that begin with g2zt_ or G2ZT_ are private.
  *
  * DOES NOT
- *     - split texts by any pattern but GPT-2's, or normalize them;
+ *     - split texts by other patterns than GPT-2's, or normalize them;
  *     - know special tokens other than <|endoftext|>;
- *     - read vocabularies that list tokens in place of merges (tiktoken's, llm.c's).
+ *     - read vocabularies that list tokens instead of merges (tiktoken's, llm.c's).
  *
  * FROM TEXT TO IDS
- *     bytes    Text is UTF-8; what is invalid becomes U+FFFD, or is refused.
- *     pieces   GPT-2's pattern parts it into words, numbers, punctuation and white space, over the
- *              classes of Unicode 16.0. No token crosses from one piece into another.
- *     cache    Nearly every piece came before: an encoder remembers the ids of 131,072 pieces.
- *     merges   A new piece starts as single bytes. Of the pairs that a merge joins, the one with
+ *     bytes    Text is UTF-8. Invalid bytes become U+FFFD or are refused.
+ *     pieces   GPT-2's pattern splits it into words, numbers, punctuation and white space, by the
+ *              classes of Unicode 16.0. No token crosses the border of two pieces.
+ *     cache    Nearly every piece has occurred before: an encoder keeps the ids of 131,072 pieces.
+ *     merges   A new piece starts as single bytes. Among the pairs that a merge joins, the one with
  *              the smallest id is joined first, until none is left.
- *     ids      The result is exact for every text and vocabulary: the ids of OpenAI's and Hugging
- *              Face's encoders.
+ *     ids      The ids of every text equal those of OpenAI's and Hugging Face's encoders.
  *
  * LONG TEXTS, THREADS
- *     Threads may share a tokenizer, which does not change once it is made; each has an encoder of
- *     its own. g2z_encode_cut finds where a text can be cut so that the parts give the ids of the
- *     whole. g2z_encode_part encodes a text that arrives piecemeal, in bounded memory.
+ *     Threads may share a tokenizer, which never changes; each thread needs its own encoder.
+ *     g2z_encode_cut finds a place to cut a text so that the parts give the ids of the whole.
+ *     g2z_encode_part encodes a text that arrives in parts, in bounded memory.
  *
  * VOCABULARY FILES
- *     vocab.bpe, merges.txt   "#version: 0.2", then a line "LEFT RIGHT" for each merge. Each byte
- *                             stands as a character that prints: 33-126, 161-172 and 174-255 as
- *                             themselves, the other 68 as U+0100, U+0101, ... in their order
+ *     vocab.bpe, merges.txt   "#version: 0.2", then one line "LEFT RIGHT" per merge. Each byte is a
+ *                             printable character: 33-126, 161-172 and 174-255 stand for
+ *                             themselves, the other 68 are U+0100, U+0101, ... in their order
  *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer. Truncation,
- *                             padding, dropout and post_processor are not used
+ *                             padding, dropout and post_processor are ignored
  *     vocab.json              written only: token to id
- *     Ids follow from the merges alone: 0 to 255 are the bytes, first those that print and then the
+ *     Ids follow from the merges alone: 0 to 255 are the bytes, first the printable ones, then the
  *     other 68; merge i makes 256 + i; <|endoftext|> is the last.
  *
  * PAPERS: Radford et al. 2019 (GPT-2); Sennrich et al. 2016, arXiv:1508.07909 (BPE) */
@@ -61,32 +60,30 @@ extern "C" {
 
 /* ----- vocabulary -------------------------------------------------------- */
 
-/* The merges and what follows from them. It keeps `services`, which must outlive it. */
+/* A list of merges and its tokens. It keeps `services`, which must outlive it. */
 typedef struct g2z_tokenizer g2z_tokenizer;
 
-/* From a file: vocab.bpe / merges.txt or tokenizer.json, told apart by content. path NULL: the
- * byte-level vocabulary, 256 tokens and the end of text. Refused are ids that do not follow from
- * the merges in GPT-2's way, tokens of more than 1024 bytes, and more than 1048576 tokens. */
+/* Reads vocab.bpe, merges.txt or tokenizer.json, recognised by content. path NULL: the byte-level
+ * vocabulary, 256 tokens and <|endoftext|>. It refuses ids that do not follow from the merges,
+ * tokens of more than 1024 bytes and more than 1048576 tokens. */
 G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
                                         g2z_tokenizer **out);
-/* The same from memory, which need not outlive the call. `label` names it in errors. */
+/* The same from memory; it keeps no pointer to `text`. `label` is its name in errors. */
 G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
                                        size_t bytes, g2z_tokenizer **out);
 G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer); /* NULL is fine */
 /* The number of ids: 256 + merges + 1. GPT-2: 50257. <|endoftext|> is the last. */
 G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer);
 G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer);
-/* Tells vocabularies apart; never 0. FNV-1a, 64 bits, of the merges in their order: each is the ids
- * that it joins, two uint32. */
+/* Identifies a vocabulary; never 0. FNV-1a, 64 bits, over the merges, each two uint32 ids. */
 G2Z_API uint64_t g2z_tokenizer_hash(const g2z_tokenizer *tokenizer);
-/* The bytes of a token, which the tokenizer owns; NULL and 0 for an id that does not exist.
- * <|endoftext|> has 13. */
+/* The bytes of a token, owned by the tokenizer; NULL for an unknown id. <|endoftext|> has 13. */
 G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
                                                  size_t *bytes);
-/* merges.txt, which g2z_tokenizer_create reads, as do Hugging Face's and OpenAI's encoders. */
+/* merges.txt, for g2z_tokenizer_create and for Hugging Face's and OpenAI's encoders. */
 G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
                                               const g2z_tokenizer *tokenizer, const char *path);
-/* vocab.json: with merges.txt, transformers' GPT2Tokenizer opens the pair. */
+/* vocab.json: transformers' GPT2Tokenizer opens it together with merges.txt. */
 G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
                                              const g2z_tokenizer *tokenizer, const char *path);
 
@@ -97,12 +94,12 @@ typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
   size_t count, capacity;
   g2z_services *services;       /* set by the first call that appends */
 } g2z_tokens;
-/* Room for `need` ids, from the list's own services; the sentence of a failure is in `services`. */
+/* Allocates for `need` ids from the list's own services; an error's sentence is in `services`. */
 G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need);
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens); /* NULL is fine */
 
-/* What one thread encodes with: 8 MiB, nearly all of it the cache, and 48 bytes for each byte of
- * the longest piece, up to a piece's first MiB. It keeps `services` and `tokenizer`. */
+/* The encoder of one thread: a cache of 8 MiB, and 48 bytes per byte of the longest piece up to
+ * 1 MiB. It keeps `services` and `tokenizer`. */
 typedef struct g2z_encoder g2z_encoder;
 
 typedef enum g2z_encode_flags {
@@ -114,82 +111,78 @@ typedef enum g2z_encode_flags {
 G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
                                       g2z_encoder **out);
 G2Z_API void g2z_encoder_free(g2z_encoder *encoder); /* NULL is fine */
-/* Appends the ids of `text`, which is complete: its end is an end for the pattern. `flags` is a sum
- * of g2z_encode_flags. A call that fails appends nothing. */
+/* Appends the ids of a complete text: its last piece ends at its end. `flags` is a sum of
+ * g2z_encode_flags. A call that fails appends nothing. */
 G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                               g2z_tokens *out);
-/* The largest p up to `bytes` where the character before is not white space and the one at p is;
- * 0 when there is none. Encoding [0, p) and the rest on their own gives the ids of the whole: so a
- * text of any length is cut. */
+/* The largest p up to `bytes` where white space follows another character; 0 if there is none.
+ * Encoding [0, p) and the rest separately gives the ids of the whole. */
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
-/* Appends the ids of as much of a text's beginning as nothing behind `bytes` can change; *used says
- * how much that is. Go on with the rest and more behind it. With this a text of any length is
- * encoded in bounded memory, also where g2z_encode_cut finds no place. Ids come out for each piece
- * that ends 64 bytes or more before the end, from about 1 MiB on also for part of a longer one. */
+/* Appends the ids of the first *used bytes, those that no text after `bytes` can change. Call again
+ * with the rest and the text that follows it; used NULL: the text is complete. So a text of any
+ * length is encoded in bounded memory, also where g2z_encode_cut finds no place. Each piece that
+ * ends 64 bytes or more before the end is encoded, and part of a piece longer than about 1 MiB. */
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used);
-/* The bytes of ids one after the other (not necessarily valid UTF-8), a NUL behind the last; freed
- * with g2z_release. An id outside the vocabulary is G2Z_BAD_ARGUMENT. */
+/* The text of ids (not necessarily valid UTF-8) and a NUL; free it with g2z_release. An id outside
+ * the vocabulary is G2Z_BAD_ARGUMENT. */
 G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
                               const int32_t *ids, size_t count, char **text, size_t *bytes);
 
 /* ----- learning a vocabulary --------------------------------------------- */
 
-/* Counts the pieces of texts, and makes merges of them: the most frequent pair first, ties by the
- * smaller pair of ids, as Hugging Face's trainer. It keeps each different piece in memory, and
- * `services`. */
+/* Counts the pieces of texts and makes merges: the most frequent pair first, among equals the
+ * smaller pair of ids, like Hugging Face's trainer. It keeps `services` and every piece once. */
 typedef struct g2z_bpe_trainer g2z_bpe_trainer;
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
 /* Counts one complete document. */
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
-/* Counts each piece that ends 64 bytes or more before the end, which nothing behind `bytes` can
- * change; *used says how much that is. Go on with the rest and more behind it. */
+/* Counts the pieces of the first *used bytes, as g2z_encode_part encodes them. */
 G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
                                              size_t bytes, size_t *used);
-/* Counts what `other` was fed, as if this trainer had been: so threads share the counting. */
+/* Adds the counts of `other`, which another thread may have fed. */
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other);
-/* `vocab` counts the 256 bytes and <|endoftext|>: at most vocab - 257 merges, fewer when no pair is
- * left, of tokens of at most 1024 bytes. The trainer keeps its counts, and may be fed on and
- * finished again. */
+/* Makes vocab - 257 merges, or fewer if no pair is left, of tokens of at most 1024 bytes. The
+ * trainer keeps its counts: it may be fed more and finished again. */
 G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
                                           g2z_tokenizer **out);
 G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 
 /* ----- files of text ------------------------------------------------------ */
 
-typedef struct g2z_text_name {  /* what a file's name states */
+typedef struct g2z_text_name {  /* the parts of a file's name */
   const char *packer;           /* "gzip" of FILE.gz, "zstd" of FILE.zst; NULL: not packed */
   size_t bytes;                 /* of the name without the packer's ending */
-  int json;                     /* FILE.jsonl, .ndjson, .json: a document per line */
+  int json;                     /* FILE.jsonl, .ndjson, .json: one document per line */
 } g2z_text_name;
 G2Z_API g2z_text_name g2z_text_named(const char *path);
 
-typedef struct g2z_text_file {  /* a file that is read: its bytes, or what its packer prints */
+typedef struct g2z_text_file {  /* a file, or the output of its unpacker */
   const char *label, *packer;
   int file, child;              /* a descriptor, or -1; a process, or 0 */
 } g2z_text_file;
-/* "-" is standard input. Reading waits where the file is a pipe. */
+/* "-" is standard input. Reading a pipe may wait. */
 G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out);
-/* Call it after the last of `bytes` bytes: it fails unless the packer found the file whole. */
+/* Call it after the last of `bytes` bytes: it fails if the packer reports a damaged file. */
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes);
 G2Z_API void g2z_text_close(g2z_text_file *text); /* at any time */
-/* All of a file, as g2z_read_file; what is packed is checked as text and unpacked. */
+/* Reads a file like g2z_read_file; a packed one is unpacked and must be text. */
 G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
 
-#define G2Z_TEXT_LOOK 65536     /* bytes that show what a file is */
+#define G2Z_TEXT_LOOK 65536     /* first bytes of a file that show its kind */
 typedef struct g2z_text_remedy {
-  char command[700];            /* of a shell: makes a text of the file; "": there is none */
-  char made[400];               /* and calls it so */
+  char command[700];            /* shell command that converts the file to text; "": none */
+  char made[400];               /* the name of that text */
 } g2z_text_remedy;
-/* Refuses a file that is no text in UTF-8, by its first bytes. Up to 1 % of invalid characters
- * pass, and up to 10 % unless most of them are letters in Latin-1. The sentence holds the command
- * that makes a text of the file; with `remedy` the caller gets that command instead. */
+/* Refuses a file whose first bytes are not text in UTF-8. Up to 1 % of invalid characters pass, and
+ * up to 10 % unless most of them are letters in Latin-1. The sentence includes the command that
+ * converts the file; with `remedy` the caller gets that command instead. */
 G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
                                   const char *text, size_t bytes, g2z_text_remedy *remedy);
-/* The strings of a document, which is a line of JSON: of fields[0] and, where `both` is 0, of
- * fields[1], which may hold anything else. found[i].at is NULL where there is none; the last of
- * several counts. `label` and `json` are as in g2z_json_open. */
+/* Finds the strings fields[0] and fields[1] of a line of JSON; the last of several counts, and
+ * found[i].at is NULL if there is none. Without `both`, fields[1] may have a value that is no
+ * string. `label` and `json` are as in g2z_json_open. */
 G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, const char *line,
                                      size_t bytes, const char *const fields[2], int both,
                                      g2z_json *json, g2z_json_text found[2]);
@@ -202,23 +195,8 @@ G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, 
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_TEXT_IMPLEMENTED)
 #define G2Z_TEXT_IMPLEMENTED
 
-#include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <signal.h>
 #include <spawn.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-/* A caller's bug, not an input: overridable, and never has a side effect. */
-#ifndef G2Z_ASSERT
-#define G2Z_ASSERT(condition) assert(condition)
-#endif
+#include <sys/wait.h> /* gpt2_zero.h includes the other headers */
 
 #define G2ZT_TRY(call)                             \
   do {                                             \
@@ -1000,10 +978,9 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
   return G2Z_OK;
 }
 
-/* used NULL: the text is complete. */
-static g2z_status g2zt_encode(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
-                              int flags, g2z_tokens *out, size_t *used) {
-  const unsigned char *valid = text;
+G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *given, size_t bytes,
+                                   int flags, g2z_tokens *out, size_t *used) {
+  const unsigned char *text = (const unsigned char *)given, *valid = text;
   size_t all, valid_bytes, before = out->count;
   const int open = used != NULL;
   if (!open) used = &all;
@@ -1045,12 +1022,7 @@ static g2z_status g2zt_encode(g2z_encoder *encoder, const unsigned char *text, s
 
 G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                               g2z_tokens *out) {
-  return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, out, NULL);
-}
-
-G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
-                                   g2z_tokens *out, size_t *used) {
-  return g2zt_encode(encoder, (const unsigned char *)text, bytes, flags, out, used);
+  return g2z_encode_part(encoder, text, bytes, flags, out, NULL);
 }
 
 G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
@@ -1178,20 +1150,6 @@ static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *li
   if (status != G2Z_FORMAT) return status;
   memcpy(reason, reading->services->error, sizeof reason);
   return g2zt_reading_fail(reading, "%s", reason);
-}
-
-/* vocab.bpe, merges.txt: one merge per line. */
-static g2z_status g2zt_read_merges(g2zt_reading *reading, const unsigned char *line,
-                                   const unsigned char *end) {
-  for (const unsigned char *next; line < end; line = next) {
-    const unsigned char *newline = (const unsigned char *)memchr(line, '\n', (size_t)(end - line));
-    size_t bytes = (size_t)((newline ? newline : end) - line);
-    next = newline ? newline + 1 : end;
-    if (bytes && line[bytes - 1] == '\r') bytes--;
-    if (++reading->number == 1 && bytes >= 8 && memcmp(line, "#version", 8) == 0) continue;
-    G2ZT_TRY(g2zt_read_merge(reading, line, bytes));
-  }
-  return G2Z_OK;
 }
 
 /* Appends a JSON string, unescaped, to the first `*bytes` of the reading's text. */
@@ -1364,9 +1322,20 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
                     reading->label, is_llmc ? "llm.c" : "tiktoken");
   int is_json =
       bytes > 1 && text[0] == '{' && (text[1] != ' ' || !memchr(text, '\n', bytes < 6 ? bytes : 6));
-  if (!is_json) return g2zt_read_merges(reading, text, text + bytes);
-  G2ZT_TRY(g2zt_read_json_walk(reading, 0, text, bytes));
-  return g2zt_read_json_walk(reading, 1, text, bytes);
+  if (is_json) {
+    G2ZT_TRY(g2zt_read_json_walk(reading, 0, text, bytes));
+    return g2zt_read_json_walk(reading, 1, text, bytes);
+  }
+  /* vocab.bpe, merges.txt: one merge per line */
+  for (const unsigned char *end = text + bytes, *next; text < end; text = next) {
+    next = (const unsigned char *)memchr(text, '\n', (size_t)(end - text));
+    size_t length = (size_t)((next ? next : end) - text);
+    next = next ? next + 1 : end;
+    if (length && text[length - 1] == '\r') length--;
+    if (++reading->number == 1 && length >= 8 && memcmp(text, "#version", 8) == 0) continue;
+    G2ZT_TRY(g2zt_read_merge(reading, text, length));
+  }
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
@@ -1535,7 +1504,6 @@ typedef struct g2zt_site {
 
 typedef struct g2zt_record { /* a pair of tokens while a vocabulary is learnt */
   int64_t count;             /* its occurrences in all texts */
-  uint32_t left, right;
   uint32_t first;            /* the list of its sites */
 } g2zt_record;
 
@@ -1567,10 +1535,10 @@ static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
   G2ZT_GROW(learning->services, g2zt_item, learning->heap.items, learning->heap.capacity,
             learning->heap.count, learning->heap.count + learning->pairs.count + 1 - first);
   for (size_t i = first; i <= learning->pairs.count; i++) {
-    const g2zt_record *record = &learning->records[i];
-    if (record->count)
-      g2zt_heap_push(&learning->heap, (uint64_t)(INT64_MAX - record->count),
-                     (uint64_t)record->left << 32 | record->right);
+    const g2zt_pair pair = g2zt_pair_at(&learning->pairs, i - 1);
+    if (learning->records[i].count)
+      g2zt_heap_push(&learning->heap, (uint64_t)(INT64_MAX - learning->records[i].count),
+                     (uint64_t)pair.left << 32 | pair.right);
   }
   return G2Z_OK;
 }
@@ -1606,8 +1574,7 @@ static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
   G2ZT_TRY(g2zt_words_add(learning->services, &learning->pairs, (const unsigned char *)&pair,
                           sizeof pair, &index));
   g2zt_record *record = &learning->records[index + 1];
-  const g2zt_record fresh = {0, pair.left, pair.right, 0};
-  if (index == known) *record = fresh;
+  if (index == known) memset(record, 0, sizeof *record);
   record->count += learning->counts[sites[at].word];
   sites[at].list = (uint32_t)index + 1;
   sites[at].before = 0;
@@ -1669,8 +1636,8 @@ static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, i
     if (!best) break;
     size_t known = learning->pairs.count + 1;
     int32_t id = (int32_t)learning->tokenizer->tokens.count;
-    G2ZT_TRY(g2zt_tokenizer_join(learning->tokenizer, learning->records[best].left,
-                                 learning->records[best].right));
+    const g2zt_pair pair = g2zt_pair_at(&learning->pairs, best - 1);
+    G2ZT_TRY(g2zt_tokenizer_join(learning->tokenizer, pair.left, pair.right));
     while ((at = learning->records[best].first) != 0) {
       /* A pair (x, x) in a run of x: its sites overlap and are merged from left to right. Taking a
        * run as a whole visits each of its symbols only a few times. */
