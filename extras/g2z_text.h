@@ -1345,7 +1345,11 @@ G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label
   reading.services = services;
   reading.label = label;
   reading.unit = "line";
+  static const char pointer[] = "version https://git-lfs";
   *out = NULL;
+  if (bytes >= sizeof pointer - 1 && memcmp(text, pointer, sizeof pointer - 1) == 0)
+    return g2z_fail(services, G2Z_FORMAT, "%.300s is a pointer of git-lfs in place of the file: "
+                    "type git lfs pull in its directory", label);
   G2ZT_TRY(g2zt_tokenizer_new(services, &reading.tokenizer));
   g2z_status status = g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
   g2z_release(services, reading.text);

@@ -246,6 +246,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "$D/hellaswag.bin is an evaluation file of llm.c, such as HellaSwag's, not a token shard"},
     {"{ printf '\\306\\327\\064\\001'; head -c 4000 /dev/zero; } > $D/llmc.bin; $T --train "
      "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c, not a token shard: name shards"},
+    {"echo 'version https://git-lfs.github.com/spec/v1' > $D/lfs.json; $T --train $D/a-train.bin "
+     "--vocab $D/lfs.json", 1, "$D/lfs.json is a pointer of git-lfs in place of the file: type git"},
     /* weights in several files */
     {"$T --seq 4 --train $D/a-train.bin --init-from $D/split", 0, "2 layers"},
     {INPUTS_SPLIT("no_map", ""), 1, "$D/no_map/model.safetensors.index.json has no weight_map that "
