@@ -20,45 +20,39 @@
  *     g2z_run_free(run);  g2z_context_free(context);
  * train.cu is the same with a command line, signals, and ranks that it starts itself.
  *
- * It uses gpt2_zero.h and, beside it, g2z_program.h, g2z_text.h, g2z_eval.h and g2z_report.h
- * through their public functions alone, and takes the library's build switches
- * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a
- * status, and a sentence in services->error. It prints nothing. It ends a process in one place:
- * g2z_run_catch_signals, at a second signal. Names that begin with g2zr_ or G2ZR_ are private.
+ * It uses gpt2_zero.h, g2z_program.h, g2z_text.h, g2z_eval.h and g2z_report.h through their public
+ * functions alone, and takes the library's build switches (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC,
+ * G2Z_API, G2Z_ASSERT) and its contract for errors: a status, and a sentence in services->error. It
+ * prints nothing. It ends a process in one place: g2z_run_catch_signals, at a second signal. Names
+ * that begin with g2zr_ or G2ZR_ are private.
  *
  * CONTENTS: run; command line
  *
- * RUN DIRECTORY, written by g2z_run_*
- *     metrics.jsonl           a line per step, as it happens; and a line for what else took time:
- *                             val_loss and val_ms; eval (which file, from 0 on), eval_file (its
- *                             name), eval_loss, eval_acc_norm and eval_ms; sample_ms; save_ms;
- *                             epoch and epoch_ms. The first line of a run that began with another
- *                             run's checkpoint has resumed_from
+ * RUN DIRECTORY, written by g2z_run_*; docs/formats.md lists all members
+ *     metrics.jsonl           a line per step, as it happens, and one per validation, scored file,
+ *                             sample, save and epoch. If the run began with another run's
+ *                             checkpoint, its first line has resumed_from
  *     step-NNNNNN             checkpoints
- *     train.log               what the console said
+ *     train.log               what the console showed
  *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
  *     sample.txt              the last sample
- *     report.html             for people: how it ended, curves, epochs; also while it goes on
+ *     report.html             a page: how the run ended, curves, epochs; also during the run
  *     events.out.tfevents.*   the same scalars for TensorBoard, a file for each start
  *     profiles/               with train --profile: timers_HOST.txt, profile_summary.json; of nsys
  *                             nsys_JOB_HOST.nsys-rep, .sqlite and nsys_stats_HOST.txt
  *     launcher_metadata.json  who started it, where, with which variables (train)
- *     RUN_FAILED.json         who died or hung, where, in which phase; and of each rank that was
- *     flight_rank_N.jsonl     left the last 1,024 collectives (train)
+ *     RUN_FAILED.json         which rank died or hung, on which host, in which phase; and for each
+ *     flight_rank_N.jsonl     rank that was left the last 1,024 collectives (train)
  *     nccl_*, topo.txt, ibstat.txt   with train --nccl-logs
  *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
- *     RUN_COMPLETE.txt        written last: a run without it did not end. One that was stopped has
- *                             a checkpoint and training_metrics.json, with the reason under
- *                             "shutdown"
- *     A run that is resumed removes RUN_COMPLETE.txt and training_metrics.json, which say how it
- *     ended. Its checkpoint's note.json has the sums and epochs up to there, so that
- *     training_metrics.json covers the whole run, and the lengths to which metrics.jsonl and
- *     train.log are cut. If somebody has changed metrics.jsonl since, it is cut behind the
- *     checkpoint's step instead; a damaged line before that is an error, a torn last line is not.
- *     --resume latest passes over a checkpoint that is not whole and renames it
- *     step-NNNNNN.damaged. A run whose logs are removed under it fails.
+ *     RUN_COMPLETE.txt        written last: a run without it did not end. A stopped run has a
+ *                             checkpoint and training_metrics.json, with the reason in "shutdown"
  *     A checkpoint, and the weights after the last step, come before validation, evaluation and
- *     sample of that step. The note says what was still due; a resumed run does that first. */
+ *     sample of that step. The checkpoint's note.json holds the sums and epochs so far, the lengths
+ *     of metrics.jsonl and train.log, and what was still due: a resumed run cuts the logs there and
+ *     does that work first. If metrics.jsonl has changed since, it is cut after the checkpoint's
+ *     step; a damaged line before that is an error, a torn last line is not. --resume latest
+ *     renames a damaged checkpoint to step-NNNNNN.damaged and takes an earlier one. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -78,49 +72,45 @@ extern "C" {
 
 /* ===== run ===============================================================
  * A whole training from a config into a run directory: steps, validation, samples, metrics and
- * artifacts (manual: RUN DIRECTORY). The caller calls g2z_run_next until the run is done, and shows
- * the events that it returns (manual: QUICK START). Strings in the config are borrowed and must
- * outlive the run. */
+ * artifacts (manual: RUN DIRECTORY). Call g2z_run_next until the run is done, and show the events
+ * that it returns (manual: QUICK START). Strings in the config are borrowed and must outlive it. */
 
 typedef struct g2z_run_config {
   g2z_train_config train;      /* train_glob NULL: no steps, only validation and a sample.
                                 * optimizer.warmup < 0: a tenth of the steps, at most 1000;
                                 * optimizer.min_lr < 0: a tenth of lr */
   const char *val_glob;        /* NULL: no validation */
-  const char *vocab;           /* tokenizer file for samples; NULL: byte-level where vocab is 257 */
+  const char *vocab;           /* tokenizer file for samples; NULL: byte-level if vocab is 257 */
   const char *prompt;          /* NULL or "": the end-of-text token */
-  const char *run_dir;         /* NULL: leaves no artifacts. One that holds a run is refused,
-                                * unless that run is resumed */
+  const char *run_dir;         /* NULL: no artifacts. One that holds a run is refused, unless that
+                                * run is resumed */
   const char *resume;          /* NULL: a new run. "latest": run_dir's run continues after its last
-                                * checkpoint that is whole. A run without one begins again, unless
-                                * it has ended or left weights: these stay. Else a checkpoint: of
-                                * run_dir, whose run continues, or of another run, with which a new
-                                * one begins */
+                                * whole checkpoint. Without one it begins again, unless it has ended
+                                * or left weights. Else a checkpoint: of run_dir, whose run
+                                * continues, or of another run, with which a new one begins */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* how many of the last checkpoints stay; 0: all. While the loss is
-                                * higher than it was, or steps are skipped, checkpoints from before
-                                * that stay too; and one with foreign files in it, as
-                                * step-NNNNNN.partial */
+  int keep;                    /* how many of the last checkpoints stay; 0: all. Earlier ones stay
+                                * while the loss has risen or steps are skipped; a checkpoint with
+                                * foreign files in it stays as step-NNNNNN.partial */
   const char *save_weights;    /* directory for weights and tokenizer after the last step; NULL:
                                 * none. One that holds a checkpoint, or a model that this run did
                                 * not write, is refused */
   const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
   const char *dataset_name;    /* NULL: from the shards' names */
-  const char *command_line;    /* NULL: null */
-  const char *git_commit;      /* NULL: null */
+  const char *command_line, *git_commit; /* NULL: null */
   int64_t epochs;              /* > 0: optimizer.steps becomes epochs * steps per epoch */
   int64_t max_train_steps;     /* > 0: stop after that many; the schedule keeps its horizon */
-  int64_t max_val_steps;       /* > 0: the most batches of one validation */
   int64_t val_every;           /* steps; 0: at the end of each epoch and of the run only */
   int64_t val_steps;           /* batches of one validation; 0: all */
-  g2z_texts eval;              /* files that are scored as well: g2z_eval.h says which */
+  int64_t max_val_steps;       /* > 0: a limit on that number */
+  g2z_texts eval;              /* files to score: g2z_eval.h lists the kinds */
   int64_t eval_every;          /* steps; 0: at the end of the run only */
   int64_t sample_every;        /* steps; 0: at the end only, and only with a prompt or a vocab */
   int sample_tokens;           /* tokens of one sample; 0: no samples */
   g2z_sampling sampling;
   int tensorboard;             /* 1: event files of the same scalars in run_dir */
-  int profile;                 /* 1: what each part of a step takes, in run_dir/profiles. Without
+  int profile;                 /* 1: time of each part of a step, in run_dir/profiles. Without
                                 * graphs: train.graph becomes 0, and 1 is refused */
 } g2z_run_config;
 /* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1; else NULL, 0 or
@@ -185,9 +175,8 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
 typedef struct g2z_run_options {
   g2z_run_config run;
   const char *model, *run_dir;
-  g2z_model_config shape;      /* what overrides the model's; 0: see --help, as do the next */
-  int seq, accum;
-  int global_batch, device, dtype, zero;
+  g2z_model_config shape;      /* overrides the model's; 0 here and below: see --help */
+  int seq, accum, global_batch, device, dtype, zero;
   int64_t steps;
   float loss_scale;
   int ranks, gpus;
@@ -269,6 +258,8 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
     g2z_status try_status_ = (call);               \
     if (try_status_ != G2Z_OK) return try_status_; \
   } while (0)
+/* Ends the function: what the caller wants cannot be, by this sentence. */
+#define G2ZR_REFUSE(services, ...) return g2z_fail(services, G2Z_BAD_ARGUMENT, __VA_ARGS__)
 
 #ifdef __cplusplus
 extern "C" {
@@ -1334,8 +1325,8 @@ static g2z_status g2zr_check(g2z_run *run) {
   G2ZR_TRY(g2z_sampling_check(run->services, &config->sampling));
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "there is nothing to do: name token shards to train on, or to validate on");
+    G2ZR_REFUSE(run->services, "there is nothing to do: name token shards to train on, or to "
+                "validate on");
   g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
@@ -1348,22 +1339,20 @@ static g2z_status g2zr_check(g2z_run *run) {
                       : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
                                                                                 : NULL;
   if (needs && !config->run_dir)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "%s needs a run_dir, where checkpoints stand", needs);
+    G2ZR_REFUSE(run->services, "%s needs a run_dir, where checkpoints stand", needs);
   if (config->profile && (!config->run_dir || config->train.graph == 1))
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "profile needs %s", config->run_dir
-                    ? "graph off: nothing can be timed inside a graph"
-                    : "a run_dir, where profiles stand");
+    G2ZR_REFUSE(run->services, "profile needs %s", config->run_dir ?
+                "graph off: nothing can be timed inside a graph" :
+                "a run_dir, where profiles stand");
   if (config->profile) config->train.graph = 0;
   if (config->save_weights && strlen(config->save_weights) > 4000)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "save_weights is a path of %zu bytes, too long", strlen(config->save_weights));
+    G2ZR_REFUSE(run->services, "save_weights is a path of %zu bytes, too long",
+                strlen(config->save_weights));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "resume is empty: name a checkpoint, or say \"latest\"");
+    G2ZR_REFUSE(run->services, "resume is empty: name a checkpoint, or say \"latest\"");
   if (config->resume && !config->train.train_glob)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "a training is resumed with the token shards "
-                    "that it trains on: name them");
+    G2ZR_REFUSE(run->services, "a training is resumed with the token shards that it trains on: "
+                "name them");
   return G2Z_OK;
 }
 
@@ -1378,16 +1367,15 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
       config->sample_tokens = 0;
       return G2Z_OK;
     }
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "samples need the tokenizer file (vocab.bpe, merges.txt) that the shards were "
-                    "made with: the model has %d tokens, and only 257 could be bytes", vocab);
+    G2ZR_REFUSE(run->services, "samples need the tokenizer file (vocab.bpe, merges.txt) that the "
+                "shards were made with: the model has %d tokens, and only 257 could be bytes",
+                vocab);
   }
   G2ZR_TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
   if (g2z_tokenizer_vocab(run->tokenizer) > vocab)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "%.300s has %d tokens, but the model only %d: give the model that vocabulary, "
-                    "or the tokenizer file that it was trained with", config->vocab,
-                    g2z_tokenizer_vocab(run->tokenizer), vocab);
+    G2ZR_REFUSE(run->services, "%.300s has %d tokens, but the model only %d: give the model that "
+                "vocabulary, or the tokenizer file that it was trained with", config->vocab,
+                g2z_tokenizer_vocab(run->tokenizer), vocab);
   config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
   if (!wanted) config->sample_tokens = 0;
   /* The prompt, and room for what follows it. */
@@ -1462,9 +1450,8 @@ static g2z_status g2zr_introduce(g2z_run *run) {
                     g2zr_plural(model->heads), model->channels, (double)plan->parameters * 1e-6));
   G2ZR_TRY(g2zr_say(run, "text: vocabulary %d, context %d", model->vocab, model->context));
   if (from) G2ZR_TRY(g2zr_say(run, "weights: from %s", from));
-  G2ZR_TRY(g2zr_say(run, "device: %s, %s, %.2f GiB in the plan",
-                    g2z_device_text(plan->device), g2z_dtype_text(plan->dtype),
-                    (double)plan->bytes_total / 1073741824.0));
+  G2ZR_TRY(g2zr_say(run, "device: %s, %s, %.2f GiB in the plan", g2z_device_text(plan->device),
+                    g2z_dtype_text(plan->dtype), (double)plan->bytes_total / 1073741824.0));
   if (run->steps > 0) {
     G2ZR_TRY(g2zr_say(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s",
                       run->steps, g2zr_plural(run->steps),
@@ -1491,13 +1478,12 @@ static g2z_status g2zr_introduce(g2z_run *run) {
     int64_t length;
     const char *flag = g2zr_length(run, &length);
     G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s%s", run->resumed,
-                      run->resume, run->resume_s,
-                      run->found.own && !run->from.note
-                          ? "; it has no sums of the steps before it: times and mean losses begin "
-                            "here" : ""));
+                      run->resume, run->resume_s, run->found.own && !run->from.note ?
+                      "; it has no sums of the steps before it: times and mean losses begin here" :
+                      ""));
     if (run->steps > run->resumed) return G2Z_OK;
-    return g2zr_say(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is of "
-                    "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
+    return g2zr_say(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is "
+                    "of step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
                     g2zr_plural(run->steps), run->resumed, flag, length);
   }
   if (run->config.resume)
@@ -1619,8 +1605,7 @@ static void g2zr_close(g2z_run *run) {
 
 static g2z_status g2zr_take_path(g2z_run *run, const char *path, char out[1024]) {
   if (strlen(path) >= 1024)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.100s... is a path of %zu bytes, too long",
-                    path, strlen(path));
+    G2ZR_REFUSE(run->services, "%.100s... is a path of %zu bytes, too long", path, strlen(path));
   memcpy(out, path, strlen(path) + 1);
   return G2Z_OK;
 }
@@ -1667,10 +1652,10 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   for (size_t i = 0; latest < 0 && i < G2ZR_COUNT(ends); i++) {
     G2ZR_TRY(g2zr_has(run->services, run_dir, ends[i], &there));
     if (there)
-      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.200s holds a run already, which has "
-                      "ended and saved no checkpoint (%s): choose another --run-dir, or remove it%s"
-                      "%s", run_dir, ends[i], i ? "" : ". To train its weights further: ",
-                      i ? "" : g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
+      G2ZR_REFUSE(run->services, "%.200s holds a run already, which has ended and saved no "
+                  "checkpoint (%s): choose another --run-dir, or remove it%s%s", run_dir, ends[i],
+                  i ? "" : ". To train its weights further: ", i ? ""
+                  : g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
   }
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
   const char *const traces[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
@@ -1678,18 +1663,17 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   for (size_t i = 0; !(run->found.continues && is_run) && i < G2ZR_COUNT(traces); i++) {
     G2ZR_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
     if (there && !is_run)
-      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.200s is no run directory and holds a %s, "
-                      "which a run would replace: choose another --run-dir", run_dir, traces[i]);
+      G2ZR_REFUSE(run->services, "%.200s is no run directory and holds a %s, which a run would "
+                  "replace: choose another --run-dir", run_dir, traces[i]);
     if (there)
-      return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.200s holds a run already (%s): a new run "
-                      "needs another --run-dir. To continue it: %s", run_dir, traces[i],
-                      g2zr_command(run, run_dir, " --resume latest", text));
+      G2ZR_REFUSE(run->services, "%.200s holds a run already (%s): a new run needs another "
+                  "--run-dir. To continue it: %s", run_dir, traces[i],
+                  g2zr_command(run, run_dir, " --resume latest", text));
   }
   if (!run->found.continues || latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
-  return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                  "%.200s holds checkpoints after step %" PRId64 ", the last of step %" PRId64 ": "
-                  "remove those, choose another --run-dir, or continue from that: %s", run_dir,
-                  run->resumed, latest, g2zr_command(run, run_dir, " --resume latest", text));
+  G2ZR_REFUSE(run->services, "%.200s holds checkpoints after step %" PRId64 ", the last of step %"
+              PRId64 ": remove those, choose another --run-dir, or continue from that: %s", run_dir,
+              run->resumed, latest, g2zr_command(run, run_dir, " --resume latest", text));
 }
 
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
@@ -1698,8 +1682,8 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
   if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
   close(*lock);
   *lock = -1;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "another program is at work in %s: wait until it "
-                  "ends, or choose another directory", path);
+  G2ZR_REFUSE(services, "another program is at work in %s: wait until it ends, or choose another "
+              "directory", path);
 }
 
 /* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
@@ -1727,9 +1711,8 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     const size_t length = run_dir ? strlen(run_dir) : 0;
     G2ZR_TRY(g2zr_has(run->services, weights, "trainer_state.json", &there));
     if (there)
-      return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                      "%.400s is a checkpoint, whose weights belong to its other files: save these "
-                      "in another directory", weights);
+      G2ZR_REFUSE(run->services, "%.400s is a checkpoint, whose weights belong to its other files: "
+                  "save these in another directory", weights);
     G2ZR_TRY(g2z_make_directory(run->services, weights)); /* not after hours of training */
     if (!realpath(weights, run->weights))
       return g2z_fail_file(run->services, errno, "find the path of", weights);
@@ -1739,9 +1722,9 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     for (size_t i = 0; i < G2ZR_COUNT(names) && !own; i++) {
       G2ZR_TRY(g2zr_has(run->services, weights, names[i], &there));
       if (there)
-        return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "%.300s holds a model already (%s), which "
-                        "this run did not write: name another directory with --save-weights, or "
-                        "remove that model", weights, names[i]);
+        G2ZR_REFUSE(run->services, "%.300s holds a model already (%s), which this run did not "
+                    "write: name another directory with --save-weights, or remove that model",
+                    weights, names[i]);
     }
     g2z_writer *writer; /* can it be written there? */
     G2ZR_TRY(g2z_writer_create(run->services, g2z_path_in(weights, "model.safetensors").text,
@@ -1848,20 +1831,17 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   for (int i = 0; i < 2; i++) {
     if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
     if (hash)
-      return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                      "%.300s was made with another vocabulary than %.300s: give --vocab the file "
-                      "that the shards were made with, or make them again with ./prepare_data "
-                      "--vocab FILE", loaders[i]->vocab_shard, known);
+      G2ZR_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: give "
+                  "--vocab the file that the shards were made with, or make them again with "
+                  "./prepare_data --vocab FILE", loaders[i]->vocab_shard, known);
     hash = loaders[i]->vocab_hash;
     known = loaders[i]->vocab_shard;
     if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
       continue;
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                    "%.300s holds tokens of %s, but the model's vocabulary has %d: give --vocab "
-                    "the file that the shards were made with%s", known,
-                    hash == G2ZR_BYTES ? "a vocabulary of 257, single bytes"
-                                       : "a vocabulary other than GPT-2's",
-                    model->vocab, hash == G2ZR_BYTES ? ", or --vocab-size 257" : "");
+    G2ZR_REFUSE(run->services, "%.300s holds tokens of %s, but the model's vocabulary has %d: give "
+                "--vocab the file that the shards were made with%s", known, hash == G2ZR_BYTES ?
+                "a vocabulary of 257, single bytes" : "a vocabulary other than GPT-2's",
+                model->vocab, hash == G2ZR_BYTES ? ", or --vocab-size 257" : "");
   }
   model->vocab_hash = hash;
   /* Files to score: a row is never longer than what the trainer has activations for. */
@@ -2161,11 +2141,11 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   const int64_t steps = run->steps - run->resumed;
   if (m->step == run->steps && !run->applied) /* reported after this step is */
     g2zr_note_failure(run, &run->ending, m->grad_norm == 0 && isnan(m->loss)
-        ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since masks "
-                   "leave out all tokens of the last: the model is what it was. Train for more "
-                   "steps, or raise --batch", steps)
-        : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since none had "
-                   "gradients that are finite: the model is what it was. Lower --lr (%g) or "
+        ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
+                   "masks leave out all tokens of the last: the model is what it was. Train for "
+                   "more steps, or raise --batch", steps)
+        : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since none "
+                   "had gradients that are finite: the model is what it was. Lower --lr (%g) or "
                    "--loss-scale (%g)", steps, (double)run->config.train.optimizer.lr,
                    m->loss_scale));
 #define X(type, name, meaning) #name,
@@ -2459,129 +2439,119 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
  * Law: every flag stands in one table. What flags say is checked before a file is written. */
 
 #define G2ZR_WORD(name, text) "|" text
-#define G2ZR_WORD_OF_3(name, text, bytes) "|" text
 #define G2ZR_MANY 1e12 /* steps */
 
 /* Every flag, once: the parser, --help and docs/flags.md are made from this list. A default is what
  * g2z_run_options_default leaves; one outside of its range is not shown, the text explains it. */
-#define G2ZR_FLAG_LIST(FLAG, SETTING, GROUP)                                                      \
+#define G2ZR_FLAG_LIST                                                                            \
   GROUP("Data")                                                                                   \
-  /*      name  kind  destination  minimum  maximum  value  help */                               \
-  /* or   name  setting  destination  help */                                                     \
-  FLAG("train", GLOB, run.train.train_glob, 0, 0, "GLOB",                                         \
+  /* name, [kind or setting, destination, [least, most,] value,] help */                          \
+  PLAIN("train", GLOB, run.train.train_glob, "GLOB",                                              \
        "token shards to train on; without it: validate, score, write")                            \
-  FLAG("val", GLOB, run.val_glob, 0, 0, "GLOB", "token shards to validate on")                    \
-  FLAG("vocab", TEXT, run.vocab, 0, 0, "FILE",                                                    \
+  PLAIN("val", GLOB, run.val_glob, "GLOB", "token shards to validate on")                         \
+  PLAIN("vocab", TEXT, run.vocab, "FILE",                                                         \
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
   GROUP("Model")                                                                                  \
-  FLAG("model", TEXT, model, 0, 0, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2]")     \
-  SETTING("layers", layers, shape.layers, "overrides the model's, as do the next four")           \
-  SETTING("channels", channels, shape.channels, "width of the residual stream")                   \
-  SETTING("heads", heads, shape.heads, "divides channels [channels / 64]")                        \
-  SETTING("context", context, shape.context, "positions: the longest sequence [1024]")            \
-  SETTING("vocab-size", vocab, shape.vocab,                                                       \
-       "tokens that the model knows [those of --vocab; without one 50257]")                       \
-  SETTING("dropout", dropout, run.train.dropout, "on embedding, attention, projections")          \
-  FLAG("init-from", TEXT, run.train.init_from, 0, 0, "DIR",                                       \
-       "start from a model.safetensors and config.json of Hugging Face's form")                   \
+  PLAIN("model", TEXT, model, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2]")          \
+  SHAPE("layers", layers, "number of layers; overrides --model")                                  \
+  SHAPE("channels", channels, "width of the residual stream")                                     \
+  SHAPE("heads", heads, "divides channels [channels / 64]")                                       \
+  SHAPE("context", context, "positions: the longest sequence [1024]")                             \
+  SHAPE("vocab-size", vocab, "size of the vocabulary [that of --vocab, or 50257]")                \
+  TRAIN("dropout", dropout, "probability, on embedding, attention, projections")                  \
+  PLAIN("init-from", TEXT, run.train.init_from, "DIR",                                            \
+       "start from a model.safetensors and config.json, as Hugging Face's")                       \
   GROUP("Batch and length")                                                                       \
-  SETTING("batch", batch, run.train.batch, "sequences per micro-step and rank")                   \
+  TRAIN("batch", batch, "sequences per micro-step and rank")                                      \
   SETTING("seq", seq, seq, "tokens per sequence [context]")                                       \
   SETTING("accum", accum, accum, "micro-steps per step [1]")                                      \
   FLAG("global-batch", INT, global_batch, 1, 2147483647, "N",                                     \
        "sequences per step: sets --accum, and must divide by batch x ranks")                      \
-  SETTING("steps", steps, steps, "length of the run and of its schedule")                         \
-  FLAG("epochs", INT64, run.epochs, 1, 1e6, "N", "the same in passes over the shards [1]")        \
-  FLAG("max-train-steps", INT64, run.max_train_steps, 1, G2ZR_MANY, "N",                          \
-       "stop after that many steps of the schedule")                                              \
+  SETTING("steps", steps, steps, "length of the training and of its schedule")                    \
+  FLAG("epochs", INT64, run.epochs, 1, 1e6, "N", "training length in passes over the shards [1]") \
+  STEPS("max-train-steps", run.max_train_steps, "stop after that many steps of the schedule")     \
   GROUP("Optimizer")                                                                              \
-  SETTING("lr", lr, run.train.optimizer.lr, "peak learning rate of AdamW")                        \
-  SETTING("schedule", schedule, run.train.optimizer.schedule, "of the learning rate")             \
-  SETTING("warmup", warmup, run.train.optimizer.warmup,                                           \
-       "steps of linear warm-up [a tenth of the steps, at most 1000]")                            \
-  SETTING("min-lr", min_lr, run.train.optimizer.min_lr,                                           \
-       "learning rate at the end [a tenth of --lr]")                                              \
-  SETTING("weight-decay", weight_decay, run.train.optimizer.weight_decay, "on matrices only")     \
-  SETTING("beta1", beta1, run.train.optimizer.beta1, "decay of the mean")                         \
-  SETTING("beta2", beta2, run.train.optimizer.beta2, "decay of the variance")                     \
-  SETTING("eps", eps, run.train.optimizer.eps, "in AdamW's denominator")                          \
-  SETTING("clip", clip, run.train.optimizer.clip, "global gradient norm; 0: off")                 \
+  OPTIMIZER("lr", lr, "peak learning rate of AdamW")                                              \
+  OPTIMIZER("schedule", schedule, "shape of the learning rate over the steps")                    \
+  OPTIMIZER("warmup", warmup, "steps of linear warm-up [a tenth of the steps, at most 1000]")     \
+  OPTIMIZER("min-lr", min_lr, "learning rate at the end [a tenth of --lr]")                       \
+  OPTIMIZER("weight-decay", weight_decay, "of matrices only")                                     \
+  OPTIMIZER("beta1", beta1, "decay of the mean")                                                  \
+  OPTIMIZER("beta2", beta2, "decay of the variance")                                              \
+  OPTIMIZER("eps", eps, "in AdamW's denominator")                                                 \
+  OPTIMIZER("clip", clip, "global gradient norm; 0: off")                                         \
   GROUP("Numbers and device")                                                                     \
-  FLAG("device", CHOICE, device, 0, 0, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")      \
+  PLAIN("device", CHOICE, device, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")           \
   SETTING("dtype", dtype, dtype, "[fp16 on cuda, fp32 on cpu]")                                   \
-  SETTING("fp8", fp8, run.train.fp8,                                                              \
-       "Hopper, from 2048 tokens per micro-step: 8-bit products make logits; forward: linear ops " \
+  TRAIN("fp8", fp8,                                                                               \
+       "Hopper, from 2048 tokens per micro-step: 8-bit products make logits; forward: linear ops "\
        "too; all: data gradients too")                                                            \
   SETTING("loss-scale", loss_scale, loss_scale, "a fixed one for fp16 [dynamic]")                 \
-  SETTING("loss-scale-window", loss_scale_window, run.train.optimizer.loss_scale_window,          \
+  OPTIMIZER("loss-scale-window", loss_scale_window,                                               \
        "good steps before a dynamic loss scale doubles")                                          \
-  SETTING("graph", graph, run.train.graph, "the step as CUDA graphs")                             \
-  SETTING("tune", tune, run.train.tune,                                                           \
+  TRAIN("graph", graph, "the step as CUDA graphs")                                                \
+  TRAIN("tune", tune,                                                                             \
        "time each product's algorithms once; off: the library's; own: our kernel where it fits")  \
-  FLAG("tuning", TEXT, run.train.tuning, 0, 0, "FILE", "repeat the choices of a run's tuning.txt")\
+  PLAIN("tuning", TEXT, run.train.tuning, "FILE", "repeat the choices of a run's tuning.txt")     \
   SETTING("zero", zero_stage, zero,                                                               \
        "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
-  SETTING("strategy", strategy, run.train.strategy,                                               \
-       "dp: rank 0 alone has the optimizer and updates for all")                                  \
-  SETTING("grad-dtype", grad_fp32, run.train.grad_fp32,                                           \
-       "of gradients, also between ranks; micro-steps add up in fp32")                            \
-  SETTING("transport", transport, run.train.transport,                                            \
+  TRAIN("strategy", strategy, "dp: rank 0 alone has the optimizer and updates for all")           \
+  TRAIN("grad-dtype", grad_fp32, "of gradients, also between ranks; micro-steps add up in fp32")  \
+  TRAIN("transport", transport,                                                                   \
        "what carries gradients and parameters between GPUs: see the header")                      \
-  SETTING("bucket-mb", bucket_mb, run.train.bucket_mb,                                            \
+  TRAIN("bucket-mb", bucket_mb,                                                                   \
        "MiB of gradients per collective; 0: 64, and at least 1.9 x ranks")                        \
-  SETTING("recompute", recompute, run.train.recompute,                                            \
-       "block: forward runs again in backward, which saves memory")                               \
-  SETTING("seed", seed, run.train.seed, "of weights, order of the data, dropout")                 \
+  TRAIN("recompute", recompute, "block: forward runs again in backward, which saves memory")      \
+  TRAIN("seed", seed, "for weights, order of the data, dropout")                                  \
   GROUP("Ranks")                                                                                  \
   FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")     \
   FLAG("gpus", INT, gpus, 1, 4096, "N", "the same, and there must be N GPUs")                     \
-  FLAG("run-id", TEXT, run_id, 0, 0, "TEXT",                                                      \
-       "tells this job from others on the same port [the launcher's job id]")                     \
+  PLAIN("run-id", TEXT, run_id, "TEXT",                                                           \
+       "tells apart jobs on the same port [the launcher's job id]")                               \
   FLAG("join-timeout", FLOAT, join_timeout, 0.1, 86400, "S", "seconds until all ranks are there") \
   FLAG("silence-timeout", FLOAT, silence_timeout, 0.1, 86400, "S",                                \
-       "without a sign of life, after which a rank counts as dead")                               \
+       "seconds of silence before a rank counts as dead")                                         \
   FLAG("hang-timeout", FLOAT, hang_timeout, 0, 1e6, "S",                                          \
-       "without progress, after which a rank counts as hung; 0: never")                           \
+       "seconds without progress before a rank counts as hung; 0: never")                         \
   GROUP("Validation and samples")                                                                 \
-  FLAG("val-every", INT64, run.val_every, 1, G2ZR_MANY, "N", "steps [the end of each epoch]")     \
-  FLAG("val-steps", INT64, run.val_steps, 1, G2ZR_MANY, "N", "batches of one validation [all]")   \
-  FLAG("max-val-steps", INT64, run.max_val_steps, 1, G2ZR_MANY, "N", "a limit on that number")    \
-  FLAG("eval", TEXTS, run.eval, 0, 0, "FILE...",                                                  \
+  STEPS("val-every", run.val_every, "steps [the end of each epoch]")                              \
+  STEPS("val-steps", run.val_steps, "batches of one validation [all]")                            \
+  STEPS("max-val-steps", run.max_val_steps, "a limit on that number")                             \
+  PLAIN("eval", TEXTS, run.eval, "FILE...",                                                       \
        "score a text, .jsonl, shards, or llm.c's HellaSwag file; at the end of a training")       \
-  FLAG("eval-every", INT64, run.eval_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")      \
-  FLAG("sample-every", INT64, run.sample_every, 1, G2ZR_MANY, "N", "steps [the end of the run]")  \
+  STEPS("eval-every", run.eval_every, "steps [the end of the run]")                               \
+  STEPS("sample-every", run.sample_every, "steps [the end of the run]")                           \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
-  FLAG("prompt", TEXT, run.prompt, 0, 0, "TEXT",                                                  \
+  PLAIN("prompt", TEXT, run.prompt, "TEXT",                                                       \
        "what a sample continues; its last half context if it is longer [end of text]")            \
   FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
   FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw among that many; 0: all")        \
   FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw among the likeliest of that mass") \
-  FLAG("sample-seed", UINT64, run.sampling.seed, 0, 0, "N", "of the draws")                       \
+  PLAIN("sample-seed", UINT64, run.sampling.seed, "N", "seed of the draws")                       \
   GROUP("Checkpoints")                                                                            \
-  FLAG("save-every", INT64, run.save_every, 1, G2ZR_MANY, "N",                                    \
-       "steps from one checkpoint RUN_DIR/step-NNNNNN to the next, and at the end")               \
-  FLAG("save-epochs", SWITCH, run.save_epochs, 0, 0, "", "save at the end of each epoch")         \
+  STEPS("save-every", run.save_every,                                                             \
+       "steps between checkpoints RUN_DIR/step-NNNNNN; also at the end")                          \
+  SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
   FLAG("keep", INT, run.keep, 0, 2147483647, "N", "checkpoints that stay; 0: all")                \
-  FLAG("resume", TEXT, run.resume, 0, 0, "latest|DIR",                                            \
+  PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
        "continue from a checkpoint: DIR, or the newest in --run-dir")                             \
   GROUP("Results")                                                                                \
-  FLAG("run-dir", TEXT, run_dir, 0, 0, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none") \
-  FLAG("save-weights", TEXT, run.save_weights, 0, 0, "DIR",                                       \
+  PLAIN("run-dir", TEXT, run_dir, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none")      \
+  PLAIN("save-weights", TEXT, run.save_weights, "DIR",                                            \
        "where model, config and tokenizer go at the end [RUN_DIR/weights]; none: nowhere")        \
-  FLAG("tensorboard", CHOICE, run.tensorboard, 0, 0, "|off|on",                                   \
+  PLAIN("tensorboard", CHOICE, run.tensorboard, "|off|on",                                        \
        "event files of the metrics in the run directory")                                         \
-  FLAG("nccl-logs", SWITCH, nccl_logs, 0, 0, "",                                                  \
-       "NCCL's log and topology into the run directory; NCCL_LOGS=1 does it too")                 \
-  FLAG("dry-run", SWITCH, dry_run, 0, 0, "",                                                      \
+  SWITCH("nccl-logs", nccl_logs,                                                                  \
+       "NCCL's logs and topology into the run directory, as NCCL_LOGS=1")                         \
+  SWITCH("dry-run", dry_run,                                                                      \
        "print the memory plan and the largest batch, stop; exit code 1: it does not fit")         \
-  FLAG("profile", SWITCH, run.profile, 0, 0, "",                                                  \
+  SWITCH("profile", run.profile,                                                                  \
        "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
-  FLAG("profile-mode", SWITCH, profile_mode, 0, 0, "",                                            \
-       "a console line every 5 s, on a terminal too")                                             \
-  FLAG("flags", FILE, flags_text, 0, 0, "FILE",                                                   \
+  SWITCH("profile-mode", profile_mode, "a console line every 5 s, on a terminal too")             \
+  PLAIN("flags", FILE, flags_text, "FILE",                                                        \
        "more flags, one a line: --name VALUE; a line with # is a comment")                        \
-  FLAG("version", SWITCH, version, 0, 0, "", "print the version")                                 \
-  FLAG("help", SWITCH, help, 0, 0, "", "print this")
+  SWITCH("version", version, "print the version")                                                 \
+  SWITCH("help", help, "print this")
 
 G2Z_API g2z_run_options g2z_run_options_default(void) {
   const g2z_ranks_config ranks = g2z_ranks_config_default();
@@ -2611,12 +2581,24 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
                                      void *user) {
 #define FLAG(name, kind, destination, minimum, maximum, value, help) \
   {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
+#define PLAIN(name, kind, destination, value, help) FLAG(name, kind, destination, 0, 0, value, help)
+#define SWITCH(name, destination, help) PLAIN(name, SWITCH, destination, "", help)
+#define STEPS(name, destination, help) FLAG(name, INT64, destination, 1, G2ZR_MANY, "N", help)
 #define SETTING(name, setting, destination, help) \
   g2z_setting_flag(name, #setting, &o->destination, help),
+#define SHAPE(name, setting, help) SETTING(name, setting, shape.setting, help)
+#define TRAIN(name, setting, help) SETTING(name, setting, run.train.setting, help)
+#define OPTIMIZER(name, setting, help) SETTING(name, setting, run.train.optimizer.setting, help)
 #define GROUP(title) {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", title ":"},
-  const g2z_flag flags[] = {G2ZR_FLAG_LIST(FLAG, SETTING, GROUP)};
+  const g2z_flag flags[] = {G2ZR_FLAG_LIST};
 #undef FLAG
+#undef PLAIN
+#undef SWITCH
+#undef STEPS
 #undef SETTING
+#undef SHAPE
+#undef TRAIN
+#undef OPTIMIZER
 #undef GROUP
   const int count = (int)(sizeof flags / sizeof *flags);
   if (!line) return g2z_flags_parse(services, flags, count, argc, argv, NULL);
@@ -2674,14 +2656,12 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   *is_parent = *code = 0;
   if (!ranks) return G2Z_OK;
   if (o->gpus && o->ranks && o->gpus != o->ranks)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "--ranks and --gpus say the same: give one of them");
+    G2ZR_REFUSE(services, "--ranks and --gpus say the same: give one of them");
   if (o->gpus > gpus) {
     char why[512] = "give fewer, or see nvidia-smi -L and CUDA_VISIBLE_DEVICES";
     if (g2z_device_find_gpu(services) != G2Z_OK)
       snprintf(why, sizeof why, "%.400s; ranks without GPUs: --ranks %d", services->error, o->gpus);
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %d, but this process sees %d: %s", o->gpus,
-                    gpus, why);
+    G2ZR_REFUSE(services, "--gpus %d, but this process sees %d: %s", o->gpus, gpus, why);
   }
   /* What no rank could do is said once, here. */
   g2z_run_options checked = *o;
@@ -2701,13 +2681,13 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   int has = 0, runs = 0;
   if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) {
     if (S_ISREG(info.st_mode) && (!dot || (strcmp(dot, ".safetensors") && strcmp(dot, ".json"))))
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s is a file, and a directory "
-                      "with model.safetensors and config.json is wanted: llm.c's "
-                      "dev/eval/export_hf.py -i FILE -o DIR makes one of llm.c's weights, "
-                      "save_pretrained of PyTorch's; make gpt2 gets OpenAI's", path);
+      G2ZR_REFUSE(services, "--init-from %.300s is a file, and a directory with model.safetensors "
+                  "and config.json is wanted: llm.c's dev/eval/export_hf.py -i FILE -o DIR makes "
+                  "one of llm.c's weights, save_pretrained of PyTorch's; make gpt2 gets OpenAI's",
+                  path);
     snprintf(parent, 400, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s is a file, and a directory is "
-                    "wanted: --init-from %s", path, g2z_shell_word(parent, word, 400));
+    G2ZR_REFUSE(services, "--init-from %.300s is a file, and a directory is wanted: --init-from %s",
+                path, g2z_shell_word(parent, word, 400));
   }
   G2ZR_TRY(g2zr_has(services, path, "config.json", &has));
   if (has) return G2Z_OK;
@@ -2718,17 +2698,15 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   if (runs) G2ZR_TRY(g2zr_has(services, parent, "weights/config.json", &has));
   g2z_shell_word(parent, word, sizeof word);
   if (has)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s is a run directory: its "
-                    "weights are in --init-from %s/weights", path, word);
+    G2ZR_REFUSE(services, "--init-from %.300s is a run directory: its weights are in --init-from "
+                "%s/weights", path, word);
   if (runs)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.200s: the run in %.200s has no "
-                    "weights yet, they come at its end. To continue it: its command with --resume "
-                    "latest; its checkpoints hold weights too: --init-from %s/step-NNNNNN", path,
-                    parent, word);
+    G2ZR_REFUSE(services, "--init-from %.200s: the run in %.200s has no weights yet, they come at "
+                "its end. To continue it: its command with --resume latest; its checkpoints hold "
+                "weights too: --init-from %s/step-NNNNNN", path, parent, word);
   if (*path && !slash && stat(path, &info) != 0)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.200s: there is no such directory "
-                    "here. For OpenAI's weights: make gpt2; for random weights of that size: "
-                    "--model gpt2", path);
+    G2ZR_REFUSE(services, "--init-from %.200s: there is no such directory here. For OpenAI's "
+                "weights: make gpt2; for random weights of that size: --model gpt2", path);
   return G2Z_OK;
 }
 
@@ -2757,12 +2735,11 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
   const int text = bytes > 0 && g2z_text_check(services, path, 0, head, bytes, NULL) == G2Z_OK;
   if (named || (!text && !g2z_text_named(path).packer)) return G2Z_OK;
   const char *vocab = o->run.vocab ? o->run.vocab : "data/vocab.bpe";
-  return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                  "%s %.200s: that is text, not tokens. This makes shards of it, "
-                  "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s",
-                  flag, path, o->run.vocab ? "" : ", with GPT-2's vocabulary of `make vocab`",
-                  g2z_shell_word(vocab, words[0], sizeof words[0]),
-                  g2z_shell_word(path, words[1], sizeof words[1]));
+  G2ZR_REFUSE(services, "%s %.200s: that is text, not tokens. This makes shards of it, "
+              "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
+              path, o->run.vocab ? "" : ", with GPT-2's vocabulary of `make vocab`",
+              g2z_shell_word(vocab, words[0], sizeof words[0]),
+              g2z_shell_word(path, words[1], sizeof words[1]));
 }
 
 /* The weights' own shape. Flags may say the same; heads that they do not say are any. */
@@ -2779,7 +2756,7 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   }
 #define X(name, flag)                                                                             \
   if (wanted.name && wanted.name != model->name)                                                  \
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,                                                   \
+    G2ZR_REFUSE(services,                                                   \
                     "%s says " #name "=%d, but the weights in %.400s have " #name "=%d: leave "   \
                     "it out, or name other weights", o->shape.name ? flag : "--model",            \
                     wanted.name, weights, model->name);
@@ -2800,12 +2777,10 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   if (o->run.vocab) G2ZR_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &tokens));
   if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
   if (own)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.300s is not the vocabulary of the weights "
-                    "in its directory, which another run wrote: name theirs, --vocab FILE",
-                    o->vocab_text);
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is not the vocabulary of the "
-                  "weights in %.300s: name theirs%s", o->run.vocab, weights,
-                  there ? ", or leave --vocab away" : "");
+    G2ZR_REFUSE(services, "%.300s is not the vocabulary of the weights in its directory, which "
+                "another run wrote: name theirs, --vocab FILE", o->vocab_text);
+  G2ZR_REFUSE(services, "--vocab %.300s is not the vocabulary of the weights in %.300s: name "
+              "theirs%s", o->run.vocab, weights, there ? ", or leave --vocab away" : "");
 }
 
 /* The model: the weights' own, or a preset and what the flags override. */
@@ -2823,8 +2798,8 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
       G2ZR_TRY(g2zr_has(services, vocab, files[i], &has));
       if (has) name = files[i];
     }
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--vocab %.300s is a directory, and a file is "
-                    "wanted: --vocab %s/%s", vocab, g2z_shell_word(vocab, word, sizeof word), name);
+    G2ZR_REFUSE(services, "--vocab %.300s is a directory, and a file is wanted: --vocab %s/%s",
+                vocab, g2z_shell_word(vocab, word, sizeof word), name);
   }
   if (o->run.train.init_from) return g2zr_settle_weights(services, o);
   uint64_t hash;
@@ -2838,9 +2813,8 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
 static g2z_status g2zr_check_length(g2z_services *services, const char *flag, const char *text,
                                     size_t room) {
   if (!text || strlen(text) < room) return G2Z_OK;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                  "%s has %zu bytes, and at most %zu have room: give a shorter one", flag,
-                  strlen(text), room - 1);
+  G2ZR_REFUSE(services, "%s has %zu bytes, and at most %zu have room: give a shorter one", flag,
+              strlen(text), room - 1);
 }
 
 /* Refuses what says how or when to do something that is not done. */
@@ -2849,7 +2823,7 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
 #define X(used, flag, name, sentence)                                                             \
   if (!used && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                 \
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, flag ": " sentence);
+    G2ZR_REFUSE(services, flag ": " sentence);
 #define SAMPLE(flag, name) \
   X(samples, flag, name, "--sample-tokens 0 has no use for it; leave one of them away")
 #define VAL(flag, name) \
@@ -2900,12 +2874,10 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   train->seq = o->seq ? o->seq : train->model.context;
   const int64_t together = (int64_t)train->batch * ranks->place.world;
   if (o->global_batch && o->accum)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "--accum and --global-batch say the same: give one of them");
+    G2ZR_REFUSE(services, "--accum and --global-batch say the same: give one of them");
   if (o->global_batch % together)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "--global-batch %d must divide by --batch %d x %d ranks", o->global_batch,
-                    train->batch, ranks->place.world);
+    G2ZR_REFUSE(services, "--global-batch %d must divide by --batch %d x %d ranks", o->global_batch,
+                train->batch, ranks->place.world);
   train->accum = o->global_batch ? (int)(o->global_batch / together) : o->accum ? o->accum : 1;
   if (train->fp8 && context->device == G2Z_DEVICE_CUDA &&
       (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS) {
@@ -2916,11 +2888,11 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     train->fp8 = G2Z_FP8_NONE;
   }
   if (o->steps && o->run.epochs)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--steps and --epochs both set the length: give "
-                    "one of them, and --max-train-steps to stop earlier");
+    G2ZR_REFUSE(services, "--steps and --epochs both set the length: give one of them, and "
+                "--max-train-steps to stop earlier");
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--resume latest looks into --run-dir, and without "
-                    "that each start makes a new one: name the directory of the run");
+    G2ZR_REFUSE(services, "--resume latest looks into --run-dir, and without that each start makes "
+                "a new one: name the directory of the run");
   G2ZR_TRY(g2zr_check_shards(services, o, "--train", train->train_glob));
   G2ZR_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
   if (train->train_glob && !o->dry_run)
@@ -3055,10 +3027,8 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   char path[1200];
   if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
   if (!directory)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s",
-                    o->nccl_logs ? "--nccl-logs writes into the run directory: give one"
-                                 : "NCCL_LOGS=1 writes into the run directory: give one, or unset "
-                                   "it");
+    G2ZR_REFUSE(services, "%s", o->nccl_logs ? "--nccl-logs writes into the run directory: give one"
+                : "NCCL_LOGS=1 writes into the run directory: give one, or unset it");
   G2ZR_TRY(g2z_make_directory(services, directory));
   setenv("NCCL_DEBUG", "INFO", 0);
   snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */
