@@ -41,7 +41,7 @@
  *                             themselves, the other 68 are U+0100, U+0101, ... in their order
  *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer. Truncation,
  *                             padding, dropout and post_processor are ignored
- *     vocab.json              written only: token to id
+ *     vocab.json              token to id; beside merges.txt it is compared
  *     Ids follow from the merges alone: 0 to 255 are the bytes, first the printable ones, then the
  *     other 68; merge i makes 256 + i; <|endoftext|> is the last.
  *
@@ -1200,14 +1200,15 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
       return g2zt_reading_fail(reading,
                                "\"%s\" has id %" PRId64 ", which does not follow from the merges "
                                "(256 bytes, then the merges in order, then " G2ZT_EOT
-                               "); train it without special tokens, or use its merges.txt",
+                               "), so weights with such ids cannot be used; for a new model take "
+                               "merges.txt without vocab.json",
                                g2zt_show(reading->text, bytes).text, id);
     known++;
   }
   if (json->status == G2Z_OK && known != tokens->count)
     return g2z_fail(reading->services, G2Z_FORMAT,
-                    "%s: model.vocab has %zu tokens, but bytes and merges make %zu", reading->label,
-                    known, tokens->count);
+                    "%s: its vocabulary has %zu tokens, but bytes and merges make %zu",
+                    reading->label, known, tokens->count);
   return G2Z_OK;
 }
 
@@ -1229,8 +1230,9 @@ static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
       else g2z_json_skip(json);
     }
     if (json->status == G2Z_OK && is_eot && id != eot)
-      return g2z_json_fail(json, "%s has id %" PRId64 " but must be the last, %d; use merges.txt",
-                           G2ZT_EOT, id, eot);
+      return g2z_json_fail(json, "%s has id %" PRId64 " but must be the last, %d, so weights with "
+                           "such ids cannot be used; for a new model take merges.txt without "
+                           "vocab.json", G2ZT_EOT, id, eot);
   }
   return G2Z_OK;
 }
@@ -1358,6 +1360,27 @@ G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label
   return status;
 }
 
+/* vocab.json beside merges.txt, as Hugging Face's programs write them: its ids must be ours. */
+static g2z_status g2zt_check_ids(g2z_services *services, const char *path,
+                                 g2z_tokenizer *tokenizer) {
+  g2zt_reading reading;
+  g2z_json json;
+  char *text;
+  size_t bytes;
+  G2ZT_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
+  memset(&reading, 0, sizeof reading);
+  reading.services = services;
+  reading.label = path;
+  reading.unit = "token";
+  reading.tokenizer = tokenizer;
+  g2z_json_open(&json, services, path, text, bytes);
+  g2z_status status = g2zt_read_json_vocab(&reading, &json);
+  if (status == G2Z_OK) status = g2z_json_close(&json);
+  g2z_release(services, reading.text);
+  g2z_release(services, text);
+  return status;
+}
+
 G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
                                         g2z_tokenizer **out) {
   char *text;
@@ -1373,6 +1396,15 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
   G2ZT_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
   g2z_status status = g2z_tokenizer_parse(services, path, text, bytes, out);
   g2z_release(services, text);
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+  if (status != G2Z_OK || strcmp(name, "merges.txt") != 0) return status;
+  char ids[4200];
+  snprintf(ids, sizeof ids, "%.*svocab.json", (int)(name - path), path);
+  status = g2z_is_there(services, ids, &there);
+  if (status == G2Z_OK && there) status = g2zt_check_ids(services, ids, *out);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_tokenizer_free(*out);
+  *out = NULL;
   return status;
 }
 

@@ -368,7 +368,7 @@ static void test_tokenizer_refusals(g2z_test *t) {
       {"{\"model\":{\"merges\":[[\"a\"]]}}", "merge 0: joins 1 tokens", ""},
       {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"!\":1}}}", "token 0: \"!\" has id 1", ""},
       {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"!\":0}}}",
-       "model.vocab has 1 tokens, but bytes and merges make 257", ""},
+       "its vocabulary has 1 tokens, but bytes and merges make 257", ""},
       {"{\"model\":{\"vocab\":{}}}", "JSON without model.merges", ""},
       {"{\"!\":0,\"model\":5}", "JSON without model.merges", ""},
       {"{\"model\":{\"type\":\"WordPiece\",\"merges\":[]}}", "model.type must be BPE", ""},
@@ -399,6 +399,18 @@ static void test_tokenizer_refusals(g2z_test *t) {
   CHECK_FORMAT(t, g2z_tokenizer_parse(&t->services, "vocab", text, length, &tokenizer),
                "line 11: a token of 2048 bytes");
   CHECK_IO(t, g2z_tokenizer_create(&t->services, test_path(t, "none"), &tokenizer), "none");
+  /* Ids of Hugging Face's trainer, which puts <|endoftext|> first; and ours. */
+  test_write_file(t, test_path(t, "merges.txt"), "a b\n", 4);
+  static const char other[] = "{\"<|endoftext|>\": 0, \"!\": 1}";
+  test_write_file(t, test_path(t, "vocab.json"), other, sizeof other - 1);
+  CHECK_FORMAT(t, g2z_tokenizer_create(&t->services, test_path(t, "merges.txt"), &tokenizer),
+               "vocab.json, token 0: \"<|endoftext|>\" has id 0, which does not follow");
+  CHECK(t, tokenizer == NULL);
+  CHECK_OK(t, g2z_tokenizer_parse(&t->services, "merges.txt", "a b\n", 4, &tokenizer));
+  CHECK_OK(t, g2z_tokenizer_write_vocab(&t->services, tokenizer, test_path(t, "vocab.json")));
+  g2z_tokenizer_free(tokenizer);
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "merges.txt"), &tokenizer));
+  g2z_tokenizer_free(tokenizer);
 }
 
 /* A text may be cut where g2z_encode_cut says, whatever is in it; and the place is the last. */
