@@ -224,7 +224,7 @@ extern "C" {
 
 /* ===== UTF-8 and classes =================================================
  * In:  bytes. Out: characters, and the class that GPT-2's pattern sees in each.
- * Law: what is beyond g2zt_valid_text is valid. */
+ * Law: text that passed g2zt_valid_text is valid. */
 
 enum { G2ZT_OTHER, G2ZT_LETTER, G2ZT_NUMBER, G2ZT_WHITE };
 
@@ -272,7 +272,7 @@ static const char g2zt_class_runs[] =
     "ol4olol10ol17o5l3ol5ol17o580n13o2787n10o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l54"
     "2o1506l4939o5l4192";
 
-/* One class per code point: a table of 201 KiB, of which a text touches a few cache lines. */
+/* One class per code point: a table of 201 KiB. A text uses only a few of its cache lines. */
 static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **out) {
   static const char kinds[] = "olnw"; /* in the order of the enum */
   void *memory;
@@ -585,15 +585,6 @@ struct g2z_tokenizer {
   unsigned char *classes;   /* [G2ZT_CLASSIFIED] */
 };
 
-/* GPT-2's order of the bytes: first those that print in Latin-1, then the other 68. */
-static int g2zt_byte_of_id(int id) {
-  if (id < 94) return id + 33;         /* !..~ */
-  if (id < 106) return id - 94 + 161;  /* inverted exclamation mark..not sign */
-  if (id < 188) return id - 106 + 174; /* registered sign..y with diaeresis */
-  if (id < 221) return id - 188;       /* controls and the space */
-  return id < 255 ? id - 221 + 127 : 173;
-}
-
 /* The byte-level vocabulary. Merges may be added to it. */
 static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
   void *memory;
@@ -603,7 +594,13 @@ static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out
   tokenizer->services = services;
   g2z_status status = g2zt_classes_create(services, &tokenizer->classes);
   for (int id = 0; id < 256 && status == G2Z_OK; id++) {
-    unsigned char byte = (unsigned char)g2zt_byte_of_id(id);
+    /* first the bytes that print in Latin-1, then the other 68 */
+    unsigned char byte = (unsigned char)(id < 94    ? id + 33  /* !..~ */
+                                         : id < 106 ? id + 67  /* inverted !..not sign */
+                                         : id < 188 ? id + 68  /* registered sign..y diaeresis */
+                                         : id < 221 ? id - 188 /* controls and the space */
+                                         : id < 255 ? id - 94
+                                                    : 173);
     tokenizer->byte_ids[byte] = id;
     size_t word;
     status = g2zt_words_add(services, &tokenizer->tokens, &byte, 1, &word);
@@ -686,7 +683,7 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
 
 #define G2ZT_PART 1048576 /* longer pieces are merged in parts: 48 bytes of memory per byte */
 
-typedef struct g2zt_symbol { /* some bytes of the piece; its place is that of the first byte */
+typedef struct g2zt_symbol { /* some bytes of the piece; the first byte gives its place */
   uint32_t id;
   uint32_t joined;           /* the id that it makes with the next symbol; 0: none */
   uint32_t next, previous;   /* places of its neighbours */
@@ -725,8 +722,8 @@ static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t toke
 /* Turns `count` bytes of a piece into *made ids, which stand for *used bytes: all, unless the piece
  * is open. `ids` has room for one id per byte. The symbol after an open piece is not known. Merges
  * come in the order of their ids, so the last symbol is right until the first merge that has it on
- * the left: it might merge with the unknown symbol, and is dropped. The remaining ids are those of
- * the whole piece, up to a place that no merge crosses. */
+ * the left: it might merge with the unknown symbol, and is dropped. The remaining ids begin the ids
+ * of the whole piece: no merge crosses their end. */
 static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piece, size_t count,
                                   int open, int32_t *ids, size_t *made, size_t *used) {
   const g2z_tokenizer *tokenizer = merger->tokenizer;
@@ -1053,10 +1050,11 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
  * In:  merge lists and JSON. Out: a vocabulary; and the files of a vocabulary.
  * Law: a file that does not give GPT-2's ids is refused, with the line or number of the reason. */
 
+#define G2ZT_NAME_BYTES (2 * G2ZT_TOKEN_BYTES + 1)
+
 /* A token as it stands in files, with a NUL: each byte as a printable character in UTF-8, itself or
- * U+0100 + its index among the other 68. */
-static void g2zt_token_put(const g2z_tokenizer *tokenizer, int id,
-                           char out[2 * G2ZT_TOKEN_BYTES + 1]) {
+ * U+0100 + its index among the other 68. Returns its length. */
+static size_t g2zt_token_name(const g2z_tokenizer *tokenizer, int id, char out[G2ZT_NAME_BYTES]) {
   size_t bytes, length = 0;
   const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &bytes);
   for (size_t i = 0; i < bytes; i++) {
@@ -1065,20 +1063,6 @@ static void g2zt_token_put(const g2z_tokenizer *tokenizer, int id,
     out[length++] = (char)(c < 0x80 ? c : 0x80 | (c & 0x3F));
   }
   out[length] = 0;
-}
-
-/* The inverse: the bytes of a token in a file; 0: it is not such a text, or it is too long. */
-static size_t g2zt_token_get(const g2z_tokenizer *tokenizer, const unsigned char *text,
-                             size_t count, unsigned char out[G2ZT_TOKEN_BYTES]) {
-  size_t length = 0;
-  for (size_t at = 0; at < count; length++) {
-    size_t step = g2z_utf8_length(text + at, text + count);
-    if (step < 1 || step > 2 || length == G2ZT_TOKEN_BYTES) return 0;
-    int c = step == 1 ? text[at] : (text[at] & 0x1F) << 6 | (text[at + 1] & 0x3F);
-    if (c < 256 ? tokenizer->byte_ids[c] >= 188 : c >= 256 + 68) return 0;
-    out[length] = (unsigned char)(c < 256 ? c : g2zt_byte_of_id(188 + c - 256));
-    at += step;
-  }
   return length;
 }
 
@@ -1088,6 +1072,7 @@ typedef struct g2zt_reading { /* the position in a vocabulary file */
   const char *unit;           /* "line", "merge" or "token", */
   size_t number;              /* and its number: for messages */
   g2z_tokenizer *tokenizer;
+  g2zt_words names;           /* the tokens as they stand in files */
   unsigned char *text;        /* the last unescaped string */
   size_t text_capacity;
 } g2zt_reading;
@@ -1126,30 +1111,32 @@ static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
 
 /* Adds a merge, given as "left right". */
 static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *line, size_t bytes) {
-  const g2z_tokenizer *tokenizer = reading->tokenizer;
   const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
-  size_t left = space ? (size_t)(space - line) : 0;
-  if (!left || left + 1 == bytes || memchr(space + 1, ' ', bytes - left - 1))
+  size_t left = space ? (size_t)(space - line) : 0, right = bytes - left - 1;
+  if (!left || !right || memchr(space + 1, ' ', right))
     return g2zt_reading_fail(reading, "\"%s\" is not two tokens with a space between",
                              g2zt_show(line, bytes).text);
-  uint32_t ids[2];
+  int64_t ids[2];
   for (int i = 0; i < 2; i++) {
-    unsigned char token[G2ZT_TOKEN_BYTES];
     const unsigned char *text = i ? space + 1 : line;
-    size_t length = i ? bytes - left - 1 : left;
-    size_t count = g2zt_token_get(tokenizer, text, length, token);
-    int64_t id = count ? g2zt_words_find(&tokenizer->tokens, token, count) : -1;
-    if (id < 0)
+    ids[i] = g2zt_words_find(&reading->names, text, i ? right : left);
+    if (ids[i] < 0)
       return g2zt_reading_fail(reading, "\"%s\" is neither a byte nor made by an earlier merge; "
                                "give a byte-level BPE vocabulary like GPT-2's",
-                               g2zt_show(text, length).text);
-    ids[i] = (uint32_t)id;
+                               g2zt_show(text, i ? right : left).text);
   }
-  g2z_status status = g2zt_tokenizer_join(reading->tokenizer, ids[0], ids[1]);
-  char reason[G2Z_ERROR_BYTES];
-  if (status != G2Z_FORMAT) return status;
-  memcpy(reason, reading->services->error, sizeof reason);
-  return g2zt_reading_fail(reading, "%s", reason);
+  g2z_status status = g2zt_tokenizer_join(reading->tokenizer, (uint32_t)ids[0], (uint32_t)ids[1]);
+  if (status == G2Z_FORMAT) {
+    char reason[G2Z_ERROR_BYTES];
+    memcpy(reason, reading->services->error, sizeof reason);
+    return g2zt_reading_fail(reading, "%s", reason);
+  }
+  if (status != G2Z_OK) return status;
+  unsigned char name[G2ZT_NAME_BYTES];
+  size_t word;
+  memcpy(name, line, left);
+  memcpy(name + left, space + 1, right);
+  return g2zt_words_add(reading->services, &reading->names, name, left + right, &word);
 }
 
 /* Appends a JSON string, unescaped, to the first `*bytes` of the reading's text. */
@@ -1188,15 +1175,12 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
   g2z_json_text key;
   if (!g2z_json_enter(json, '{')) return G2Z_OK;
   for (reading->number = 0; g2z_json_next(json, '}', &key); reading->number++) {
-    unsigned char token[G2ZT_TOKEN_BYTES];
     size_t bytes = 0;
     int64_t id = g2z_json_integer(json);
     if (json->status != G2Z_OK) return G2Z_OK;
     if (g2z_json_is(&key, G2ZT_EOT) && id == (int64_t)tokens->count) continue;
     G2ZT_TRY(g2zt_read_text(reading, key, &bytes));
-    size_t count = g2zt_token_get(reading->tokenizer, reading->text, bytes, token);
-    int64_t expected = count ? g2zt_words_find(tokens, token, count) : -1;
-    if (id != expected || id < 0)
+    if (id < 0 || id != g2zt_words_find(&reading->names, reading->text, bytes))
       return g2zt_reading_fail(reading,
                                "\"%s\" has id %" PRId64 ", which does not follow from the merges "
                                "(256 bytes, then the merges in order, then " G2ZT_EOT
@@ -1222,11 +1206,10 @@ static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
     int is_eot = 0;
     if (!g2z_json_enter(json, '{')) break;
     while (g2z_json_next(json, '}', &key)) {
-      int content = g2z_json_is(&key, "content");
-      g2z_json_text text;
-      if (content) text = g2z_json_string(json);
-      if (content) is_eot = g2z_json_is(&text, G2ZT_EOT);
-      else if (g2z_json_is(&key, "id")) id = g2z_json_integer(json);
+      if (g2z_json_is(&key, "content")) {
+        const g2z_json_text text = g2z_json_string(json);
+        is_eot = g2z_json_is(&text, G2ZT_EOT);
+      } else if (g2z_json_is(&key, "id")) id = g2z_json_integer(json);
       else g2z_json_skip(json);
     }
     if (json->status == G2Z_OK && is_eot && id != eot)
@@ -1238,12 +1221,12 @@ static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
 }
 
 #define G2ZT_AFFIX "a suffix or prefix of words is not supported; GPT-2 has none"
-#define G2ZT_PIECES                                                                         \
+#define G2ZT_PIECES                                                                             \
   "pre_tokenizer must be of type ByteLevel, without add_prefix_space and with use_regex, like " \
   "GPT-2's; other patterns are not supported"
 /* Members of tokenizer.json that would change the ids; each has this value or null. */
 static const struct { const char *object, *member, *value, *refusal; } g2zt_facts[] = {
-    {"model", "type", "\"BPE\"", "model.type must be BPE, as GPT-2's"},
+    {"model", "type", "\"BPE\"", "model.type must be BPE, like GPT-2's"},
     {"model", "end_of_word_suffix", "\"\"", G2ZT_AFFIX},
     {"model", "continuing_subword_prefix", "\"\"", G2ZT_AFFIX},
     {"pre_tokenizer", "type", "\"ByteLevel\"", G2ZT_PIECES},
@@ -1353,7 +1336,15 @@ G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label
     return g2z_fail(services, G2Z_FORMAT, "%.300s is a pointer of git-lfs in place of the file: "
                     "type git lfs pull in its directory", label);
   G2ZT_TRY(g2zt_tokenizer_new(services, &reading.tokenizer));
-  g2z_status status = g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
+  g2z_status status = G2Z_OK;
+  for (int id = 0; id < 256 && status == G2Z_OK; id++) {
+    char name[G2ZT_NAME_BYTES];
+    size_t length = g2zt_token_name(reading.tokenizer, id, name), word;
+    status = g2zt_words_add(services, &reading.names, (unsigned char *)name, length, &word);
+  }
+  if (status == G2Z_OK)
+    status = g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
+  g2zt_words_free(services, &reading.names);
   g2z_release(services, reading.text);
   if (status == G2Z_OK) *out = reading.tokenizer;
   else g2z_tokenizer_free(reading.tokenizer);
@@ -1411,13 +1402,13 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
 G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
                                               const g2z_tokenizer *tokenizer, const char *path) {
   g2z_writer *writer;
-  char left[2 * G2ZT_TOKEN_BYTES + 1], right[2 * G2ZT_TOKEN_BYTES + 1];
+  char left[G2ZT_NAME_BYTES], right[G2ZT_NAME_BYTES];
   G2ZT_TRY(g2z_writer_create(services, path, &writer));
   g2z_status status = g2z_writer_printf(writer, "#version: 0.2\n");
   for (size_t i = 0; i < tokenizer->merges.count && status == G2Z_OK; i++) {
     const g2zt_pair merge = g2zt_pair_at(&tokenizer->merges, i);
-    g2zt_token_put(tokenizer, (int)merge.left, left);
-    g2zt_token_put(tokenizer, (int)merge.right, right);
+    g2zt_token_name(tokenizer, (int)merge.left, left);
+    g2zt_token_name(tokenizer, (int)merge.right, right);
     status = g2z_writer_printf(writer, "%s %s\n", left, right);
   }
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
@@ -1428,12 +1419,12 @@ G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
 G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services, const g2z_tokenizer *tokenizer,
                                              const char *path) {
   g2z_json_out out;
-  char token[2 * G2ZT_TOKEN_BYTES + 1];
+  char token[G2ZT_NAME_BYTES];
   memset(&out, 0, sizeof out);
   G2ZT_TRY(g2z_writer_create(services, path, &out.writer));
   g2z_json_begin(&out, NULL, '{');
   for (int id = 0; id < g2z_tokenizer_vocab(tokenizer); id++) {
-    g2zt_token_put(tokenizer, id, token);
+    g2zt_token_name(tokenizer, id, token);
     g2z_json_put_integer(&out, token, id);
   }
   g2z_json_end(&out, '}');
@@ -1811,13 +1802,13 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
   G2ZT_TRY(g2z_text_open(services, path, &from));
   void *list = NULL;
   g2z_status status = G2Z_OK;
-  for (ssize_t got = 1; got != 0 && status == G2Z_OK;) {
+  for (ssize_t got = 1; got && status == G2Z_OK;) {
     status = g2z_grow(services, &list, &capacity, *bytes, *bytes + 65536, 1);
     if (status != G2Z_OK) break;
-    got = read(from.file, (char *)list + *bytes, 65536);
-    if (got > 0) *bytes += (size_t)got;
-    else if (got < 0 && errno != EINTR) status = g2z_fail_file(services, errno, "read", path);
-    if (*bytes >= G2Z_TEXT_LOOK && *bytes - (size_t)(got > 0 ? got : 0) < G2Z_TEXT_LOOK)
+    G2Z_RETRY(got, read(from.file, (char *)list + *bytes, 65536));
+    if (got < 0) status = g2z_fail_file(services, errno, "read", path);
+    else *bytes += (size_t)got;
+    if (got > 0 && *bytes >= G2Z_TEXT_LOOK && *bytes - (size_t)got < G2Z_TEXT_LOOK)
       status = g2z_text_check(services, path, g2z_text_named(path).json, (char *)list, *bytes,
                               NULL); /* before a bomb fills the memory */
     if (*bytes > limit)
