@@ -585,8 +585,8 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
     const g2z_json_text *text = &found[o->paired ? i : !have[0]];
     json.at = o->strict ? text->lone : NULL;
     if (json.at)
-      return g2z_json_fail(&json, "%.6s is half of a surrogate pair: write both halves, or leave "
-                           "--strict away for U+FFFD", (const char *)json.at);
+      return g2z_json_fail(&json, "%.6s is half of a surrogate pair: write both halves, or "
+                           "remove --strict for U+FFFD", (const char *)json.at);
     TRY(widen_text(&w->services, &w->document, &w->document_capacity, length[0] + text->bytes));
     length[i] = g2z_json_unescape(text, (unsigned char *)w->document + length[0]);
   }

@@ -41,7 +41,7 @@
  *                             themselves, the other 68 are U+0100, U+0101, ... in their order
  *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer. Truncation,
  *                             padding, dropout and post_processor are ignored
- *     vocab.json              token to id; beside merges.txt it is compared
+ *     vocab.json              token to id; compared if it lies next to merges.txt
  *     Ids follow from the merges alone: 0 to 255 are the bytes, first the printable ones, then the
  *     other 68; merge i makes 256 + i; <|endoftext|> is the last.
  *
@@ -360,7 +360,7 @@ static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, i
   if (strict)
     return g2z_fail(services, G2Z_FORMAT,
                     "invalid UTF-8: byte 0x%02x at offset %zu; convert the text to UTF-8, or "
-                    "encode without G2Z_ENCODE_STRICT (--strict) to have it replaced by U+FFFD",
+                    "encode without G2Z_ENCODE_STRICT (--strict) for U+FFFD in its place",
                     (*text)[valid], valid);
   size_t used, repaired = g2zt_utf8_repair(*text, *bytes, NULL, SIZE_MAX, &used);
   G2ZT_GROW(services, unsigned char, repair->bytes, repair->capacity, 0, repaired);
@@ -1109,6 +1109,17 @@ static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
   return shown;
 }
 
+/* Names the tokens so far. */
+static g2z_status g2zt_read_names(g2zt_reading *reading) {
+  for (int id = 0; id < g2z_tokenizer_eot(reading->tokenizer); id++) {
+    char name[G2ZT_NAME_BYTES];
+    size_t length = g2zt_token_name(reading->tokenizer, id, name), word;
+    G2ZT_TRY(g2zt_words_add(reading->services, &reading->names, (unsigned char *)name, length,
+                            &word));
+  }
+  return G2Z_OK;
+}
+
 /* Adds a merge, given as "left right". */
 static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *line, size_t bytes) {
   const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
@@ -1336,12 +1347,7 @@ G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label
     return g2z_fail(services, G2Z_FORMAT, "%.300s is a pointer of git-lfs in place of the file: "
                     "type git lfs pull in its directory", label);
   G2ZT_TRY(g2zt_tokenizer_new(services, &reading.tokenizer));
-  g2z_status status = G2Z_OK;
-  for (int id = 0; id < 256 && status == G2Z_OK; id++) {
-    char name[G2ZT_NAME_BYTES];
-    size_t length = g2zt_token_name(reading.tokenizer, id, name), word;
-    status = g2zt_words_add(services, &reading.names, (unsigned char *)name, length, &word);
-  }
+  g2z_status status = g2zt_read_names(&reading);
   if (status == G2Z_OK)
     status = g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
   g2zt_words_free(services, &reading.names);
@@ -1351,7 +1357,7 @@ G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label
   return status;
 }
 
-/* vocab.json beside merges.txt, as Hugging Face's programs write them: its ids must be ours. */
+/* Compares the ids of a vocab.json next to merges.txt; Hugging Face's programs write both. */
 static g2z_status g2zt_check_ids(g2z_services *services, const char *path,
                                  g2z_tokenizer *tokenizer) {
   g2zt_reading reading;
@@ -1365,8 +1371,10 @@ static g2z_status g2zt_check_ids(g2z_services *services, const char *path,
   reading.unit = "token";
   reading.tokenizer = tokenizer;
   g2z_json_open(&json, services, path, text, bytes);
-  g2z_status status = g2zt_read_json_vocab(&reading, &json);
+  g2z_status status = g2zt_read_names(&reading);
+  if (status == G2Z_OK) status = g2zt_read_json_vocab(&reading, &json);
   if (status == G2Z_OK) status = g2z_json_close(&json);
+  g2zt_words_free(services, &reading.names);
   g2z_release(services, reading.text);
   g2z_release(services, text);
   return status;
@@ -1864,7 +1872,7 @@ static g2z_status g2zt_no_text(g2z_services *services, const char *path, const c
   g2z_text_remedy own, *to = remedy ? remedy : &own;
   memset(to, 0, sizeof *to);
   if (!*command)
-    return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: name a text", label,
+    return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: give a text file", label,
                     what);
   g2z_shell_word(given, word, sizeof word);
   if (packer) snprintf(unpack, sizeof unpack, "%s -dc %s | ", packer, word);
@@ -1874,7 +1882,7 @@ static g2z_status g2zt_no_text(g2z_services *services, const char *path, const c
   if ((size_t)snprintf(to->command, sizeof to->command, "%s%s > %s", unpack, print, made) >=
       sizeof to->command)
     to->command[0] = 0;
-  return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8; this makes %s of it%s%s",
+  return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8; convert it to %s%s%s",
                   label, what, json ? "lines of JSON" : "text", remedy ? "" : ": ",
                   remedy ? "" : to->command);
 }

@@ -203,7 +203,7 @@ static void test_eval_texts(g2z_test *t) {
       {"d.bin", "ab", "has token 25185, and the model knows 257"},
       {"c.bin", "a", "no token that could be predicted"},
       {"d.txt", "t\1e\1x\1t\1", "d.txt is binary, not text in UTF-8"},
-      {"e.txt", "\xff\xfe" "a", "e.txt is text in UTF-16, not text in UTF-8; this makes text of it"
+      {"e.txt", "\xff\xfe" "a", "e.txt is text in UTF-16, not text in UTF-8; convert it to text"
                                 ": iconv -f utf-16 -t utf-8 "},
       {"f.jsonl", "[{\"text\": \"a\"}]", "f.jsonl is an array of JSON"},
       {"g.gz", "no gzip", "g.gz: gzip -dc ended with exit code 1"}};

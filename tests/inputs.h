@@ -43,8 +43,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
                          "expands the pattern"},
     {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: remove it from the command, or check "
                                      "how it was made"},
-    {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text in UTF-8; this makes "
-                            "lines of JSON of it:\n"},
+    {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text in UTF-8; convert it "
+                            "to lines of JSON:\n"},
     {"$P $D/array.json", 1, "\njq -c '.[]' $D/array.json > $D/array.json.jsonl &&\n"},
     {"$P --vocab $D/vocab.bpe $D/some", 1, "cannot open $D/vocab.bpe: No such file; check the "
                                            "path, or get GPT-2's by `make vocab`"},
@@ -115,49 +115,49 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "'--bathc 4' '--train none.bin --init-from none/w' '--init-from golden/tiny --prompt x'; do "
      "RANK=$r LOCAL_RANK=$r $X $flags 2>&1; done; done | grep -c 'train: '", 0, "3\n"},
     /* no text */
-    {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text in UTF-8; this makes lines of "
-                         "JSON of it:\npython3 -c 'import json, sys, pyarrow.parquet; [print("},
+    {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text in UTF-8; convert it to lines "
+                         "of JSON:\npython3 -c 'import json, sys, pyarrow.parquet; [print("},
     {"$P $D/parquet", 1, " for row in batch.to_pylist()]' $D/parquet > $D/parquet.jsonl &&\n"},
     {"$P $D/indented.json", 1, "$D/indented.json is an array of JSON"},
-    {"$P $D/arrow", 1, "$D/arrow is an Arrow file, not text in UTF-8; this makes lines of JSON of"},
-    {"$P $D/stream", 1, "$D/stream is an Arrow stream, not text in UTF-8; this makes lines of"},
-    {"$P $D/gz", 1, "$D/gz is packed by gzip, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/arrow", 1, "$D/arrow is an Arrow file, not text in UTF-8; convert it to lines of JSON"},
+    {"$P $D/stream", 1, "$D/stream is an Arrow stream, not text in UTF-8; convert it to lines of"},
+    {"$P $D/gz", 1, "$D/gz is packed by gzip, not text in UTF-8; convert it to text:\n"
                     "gzip -dc < $D/gz > $D/gz.txt &&\n"},
-    {"$P $D/zst", 1, "$D/zst is packed by zstd, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/zst", 1, "$D/zst is packed by zstd, not text in UTF-8; convert it to text:\n"
      "zstd -dc"},
-    {"$P $D/xz", 1, "$D/xz is packed by xz, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/xz", 1, "$D/xz is packed by xz, not text in UTF-8; convert it to text:\n"
                     "xz -dc $D/xz > $D/xz.txt &&\n"},
     {"$P $D/d.jsonl.xz", 1, "\nxz -dc $D/d.jsonl.xz > $D/d.jsonl.xz.jsonl &&\n"},
-    {"$P $D/bz2", 1, "$D/bz2 is packed by bzip2, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/bz2", 1, "$D/bz2 is packed by bzip2, not text in UTF-8; convert it to text:\n"
      "bzip2 "},
-    {"$P $D/7z", 1, "$D/7z is a 7-Zip archive, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/7z", 1, "$D/7z is a 7-Zip archive, not text in UTF-8; convert it to text:\n"
      "7z x -so "},
-    {"$P $D/zip", 1, "$D/zip is a zip archive, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/zip", 1, "$D/zip is a zip archive, not text in UTF-8; convert it to text:\n"
      "unzip -p "},
-    {"$P $D/tar", 1, "$D/tar is a tar archive, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/tar", 1, "$D/tar is a tar archive, not text in UTF-8; convert it to text:\n"
      "tar -xOf "},
-    {"$P $D/pdf", 1, "$D/pdf is a PDF, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/pdf", 1, "$D/pdf is a PDF, not text in UTF-8; convert it to text:\n"
      "pdftotext $D/pdf -"},
-    {"$P $D/utf16", 1, "$D/utf16 is text in UTF-16, not text in UTF-8; this makes text of it:\n"
+    {"$P $D/utf16", 1, "$D/utf16 is text in UTF-16, not text in UTF-8; convert it to text:\n"
                        "iconv -f utf-16 -t utf-8 $D/utf16 > $D/utf16.txt &&\n"},
     {"$P $D/utf16be", 1, "$D/utf16be is text in UTF-16, not"},
-    {"$P $D/le", 1, "$D/le is binary, not text in UTF-8: name a text\n"},
-    {"$P $D/be", 1, "$D/be is binary, not text in UTF-8: name a text\n"},
+    {"$P $D/le", 1, "$D/le is binary, not text in UTF-8: give a text file\n"},
+    {"$P $D/be", 1, "$D/be is binary, not text in UTF-8: give a text file\n"},
     {"$P $D/latin1", 1, "$D/latin1 is perhaps in Latin-1 (3 of its first 297 characters are "
-                        "invalid), not text in UTF-8; this makes text of it:\niconv -f latin1 -t "},
+                        "invalid), not text in UTF-8; convert it to text:\niconv -f latin1 -t "},
     {"$P --strict $D/latin1", 1, "$D/latin1 is perhaps in Latin-1"},
     {"$P --strict $D/xz", 1, "$D/xz is packed by xz"},
     {"$P $D/d.ndjson $D/zip", 1, "$D/zip is a zip archive"}, /* before anything is written */
-    {"cat $D/xz | $P -", 1, "standard input is packed by xz, not text in UTF-8; this makes text of "
-                            "it:\nxz -dc FILE > FILE.txt &&\n"},
+    {"cat $D/xz | $P -", 1, "standard input is packed by xz, not text in UTF-8; convert it to text"
+                            ":\nxz -dc FILE > FILE.txt &&\n"},
     {"cat $D/latin1 | $P --field text -", 1, " --field text FILE.jsonl\n"},
     {"{ head -c 3 $D/tar; sleep 0.2; tail -c +4 $D/tar; } | $P -", 1, "standard input is a tar "},
     {"gzip -c $D/tar > $D/tar.gz; $P $D/tar.gz", 1, "\ngzip -dc $D/tar.gz | tar -xOf - > $D/tar."},
     /* what is no text under any name, and what the advised line makes */
-    {"$P $D/elf", 1, "$D/elf is a program or a library (ELF), not text in UTF-8: name a text\n"},
+    {"$P $D/elf", 1, "$D/elf is a program or a library (ELF), not text in UTF-8: give a text file\n"},
     {"head -c 70000 /dev/urandom > $D/random; $P $D/random", 1, "$D/random is binary, not text"},
-    {"$P - < /dev/zero", 1, "standard input is binary, not text in UTF-8: name a text\n"},
-    {"$P --field a - < /dev/zero", 1, "standard input is binary, not text in UTF-8: name a text\n"},
+    {"$P - < /dev/zero", 1, "standard input is binary, not text in UTF-8: give a text file\n"},
+    {"$P --field a - < /dev/zero", 1, "standard input is binary, not text in UTF-8: give a text file\n"},
     {"yes | tr -d '\\n' | $P --field a -", 1, "standard input, line 1: no line feed in 256 MiB: is "
                                               "it JSON with one document per line?"},
     {"cp $D/old_shard $D/s.txt; $P $D/s.txt", 1, "$D/s.txt is a shard of tokens already"},
