@@ -1823,6 +1823,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   const g2z_loader *loaders[] = {run->train, run->val};
   g2z_model_config *model = &config->train.model;
   const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
+  char word[400];
   uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
   if (!hash && model->vocab_hash) {
     hash = model->vocab_hash;
@@ -1831,9 +1832,11 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   for (int i = 0; i < 2; i++) {
     if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
     if (hash)
-      G2ZR_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: give "
-                  "--vocab the file that the shards were made with, or make them again with "
-                  "./prepare_data --vocab FILE", loaders[i]->vocab_shard, known);
+      G2ZR_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: %smake the "
+                  "shards again with ./prepare_data --vocab %s", loaders[i]->vocab_shard, known,
+                  train->init_from ? "" : "give --vocab the file that they were made with, or ",
+                  train->init_from && run->tokenizer && config->vocab ?
+                  g2z_shell_word(config->vocab, word, sizeof word) : "FILE");
     hash = loaders[i]->vocab_hash;
     known = loaders[i]->vocab_shard;
     if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))

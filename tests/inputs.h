@@ -186,7 +186,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "old.bin", 0, ""},
     {"$T --train $D/a-train.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""},
     {"$T --train $D/a-train.bin --vocab $D/b.bpe", 1, "$D/a-train.bin was made with another "
-     "vocabulary than $D/b.bpe: give --vocab the file that the shards were made with, or make them "
+     "vocabulary than $D/b.bpe: give --vocab the file that they were made with, or make the shards "
      "again with ./prepare_data --vocab FILE"},
     {"$T --val $D/a-val.bin --vocab $D/b.bpe", 1, "$D/a-val.bin was made with another vocabulary"},
     {"$T --train $D/a-train.bin --val $D/b-val.bin --vocab $D/a.bpe", 1,
@@ -216,7 +216,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "with another vocabulary than the model's: prepare the text with that"},
     {"$X --device cpu --init-from $D/va/weights --eval $D/a-val.bin", 0, "perplexity"},
     {"$X --device cpu --init-from $D/va/weights --batch 1 --steps 1 --train $D/b-train.bin", 1,
-     "$D/b-train.bin was made with another vocabulary than $D/va/weights: give --vocab"},
+     "$D/b-train.bin was made with another vocabulary than $D/va/weights: make the shards again "
+     "with ./prepare_data --vocab FILE\n"},
     {"cp $D/b.bpe $D/va/weights/merges.txt; $X --device cpu --init-from $D/va/weights --prompt a",
      1, "$D/va/weights/merges.txt is not the vocabulary of the weights in its directory"},
     {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
