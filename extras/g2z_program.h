@@ -154,6 +154,8 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
     g2z_status try_status_ = (call);               \
     if (try_status_ != G2Z_OK) return try_status_; \
   } while (0)
+/* Ends the function: what the caller wants cannot be, by this sentence. */
+#define G2ZG_REFUSE(services, ...) return g2z_fail(services, G2Z_BAD_ARGUMENT, __VA_ARGS__)
 
 #ifdef __cplusplus
 extern "C" {
@@ -324,16 +326,15 @@ static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flag
   for (int i = 0; i < count; i++)
     if (flags[i].kind != G2Z_FLAG_GROUP &&
         g2zg_same_name(flags[i].name, strlen(flags[i].name), name, length))
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "unexpected flag %.*s: type --%s %s", shown,
-                      argument, flags[i].name,
-                      flags[i].value + (flags[i].kind == G2Z_FLAG_CHOICE));
+      G2ZG_REFUSE(services, "unexpected flag %.*s: type --%s %s", shown, argument, flags[i].name,
+                  flags[i].value + (flags[i].kind == G2Z_FLAG_CHOICE));
   if (dashes == 1) ours = g2zg_flag_foreign(flags, count, argument, whole);
   if (!ours && length > 1) ours = g2zg_flag_foreign(flags, count, name, length);
   if (ours)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "unexpected flag %.*s: %s%s", shown, argument,
-                    strncmp(ours, "--", 2) == 0 ? "type " : "", ours);
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "unexpected flag %.*s: %s --help lists all", shown,
-                  argument, g2z_shell_word(program, word, sizeof word));
+    G2ZG_REFUSE(services, "unexpected flag %.*s: %s%s", shown, argument,
+                strncmp(ours, "--", 2) == 0 ? "type " : "", ours);
+  G2ZG_REFUSE(services, "unexpected flag %.*s: %s --help lists all", shown, argument,
+              g2z_shell_word(program, word, sizeof word));
 }
 
 /* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a person would write them. */
@@ -357,9 +358,8 @@ static g2z_status g2zg_flag_number(g2z_services *services, const g2z_flag *flag,
   else number = strtod(text, &end);
   int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* what strtoll skips */
   if (end == text || *end || space)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: not %s; write --%s %s", flag->name,
-                    g2zg_shown(text), whole ? "a whole number" : "a number", flag->name,
-                    whole ? "12" : "0.5, or 5e-1");
+    G2ZG_REFUSE(services, "--%s %.80s: not %s; write --%s %s", flag->name, g2zg_shown(text), whole ?
+                "a whole number" : "a number", flag->name, whole ? "12" : "0.5, or 5e-1");
   if (whole && errno == ERANGE) in_range = 0;
   if (flag->kind != G2Z_FLAG_UINT64) /* written so that a NaN is out of range */
     in_range = in_range && number >= flag->minimum && number <= flag->maximum;
@@ -370,8 +370,8 @@ static g2z_status g2zg_flag_number(g2z_services *services, const g2z_flag *flag,
     if (flag->kind == G2Z_FLAG_UINT64) snprintf(most, sizeof most, "%" PRIu64, UINT64_MAX);
     if (flag->kind == G2Z_FLAG_INT64 && flag->maximum >= 9e18)
       snprintf(most, sizeof most, "%" PRId64, INT64_MAX);
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be from %s to %s", flag->name,
-                    text, flag->kind == G2Z_FLAG_UINT64 ? "0" : least, most);
+    G2ZG_REFUSE(services, "--%s %.80s: must be from %s to %s", flag->name, text,
+                flag->kind == G2Z_FLAG_UINT64 ? "0" : least, most);
   }
   if (flag->kind == G2Z_FLAG_UINT64) *(uint64_t *)flag->destination = natural;
   else if (flag->kind == G2Z_FLAG_INT64) *(int64_t *)flag->destination = integer;
@@ -392,18 +392,17 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag,
   if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB) {
     const char **destination = (const char **)flag->destination;
     if (flag->kind == G2Z_FLAG_GLOB && *destination && strcmp(*destination, text) != 0)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "--%s is given twice, as %.200s and as %.200s, but takes one pattern: put "
-                      "the files into one directory and type --%s 'DIR/NAME_*.bin', with quotes",
-                      flag->name, *destination, text, flag->name);
+      G2ZG_REFUSE(services, "--%s is given twice, as %.200s and as %.200s, but takes one pattern: "
+                  "put the files into one directory and type --%s 'DIR/NAME_*.bin', with quotes",
+                  flag->name, *destination, text, flag->name);
     *destination = text;
     return G2Z_OK;
   }
   if (flag->kind == G2Z_FLAG_TEXTS) {
     g2z_texts *texts = (g2z_texts *)flag->destination;
     if (texts->count == G2Z_TEXTS)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes %d values, and %.300s is one more",
-                      flag->name, G2Z_TEXTS, text);
+      G2ZG_REFUSE(services, "--%s takes %d values, and %.300s is one more", flag->name, G2Z_TEXTS,
+                  text);
     texts->text[texts->count++] = text;
     return G2Z_OK;
   }
@@ -415,8 +414,8 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag,
     memcpy(flag->destination, &i, sizeof i);
     return G2Z_OK;
   }
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: must be one of %s", flag->name,
-                  g2zg_shown(text), flag->value + 1);
+  G2ZG_REFUSE(services, "--%s %.80s: must be one of %s", flag->name, g2zg_shown(text),
+              flag->value + 1);
 }
 
 static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, int count,
@@ -432,8 +431,7 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
   if (!flag) return g2zg_flag_unknown(services, flags, count, program, argv[*at]);
   if (flag->kind == G2Z_FLAG_SWITCH) {
     if (value)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes no value: leave =%.80s away",
-                      flag->name, value);
+      G2ZG_REFUSE(services, "--%s takes no value: leave =%.80s away", flag->name, value);
     *(int *)flag->destination = 1;
     return G2Z_OK;
   }
@@ -444,8 +442,8 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
     if (!is_flag) value = argv[++*at];
   }
   if (!value)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s needs a value: --%s %s", flag->name,
-                    flag->name, flag->value + (flag->kind == G2Z_FLAG_CHOICE));
+    G2ZG_REFUSE(services, "--%s needs a value: --%s %s", flag->name, flag->name,
+                flag->value + (flag->kind == G2Z_FLAG_CHOICE));
   if (flag->kind == G2Z_FLAG_FILE)
     return g2zg_flag_file(services, flags, count, program, flag, value);
   G2ZG_TRY(g2zg_flag_set(services, flag, value));
@@ -462,7 +460,7 @@ static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, 
   char sentence[G2Z_ERROR_BYTES];
   size_t bytes;
   if (*text)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s takes one file: join them", flag->name);
+    G2ZG_REFUSE(services, "--%s takes one file: join them", flag->name);
   G2ZG_TRY(g2z_read_file(services, path, 1 << 20, text, &bytes));
   char *end = *text + bytes;
   for (line = *text; line < end; line = next) {
@@ -505,9 +503,8 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
     if (argument[0] == '-' && argument[1]) /* a lone - is standard input */
       return g2zg_flag_unknown(services, flags, count, argv[0], argument);
     if (!rest)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "unexpected argument \"%.80s\": put patterns, and text with spaces, in "
-                      "quotes, as in --train 'data/NAME_*.bin'", argument);
+      G2ZG_REFUSE(services, "unexpected argument \"%.80s\": put patterns, and text with spaces, in "
+                  "quotes, as in --train 'data/NAME_*.bin'", argument);
     argv[++kept] = argument;
   }
   if (rest) *rest = kept;
@@ -634,22 +631,6 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 
 static const int g2zg_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
-/* Between fork and exec: signals count from here on, and must not meet a handler of the program
- * that exec replaces. What is ignored stays so, as exec has it. */
-static void g2zg_spawn_unblock(const sigset_t *mask) {
-  struct sigaction action;
-  for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals); i++) {
-    if (sigaction(g2zg_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
-      continue;
-    action.sa_handler = SIG_DFL;
-    sigaction(g2zg_spawn_signals[i], &action, NULL);
-  }
-  /* Each rank is a process group of its own, so not the terminal's: under `stty tostop` its first
-   * line would stop it. */
-  signal(SIGTTOU, SIG_IGN);
-  sigprocmask(SIG_SETMASK, mask, NULL);
-}
-
 #define G2ZG_SPAWN_RANKS 4096
 #define G2ZG_SPAWN_VARIABLES 9
 typedef struct g2zg_spawn {       /* a job in the hands of its parent */
@@ -723,7 +704,17 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
 #endif
     setpgid(0, 0);
-    g2zg_spawn_unblock(&spawn->before);
+    /* Signals count from here on, and must not meet a handler of the program that exec replaces.
+     * What is ignored stays so, as exec has it. */
+    for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals); i++) {
+      struct sigaction action;
+      if (sigaction(g2zg_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
+        continue;
+      action.sa_handler = SIG_DFL;
+      sigaction(g2zg_spawn_signals[i], &action, NULL);
+    }
+    signal(SIGTTOU, SIG_IGN); /* under `stty tostop` a rank's first line would stop it */
+    sigprocmask(SIG_SETMASK, &spawn->before, NULL);
     int output = spawn->output;
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
                                   dup2(output, STDERR_FILENO) >= 0);
@@ -757,91 +748,13 @@ static int g2zg_spawn_weight(int code) {
   return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
 }
 
-/* A rank has ended. The first that failed by itself is named. */
-static void g2zg_spawn_ended(g2zg_spawn *spawn, int rank, int status, const struct rusage *used) {
-  g2z_job_end *end = spawn->end;
-  end->cpu_s += (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
-                1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
-  size_t resident = (size_t)used->ru_maxrss * 1024; /* Linux counts in KiB */
-  if (resident > end->rank_bytes) end->rank_bytes = resident;
-  int killed = !WIFEXITED(status);
-  int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  if (killed && spawn->haste) code = G2Z_EXIT_LOST; /* by this process */
-  if (g2zg_spawn_weight(code) <= g2zg_spawn_weight(end->exit_code)) return;
-  end->exit_code = code;
-  if (g2zg_spawn_weight(code) < 3 || spawn->job->output) return; /* else the caller reports it */
-  const int signal = killed ? WTERMSIG(status) : 0, process = (int)spawn->processes[rank];
-  if (spawn->news[0]) return;
-  if (killed)
-    snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) was killed by signal %d (%s)",
-             rank, process, signal, strsignal(signal));
-  else
-    snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) ended with exit code %d", rank,
-             process, code);
-}
-
-/* Logs what is new, unless standard output takes nothing, as after Ctrl-S: this process must go on
- * looking after its ranks and handing on signals. */
-static void g2zg_spawn_log(g2zg_spawn *spawn) {
-  struct pollfd entry = {STDOUT_FILENO, POLLOUT, 0};
-  if (!spawn->news[0] || poll(&entry, 1, 0) == 0) return;
-  g2z_log(spawn->services, G2Z_LOG_WARNING, "%s", spawn->news);
-  spawn->news[0] = 0;
-}
-
-/* The next of these signals, within a tenth of a second; not above 0: none. */
-static int g2zg_spawn_hear(const sigset_t *signals) {
-  const struct timespec pause = {0, 100000000};
-#if defined(__APPLE__) /* which has no sigtimedwait */
-  sigset_t pending;
-  int number = 0;
-  nanosleep(&pause, NULL);
-  sigpending(&pending);
-  for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals) && !number; i++)
-    if (sigismember(&pending, g2zg_spawn_signals[i]) == 1) sigwait(signals, &number);
-  return number;
-#else
-  return sigtimedwait(signals, NULL, &pause);
-#endif
-}
-
-/* Until all have ended. job->watch runs once at least, even where ranks end at once. */
-static void g2zg_spawn_wait(g2zg_spawn *spawn) {
-  const g2z_job *job = spawn->job;
-  int running;
-  do {
-    if (job->watch) job->watch(job->user);
-    int signal = g2zg_spawn_hear(&spawn->signals);
-    if (signal > 0 && signal != SIGCHLD) {
-      spawn->end->signal = signal;
-      g2zg_spawn_signal(spawn, signal);
-    }
-    running = 0;
-    for (int r = 0; r < job->ranks; r++) {
-      int status;
-      struct rusage used;
-      if (spawn->processes[r] <= 0) continue;
-      running++;
-      if (wait4(spawn->processes[r], &status, WNOHANG, &used) != spawn->processes[r]) continue;
-      g2zg_spawn_ended(spawn, r, status, &used);
-      spawn->processes[r] = 0;
-      running--;
-    }
-    g2zg_spawn_log(spawn);
-    double now = g2z_seconds();
-    if (spawn->failed == 0 && g2zg_spawn_weight(spawn->end->exit_code) > 1) {
-      spawn->failed = now;
-      g2zg_spawn_signal(spawn, SIGCONT); /* who was stopped may hear of it, and leave */
-    }
-    int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
-    if (late > spawn->haste) {
-      g2zg_spawn_signal(spawn, late == 1 ? SIGTERM : SIGKILL);
-      spawn->haste = late;
-    }
-  } while (running > 0);
-}
-
+/* Starts all ranks and waits until all have ended. job->watch runs once at least, even if they end
+ * at once. */
 static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
+  const struct timespec pause = {0, 100000000};
+  const g2z_job *job = spawn->job;
+  g2z_job_end *end = spawn->end;
+  int running;
   sigemptyset(&spawn->signals);
   for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals); i++)
     sigaddset(&spawn->signals, g2zg_spawn_signals[i]);
@@ -851,10 +764,74 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
   sigaction(SIGCHLD, &ordinary, &child);
   g2z_status status = G2Z_OK;
-  for (int r = 0; r < spawn->job->ranks && status == G2Z_OK; r++)
+  for (int r = 0; r < job->ranks && status == G2Z_OK; r++)
     status = g2zg_spawn_one(spawn, r);
   if (status != G2Z_OK) g2zg_spawn_signal(spawn, SIGKILL);
-  g2zg_spawn_wait(spawn);
+  do {
+    if (job->watch) job->watch(job->user);
+    /* The next signal, within a tenth of a second; not above 0: none. */
+    int number = 0;
+#if defined(__APPLE__) /* which has no sigtimedwait */
+    sigset_t pending;
+    nanosleep(&pause, NULL);
+    sigpending(&pending);
+    for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals) && !number; i++)
+      if (sigismember(&pending, g2zg_spawn_signals[i]) == 1) sigwait(&spawn->signals, &number);
+#else
+    number = sigtimedwait(&spawn->signals, NULL, &pause);
+#endif
+    if (number > 0 && number != SIGCHLD) {
+      end->signal = number;
+      g2zg_spawn_signal(spawn, number);
+    }
+    running = 0;
+    for (int r = 0; r < job->ranks; r++) {
+      const pid_t process = spawn->processes[r];
+      int ended;
+      struct rusage used;
+      if (process <= 0) continue;
+      if (wait4(process, &ended, WNOHANG, &used) != process) {
+        running++;
+        continue;
+      }
+      /* A rank has ended. The first that failed by itself is named. */
+      spawn->processes[r] = 0;
+      end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+                    1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+      const size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts in KiB */
+      if (resident > end->rank_bytes) end->rank_bytes = resident;
+      const int killed = WIFEXITED(ended) ? 0 : WTERMSIG(ended);
+      const int code = !killed        ? WEXITSTATUS(ended)
+                       : spawn->haste ? G2Z_EXIT_LOST /* by this process */
+                                      : 128 + killed;
+      if (g2zg_spawn_weight(code) <= g2zg_spawn_weight(end->exit_code)) continue;
+      end->exit_code = code;
+      if (g2zg_spawn_weight(code) < 3 || job->output || spawn->news[0]) continue;
+      if (killed)
+        snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) was killed by signal %d "
+                 "(%s)", r, (int)process, killed, strsignal(killed));
+      else
+        snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) ended with exit code %d",
+                 r, (int)process, code);
+    }
+    /* Logs the news, unless standard output takes nothing, as after Ctrl-S: this process must
+     * continue to look after its ranks and to pass on signals. */
+    struct pollfd console = {STDOUT_FILENO, POLLOUT, 0};
+    if (spawn->news[0] && poll(&console, 1, 0) != 0) {
+      g2z_log(spawn->services, G2Z_LOG_WARNING, "%s", spawn->news);
+      spawn->news[0] = 0;
+    }
+    const double now = g2z_seconds();
+    if (spawn->failed == 0 && g2zg_spawn_weight(end->exit_code) > 1) {
+      spawn->failed = now;
+      g2zg_spawn_signal(spawn, SIGCONT); /* a stopped rank can then end */
+    }
+    const int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
+    if (late > spawn->haste) {
+      g2zg_spawn_signal(spawn, late == 1 ? SIGTERM : SIGKILL);
+      spawn->haste = late;
+    }
+  } while (running > 0);
   sigaction(SIGCHLD, &child, NULL);
   sigprocmask(SIG_SETMASK, &spawn->before, NULL);
   return status;
@@ -865,15 +842,13 @@ static g2z_status g2zg_spawn_check(g2z_services *services, int ranks, int *insid
   g2z_place place;
   *inside = 0;
   if (ranks < 1 || ranks > G2ZG_SPAWN_RANKS)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%d ranks: must be from 1 to %d", ranks,
-                    G2ZG_SPAWN_RANKS);
+    G2ZG_REFUSE(services, "%d ranks: must be from 1 to %d", ranks, G2ZG_SPAWN_RANKS);
   if (g2z_place_find(services, &place) != G2Z_OK) return G2Z_OK;
   *inside = strcmp(place.launcher, "ranks") == 0;
   if (place.world <= 1 || *inside) return G2Z_OK;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                  "this process is rank %d of %d already (%s), and shall start %d more: leave "
-                  "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-                  ranks);
+  G2ZG_REFUSE(services, "this process is rank %d of %d already (%s), and shall start %d more: "
+              "leave --ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
+              ranks);
 }
 
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
