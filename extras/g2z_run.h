@@ -355,12 +355,12 @@ struct g2z_run {
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written anew */
   char line[4608], dataset[128], id[128], started_utc[32]; /* a line may hold the longest path */
-  double started, ended;             /* g2z_seconds(); 0: it goes on */
+  double started, ended;             /* g2z_seconds(); 0: not yet */
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
   struct {                           /* by rank 0, for all: names may come from its clock */
-    int continues;                   /* 1: run_dir's own run goes on, */
-    int own;                         /* 1: behind a checkpoint of its own */
+    int continues;                   /* 1: run_dir's own run continues, */
+    int own;                         /* 1: after a checkpoint of its own */
     char run_dir[1024];
     char resume[1024];
   } found;
@@ -369,7 +369,7 @@ struct g2z_run {
   g2z_checkpoint from;               /* what it says */
   double resume_s;                   /* how long it took to take it up */
   int64_t before;                    /* rank 0: "latest" is the last before that step: damaged ones
-                                      * stand behind it; */
+                                      * come after it; */
   char passed_over[256];             /* their steps, "": none, */
   char newest[300];                  /* and what is wrong with the first */
   int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
@@ -462,7 +462,7 @@ static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
       mine.st_dev == named.st_dev && mine.st_ino == named.st_ino)
     return G2Z_OK;
   return g2z_fail(run->services, G2Z_IO, "%s was removed or replaced while this run writes it: the "
-                  "run ends; resume it behind its last checkpoint, or begin anew",
+                  "run ends; resume it from its last checkpoint, or begin anew",
                   stream->path.text);
 }
 
@@ -604,7 +604,7 @@ static g2z_status g2zr_put_line(g2z_run *run, int count, const char *const *name
   return g2zr_append(run, &run->metrics, "%s%s}\n", line, last);
 }
 
-/* A line about what took time beside steps: its result (name NULL: it has none) and its time. */
+/* A line about work between steps: its result (name NULL: it has none) and its time. */
 static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
                                   const char *ms_name, double seconds) {
   const char *const names[] = {name, ms_name};
@@ -612,19 +612,14 @@ static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
   return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name, "");
 }
 
-/* Rank 0: report.html. Training goes on without it: all that it shows is in other files. */
-static void g2zr_report(g2z_run *run) {
-  if (g2z_report_run(run->services, run->config.run_dir) == G2Z_OK) return;
-  g2z_log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
-}
-
-/* While the run goes on it takes a hundredth of the time at most, however long metrics.jsonl has
- * become. */
-static void g2zr_report_now_and_then(g2z_run *run) {
-  double begin = g2z_seconds();
-  if (run->metrics.file < 0 || begin < run->next_report) return;
-  g2zr_report(run);
-  double end = g2z_seconds();
+/* Rank 0: report.html. A run continues without it: all that it shows is in other files. Unless it
+ * `must` be written it takes a hundredth of the time at most. */
+static void g2zr_report(g2z_run *run, int must) {
+  const double begin = g2z_seconds();
+  if (run->metrics.file < 0 || (!must && begin < run->next_report)) return;
+  if (g2z_report_run(run->services, run->config.run_dir) != G2Z_OK)
+    g2z_log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
+  const double end = g2z_seconds();
   run->next_report = end + 99 * (end - begin);
 }
 
@@ -667,7 +662,7 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
     planned = (double)plan->bytes_total;
     reserved = (double)(total_bytes - free_bytes); /* ... and this is gone, to whomever */
-    g2z_plan *other; /* of each other rank; null where there is no memory to make one */
+    g2z_plan *other; /* of each other rank; no memory for it: null */
     if (plan->world == 1) all = planned;
     else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
                              &other) == G2Z_OK) {
@@ -841,7 +836,7 @@ static g2z_status g2zr_write_artifacts(g2z_run *run) {
     G2ZR_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
   G2ZR_TRY(g2z_json_write(run->services, g2zr_in(run, "training_metrics.json").text,
                           g2zr_put_artifact, run));
-  g2zr_report(run);
+  g2zr_report(run, 1);
   if (!run->config.profile) return G2Z_OK;
   G2ZR_TRY(g2z_device_span_times(run->trainer->device, times));
   return g2z_profile_write_spans(run->services, run->config.run_dir, times);
@@ -876,7 +871,8 @@ static const char *const g2zr_tokenizer_files[] = {"merges.txt", "vocab.json",
                                                    "tokenizer_config.json",
                                                    "generation_config.json"};
 
-/* Rank 0: the tokenizer beside weights, as transformers and --init-from find it. user is a run. */
+/* Rank 0: the tokenizer in a directory of weights, where transformers and --init-from look for it.
+ * user: g2z_run *. */
 static g2z_status g2zr_save_tokenizer(void *user, const char *directory) {
   g2z_run *run = (g2z_run *)user;
   g2z_services *services = run->services;
@@ -1026,9 +1022,8 @@ static g2z_status g2zr_finish(g2z_run *run) {
 
 /* ----- checkpoints of a run ----- */
 
-/* The latest checkpoint of run_dir before step `before`, of those with that suffix; -1: none. A
- * directory that cannot be read is not one without checkpoints: a run would begin anew over what it
- * had. */
+/* The latest checkpoint of run_dir with that suffix before step `before`; -1: none. A directory
+ * that cannot be read is an error: otherwise a run would begin anew over its own files. */
 static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t before,
                               int64_t *latest) {
   *latest = -1;
@@ -1059,7 +1054,7 @@ static void g2zr_stays(g2z_run *run, const char *path) {
 
 /* ----- what a checkpoint of a run says about the run ----- */
 
-/* With 17 digits, as texts: sums go on from the same double. */
+/* Texts of 17 digits: sums continue from the same double. */
 static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *const *names,
                              const double *values, size_t count) {
   g2z_json_begin(out, key, '{');
@@ -1221,7 +1216,7 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   if (run->metrics.file < 0) return G2Z_OK;
   G2ZR_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
   G2ZR_TRY(g2zr_log(run, run->line));
-  g2zr_report_now_and_then(run);
+  g2zr_report(run, 0);
   /* While the run is unsound, checkpoints from before that stay. The others are renamed to
    * unfinished ones first, so that nobody takes a half of one for a checkpoint. */
   int64_t old = run->config.keep > 0 ? run->step : -1;
@@ -1258,8 +1253,8 @@ static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int a
   return shards;
 }
 
-/* How many steps there will be. It depends on where the checkpoint stands in the data, and the
- * trainer needs it from the start: it is the schedule's horizon. */
+/* Computes the number of steps. It depends on the checkpoint's place in the data, and is the
+ * schedule's horizon: the trainer needs it from the start. */
 static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
@@ -1291,27 +1286,27 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Ranks validate, save and sample together: one that has other settings would wait for the rest of
- * them until the watchdog ends the job. A setting is from 0 to `most`; -1: it may be any. */
-#define G2ZR_STEPS_MOST (INT64_C(1) << 40)
+/* Ranks validate, save and sample together: a rank with other settings would wait for the others
+ * until the watchdog ends the job. A setting is from 0 to `most`; -1: any value. */
+#define G2ZR_STEPS_MOST INT64_C(1000000000000)
 #define G2ZR_SETTING_LIST(X)                                                                      \
-  X(epochs, epochs, 1 << 20)                                                              \
-  X(max_train_steps, max_train_steps, G2ZR_STEPS_MOST)                                    \
-  X(val, val_glob != NULL, -1)                                                            \
-  X(max_val_steps, max_val_steps, G2ZR_STEPS_MOST)                                        \
-  X(val_every, val_every, G2ZR_STEPS_MOST)                                                \
-  X(val_steps, val_steps, G2ZR_STEPS_MOST)                                                \
-  X(eval, eval.count, -1)                                                                 \
-  X(eval_every, eval_every, G2ZR_STEPS_MOST)                                              \
-  X(sample_every, sample_every, G2ZR_STEPS_MOST)                                          \
-  X(run_dir, run_dir != NULL, -1)                                                         \
-  X(save_every, save_every, G2ZR_STEPS_MOST)                                              \
-  X(save_epochs, save_epochs, -1)                                                         \
-  X(save_weights, save_weights != NULL, -1)                                               \
-  X(vocab, vocab != NULL, -1)                                                             \
-  X(sample_tokens, sample_tokens, 1 << 20)                                                \
-  X(top_k, sampling.top_k, -1)                                                            \
-  X(sample_seed, sampling.seed, -1)                                                       \
+  X(epochs, epochs, 1 << 20)                                                                      \
+  X(max_train_steps, max_train_steps, G2ZR_STEPS_MOST)                                            \
+  X(val, val_glob != NULL, -1)                                                                    \
+  X(max_val_steps, max_val_steps, G2ZR_STEPS_MOST)                                                \
+  X(val_every, val_every, G2ZR_STEPS_MOST)                                                        \
+  X(val_steps, val_steps, G2ZR_STEPS_MOST)                                                        \
+  X(eval, eval.count, -1)                                                                         \
+  X(eval_every, eval_every, G2ZR_STEPS_MOST)                                                      \
+  X(sample_every, sample_every, G2ZR_STEPS_MOST)                                                  \
+  X(run_dir, run_dir != NULL, -1)                                                                 \
+  X(save_every, save_every, G2ZR_STEPS_MOST)                                                      \
+  X(save_epochs, save_epochs, -1)                                                                 \
+  X(save_weights, save_weights != NULL, -1)                                                       \
+  X(vocab, vocab != NULL, -1)                                                                     \
+  X(sample_tokens, sample_tokens, 1 << 20)                                                        \
+  X(top_k, sampling.top_k, -1)                                                                    \
+  X(sample_seed, sampling.seed, -1)                                                               \
   X(profile, profile, -1)
 
 static g2z_status g2zr_check(g2z_run *run) {
@@ -1402,7 +1397,7 @@ static g2z_status g2zr_gather(g2z_run *run, const int64_t *values, size_t count,
   return g2z_ranks_all_gather(run->context->ranks, values, count * sizeof *values, memory);
 }
 
-/* Entropy of the validated tokens' own frequencies: the loss of a model that knows nothing else. */
+/* Entropy of the validation tokens' frequencies: the loss of a model that knows only these. */
 static g2z_status g2zr_val_entropy(g2z_run *run) {
   const size_t vocab = (size_t)run->config.train.model.vocab;
   const int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq;
@@ -1439,7 +1434,7 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   return status;
 }
 
-/* What is going to happen, for people. */
+/* Prints what the run will do. */
 static g2z_status g2zr_introduce(g2z_run *run) {
   const g2z_plan *plan = run->trainer->plan;
   const g2z_train_config *train = &run->config.train;
@@ -1477,7 +1472,7 @@ static g2z_status g2zr_introduce(g2z_run *run) {
   if (run->resume) {
     int64_t length;
     const char *flag = g2zr_length(run, &length);
-    G2ZR_TRY(g2zr_say(run, "resumed behind step %" PRId64 ", from %s, in %.2f s%s", run->resumed,
+    G2ZR_TRY(g2zr_say(run, "resumed after step %" PRId64 ", from %s, in %.2f s%s", run->resumed,
                       run->resume, run->resume_s, run->found.own && !run->from.note ?
                       "; it has no sums of the steps before it: times and mean losses begin here" :
                       ""));
@@ -1610,7 +1605,7 @@ static g2z_status g2zr_take_path(g2z_run *run, const char *path, char out[1024])
   return G2Z_OK;
 }
 
-/* Rank 0: which checkpoint is taken up, and whether run_dir's own run goes on. */
+/* Rank 0: finds the checkpoint to resume from, and whether run_dir's own run continues. */
 static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
   struct stat here, there;
@@ -1619,7 +1614,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
   snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
     G2ZR_TRY(g2zr_latest(run, "", run->before, &run->before));
-    run->found.continues = 1; /* also where nothing was saved yet: what there is, is begun again */
+    run->found.continues = 1; /* even if nothing was saved: then it begins again */
     run->found.own = run->before >= 0;
     if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
     else if (!run->passed_over[0]) G2ZR_TRY(g2zr_find_origin(run, path.text));
@@ -2064,7 +2059,7 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the crank ----- */
 
-/* The status of a step or of a flush. Where the report has a step that finished, that is told first
+/* The status of a step or of a flush. If the report has a finished step, that is reported first
  * and a failure waits for the next call. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   run->broken |= status != G2Z_OK && status != G2Z_STOPPED;
@@ -2075,7 +2070,7 @@ static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *
 
 static int g2zr_is_every(int64_t steps, int64_t step) { return steps > 0 && step % steps == 0; }
 
-/* Enqueues a step; notes how long it took and what is due behind it. */
+/* Enqueues a step; notes its time and what is due after it. */
 static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
   double begin = g2z_seconds();
@@ -2203,7 +2198,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   static const char *const tag = "val/loss";
   G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
   G2ZR_TRY(g2zr_log(run, run->line));
-  g2zr_report_now_and_then(run);
+  g2zr_report(run, 0);
   return G2Z_OK;
 }
 
@@ -2271,7 +2266,7 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   G2ZR_TRY(g2z_generate(run->trainer, sample->ids, &sample->count,
                         run->prompt + (size_t)run->config.sample_tokens, &run->config.sampling,
                         g2z_tokenizer_eot(run->tokenizer)));
-  /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
+  /* A model has more ids than its tokenizer if its vocabulary was rounded up. */
   size_t kept = run->prompt;
   for (size_t i = kept; i < sample->count; i++)
     if (sample->ids[i] < g2z_tokenizer_vocab(run->tokenizer)) sample->ids[kept++] = sample->ids[i];
@@ -2348,7 +2343,7 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_EPOCH_END: { /* the next one begins unless the run ends too */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);
-      if (run->epoch_ends) /* one that --max-train-steps cuts off may go on in a longer run */
+      if (run->epoch_ends) /* an epoch that --max-train-steps cuts may continue in a longer run */
         G2ZR_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
       if (run->step < run->steps) G2ZR_TRY(g2zr_begin_epoch(run, epoch->index + 1));
       break;
@@ -2442,7 +2437,6 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
  * Law: every flag stands in one table. What flags say is checked before a file is written. */
 
 #define G2ZR_WORD(name, text) "|" text
-#define G2ZR_MANY 1e12 /* steps */
 
 /* Every flag, once: the parser, --help and docs/flags.md are made from this list. A default is what
  * g2z_run_options_default leaves; one outside of its range is not shown, the text explains it. */
@@ -2469,7 +2463,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   SETTING("seq", seq, seq, "tokens per sequence [context]")                                       \
   SETTING("accum", accum, accum, "micro-steps per step [1]")                                      \
   FLAG("global-batch", INT, global_batch, 1, 2147483647, "N",                                     \
-       "sequences per step: sets --accum, and must divide by batch x ranks")                      \
+       "sequences per step, a multiple of batch x ranks: sets --accum")                      \
   SETTING("steps", steps, steps, "length of the training and of its schedule")                    \
   FLAG("epochs", INT64, run.epochs, 1, 1e6, "N", "training length in passes over the shards [1]") \
   STEPS("max-train-steps", run.max_train_steps, "stop after that many steps of the schedule")     \
@@ -2578,7 +2572,7 @@ G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *d
   return flag;
 }
 
-/* Parses argv into the options, or prints their table where there is a `line`. */
+/* Parses argv into the options, or prints their table if there is a `line`. */
 static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o, int argc,
                                      char **argv, void (*line)(void *user, const char *text),
                                      void *user) {
@@ -2586,7 +2580,8 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
   {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
 #define PLAIN(name, kind, destination, value, help) FLAG(name, kind, destination, 0, 0, value, help)
 #define SWITCH(name, destination, help) PLAIN(name, SWITCH, destination, "", help)
-#define STEPS(name, destination, help) FLAG(name, INT64, destination, 1, G2ZR_MANY, "N", help)
+#define STEPS(name, destination, help) \
+  FLAG(name, INT64, destination, 1, (double)G2ZR_STEPS_MOST, "N", help)
 #define SETTING(name, setting, destination, help) \
   g2z_setting_flag(name, #setting, &o->destination, help),
 #define SHAPE(name, setting, help) SETTING(name, setting, shape.setting, help)
@@ -2879,8 +2874,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   if (o->global_batch && o->accum)
     G2ZR_REFUSE(services, "--accum and --global-batch say the same: give one of them");
   if (o->global_batch % together)
-    G2ZR_REFUSE(services, "--global-batch %d must divide by --batch %d x %d ranks", o->global_batch,
-                train->batch, ranks->place.world);
+    G2ZR_REFUSE(services, "--global-batch %d must be a multiple of batch x ranks = %" PRId64,
+                o->global_batch, together);
   train->accum = o->global_batch ? (int)(o->global_batch / together) : o->accum ? o->accum : 1;
   if (train->fp8 && context->device == G2Z_DEVICE_CUDA &&
       (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS) {
@@ -2900,14 +2895,13 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   G2ZR_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
   if (train->train_glob && !o->dry_run)
     G2ZR_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
-  if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run)
-    return o->run.prompt || o->run.eval.count
-               ? g2z_fail(services, G2Z_BAD_ARGUMENT, "%s needs a model that has learnt: name its "
-                          "weights, --init-from RUN_DIR/weights, or shards to train on, --train "
-                          "GLOB", o->run.prompt ? "--prompt" : "--eval")
-               : g2z_fail(services, G2Z_BAD_ARGUMENT, "there is nothing to do: name token shards "
-                          "to train on, --train GLOB, or weights, --init-from DIR, and a prompt or "
-                          "files to score");
+  if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run) {
+    if (o->run.prompt || o->run.eval.count)
+      G2ZR_REFUSE(services, "%s needs trained weights: name them, --init-from RUN_DIR/weights, or "
+                  "shards to train on, --train GLOB", o->run.prompt ? "--prompt" : "--eval");
+    G2ZR_REFUSE(services, "there is nothing to do: name token shards to train on, --train GLOB, or "
+                "weights, --init-from DIR, and a prompt or files to score");
+  }
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
   if (o->zero >= 0) train->zero_stage = o->zero;
@@ -2933,7 +2927,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
 /* ----- files of a launch ----- */
 
 /* An object of the variables whose names begin with one of the prefixes. SLURM_JWT and G2Z_SECRET
- * stay out: who knows them may act as this user, or as a rank. */
+ * stay out: with them anybody could act as this user, or as a rank. */
 static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
                                int count) {
   extern char **environ;
@@ -2990,7 +2984,7 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                                         const g2z_place *place) {
   g2zr_launch launch = {run, place, NULL, NULL};
   if (place->rank != 0 || !run->run_dir) return G2Z_OK;
-  unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* this start goes on from that one */
+  unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* of an earlier start */
   /* Ranks that are killed while they report another one's death leave half of a report. */
   DIR *directory = opendir(run->run_dir);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
@@ -3004,7 +2998,7 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                          g2zr_put_launch, &launch);
 }
 
-/* What a command prints, as a file; a line that says so where the command is not. */
+/* Writes the output of a command into a file, or a line that says that it failed. */
 static g2z_status g2zr_write_output_of(g2z_services *services, const char *directory,
                                        const char *name, const char *command) {
   char block[4096];
@@ -3087,7 +3081,7 @@ static void g2zr_put_failure(void *user, g2z_json_out *out) {
   G2ZR_TEXT("flight_recorder", launch->flight);
 }
 
-/* Where another rank is writing RUN_FAILED.json, that one says the same. */
+/* If another rank is writing RUN_FAILED.json, it writes the same. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault) {
   g2z_ranks *ranks = __atomic_load_n(&o->met, __ATOMIC_ACQUIRE);
   g2z_services services; /* its own: the program's belong to the main thread */

@@ -101,7 +101,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
      "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell makes it */
     {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file is called or matches \"$D/"},
-    {"$X --prompt a", 1, "--prompt needs a model that has learnt: name its weights, --init-from"},
+    {"$X --prompt a", 1, "--prompt needs trained weights: name them, --init-from"},
     {"(ulimit -f 8; $T --train $D/n_train_000000.bin --vocab-size 257 --save-weights $D/full)", 1,
      "File too large; raise the limit of file sizes (ulimit -f) or write less"},
     {"(ulimit -s 100; $X --help)", 1, "train: the stack is limited to 100 KiB, and 128 are needed: "

@@ -719,7 +719,7 @@ static const char *const test_train_bad[][2] = {
     {"-x 10", "unexpected flag -x: type --steps N"},
     {"-batch 10", "unexpected flag -batch: type --batch N"},
     {"-pn 10", "unexpected flag -pn: type --gpus N"},
-    {"--prompt x", "--prompt needs a model that has learnt: name its weights, --init-from"},
+    {"--prompt x", "--prompt needs trained weights: name them, --init-from"},
     {"--train $SHARD --init-from gpt2", "OpenAI's weights: make gpt2; for random weights of"},
     {"--train $SHARD --init-from $SHARD", "shard.bin is a file, and a directory with model"},
     {"--train $SHARD --vocab /tmp", "--vocab /tmp is a directory, and a file is wanted: --vocab "},
@@ -733,9 +733,10 @@ static const char *const test_train_bad[][2] = {
     {"--train $SHARD --layers 2 --channels 60 --heads 7", "channels=60 must divide by heads=7"},
     {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
     {"--train $SHARD --context 64 --seq 65", "seq=65"},
-    {"--train $SHARD --batch 4 --global-batch 6", "--global-batch 6 must divide by --batch 4"},
+    {"--train $SHARD --batch 4 --global-batch 6",
+     "--global-batch 6 must be a multiple of batch x ranks = 4"},
     {"--dry-run --ranks 4096 --batch 1048576 --global-batch 4096",
-     "--global-batch 4096 must divide by --batch 1048576 x 4096 ranks"},
+     "--global-batch 4096 must be a multiple of batch x ranks = 4294967296"},
     {"--train $SHARD --batch 4 --accum 2 --global-batch 8", "give one of them"},
     {"--train $SHARD --steps 5 --epochs 1", "give one of them"},
     {"--train $SHARD --lr 1e-3 --min-lr 1e-2", "min_lr"},
@@ -1210,7 +1211,7 @@ static void test_run_resume(g2z_test *t) {
   const char *log = test_read(t, "b/train.log");
   CHECK(t, test_times(log, "step 7/8 | loss") == 1 && test_times(log, "step 8/8 | loss") == 1);
   CHECK(t, test_times(log, "step 3/8 | loss") == 1 && test_times(log, "sample after") == 4);
-  CHECK_HAS(t, log, "resumed behind step 6, from ");
+  CHECK_HAS(t, log, "resumed after step 6, from ");
 
   /* From the middle of an epoch; by path; what comes later is gone. What somebody put beside a
    * checkpoint's files stays when they go, and that is told. */
