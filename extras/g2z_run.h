@@ -454,6 +454,14 @@ static g2z_status g2zr_has(g2z_services *services, const char *directory, const 
   return g2z_is_there(services, g2z_path_in(directory, "%s", name).text, there);
 }
 
+/* Texts are copied into fields that ranks exchange: a text that is cut off would be another. */
+static g2z_status g2zr_check_length(g2z_services *services, const char *what, const char *text,
+                                    size_t room) {
+  if (!text || strlen(text) < room) return G2Z_OK;
+  G2ZR_REFUSE(services, "%s has %zu bytes, and at most %zu have room: give a shorter one", what,
+              strlen(text), room - 1);
+}
+
 /* A file that is removed or replaced under a run would leave one without its metrics. */
 static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
   struct stat mine, named;
@@ -462,8 +470,7 @@ static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
       mine.st_dev == named.st_dev && mine.st_ino == named.st_ino)
     return G2Z_OK;
   return g2z_fail(run->services, G2Z_IO, "%s was removed or replaced while this run writes it: the "
-                  "run ends; resume it from its last checkpoint, or begin anew",
-                  stream->path.text);
+                  "run ends; resume it from its last checkpoint, or begin anew", stream->path.text);
 }
 
 G2Z_PRINTF(3, 4)
@@ -1340,9 +1347,8 @@ static g2z_status g2zr_check(g2z_run *run) {
                 "graph off: nothing can be timed inside a graph" :
                 "a run_dir, where profiles stand");
   if (config->profile) config->train.graph = 0;
-  if (config->save_weights && strlen(config->save_weights) > 4000)
-    G2ZR_REFUSE(run->services, "save_weights is a path of %zu bytes, too long",
-                strlen(config->save_weights));
+  G2ZR_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, sizeof run->found.run_dir));
+  G2ZR_TRY(g2zr_check_length(run->services, "save_weights", config->save_weights, 4001));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
     G2ZR_REFUSE(run->services, "resume is empty: name a checkpoint, or say \"latest\"");
   if (config->resume && !config->train.train_glob)
@@ -1598,13 +1604,6 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
-static g2z_status g2zr_take_path(g2z_run *run, const char *path, char out[1024]) {
-  if (strlen(path) >= 1024)
-    G2ZR_REFUSE(run->services, "%.100s... is a path of %zu bytes, too long", path, strlen(path));
-  memcpy(out, path, strlen(path) + 1);
-  return G2Z_OK;
-}
-
 /* Rank 0: finds the checkpoint to resume from, and whether run_dir's own run continues. */
 static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
@@ -1628,7 +1627,10 @@ static g2z_status g2zr_choose(g2z_run *run) {
                            here.st_ino == there.st_ino;
     run->found.own = run->found.continues;
   }
-  return g2zr_take_path(run, path.text, run->found.resume);
+  G2ZR_TRY(g2zr_check_length(run->services, "the checkpoint's path", path.text,
+                             sizeof run->found.resume));
+  memcpy(run->found.resume, path.text, strlen(path.text) + 1);
+  return G2Z_OK;
 }
 
 /* Rank 0: all that lies in run_dir is this run's. What has been learnt there and is not taken up
@@ -1872,7 +1874,7 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   /* All ranks take rank 0's word for the run directory and the checkpoint. */
   g2z_status status = G2Z_OK;
   memset(&run->found, 0, sizeof run->found);
-  if (run_dir) status = g2zr_take_path(run, run_dir, run->found.run_dir);
+  snprintf(run->found.run_dir, sizeof run->found.run_dir, "%s", run_dir ? run_dir : "");
   if (first && status == G2Z_OK) status = g2zr_lock(run);
   if (first && status == G2Z_OK) status = g2zr_choose(run);
   G2ZR_TRY(g2z_ranks_agree(ranks, status));
@@ -2484,8 +2486,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
        "Hopper, from 2048 tokens per micro-step: 8-bit products make logits; forward: linear ops "\
        "too; all: data gradients too")                                                            \
   SETTING("loss-scale", loss_scale, loss_scale, "a fixed one for fp16 [dynamic]")                 \
-  OPTIMIZER("loss-scale-window", loss_scale_window,                                               \
-       "good steps before a dynamic loss scale doubles")                                          \
+  OPTIMIZER("loss-scale-window", loss_scale_window, "good steps until a dynamic scale doubles")   \
   TRAIN("graph", graph, "the step as CUDA graphs")                                                \
   TRAIN("tune", tune,                                                                             \
        "time each product's algorithms once; off: the library's; own: our kernel where it fits")  \
@@ -2494,17 +2495,14 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
        "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
   TRAIN("strategy", strategy, "dp: rank 0 alone has the optimizer and updates for all")           \
   TRAIN("grad-dtype", grad_fp32, "of gradients, also between ranks; micro-steps add up in fp32")  \
-  TRAIN("transport", transport,                                                                   \
-       "what carries gradients and parameters between GPUs: see the header")                      \
-  TRAIN("bucket-mb", bucket_mb,                                                                   \
-       "MiB of gradients per collective; 0: 64, and at least 1.9 x ranks")                        \
+  TRAIN("transport", transport, "carries gradients and parameters between GPUs: see the header")  \
+  TRAIN("bucket-mb", bucket_mb, "MiB of gradients per collective; 0: 64, at least 1.9 x ranks")   \
   TRAIN("recompute", recompute, "block: forward runs again in backward, which saves memory")      \
   TRAIN("seed", seed, "for weights, order of the data, dropout")                                  \
   GROUP("Ranks")                                                                                  \
   FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")     \
   FLAG("gpus", INT, gpus, 1, 4096, "N", "the same, and there must be N GPUs")                     \
-  PLAIN("run-id", TEXT, run_id, "TEXT",                                                           \
-       "tells apart jobs on the same port [the launcher's job id]")                               \
+  PLAIN("run-id", TEXT, run_id, "TEXT", "tells jobs on a port apart [the launcher's job id]")     \
   FLAG("join-timeout", FLOAT, join_timeout, 0.1, 86400, "S", "seconds until all ranks are there") \
   FLAG("silence-timeout", FLOAT, silence_timeout, 0.1, 86400, "S",                                \
        "seconds of silence before a rank counts as dead")                                         \
@@ -2526,8 +2524,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw among the likeliest of that mass") \
   PLAIN("sample-seed", UINT64, run.sampling.seed, "N", "seed of the draws")                       \
   GROUP("Checkpoints")                                                                            \
-  STEPS("save-every", run.save_every,                                                             \
-       "steps between checkpoints RUN_DIR/step-NNNNNN; also at the end")                          \
+  STEPS("save-every", run.save_every, "steps per checkpoint RUN_DIR/step-NNNNNN, and at the end") \
   SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
   FLAG("keep", INT, run.keep, 0, 2147483647, "N", "checkpoints that stay; 0: all")                \
   PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
@@ -2536,17 +2533,13 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   PLAIN("run-dir", TEXT, run_dir, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none")      \
   PLAIN("save-weights", TEXT, run.save_weights, "DIR",                                            \
        "where model, config and tokenizer go at the end [RUN_DIR/weights]; none: nowhere")        \
-  PLAIN("tensorboard", CHOICE, run.tensorboard, "|off|on",                                        \
-       "event files of the metrics in the run directory")                                         \
-  SWITCH("nccl-logs", nccl_logs,                                                                  \
-       "NCCL's logs and topology into the run directory, as NCCL_LOGS=1")                         \
+  PLAIN("tensorboard", CHOICE, run.tensorboard, "|off|on", "event files in the run directory")    \
+  SWITCH("nccl-logs", nccl_logs, "NCCL's logs and topology in the run directory; or NCCL_LOGS=1") \
   SWITCH("dry-run", dry_run,                                                                      \
        "print the memory plan and the largest batch, stop; exit code 1: it does not fit")         \
-  SWITCH("profile", run.profile,                                                                  \
-       "time the parts of a step, into RUN_DIR/profiles; without graphs")                         \
+  SWITCH("profile", run.profile, "time the parts of a step, into RUN_DIR/profiles; no graphs")    \
   SWITCH("profile-mode", profile_mode, "a console line every 5 s, on a terminal too")             \
-  PLAIN("flags", FILE, flags_text, "FILE",                                                        \
-       "more flags, one a line: --name VALUE; a line with # is a comment")                        \
+  PLAIN("flags", FILE, flags_text, "FILE", "more flags, one --name VALUE a line; # comments")     \
   SWITCH("version", version, "print the version")                                                 \
   SWITCH("help", help, "print this")
 
@@ -2807,14 +2800,6 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   return G2Z_OK;
 }
 
-/* Texts are copied into fields that ranks exchange: one that is cut off would be another. */
-static g2z_status g2zr_check_length(g2z_services *services, const char *flag, const char *text,
-                                    size_t room) {
-  if (!text || strlen(text) < room) return G2Z_OK;
-  G2ZR_REFUSE(services, "%s has %zu bytes, and at most %zu have room: give a shorter one", flag,
-              strlen(text), room - 1);
-}
-
 /* Refuses what says how or when to do something that is not done. */
 static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {
   const g2z_run_options defaults = g2z_run_options_default();
@@ -2926,10 +2911,9 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
 
 /* ----- files of a launch ----- */
 
-/* An object of the variables whose names begin with one of the prefixes. SLURM_JWT and G2Z_SECRET
- * stay out: with them anybody could act as this user, or as a rank. */
-static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *const *prefixes,
-                               int count) {
+/* An object of the variables whose names begin with one of the words of `prefixes`. SLURM_JWT and
+ * G2Z_SECRET stay out: with them anybody could act as this user, or as a rank. */
+static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *prefixes) {
   extern char **environ;
   char name[128];
   g2z_json_begin(out, key, '{');
@@ -2937,8 +2921,11 @@ static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *c
     const char *equals = strchr(*variable, '=');
     size_t length = equals ? (size_t)(equals - *variable) : sizeof name;
     int wanted = 0;
-    for (int i = 0; i < count; i++)
-      wanted |= strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0;
+    for (const char *at = prefixes; *at; at += strspn(at, " ")) {
+      const size_t bytes = strcspn(at, " ");
+      wanted |= strncmp(*variable, at, bytes) == 0;
+      at += bytes;
+    }
     if (strncmp(*variable, "SLURM_JWT=", 10) == 0 || strncmp(*variable, "G2Z_SECRET=", 11) == 0)
       wanted = 0;
     if (!wanted || length >= sizeof name) continue;
@@ -2955,14 +2942,9 @@ typedef struct g2zr_launch {
   const char *flight;                /* this rank's flight recorder; NULL: there is none */
 } g2zr_launch;
 
-/* launcher_metadata.json: who started this, where, with which variables. Of the environment only
- * what steers a run: the rest may hold secrets. */
+/* launcher_metadata.json: who started this, where, with which variables. Only variables that steer
+ * a run: others may hold secrets. */
 static void g2zr_put_launch(void *user, g2z_json_out *out) {
-  static const char *const slurm[] = {"SLURM_"}, *const nccl[] = {"NCCL_"};
-  static const char *const steering[] = {
-      "CUDA_", "OMP_", "OMPI_COMM_WORLD_", "PMI_", "RANK=", "WORLD_SIZE=", "LOCAL_RANK=",
-      "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=", "G2Z_", "RUN_DIR=", "NSYS=",
-      "DIST_DEBUG=", "GRAD_ACCUM_STEPS=", "MICRO_BATCH_SIZE_PER_GPU=", "GPT2_EXTRA_ARGS="};
   const g2zr_launch *launch = (const g2zr_launch *)user;
   const g2z_run_config *run = launch->run;
   char now[32], host[256] = "";
@@ -2975,9 +2957,11 @@ static void g2zr_put_launch(void *user, g2z_json_out *out) {
   G2ZR_WHOLE("world_size", launch->place->world);
   G2ZR_TEXT("git_commit", run->git_commit);
   G2ZR_TEXT("command_line", run->command_line);
-  g2zr_put_variables(out, "slurm", slurm, 1);
-  g2zr_put_variables(out, "env", steering, (int)G2ZR_COUNT(steering));
-  g2zr_put_variables(out, "nccl_env", nccl, 1);
+  g2zr_put_variables(out, "slurm", "SLURM_");
+  g2zr_put_variables(out, "env", "CUDA_ OMP_ OMPI_COMM_WORLD_ PMI_ RANK= WORLD_SIZE= LOCAL_RANK= "
+                     "LOCAL_WORLD_SIZE= MASTER_ADDR= MASTER_PORT= G2Z_ RUN_DIR= NSYS= DIST_DEBUG= "
+                     "GRAD_ACCUM_STEPS= MICRO_BATCH_SIZE_PER_GPU= GPT2_EXTRA_ARGS=");
+  g2zr_put_variables(out, "nccl_env", "NCCL_");
 }
 
 G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
