@@ -1109,17 +1109,6 @@ static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
   return shown;
 }
 
-/* Names the tokens so far. */
-static g2z_status g2zt_read_names(g2zt_reading *reading) {
-  for (int id = 0; id < g2z_tokenizer_eot(reading->tokenizer); id++) {
-    char name[G2ZT_NAME_BYTES];
-    size_t length = g2zt_token_name(reading->tokenizer, id, name), word;
-    G2ZT_TRY(g2zt_words_add(reading->services, &reading->names, (unsigned char *)name, length,
-                            &word));
-  }
-  return G2Z_OK;
-}
-
 /* Adds a merge, given as "left right". */
 static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *line, size_t bytes) {
   const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
@@ -1334,49 +1323,45 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
-                                       size_t bytes, g2z_tokenizer **out) {
+/* Reads a vocabulary into a new tokenizer; only_ids: compares the ids of a vocab.json with it. */
+static g2z_status g2zt_read(g2z_tokenizer *tokenizer, int only_ids, const char *label,
+                            const void *text, size_t bytes) {
+  g2z_services *services = tokenizer->services;
   g2zt_reading reading;
+  g2z_json json;
   memset(&reading, 0, sizeof reading);
   reading.services = services;
   reading.label = label;
-  reading.unit = "line";
+  reading.unit = only_ids ? "token" : "line";
+  reading.tokenizer = tokenizer;
+  g2z_status status = G2Z_OK;
+  for (int id = 0; id < g2z_tokenizer_eot(tokenizer) && status == G2Z_OK; id++) {
+    char name[G2ZT_NAME_BYTES];
+    size_t length = g2zt_token_name(tokenizer, id, name), word;
+    status = g2zt_words_add(services, &reading.names, (unsigned char *)name, length, &word);
+  }
+  g2z_json_open(&json, services, label, text, bytes);
+  if (status == G2Z_OK)
+    status = only_ids ? g2zt_read_json_vocab(&reading, &json)
+                      : g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
+  if (status == G2Z_OK && only_ids) status = g2z_json_close(&json);
+  g2zt_words_free(services, &reading.names);
+  g2z_release(services, reading.text);
+  return status;
+}
+
+G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
+                                       size_t bytes, g2z_tokenizer **out) {
   static const char pointer[] = "version https://git-lfs";
   *out = NULL;
   if (bytes >= sizeof pointer - 1 && memcmp(text, pointer, sizeof pointer - 1) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%.300s is a pointer of git-lfs in place of the file: "
                     "type git lfs pull in its directory", label);
-  G2ZT_TRY(g2zt_tokenizer_new(services, &reading.tokenizer));
-  g2z_status status = g2zt_read_names(&reading);
-  if (status == G2Z_OK)
-    status = g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
-  g2zt_words_free(services, &reading.names);
-  g2z_release(services, reading.text);
-  if (status == G2Z_OK) *out = reading.tokenizer;
-  else g2z_tokenizer_free(reading.tokenizer);
-  return status;
-}
-
-/* Compares the ids of a vocab.json next to merges.txt; Hugging Face's programs write both. */
-static g2z_status g2zt_check_ids(g2z_services *services, const char *path,
-                                 g2z_tokenizer *tokenizer) {
-  g2zt_reading reading;
-  g2z_json json;
-  char *text;
-  size_t bytes;
-  G2ZT_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
-  memset(&reading, 0, sizeof reading);
-  reading.services = services;
-  reading.label = path;
-  reading.unit = "token";
-  reading.tokenizer = tokenizer;
-  g2z_json_open(&json, services, path, text, bytes);
-  g2z_status status = g2zt_read_names(&reading);
-  if (status == G2Z_OK) status = g2zt_read_json_vocab(&reading, &json);
-  if (status == G2Z_OK) status = g2z_json_close(&json);
-  g2zt_words_free(services, &reading.names);
-  g2z_release(services, reading.text);
-  g2z_release(services, text);
+  G2ZT_TRY(g2zt_tokenizer_new(services, out));
+  g2z_status status = g2zt_read(*out, 0, label, text, bytes);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_tokenizer_free(*out);
+  *out = NULL;
   return status;
 }
 
@@ -1397,10 +1382,15 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
   g2z_release(services, text);
   const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
   if (status != G2Z_OK || strcmp(name, "merges.txt") != 0) return status;
+  /* Hugging Face's programs write both merges.txt and vocab.json. */
   char ids[4200];
   snprintf(ids, sizeof ids, "%.*svocab.json", (int)(name - path), path);
   status = g2z_is_there(services, ids, &there);
-  if (status == G2Z_OK && there) status = g2zt_check_ids(services, ids, *out);
+  if (status == G2Z_OK && there) {
+    status = g2z_read_file(services, ids, (size_t)1 << 30, &text, &bytes);
+    if (status == G2Z_OK) status = g2zt_read(*out, 1, ids, text, bytes);
+    g2z_release(services, text);
+  }
   if (status == G2Z_OK) return G2Z_OK;
   g2z_tokenizer_free(*out);
   *out = NULL;
@@ -1872,8 +1862,8 @@ static g2z_status g2zt_no_text(g2z_services *services, const char *path, const c
   g2z_text_remedy own, *to = remedy ? remedy : &own;
   memset(to, 0, sizeof *to);
   if (!*command)
-    return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: give a text file", label,
-                    what);
+    return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: give a text file",
+                    label, what);
   g2z_shell_word(given, word, sizeof word);
   if (packer) snprintf(unpack, sizeof unpack, "%s -dc %s | ", packer, word);
   snprintf(to->made, sizeof to->made, "%.380s.%s", given, json ? "jsonl" : "txt");
