@@ -1,5 +1,5 @@
-/* g2z_report.h: what runs of gpt2_zero.h measured, for people: pages with charts and tables,
- * TensorBoard, profiles, and several runs side by side. MIT licence.
+/* g2z_report.h: shows what runs of gpt2_zero.h measured: pages with charts and tables, TensorBoard
+ * events, profiles, and a comparison of several runs. MIT licence.
  *
  * QUICK START
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -14,8 +14,8 @@
  *     if (status != G2Z_OK) puts(services.error);
  *     g2z_results_free(results);
  *
- * It uses gpt2_zero.h and g2z_program.h through their public functions alone, and takes the switches
- * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT) and its contract for errors: a
+ * It uses only the public functions of gpt2_zero.h and g2z_program.h. The library's build switches
+ * apply (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT), and its error contract: a
  * status, and a sentence in services->error. Names that begin with g2zp_ or G2ZP_ are private.
  *
  * CONTENTS: report (pages, charts, TensorBoard, metrics.jsonl, the page of a run, profiles,
@@ -40,62 +40,62 @@ extern "C" {
 #endif
 
 /* ===== report ============================================================
- * Pages for people: one HTML file each that holds all of itself, without scripts. Light or dark as
- * the reader's system is, wide or narrow, and right in print. Text is escaped here.
+ * A page is one self-contained HTML file without scripts. It follows the reader's light or dark
+ * mode, fits wide and narrow screens, and prints well. All text is escaped here.
  *
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
- *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts stand in a grid
+ *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts form a grid
  *   g2z_page_heading(page, "Throughput");
- *   g2z_page_table(page, 2, headers);                                 until something else is put
+ *   g2z_page_table(page, 2, headers);                                 ends at anything else
  *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
- *   g2z_page_chart(page, &chart);                                     so do charts
+ *   g2z_page_chart(page, &chart);                                     charts form a grid
  *   status = g2z_page_commit(page);                                   the first failure, or OK
  *   g2z_page_free(page); */
 
-#define G2Z_CHART_SERIES 8           /* as many colours are there */
-#define G2Z_CHART_POINTS 1000        /* of a longer series the least and the most of each stretch */
+#define G2Z_CHART_SERIES 8           /* one colour each */
+#define G2Z_CHART_POINTS 1000        /* of longer series: minimum, maximum of each stretch */
 
 typedef enum g2z_mark {
   G2Z_MARK_LINE,
   G2Z_MARK_POINTS,                   /* a line with a point at each of up to 64 values */
-  G2Z_MARK_DASHED,                   /* something ideal that others are compared with */
-  G2Z_MARK_FAINT                     /* the raw values behind a smoothed line */
+  G2Z_MARK_DASHED,                   /* an ideal to compare the other series with */
+  G2Z_MARK_FAINT                     /* the raw values of a smoothed line */
 } g2z_mark;
 
 typedef enum g2z_axis {
-  G2Z_AXIS_AUTO,                     /* LOG where all is positive and spans a factor of 1,000 */
+  G2Z_AXIS_AUTO,                     /* LOG if all values are positive and span a factor of 1,000 */
   G2Z_AXIS_LINEAR,
-  G2Z_AXIS_ZERO,                     /* linear, and 0 is shown */
-  G2Z_AXIS_LOG                       /* what is not positive is a gap */
+  G2Z_AXIS_ZERO,                     /* linear, with 0 on the axis */
+  G2Z_AXIS_LOG                       /* a value that is not positive is a gap */
 } g2z_axis;
 
 typedef struct g2z_series {
-  const char *name;                  /* in the legend, which appears from two series on */
-  const double *x, *y;               /* [count]; NaN: a gap. x is not read in charts of bars */
-  const double *low, *high;          /* [count], or both NULL: a whisker at each bar */
+  const char *name;                  /* shown in the legend if there are two series or more */
+  const double *x, *y;               /* [count]; NaN: a gap. Bar charts do not read x */
+  const double *low, *high;          /* [count]: a whisker at each bar; or both NULL */
   size_t count;
   g2z_mark mark;
 } g2z_series;
 
 typedef struct g2z_chart {           /* start from all zero */
   const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
-  const char *x_name;                /* under the x axis; NULL: none, and not in charts of bars */
-  const char *const *labels;         /* not NULL: bars from 0 on, a group for each of these */
+  const char *x_name;                /* under the x axis; NULL: none, as in bar charts */
+  const char *const *labels;         /* not NULL: a bar chart, one group of bars per label */
   const g2z_series *series;
   int series_count;                  /* 1 .. G2Z_CHART_SERIES */
   g2z_axis x_axis, y_axis;
 } g2z_chart;
 
 typedef struct g2z_page g2z_page;
-/* `path` appears in g2z_page_commit, as a g2z_writer's. Failures stick until then. */
+/* The file gets its name `path` in g2z_page_commit, which also returns the first failure. */
 G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
                                    g2z_page **out);
 G2Z_API void g2z_page_heading(g2z_page *page, const char *text);
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
     G2Z_PRINTF(3, 4);
-/* Rows of `columns` cells, which are put one by one. The first column is text, the others numbers;
- * an empty cell is one that is not known. */
+/* Begins a table; its cells are put one by one, `columns` per row. The first column is text, the
+ * others are numbers; an empty cell means unknown. */
 G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers);
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
@@ -104,7 +104,7 @@ G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommit
 
 /* One line of metrics.jsonl, written when the step's loss is known. */
 #define G2Z_METRIC_LIST(X)                                                                        \
-  /*  type     name             meaning; a number that is not known is null in the file */        \
+  /*  type     name             meaning; an unknown number is null in the file */                 \
   X(INTEGER, step,            "from 1")                                                           \
   X(INTEGER, tokens,          "trained on so far, over all ranks")                                \
   X(NUMBER,  loss,            "mean over the global batch, in nats per token")                    \
@@ -127,87 +127,88 @@ typedef struct g2z_metrics {
 #undef X
 } g2z_metrics;
 
-/* What else a line may tell: of something that took time beside steps. */
+/* Optional members of a line: validation, saving and other work that takes time between steps. */
 #define G2Z_NOTE_LIST(X) \
   X(val_loss) X(val_ms) X(save_ms) X(sample_ms) X(epoch) X(epoch_ms) \
   X(eval) X(eval_loss) X(eval_acc_norm) X(eval_ms)
 
-/* What a line of metrics.jsonl does not have is NaN; metrics.step_ms, if the line is no step's. */
+/* A line of metrics.jsonl. Optional members that it lacks are NaN; if it is not a step's line, so is
+ * metrics.step_ms. */
 typedef struct g2z_metrics_line {
   g2z_metrics metrics;
 #define X(name) double name;
   G2Z_NOTE_LIST(X)
 #undef X
-  char eval_file[256];          /* "": the line does not say */
+  char eval_file[256];          /* "": none, or longer than 255 bytes */
 } g2z_metrics_line;
-/* Line `number` of the file `path`, at text[*at]; then *at is behind it. *torn: it has no end, and
- * the sentence says so: the run is writing it, or was when the machine went down. */
+/* Reads line `number` of the file `path` at text[*at], and moves *at past it. *torn = 1, a failure:
+ * the line has no line feed. The run is still writing it, or the machine went down meanwhile. */
 G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
                                     size_t bytes, size_t *at, int number, g2z_metrics_line *line,
                                     int *torn);
 
-/* run_dir/report.html: the curves of metrics.jsonl, and what training_metrics.json says about the
- * run, or launcher_metadata.json before that is there. Whatever is damaged or not a run's is a
- * failure, and then nothing is written. */
+/* Writes run_dir/report.html: curves from metrics.jsonl, and facts from training_metrics.json or,
+ * until the run has written that, from launcher_metadata.json. A file that is damaged or is not a
+ * run's is a failure; then nothing is written. */
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
 
-/* run_dir/profiles/timers_HOST.txt: what spans took, as `nsys stats` prints NVTX ranges; and its
- * summary, as below, of this file alone: others in profiles/ are of earlier runs. */
+/* Writes run_dir/profiles/timers_HOST.txt: the times of spans, formatted like the NVTX ranges of
+ * `nsys stats`. Then writes profile_summary.json, as below, from this file alone: other files in
+ * profiles/ come from earlier runs. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]);
-/* run_dir/profiles/profile_summary.json: the five NVTX ranges and the five calls of the operating
- * system that took most, from what `nsys stats` printed: profiles/nsys_stats_*.txt, or where there
- * are none, from timers_*.txt, which know no calls. Files that are none of that are a failure, and
- * then nothing is written. */
+/* Writes run_dir/profiles/profile_summary.json: the five NVTX ranges and the five operating-system
+ * calls that took most time. Reads profiles/nsys_stats_*.txt, or if there are none, timers_*.txt,
+ * which list no calls. A file in another format is a failure; then nothing is written. */
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
 
-/* Scalars for TensorBoard: a new file events.out.tfevents.TIME.HOST in `directory`, which grows. Of
- * a run that goes on, TensorBoard forgets what earlier files say about `first_step` and later. */
+/* Scalars for TensorBoard, appended to a new file events.out.tfevents.TIME.HOST in `directory`. For
+ * a resumed run, TensorBoard drops the values of earlier files from `first_step` on. */
 typedef struct g2z_events g2z_events;
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out);
-/* What is not finite is left out. An error: more than about 4000 bytes of tags in UTF-8. */
+/* Leaves out values that are not finite. More than about 4000 bytes of tags are an error. */
 G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
                                   const char *const *tags, const double *values);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
-/* Sorts the values. NaN where there is none, or one of them is NaN. */
+/* Sorts the values. NaN if there are none, or if one of them is NaN. */
 G2Z_API double g2z_median(double *values, size_t count);
-/* Sorts the values. The least one that `percent` percent do not exceed (nearest rank), or NaN. */
+/* Sorts the values. The smallest that `percent` percent do not exceed (nearest rank), or NaN. */
 G2Z_API double g2z_percentile(double *values, size_t count, int percent);
-/* The sample's standard deviation; NaN of fewer than two. */
+/* The sample's standard deviation; NaN for fewer than two values. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
-/* The runs that were found in directories, for one page. */
+/* The runs found in directories, for one page. */
 typedef struct g2z_results {
   g2z_services *services;
-  struct g2zp_told *runs;       /* the training_metrics.json of each */
+  struct g2zp_told *runs;       /* training_metrics.json of each run */
   size_t run_count, run_capacity;
-  /* Not NULL: what to do with a file NAME_report.json, and what to put before the runs on the
-   * page. */
+  /* Unless NULL, `take` reads each file NAME_report.json, and `show` puts its part of the page
+   * before the runs. */
   g2z_status (*take)(void *user, const char *path);
   void (*show)(void *user, g2z_page *page);
   void *user;
-  size_t taken;                 /* files that `take` took */
+  size_t taken;                 /* files passed to `take` */
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
 G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
-/* The directory's run and experiments, and those up to two levels under it. One damaged file is a
- * failure, and so is a directory that holds neither. */
+/* Adds the run and the experiments of the directory and of its subdirectories down to two levels.
+ * A damaged file is a failure, and so is a directory that holds neither. */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
-/* Now, as "2026-01-31T23:59:59Z". */
+/* The current time, as "2026-01-31T23:59:59Z". */
 G2Z_API void g2z_utc_now(char text[32]);
 
-/* "DIRECTORY/name" with a formatted name; "", which no file has, if the directory is "" or NULL. It
- * has more room than the system's longest path: one that is cut off cannot be opened either. */
+/* "DIRECTORY/name" with a formatted name; "", the name of no file, if the directory is "" or NULL.
+ * The room exceeds the system's longest path, so a path that is cut off cannot be opened either. */
 typedef struct g2z_path {
   char text[4160];
 } g2z_path;
 G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) G2Z_PRINTF(2, 3);
 
-/* A file of JSON: `put` puts the members of its object. */
+/* Writes a JSON file: one object, whose members `put` writes. */
 G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
                                   void *user);
 
@@ -250,7 +251,7 @@ extern "C" {
 
 /* ===== report ============================================================
  * In:  numbers, and text of any origin. Out: pages.
- * Law: what comes from outside is escaped or a number; a number that cannot be drawn is a gap. */
+ * Law: all input is a number or escaped text; a number that cannot be drawn is a gap. */
 
 G2Z_API void g2z_utc_now(char text[32]) {
   time_t now = time(NULL);
@@ -292,7 +293,7 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
 
 /* ----- pages ----- */
 
-enum { /* what is open: the next thing of another kind closes it */
+enum { /* the open element: an element of another kind closes it */
   G2ZP_PAGE_PLAIN,
   G2ZP_PAGE_FACTS,
   G2ZP_PAGE_TABLE,
@@ -303,12 +304,12 @@ struct g2z_page {
   g2z_services *services;
   g2z_writer *writer;
   int open;
-  int columns, cell;                 /* of the table that is open: cells put so far */
-  int tables;                        /* so far */
-  int no_memory;                     /* 1: a text is missing for want of it */
+  int columns, cell;                 /* of the open table; cell: cells put so far */
+  int tables;                        /* begun so far */
+  int no_memory;                     /* 1: memory ran out, and a text is missing */
 };
 
-/* Eight colours that differ for colour-blind eyes too, by their lightness as well as their hue. */
+/* Eight colours that differ in lightness and hue: colour-blind readers can distinguish them, too. */
 static const char g2zp_page_style[] =
     ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
     "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
@@ -374,7 +375,7 @@ static const char g2zp_page_style[] =
     ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
     "h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
-/* Text of any origin: markup is escaped; what is no UTF-8 or steers a terminal becomes U+FFFD. */
+/* Escapes markup. Bytes that are not UTF-8 or that control a terminal become U+FFFD. */
 static void g2zp_page_escape(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
   while (at < end) {
@@ -387,7 +388,7 @@ static void g2zp_page_escape(g2z_writer *writer, const char *text) {
   }
 }
 
-/* The escaped text between two pieces of markup. */
+/* Writes the escaped text between two pieces of markup. */
 static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
                          const char *close) {
   g2z_writer_put(writer, open, strlen(open));
@@ -395,8 +396,8 @@ static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
   g2z_writer_put(writer, close, strlen(close));
 }
 
-/* A coordinate as text, to a tenth, whatever the locale writes for a decimal point. A whisker may
- * end beyond all scales: then it ends far outside of the picture. */
+/* A coordinate as text, rounded to a tenth, with a point in every locale. Values are clamped: a
+ * whisker that ends beyond every scale is drawn to far outside the picture. */
 typedef struct g2zp_coordinate {
   char text[24];
 } g2zp_coordinate;
@@ -410,8 +411,8 @@ static g2zp_coordinate g2zp_coordinate_of(double value) {
 }
 #define G2ZP_AT(value) g2zp_coordinate_of(value).text
 
-/* What was formatted, whatever its length; freed with g2z_release. NULL when memory ran out, which
- * g2z_page_commit tells. */
+/* The formatted text, of any length; freed with g2z_release. NULL: memory ran out, and
+ * g2z_page_commit will report it. */
 static char *g2zp_page_format(g2z_page *page, const char *format, va_list arguments) {
   va_list again;
   void *memory = NULL;
@@ -424,7 +425,7 @@ static char *g2zp_page_format(g2z_page *page, const char *format, va_list argume
   return (char *)memory;
 }
 
-/* Closes what is open unless it is of this kind. */
+/* Closes the open element and opens one of `kind`; keeps an open element of that kind. */
 static void g2zp_page_open(g2z_page *page, int kind) {
   static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
   static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
@@ -480,7 +481,7 @@ G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format,
   int is_long = text && strlen(text) > 60;
   g2zp_page_open(page, G2ZP_PAGE_FACTS);
   g2zp_element(page->writer, is_long ? "<div class=long><dt>" : "<div><dt>", name, "</dt><dd>");
-  for (char *at = text; is_long && *at;) { /* breaks between words, and not in "--steps" */
+  for (char *at = text; is_long && *at;) { /* a line breaks between words, never inside "--steps" */
     char *end = at + strcspn(at, " "), space = *end;
     *end = 0;
     g2zp_element(page->writer, "<span>", at, space ? "</span> " : "</span>");
@@ -496,7 +497,7 @@ G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *head
   g2zp_page_open(page, G2ZP_PAGE_TABLE);
   page->columns = columns;
   page->cell = 0;
-  page->tables++; /* on a narrow page each cell repeats its header, which is here and no user's */
+  page->tables++; /* on a narrow page each cell repeats its header, which is never user text */
   g2z_writer_printf(page->writer, "<style>@media screen and (max-width:640px){");
   for (int i = 1; i < columns; i++) {
     g2z_writer_printf(page->writer, "[id=t%d] td:nth-child(%d)", page->tables, i + 1);
@@ -539,31 +540,31 @@ G2Z_API void g2z_page_free(g2z_page *page) {
 
 /* ----- scales ----- */
 
-#define G2ZP_CHART_WIDTH 440.0 /* one is about 1 px on a wide page, and 0.72 px on a telephone */
+#define G2ZP_CHART_WIDTH 440.0 /* a unit is about 1 px on a wide page, 0.72 px on a telephone */
 #define G2ZP_CHART_HEIGHT 260.0
-#define G2ZP_CHART_DIGIT 8.6 /* how wide a digit is on a telephone, where the texts are larger */
+#define G2ZP_CHART_DIGIT 8.6 /* width of a digit on a telephone, where text is larger */
 #define G2ZP_TICKS 12
 #define G2ZP_OWN_TICKS 8
 
 typedef struct g2zp_scale {
-  double low, high;                  /* values, */
-  double from, to;                   /* and where they are drawn */
+  double low, high;                  /* range of the values */
+  double from, to;                   /* range of coordinates */
   int log;
-  double step;                       /* between ticks of a linear scale; 0: they are data */
+  double step;                       /* between ticks of a linear scale; 0: ticks at data values */
   double tick[G2ZP_TICKS];
   int ticks;
 } g2zp_scale;
 
-typedef struct g2zp_extent {         /* of all values of an axis */
-  double low, high, positive;        /* NaN: none; positive: the least that is */
+typedef struct g2zp_extent {         /* all values on an axis */
+  double low, high, positive;        /* NaN: none; positive: the smallest above 0 */
   int whole;                         /* all are integers */
-  double value[G2ZP_OWN_TICKS + 1];  /* the different ones, in order; */
-  int values;                        /* more than G2ZP_OWN_TICKS: there are more */
+  double value[G2ZP_OWN_TICKS + 1];  /* the distinct values, in order */
+  int values;                        /* their number; counting stops above G2ZP_OWN_TICKS */
 } g2zp_extent;
 
 static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1, {0}, 0};
 
-/* Far from the ends of a double, so that no scale overflows; NaN: a gap. */
+/* Keeps values far from a double's limits, so that no scale overflows. NaN: a gap. */
 static double g2zp_drawable(double value) {
   if (!isfinite(value) || fabs(value) > 1e30) return NAN;
   return fabs(value) < 1e-30 ? 0 : value;
@@ -572,7 +573,7 @@ static double g2zp_drawable(double value) {
 static void g2zp_extent_add(g2zp_extent *e, double value) {
   value = g2zp_drawable(value);
   if (isnan(value)) return;
-  if (!(e->low <= value)) e->low = value; /* the first one: against NaN */
+  if (!(e->low <= value)) e->low = value; /* also true while low is NaN */
   if (!(e->high >= value)) e->high = value;
   if (value > 0 && !(e->positive <= value)) e->positive = value;
   if (value != floor(value)) e->whole = 0;
@@ -585,14 +586,14 @@ static void g2zp_extent_add(g2zp_extent *e, double value) {
   e->values++;
 }
 
-/* The nearest of 1, 2, 5 times a power of ten beyond `value`, below or above. */
+/* The nearest 1, 2 or 5 times a power of ten below `value`, or above it. */
 static double g2zp_log_bound(double value, int above) {
   double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
   if (above) return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);
   return power * (lead >= 4.999 ? 5 : lead >= 1.999 ? 2 : 1);
 }
 
-/* `rounded`: the ends are ticks, as of a y axis; else they are the first and the last value. */
+/* `rounded`: the axis ends at ticks, as a y axis does; else at the first and the last value. */
 static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, int rounded) {
   memset(s, 0, sizeof *s);
   s->low = isnan(e->low) ? 0 : e->low;
@@ -602,7 +603,7 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
   if (s->log) {
     s->low = rounded ? g2zp_log_bound(e->positive, 0) : e->positive;
     if (rounded) s->high = g2zp_log_bound(e->high, 1);
-    if (s->low >= s->high) { /* both are near one and the same bound: as they are */
+    if (s->low >= s->high) { /* both round to the same bound: keep the values */
       s->low = e->positive;
       s->high = e->high;
       rounded = 0;
@@ -611,13 +612,13 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
     if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
     if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
     double size = fmax(fabs(s->low), fabs(s->high));
-    int one = s->high - s->low <= 1e-9 * size; /* value: in the middle, and its own tick */
+    int one = s->high - s->low <= 1e-9 * size; /* a single value: centred, with its own tick */
     if (one) {
       s->low -= size > 0 ? size / 10 : 1;
       s->high += size > 0 ? size / 10 : 1;
       rounded = 0;
     }
-    /* 1, 2, 2.5 or 5 times a power of ten, so that about five of it make up the span. */
+    /* The step is 1, 2, 2.5 or 5 times a power of ten; about five steps make up the span. */
     double raw = (s->high - s->low) / 5, power = pow(10, floor(log10(raw))), lead = raw / power;
     int quarter = lead > 2 && lead <= 2.5 && !(e->whole && power < 10);
     s->step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : quarter ? 2.5 : lead <= 5 ? 5 : 10);
@@ -627,11 +628,11 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
       s->high = ceil(s->high / s->step - 1e-6) * s->step;
     }
   }
-  if (!rounded && e->values <= G2ZP_OWN_TICKS) { /* few values: ticks right there */
+  if (!rounded && e->values <= G2ZP_OWN_TICKS) { /* few values: a tick at each */
     s->step = 0;
     for (int i = 0; i < e->values; i++)
       if (e->value[i] > 0 || !s->log) s->tick[s->ticks++] = e->value[i];
-  } else if (s->log) { /* at 1, 2, 5 within few decades, else at powers of ten, or at some */
+  } else if (s->log) { /* few decades: 1, 2, 5; else powers of ten, or every n-th */
     int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
     int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
     for (int power = first; power <= last; power += every)
@@ -646,7 +647,7 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
       s->tick[s->ticks++] = i * s->step;
 }
 
-/* Where a value is drawn; NaN: nowhere. */
+/* The coordinate of a value; NaN: it is not drawn. */
 static double g2zp_scale_at(const g2zp_scale *s, double value) {
   value = g2zp_drawable(value);
   if (s->log && !(value > 0)) return NAN;
@@ -655,8 +656,8 @@ static double g2zp_scale_at(const g2zp_scale *s, double value) {
   return s->from + part * (s->to - s->from);
 }
 
-/* "2,500" would be wide: "2.5k". All ticks of a linear scale have one unit and as many decimals as
- * the step needs. */
+/* Shortens "2,500" to "2.5k". All ticks of a linear scale share one unit and the number of
+ * decimals that the step needs. */
 static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
   double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value), unit = 1;
   char suffix[8] = "";
@@ -694,7 +695,7 @@ static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double
   g2zp_element(writer, ">", text, "</text>\n");
 }
 
-/* Title, legend and the opening of the picture. */
+/* Writes title and legend, and opens the picture. */
 static void g2zp_chart_head(g2z_page *page, const g2z_chart *chart, double height) {
   g2z_writer *writer = page->writer;
   g2zp_element(writer, "<figure><figcaption><b>", chart->title, "</b>");
@@ -714,11 +715,11 @@ static void g2zp_chart_head(g2z_page *page, const g2z_chart *chart, double heigh
   g2zp_element(writer, " aria-label=\"", chart->title, "\">\n");
 }
 
-/* The grid, and what stands beside its lines. */
+/* Draws the grid and the numbers of its lines. */
 static void g2zp_chart_axes(g2z_page *page, const g2z_chart *chart, const g2zp_scale *x,
                             const g2zp_scale *y) {
   char text[32];
-  double free_from = 0; /* ticks that are data may be too near to each other */
+  double free_from = 0; /* ticks at data values may be too close together */
   for (int i = 0; i < y->ticks; i++) {
     double at = g2zp_scale_at(y, y->tick[i]);
     g2zp_tick_text(y, y->tick[i], text);
@@ -739,8 +740,8 @@ static void g2zp_chart_axes(g2z_page *page, const g2z_chart *chart, const g2zp_s
     g2zp_svg_text(page->writer, "mid", (x->from + x->to) / 2, y->from + 33, chart->x_name);
 }
 
-/* A long series is drawn in stretches, of each the least and the most in their order. A point alone
- * between two gaps is a line of no length, which round ends make a dot. */
+/* A long series is cut into stretches; each is drawn as its minimum and maximum, in their order. A
+ * single point between two gaps is a line of length 0, which its round ends turn into a dot. */
 static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int index,
                             const g2zp_scale *x, const g2zp_scale *y) {
   size_t stretch = series->count <= G2Z_CHART_POINTS
@@ -771,8 +772,8 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
   g2z_writer_printf(writer, "\"/>\n");
 }
 
-/* Numbers for people: whole ones and those from 100 on without decimals, others to five
- * significant digits, as losses need. */
+/* Whole numbers and numbers from 100 on get no decimals, all others five significant digits, as
+ * losses need. */
 static void g2zp_number_text(double value, char out[32]) {
   const int plain = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
   snprintf(out, 32, plain ? "%.0f" : "%.5g", value);
@@ -785,14 +786,14 @@ static void g2zp_page_number(g2z_page *page, const char *name, double value) {
   g2z_page_fact(page, name, "%s", text);
 }
 
-/* Columns over the picture: a pointer that rests on one is told the values of all series there. */
+/* Columns over the picture: each shows the values of all series there under the pointer. */
 static void g2zp_chart_values(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
                               const g2zp_scale *y) {
   enum { COLUMNS = 120 };
   size_t at[G2Z_CHART_SERIES][COLUMNS];
   const double wide = (x->to - x->from) / COLUMNS;
   char text[32];
-  memset(at, 0, sizeof at); /* 0: none, else the index + 1 of the column's last point */
+  memset(at, 0, sizeof at); /* 1 + the index of the column's last point; 0: none */
   for (int s = 0; s < chart->series_count; s++)
     for (size_t i = 0; i < chart->series[s].count; i++) {
       double column = (g2zp_scale_at(x, chart->series[s].x[i]) - x->from) / wide;
@@ -860,7 +861,7 @@ static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
   g2zp_chart_values(page->writer, chart, &x, &y);
 }
 
-/* Bars lie, so that their labels have room; a group for each label. */
+/* Bars are horizontal, so that labels have room; one group per label. */
 static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
   g2zp_extent extent = g2zp_nothing;
   g2zp_scale x, y;
@@ -890,7 +891,7 @@ static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
   }
   g2zp_chart_axes(page, chart, &x, &y);
   g2zp_scale own = x;
-  own.step = 0; /* each value has its own unit and decimals */
+  own.step = 0; /* each value gets its own unit and decimals */
   for (size_t at = 0; at < groups; at++) {
     double top = y.to + group * (double)at + 5;
     g2zp_svg_text(page->writer, "end", x.from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
@@ -904,7 +905,7 @@ static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
                         G2ZP_AT(end - x.from));
       double low = series->low ? g2zp_scale_at(&x, series->low[at]) : NAN;
       double high = series->low ? g2zp_scale_at(&x, series->high[at]) : NAN;
-      if (!isnan(low + high)) { /* a whisker, with feet */
+      if (!isnan(low + high)) { /* a whisker with end caps */
         g2zp_svg_line(page->writer, "whisker", low, top + 6, high, top + 6);
         g2zp_svg_line(page->writer, "whisker", low, top + 2.5, low, top + 9.5);
         g2zp_svg_line(page->writer, "whisker", high, top + 2.5, high, top + 9.5);
@@ -962,7 +963,7 @@ static void g2zp_event_text(g2z_events *e, int field, const char *text) {
   g2zp_event_bytes(e, text, strlen(text));
 }
 
-/* Event.wall_time, and its step. */
+/* Event.wall_time and Event.step. */
 static void g2zp_event_begin(g2z_events *e, int64_t step) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -990,9 +991,9 @@ static g2z_status g2zp_event_end(g2z_events *e) {
   return g2z_writer_flush(e->writer);
 }
 
-/* The version that TensorBoard looks for, and the step from which this file replaces earlier ones.
- * The first file has a START too: TensorBoard takes a run's first START for its beginning, and
- * forgets earlier values at later ones only. */
+/* The version that TensorBoard expects, and the first step that this file replaces.
+ * The first file needs a START, too: TensorBoard takes the first START for the run's beginning, and
+ * drops earlier values only at the following ones. */
 static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
   g2zp_event_begin(e, 0);
   g2zp_event_text(e, 3, "brain.Event:2");
@@ -1030,15 +1031,15 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   return status;
 }
 
-/* What a field of so many bytes takes with its key and its length, below 16384. */
+/* The size of a field of `bytes` (below 16384) with its key and length. */
 static size_t g2zp_event_sized(size_t bytes) { return bytes + (bytes < 128 ? 2 : 3); }
-/* A Value: its tag, and a float with its key. */
+/* The size of a Value: its tag, and a float with its key. */
 static size_t g2zp_event_value(const char *tag) { return g2zp_event_sized(strlen(tag)) + 5; }
 
 G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const char *const *tags,
                                   const double *values) {
   g2zp_event_begin(e, step);
-  size_t bytes = 0; /* of the values below: a length stands before what it counts */
+  size_t bytes = 0; /* of the values below: protobuf puts a length before its data */
   for (int i = 0; i < count; i++)
     if (isfinite((float)values[i])) bytes += g2zp_event_sized(g2zp_event_value(tags[i]));
   if (bytes == 0) return G2Z_OK;
@@ -1065,11 +1066,11 @@ G2Z_API void g2z_events_free(g2z_events *e) {
   g2z_release(e->services, e);
 }
 
-/* ----- JSON files that tell about a run ----- */
+/* ----- JSON files that describe a run ----- */
 
 typedef struct g2zp_told {
   g2z_services *services;
-  char *path, *text;                 /* text NULL: there is no such file */
+  char *path, *text;                 /* text NULL: the file does not exist */
   size_t bytes;
 } g2zp_told;
 
@@ -1079,7 +1080,7 @@ static void g2zp_told_free(g2zp_told *told) {
   told->path = told->text = NULL;
 }
 
-/* DIRECTORY/name, an object of correct JSON; a file that is not there tells nothing. */
+/* Reads DIRECTORY/name, a valid JSON object. A missing file is no failure: it has no members. */
 static g2z_status g2zp_told_read(g2z_services *services, const char *directory,
                                  const char *name, g2zp_told *told) {
   g2z_json json;
@@ -1096,8 +1097,8 @@ static g2z_status g2zp_told_read(g2z_services *services, const char *directory,
   return g2z_json_close(&json);
 }
 
-/* 1: *json stands at the value of "summary.best_val_loss" or "epochs.0.steps"; of "epochs.last" it
- * is that of the last element. */
+/* 1: *json is at the value that `at` names, such as "summary.best_val_loss", "epochs.0.steps" or
+ * "epochs.last", the last element. */
 static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
   g2z_json_text key;
   if (!told->text) return 0;
@@ -1122,23 +1123,23 @@ static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
   return 1;
 }
 
-/* NaN: there is no such number. */
+/* The number at `at`; NaN: there is none. */
 static double g2zp_told_number(const g2zp_told *told, const char *at) {
   g2z_json json;
   if (!g2zp_told_at(told, at, &json) || !strchr("-0123456789", g2z_json_peek(&json))) return NAN;
   return g2z_json_number(&json);
 }
 
-/* 1: *json stands in the list at `at`, before its first element. */
+/* 1: *json is inside the list at `at`, before its first element. */
 static int g2zp_told_list(const g2zp_told *told, const char *at, g2z_json *json) {
   return g2zp_told_at(told, at, json) && g2z_json_peek(json) == '[' && g2z_json_enter(json, '[');
 }
 
-/* 1: *element is the next one of the list, cut out, so that asking for its members does not read
- * those before it again. It is `told`'s and not freed. */
+/* 1: *element is the list's next element, cut out so that reading its members does not scan earlier
+ * elements again. `told` owns its text: do not free it. */
 static int g2zp_told_next(const g2zp_told *told, g2z_json *json, g2zp_told *element) {
   if (!g2z_json_next(json, ']', NULL)) return 0;
-  g2z_json_peek(json); /* to where it begins */
+  g2z_json_peek(json); /* to its first byte */
   size_t begin = (size_t)(json->at - json->begin);
   g2z_json_skip(json);
   *element = *told;
@@ -1147,7 +1148,7 @@ static int g2zp_told_next(const g2zp_told *told, g2z_json *json, g2zp_told *elem
   return 1;
 }
 
-/* NULL: there is no such text; else freed with g2z_release. */
+/* *out: the text at `at`, freed with g2z_release; NULL: there is none. */
 static g2z_status g2zp_told_text(const g2zp_told *told, const char *at, char **out) {
   g2z_json json;
   void *memory;
@@ -1160,7 +1161,7 @@ static g2z_status g2zp_told_text(const g2zp_told *told, const char *at, char **o
   return G2Z_OK;
 }
 
-/* A run's training_metrics.json, if it is there. */
+/* Reads a run's training_metrics.json, if it exists. */
 static g2z_status g2zp_told_run(g2z_services *services, const char *run_dir, g2zp_told *told) {
   char *version = NULL;
   g2z_status status = g2zp_told_read(services, run_dir, "training_metrics.json", told);
@@ -1232,39 +1233,39 @@ G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, co
 
 /* ----- the report of a run ----- */
 
-enum { /* columns: the metrics of each step, and what is made from them */
+enum { /* columns: the metrics of each step, and values computed from them */
 #define X(type, name, meaning) G2ZP_COLUMN_##name,
   G2Z_METRIC_LIST(X)
 #undef X
-  G2ZP_COLUMN_skips,                 /* steps that were skipped so far */
-  G2ZP_COLUMN_time_s,                /* that steps took so far */
-  G2ZP_COLUMN_smooth,                /* loss, an exponential mean; NaN: there are too few steps */
+  G2ZP_COLUMN_skips,                 /* skipped steps so far */
+  G2ZP_COLUMN_time_s,                /* time of all steps so far */
+  G2ZP_COLUMN_smooth,                /* exponential mean of the loss; NaN: fewer than 100 steps */
   G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens, G2ZP_COLUMN_val_loss,
-  G2ZP_COLUMN_eval_step,             /* and of each file its loss and accuracy */
+  G2ZP_COLUMN_eval_step,             /* then loss and accuracy of each file */
   G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_acc = G2ZP_COLUMN_eval_loss + 3,
   G2ZP_COLUMNS = G2ZP_COLUMN_eval_acc + 3
 };
 
 typedef struct g2zp_curves {
   g2z_services *services;
-  double *column[G2ZP_COLUMNS];      /* [steps], [validations], [evaluations]; one block */
-  char eval_name[6][96];             /* of the columns from eval_loss on */
+  double *column[G2ZP_COLUMNS];      /* [steps], [validations] or [evaluations]; one allocation */
+  char eval_name[6][96];             /* names of the columns from eval_loss on */
   size_t steps, validations, evaluations;
   int64_t skips;
   double time_s;
-  double spent_s[6];                 /* g2zp_spent_names says on what */
+  double spent_s[6];                 /* in the order of g2zp_spent_names */
 } g2zp_curves;
 
 static const char *const g2zp_spent_names[] = {"training", "waiting for tokens", "validation",
                                                "checkpoints", "samples", "evaluation"};
 
-/* Charts in the order of the page. One whose values are all the same becomes a line in the head of
- * the page. */
+/* Charts in the order of the page. A chart whose values are all equal becomes a fact in the page's
+ * head instead. */
 static const struct {
   const char *title, *about;
   g2z_axis axis;
-  int series[3];                     /* 0, the step: none */
-  const char *names[3];              /* NULL: those of g2zp_curves.eval_name */
+  int series[3];                     /* 0 (the step): none */
+  const char *names[3];              /* NULL: g2zp_curves.eval_name has them */
 } g2zp_report_charts[] = {
     {"Loss", "nats per token", G2Z_AXIS_AUTO,
      {G2ZP_COLUMN_loss, G2ZP_COLUMN_smooth, G2ZP_COLUMN_val_loss},
@@ -1323,7 +1324,7 @@ static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
   c->column[G2ZP_COLUMN_skips][c->steps++] = (double)c->skips;
 }
 
-/* The whole of metrics.jsonl. */
+/* Reads all of metrics.jsonl. */
 static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
                                    g2zp_curves *c) {
   const g2z_path path = g2z_path_in(run_dir, "metrics.jsonl");
@@ -1343,11 +1344,11 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
     status = g2z_metrics_read(services, path.text, text, bytes, &at, (int)number, &line, &torn);
     if (status == G2Z_OK) g2zp_curves_take(c, &line);
     if (!torn) continue;
-    status = G2Z_OK; /* the run is writing this line */
+    status = G2Z_OK; /* the run is still writing this line */
     break;
   }
-  /* The mean of about the last fiftieth of the steps, weighted so that it begins with the first
-   * loss. A skipped step may have no finite loss. */
+  /* An exponential mean over about the last fiftieth of the steps. `weight` makes it begin with the
+   * first loss. A skipped step may have no finite loss. */
   const double keep = c->steps < 100 ? NAN : 1 - 50.0 / (double)c->steps;
   double sum = 0, weight = 0;
   for (size_t i = 0; i < c->steps && status == G2Z_OK; i++) {
@@ -1362,8 +1363,8 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   return status;
 }
 
-/* Charts of what varies; `head`: instead, in the head of the page, what was the same in all
- * steps. A series of which nothing is known is left out. */
+/* Puts charts of the values that vary; or, with `head`, facts for the values that were the same in
+ * all steps. Leaves out a series without any known value. */
 static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
   static const int steps[] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step, G2ZP_COLUMN_eval_step};
   const size_t counts[] = {c->steps, c->validations, c->evaluations};
@@ -1384,7 +1385,7 @@ static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
       s->count = counts[of];
       s->mark = s->count <= 64 ? G2Z_MARK_POINTS
                 : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
-      int same = 1; /* all values that are known */
+      int same = 1; /* all known values are equal */
       constant[count] = NAN;
       for (size_t k = 0; k < s->count; k++) {
         if (isnan(constant[count])) constant[count] = s->y[k];
@@ -1401,10 +1402,10 @@ static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
   }
 }
 
-/* What the head of the page says of a run: of one that has ended from training_metrics.json, before
- * that from launcher_metadata.json. */
+/* Facts for the page's head: from training_metrics.json once the run has ended, before that from
+ * launcher_metadata.json. */
 typedef struct g2zp_fact {
-  const char *name, *metrics, *launcher; /* NULL: it does not tell */
+  const char *name, *metrics, *launcher; /* NULL: not in that file */
 } g2zp_fact;
 static const g2zp_fact g2zp_report_facts[] = {
     {"model", "training_config.model_name", NULL},
@@ -1433,18 +1434,18 @@ static const g2zp_fact g2zp_report_facts[] = {
     {"commit", "git_commit", "git_commit"},
     {"command", "command_line", "command_line"}};
 
-typedef struct g2zp_run_files {      /* what a run directory tells about the run */
+typedef struct g2zp_run_files {      /* files of a run directory that describe the run */
   g2zp_told metrics, launcher, failure;
 } g2zp_run_files;
 
-/* How the run ended, in the head of the page. */
+/* Puts how the run ended into the page's head. */
 static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files,
                                      const g2zp_curves *curves) {
   char *reason = NULL, *detail = NULL, now[32];
   g2z_status status = G2Z_OK;
   g2z_json json;
   g2zp_told epoch;
-  double steps = 0, more = 0; /* that training_metrics.json knows of; the run may have gone on */
+  double steps = 0, more = 0; /* in training_metrics.json; the run may have continued */
   g2z_utc_now(now);
   if (g2zp_told_list(&files->metrics, "epochs", &json))
     while (more >= 0 && g2zp_told_next(&files->metrics, &json, &epoch)) {
@@ -1465,7 +1466,7 @@ static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files
   return status;
 }
 
-/* The text that the model wrote last, if there is one. */
+/* Puts the text that the model generated last, if there is one. */
 static g2z_status g2zp_report_sample(g2z_page *page, g2z_services *services, const char *run_dir) {
   const g2z_path path = g2z_path_in(run_dir, "sample.txt");
   char *text;
@@ -1480,14 +1481,14 @@ static g2z_status g2zp_report_sample(g2z_page *page, g2z_services *services, con
   return G2Z_OK;
 }
 
-typedef struct g2zp_column {         /* of a table, from JSON */
-  const char *header, *at, *format;  /* of a number */
+typedef struct g2zp_column {         /* a table's column, read from JSON */
+  const char *header, *at, *format;  /* format: for a number */
   double factor;
 } g2zp_column;
 
 #define G2ZP_CELL 160
 
-/* What `told` has there, a text or a number; "": neither, or a number of 1e18 or more. */
+/* The text or number at column->at; "": neither, or a number of 1e18 or more. */
 static void g2zp_told_cell(g2z_page *page, const g2zp_told *told, const g2zp_column *column,
                            char cell[G2ZP_CELL]) {
   char *text = NULL;
@@ -1501,7 +1502,7 @@ static void g2zp_told_cell(g2z_page *page, const g2zp_told *told, const g2zp_col
   g2z_release(told->services, text);
 }
 
-/* Epoch by epoch, from training_metrics.json. */
+/* One row per epoch, from training_metrics.json. */
 static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
   enum { COLUMNS = 9 };
   static const g2zp_column columns[COLUMNS] = {
@@ -1542,7 +1543,7 @@ static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
   G2ZP_TRY(g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page));
   g2z_status status = g2zp_report_result(page, files, curves);
 
-  /* The head: what the files tell, what the run has reached, what was the same in all steps. */
+  /* The head: facts from the files, the run's progress, values that were the same in all steps. */
   const int ended = files->metrics.text != NULL;
   const g2zp_told *told = ended ? &files->metrics : &files->launcher;
   for (size_t i = 0; i < sizeof g2zp_report_facts / sizeof *g2zp_report_facts; i++) {
@@ -1604,7 +1605,7 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
 
 #define G2ZP_PROFILE_TOP 5
 
-typedef struct g2zp_ranked {         /* a row of a table; its line lies in the file's text */
+typedef struct g2zp_ranked {         /* a row of a table; `line` points into the file's text */
   double percent;
   char total[48];                    /* "1234567 ns" */
   char *line;
@@ -1615,11 +1616,11 @@ typedef struct g2zp_profile {
   g2z_services *services;
   g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
   int count[2];
-  const char *path;                  /* of the file that is being read; */
-  int number, kind;                  /* its line; the line's table, -1: none that counts */
-  int sections;                      /* tables that count */
-  char unit[8];                      /* of the total time; "": the head is still to come */
-  size_t column[3];                  /* where share, total and name begin; column[2] 0: not known */
+  const char *path;                  /* of the file being read */
+  int number, kind;                  /* of its line; kind of table, -1: one that is ignored */
+  int sections;                      /* tables that are not ignored */
+  char unit[8];                      /* of the total time; "": the header is still to come */
+  size_t column[3];                  /* starts of share, total and name; column[2] 0: not known */
 } g2zp_profile;
 
 static const char *const g2zp_profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
@@ -1631,7 +1632,7 @@ static g2z_status g2zp_stats_fail(const g2zp_profile *p, const char *why) {
                   p->number, why);
 }
 
-/* The first number in [from, to) of a line, without the commas between its digits. */
+/* Reads the first number in [from, to) of a line, without the commas between its digits. */
 static int g2zp_stats_number(const g2zp_profile *p, const char *line, size_t from, size_t to,
                              char text[40], double *value) {
   g2z_json json;
@@ -1645,7 +1646,7 @@ static int g2zp_stats_number(const g2zp_profile *p, const char *line, size_t fro
   return g2z_json_close(&json) == G2Z_OK && *value >= 0;
 }
 
-/* A line of what `nsys stats` printed: a table has a title, a head with "Total Time (ns)", dashes
+/* Reads a line of `nsys stats` output. A table has a title, a header with "Total Time (ns)", dashes
  * that show where columns begin, and rows such as
  * " 53.9  2,765,967  14,244 ...  PushPop  :train/forward", whose last column is the name. */
 static g2z_status g2zp_stats_line(g2zp_profile *p, char *line) {
@@ -1662,7 +1663,7 @@ static g2z_status g2zp_stats_line(g2zp_profile *p, char *line) {
     return G2Z_OK;
   }
   const int blank = line[strspn(line, " ")] == 0;
-  if (blank && p->column[2]) p->kind = -1; /* behind the last row */
+  if (blank && p->column[2]) p->kind = -1; /* after the last row */
   if (blank || p->kind < 0) return G2Z_OK;
   if (!p->unit[0]) {
     const char *unit = strstr(line, total);
@@ -1695,7 +1696,7 @@ static g2z_status g2zp_stats_line(g2zp_profile *p, char *line) {
   row.name_at = p->column[2];
   g2zp_ranked *top = p->top[p->kind];
   int at = p->count[p->kind], *count = &p->count[p->kind];
-  while (at > 0 && top[at - 1].percent < row.percent) at--; /* behind those of the same share */
+  while (at > 0 && top[at - 1].percent < row.percent) at--; /* after rows with the same share */
   if (at == G2ZP_PROFILE_TOP) return G2Z_OK;
   if (*count < G2ZP_PROFILE_TOP) ++*count;
   memmove(&top[at + 1], &top[at], (size_t)(*count - 1 - at) * sizeof row);
@@ -1703,7 +1704,7 @@ static g2z_status g2zp_stats_line(g2zp_profile *p, char *line) {
   return G2Z_OK;
 }
 
-/* A file that `nsys stats` printed. Cuts `text` up; it must outlive the profile. */
+/* Reads a file that `nsys stats` printed. Splits `text` in place; it must outlive the profile. */
 static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text) {
   p->path = path;
   p->kind = -1;
@@ -1713,7 +1714,7 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
     next = strchr(text, '\n');
     if (next) *next++ = 0;
     text[strcspn(text, "\r")] = 0;
-    if (!next && !*text) break; /* behind the last line feed */
+    if (!next && !*text) break; /* after the last line feed */
     p->number++;
     G2ZP_TRY(g2zp_stats_line(p, text));
   }
@@ -1722,7 +1723,7 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
   return g2zp_stats_fail(p, "neither an NVTX Range Summary nor an OS Runtime Summary");
 }
 
-/* What the files of a run know about it, in this order: metrics, else launcher. */
+/* Facts about the run: from training_metrics.json, else from launcher_metadata.json. */
 static const g2zp_fact g2zp_profile_facts[] = {
     {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
     {"hosts", NULL, NULL}, /* from the names of the inputs */
@@ -1735,7 +1736,7 @@ static const g2zp_fact g2zp_profile_facts[] = {
     {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
     {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
 
-typedef struct g2zp_names {          /* of files in profiles/ */
+typedef struct g2zp_names {          /* files in profiles/ */
   struct dirent **entries;
   int count;
 } g2zp_names;
@@ -1750,8 +1751,8 @@ static int g2zp_named(const char *name, const char *begin, const char *end) {
          strcmp(name + length - last, end) == 0;
 }
 
-/* The names [begin...end] of files that are there, in order; `hosts`: what lies between. Returns
- * how many. out NULL: counts. */
+/* Puts the list of file names that begin with `begin` and end with `end`; with `hosts`, only the
+ * parts between. Returns their number. With out NULL it only counts. */
 static int g2zp_put_names(const g2zp_names *names, g2z_json_out *out, const char *key,
                           const char *begin, const char *end, int hosts) {
   char text[300];
@@ -1808,7 +1809,7 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
       kept = *end;
       g2z_json_begin(out, NULL, '{');
       g2z_json_put_string(out, "kind", g2zp_profile_kinds[kind]);
-      *end = 0; /* the name without the spaces behind it */
+      *end = 0; /* cuts trailing spaces for a moment */
       g2z_json_put_string(out, "name", row->line + row->name_at);
       *end = kept;
       g2z_json_put_number(out, "time_percent", row->percent);
@@ -1823,7 +1824,7 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
   return g2z_writer_commit(out->writer);
 }
 
-/* only: the one table that counts; NULL: those of nsys, or if there are none, those of timers. */
+/* only: the one file to read; NULL: all nsys_stats_*.txt, or if there are none, timers_*.txt. */
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
                                          const char *only) {
   const g2z_path directory = g2z_path_in(run_dir, "profiles");
@@ -1843,7 +1844,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   G2ZP_TRY(g2zp_check_directory(services, run_dir));
   const int found = scandir(directory.text, &entries, NULL, g2zp_name_order);
   names.entries = entries;
-  names.count = found > 0 ? found : 0; /* a directory that is not there has none */
+  names.count = found > 0 ? found : 0; /* a missing directory has none */
   for (int i = 0; i < found && only; i++)
     if (strcmp(entries[i]->d_name, only) == 0) names.entries = entries + i;
   if (only && names.count) names.count = 1;
@@ -1872,7 +1873,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
     status = g2zp_profile_put(&p, &out, run_dir, &names, inputs, reports, told);
   g2z_writer_free(out.writer);
   for (int i = 0; i < names.count && texts; i++) g2z_release(services, texts[i]);
-  for (int i = 0; i < found; i++) free(entries[i]); /* scandir's own */
+  for (int i = 0; i < found; i++) free(entries[i]); /* from scandir's malloc */
   free(entries);
   g2z_release(services, texts);
   g2zp_told_free(&told[0]);
@@ -1880,7 +1881,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   return status;
 }
 
-/* Written so that one reader serves for this table and for those of nsys. */
+/* Writes the format of nsys, so that one reader reads both. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]) {
   const g2z_path directory = g2z_path_in(run_dir, "profiles");
@@ -1899,7 +1900,7 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
                             "---------------  ---------------  -------------------\n");
   for (int i = 0; i < G2Z_SPAN_COUNT; i++) total_s += times[i].total_s;
   memcpy(left, times, sizeof left);
-  for (;;) { /* what took most first */
+  for (;;) { /* longest first */
     int most = -1;
     for (int i = 0; i < G2Z_SPAN_COUNT; i++)
       if (left[i].count && (most < 0 || left[i].total_s > left[most].total_s)) most = i;
@@ -1921,7 +1922,7 @@ G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) 
   return g2zp_profile_summarize(services, run_dir, NULL);
 }
 
-/* ===== statistics, and all that directories hold ========================= */
+/* ===== statistics, and runs found in directories ========================= */
 
 static int g2zp_double_order(const void *a, const void *b) {
   double left = *(const double *)a, right = *(const double *)b;
@@ -1929,7 +1930,7 @@ static int g2zp_double_order(const void *a, const void *b) {
 }
 
 G2Z_API double g2z_median(double *values, size_t count) {
-  if (count == 0) return NAN; /* qsort may not be given NULL */
+  if (count == 0) return NAN; /* qsort must not get NULL */
   for (size_t i = 0; i < count; i++)
     if (isnan(values[i])) return NAN;
   qsort(values, count, sizeof *values, g2zp_double_order);
@@ -1973,7 +1974,7 @@ static g2z_status g2zp_results_add_run(g2z_results *results, const char *run_dir
   G2ZP_TRY(status);
   g2zp_told *run = &results->runs[results->run_count];
   status = g2zp_told_run(results->services, run_dir, run);
-  results->run_count++; /* what was read of it is freed with the others */
+  results->run_count++; /* after a failure, too: freed with the others */
   if (status != G2Z_OK || (g2zp_told_number(run, "hardware.world_size") >= 1 &&
                            !isnan(g2zp_told_number(run, "summary.total_wall_time_sec"))))
     return status;
@@ -1982,7 +1983,7 @@ static g2z_status g2zp_results_add_run(g2z_results *results, const char *run_dir
                   "artifact of a run", run->path);
 }
 
-/* run_x_9 before run_x_10; else as letters are. */
+/* Of two runs the shorter name first: run_x_9 before run_x_10. Other names in strcmp's order. */
 static int g2zp_results_order(const struct dirent **a, const struct dirent **b) {
   const char *left = (*a)->d_name, *right = (*b)->d_name;
   size_t i = strlen(left), k = strlen(right);
@@ -2017,7 +2018,7 @@ static g2z_status g2zp_results_scan(g2z_results *results, const char *directory,
   for (int i = 0; i < count; i++) {
     if (status == G2Z_OK)
       status = g2zp_results_entry(results, directory, entries[i]->d_name, levels);
-    free(entries[i]); /* scandir's own */
+    free(entries[i]); /* from scandir's malloc */
   }
   free(entries);
   return status;
@@ -2055,7 +2056,7 @@ static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
   g2z_page_heading(page, "Runs");
   g2z_page_text(page, "From each training_metrics.json. Tokens/s counts the first steps too, which "
                       "experiments leave out. Step times are of the last epoch.");
-  for (int c = 0; c < COLUMNS; c++) { /* a value that all runs share stands above the table */
+  for (int c = 0; c < COLUMNS; c++) { /* a value that all runs share goes above the table */
     int differs = results->run_count == 1;
     g2zp_told_cell(page, &results->runs[0], &columns[c], first);
     for (size_t i = 1; i < results->run_count && !differs; i++) {
@@ -2078,7 +2079,7 @@ static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
   }
 }
 
-/* The losses of the first runs over each other; a run without metrics.jsonl has no curve. */
+/* Draws the losses of the first runs in one chart; a run without metrics.jsonl has no curve. */
 static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page) {
   static const struct {
     const char *title, *about, *name;
@@ -2102,7 +2103,7 @@ static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page
     snprintf(names[count], sizeof *names, "%s", directory + (length > 60 ? length - 60 : 0));
     series[count].name = names[count];
     status = g2zp_curves_read(results->services, directory, &curves[count]);
-    if (status == G2Z_IO) status = G2Z_OK; /* its table is worth showing */
+    if (status == G2Z_IO) status = G2Z_OK; /* no metrics.jsonl: the run still has its row */
     else count++;
   }
   if (count && status == G2Z_OK) g2z_page_heading(page, "Curves");
