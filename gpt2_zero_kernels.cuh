@@ -11,23 +11,23 @@
  *   >>k21 columns     column sums: in tiles first, then over the tiles
  *   >>k22 embedding   wte[token] + wpe[t]; backward through a sort of the tokens
  *   >>k23 layernorm   a warp or a block per row
- *   >>k24 pointwise   GELU, residual behind dropout, casts
+ *   >>k24 pointwise   GELU, residual + dropout, casts
  *   >>k30 linear      cuBLASLt: products, timed once per shape, and the ops made of them
  *   >>k40 attention   flash attention on packed qkv
  *   >>k41 attention on Hopper  the same with wgmma and TMA, head size 64
- *   >>k42 products on Hopper   with what is done to their sums, beside cuBLASLt's
+ *   >>k42 products on Hopper   with fused epilogues; an alternative to cuBLASLt
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW
- *   >>k80 collectives NCCL, beside the computation
- *   >>k90 table       the ops of each dtype, and what room 08 calls
+ *   >>k80 collectives NCCL, overlapped with computation
+ *   >>k90 table       the ops of each dtype, and the functions that room 08 calls
  *
  * NAMES    g2z__cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
  *          table. A is the type of activations and parameters, G of gradients.
  * STREAM   All work of a device runs on one stream, in the order of the calls. Only the first use
  *          of a shape allocates scratch, times products and makes the host wait. So run the same
  *          work once before a graph captures it.
- * ORDER    No atomics on numbers. Every sum runs in an order that depends on the shapes, the GPU's
- *          number of multiprocessors and the tuning table alone. */
+ * ORDER    No atomics on numbers. The order of each sum depends only on the shapes, the GPU's
+ *          number of multiprocessors and the tuning table. */
 
 #ifndef G2Z_KERNELS_INCLUDED
 #define G2Z_KERNELS_INCLUDED
@@ -51,13 +51,13 @@
  * In:  g2z_device_create for CUDA. Out: a device whose backend is a g2z__cuda.
  * Law: a CUDA error becomes a sentence where it is seen; scratch belongs to the op that runs. */
 
-#define G2Z__EVENTS 8            /* what mark() and wait() number */
+#define G2Z__EVENTS 8            /* mark() and wait() take numbers below it */
 #define G2Z__SCRATCH_BLOCKS 64   /* each 1.5 times the last: more than any memory holds */
-#define G2Z__KERNELS 64          /* kernels with much shared memory that are remembered */
-#define G2Z__SHARED_UNASKED (32 << 10) /* CUDA gives 48 KiB unasked, static memory included */
+#define G2Z__KERNELS 64          /* kernels whose occupancy is remembered */
+#define G2Z__SHARED_UNASKED (32 << 10) /* CUDA's default is 48 KiB, static memory included */
 #define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
-#define G2Z__PRODUCTS_TIMED 160  /* of these, at most: they stay, others replace each other */
-#define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one gains nothing */
+#define G2Z__PRODUCTS_TIMED 160  /* limit of timed ones: untimed ones replace each other */
+#define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one is no faster */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
 static void g2z__cuda_timers_close(g2z_device *device);
@@ -65,12 +65,12 @@ static g2z_status g2z__lt_open(g2z_device *device);
 static void g2z__lt_close(g2z_device *device);
 static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops); /* room k90 */
 
-/* A kernel with so much dynamic shared memory and so many threads in a block. */
+/* The occupancy of a kernel, for one block size and one size of dynamic shared memory. */
 typedef struct g2z__kernel {
   const void *function;
   size_t shared;
   int threads;
-  int blocks;                    /* that a multiprocessor holds at a time */
+  int blocks;                    /* resident on a multiprocessor */
 } g2z__kernel;
 
 typedef struct g2z__cuda {       /* device->backend */
@@ -80,7 +80,7 @@ typedef struct g2z__cuda {       /* device->backend */
   int capability;                /* 90: sm_90 */
   int built_for;                 /* architecture of the code that runs here, such as 90 */
   int shared_limit;              /* bytes of shared memory that a block may ask for */
-  unsigned early_launch;         /* 1: kernels may start while the one before ends */
+  unsigned early_launch;         /* 1: a kernel may start while the last one ends */
   char gpu[256];
   cudaStream_t stream;
   cudaEvent_t events[G2Z__EVENTS];
@@ -90,9 +90,9 @@ typedef struct g2z__cuda {       /* device->backend */
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
   int product_count, products_timed, product_victim;
   int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
-  int *taken;                    /* on the GPU, 0 between kernels: they count work with it */
-  decltype(&cuTensorMapEncodeTiled) encode; /* the driver's, once it was looked up */
-  g2z__kernel kernels[G2Z__KERNELS]; /* that CUDA was asked about */
+  int *taken;                    /* on the GPU: kernels count work items; 0 between kernels */
+  decltype(&cuTensorMapEncodeTiled) encode; /* the driver's; NULL until looked up */
+  g2z__kernel kernels[G2Z__KERNELS]; /* occupancy so far */
   int kernel_count;
   /* Scratch that was outgrown stays: a captured graph may still write to it. */
   void *scratch[G2Z__SCRATCH_BLOCKS];
@@ -104,7 +104,7 @@ static inline g2z__cuda *g2z__cuda_of(const g2z_device *device) {
   return (g2z__cuda *)device->backend;
 }
 
-/* What the user can do about an error, or what it means. */
+/* The remedy for an error, or its meaning. */
 static const char *g2z__cuda_remedy(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation: return "lower the batch, or free the GPU of other programs";
@@ -126,7 +126,7 @@ static const char *g2z__cuda_remedy(cudaError_t error) {
 
 static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, const char *what) {
   g2z_status status = error == cudaErrorMemoryAllocation ? G2Z_NO_MEMORY : G2Z_DEVICE;
-  (void)cudaGetLastError(); /* errors that do not stick must not be blamed on the next launch */
+  (void)cudaGetLastError(); /* the next launch must not report an error that does not stick */
   return g2z_fail(services, status, "%s: %s; %s", what, cudaGetErrorString(error),
                   g2z__cuda_remedy(error));
 }
@@ -138,18 +138,17 @@ static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, cons
       return g2z__cuda_fail((device)->services, cuda_error_, #call);         \
   } while (0)
 
-/* After a launch: a bad grid, too much shared memory or an earlier kernel's fault. */
+/* Reports a launch's error: a bad grid, too much shared memory or an earlier kernel's fault. */
 static g2z_status g2z__launched(g2z_device *device, const char *kernel) {
   cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, kernel);
 }
 
-/* Programmatic dependent launch, on Hopper and newer: once all blocks of a kernel have started,
- * blocks of the next kernel start beside them, and wait here until the kernel before has ended.
- * Every kernel that g2z__launch starts calls this in all threads, before any thread returns or
- * touches memory. A kernel that did not wait could end before the kernel in front of it, and the
- * kernel behind it would read too early. The trigger comes after the wait, so that at most two
- * kernels run at a time. */
+/* Programmatic dependent launch, on Hopper and newer. Once all blocks of a kernel have started,
+ * blocks of the next kernel may start. They wait here until the first kernel has ended. Every
+ * kernel that g2z__launch starts calls this in all threads, before any thread returns or touches
+ * memory. A kernel without this wait could end before its predecessor, and its successor would
+ * read too early. The trigger comes after the wait, so that at most two kernels run at a time. */
 static __device__ inline void g2z__k_begin(void) {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -157,8 +156,8 @@ static __device__ inline void g2z__k_begin(void) {
 #endif
 }
 
-/* Allows a kernel's blocks `shared` bytes of dynamic shared memory. *blocks is how many of them a
- * multiprocessor holds at a time. CUDA is asked once for each kernel and size. */
+/* Allows a kernel's blocks `shared` bytes of dynamic shared memory. *blocks becomes the number of
+ * blocks that a multiprocessor holds at a time. CUDA is asked once per kernel and size. */
 static g2z_status g2z__occupancy(g2z_device *device, const void *function, int threads,
                                  size_t shared, int *blocks) {
   g2z__cuda *cuda = g2z__cuda_of(device);
@@ -170,7 +169,7 @@ static g2z_status g2z__occupancy(g2z_device *device, const void *function, int t
   }
   cudaFuncAttributes attributes;
   G2Z__CUDA(device, cudaFuncGetAttributes(&attributes, function));
-  int most = max((int)shared, attributes.maxDynamicSharedSizeBytes); /* other sizes stay allowed */
+  int most = max((int)shared, attributes.maxDynamicSharedSizeBytes); /* larger ones stay allowed */
   G2Z__CUDA(device, cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          most));
   G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads,
@@ -204,8 +203,8 @@ static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kerne
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, name);
 }
 
-/* A function of the driver, as of CUDA 12.0, or NULL. It is looked up at run time, so that programs
- * need not link libcuda. */
+/* A driver function in its CUDA 12.0 version, or NULL. It is looked up at run time, so that
+ * programs need not link libcuda. */
 static void *g2z__driver_function(const char *name) {
   void *function = NULL;
   cudaDriverEntryPointQueryResult found;
@@ -249,8 +248,8 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   if (bytes < least) bytes = least;
   void *memory = NULL;
   G2Z__CUDA(device, cudaMalloc(&memory, bytes));
-  /* For compute-sanitizer alone: its initcheck does not see the bulk copies by which cuBLASLt
-   * writes on Hopper, and would report that memory as never written. */
+  /* Only compute-sanitizer needs this: its initcheck does not see cuBLASLt's bulk copies on Hopper
+   * and would report the memory that they wrote as never written. */
   G2Z__CUDA(device, cudaMemsetAsync(memory, 0, bytes, cuda->stream));
   cuda->scratch[cuda->scratch_count] = memory;
   cuda->scratch_bytes[cuda->scratch_count++] = bytes;
@@ -304,7 +303,7 @@ static void g2z_cuda_release_host(g2z_device *device, void *memory) {
   cudaFreeHost(memory);
 }
 
-/* Of memory that is not pinned, CUDA makes a copy before it returns. */
+/* If host_from is not pinned, CUDA has copied it when the call returns. */
 static g2z_status g2z_cuda_upload(g2z_device *device, void *to, const void *host_from,
                                   size_t bytes) {
   G2Z__CUDA(device, cudaMemcpyAsync(to, host_from, bytes, cudaMemcpyHostToDevice,
@@ -324,8 +323,8 @@ static g2z_status g2z_cuda_zero(g2z_device *device, void *memory, size_t bytes) 
   return G2Z_OK;
 }
 
-/* While a graph is captured the event is an external one, which the host can wait for: an ordinary
- * one would become an edge of the graph. */
+/* During capture the event must be external, so that the host can wait for it: an ordinary event
+ * would become an edge of the graph. */
 static g2z_status g2z_cuda_mark(g2z_device *device, int event) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   G2Z_ASSERT(event >= 0 && event < G2Z__EVENTS);
@@ -345,7 +344,7 @@ static g2z_status g2z_cuda_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-/* Also closes a device that opened in part. */
+/* Also closes a device whose opening failed halfway. */
 static void g2z_cuda_close(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (!cuda) return;
@@ -415,16 +414,16 @@ static void g2z_cuda_graph_free(g2z_device *device, g2z_graph *graph) {
 
 /* ----- spans ------------------------------------------------------------- */
 
-/* The events form a ring. The host is at most one step ahead, so that an event was passed long ago
- * when it comes round again. In a step with more spans than this the host waits. */
+/* The events form a ring. The host is at most one step ahead, so an event has long completed when
+ * the ring reuses it. If one step has more spans than the ring, the host waits. */
 #define G2Z__SPANS 1024
 
 typedef struct g2z__cuda_spans {     /* device->timers->backend */
   cudaEvent_t begin[G2Z__SPANS], end[G2Z__SPANS];
   g2z_span span[G2Z__SPANS];
-  int ended[G2Z__SPANS];             /* 1: has an end, and is not counted yet */
+  int ended[G2Z__SPANS];             /* 1: ended, but not counted yet */
   int next;
-  int open[G2Z_SPAN_COUNT];          /* the place of each open span in the ring; -1: not open */
+  int open[G2Z_SPAN_COUNT];          /* each span's place in the ring; -1: not open */
 } g2z__cuda_spans;
 
 static g2z__cuda_spans *g2z__cuda_spans_of(const g2z_device *device) {
@@ -474,7 +473,7 @@ static g2z_status g2z_cuda_timers_settle(g2z_device *device) {
                   "the events that time spans failed: profile without them");
 }
 
-/* The next place in the ring that no open span has. While one span of a backward pass is open,
+/* The next place in the ring that no open span holds. While one span of a backward pass is open,
  * stage 3 can begin and end more collectives than the ring has places. */
 static int g2z__cuda_span_turn(g2z__cuda_spans *s) {
   for (int taken = 1; taken;) {
@@ -532,11 +531,10 @@ static void g2z_cuda_span_end(const g2z_device *device, g2z_span span) {
 
 /* ----- opening ----------------------------------------------------------- */
 
-/* Its attributes tell which code the driver loads on this GPU. */
+/* Its attributes name the architecture of the code that the driver loads. */
 static __global__ void g2z_k_probe(void) {}
 
-/* The architecture of the machine code or PTX that runs on this GPU, such as 90; 0: there is
- * none. */
+/* Architecture of the machine code or PTX that runs on this GPU, such as 90; 0 if none does. */
 static int g2z__built_for(void) {
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, g2z_k_probe) != cudaSuccess) {
@@ -559,7 +557,7 @@ static g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
   cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return G2Z_OK;
   (void)cudaGetLastError();
-  cudaDriverGetVersion(&driver); /* 0: there is none; the runtime calls that an old driver, too */
+  cudaDriverGetVersion(&driver); /* 0: no driver; the runtime would report an old one */
   cudaRuntimeGetVersion(&runtime);
   if (!driver)
     return g2z_fail(services, G2Z_DEVICE,
@@ -612,7 +610,7 @@ static void g2z__cuda_describe(g2z_device *device) {
   snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
   snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
   if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
-  /* sm_75 to sm_100 make 16 in each clock of a multiprocessor. */
+  /* From sm_75 to sm_100, a multiprocessor computes 16 per clock. */
   if (cuda->capability <= 100 &&
       cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, cuda->ordinal) == cudaSuccess)
     out->exponentials_per_s = 16.0 * cuda->sms * khz * 1e3;
@@ -625,8 +623,8 @@ static void g2z__cuda_describe(g2z_device *device) {
 #endif
 }
 
-/* Logs what runs where in one line, and a warning if the build is for an older architecture than
- * the GPU's. */
+/* Logs the GPU, the versions and the types in one line. Warns if the build is for an older
+ * architecture than the GPU's. */
 static void g2z__cuda_report(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   int driver = 0, runtime = 0;
@@ -671,7 +669,7 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   G2Z__CUDA(device, cudaDriverGetVersion(&driver));
   cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
                        CUDART_VERSION >= 12030;
-  /* Not the default stream: that one waits for other streams, and cannot be captured. */
+  /* Not the default stream, which waits for other streams and cannot be captured. */
   G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
   G2Z__CUDA(device, cudaMalloc((void **)&cuda->taken, sizeof *cuda->taken));
   G2Z__CUDA(device, cudaMemsetAsync(cuda->taken, 0, sizeof *cuda->taken, cuda->stream));
@@ -702,12 +700,12 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
 /* ===== >>k20 numbers =====================================================
  * In:  memory of A or G. Out: registers of fp32, and back.
  * Law: numbers are stored in A or G and computed in fp32. A row is read in packs of 16 bytes: rows
- *      start on 16 bytes because C is a multiple of 8. */
+ *      are aligned to 16 bytes because C is a multiple of 8. */
 
 #define G2Z__WARP 32u
 #define G2Z__ALL_LANES 0xffffffffu
 
-/* How many numbers of type A one 16-byte pack holds. */
+/* Numbers of type A in a pack of 16 bytes. */
 template <typename A>
 static constexpr int g2z__lanes = 16 / (int)sizeof(A);
 
@@ -715,7 +713,7 @@ static __device__ inline float g2z__to_float(float x) { return x; }
 static __device__ inline float g2z__to_float(__half x) { return __half2float(x); }
 static __device__ inline float g2z__to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-/* The conversions of two numbers side by side are one instruction. */
+/* One instruction converts two neighbouring numbers. */
 template <typename A>
 struct g2z__pair_of;
 template <>
@@ -773,7 +771,7 @@ static __device__ inline uint4 g2z__pack(const float (&in)[g2z__lanes<A>]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* Two and eight numbers times a scale, in E: as g2z__round_e4m3 and g2z__round_e5m2. */
+/* Rounds two or eight numbers times a scale to E, as g2z__round_e4m3 and g2z__round_e5m2 do. */
 template <typename E>
 static constexpr __nv_fp8_interpretation_t g2z__narrow_type =
     std::is_same<E, __nv_fp8_e5m2>::value ? __NV_E5M2 : __NV_E4M3;
@@ -791,7 +789,7 @@ static __device__ inline uint2 g2z__pack_8(const float (&in)[8], float scale) {
   return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
 }
 
-/* A pair and a pack as they were rounded to A, in E: activations in e4m3, gradients in e5m2. */
+/* Rounds a pair or a pack of A to E: activations, scaled, to e4m3; gradients to e5m2. */
 template <typename A, typename E>
 static __device__ inline uint32_t g2z__pair_narrow(uint32_t pair) {
   constexpr bool GRADIENT = std::is_same<E, __nv_fp8_e5m2>::value;
@@ -810,7 +808,7 @@ static __device__ inline uint2 g2z__pack_narrow(uint4 pack) {
       g2z__pair_narrow<A, E>(pack.z) | g2z__pair_narrow<A, E>(pack.w) << 16);
 }
 
-/* Pack number `index` of memory that starts on 16 bytes. */
+/* Pack number `index` of memory that is aligned to 16 bytes. */
 template <typename A>
 static __device__ inline uint4 g2z__get(const A *from, size_t index) {
   return reinterpret_cast<const uint4 *>(from)[index];
@@ -819,7 +817,7 @@ template <typename A>
 static __device__ inline void g2z__put(A *to, size_t index, uint4 pack) {
   reinterpret_cast<uint4 *>(to)[index] = pack;
 }
-/* The same for data that is not read again soon: it leaves the caches to other data. */
+/* The same for data that is not read again soon: the caches keep other data instead. */
 template <typename A>
 static __device__ inline uint4 g2z__get_once(const A *from, size_t index) {
   return __ldcs(reinterpret_cast<const uint4 *>(from) + index);
@@ -829,7 +827,7 @@ static __device__ inline void g2z__put_once(A *to, size_t index, uint4 pack) {
   __stcs(reinterpret_cast<uint4 *>(to) + index, pack);
 }
 
-/* L floats, 4 or 8, from and to an address on 16 bytes. */
+/* L floats, 4 or 8, at an address that is aligned to 16 bytes. */
 template <int L>
 static __device__ inline void g2z__get_floats(float (&out)[L], const float *from) {
 #pragma unroll
@@ -856,7 +854,7 @@ static __device__ inline void g2z__write(G *to, float value, g2z_write mode) {
 
 #define G2Z__LOG2E 1.4426950408889634f
 
-/* 2^x, within 2 units of the last place; below 2^-126 it is 0. */
+/* 2^x, within 2 units of the last place; a result below 2^-126 becomes 0. */
 static __device__ inline float g2z__exp2(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -874,8 +872,8 @@ static __device__ inline float g2z__warp_sum(float x) {
 /* The threads that work on one row. */
 typedef enum g2z__team { G2Z__TEAM_WARP, G2Z__TEAM_BLOCK } g2z__team;
 
-/* The sum over a team, in all of its threads. `shared` has room for 32 floats; a block may use it
- * again only behind another barrier. */
+/* The sum over a team; each of its threads gets it. `shared` has room for 32 floats. A block may
+ * reuse it only after another barrier. */
 template <g2z__team TEAM>
 static __device__ inline float g2z__team_sum(float x, float *shared) {
   x = g2z__warp_sum(x);
@@ -899,8 +897,8 @@ static g2z_dropout g2z__dropout_value(const g2z_dropout *dropout) {
   return g2z__dropout_on(dropout) ? *dropout : value;
 }
 
-/* The factors of pack `index` of row `row` of rows[N,C]. The step is read once, not for each group
- * of four. */
+/* Dropout factors of pack `index` in row `row` of a tensor [N,C]. The step is read once, not once
+ * per group of four. */
 template <typename A>
 static __device__ inline void g2z__dropout_pack(float (&factors)[g2z__lanes<A>],
                                                 const g2z_dropout &dropout, size_t row, int index,
@@ -920,11 +918,11 @@ static __device__ inline void g2z__dropout_pack(float (&factors)[g2z__lanes<A>],
 
 /* ===== >>k21 columns =====================================================
  * In:  a tensor of N rows. Out: the sums of its columns, in G.
- * Law: rows are cut into slabs by the shape alone; each slab's sums are made in fp32, then added in
- *      the order of the slabs. */
+ * Law: the shape alone determines how rows are cut into slabs. Each slab is summed in fp32; then
+ *      the slabs' sums are added in order. */
 
 #define G2Z__SLABS 256           /* most slabs of a column sum: enough blocks for any GPU */
-#define G2Z__SLAB_ROWS 32        /* least rows of one: 4 for each of a block's 8 warps */
+#define G2Z__SLAB_ROWS 32        /* least rows of a slab: 4 for each of a block's 8 warps */
 
 static int g2z__slab_rows(int N) {
   int rows = (int)g2z__blocks((size_t)N, G2Z__SLABS);
@@ -936,12 +934,12 @@ static int g2z__slabs(int N) { return (int)g2z__blocks((size_t)N, (size_t)g2z__s
  *   partial      [P,K,C] f32 in   K = gridDim.y
  *   out0..out2   [C] G out        out_k, k < K
  * Launch  grid (ceil(C/32), K), block (32,32)
- * Cost    4PKC bytes: P=132, K=3, C=768 is 1.2 MB, out of L2
+ * Cost    4PKC bytes: P=132, K=3, C=768 is 1.2 MB, from L2
  * Order   thread row r adds p = r, r+32, ...; then the 32 rows in order */
 template <typename G>
 static __global__ void __launch_bounds__(1024)
 g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g2z_write mode) {
-  constexpr int BATCH = 8;       /* loads under way together: P <= 256 waits for memory once */
+  constexpr int BATCH = 8;       /* loads in flight: P <= 256 waits for memory once */
   __shared__ float rows[32][32];
   int c = (int)(blockIdx.x * 32 + threadIdx.x), K = (int)gridDim.y, k = (int)blockIdx.y;
   const float *at = partial + (size_t)k * (size_t)C + (size_t)c;
@@ -996,7 +994,7 @@ g2z_k_column_sums(float *partial, A *x, const A *times, int N, int C, int slab_r
   float sum[L] = {};
   g2z__k_begin();
   for (int row = first; pack < packs && row < end; row += 8 * BATCH) {
-    uint4 raw[BATCH], factor[BATCH]; /* loaded together: stores in between would part the loads */
+    uint4 raw[BATCH], factor[BATCH]; /* loaded together: stores in between delay loads */
 #pragma unroll
     for (int j = 0; j < BATCH; j++) {
       size_t at = (size_t)min(row + 8 * j, end - 1) * (size_t)packs + (size_t)pack;
@@ -1062,7 +1060,7 @@ static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, float *par
  *   wte,wpe  [Vp,C] [T,C] A in
  *   out      [N,C] A out
  * Launch  a warp per row, block (32,8)
- * Cost    3 sizeof(A) NC bytes; wte's frequent rows and wpe come out of L2
+ * Cost    3 sizeof(A) NC bytes; wte's frequent rows and wpe come from L2
  * Oracle  g2z__cpu_embed_fwd */
 template <typename A, g2z__drop DROP>
 static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const int32_t *positions,
@@ -1112,7 +1110,7 @@ static g2z_status g2z_cuda_embed_next(g2z_device *device, void *out, const int32
                      positions, (const A *)wte, (const A *)wpe, g2z__dropout_value(NULL), B, 1, C);
 }
 
-/* One row's pack of the gradient, behind the dropout. */
+/* One pack of a row's gradient, after dropout's backward. */
 template <typename A, g2z__drop DROP>
 static __device__ inline void g2z__embed_gradient(float (&out)[g2z__lanes<A>], uint4 raw,
                                                   const g2z_dropout &dropout, size_t row, int pack,
@@ -1155,21 +1153,21 @@ static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout d
   for (int i = 0; i < L; i++) g2z__write(dwpe + at * L + i, sum[i], mode);
 }
 
-/* g2z_k_count: out[i] = i, by a thread each, blocks of 256. */
+/* g2z_k_count: out[i] = i, one thread per element, blocks of 256. */
 static __global__ void g2z_k_count(int32_t *out, int n) {
   int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
   g2z__k_begin();
   if (i < n) out[i] = i;
 }
 
-/* Sorted positions that one warp adds up: few where few rows would leave the GPU idle. */
+/* Sorted positions that one warp adds up: few in a small batch, so that all of the GPU works. */
 static int g2z__run_rows(const g2z_device *device, int N, int packs) {
   size_t warps = (size_t)g2z__cuda_of(device)->sms * 16;
   size_t rows = (size_t)N * g2z__blocks((size_t)packs, 32) / warps;
   return rows < 8 ? 8 : rows > 32 ? 32 : (int)rows;
 }
 
-/* A row's pack as floats: of fp32, or of the type that a pack holds L of. */
+/* Reads and writes L numbers of a row as floats. D is fp32, or a type with L numbers per pack. */
 template <int L, typename D>
 static __device__ inline void g2z__get_row(float (&out)[L], const D *from) {
   if constexpr (sizeof(D) == 4) g2z__get_floats<L>(out, from);
@@ -1181,7 +1179,7 @@ static __device__ inline void g2z__put_row(D *to, const float (&in)[L]) {
   else g2z__put(to, 0, g2z__pack<D>(in));
 }
 
-/* The parts of one launch, passed by value: the caller's list lies in host memory. */
+/* The parts of one launch, passed by value, because the caller's list is in host memory. */
 #define G2Z__ROW_PARTS 16
 typedef struct g2z__row_parts {
   g2z_row_part part[G2Z__ROW_PARTS];
@@ -1190,15 +1188,15 @@ typedef struct g2z__row_parts {
 
 /* g2z_k_embed_bwd_runs: dwte[token] += the sum of each run of equal tokens.
  *   sorted  [N] i32 in           tokens in ascending order
- *   order   [N] i32 in           where each stood in the batch
+ *   order   [N] i32 in           the position of each in the batch
  *   dout    [N,C] A in
- *   dwte    D in place           parts of dwte[Vp,C]; runs inside one chunk of run_rows positions
- *   heads   [chunks,C] f32 out   what a chunk has of a run that began before it
- *   tails   [chunks,C] f32 out   what a chunk has of a run that begins in it and goes on behind it
+ *   dwte    D in place           parts of dwte[Vp,C]: adds runs inside a chunk of run_rows tokens
+ *   heads   [chunks,C] f32 out   a chunk's share of a run that began in an earlier chunk
+ *   tails   [chunks,C] f32 out   a chunk's share of a run that begins in it and continues after it
  * Launch  grid (ceil(chunks/8), ceil(packs/32), parts), block (32,8): a warp per chunk, 32 packs
  *         and part
- * Cost    sizeof(A) NC bytes + 2 sizeof(D) C per distinct token, of those inside; frequent tokens
- *         are spread over many warps
+ * Cost    sizeof(A) NC bytes + 2 sizeof(D) C per distinct token, of tokens in the parts. Many
+ *         warps share a frequent token
  * Order   the order of the batch
  * Oracle  g2z__cpu_embed_bwd, g2z__cpu_embed_add */
 template <typename A, typename D, g2z__drop DROP>
@@ -1217,7 +1215,7 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
   size_t column = (size_t)pack * L, width = (size_t)C;
   if (((size_t)sorted[end - 1] + 1) * width <= low || (size_t)token * width >= low + count) return;
   bool began_before = first > 0 && sorted[first - 1] == token;
-  float sum[L] = {}, before[L] = {}; /* of the run so far, and dwte's row as it was */
+  float sum[L] = {}, before[L] = {}; /* the run's sum; dwte's row before it */
   auto inside = [=](int key) { return (size_t)key * width + column - low < count; };
   auto write = [&](bool goes_on) { /* at the end of a run or of the chunk */
     if (!inside(token)) return;
@@ -1234,7 +1232,7 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
     float row_before[GROUP][L] = {};
     int keys[GROUP], rows[GROUP];
 #pragma unroll
-    for (int j = 0; j < GROUP; j++) { /* all loads of a group are under way together */
+    for (int j = 0; j < GROUP; j++) { /* all loads of a group are in flight together */
       int i = min(group + j, end - 1);
       keys[j] = sorted[i];
       rows[j] = order[i];
@@ -1266,8 +1264,8 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
 }
 
 /* g2z_k_embed_bwd_seams: dwte[token] += tail + heads, for the runs that cross chunks.
- * Launch  grid (ceil(chunks/8), ceil(C/32), parts), block (32,8): a warp per chunk whose last run
- *         goes on, and part
+ * Launch  grid (ceil(chunks/8), ceil(C/32), parts), block (32,8): a warp per chunk and part. It
+ *         works if the chunk's last run begins in it and continues in the next
  * Order   the order of the chunks */
 template <typename D>
 static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, const float *heads,
@@ -1278,7 +1276,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
   g2z__k_begin();
-  if (end >= N) return; /* like the two below: all lanes together */
+  if (end >= N) return; /* here and in the next two returns, the lanes agree */
   int token = sorted[end - 1];
   if (sorted[end] != token) return;
   if (first > 0 && sorted[first - 1] == token) return; /* began before: another warp's run */
@@ -1300,14 +1298,14 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
   g2z__write(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
-#define G2Z__RANKED_TOKENS 8192  /* most tokens that are sorted by their ranks */
+#define G2Z__RANKED_TOKENS 8192  /* up to here g2z_k_embed_rank sorts, beyond CUB */
 
-/* g2z_k_embed_rank: sorted and order, as above, of a few tokens: each counts those before it.
+/* g2z_k_embed_rank: sorts few tokens: each counts the tokens that come before it.
  *   tokens         [N] i32 in
  *   sorted, order  [N] i32 out
  * Launch  grid ceil(N/32), block (32,16): a lane per token, the warps share the others
- * Cost    N^2 comparisons, 9 instructions of a warp for 128 of them, in one launch; a radix sort
- *         has many launches */
+ * Cost    N^2 comparisons, a warp's 9 instructions per 128, in one launch. A radix sort has many
+ *         launches */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
   __shared__ alignas(16) uint32_t others[16][32];
@@ -1316,10 +1314,10 @@ g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) 
   g2z__k_begin();
   uint32_t token = i < N ? (uint32_t)tokens[i] : 0;
   for (int first = (int)threadIdx.y * 32; first < N; first += 512) {
-    int j = first + (int)threadIdx.x; /* an empty lane's is behind all */
+    int j = first + (int)threadIdx.x; /* an empty lane's key sorts last */
     others[threadIdx.y][threadIdx.x] = j < N ? (uint32_t)tokens[j] : 0xffffffffu;
     __syncwarp();
-    uint32_t end = token + (first < own); /* equal ones count where they stood before */
+    uint32_t end = token + (first < own); /* equal tokens count if they are earlier */
 #pragma unroll
     for (int lane = 0; lane < 32; lane += 4) {
       uint4 four = *(const uint4 *)&others[threadIdx.y][lane];
@@ -1327,7 +1325,7 @@ g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) 
     }
     __syncwarp();
   }
-  if (threadIdx.y == blockIdx.x % 16) /* the warp that had these 32 themselves */
+  if (threadIdx.y == blockIdx.x % 16) /* this warp has read the block's own 32 tokens */
     rank += __popc(__match_any_sync(G2Z__ALL_LANES, token) & ((1u << threadIdx.x) - 1));
   ranks[threadIdx.y][threadIdx.x] = rank;
   __syncthreads();
@@ -1338,7 +1336,7 @@ g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) 
   order[rank] = i;
 }
 
-/* Scratch of embed_bwd: CUB's, three lists of N, two buffers of chunks. */
+/* Scratch of embed_bwd: CUB's, three lists [N], two buffers [chunks,C]. */
 typedef struct g2z__embed_scratch {
   void *cub;
   size_t cub_bytes;
@@ -1456,7 +1454,7 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
   G2Z__TRY(g2z__scratch(device, 2 * buffer, &memory));
   scratch.heads = (float *)memory;
   scratch.tails = (float *)((char *)memory + buffer);
-  scratch.sorted = (int32_t *)order; /* which are only read from here on */
+  scratch.sorted = (int32_t *)order; /* only read from here on */
   scratch.order = (int32_t *)order + N;
   for (int first = 0; first < count; first += G2Z__ROW_PARTS) {
     g2z__row_parts some;
@@ -1471,15 +1469,15 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
 
 /* ===== >>k23 layernorm ===================================================
  * In:  rows x[N,C]. Out: their normal form; backward, the gradients of rows, weight and bias.
- * Law: a row is read from memory once, and is at most 16 KiB wide. Forward, a warp holds a row up
- *      to 4 KiB and a block a wider one; backward, which also keeps the sums of its columns in
- *      registers, gives each thread one pack of a row, or two. Ba et al. 2016, arXiv:1607.06450. */
+ * Law: a row is read from memory once, and is at most 16 KiB wide. In forward a warp holds a row of
+ *      up to 4 KiB, a block a wider one. In backward each thread holds one or two packs of a row,
+ *      and column sums in registers. Ba et al. 2016, arXiv:1607.06450. */
 
 #define G2Z__ROW_THREADS 512     /* most threads that hold a row */
-#define G2Z__ROW_WARP_PACKS 8    /* most packs of a lane where a warp holds a row */
+#define G2Z__ROW_WARP_PACKS 8    /* most packs per lane if a warp holds the row */
 
-/* How many threads hold a row, in whole warps, with *K packs each. Up to half of the threads that
- * are allowed hold one pack each: then each has the registers that backward needs. */
+/* Sets the threads that hold a row, in whole warps, and the packs *K of each: 1 if half of
+ * G2Z__ROW_THREADS suffice, because fewer threads have more registers each. Backward needs them. */
 static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, int *K) {
   *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
   *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
@@ -1509,7 +1507,7 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
   __shared__ float shared[2][32];
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
   g2z__k_begin();
-  if (row >= N) return; /* whole teams leave */
+  if (row >= N) return; /* whole teams return */
   size_t first = (size_t)row * (size_t)packs;
   uint4 raw[K];
   float sum = 0, squares = 0;
@@ -1528,7 +1526,7 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
   float center = g2z__team_sum<TEAM>(sum, shared[0]) / (float)C;
 #pragma unroll
   for (int k = 0; k < K; k++) {
-    if (k * (int)blockDim.x + (int)threadIdx.x >= packs) continue; /* zeros that are no data */
+    if (k * (int)blockDim.x + (int)threadIdx.x >= packs) continue; /* padding, not data */
     float value[L];
     g2z__unpack<A>(value, raw[k]);
 #pragma unroll
@@ -1582,7 +1580,7 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narr
                      (const A *)b, N, C);
 }
 
-/* What backward reads and writes; see g2z_k_layernorm_bwd. */
+/* Arguments of g2z_k_layernorm_bwd. */
 template <typename A>
 struct g2z__layernorm_bwd_data {
   A *dres, *dropped;
@@ -1595,19 +1593,19 @@ struct g2z__layernorm_bwd_data {
   int N, C;
 };
 
-/* The rows that are on their way: [stages][3][K][threads of the block] packs of dy, x and dres. A
- * thread reads what it copied itself, so that no barrier stands between. */
+/* Prefetched rows: [stages][3][K][threads of the block] packs of dy, x and dres. A thread reads
+ * only what it copied itself, so no barrier is needed. */
 extern __shared__ uint4 g2z__row_ring[];
 
-/* Four stages keep enough bytes under way to fill the memory bus of Hopper. Of wide rows two stages
- * fit, everywhere but on sm_75, whose 64 KiB take rows of up to 10 KiB. */
+/* Four stages keep enough bytes in flight for Hopper's memory bandwidth. Wide rows have two stages.
+ * They fit on every GPU except sm_75: its 64 KiB take rows of up to 10 KiB. */
 template <int K>
 static constexpr int g2z__row_stages = K == 1 ? 4 : 2;
 /* A team has at most this many warps. */
 template <int K>
 static constexpr int g2z__row_warps = K == 1 ? 8 : 16;
-/* A block has so many threads, in up to 8 teams: all that a multiprocessor has registers for. The
- * fewer the blocks, the fewer are the sums that the second stage reads. */
+/* Threads of a block, in up to 8 teams: as many as a multiprocessor has registers for. Few large
+ * blocks leave few partial sums for the second stage to read. */
 template <int K, g2z__drop DROP>
 static constexpr int g2z__row_block = K == 1 && DROP == G2Z__DROP_OFF ? 768 : 512;
 #define G2Z__ROW_TEAMS 8
@@ -1647,7 +1645,7 @@ static __device__ inline void g2z__team_barrier(void) {
   asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
 }
 
-/* Two sums over the threads of a team, in all of them, behind one barrier. `parts` has a place for
+/* Two sums over a team with one barrier; each of its threads gets both. `parts` has a place for
  * each warp of the widest team; places without a warp are 0. */
 template <int WARPS>
 static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
@@ -1665,8 +1663,8 @@ static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
   return x;
 }
 
-/* partial[tensor][c] = the sums of all teams of a block, in the order of the teams. The ring holds
- * them all: 3 x K x L floats a thread are no more than its packs of two stages. */
+/* partial[tensor][c] = the sum over a block's teams, in their order. The ring has room for all: 3 x
+ * K x L floats per thread take at most the bytes of its packs in two stages. */
 template <int K, int L>
 static __device__ inline void g2z__layernorm_partial(float *partial, const float (&sums)[3][K][L],
                                                      int tensors, int C) {
@@ -1691,7 +1689,7 @@ static __device__ inline void g2z__layernorm_partial(float *partial, const float
   }
 }
 
-/* What a thread holds of the row that it works on, and of all its rows. */
+/* A thread's share of its current row, and its sums over all its rows. */
 template <typename A, int K>
 struct g2z__row_work {
   static constexpr int L = g2z__lanes<A>;
@@ -1702,7 +1700,7 @@ struct g2z__row_work {
   uint4 w[K];
 };
 
-/* A row's first half: xhat and g, their sums, the columns of dw and db. */
+/* First half of a row: xhat, g, the sums of g and g xhat, and the columns of dw and db. */
 template <typename A, int K>
 static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &work,
                                                         const g2z__row_slots<K> &slots, int stage,
@@ -1729,7 +1727,7 @@ static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &wor
   return sums;
 }
 
-/* Its second half: dres, dropped, and the columns of dbias. */
+/* Second half of a row: dres, dropped, and the columns of dbias. */
 template <typename A, int K, g2z__drop DROP>
 static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
                                                       const g2z__row_slots<K> &slots, int stage,
@@ -1764,7 +1762,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
   }
 }
 
-/* g2z_k_layernorm_bwd: dres = or += dx, and per block the column sums that dw, db and dbias are.
+/* g2z_k_layernorm_bwd: dres = or += dx, and each block's column sums for dw, db and dbias.
  *   dy, x      [N,C] A in
  *   w          [C]   A in
  *   mean,rstd  [N]   f32 in
@@ -1772,9 +1770,9 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  *   dropped    [N,C] A out           dropout'(dres); only with dropout
  *   partial    [blocks,2 or 3,C] f32 out
  * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
- *         dbias += what was stored in dres, or in dropped
- * Launch  persistent: block (threads, teams), a team per row, a thread K packs of it; the next rows
- *         are copied to shared memory meanwhile, and no team waits for another
+ *         dbias += the stored dres, or dropped with dropout
+ * Launch  persistent: block (threads, teams); a team takes a row, a thread K packs of it. The next
+ *         rows are prefetched to shared memory. No team waits for another
  * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB
  * Order   a team adds its rows in ascending order; then the teams in order
  * Oracle  g2z__cpu_layernorm_bwd */
@@ -1783,7 +1781,7 @@ static __global__ void
 __launch_bounds__(g2z__row_block<K, DROP>, 1)
 g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   constexpr int L = g2z__lanes<A>, STAGES = g2z__row_stages<K>, WARPS = g2z__row_warps<K>;
-  __shared__ alignas(16) float2 shared[2][G2Z__ROW_TEAMS * WARPS]; /* two halves */
+  __shared__ alignas(16) float2 shared[2][G2Z__ROW_TEAMS * WARPS]; /* double buffer */
   for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < G2Z__ROW_TEAMS * WARPS;
        i += blockDim.x * blockDim.y)
     shared[0][i] = shared[1][i] = make_float2(0, 0);
@@ -1805,17 +1803,17 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     __pipeline_commit();
   }
   if (row < data.N) work.mean = data.mean[row], work.rstd = data.rstd[row];
-  /* A team without a row in the last turn meets at the barrier too: racecheck takes it that all
-   * threads of a block meet equally often, and else finds races behind the block's barriers. */
+  /* A team without a row in the last turn still meets at its barrier: racecheck assumes that all
+   * threads of a block meet equally often, and would report races after the block's barriers. */
   for (; row - (int)threadIdx.y < data.N; row += stride) {
     g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
                          stage == 0 ? STAGES - 1 : stage - 1);
     __pipeline_commit();
-    bool goes_on = row < data.N - stride; /* mean and rstd too are under way a row ahead */
+    bool goes_on = row < data.N - stride; /* mean and rstd are prefetched, too */
     float next_mean = goes_on ? data.mean[row + stride] : 0;
     float next_rstd = goes_on ? data.rstd[row + stride] : 0;
     __pipeline_wait_prior(STAGES - 1);
-    /* Every second row takes the other half of `shared`: the one before may still be read. */
+    /* Rows alternate between the halves of `shared`: a warp may still read the last row's half. */
     float2 means = make_float2(0, 0);
     if (row < data.N) means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, packs);
     means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
@@ -1833,7 +1831,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   g2z__layernorm_partial<K, L>(partial, work.sums, tensors, data.C);
 }
 
-/* As many blocks as run at once, of as many teams as shared memory and N have work for. */
+/* Launches as many blocks as run at once. Shared memory and N limit the teams of a block. */
 template <typename A, typename G, int K, g2z__drop DROP>
 static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_data<A> data,
                                          int threads, G *dw, G *db, G *dbias, g2z_write mode) {
@@ -1842,11 +1840,11 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   size_t ring = (size_t)(g2z__row_stages<K> * 3 * K * threads) * sizeof(uint4);
   size_t own = sizeof(float2) * 2 * G2Z__ROW_TEAMS * g2z__row_warps<K>; /* the kernel's `shared` */
   int room = (int)(((size_t)cuda->shared_limit - own) / ring), blocks = 0;
-  int rows = (int)g2z__blocks((size_t)data.N, (size_t)cuda->sms); /* of a multiprocessor */
+  int rows = (int)g2z__blocks((size_t)data.N, (size_t)cuda->sms); /* per multiprocessor */
   int teams = g2z__row_block<K, DROP> / threads, tensors = 2 + data.with_bias;
   if (teams > G2Z__ROW_TEAMS) teams = G2Z__ROW_TEAMS;
   if (teams > rows) teams = rows;
-  if (teams > room) teams = room < 1 ? 1 : room; /* at 1, CUDA says that it does not fit */
+  if (teams > room) teams = room < 1 ? 1 : room; /* if one does not fit, CUDA reports it */
   ring *= (size_t)teams;
   G2Z__TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
   size_t wanted = g2z__blocks((size_t)data.N, (size_t)teams);
@@ -1891,13 +1889,13 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
 }
 
 /* ===== >>k24 pointwise ===================================================
- * In:  tensors. Out: tensors of the same shape, each element by itself.
+ * In:  tensors. Out: tensors of the same shape.
  * Law: one launch; each thread takes packs of 16 bytes; no element depends on another. */
 
-/* GELU in its tanh form is 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3). That is x
- * gate, where the gate is the logistic function of 2u. The sum 1 + tanh u would lose the digits of
- * small results; the gate keeps them. The slope is gate + x gate (2u)' (1 - gate). Hendrycks and
- * Gimpel 2016, arXiv:1606.08415. */
+/* GELU in its tanh form is 0.5 x (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3). It equals x
+ * times a gate, the logistic function of 2u. The sum 1 + tanh u would lose the digits of small
+ * results; the gate keeps them. The slope is gate + x gate (2u)' (1 - gate). Hendrycks and Gimpel
+ * 2016, arXiv:1606.08415. */
 static __device__ inline float g2z__k_gelu(float x, float &slope) {
   const float rate = 1.5957691216057308f, power = -rate * G2Z__LOG2E;
   float square = x * x;
@@ -2006,18 +2004,18 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
 
 /* ===== >>k30 linear ======================================================
  * In:  a product's shape, types and epilogue. Out: the product, by an algorithm chosen once.
- * Law: products accumulate in fp32. Split sums are kept in fp32 too: the reduction schemes that
- *      round partial sums to the output's type are left out. A choice changes the order of
- *      addition, so it is made once per shape, kept, and can be written down and read back
+ * Law: products accumulate in fp32. Split sums stay in fp32, too: reduction schemes that round
+ *      partial sums to the output's type are excluded. The algorithm determines the order of
+ *      addition. So it is chosen once per shape and kept, and can be saved and read back
  *      (ops->tuning, ops->tuning_read).
  *
- * cuBLASLt speaks column-major: our row-major y[N,O] is its y'[O,N], so a product of rows is asked
- * for with its operands exchanged: y' = w' x'. Room k42's kernel is timed beside cuBLASLt's
- * algorithms, and taken where it wins. */
+ * cuBLASLt is column-major: our row-major y[N,O] is its y'[O,N]. Row-major products therefore
+ * exchange their operands: y' = w' x'. Room k42's kernel competes with cuBLASLt's algorithms: the
+ * fastest is taken. */
 
-#define G2Z__CANDIDATES 24       /* algorithms that are timed for a shape, if there are so many */
-#define G2Z__TIMED_FLOP 1.6e11   /* of a timed round of small products, at most */
-#define G2Z__LARGE_FLOP 3e10     /* products from this size on are timed for long */
+#define G2Z__CANDIDATES 24       /* most algorithms that are timed for a shape */
+#define G2Z__TIMED_FLOP 1.6e11   /* limit of a timed round of small products */
+#define G2Z__LARGE_FLOP 3e10     /* products of this size or more are timed longer */
 #define G2Z__LARGE_CALLS 8
 #define G2Z__LARGE_MS 30
 
@@ -2031,36 +2029,36 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
 } g2z__lt_key;
 #define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
 
-/* Epilogues that no library has, of room k42's kernel. */
+/* Epilogues that only room k42's kernel has. */
 typedef enum g2z__epilogue {
-  G2Z__EPILOGUE_GELU = 1 << 16,    /* behind the bias; its slope goes to `slope` */
+  G2Z__EPILOGUE_GELU = 1 << 16,    /* after the bias; its slope goes to `slope` */
   G2Z__EPILOGUE_TIMES_SLOPE,       /* D times `slope`; columns are summed by slabs to `sums` */
-  G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, as `rows` says; A and B may be e4m3 */
+  G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, described by `rows`; A, B may be e4m3 */
 } g2z__epilogue;
 static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
   return key->epilogue >= G2Z__EPILOGUE_GELU;
 }
 
-/* Who computes a product, and its name in a tuning table. */
+/* The implementation of a product, and its name in a tuning table. */
 typedef enum g2z__way { G2Z__WAY_CUBLASLT, G2Z__WAY_HOPPER, G2Z__WAYS } g2z__way;
 static const char *const g2z__way_names[G2Z__WAYS] = {"cublaslt", "hopper"};
 
 typedef struct g2z__lt_product {
   g2z__lt_key key;
-  g2z__way way;                    /* with HOPPER too, algo is cuBLASLt's best */
+  g2z__way way;                    /* with HOPPER, algo still is cuBLASLt's best */
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, d;
   cublasLtMatmulAlgo_t algo;
   float us;                        /* as timed; 0: not timed */
 } g2z__lt_product;
 
-/* Arguments and results of a product whose rows become a softmax. Exponents are of 2. */
+/* Arguments and results of a product whose rows become a softmax. Exponents have base 2. */
 typedef struct g2z__softmax_rows {
-  const float *reference;          /* [n] what is taken off a row's exponents */
-  const float *unit;               /* [n] of e4m3: a row's sums times this are its exponents */
-  float2 *parts;                   /* [tiles across,n] out: a tile's sum and largest exponent */
-  const int4 *again;               /* [tiles down] NULL: all tiles; else where one is not 0 */
-  int words;                       /* columns that count: the others are 0 beside finite ones */
+  const float *reference;          /* [n] subtracted from a row's exponents */
+  const float *unit;               /* [n] with e4m3: a row's sums times this are exponents */
+  float2 *parts;                   /* [tiles across,n] out: sum and largest exponent per row */
+  const int4 *again;               /* [tiles down] NULL: all tiles; else those with a nonzero */
+  int words;                       /* columns that count: the others' exponentials are 0 */
 } g2z__softmax_rows;
 
 typedef struct g2z__lt_operands {
@@ -2071,11 +2069,11 @@ typedef struct g2z__lt_operands {
   void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX */
-  void *narrow;                    /* with GELU of e4m3, TIMES_SLOPE of e5m2: D in that, too */
+  void *narrow;                    /* D in 8 bits, too: GELU in e4m3, TIMES_SLOPE in e5m2 */
 } g2z__lt_operands;
 
-/* Room k42: whether it has a kernel for a key, and its launcher. `on` NULL: nothing is added. Its
- * column sums are of slabs of G2Z__PRODUCT_ROWS rows. */
+/* Room k42: reports whether it has a kernel for a key, and launches it. `on` NULL: nothing is
+ * added. Column sums are per slab of G2Z__PRODUCT_ROWS rows. */
 #define G2Z__PRODUCT_ROWS 128
 static int g2z__hopper_here(const g2z_device *device);
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
@@ -2120,7 +2118,7 @@ static void g2z__lt_free(g2z__lt_product *product) {
   if (product->a) cublasLtMatrixLayoutDestroy(product->a);
   if (product->b) cublasLtMatrixLayoutDestroy(product->b);
   if (product->d) cublasLtMatrixLayoutDestroy(product->d);
-  memset(product, 0, sizeof *product); /* a key of zeros is no product's */
+  memset(product, 0, sizeof *product); /* no product has a key of zeros */
 }
 
 static void g2z__lt_close(g2z_device *device) {
@@ -2131,7 +2129,7 @@ static void g2z__lt_close(g2z_device *device) {
   cudaFree(cuda->lt_workspace);
 }
 
-/* The descriptors of a key. */
+/* Creates the descriptors of a key. */
 static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product) {
   const g2z__lt_key *key = &product->key;
   cublasOperation_t op_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -2156,7 +2154,7 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   return G2Z_OK;
 }
 
-/* The bias's address lives in the descriptor. */
+/* Sets the bias's address, which is part of the descriptor. */
 static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product,
                                    const g2z__lt_operands *on) {
   if (on->bias)
@@ -2182,7 +2180,7 @@ static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *
   cublasLtMatmulPreference_t preference;
   const uint64_t workspace = G2Z__PRODUCT_WORKSPACE;
   const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  const uint32_t alignment = 16; /* what all our tensors have; the default promises 256 */
+  const uint32_t alignment = 16; /* of all our tensors; cuBLASLt's default is 256 */
   static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -2209,7 +2207,7 @@ static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *
              : g2z__lt_fail(device, status, "the choice of an algorithm", key);
 }
 
-/* Runs `calls` of a product between two events. */
+/* Times `calls` runs of a product with two events. */
 template <typename F>
 static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) {
   g2z__cuda *cuda = g2z__cuda_of(device);
@@ -2220,8 +2218,8 @@ static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) 
          cudaEventElapsedTime(ms, cuda->begin, cuda->end) == cudaSuccess;
 }
 
-/* The best of three rounds; one before them warms up. A round is 8 calls, because the events around
- * a single small product take about as long as the product. */
+/* The best of three rounds, after one to warm up. A round has up to 8 calls, because the events
+ * around a single small product take about as long as the product. */
 template <typename F>
 static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
   double fit = G2Z__TIMED_FLOP / flop;
@@ -2234,9 +2232,8 @@ static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
   return best_ms * 1000 / (float)calls;
 }
 
-/* The mean over G2Z__LARGE_MS, after the GPU was busy for as long. A GPU that is busy for long is
- * held by its power limit. An algorithm that is fastest for a moment may then be slower than one
- * that needs less power. */
+/* The mean over G2Z__LARGE_MS, after as long a warm-up. Under long load the power limit slows the
+ * GPU: the algorithm that wins a short run may then lose to one that needs less power. */
 template <typename F>
 static float g2z__lt_time_large(g2z_device *device, F run) {
   int counted = 0;
@@ -2248,7 +2245,7 @@ static float g2z__lt_time_large(g2z_device *device, F run) {
   return sum_ms * 1000 / (float)counted;
 }
 
-/* Negative when `run`, which says whether it could, could not. */
+/* Microseconds per run; negative if `run`, which returns success, fails. */
 template <typename F>
 static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) {
   double flop = 2.0 * key->m * key->n * key->k;
@@ -2256,7 +2253,7 @@ static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) 
                                 : g2z__lt_time_large(device, run);
 }
 
-/* Times one way to compute a product, which becomes the product's if it is the fastest so far. */
+/* Times one way to compute a product and keeps it if it is the fastest so far. */
 template <typename F>
 static void g2z__lt_try(g2z_device *device, g2z__lt_product *best, g2z__way way,
                         const cublasLtMatmulAlgo_t *algo, F run) {
@@ -2273,8 +2270,8 @@ static int g2z__lt_may_time(const g2z_device *device) {
          !g2z__capturing(device);
 }
 
-/* Chooses by the clock. Where D overwrites C, trials write to memory of their own, so that C stays.
- * Without room for that, the heuristic's favourite is taken. */
+/* Chooses by timing. If D overwrites C, trials write to separate memory to preserve C. Without room
+ * for it, the heuristic's favourite is taken. */
 static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
                                const g2z__lt_operands *on) {
   cublasLtMatmulHeuristicResult_t candidates[G2Z__CANDIDATES];
@@ -2316,8 +2313,8 @@ static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key
   return NULL;
 }
 
-/* A place for a new shape: a free one, else the next of an untimed shape. Some shapes are always
- * untimed, because G2Z__PRODUCTS_TIMED is smaller than the table. */
+/* The table's place for a new shape: a free one, else the next one with an untimed shape. There
+ * always is one, because the table has more places than G2Z__PRODUCTS_TIMED. */
 static g2z__lt_product *g2z__lt_place(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (cuda->product_count < G2Z__PRODUCTS) return &cuda->products[cuda->product_count++];
@@ -2357,17 +2354,17 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
 
 /* ----- the tuning table as text ------------------------------------------ */
 
-/* The first line names cuBLASLt and the GPU: others have other algorithms. */
+/* The first line names cuBLASLt and the GPU, because algorithms differ between them. */
 static void g2z__lt_table_head(const g2z_device *device, char *text, size_t bytes) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   snprintf(text, bytes, G2Z__TUNING_HEAD "cuBLASLt %zu, %d SMs, %s", cublasLtGetVersion(),
            cuda->sms, cuda->gpu);
 }
 
-/* One line a product that was timed: key, way, algorithm in hexadecimal, microseconds. */
+/* One line per timed product: key, way, algorithm in hexadecimal, microseconds. */
 static g2z_status g2z_cuda_tuning(g2z_device *device, char **text) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  const size_t line = 640; /* a head, or a product's fields, words and time, at their longest */
+  const size_t line = 640; /* the longest: a head, or a product's fields, words and time */
   size_t room = (size_t)(cuda->product_count + 1) * line, at = 0;
   void *memory;
   G2Z__TRY(g2z_allocate(device->services, room, 1, &memory));
@@ -2390,7 +2387,7 @@ static g2z_status g2z_cuda_tuning(g2z_device *device, char **text) {
   return G2Z_OK;
 }
 
-/* Reads one line behind the head into a product; 0 when it is not one. */
+/* Parses a line after the head as a product; returns 0 if it is none. */
 static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, g2z__way *way,
                                cublasLtMatmulAlgo_t *algo, float *us) {
   int32_t fields[G2Z__KEY_FIELDS];
@@ -2419,8 +2416,8 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, g2z__way *way
   return end != line && *end == '\n' && *us > 0;
 }
 
-/* Whether a file's algorithm runs here: a damaged one must not be launched. An epilogue of ours
- * that is computed apart has a second line, for the product alone. */
+/* 1 if an algorithm from a file runs here: a damaged one must not be launched. An epilogue of ours
+ * that takes two launches has a second line, for the plain product. */
 static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g2z__way way,
                            const cublasLtMatmulAlgo_t *algo) {
   cublasLtMatmulHeuristicResult_t result;
@@ -2489,7 +2486,7 @@ constexpr cudaDataType_t g2z__cuda_type<__nv_bfloat16> = CUDA_R_16BF;
 
 typedef enum g2z__transposed { G2Z__AS_IT_IS, G2Z__TRANSPOSED } g2z__transposed;
 
-/* The key of rows[n,m] = left[n,k] right[k,m], either of them stored transposed, all row-major. A
+/* The key of rows[n,m] = left[n,k] right[k,m], all row-major; left and right may be transposed. A
  * is the type of left and right, D of the result. `ld` is the result's row length, at least m. */
 template <typename A, typename D>
 static g2z__lt_key g2z__lt_rows_key(const g2z_device *device, int n, int k, int m,
@@ -2521,8 +2518,8 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
   return on;
 }
 
-/* A product with an epilogue of ours: by room k42's kernel in one launch, or `apart`, as a plain
- * product and a pass over it. The clock chooses once. *fused is 1 if one launch did both. */
+/* A product with an epilogue of ours: room k42's kernel in one launch, or apart(), a plain product
+ * and a pass over it. The faster one is chosen once. *fused is 1 if one launch did both. */
 template <typename F>
 static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
                                    const g2z__lt_operands *on, F apart, int *fused) {
@@ -2531,11 +2528,11 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   auto run = [&] { return g2z__hopper_product_run(device, key, on); };
   g2z__lt_product *product = g2z__lt_find(device, key);
   if (!product) {
-    g2z__lt_product best; /* of the table only at the end: apart() adds its product there */
+    g2z__lt_product best; /* added to the table last: apart() adds its own product first */
     memset(&best, 0, sizeof best);
     best.key = *key;
     best.way = device->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
-    if (best.way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* its product is timed by itself */
+    if (best.way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* also times its plain product */
     if (g2z__lt_may_time(device)) {
       g2z__lt_try(device, &best, G2Z__WAY_CUBLASLT, NULL, [&] { return apart() == G2Z_OK; });
       g2z__lt_try(device, &best, G2Z__WAY_HOPPER, NULL, [&] { return run() == G2Z_OK; });
@@ -2549,9 +2546,8 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   return *fused ? run() : apart();
 }
 
-/* y = gelu(x w + bias), and slope. cuBLASLt's GELU epilogue would leave GELU's input instead of the
- * slope. Backward would have to compute the slope from it, which takes an epilogue longer than the
- * product itself. */
+/* y = gelu(x w + bias), and its slope. cuBLASLt's GELU epilogue saves GELU's input, not the slope.
+ * Computing the slope from it in an epilogue of backward takes longer than the product itself. */
 template <typename A>
 static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain,
                                     const g2z__lt_operands *on) {
@@ -2566,10 +2562,10 @@ static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain
   }, &fused);
 }
 
-/* g2z_k_narrow: to = x times a scale, in E.
+/* g2z_k_narrow: to = x times a scale, rounded to E.
  *   to  rows of I numbers in E, out
  *   x   [N,I] A in        I % 8 == 0
- * Launch  a thread for each pack
+ * Launch  a thread per pack
  * Cost    3 N I bytes: N=32768, I=768 is 75 MB
  * Oracle  g2z__cpu_e4m3, g2z__cpu_e5m2; tests cuda_linear, cuda_head */
 template <typename A, typename E>
@@ -2592,19 +2588,19 @@ static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float sc
 
 struct g2z__narrow_list {
   g2z_narrow_weight at[4];
-  int count, tiles[4];           /* the first tile behind each weight's */
+  int count, tiles[4];           /* end of each weight's tiles */
 };
 
-/* g2z_k_narrow_weights: columns = w^T and rows = w times G2Z__E4M3_W, in e4m3, of up to 4 weights.
+/* g2z_k_narrow_weights: columns = w^T, rows = w, both times G2Z__E4M3_W, in e4m3; up to 4 weights.
  *   w        [K,O] A in   K % 8 == 0, O % 8 == 0
  *   columns  rows of K numbers in e4m3, out
  *   rows     rows of O numbers in e4m3, out; or NULL
- * Launch  a block of 256 for 64 x 64
+ * Launch  a block of 256 threads per 64 x 64 numbers
  * Cost    3 or 4 K O bytes: the four weights of a layer of GPT-2 124M are 28 MB
  * Oracle  g2z__cpu_linear_fwd; tests cuda_linear, cuda_fp8 */
 template <typename A>
 static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_list list) {
-  __shared__ alignas(16) uint8_t tile[64][80]; /* [o][i]; rows are 16 bytes apart from 64 */
+  __shared__ alignas(16) uint8_t tile[64][80]; /* [o][i]; 16 bytes of padding per row */
   int which = 0, first = 0;
 #pragma unroll
   for (int k = 0; k < 3; k++)
@@ -2612,7 +2608,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
       which = k + 1;
       first = list.tiles[k];
     }
-  g2z_narrow_weight x = list.at[0]; /* by constants: an index would move the list to local memory */
+  g2z_narrow_weight x = list.at[0]; /* a variable index would move it to local memory */
 #pragma unroll
   for (int k = 1; k < 4; k++)
     if (k == which) x = list.at[k];
@@ -2660,18 +2656,18 @@ static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight
 template <typename A>
 static g2z_status g2z_cuda_narrow_weights(g2z_device *device, int first) {
   if constexpr (sizeof(A) == 2) return g2z__narrow_launch<A>(device, device->narrow + first, 4);
-  (void)device, (void)first; /* numbers of 32 bits are rounded to 8 nowhere */
+  (void)device, (void)first; /* 32-bit types have no 8-bit copies */
   return G2Z_OK;
 }
 
-/* The copies of a weight, or NULL. */
+/* The 8-bit copies of a weight, or NULL. */
 static const g2z_narrow_weight *g2z__narrow_ready(const g2z_device *device, const void *w) {
   for (int i = 0; i < device->narrow_count; i++)
     if (device->narrow[i].w == w) return &device->narrow[i];
   return NULL;
 }
 
-/* Makes a key one of 8 bits, which only room k42's kernel has: A is e4m3 and transposed, B is of
+/* Changes a key to 8 bits, which only room k42's kernel computes: A is e4m3 and transposed, B has
  * `type`. */
 static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->type = type;
@@ -2679,9 +2675,9 @@ static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->ld_a = key->ld_b = (int32_t)G2Z_NARROW_ROW(key->k);
 }
 
-/* y = x w + bias, and gelu or residual.
- * residual  It is the product's C, added before the rounding; behind a dropout it takes a
- *           kernel of its own, and where y is the residual itself, the product waits in scratch. */
+/* y = x w + bias, then gelu or residual. The residual is the product's C, added before rounding.
+ * With dropout a separate kernel adds it. If y is the residual itself, the product goes to scratch
+ * until then. */
 template <typename A>
 static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
                                       const void *x, const void *narrow_x, const void *w,
@@ -2716,12 +2712,12 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_
                                   O);
 }
 
-/* dx = dy w^T; with a slope, times that, and dbias = or += its column sums. */
+/* dx = dy w^T. With a slope, dx is multiplied by it, and dbias = or += the column sums of dx. */
 template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                            const void *dy, const void *w, const void *slope,
                                            void *narrow, g2z_write mode, int N, int I, int O) {
-  if constexpr (!std::is_same<A, __half>::value) narrow = NULL; /* e5m2 has fp16's exponents */
+  if constexpr (!std::is_same<A, __half>::value) narrow = NULL; /* e5m2 has the exponents of fp16 */
   g2z__lt_key plain = g2z__lt_rows_key<A, A>(device, N, O, I, G2Z__AS_IT_IS, G2Z__TRANSPOSED, I,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(dx, dy, w);
