@@ -128,8 +128,7 @@ typedef enum g2z_run_kind {
 
 typedef struct g2z_run_event {
   g2z_run_kind kind;
-  const char *line;             /* the event for people, of a step what matters most first; valid
-                                 * until the next call, as is sample */
+  const char *line;             /* the event as text; valid until the next call, as is sample */
   g2z_metrics metrics;          /* of the last step whose loss is known */
   int64_t steps;                /* of the whole run */
   double tokens_per_second;     /* smoothed over the last steps */
@@ -156,12 +155,12 @@ G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
 /* Six operations for each weight of a matrix and token, forward and backward, and attention's
  * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
 G2Z_API double g2z_flops_per_token(const g2z_plan *plan);
-/* The directory is this program's until `*lock`, a file descriptor, is closed: G2Z_BAD_ARGUMENT
- * where another one has it. Where the file system cannot lock, nobody is kept away. */
+/* Keeps other programs out of the directory until `*lock`, a file descriptor, is closed.
+ * G2Z_BAD_ARGUMENT: another program has it. Without effect if the file system cannot lock. */
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
 
 /* ===== command line ======================================================
- * The flags of a program that trains, and what it does beside its loop: train.cu shows all of it.
+ * The flags of a program that trains, and its work before and after the loop, as in train.cu.
  *
  *   g2z_run_options o = g2z_run_options_default();
  *   status = g2z_run_options_parse(&services, argc, argv, &o);
@@ -191,7 +190,7 @@ typedef struct g2z_run_options {
 } g2z_run_options;
 
 G2Z_API g2z_run_options g2z_run_options_default(void);
-/* A flag whose type and bounds are those of the library's setting of that name. */
+/* A flag with the type and the bounds of the library's setting. */
 G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
                                   const char *help);
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
@@ -214,8 +213,8 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_co
 /* launcher_metadata.json, for a run that begins without g2z_run_launch; rank 0 writes it. */
 G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
                                         const g2z_place *place);
-/* For an on_fault: this rank's flight recorder, and RUN_FAILED.json unless another rank is writing
- * it: nobody knows who else has died. Before all ranks have met there is no place for them. */
+/* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
+ * writing it. Before all ranks have met there is no directory for them. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
 /* SIGTERM, SIGINT, SIGUSR1 and SIGHUP: the first lets the run save and end, a second one ends the
  * program at once. A terminal's Ctrl-C may come twice, from the terminal and from the launcher:
@@ -266,7 +265,7 @@ extern "C" {
 #endif
 
 /* ===== run ===============================================================
- * In:  a config. Out: events for people, and a run directory for programs.
+ * In:  a config. Out: events for the console, and a run directory.
  * Law: metrics.jsonl and train.log grow line by line and hold whatever happened; every other file
  *      appears complete or not at all, and RUN_COMPLETE.txt comes after all of them. */
 
@@ -274,7 +273,7 @@ extern "C" {
 #define G2ZR_DOUBLE(name) double name;
 #define G2ZR_COUNT(names) (sizeof names / sizeof *(names))
 
-/* What is summed up over the whole run, however often it was resumed. */
+/* Sums over the whole run, however often it was resumed. */
 #define G2ZR_TOTAL_LIST(X)                                                                        \
   X(wall_s)        /* of the starts before this one */                                            \
   X(pause_s)       /* validation, samples and saving */                                           \
@@ -322,13 +321,13 @@ typedef struct g2zr_stream {
   g2z_path path;
 } g2zr_stream;
 
-typedef struct g2zr_failure {        /* that is told later */
+typedef struct g2zr_failure {        /* an error that is reported later */
   g2z_status status;
   char sentence[G2Z_ERROR_BYTES];
 } g2zr_failure;
 
-enum { /* What has to happen before the next step, in this order. The model is saved first: the rest
-        * may fail, or take so long that the run is killed. */
+enum { /* Work due before the next step, in this order. The model is saved first: the rest may fail,
+        * or take so long that the run is killed. */
   G2ZR_DUE_SAVE = 1,
   G2ZR_DUE_WEIGHTS = 2,
   G2ZR_DUE_STOP = 4,
@@ -346,14 +345,14 @@ struct g2z_run {
   g2z_trainer *trainer;
   g2z_loader *val, *train;           /* the latter until the steps are counted */
   g2z_tokenizer *tokenizer;
-  g2z_tokens sample;                 /* begins with the prompt, of */
-  size_t prompt;                     /* so many tokens */
+  g2z_tokens sample;                 /* begins with the prompt */
+  size_t prompt;                     /* tokens of the prompt */
   char *sample_text;
   g2z_eval_set *eval[G2Z_TEXTS];
-  int evaluated;                     /* of them, after this step */
+  int evaluated;                     /* files that were scored after this step */
   g2zr_stream metrics, log;
   g2z_events *events;                /* NULL: none */
-  double next_report;                /* g2z_seconds(): when report.html may be written anew */
+  double next_report;                /* g2z_seconds(): when report.html may be written again */
   char line[4608], dataset[128], id[128], started_utc[32]; /* a line may hold the longest path */
   double started, ended;             /* g2z_seconds(); 0: not yet */
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
@@ -364,41 +363,39 @@ struct g2z_run {
     char run_dir[1024];
     char resume[1024];
   } found;
-  const char *resume;                /* the checkpoint that is taken up; NULL: none */
-  int lock;                          /* rank 0: it is this run's alone; -1: not yet */
-  g2z_checkpoint from;               /* what it says */
-  double resume_s;                   /* how long it took to take it up */
-  int64_t before;                    /* rank 0: "latest" is the last before that step: damaged ones
-                                      * come after it; */
-  char passed_over[256];             /* their steps, "": none, */
-  char newest[300];                  /* and what is wrong with the first */
-  int64_t resumed, saved;            /* step of that checkpoint; of the last one; -1: none */
+  const char *resume;                /* the checkpoint that the run resumes from; NULL: none */
+  g2z_checkpoint from;               /* its contents */
+  double resume_s;                   /* time to load it */
+  int64_t resumed, saved;            /* its step; step of the last checkpoint, -1: none */
+  int lock;                          /* rank 0: keeps other runs out of run_dir; -1: not yet */
+  int64_t before;                    /* rank 0: "latest" is the last before this step; later ones
+                                      * are damaged */
+  char passed_over[256];             /* their steps; "": none */
+  char newest[300];                  /* the fault of the first */
   int broken;                        /* 1: a step failed */
   int64_t unsound;                   /* step of the first checkpoint since the loss went up or steps
                                       * were skipped; 0: all is well */
   int64_t applied;                   /* steps of this start */
-  char weights[PATH_MAX];            /* rank 0: where save_weights leads, */
-  char weights_before[PATH_MAX];     /* and led when the checkpoint was saved; "": nowhere */
-  int64_t stop_signal;               /* that asked to stop; 0: none */
-  double share_told_s;               /* g2z_seconds() when --eval last told its progress */
+  char weights[PATH_MAX];            /* rank 0: save_weights as a full path; */
+  char weights_before[PATH_MAX];     /* the same when the checkpoint was saved; "": none */
+  int64_t stop_signal;               /* the signal that asked to stop; 0: none */
+  double share_told_s;               /* g2z_seconds() of --eval's last progress line */
   int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
                                       * rank that failed stands still, and all ranks must agree */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
-  g2zr_failure ending;               /* how the run ends when its last step was told */
-  g2zr_failure held;                 /* rank 0: of a file; the others are yet to be told */
+  g2zr_failure ending;               /* ends the run once its last step was reported */
+  g2zr_failure held;                 /* rank 0: of a file; the other ranks do not know of it yet */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
-  double peak_flops;                 /* of all ranks; NaN: not known */
+  double peak_flops;                 /* of all ranks; NaN: unknown */
   g2zr_totals sum;
   double val_entropy;                /* NaN: none */
   int64_t val_steps, val_tokens;     /* of one validation: batches, and tokens that count */
   double *step_s;                    /* of this epoch's steps */
-  size_t step_s_capacity;
   g2zr_epoch *epoch;                 /* all of them; the last one is running */
-  size_t epoch_count, epoch_capacity;
+  size_t step_s_capacity, epoch_count, epoch_capacity;
   int finished;
-  int saying;                        /* 1: what is logged now is written into train.log as well */
   char early[4096];                  /* lines for train.log from before it was open */
 };
 
@@ -529,33 +526,20 @@ static void g2zr_line(g2z_run *run, const char *format, ...) {
   g2z_tame(run->line);
 }
 
-/* A line for train.log and for the program's log. */
-G2Z_PRINTF(2, 3)
-static g2z_status g2zr_say(g2z_run *run, const char *format, ...) {
-  char line[G2Z_ERROR_BYTES];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(line, sizeof line, format, arguments);
-  va_end(arguments);
-  g2z_tame(line);
-  run->saying = 1;
-  if (run->context->rank == 0) g2z_log(run->services, G2Z_LOG_INFO, "%s", line);
-  run->saying = 0;
-  return g2zr_log(run, line);
-}
-
-/* Rank 0: what is logged while there is a run stands in train.log too. Before that file is open, as
- * while a checkpoint is loaded, it waits in run->early. */
+/* Rank 0: whatever a run logs goes into train.log too. Before that file is open, as while a
+ * checkpoint is loaded, lines wait in run->early. A line that cannot be written ends the run. */
 static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
   g2z_run *run = (g2z_run *)user;
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
   const size_t used = strlen(run->early), room = sizeof run->early - used;
   char line[G2Z_ERROR_BYTES + 16];
-  if (run->saying) return;
   snprintf(line, sizeof line, "%s%s", warning, sentence);
-  if (run->log.file >= 0) g2zr_log(run, line);
-  else snprintf(run->early + used, room, "%s\n", line);
+  if (run->log.file < 0) snprintf(run->early + used, room, "%s\n", line);
+  else g2zr_note_failure(run, &run->held, g2zr_log(run, line));
 }
+
+/* A line for the console and for train.log; rank 0 alone. */
+#define G2ZR_SAY(run, ...) g2z_log((run)->services, G2Z_LOG_INFO, __VA_ARGS__)
 
 /* ----- metrics and artifacts ----- */
 
@@ -684,7 +668,7 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
   G2ZR_WHOLE("micro_steps", steps * run->config.train.accum);
   G2ZR_WHOLE("optimizer_steps", applied);
   G2ZR_WHOLE("tokens_processed_global", epoch->tokens);
-  /* Of an epoch without steps these are 0 / 0, which the writer turns into null. */
+  /* An epoch without steps has 0 / 0 here, which the writer turns into null. */
   G2ZR_REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
   G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / epoch->loss_targets);
   G2ZR_REAL("val_loss_avg_global", epoch->val_loss);
@@ -983,18 +967,19 @@ static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
   const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
   char now[32], loss[48] = "", best[64] = "", more[64], text[1400], word[300];
+  const int says = run->steps > 0 && run->context->rank == 0;
   int64_t length;
   const char *flag = g2zr_length(run, &length);
-  if (run->steps) {
+  if (says) {
     g2zr_duration_text(g2zr_wall_s(run), now);
     if (run->known.step > run->resumed) snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
     if (!isnan(run->sum.best_val_loss))
       snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
-    G2ZR_TRY(g2zr_say(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
-                      run->known.step, g2zr_plural(run->known.step), run->known.tokens, now));
-    if (run_dir) G2ZR_TRY(g2zr_say(run, "curves: %s/report.html", run_dir));
+    G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
+             run->known.step, g2zr_plural(run->known.step), run->known.tokens, now);
+    if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
   }
-  if (run->steps && saved) {
+  if (says && saved) {
     const char *command = run->config.command_line ? run->config.command_line : "./train";
     size_t program = 0; /* bytes of its first word, which may be quoted */
     for (int quoted = 0; command[program] && (quoted || command[program] != ' '); program++) {
@@ -1002,15 +987,15 @@ static g2z_status g2zr_finish(g2z_run *run) {
       else if (command[program] == '\\' && !quoted) program++;
     }
     g2z_shell_word(saved, word, sizeof word);
-    G2ZR_TRY(g2zr_say(run, "weights: %s", saved));
-    G2ZR_TRY(g2zr_say(run, "To generate text: %.*s --init-from %s --prompt 'The'%s", (int)program,
-                      command, word, run->tokenizer ? "" : " --vocab FILE"));
+    G2ZR_SAY(run, "weights: %s", saved);
+    G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s", (int)program, command,
+             word, run->tokenizer ? "" : " --vocab FILE");
   }
   snprintf(more, sizeof more, " --resume latest %s %" PRId64, flag, 2 * length);
-  if (run->steps && run->saved >= 0)
-    G2ZR_TRY(g2zr_say(run, "To continue training: %s", g2zr_command(run, run_dir, more, text)));
-  else if (run->steps && saved && run_dir)
-    G2ZR_TRY(g2zr_say(run, "To train these weights further: %s", g2zr_further(run, saved, text)));
+  if (says && run->saved >= 0)
+    G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, run_dir, more, text));
+  else if (says && saved && run_dir)
+    G2ZR_SAY(run, "To train these weights further: %s", g2zr_further(run, saved, text));
   run->ended = g2z_seconds();
   g2z_utc_now(now);
   g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
@@ -1038,7 +1023,7 @@ static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t be
   DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (!directory && errno == ENOENT) return G2Z_OK;
   while (directory) {
-    errno = 0; /* readdir says NULL at the end as well */
+    errno = 0; /* readdir returns NULL at the end as well */
     struct dirent *entry = readdir(directory);
     if (!entry) break;
     const char *name = entry->d_name;
@@ -1059,7 +1044,7 @@ static void g2zr_stays(g2z_run *run, const char *path) {
           path, strerror(errno));
 }
 
-/* ----- what a checkpoint of a run says about the run ----- */
+/* ----- a checkpoint's note about the run ----- */
 
 /* Texts of 17 digits: sums continue from the same double. */
 static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *const *names,
@@ -1440,56 +1425,50 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   return status;
 }
 
-/* Prints what the run will do. */
-static g2z_status g2zr_introduce(g2z_run *run) {
+/* Rank 0: prints what the run will do. */
+static void g2zr_introduce(g2z_run *run) {
   const g2z_plan *plan = run->trainer->plan;
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
-  G2ZR_TRY(g2zr_say(run, "model: %d layer%s, %d head%s, %d channels, %.2f M parameters",
-                    model->layers, g2zr_plural(model->layers), model->heads,
-                    g2zr_plural(model->heads), model->channels, (double)plan->parameters * 1e-6));
-  G2ZR_TRY(g2zr_say(run, "text: vocabulary %d, context %d", model->vocab, model->context));
-  if (from) G2ZR_TRY(g2zr_say(run, "weights: from %s", from));
-  G2ZR_TRY(g2zr_say(run, "device: %s, %s, %.2f GiB in the plan", g2z_device_text(plan->device),
-                    g2z_dtype_text(plan->dtype), (double)plan->bytes_total / 1073741824.0));
+  G2ZR_SAY(run, "model: %d layer%s, %d head%s, %d channels, %.2f M parameters", model->layers,
+           g2zr_plural(model->layers), model->heads, g2zr_plural(model->heads), model->channels,
+           (double)plan->parameters * 1e-6);
+  G2ZR_SAY(run, "text: vocabulary %d, context %d", model->vocab, model->context);
+  if (from) G2ZR_SAY(run, "weights: from %s", from);
+  G2ZR_SAY(run, "device: %s, %s, %.2f GiB in the plan", g2z_device_text(plan->device),
+           g2z_dtype_text(plan->dtype), (double)plan->bytes_total / 1073741824.0);
   if (run->steps > 0) {
-    G2ZR_TRY(g2zr_say(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s",
-                      run->steps, g2zr_plural(run->steps),
-                      (double)run->steps / (double)run->steps_per_epoch, run->steps_per_epoch,
-                      g2zr_plural(run->steps_per_epoch)));
-    G2ZR_TRY(g2zr_say(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64
-                      " tokens", plan->batch, plan->seq, plan->accum, plan->world,
-                      run->tokens_per_step));
-    G2ZR_TRY(g2zr_say(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
-                      g2z_schedule_text(train->optimizer.schedule),
-                      (double)train->optimizer.lr, (double)train->optimizer.min_lr,
-                      train->optimizer.warmup, g2zr_plural(train->optimizer.warmup)));
-    if (train->optimizer.warmup > run->steps && run->context->rank == 0)
+    G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
+             g2zr_plural(run->steps), (double)run->steps / (double)run->steps_per_epoch,
+             run->steps_per_epoch, g2zr_plural(run->steps_per_epoch));
+    G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
+             plan->batch, plan->seq, plan->accum, plan->world, run->tokens_per_step);
+    G2ZR_SAY(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
+             g2z_schedule_text(train->optimizer.schedule), (double)train->optimizer.lr,
+             (double)train->optimizer.min_lr, train->optimizer.warmup,
+             g2zr_plural(train->optimizer.warmup));
+    if (train->optimizer.warmup > run->steps)
       g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
               "run of %" PRId64 ": the learning rate never reaches %g", train->optimizer.warmup,
               run->steps, (double)train->optimizer.lr);
   }
   if (run->val)
-    G2ZR_TRY(g2zr_say(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens, unigram entropy "
-                      "%.4f nats", run->val_steps, run->val_steps == 1 ? "" : "es",
-                      run->val_tokens, run->val_entropy));
-  if (run->config.run_dir) G2ZR_TRY(g2zr_say(run, "run directory: %s", run->config.run_dir));
+    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens, unigram entropy %.4f nats",
+             run->val_steps, run->val_steps == 1 ? "" : "es", run->val_tokens, run->val_entropy);
+  if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
   if (run->resume) {
     int64_t length;
     const char *flag = g2zr_length(run, &length);
-    G2ZR_TRY(g2zr_say(run, "resumed after step %" PRId64 ", from %s, in %.2f s%s", run->resumed,
-                      run->resume, run->resume_s, run->found.own && !run->from.note ?
-                      "; it has no sums of the steps before it: times and mean losses begin here" :
-                      ""));
-    if (run->steps > run->resumed) return G2Z_OK;
-    return g2zr_say(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is "
-                    "of step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
-                    g2zr_plural(run->steps), run->resumed, flag, length);
-  }
-  if (run->config.resume)
-    return g2zr_say(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
-  return G2Z_OK;
+    G2ZR_SAY(run, "resumed after step %" PRId64 ", from %s, in %.2f s%s", run->resumed, run->resume,
+             run->resume_s, run->found.own && !run->from.note ?
+             "; it has no sums of the steps before it: times and mean losses begin here" : "");
+    if (run->steps <= run->resumed)
+      G2ZR_SAY(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is of "
+               "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
+               g2zr_plural(run->steps), run->resumed, flag, length);
+  } else if (run->config.resume)
+    G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
 }
 
 /* The figures of the last epoch. One that had ended before the run was resumed keeps its time. */
@@ -1559,7 +1538,7 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   return status;
 }
 
-/* Rank 0: the checkpoint that run_dir's run began with, as that line says; "": none. */
+/* Rank 0: the checkpoint that run_dir's run began with, by its resumed_from; "": none. */
 static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   const g2z_path path = g2zr_in(run, "metrics.jsonl");
   char *text = NULL;
@@ -1769,6 +1748,7 @@ static g2z_status g2zr_check_shared(const g2z_run *run) {
 
 /* Rank 0, if the run continues: removes what is left of its last end. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
+  G2ZR_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
   /* A save or a removal that was killed leaves a directory "step-N.partial". */
   int64_t step = INT64_MAX;
@@ -1793,7 +1773,7 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
 #define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
 #define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
 
-/* What each rank does alone, before they meet in the trainer. */
+/* The part of opening that each rank does alone. */
 static g2z_status g2zr_open_alone(g2z_run *run) {
   g2z_run_config *config = &run->config;
   const g2z_train_config *train = &config->train;
@@ -1937,7 +1917,7 @@ static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   return NAN;
 }
 
-/* Files come last: whatever else fails leaves none behind. */
+/* Files come last: a failure before them leaves none. */
 static g2z_status g2zr_open(g2z_run *run) {
   struct utsname name;
   memset(&name, 0, sizeof name);
@@ -1947,7 +1927,7 @@ static g2z_status g2zr_open(g2z_run *run) {
            (long)getpid());
   run->started = g2z_seconds();
   G2ZR_TRY(g2zr_agree(run, g2zr_check(run)));
-  const g2z_run_config config = run->config; /* what the user said */
+  const g2z_run_config config = run->config; /* the user's */
   char text[1024];
   int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
                       (double)config.sampling.temperature, (double)config.sampling.top_p);
@@ -2007,7 +1987,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   }
   G2ZR_TRY(g2zr_agree(run, g2zr_open_files(run)));
   G2ZR_TRY(g2zr_agree(run, g2zr_check_shared(run)));
-  G2ZR_TRY(g2zr_introduce(run));
+  if (run->context->rank == 0) g2zr_introduce(run);
   return g2zr_agree(run, g2zr_forget_end(run));
 }
 
@@ -2233,7 +2213,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
   const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes: it was opened */
-  int alike = 0; /* files of this name, each of which needs its own in curves */
+  int alike = 0; /* files of this name: then curves need the path */
   for (int i = 0; i < files; i++) {
     const char *other = run->config.eval.text[i], *begin = strrchr(other, '/');
     alike += strcmp(begin ? begin + 1 : other, name) == 0;
@@ -2297,8 +2277,8 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   return g2zr_log(run, run->sample_text);
 }
 
-/* The state is saved: says how the run ended. Ranks tell each other the signal, which may have
- * reached any of them. */
+/* The state is saved: reports how the run ended. The signal may have reached any rank, so all ranks
+ * exchange it. */
 static g2z_status g2zr_stop(g2z_run *run) {
   char name[32], text[1400];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
@@ -2327,7 +2307,7 @@ static void g2zr_will_stop(g2z_run *run) {
 }
 
 /* Does what is due after the last step; 1 in *shown when the event is filled. What ends the run
- * stays due: the next call says the same. */
+ * stays due: the next call returns the same. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   const int now = run->due & -run->due; /* the lowest bit */
   *shown = now != G2ZR_DUE_EPOCH_END && now != G2ZR_DUE_WEIGHTS;
@@ -2654,11 +2634,11 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
       snprintf(why, sizeof why, "%.400s; ranks without GPUs: --ranks %d", services->error, o->gpus);
     G2ZR_REFUSE(services, "--gpus %d, but this process sees %d: %s", o->gpus, gpus, why);
   }
-  /* What no rank could do is said once, here. */
+  /* Settings that would fail on every rank fail once, here. */
   g2z_run_options checked = *o;
   g2z_context_config context = g2z_context_config_default(services);
-  if (o->device < 0) checked.device = (int)context.device; /* rank 0 says why it is no GPU, */
-  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and what becomes of --fp8 */
+  if (o->device < 0) checked.device = (int)context.device; /* rank 0 explains a missing GPU, */
+  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and the use of --fp8 */
   G2ZR_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
@@ -2701,7 +2681,7 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   return G2Z_OK;
 }
 
-/* What a tokenizer file says of itself. */
+/* Reads a tokenizer file for its hash and its number of tokens. */
 static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint64_t *hash,
                                   int *tokens) {
   g2z_tokenizer *tokenizer;
@@ -2742,7 +2722,7 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   if (o->model) {
     G2ZR_TRY(g2z_model_config_named(services, o->model, &wanted));
     g2z_model_config_override(&wanted, &o->shape);
-    wanted.context = o->shape.context; /* a name tells no length and no vocabulary */
+    wanted.context = o->shape.context; /* a name sets no length and no vocabulary */
     wanted.vocab = o->shape.vocab;
   }
 #define X(name, flag)                                                                             \
@@ -2800,7 +2780,7 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   return G2Z_OK;
 }
 
-/* Refuses what says how or when to do something that is not done. */
+/* Refuses flags for work that this run does not do. */
 static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {
   const g2z_run_options defaults = g2z_run_options_default();
   const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
@@ -2895,7 +2875,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     train->optimizer.loss_scale = o->loss_scale;
     train->optimizer.loss_scale_dynamic = 0;
   }
-  /* The run directory's name, from the time unless a flag says it. */
+  /* The run directory's name: from a flag, or from the time. */
   const time_t now = time(NULL);
   struct tm utc;
   struct stat info;
@@ -2982,7 +2962,7 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                          g2zr_put_launch, &launch);
 }
 
-/* Writes the output of a command into a file, or a line that says that it failed. */
+/* Writes the output of a command into a file, or a line that it failed. */
 static g2z_status g2zr_write_output_of(g2z_services *services, const char *directory,
                                        const char *name, const char *command) {
   char block[4096];
@@ -3029,8 +3009,8 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
-    /* A training leaves its weights unless --save-weights none says no: a forgotten flag must not
-     * cost hours. */
+    /* Without --save-weights none a training leaves its weights: a forgotten flag must not cost
+     * hours. */
     const char *said = o->run.save_weights;
     snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
     if (said && strcmp(said, "none") == 0) o->run.save_weights = NULL;
