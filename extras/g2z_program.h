@@ -67,12 +67,12 @@ typedef struct g2z_flag {
  * -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int *rest);
-/* The table for people. Print it before parsing: it shows what the destinations hold. */
+/* The table as text. Print it before parsing: it shows the values of the destinations. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
-/* The table as arguments, for a program that starts itself: behind the words of `first` a
- * "--name=VALUE" for each flag whose destination holds a value of its range, which the parser turns
- * into that value again, to the last bit. NULL is behind the last; freed with g2z_release. */
+/* The table as arguments, for a program that starts itself: the words of `first`, then a
+ * "--name=VALUE" for each flag whose destination holds a value in its range, from which the parser
+ * reads that value again, to the last bit. Ends with NULL; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv);
 /* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
@@ -101,13 +101,12 @@ typedef struct g2z_job_end {
   size_t rank_bytes;              /* the most memory that one of them had resident */
 } g2z_job_end;
 /* Starts this program job->ranks times as ranks of one job on this host, which share a random
- * secret (or G2Z_SECRET), and waits for all. Hands SIGTERM, SIGINT, SIGHUP, SIGUSR1 and
- * SIGUSR2 on to them. When a rank fails the log says at once which, and how it ended (where they
- * print to `output` the caller has to); two seconds later the others get SIGTERM, and after 13
- * SIGKILL. Call it before anything starts a thread. */
+ * secret (or G2Z_SECRET), and waits for all. Passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on
+ * to them. When a rank fails, the log names it and its end at once (with `output` the caller has
+ * to). The others get SIGTERM after two seconds, SIGKILL after 13. Call it before any thread. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
 /* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
- * or ranks is 1, and goes on. 1: all have ended, and the program returns *exit_code. */
+ * or ranks is 1, and continues. 1: all have ended, and the program returns *exit_code. */
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
@@ -162,7 +161,7 @@ extern "C" {
 #endif
 
 /* ===== flags =============================================================
- * In:  a table of flags and argv. Out: values behind the table's destinations.
+ * In:  a table of flags and argv. Out: values in the table's destinations.
  * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
 
 /* An empty argument, so that a sentence shows it. */
@@ -263,7 +262,7 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"-v eval_interval eval_steps val_loss_every", "--val-every N"},
     {"-m eval_iters val_max_steps", "--val-steps N"},
     {"do_train do_eval eval_strategy evaluation_strategy",
-     "--train GLOB trains, --val GLOB validates, --val-every N says how often"},
+     "--train GLOB trains, --val GLOB validates, --val-every N sets how often"},
     {"eval_only inference_only", "--val GLOB without --train, or --eval FILE"},
     {"-s", "--sample-every N"},
     {"-g max_new_tokens", "--sample-tokens N"},
@@ -297,8 +296,7 @@ static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, si
   return same == length && same == bytes;
 }
 
-/* What to type in place of another program's flag, if this program has the flags that this names;
- * NULL: nothing is known of it. */
+/* What to type for another program's flag, if this program has such flags; NULL: unknown. */
 static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const char *name,
                                      size_t length) {
   static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-";
@@ -343,8 +341,43 @@ static void g2zg_number_text(double number, char text[32]) {
   else snprintf(text, 32, "%.6g", number);
 }
 
-static g2z_status g2zg_flag_number(g2z_services *services, const g2z_flag *flag,
-                                   const char *text) {
+/* Moved as bytes: an enum's type may differ from int in sign. */
+static int g2zg_flag_choice(const g2z_flag *flag) {
+  int index;
+  memcpy(&index, flag->destination, sizeof index);
+  return index;
+}
+
+static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, const char *text) {
+  if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB) {
+    const char **destination = (const char **)flag->destination;
+    if (flag->kind == G2Z_FLAG_GLOB && *destination && strcmp(*destination, text) != 0)
+      G2ZG_REFUSE(services, "--%s is given twice, as %.200s and as %.200s, but takes one pattern: "
+                  "put the files into one directory and type --%s 'DIR/NAME_*.bin', with quotes",
+                  flag->name, *destination, text, flag->name);
+    *destination = text;
+    return G2Z_OK;
+  }
+  if (flag->kind == G2Z_FLAG_TEXTS) {
+    g2z_texts *texts = (g2z_texts *)flag->destination;
+    if (texts->count == G2Z_TEXTS)
+      G2ZG_REFUSE(services, "--%s takes %d values, and %.300s is one more", flag->name, G2Z_TEXTS,
+                  text);
+    texts->text[texts->count++] = text;
+    return G2Z_OK;
+  }
+  if (flag->kind == G2Z_FLAG_CHOICE) {
+    size_t length;
+    const char *word;
+    for (int i = 0; (word = g2z_word(flag->value, i, &length)) != NULL; i++) {
+      if (strlen(text) != length || memcmp(text, word, length) != 0) continue;
+      memcpy(flag->destination, &i, sizeof i);
+      return G2Z_OK;
+    }
+    G2ZG_REFUSE(services, "--%s %.80s: must be one of %s", flag->name, g2zg_shown(text),
+                flag->value + 1);
+  }
+  /* A number. */
   int whole = flag->kind != G2Z_FLAG_FLOAT, negative = text[0] == '-', in_range = 1;
   char *end = NULL;
   int64_t integer = 0;
@@ -380,47 +413,6 @@ static g2z_status g2zg_flag_number(g2z_services *services, const g2z_flag *flag,
   return G2Z_OK;
 }
 
-/* Moved as bytes: an enum's type may differ from int in sign. */
-static int g2zg_flag_choice(const g2z_flag *flag) {
-  int index;
-  memcpy(&index, flag->destination, sizeof index);
-  return index;
-}
-
-static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag,
-                                const char *text) {
-  if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB) {
-    const char **destination = (const char **)flag->destination;
-    if (flag->kind == G2Z_FLAG_GLOB && *destination && strcmp(*destination, text) != 0)
-      G2ZG_REFUSE(services, "--%s is given twice, as %.200s and as %.200s, but takes one pattern: "
-                  "put the files into one directory and type --%s 'DIR/NAME_*.bin', with quotes",
-                  flag->name, *destination, text, flag->name);
-    *destination = text;
-    return G2Z_OK;
-  }
-  if (flag->kind == G2Z_FLAG_TEXTS) {
-    g2z_texts *texts = (g2z_texts *)flag->destination;
-    if (texts->count == G2Z_TEXTS)
-      G2ZG_REFUSE(services, "--%s takes %d values, and %.300s is one more", flag->name, G2Z_TEXTS,
-                  text);
-    texts->text[texts->count++] = text;
-    return G2Z_OK;
-  }
-  if (flag->kind != G2Z_FLAG_CHOICE) return g2zg_flag_number(services, flag, text);
-  size_t length;
-  const char *word;
-  for (int i = 0; (word = g2z_word(flag->value, i, &length)) != NULL; i++) {
-    if (strlen(text) != length || memcmp(text, word, length) != 0) continue;
-    memcpy(flag->destination, &i, sizeof i);
-    return G2Z_OK;
-  }
-  G2ZG_REFUSE(services, "--%s %.80s: must be one of %s", flag->name, g2zg_shown(text),
-              flag->value + 1);
-}
-
-static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, int count,
-                                 const char *program, const g2z_flag *flag, const char *path);
-
 /* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
 static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, int count,
                                  const char *program, int argc, char **argv, int *at) {
@@ -444,24 +436,20 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
   if (!value)
     G2ZG_REFUSE(services, "--%s needs a value: --%s %s", flag->name, flag->name,
                 flag->value + (flag->kind == G2Z_FLAG_CHOICE));
-  if (flag->kind == G2Z_FLAG_FILE)
-    return g2zg_flag_file(services, flags, count, program, flag, value);
-  G2ZG_TRY(g2zg_flag_set(services, flag, value));
-  while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
-    G2ZG_TRY(g2zg_flag_set(services, flag, argv[++*at]));
-  return G2Z_OK;
-}
-
-/* Takes the lines of a file as if they stood on the command line. A second file would replace the
- * texts to which the flags of the first point. */
-static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, int count,
-                                 const char *program, const g2z_flag *flag, const char *path) {
+  if (flag->kind != G2Z_FLAG_FILE) {
+    G2ZG_TRY(g2zg_flag_set(services, flag, value));
+    while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
+      G2ZG_TRY(g2zg_flag_set(services, flag, argv[++*at]));
+    return G2Z_OK;
+  }
+  /* The lines of a file count as if they stood on the command line. Values of flags point into its
+   * text, so that there can be one file only. */
   char **text = (char **)flag->destination, *line, *next;
   char sentence[G2Z_ERROR_BYTES];
   size_t bytes;
   if (*text)
     G2ZG_REFUSE(services, "--%s takes one file: join them", flag->name);
-  G2ZG_TRY(g2z_read_file(services, path, 1 << 20, text, &bytes));
+  G2ZG_TRY(g2z_read_file(services, value, 1 << 20, text, &bytes));
   char *end = *text + bytes;
   for (line = *text; line < end; line = next) {
     char *stop = line + strcspn(line, "\n");
@@ -470,21 +458,21 @@ static g2z_status g2zg_flag_file(g2z_services *services, const g2z_flag *flags, 
     *stop = 0;
     line += strspn(line, " \t");
     if (!*line || *line == '#') continue;
-    char *space = line + strcspn(line, " \t="), *value = space + strspn(space, " \t");
-    char *arguments[2] = {line, value};
-    int at = 0, given = *space && *space != '=';
+    char *space = line + strcspn(line, " \t="), *argument = space + strspn(space, " \t");
+    char *arguments[2] = {line, argument};
+    int taken = 0, given = *space && *space != '=';
     if (given) *space = 0;
     g2z_status status =
         strncmp(line, "--", 2) == 0
-            ? g2zg_flag_take(services, flags, count, program, 1 + given, arguments, &at)
+            ? g2zg_flag_take(services, flags, count, program, 1 + given, arguments, &taken)
             : g2z_fail(services, G2Z_BAD_ARGUMENT, "a line is a flag, --name VALUE, or a # and a "
                        "comment, and not %.80s", line);
-    if (status == G2Z_OK && at == given) continue;
+    if (status == G2Z_OK && taken == given) continue;
     if (status == G2Z_OK)
       status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s takes no value: leave %.80s away", line,
-                        value);
+                        argument);
     snprintf(sentence, sizeof sentence, "%.600s", services->error);
-    return g2z_fail(services, status, "%.150s: %s", path, sentence);
+    return g2z_fail(services, status, "%.150s: %s", value, sentence);
   }
   return G2Z_OK;
 }
@@ -545,7 +533,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
   }
   if (!(number >= minimum && number <= maximum)) return;
   g2zg_number_text(number, text);
-  if (flag->kind == G2Z_FLAG_INT64) /* of which a double does not hold each */
+  if (flag->kind == G2Z_FLAG_INT64) /* a double does not hold each of them */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
   if (flag->kind == G2Z_FLAG_FLOAT && (float)strtod(text, NULL) != (float)number)
     snprintf(text, 64, "%.9g", number);
@@ -743,7 +731,7 @@ static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
     if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
 }
 
-/* Which of two ranks' exit codes tells more: the greater. */
+/* Of two ranks' exit codes the one with the greater weight counts. */
 static int g2zg_spawn_weight(int code) {
   return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
 }
