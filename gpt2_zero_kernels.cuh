@@ -3992,11 +3992,11 @@ static __device__ inline void g2z__settled(float (&c)[8][4]) {
   G2Z__C_TILE(c[0]), G2Z__C_TILE(c[1]), G2Z__C_TILE(c[2]), G2Z__C_TILE(c[3]),                 \
       G2Z__C_TILE(c[4]), G2Z__C_TILE(c[5]), G2Z__C_TILE(c[6]), G2Z__C_TILE(c[7])
 
-/* How a tile is read. */
+/* How wgmma reads an operand's tile, see above. By columns, it transposes the tile. */
 typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
 
-/* c[64,64] = or, with `adds`, += a[64,16] b[16,64], a in registers. What c held before does not
- * matter without: it needs no zeros, which would be written while wgmma is under way. */
+/* c[64,64] = a[64,16] b[16,64], or += with `adds`; a lies in registers. With `=`, wgmma ignores the
+ * old c. Zeros written to c would make ptxas wait for the products that run. */
 #define G2Z__WGMMA_REGISTERS(type)                                                         \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"                                \
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
@@ -4024,7 +4024,7 @@ static __device__ inline void g2z__wgmma_shared(float (&c)[8][4], uint64_t a, ui
   else G2Z__WGMMA_SHARED("bf16");
 }
 
-/* c = a tile^T, a in a tile too: 64 columns are summed over. */
+/* c = a tile^T, summed over 64 columns; a is a tile, too. */
 template <typename A>
 static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a,
                                                        uint32_t tile) {
@@ -4035,7 +4035,7 @@ static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_
                                        k > 0);
   g2z__wgmma_commit();
 }
-/* c = or, with `adds`, += a tile: 64 rows are summed over. */
+/* c = a tile, or += with `adds`, summed over the tile's 64 rows. */
 template <typename A>
 static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32_t (&a)[4][4],
                                                   uint32_t tile, int adds) {
@@ -4048,15 +4048,15 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 
 /* ----- items and rows ---------------------------------------------------- */
 
-/* Items are numbered from 0. The n-th of `workers` begins with item n; then it takes the next free
- * one. Each item, or that there is none, is taken once: the last to take leaves 0. */
+/* Worker n starts with item n, then takes the next free item. *taken counts the takes. There are
+ * `items` of them, because each worker's last take finds no item; the last one resets *taken. */
 static __device__ inline int g2z__hopper_take(int *taken, int items, int workers) {
   int number = atomicAdd(taken, 1);
   if (number == items - 1) *taken = 0;
   return workers + number;
 }
 
-/* 16 rows, as A, to a tile. */
+/* Writes 16 rows, as wgmma's A operand, to a tile from row `row` on. */
 static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_t (&a)[4][4]) {
   g2z__reader reader = g2z__reader_b_transposed<64>();
 #pragma unroll
@@ -4067,7 +4067,7 @@ static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_
                  : "memory");
 }
 
-/* Where 16 bytes of a row of a tile are. */
+/* The address of one 16-byte piece of a tile's row, swizzled. */
 static __device__ inline uint32_t g2z__tile_piece(uint32_t tile, int row, int piece) {
   return tile + (uint32_t)(row * 128 + (piece ^ row % 8) * 16);
 }
@@ -4080,14 +4080,15 @@ static __device__ inline uint4 g2z__tile_get(uint32_t at) {
   return pack;
 }
 
-/* What threads did to shared memory comes before what TMA or wgmma do to it after a barrier. */
+/* Orders the threads' accesses to shared memory before those of TMA or wgmma after a barrier. */
 static __device__ inline void g2z__fence_async(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* A warp's 16 rows of c, times a factor for each half, to rows from `row` on of a rectangle. They
- * pass through rows from `place` on of a tile, so that 8 lanes write 128 bytes; TMA may write there
- * next. A lane gets the packs that it wrote: columns from lane % 8 * 8 on. */
+/* Stores a warp's 16 rows of c as rows `row` ... of a rectangle. `low` scales the upper 8 rows,
+ * `high` the lower 8. The rows pass through rows `place` ... of a tile, so that 8 lanes write 128
+ * bytes at once; TMA may write the tile next. `packs` returns what this lane stored: 8 columns from
+ * lane % 8 * 8 on. */
 template <typename E, typename A>
 static __device__ inline void g2z__hopper_store(uint4 (&packs)[4], const g2z__rows<A> &to,
                                                 float (&c)[8][4], int row, float low, float high,
@@ -4115,8 +4116,8 @@ static __device__ inline void g2z__hopper_store(uint4 (&packs)[4], const g2z__ro
 
 /* ----- forward ----------------------------------------------------------- */
 
-/* An item: a block of 128 queries, and how many tiles of 64 keys they see; 0: there are no more
- * items. */
+/* An item: a block of 128 queries, and the number of 64-key tiles that they see. A count of 0 ends
+ * the items. */
 struct g2z__hopper_queries {
   int b, h, block, count;
 };
@@ -4128,7 +4129,7 @@ struct g2z__hopper_fwd_shared {
     TILE = G2Z__TILE_BYTES,
     Q = 0,                             /* two stages of 128 queries */
     KV = Q + 4 * TILE,                 /* STAGES of 64 keys and their V */
-    BYTES = KV + STAGES * 2 * TILE     /* of a pair of warpgroups */
+    BYTES = KV + STAGES * 2 * TILE     /* per pair of warpgroups */
   };
 };
 struct g2z__hopper_fwd_barriers {
@@ -4139,7 +4140,8 @@ struct g2z__hopper_fwd_barriers {
 #define G2Z__HOPPER_FWD_BYTES \
   (2 * (g2z__hopper_fwd_shared::BYTES + (int)sizeof(g2z__hopper_fwd_barriers)))
 
-/* Scores of 16 queries from `row` on and 64 keys from `key` on: no query sees a later key. */
+/* Masks the scores of queries `row` ... `row` + 15 and 64 keys from `key` on: no query sees a later
+ * key. */
 static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int row) {
 #pragma unroll
   for (int n = 0; n < 8; n++)
@@ -4149,20 +4151,20 @@ static __device__ inline void g2z__hopper_mask(float (&s)[8][4], int key, int ro
         s[n][i] = -INFINITY;
 }
 
-/* What the forward kernel is handed. */
+/* The forward kernel's arguments. */
 template <typename A>
 struct g2z__hopper_fwd {
   A *out;
   uint8_t *narrow;     /* out in e4m3, or NULL */
   float *lse;
-  int *taken;          /* items that blocks took beside their first, of `items` that there are */
+  int *taken;          /* g2z__hopper_take's counter */
   int items, T, NH;
   float scale;
 };
 
-/* Items of one head are neighbours, so that its K and V stay in L2; the longest rows come first. In
- * the last heads the longest rows of all of them come first: then short items end the launch, and
- * no multiprocessor waits long for another. */
+/* The order of items. A head's items are neighbours, so that its K and V stay in L2, and its
+ * longest rows come first. The last heads are mixed, the longest rows of all of them first: short
+ * items then end the launch, and no multiprocessor waits long for another. */
 #define G2Z__HOPPER_FWD_LAST 528 /* items of the last heads: 2 rounds on 132 multiprocessors */
 template <typename A>
 static __device__ inline g2z__hopper_queries g2z__hopper_queries_of(const g2z__hopper_fwd<A> &x,
@@ -4175,7 +4177,7 @@ static __device__ inline g2z__hopper_queries g2z__hopper_queries_of(const g2z__h
   return {head / x.NH, head % x.NH, block, min((x.T + 63) / 64, block * 2 + 2)};
 }
 
-/* One thread asks for all tiles, as far ahead as there is room. */
+/* One thread loads all tiles, as far ahead as the stages allow. */
 template <typename A>
 static __device__ inline void g2z__hopper_fwd_load(const g2z__hopper_fwd<A> &x,
                                                    const CUtensorMap *qkv, uint32_t shared,
@@ -4210,7 +4212,7 @@ static __device__ inline void g2z__hopper_fwd_load(const g2z__hopper_fwd<A> &x,
   g2z__barrier_arrive(barriers->q_full + q.stage);
 }
 
-/* 16 rows of out and lse. */
+/* Writes 16 rows of out and lse. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_finish(const g2z__hopper_fwd<A> &x, float (&o)[8][4], const float (&largest)[2],
@@ -4230,7 +4232,7 @@ g2z__hopper_finish(const g2z__hopper_fwd<A> &x, float (&o)[8][4], const float (&
       1.0f / sum[0], 1.0f / sum[1], tile, place);
 }
 
-/* Two warpgroups own 64 queries each. A tile's P V follows the scores of the next tile. */
+/* Each of two warpgroups owns 64 queries. A tile's P V is issued after the next tile's scores. */
 template <typename A>
 static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, uint32_t shared,
                                                    g2z__hopper_fwd_barriers *barriers, int group) {
@@ -4272,12 +4274,12 @@ static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, 
     g2z__wgmma_wait<0>();
     g2z__settled(o[0]);
     g2z__barrier_arrive_warp(barriers->empty + last);
-    for (int n = mine; n < item.count; n++) { /* the other warpgroup's */
+    for (int n = mine; n < item.count; n++) { /* tiles that only the other warpgroup sees */
       g2z__barrier_wait(barriers->full + kv.stage, kv.phase);
       g2z__barrier_arrive_warp(barriers->empty + kv.stage);
       kv.next();
     }
-    /* Q has been read: O passes through its tile, before TMA writes the next Q there. */
+    /* Q has been read: its tile now stages O, until q_empty lets TMA write the next Q. */
     g2z__barrier_group();
     g2z__hopper_finish(x, o[0], largest[0], sum[0], item, row, q_tile, place);
     g2z__barrier_arrive_warp(barriers->q_empty + q.stage);
@@ -4286,15 +4288,15 @@ static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, 
 }
 
 /* g2z_k_attention_hopper_fwd: g2z_k_attention_fwd with wgmma; an item is 128 queries of a head.
- *   x        g2z__hopper_fwd; *x.taken is 0, and becomes it again
+ *   x        g2z__hopper_fwd; *x.taken is 0 before and after
  *   qkv_map  qkv as {64, 3 NH, T, B}
  * Math    as g2z_k_attention_fwd
- * Launch  grid at most one block per multiprocessor, 640 threads: two pairs of warpgroups, each
- *         with its items, its half of 193 KB of shared memory, and a thread of the last warpgroup
- *         that loads. One warpgroup's softmax runs under the products of the other three
+ * Launch  grid at most one block per multiprocessor, 640 threads: two pairs of warpgroups. Each
+ *         pair has its own items, half of the 193 KB of shared memory, and one loading thread in
+ *         the fifth warpgroup. A warpgroup's softmax runs during the products of the other three
  * Cost    2 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 51.5 GFLOP; and B*NH*T^2/2 exponentials, of
- *         which a multiprocessor makes 16 in a clock: about as long as the products
- * Order   keys upwards in blocks of 64; bitwise repeatable: who takes an item changes no bit of it
+ *         which a multiprocessor computes 16 per clock: about as long as the products take
+ * Order   keys upwards in blocks of 64; bitwise repeatable, whichever block takes an item
  * Source  FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608) for the use of wgmma and TMA
  * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
 template <typename A>
@@ -4342,24 +4344,24 @@ g2z_k_attention_hopper_fwd(const __grid_constant__ g2z__hopper_fwd<A> x,
 /* ----- backward ---------------------------------------------------------- */
 
 #define G2Z__HOPPER_STATS_BYTES 512 /* of 64 queries */
-#define G2Z__HOPPER_L2_TILES 17   /* of dQ, or of queries with dout: L2 keeps so many of a block */
+#define G2Z__HOPPER_L2_TILES 17   /* tiles of dQ, or of Q with dout, that L2 keeps per block */
 
-/* Rows of statistics are padded, so that every copy of 64 is whole. */
+/* Rows of statistics are padded to a multiple of 64, because they are copied 64 at a time. */
 static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63) / 64 * 64; }
 
-/* Which items there are. An item is a head, or a part of one: some of its blocks of 128 keys and
- * all queries that see them. Whole heads come first; the others are all cut in the same way, and
- * their parts follow, the longest first. */
+/* The cut of heads into items. An item is a whole head, or a part of one: some of its blocks of 128
+ * keys and all queries that see them. Whole heads come first. All other heads are cut in the same
+ * way, and their parts follow, the longest first. */
 struct g2z__hopper_cut {
-  int heads, whole;                  /* B*NH; how many of them, the first ones, are not cut */
-  int splits, left;                  /* parts of a cut head; tiles of dQ that they leave together */
-  int first[G2Z__HOPPER_SPLITS + 1]; /* a part's first block of keys; then how many blocks */
-  int base[G2Z__HOPPER_SPLITS];      /* where its tile 0 is, or would be, of those that are left */
-  int longest[G2Z__HOPPER_SPLITS];   /* the parts in the order of their length */
+  int heads, whole;                  /* B*NH; the first `whole` of them are not cut */
+  int splits, left;                  /* parts of a cut head; tiles of dQ that they write in all */
+  int first[G2Z__HOPPER_SPLITS + 1]; /* each part's first block of keys; then the block count */
+  int base[G2Z__HOPPER_SPLITS];      /* a part's tile i, i >= 2 first, is number base + i of left */
+  int longest[G2Z__HOPPER_SPLITS];   /* the parts, the longest first */
 };
 
 struct g2z__hopper_item {
-  int head, part, parts; /* parts of this head: 1 of a whole one */
+  int head, part, parts; /* parts of this head; 1: it is whole */
   int begin, end;        /* blocks of keys */
 };
 static inline __host__ __device__ g2z__hopper_item g2z__hopper_item_at(const g2z__hopper_cut &cut,
@@ -4370,19 +4372,19 @@ static inline __host__ __device__ g2z__hopper_item g2z__hopper_item_at(const g2z
           cut.first[part + 1]};
 }
 
-/* What the backward kernels are handed. A whole head needs no other memory for dQ than its block
- * has; each part leaves its own dQ, and g2z_k_attention_hopper_dq adds them. */
+/* The backward kernels' arguments. The dQ of a whole head needs only its block's scratch. Each part
+ * of a cut head writes a dQ of its own, and g2z_k_attention_hopper_dq adds them. */
 template <typename A>
 struct g2z__hopper_bwd {
   A *dqkv;             /* [B,T,3,NH,64] out */
   uint8_t *narrow;     /* dqkv in e5m2, or NULL */
   float *sums;         /* [B,slabs,3C] out: columns of dqkv */
-  float4 *dq;          /* [min(whole, gridDim.x)][tiles] of [8][128]: of whole heads */
-  float4 *parts;       /* [cut heads][left] of [8][128]: what parts leave */
-  int *taken;          /* items that blocks took beside their first, of `items` that there are */
+  float4 *dq;          /* [min(whole, gridDim.x)][tiles] of [8][128]: dQ of whole heads */
+  float4 *parts;       /* [cut heads][left] of [8][128]: dQ of parts */
+  int *taken;          /* g2z__hopper_take's counter */
   int items, B, T, NH;
   int slabs;           /* two for each part of a head */
-  int kept;            /* tiles of queries, the last ones of a head, that L2 has room for */
+  int kept;            /* a head's last tiles of queries: this many fit L2 */
   float scale;
   g2z__hopper_cut cut;
 };
@@ -4395,18 +4397,18 @@ static __device__ inline void g2z__hopper_leave_sum(const g2z__hopper_bwd<A> &x,
   x.sums[(row * (size_t)x.NH + (size_t)(head % x.NH)) * 64 + (size_t)column] = sum;
 }
 
-/* Where query t lies in a row of statistics: inside 16 queries, the 4 that a lane needs are
+/* The index of query t in a row of statistics. Within 16 queries, the 4 that a lane needs are
  * neighbours. */
 static __device__ inline int g2z__hopper_stat_at(int t) {
   return t / 16 * 16 + t % 8 / 2 * 4 + t % 16 / 8 * 2 + t % 2;
 }
 
-/* g2z_k_attention_hopper_stats: what backward wants to know about a query: lse * log2(e), and minus
- * the sum over HS of dout * out. Zero in the padding of a row, where dout is zero too.
+/* g2z_k_attention_hopper_stats: backward's two statistics per query: lse * log2(e), and minus the
+ * sum over HS of dout * out. Both are zero in a row's padding, where dout is zero, too.
  *   stats     [B*NH,2,pitch] f32 out   g2z__hopper_stat_at
  *   dout,out  [B,T,NH,64] A in
- *   x         x.sums becomes zero
- * Launch  grid B*pitch*NH/32, 256 threads, 8 for each 64 numbers
+ *   x         x.sums is set to zero
+ * Launch  grid B*pitch*NH/32, 256 threads, 8 per 64 numbers
  * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB */
 template <typename A>
 static __global__ void __launch_bounds__(256)
@@ -4455,15 +4457,15 @@ struct g2z__hopper_barriers {
   uint64_t kv_full[2], kv_empty[2];
   uint64_t q_full[g2z__hopper_shared::STAGES], q_empty[g2z__hopper_shared::STAGES];
   uint64_t ds_full[g2z__hopper_shared::DS_STAGES], ds_empty[g2z__hopper_shared::DS_STAGES];
-  int item[2]; /* whose keys kv_full announces; -1: there are no more */
+  int item[2]; /* the item whose keys kv_full announces; -1: no more items */
 };
 #define G2Z__HOPPER_BWD_BYTES (g2z__hopper_shared::BARRIERS + (int)sizeof(g2z__hopper_barriers))
 
-/* All warpgroups of a block walk through the same items, their blocks of 128 keys, and for each
- * block the tiles of 64 queries from the first that sees one of its keys. A block's first item has
- * the block's number; then it takes the next free one. Long items go first, so that all blocks end
- * at about the same time. An item's results depend on nothing but the item. The thread that loads
- * takes items; the others read an item's number with its first keys. */
+/* All warpgroups of a thread block walk through the same items. Within an item they walk through
+ * its blocks of 128 keys, and for each of these through the tiles of 64 queries from the first tile
+ * that sees one of the keys. Long items go first, so that all thread blocks end at about the same
+ * time. An item's results depend only on the item. The loading thread takes items
+ * (g2z__hopper_take); the others read the item's number when its first keys arrive. */
 static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barriers,
                                               const g2z__turn<2> &kv) {
   g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
@@ -4474,9 +4476,9 @@ static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barrie
 #define G2Z__HOPPER_WALK_ITEMS(barriers, kv) \
   for (int index; (index = g2z__hopper_next(barriers, kv)) >= 0;)
 
-/* One thread asks for all tiles, as far ahead as there is room. It takes an item when it has asked
- * for all tiles of the one before. Nobody notices that it waits for the answer: it is four tiles
- * ahead. */
+/* One thread loads all tiles, as far ahead as the stages allow. It takes an item once it has
+ * requested all tiles of the last item. The atomic's latency is hidden: this thread is four tiles
+ * ahead of the others. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUtensorMap *dout,
@@ -4532,7 +4534,7 @@ static __device__ inline void g2z__dq_put(float4 *to, const float (&dq)[8][4]) {
   for (int n = 0; n < 8; n++)
     to[n * 128] = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
 }
-/* To memory, where it should stay in L2: it is read again soon. */
+/* Stores to device memory with a hint to keep the tile in L2: it is read again soon. */
 static __device__ inline void g2z__dq_leave(float4 *to, const float (&dq)[8][4]) {
 #pragma unroll
   for (int n = 0; n < 8; n++)
@@ -4541,7 +4543,7 @@ static __device__ inline void g2z__dq_leave(float4 *to, const float (&dq)[8][4])
                  : "memory");
 }
 
-/* Adds the columns of a warp's 16 rows to sums; a lane has those of g2z__summed_column<16>. */
+/* Adds the columns of a warp's 16 rows to sums. A lane holds columns g2z__summed_column<16>. */
 static __device__ inline void g2z__hopper_add_columns(float (&sums)[2], const float (&c)[8][4]) {
   float lanes[16];
 #pragma unroll
@@ -4563,17 +4565,17 @@ static __device__ inline void g2z__hopper_dq_tile(float (&dq)[8][4], uint32_t ds
   g2z__wgmma_commit();
 }
 
-/* Where a part's tile 0 of dQ is, or would be. */
+/* A part's tiles of dQ: tile i lies at i * 1024. Tiles below 2 * first do not exist. */
 template <typename A>
 static __device__ inline float4 *g2z__hopper_part(const g2z__hopper_bwd<A> &x, int head, int part) {
   size_t at = (size_t)(head - x.cut.whole) * (size_t)x.cut.left;
   return x.parts + (at + (size_t)x.cut.base[part]) * 1024;
 }
 
-/* One warpgroup adds up dQ. A tile of it is complete with the keys on its diagonal. Until then it
- * lies in the order of the registers, where each thread finds what it left: the last tiles of a
- * head, which most keys add to, in shared memory, the others in device memory. They are fetched
- * while the other warpgroups still compute dS. */
+/* One warpgroup adds up dQ. A tile of dQ is complete after the keys on its diagonal. Until then it
+ * is stored in register order, so that each thread reads back its own numbers. The last DQ_TILES
+ * tiles of a head, which most keys add to, lie in shared memory; the others lie in device memory.
+ * They are fetched while the other warpgroups still compute dS. */
 template <typename A>
 static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32_t shared,
                                              float *floats, g2z__hopper_barriers *barriers) {
@@ -4582,7 +4584,7 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
   g2z__turn<S::DS_STAGES> ds = {0, 0};
   int thread = (int)threadIdx.x % 128, warp = thread / 32, tiles = (x.T + 63) / 64;
   float4 *kept = reinterpret_cast<float4 *>(floats + S::DQ / 4) + thread;
-  float *q_sums = floats + S::DQ / 4; /* [4 warps][64], behind an item's tiles */
+  float *q_sums = floats + S::DQ / 4; /* [4 warps][64]; reuses the tiles' memory at an item's end */
   G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
     int b = item.head / x.NH, h = item.head % x.NH;
@@ -4614,7 +4616,7 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
         g2z__settled(dq);
         g2z__barrier_arrive_warp(barriers->ds_empty + ds.stage);
         ds.next();
-        if (j < min(i / 2, item.end - 1)) { /* more of this item's keys add to it */
+        if (j < min(i / 2, item.end - 1)) { /* later keys of this item add to this tile */
           if (keep >= 0) g2z__dq_put(kept + keep * 1024, dq);
           else g2z__dq_leave(left + (size_t)i * 1024, dq);
         } else if (item.parts > 1) {
@@ -4640,7 +4642,7 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
   }
 }
 
-/* Where one warpgroup, which owns half of a block's 128 keys, is in the tiles of queries. */
+/* The progress of one warpgroup, which owns half of a block's 128 keys, through the query tiles. */
 struct g2z__hopper_keys {
   uint32_t shared;
   g2z__hopper_barriers *barriers;
@@ -4649,14 +4651,14 @@ struct g2z__hopper_keys {
   int row;             /* of this warp inside the 128 */
 };
 
-/* A statistic of the columns of a C tile that a lane holds: two for each 8. */
+/* Reads one statistic for the columns that a lane holds of a C tile: 2 of every 8. */
 static __device__ inline void g2z__hopper_stat_get(float (&stat)[4][4], const float *from) {
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__get_floats<4>(stat[k], from + k * 16);
 }
 
-/* One tile of 64 queries, whose scores and dP are under way behind the dV of the tile before: P^T
- * and dV, dS^T as A of dK. */
+/* One tile of 64 queries: P^T and dV; dS^T in the layout of dK's A operand. The caller has issued
+ * the tile's scores and dP after the last tile's dV. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_t (&ds)[4][4],
@@ -4664,10 +4666,10 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_
   float stat[4][4];
   uint32_t p[4][4];
   g2z__hopper_stat_get(stat, stats); /* lse */
-  g2z__wgmma_wait<2>();              /* all but dK and dP */
+  g2z__wgmma_wait<2>();              /* dK and dP may still run */
   g2z__settled(s);
   g2z__settled(dv);
-  if (first) /* it lies on the diagonal */
+  if (first) /* this tile lies on the diagonal */
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -4682,7 +4684,7 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(p[k], s[2 * k], s[2 * k + 1]);
   g2z__wgmma_weighted<A>(dv, p, dout_tile, !first);
-  g2z__wgmma_wait<1>(); /* all but dV */
+  g2z__wgmma_wait<1>(); /* dV may still run */
   g2z__settled(dp);
 #pragma unroll
   for (int n = 0; n < 8; n++)
@@ -4692,7 +4694,7 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_
   for (int k = 0; k < 4; k++) g2z__as_a<A>(ds[k], dp[2 * k], dp[2 * k + 1]);
 }
 
-/* dS^T to shared memory, for dQ. */
+/* Writes dS^T to shared memory, for dQ. */
 static __device__ inline void g2z__hopper_publish(g2z__hopper_keys &keys,
                                                   const uint32_t (&ds)[4][4]) {
   typedef g2z__hopper_shared S;
@@ -4702,9 +4704,9 @@ static __device__ inline void g2z__hopper_publish(g2z__hopper_keys &keys,
   keys.ds.next();
 }
 
-/* dK and dV of a warpgroup's 64 keys over the tiles from the one on the diagonal on. Behind the
- * next tile's scores, which are needed first, the tensor cores get this tile's dK and then the next
- * tile's dP; its dS is published while they are at these. */
+/* dK and dV of a warpgroup's 64 keys, over `count` query tiles from the diagonal on. The next
+ * tile's scores are needed first, so they are issued first; this tile's dK and the next tile's dP
+ * follow. This tile's dS is published while these run. */
 template <typename A>
 static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8][4],
                                                 uint32_t k_tile, uint32_t v_tile,
@@ -4717,7 +4719,7 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
   stats += g2z__lane() % 4 * 4;
   g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
   g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
-  g2z__wgmma_commit(); /* in place of a dK */
+  g2z__wgmma_commit(); /* an empty group stands for the dK that later tiles issue here */
   g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
   for (int i = 0;; i++) {
     g2z__hopper_tile<A>(s, dp, dv, ds, stats + stage * 128,
@@ -4746,7 +4748,7 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
   }
 }
 
-/* Stores dK or dV of a warp, and adds up its columns. */
+/* Stores a warp's dK or dV and adds its columns to sums. */
 template <typename A>
 static __device__ inline void g2z__hopper_store_keys(const g2z__hopper_bwd<A> &x,
                                                      const g2z__hopper_item &item, int tensor,
@@ -4766,8 +4768,8 @@ static __device__ inline void g2z__hopper_store_keys(const g2z__hopper_bwd<A> &x
   }
 }
 
-/* The column sums of a warpgroup's dK and dV. They pass through a tile, where each warp has its 16
- * rows. */
+/* Stores the column sums of a warpgroup's dK and dV. The warps exchange them through a tile, in
+ * which each warp has 16 rows. */
 template <typename A>
 static __device__ inline void g2z__hopper_leave_keys(const g2z__hopper_bwd<A> &x,
                                                      const g2z__hopper_item &item,
@@ -4787,7 +4789,7 @@ static __device__ inline void g2z__hopper_leave_keys(const g2z__hopper_bwd<A> &x
   g2z__fence_async();
 }
 
-/* Two warpgroups compute dK and dV of 64 keys each. */
+/* Each of two warpgroups computes dK and dV of 64 keys. */
 template <typename A>
 static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint32_t shared,
                                               float *floats, g2z__hopper_barriers *barriers) {
@@ -4802,7 +4804,7 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
       g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
       int at = (kv.stage * 2 + group) * S::TILE, count = tiles - (2 * j + group);
       uint32_t k_tile = shared + (uint32_t)(S::K + at), v_tile = shared + (uint32_t)(S::V + at);
-      if (group == 1) { /* the first tile's queries come before the upper 64 keys */
+      if (group == 1) { /* the first tile's queries see none of the upper 64 keys */
         g2z__barrier_wait(barriers->q_full + keys.q.stage, keys.q.phase);
         g2z__barrier_arrive_warp(barriers->q_empty + keys.q.stage);
         g2z__barrier_wait(barriers->ds_empty + keys.ds.stage, keys.ds.phase ^ 1);
@@ -4810,12 +4812,12 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
         keys.q.next();
         keys.ds.next();
       }
-      if (count > 0) { /* else all of these keys are beyond T */
+      if (count > 0) { /* else all 64 keys lie beyond T */
         float dk[8][4], dv[8][4];
         int row = j * 128 + keys.row, place = keys.row % 64;
         g2z__hopper_tiles<A>(dk, dv, k_tile, v_tile, keys, floats + S::STATS / 4, count,
                              x.scale * G2Z__LOG2E);
-        /* V has been read: its tile is free for what follows, before TMA writes the next V. */
+        /* V has been read: its tile now stages the outputs, until kv_empty lets TMA write there. */
         g2z__barrier_group();
         g2z__hopper_store_keys(x, item, 1, sums[0], dk, row, x.scale, v_tile, place);
         g2z__hopper_store_keys(x, item, 2, sums[1], dv, row, 1.0f, v_tile, place);
@@ -4827,22 +4829,22 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
   }
 }
 
-/* g2z_k_attention_hopper_bwd: dQ, dK, dV of items, each by one block.
- *   x         g2z__hopper_bwd; *x.taken is 0, and becomes it again
+/* g2z_k_attention_hopper_bwd: dQ, dK and dV; one block computes an item.
+ *   x         g2z__hopper_bwd; *x.taken is 0 before and after
  *   qkv_map   qkv as {64, 3 NH, T, B};   dout_map   dout as {64, NH, T, B}
- *   stats_map what g2z_k_attention_hopper_stats left, as {pitch, 2 B NH}
+ *   stats_map the output of g2z_k_attention_hopper_stats, as {pitch, 2 B NH}
  * Math    S^T = K Q^T, dP^T = V dout^T, P^T = exp2(S - lse), dS^T = P^T (dP^T - D), dV = P^T dout,
  *         dK = dS^T Q, dQ = dS K: 5 products. P and dS are rounded to A and stay in registers; dS
  *         also goes through shared memory, to be transposed for dQ
- * Launch  grid at most one block per multiprocessor, 512 threads: warpgroups 0 and 1 own 64 keys
- *         each, 2 adds up dQ, one thread of 3 loads. 226 KB of shared memory
- * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP. The bound lies within a
- *         multiprocessor: a head takes as long when it is alone on the GPU. Shared memory is the
- *         busiest part, because K and V are read again for each tile of queries. dQ's tiles pass
- *         through L2 once for each block of keys
- * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable: which
- *         items there are depends on the shape and the number of multiprocessors, and who takes one
- *         changes no bit of it
+ * Launch  grid at most one block per multiprocessor, 512 threads. Warpgroups 0 and 1 own 64 keys
+ *         each, warpgroup 2 adds up dQ, one thread of warpgroup 3 loads. 226 KB of shared memory
+ * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP. The limit lies within a
+ *         multiprocessor: a head that is alone on the GPU takes as long. Shared memory is the
+ *         busiest unit, because K and V are read again for each tile of queries. dQ's tiles pass
+ *         through L2 once per block of keys
+ * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable: the
+ *         cut depends only on the shape and the number of multiprocessors, and an item's bits do
+ *         not depend on the block that takes it
  * Source  FlashAttention-3, arXiv:2407.08608
  * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
 template <typename A>
@@ -4861,7 +4863,7 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; i++) {
       g2z__barrier_init(barriers.kv_full + i, 1);
-      g2z__barrier_init(barriers.kv_empty + i, 12); /* the warps of three warpgroups */
+      g2z__barrier_init(barriers.kv_empty + i, 12); /* one arrival per warp of three warpgroups */
     }
     for (int i = 0; i < S::DS_STAGES; i++) {
       g2z__barrier_init(barriers.ds_full + i, 8);
@@ -4892,11 +4894,11 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
 #endif
 }
 
-/* g2z_k_attention_hopper_dq: what the parts of cut heads left of dQ, added up.
- *   x       g2z__hopper_bwd; writes their part 0 of x.dqkv and of x.sums
+/* g2z_k_attention_hopper_dq: adds up the dQ of cut heads from their parts.
+ *   x       g2z__hopper_bwd; reads x.parts, writes these heads' dQ in x.dqkv and in x.sums
  * Launch  grid cut heads * splits, 256 threads: each half takes every (2 splits)-th tile of a head
- * Cost    16 KB for each tile that a part left, 8 KB for each of the sum
- * Order   parts, which is keys, upwards */
+ * Cost    16 KB read per tile of a part, 8 KB written per tile of the sum
+ * Order   parts upwards, that is, keys upwards */
 template <typename A>
 static __global__ void __launch_bounds__(256, 2)
 g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
@@ -4931,8 +4933,8 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
 
 /* ----- launchers --------------------------------------------------------- */
 
-/* How TMA reads a tensor: its sizes and the distances of its rows from the innermost dimension on,
- * and the box that is copied at a time. */
+/* Makes TMA's description of a tensor: sizes and strides from the innermost dimension on, and the
+ * box of one copy. */
 static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensorMapDataType type,
                                   int rank, const void *tensor, const cuuint64_t *sizes,
                                   const cuuint64_t *strides, const cuuint32_t *box,
@@ -4954,7 +4956,7 @@ static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensor
                   (int)result);
 }
 
-/* x[B,T,heads,64], by tiles of 64 rows of one head. */
+/* Maps x[B,T,heads,64] in tiles of 64 rows of one head. */
 template <typename A>
 static g2z_status g2z__hopper_map(g2z_device *device, CUtensorMap *map, const A *x, int heads,
                                   int T, int B) {
@@ -4968,7 +4970,7 @@ static g2z_status g2z__hopper_map(g2z_device *device, CUtensorMap *map, const A 
                          CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-/* stats[heads,2,pitch], by 64 of both of a head. */
+/* Maps stats[heads,2,pitch] in boxes of 64 queries and both statistics of a head. */
 static g2z_status g2z__hopper_stats_map(g2z_device *device, CUtensorMap *map, const float *stats,
                                         size_t heads, size_t pitch) {
   cuuint64_t sizes[2] = {pitch, 2 * heads}, strides[1] = {pitch * sizeof(float)};
@@ -4993,13 +4995,13 @@ static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
   return cut->whole + (cut->heads - cut->whole) * cut->splits;
 }
 
-/* How long an item of these blocks of keys takes, in units of a tile: a block of 128 keys takes as
- * long as its tiles of 64 queries and 2 more. */
+/* Estimates the time of blocks begin ... end - 1 of a head, in units of one query tile. A block of
+ * 128 keys takes its tiles of 64 queries plus 2. */
 static int g2z__hopper_length(int T, int begin, int end) {
   return (end - begin) * ((T + 63) / 64 + 3 - begin - end);
 }
 
-/* Cuts a head into parts of about the same length; all heads are cut. */
+/* Cuts all heads, each into `splits` parts of about the same length. */
 static void g2z__hopper_cut_into(g2z__hopper_cut *cut, int T, int heads, int splits) {
   int tiles = (T + 63) / 64, blocks = (T + 127) / 128, length[G2Z__HOPPER_SPLITS];
   int total = g2z__hopper_length(T, 0, blocks), part = 0;
@@ -5007,7 +5009,7 @@ static void g2z__hopper_cut_into(g2z__hopper_cut *cut, int T, int heads, int spl
   cut->heads = heads, cut->splits = splits;
   for (int j = 0; j < blocks; j++) {
     int done = g2z__hopper_length(T, 0, j);
-    /* A part begins where the ones before have their share, or where each block left is a part. */
+    /* A part begins when earlier parts have their share, or when one block per part is left. */
     if (part < splits && (done * splits >= total * part || blocks - j == splits - part)) {
       cut->first[part] = j;
       cut->base[part] = cut->left - 2 * j;
@@ -5025,9 +5027,9 @@ static void g2z__hopper_cut_into(g2z__hopper_cut *cut, int T, int heads, int spl
   }
 }
 
-/* When all items are done, if each block takes the next one when it is free. Blocks that are free
- * at the same time are counted together: whole heads make two such groups, and the parts of one
- * length, which go to the earliest, at most one more. */
+/* The time when the last item is done, if each thread block takes the next item as soon as it is
+ * free. Thread blocks that become free together form a group. Whole heads make at most two groups;
+ * each of the `splits` parts goes to the earliest groups and adds at most one group. */
 static int g2z__hopper_end(const g2z__hopper_cut *cut, int T, int multiprocessors) {
   int whole = g2z__hopper_length(T, 0, cut->first[G2Z__HOPPER_SPLITS]);
   int blocks = min(g2z__hopper_items(cut), multiprocessors), rounds = cut->whole / blocks;
@@ -5041,7 +5043,7 @@ static int g2z__hopper_end(const g2z__hopper_cut *cut, int T, int multiprocessor
       int least = 0;
       for (int i = 1; i < groups; i++)
         if (at[i] < at[least]) least = i;
-      if (count[least] > items) { /* the others stay free */
+      if (count[least] > items) { /* only `items` of the group are busy; the others stay free */
         at[groups] = at[least];
         count[groups++] = count[least] - items;
         count[least] = items;
@@ -5054,20 +5056,20 @@ static int g2z__hopper_end(const g2z__hopper_cut *cut, int T, int multiprocessor
   return end;
 }
 
-/* Tiles of dQ in scratch: of blocks that have whole heads, and of parts. */
+/* Tiles of dQ in scratch: a whole head's tiles per thread block, plus the tiles of all parts. */
 static int64_t g2z__hopper_tiles_left(const g2z__hopper_cut *cut, int T, int multiprocessors) {
   return (int64_t)min(cut->whole, multiprocessors) * ((T + 63) / 64) +
          (int64_t)(cut->heads - cut->whole) * cut->left;
 }
 
-/* The cut that takes least, of those whose tiles of dQ g2z__plan_scratch_bytes counts. Parts cost
- * another launch, 3 units, and 1 unit for each 180 tiles of dQ that are left and added. On 132
- * multiprocessors the 400 heads of B=16, T=1024, NH=25 take 352 units whole, and 281 with 384 of
- * them whole and 16 in 8 parts each; 35,200 units of work need at least 267. */
+/* Finds the fastest cut whose tiles of dQ fit the room that g2z__plan_scratch_bytes counts. Parts
+ * cost another launch, 3 units, and 1 unit per 180 tiles of dQ that are written and added. Example:
+ * B=16, T=1024, NH=25 has 400 heads, 35,200 units; 132 multiprocessors need at least 267. Whole
+ * heads take 352; 384 whole heads and 16 heads in 8 parts each take 281. */
 static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int multiprocessors) {
   int blocks = (T + 127) / 128, whole = g2z__hopper_length(T, 0, blocks);
   int64_t room = (int64_t)G2Z__ATTENTION_PARTS * ((T + 63) / 64);
-  double average = (double)heads * whole / multiprocessors; /* nothing ends before */
+  double average = (double)heads * whole / multiprocessors; /* no cut is faster */
   g2z__hopper_cut_into(best, T, heads, 1);
   best->whole = heads;
   double least = g2z__hopper_end(best, T, multiprocessors);
@@ -5135,7 +5137,7 @@ static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
   return (unsigned)((size_t)B * (size_t)NH * g2z__blocks((size_t)T, (size_t)rows));
 }
 
-/* What the launchers are handed, in the types of the kernels. */
+/* The launchers' arguments, in the kernels' types. */
 template <typename A>
 struct g2z__att_data {
   A *out, *dqkv;             /* forward; backward */
@@ -5193,8 +5195,8 @@ static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__at
   return g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DV>(device, x);
 }
 
-/* Whether the kernels for tensor cores have a body in this build, run on this GPU, and can draw
- * this dropout. */
+/* Returns 1 if this build has the tensor-core kernels, this GPU runs them, and they can draw this
+ * dropout. */
 static int g2z__att_tensor(const g2z_device *device, const g2z_dropout *dropout, int T) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   if (g2z__dropout_on(dropout) && T % 4) return 0;
@@ -5284,16 +5286,16 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
 
 /* ----- the next token ------------------------------------------------------ */
 
-/* g2z_k_attention_next: rows[b] enters past[b] at positions[b]; out[b] = its attention over what
- * stands there up to it.
+/* g2z_k_attention_next: stores rows[b] in past[b] at positions[b]; out[b] = its attention over
+ * positions 0 ... positions[b].
  *   out   [B,NH,HS] A out
  *   past  [B,T,3,NH,HS] A in and out
  *   rows  [B,3,NH,HS] A in
  * Math    f32; softmax with a running maximum, in base 2
- * Launch  a block of 512 for each head of each sequence, all in x: sequences may be more than a
- *         grid's 65,535 blocks in y; `lanes`, the power of two that holds a head's packs, take a
- *         key together, each a pack
- * Cost    4 sizeof(A) C bytes for each token of the past: read once
+ * Launch  a block of 512 per head and sequence, all in x: there may be more sequences than the
+ *         65,535 blocks that y allows. A group of `lanes` threads takes a key, one pack per thread;
+ *         `lanes` is a power of two that holds a head's packs
+ * Cost    4 sizeof(A) C bytes per token of the past: read once
  * Order   a group adds its keys in order, the groups are added in order: no atomics
  * Oracle  g2z__cpu_attention_next */
 template <typename A>
@@ -5319,7 +5321,7 @@ g2z_k_attention_next(A *out, A *past, const A *rows, const int32_t *positions, i
   const float scale = G2Z__LOG2E * rsqrtf((float)HS);
   float q[L] = {}, sums[L] = {}, max = -INFINITY, total = 0;
   if (has) g2z__unpack<A>(q, g2z__get(mine, (size_t)member));
-  for (int begin = 0; begin <= here; begin += groups) { /* all lanes meet in the shuffles */
+  for (int begin = 0; begin <= here; begin += groups) { /* all lanes loop: they shuffle */
     const int key = begin + group, valid = key <= here;
     const A *at = first + (size_t)(valid ? key : here) * row + C;
     float k[L] = {}, v[L] = {}, dot = 0;
@@ -5370,14 +5372,14 @@ static g2z_status g2z_cuda_attention_next(g2z_device *device, void *out, void *p
                      (const A *)rows, positions, T, C, NH, lanes);
 }
 
-/* What lanes of a warp have of a row of logits: ids begin + lane, begin + lane + 32, ... */
+/* A warp's share of a row of logits. A lane has ids begin + lane, begin + lane + 32, ... */
 struct g2z__draw_part {
   const float *logits;
   int begin, end;
-  double *sums;                  /* shared, [32]: of each warp */
+  double *sums;                  /* shared, [32]: one per warp */
 };
 
-/* g2z__draw_measure, by a block of 1024; the warps' own in part.sums. */
+/* g2z__draw_measure, by a block of 1024; part.sums keeps each warp's sum. */
 static __device__ double g2z__draw_sum(const g2z__draw_part &part, uint32_t cut, float best,
                                        float temperature) {
   double sum = 0;
@@ -5387,7 +5389,7 @@ static __device__ double g2z__draw_sum(const g2z__draw_part &part, uint32_t cut,
       sum += temperature > 0 ? (double)g2z__draw_weight(logit, best, temperature) : 1;
   }
   for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, apart);
-  __syncthreads(); /* the last sums have been read */
+  __syncthreads(); /* all threads have read the last call's sums */
   if (threadIdx.x % 32 == 0) part.sums[threadIdx.x / 32] = sum;
   __syncthreads();
   double all = 0;
@@ -5403,7 +5405,7 @@ static __device__ uint32_t g2z__draw_least(const g2z__draw_part &part, double le
   return cut;
 }
 
-/* The id at which a warp's weights, added up, pass `draw`; -1: they do not. */
+/* The first id at which the running sum of a warp's weights passes `draw`; -1 if none does. */
 static __device__ int g2z__draw_walk(const g2z__draw_part &part, double draw, uint32_t cut,
                                      float best, float temperature) {
   const int lane = (int)threadIdx.x % 32;
@@ -5422,12 +5424,12 @@ static __device__ int g2z__draw_walk(const g2z__draw_part &part, double draw, ui
   return -1;
 }
 
-/* g2z_k_draw: a token of each row of logits, as ops->draw says.
+/* g2z_k_draw: draws one token per row of logits; contract: ops->draw.
  *   tokens, drawn, positions  [B] i32: out; in and out; in and out
  *   logits                    [B,V] f32 in
- * Math    weights f32, their sums f64; what is kept lies above a cut that is found bit by bit
- * Launch  a block of 1024 for each row; warp w has a 32nd of the ids
- * Cost    4 V bytes read three times; 64 times more with top_k or top_p, from L2
+ * Math    weights f32, sums f64; top_k and top_p keep the logits above a cut, found bit by bit
+ * Launch  a block of 1024 per row; each warp has 1/32 of the ids
+ * Cost    4 V bytes read three times; with top_k or top_p 64 times more, from L2
  * Oracle  g2z__cpu_draw: a draw between two ids may differ by the rounding of the sums */
 static __global__ void __launch_bounds__(1024)
 g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *logits,
@@ -5439,7 +5441,7 @@ g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *log
   const g2z__draw_part part = {logits + (size_t)b * (size_t)V, min(warp * own, V),
                                min((warp + 1) * own, V), sums};
   g2z__k_begin();
-  unsigned long long most = 0; /* the order of a logit, then its id backwards: the first wins */
+  unsigned long long most = 0; /* a logit's order, then its inverted id: of equals the first wins */
   for (int i = part.begin + lane; i < part.end; i += 32)
     most = max(most, (unsigned long long)g2z__draw_order(part.logits[i]) << 32 | (0x7fffffffu - i));
   for (int apart = 16; apart; apart /= 2)
@@ -5465,7 +5467,7 @@ g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *log
     __syncthreads(); /* all have read drawn[b] */
   }
   if ((int)threadIdx.x != 32 * turn) return;
-  tokens[b] = best == best ? token : -1; /* a NaN where no logit is a number */
+  tokens[b] = best == best ? token : -1; /* best is NaN if no logit is a number */
   drawn[b]++;
   if (positions[b] < T - 1) positions[b]++;
 }
@@ -5479,40 +5481,40 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
 
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as room k30 knows it, fp16 or bf16, and what is done to its sums.
- * Out: the same within the same bounds, on sm_90a: a candidate beside cuBLASLt's algorithms. For
- *      room k50 alone: exponentials of a product, with the sums and the largest of their rows.
+ * Out: the same within the same bounds, on sm_90a: tuning compares it with cuBLASLt's algorithms.
+ *      For room k50 only: exponentials of a product, with each row's sum and largest exponent.
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
  *      rows in tiles of 192 columns.
  *
- * cuBLASLt leaves the tensor cores idle while a tile's GELU is computed, and K = 768 is short: a
- * third of the time is lost. Here two warpgroups take turns: one computes the products of a tile
+ * cuBLASLt leaves the tensor cores idle while it computes a tile's GELU. K = 768 is short, so that
+ * a third of the time is lost. Here two warpgroups alternate: one computes the products of a tile
  * of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and stores
- * the tile before. A third warpgroup, one thread of it, keeps four blocks of 64 terms on the way.
- * Tiles are those of room k41; the operand on the right is read by columns where it is [K,M], by
- * rows where it is [M,K]. A block of 8-bit numbers has 128 terms in as many bytes, and its products
- * take half the time. Clusters, whose blocks load an operand once for all of them (multicast), gain
- * nothing: a product is bound by its tensor cores. */
+ * its tile. One thread of a third warpgroup keeps loads of four blocks of 64 terms in flight.
+ * Tiles have room k41's layout. The right operand is read by columns if it is [K,M], by rows if it
+ * is [M,K]. In 8 bits a block has 128 terms in 128 bytes, and its products take half the time.
+ * Clusters, whose blocks share one load of an operand (multicast), gain nothing: the tensor cores
+ * are the limit. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4
-#define G2Z__PRODUCT_STRIPE 8    /* tiles down, then to the right: what they read stays in L2 */
-#define G2Z__SOFTMAX_STRIPE 16   /* the same of the LM head, whose right operand is longer */
-#define G2Z__PRODUCT_PIECE 2048  /* 16 rows of 64 numbers: what a warp stages for a copy */
-#define G2Z__PRODUCT_PIECES 4    /* that a warp has room for */
+#define G2Z__PRODUCT_STRIPE 8    /* tiles down, then one to the right: operands stay in L2 */
+#define G2Z__SOFTMAX_STRIPE 16   /* the same for the LM head, whose right operand is longer */
+#define G2Z__PRODUCT_PIECE 2048  /* bytes that a warp stages per copy: 16 rows of 64 numbers */
+#define G2Z__PRODUCT_PIECES 4    /* pieces that a warp has room for */
 
-/* What a product does with its sums. */
+/* The epilogue: what a product stores for its sums. */
 typedef enum g2z__finish {
-  G2Z__FINISH_PLAIN,             /* stored, behind a bias if there is one */
-  G2Z__FINISH_ADD,               /* bias and `other` are added */
-  G2Z__FINISH_GELU,              /* behind the bias; its slope goes to `other` */
-  G2Z__FINISH_TIMES,             /* times `other`; and the columns are summed */
-  G2Z__FINISH_SOFTMAX            /* their exponentials; rows are summed, and their largest told */
+  G2Z__FINISH_PLAIN,             /* the sums, plus a bias if there is one */
+  G2Z__FINISH_ADD,               /* plus bias and `other` */
+  G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
+  G2Z__FINISH_TIMES,             /* times `other`; also the column sums */
+  G2Z__FINISH_SOFTMAX            /* exponentials; also each row's sum and largest exponent */
 } g2z__finish;
-/* Terms in a block, which is 128 bytes of each row. E is the type of the operand on the left; the
- * other one's is the same, but beside e5m2 e4m3. */
+/* Terms in a block, which is 128 bytes of each row. E is the left operand's type. The right operand
+ * has the same type, except e4m3 when E is e5m2. */
 template <typename E>
 static constexpr int g2z__terms = 128 / (int)sizeof(E);
-/* What linear products of 8 bits are multiplied with: the inverse of their operands' scales. */
+/* The factor of linear products in 8 bits: 1 / (scale of one operand * scale of the other). */
 template <typename E>
 static constexpr float g2z__product_unit =
     1 / (G2Z__E4M3_W * (std::is_same<E, __nv_fp8_e5m2>::value ? 1 : G2Z__E4M3_X));
@@ -5523,11 +5525,11 @@ typedef struct g2z__product_data {
   g2z__softmax_rows rows;        /* with SOFTMAX */
   int N, K, M, slabs;
   int down, across;              /* tiles */
-  int stripe;                    /* tiles down before one to the right */
-  uint8_t *narrow;               /* [N,M] E with GELU and TIMES of 8 bits; or NULL */
+  int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
+  uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL */
 } g2z__product_data;
 
-/* Where things lie in dynamic shared memory, in bytes. */
+/* Offsets in dynamic shared memory, and sizes, in bytes. */
 struct g2z__product_shared {
   enum {
     LEFT = G2Z__PRODUCT_ROWS * 128,
@@ -5540,7 +5542,7 @@ struct g2z__product_shared {
 
 typedef struct g2z__product_barriers {
   uint64_t full[G2Z__PRODUCT_STAGES], empty[G2Z__PRODUCT_STAGES];
-  uint64_t other[8][G2Z__PRODUCT_PIECES]; /* a piece of `other` has come, for a warp */
+  uint64_t other[8][G2Z__PRODUCT_PIECES]; /* per warp: a piece of `other` has landed */
 } g2z__product_barriers;
 
 /* ----- copies ------------------------------------------------------------ */
@@ -5561,12 +5563,12 @@ static __device__ inline void g2z__store_box(const CUtensorMap *map, int column,
 static __device__ inline void g2z__stores_commit(void) {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/* Until all but the last PENDING groups of this thread's stores have read what they store. */
+/* Waits until all but the last PENDING groups of this thread's stores have read shared memory. */
 template <int PENDING>
 static __device__ inline void g2z__stores_have_read(void) {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
-/* Named barriers: a turn waits for `threads` threads, of which those that pass do not wait. */
+/* Named barriers of `threads` threads: `turn` arrives and waits, `pass` only arrives. */
 static __device__ inline void g2z__barrier_turn(int id, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -5576,8 +5578,8 @@ static __device__ inline void g2z__barrier_pass(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Where tile number t is. The last rows come first: they still lie in L2, because most kernels
- * write the first row first. */
+/* The position of tile number t. The last rows come first: most kernels write their first row
+ * first, so that the last rows still lie in L2. */
 struct g2z__product_place {
   int row, column;
 };
@@ -5598,7 +5600,7 @@ static __device__ inline bool g2z__product_skips(const g2z__product_data &x,
   else return x.rows.again && !g2z__rows_again(x.rows.again, at.row / G2Z__PRODUCT_ROWS);
 }
 
-/* One thread asks for all blocks of all tiles of this multiprocessor. */
+/* One thread loads all blocks of all tiles of this multiprocessor. */
 template <typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void g2z__product_load(const g2z__product_data &x, uint32_t shared,
                                                 const CUtensorMap *left, const CUtensorMap *right,
@@ -5633,7 +5635,7 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
   "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, "        \
   "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, "        \
   "%87, %88, %89, %90, %91, %92, %93, %94, %95}"
-/* c[64,192] += a[64,16] b[16,192], or without `adds` =. */
+/* c[64,192] = a[64,16] b[16,192], or += with `adds`. */
 #define G2Z__C_EIGHT(c, n)                                                                \
   G2Z__C_TILE(c[n]), G2Z__C_TILE(c[n + 1]), G2Z__C_TILE(c[n + 2]), G2Z__C_TILE(c[n + 3]), \
       G2Z__C_TILE(c[n + 4]), G2Z__C_TILE(c[n + 5]), G2Z__C_TILE(c[n + 6]), G2Z__C_TILE(c[n + 7])
@@ -5643,7 +5645,7 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
                ", %96, %97, p, 1, 1, 0, %98;\n}"                                                 \
                : G2Z__C_EIGHT(c, 0), G2Z__C_EIGHT(c, 8), G2Z__C_EIGHT(c, 16)                     \
                : "l"(a), "l"(b), "n"((int)BY), "r"(adds))
-/* Of 8 bits 32 terms fill as many bytes; always by rows. */
+/* In 8 bits: 32 terms in 32 bytes, always by rows. */
 #define G2Z__WGMMA_192_8(type)                                                                   \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                      \
                "wgmma.mma_async.sync.aligned.m64n192k32.f32." type ".e4m3 " G2Z__C_TEXT_192       \
@@ -5658,14 +5660,14 @@ static __device__ inline void g2z__wgmma_192(float (&c)[24][4], uint64_t a, uint
   else G2Z__WGMMA_192_8("e5m2");
 }
 
-/* An operand on the right that is read by columns has 64 of them every 8192 bytes. */
+/* A right operand that is read by columns has 64 columns every 8192 bytes. */
 template <g2z__by BY>
 static __device__ inline uint64_t g2z__operand_right(uint32_t tile) {
   uint64_t one = g2z__operand(tile, 0);
   return BY == G2Z__BY_ROWS ? one : one + ((uint64_t)(G2Z__TILE_BYTES - 1024) >> 4 << 16);
 }
 
-/* The products of one stage, under way when it returns. */
+/* Issues the products of one stage; they still run on return. */
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__product_step(float (&c)[2][24][4], uint32_t stage, int adds) {
   uint64_t a = g2z__operand(stage, 0);
@@ -5681,26 +5683,26 @@ static __device__ inline void g2z__product_step(float (&c)[2][24][4], uint32_t s
   g2z__wgmma_commit();
 }
 
-/* ----- what becomes of them ---------------------------------------------- */
+/* ----- the epilogue ------------------------------------------------------ */
 
-/* Two rows of a thread, 8 apart, on their way to a softmax. */
+/* Softmax state of two rows of a thread, 8 apart. */
 struct g2z__product_two_rows {
   float unit[2], reference[2], sum[2], largest[2];
 };
 
-/* Where a warp is. Pieces are numbered through all tiles; number i of `other` lies in staging
- * place i % PIECES, and what becomes of it takes its place. */
+/* A warp's progress. Pieces of `other` are numbered through all tiles. Piece i lies in staging
+ * place i % PIECES, and the output that is made from it replaces it there. */
 struct g2z__product_warp {
   uint32_t staging;
   const uint64_t *other;         /* [PIECES] */
-  int row, column;               /* of the tile; row: of the warp's first 16 */
-  uint32_t bias[3];              /* of columns 2 lane, 2 lane + 1 of each 64 */
-  g2z__product_two_rows rows[2]; /* with SOFTMAX: of the tile's first and last 64 rows */
+  int row, column;               /* the first of this warp's 16 + 16 rows; the tile's column */
+  uint32_t bias[3];              /* per 64 columns: for columns 2 lane and 2 lane + 1 */
+  g2z__product_two_rows rows[2]; /* with SOFTMAX: in the tile's first and last 64 rows */
   g2z__turn<G2Z__PRODUCT_PIECES> asked, used;
 };
 
-/* Asks for pieces first ... last - 1 of the tile: 0 and 1 are both halves of its first 64 columns,
- * and so on. */
+/* Loads pieces first ... last - 1 of `other`. Pieces 0 and 1 are the upper and lower half of the
+ * tile's first 64 columns, and so on. */
 static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CUtensorMap *other,
                                                int first, int last) {
 #pragma unroll
@@ -5712,7 +5714,7 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
   }
 }
 
-/* Two sums to an output and, for GELU, its slope; `other` is what was read, if anything was. */
+/* Turns two sums into an output pair. `other` is input with ADD and TIMES, the slope with GELU. */
 template <typename A, g2z__finish FINISH>
 static __device__ inline uint32_t g2z__product_pair(float low, float high, uint32_t &other,
                                                     float &sum_low, float &sum_high) {
@@ -5732,7 +5734,7 @@ static __device__ inline uint32_t g2z__product_pair(float low, float high, uint3
   return P::pack(low, high);
 }
 
-/* 16 rows of 64 columns, number `group` of the tile. */
+/* Finishes 16 rows of 64 columns, number `group` of the tile's three. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
@@ -5762,15 +5764,15 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
       for (int i = 0; i < 4; i++) v[i] += i % 2 ? bias.y : bias.x;
     }
 #pragma unroll
-    for (int half = 0; half < 2; half++) /* rows, and 8 further down */
+    for (int half = 0; half < 2; half++) /* the upper and lower 8 rows */
       out[n / 2][n % 2 * 2 + half] = g2z__product_pair<A, FINISH>(
           v[2 * half], v[2 * half + 1], other[n / 2][n % 2 * 2 + half], sums[2 * n],
           sums[2 * n + 1]);
   }
 }
 
-/* 16 rows of 64 columns, as they were rounded to A, to x.narrow. Four lanes exchange their pairs,
- * so that each writes 8 bytes of a row, and all four 32 of them. */
+/* Stores 16 rows of 64 columns, already rounded to A, in 8 bits to x.narrow. Four lanes exchange
+ * their pairs, so that each writes 8 bytes of a row and the four write 32 adjacent bytes. */
 template <typename A, typename E>
 static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
                                                   const uint32_t (&y)[4][4], int row, int column) {
@@ -5797,8 +5799,8 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
   }
 }
 
-/* Both halves of 64 columns of the tile, to `out`. The stores of a group are asked for together:
- * the fence before them waits for what was written, as long for one piece as for four. */
+/* Finishes both halves of 64 columns of the tile and stores them in `out`. A group's stores are
+ * issued together, because the fence before them takes as long for one piece as for four. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float (&c)[2][24][4],
@@ -5823,12 +5825,12 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
     if constexpr (sizeof(E) == 1 && (FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_TIMES))
       g2z__product_narrow<A, E>(x, y, warp.row + m * 64, warp.column + group * 64);
-    if (READS && m == 0 && group == 1) { /* the stores of group 0 have left room for group 2 */
+    if (READS && m == 0 && group == 1) { /* group 0's stores free the room for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
       g2z__product_ask(warp, other, 4, 6);
     }
-    if (!READS && m == 0) { /* group 0 takes the places of the last tile's group 2 */
+    if (!READS && m == 0) { /* group 0 reuses the places of the last tile's group 2 */
       if (g2z__lane() == 0) {
         if (TWO || group == 0) g2z__stores_have_read<0>();
         else g2z__stores_have_read<1>();
@@ -5853,8 +5855,8 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
   __syncwarp();
 }
 
-/* The sums of the tile's columns, two of each 64 in a lane. Each warp leaves its own at `all`,
- * where it staged a piece that is stored; the next tile's first piece will come there. */
+/* Adds and stores the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
+ * sums at `all`, in a staging place whose store is done. The next tile's first piece goes there. */
 static __device__ inline void g2z__product_sums(const g2z__product_data &x, const float (&sums)[6],
                                                 float *all, int group,
                                                 const g2z__product_warp &warp) {
@@ -5872,13 +5874,13 @@ static __device__ inline void g2z__product_sums(const g2z__product_data &x, cons
   g2z__barrier_turn(1 + group, 128);
 }
 
-/* The row of c[m]'s numbers 0 and 1, and with half = 1 of 2 and 3. */
+/* The row of c[m]'s numbers 0 and 1, or with half = 1 of its numbers 2 and 3. */
 static __device__ inline int g2z__product_row_at(const g2z__product_warp &warp, int m, int half) {
   return warp.row + m * 64 + half * 8 + g2z__lane() / 4;
 }
 
-/* Before a tile becomes exponentials: columns behind the last word become -infinity, whose
- * exponential is 0. */
+/* Prepares a tile for exponentials: columns after the last word become -infinity, whose exponential
+ * is 0. */
 static __device__ inline void g2z__product_words(const g2z__product_data &x, float (&c)[2][24][4],
                                                  g2z__product_warp &warp) {
 #pragma unroll
@@ -5897,7 +5899,7 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
         c[0][n][i] = c[1][n][i] = -INFINITY;
 }
 
-/* After that: the sums and largest exponents of the rows, a quarter of each in four lanes. */
+/* Joins each row's sum and largest exponent from four lanes and stores them. */
 static __device__ inline void g2z__product_parts(const g2z__product_data &x,
                                                  const g2z__product_warp &warp) {
 #pragma unroll
@@ -5934,7 +5936,7 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
   }
   if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_parts(x, warp);
   if constexpr (FINISH == G2Z__FINISH_TIMES) {
-    if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* all but those of the last 64 columns */
+    if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* stores of the last 64 columns may run */
     __syncwarp();
     staging += group * 4 * (int)g2z__product_shared::WARP + warp.used.stage * G2Z__PRODUCT_PIECE;
     g2z__product_sums(x, columns, reinterpret_cast<float *>(staging), group, warp);
@@ -5943,8 +5945,8 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
 
 /* ----- a warpgroup's tiles ----------------------------------------------- */
 
-/* The sums of one tile. A stage is given back when the products of the next one are under way.
- * `other` is asked for behind the first of them: then nobody waits for the stores before it. */
+/* Computes the sums of one tile. A stage is released once the next stage's products are issued.
+ * `other` is loaded after the first products are issued: they hide the wait for earlier stores. */
 template <typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ __forceinline__ void
 g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shared,
@@ -5968,7 +5970,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
     before = turn.stage;
     turn.next();
   }
-  g2z__barrier_pass(4 - g2z__warpgroup(), 256); /* the other's blocks follow in the stages */
+  g2z__barrier_pass(4 - g2z__warpgroup(), 256); /* the next stages hold the other group's tile */
   g2z__wgmma_wait<0>();
   g2z__barrier_arrive_warp(barriers->empty + before);
 #pragma unroll
@@ -5977,8 +5979,8 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
     for (int n = 0; n < 96; n++) asm volatile("" : "+f"(c[m][n / 4][n % 4])::"memory");
 }
 
-/* Tiles number group, group + 2, ... of this multiprocessor. A barrier's phase has a single bit: so
- * a warpgroup waits for its first stage only when the other has had its last. */
+/* Computes tiles group, group + 2, ... of this multiprocessor. A barrier's phase is one bit, so a
+ * warpgroup may wait for its first stage only after the other has received its last stage. */
 template <typename A, typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void
 g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *staging,
@@ -6029,22 +6031,22 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
 /* g2z_k_product_hopper: out = finish(left right)
  *   left   [N,K] E in   E is A, e4m3 or e5m2; as tiles of 128 x 128 bytes
  *   right  [K,M] E in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 128
- *                       bytes, e4m3 where E is e5m2
+ *                       bytes, e4m3 when E is e5m2
  *   out    [N,M] A out  as tiles of 16 x 64
- *   other  [N,M] A      in or out, as FINISH says; may be out where it is added
- *   x      sums         [ceil(N/128),M] f32 out with TIMES, before they are rounded
- *          rows         in and out with SOFTMAX, as g2z__softmax_rows says
- *          narrow       out, with GELU and TIMES of 8 bits
- * Math    f32 accumulation, of 8 bits in 14; M and K are multiples of 8
- * Launch  a block of 384 threads for each multiprocessor; 225 KB of shared memory. Producer 24,
- *         others 240 registers
+ *   other  [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`
+ *   x      sums         [ceil(N/128),M] f32 out with TIMES: of the numbers before their rounding
+ *          rows         in and out with SOFTMAX, see g2z__softmax_rows
+ *          narrow       out, with GELU and TIMES in 8 bits
+ * Math    f32 accumulation, of 8-bit products in 14 bits; M and K are multiples of 8
+ * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
+ *         warpgroup has 24 registers per thread, the others 240
  * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
- *         cuBLASLt's. Those with a finish gain, because its instructions run under the other
- *         warpgroup's products: 12 an element with GELU, 4 with TIMES, 5 with SOFTMAX, at 4 cycles
+ *         cuBLASLt's. Products with an epilogue gain, because its instructions run during the other
+ *         warpgroup's products: 12 per element with GELU, 4 with TIMES, 5 with SOFTMAX, at 4 cycles
  *         each while wgmma takes the registers' ports
  * Order   k upwards; bitwise repeatable
- * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products; of SOFTMAX
- *         g2z__cpu_head_loss, test cuda_head */
+ * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products. For SOFTMAX:
+ *         g2z__cpu_head_loss; test cuda_head */
 template <typename A, typename E, g2z__finish FINISH, g2z__by BY>
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
 g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
@@ -6085,7 +6087,7 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
 typedef void (*g2z__product_kernel)(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap,
                                     g2z__product_data);
 
-/* The kernel of a key, or NULL. Rows are on cuBLASLt's B, which is on the left here. */
+/* The kernel for a key, or NULL. The rows are cuBLASLt's B, which is the left operand here. */
 template <typename A>
 static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int adds) {
   constexpr g2z__by ROWS = G2Z__BY_ROWS;
@@ -6123,7 +6125,7 @@ static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int a
                                    : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
 }
 
-/* One kernel tells of all: rooms k41 and k42 are compiled for sm_90a together. */
+/* Tests one kernel for all: rooms k41 and k42 have bodies only in a build for sm_90a. */
 static int g2z__hopper_here(const g2z_device *device) {
   cudaFuncAttributes attributes;
   if (g2z__cuda_of(device)->capability != 90) return 0;
@@ -6144,7 +6146,7 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
          g2z__product_kernel_for(key, on && on->c) != NULL;
 }
 
-/* x[rows,columns] of a cudaDataType_t, with rows `ld` numbers apart, by boxes of 128 bytes. */
+/* Maps x[rows,columns] of a cudaDataType_t in boxes of 128-byte rows; `ld` numbers per row. */
 static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, int number,
                                    const void *x, int rows, int columns, int ld, int box_rows) {
   const unsigned bytes = number == CUDA_R_8F_E4M3 || number == CUDA_R_8F_E5M2 ? 1 : 2;
@@ -6189,9 +6191,9 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
  * Law: logits exist for `chunk` tokens at a time, in A, and their gradients overwrite them. In
  *      16-bit training on Hopper, unless tuning is off, exponentials replace both; with fp8 always.
- *      dwte accumulates over the chunks in fp32; a single chunk may round it at once. */
+ *      dwte accumulates over the chunks in fp32; with a single chunk it may be rounded at once. */
 
-/* A part of a softmax: sum is the sum of exp(x - max). */
+/* The softmax of some numbers: sum is the sum of exp(x - max). */
 typedef struct g2z__softmax {
   float max, sum;
 } g2z__softmax;
@@ -6205,7 +6207,7 @@ static __device__ inline g2z__softmax g2z__softmax_join(g2z__softmax a, g2z__sof
   return both;
 }
 
-/* The softmax of a warp, and of a block, in all of its threads, joined in the order of a tree. */
+/* Join the parts of a warp's or a block's threads in a tree; every thread gets the result. */
 static __device__ inline g2z__softmax g2z__softmax_warp(g2z__softmax part) {
 #pragma unroll
   for (int lanes = 16; lanes; lanes /= 2) {
@@ -6218,7 +6220,7 @@ static __device__ inline g2z__softmax g2z__softmax_warp(g2z__softmax part) {
 }
 static __device__ inline g2z__softmax g2z__softmax_block(g2z__softmax part, g2z__softmax *shared) {
   part = g2z__softmax_warp(part);
-  __syncthreads(); /* the row before has been read */
+  __syncthreads(); /* all threads have read the last row */
   if (threadIdx.x % G2Z__WARP == 0) shared[threadIdx.x / G2Z__WARP] = part;
   __syncthreads();
   return g2z__softmax_warp(shared[threadIdx.x % G2Z__WARP]);
@@ -6226,7 +6228,7 @@ static __device__ inline g2z__softmax g2z__softmax_block(g2z__softmax part, g2z_
 
 #define G2Z__ENTROPY_THREADS 1024
 
-/* Takes the first `count` numbers of a pack into a softmax. */
+/* Adds the first `count` numbers of a pack to a softmax. */
 template <typename A>
 static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, int count) {
   constexpr int L = g2z__lanes<A>;
@@ -6237,8 +6239,8 @@ static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, in
     if (j >= count) value[j] = -INFINITY;
     max = fmaxf(max, value[j]);
   }
-  /* x log2(e) - offset is rounded once; that the offset itself was rounded makes the sum wrong by a
-   * factor, which is 1 to within 2^-24 |max|. */
+  /* x log2(e) - offset is rounded once. The offset's own rounding multiplies the sum by a factor
+   * that is 1 to within 2^-24 |max|. */
   float offset = max * G2Z__LOG2E;
 #pragma unroll
   for (int j = 0; j < L; j++) sum += g2z__exp2(value[j] * G2Z__LOG2E - offset);
@@ -6250,15 +6252,15 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
 
 /* g2z_k_cross_entropy: losses[i] = log sum exp(logits[i]) - logits[i][target], and in place
  * logits = (softmax - onehot) * dloss * loss_scale
- *   logits   [n,Vp] A in (and out)   columns V..Vp-1 are no words: their gradient is 0
+ *   logits   [n,Vp] A in (and out)   columns V..Vp-1 are padding: their gradient is 0
  *   losses   [n] f32 out
  *   targets  [n] i32 in   -1: loss 0, gradient 0
  * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867);
- *         scaled before the rounding, where small probabilities would go subnormal
- * Launch  persistent blocks of 1024, one per multiprocessor. The rows that they work on fit L2,
- *         where the second pass finds them. In both passes a thread has the same packs, so that no
- *         barrier stands between them
- * Cost    4 bytes per fp16 logit: V=50257 is 201 KB a token
+ *         scaled before the rounding: small probabilities would otherwise become subnormal
+ * Launch  persistent blocks of 1024, one per multiprocessor. Their current rows fit L2, where the
+ *         second pass finds them. In both passes a thread has the same packs, so that no barrier
+ *         is needed between them
+ * Cost    4 bytes per fp16 logit: V=50257 is 201 KB per token
  * Oracle  g2z__cpu_head_loss */
 template <typename A, g2z__entropy ENTROPY>
 static __global__ void __launch_bounds__(G2Z__ENTROPY_THREADS, 1)
@@ -6266,7 +6268,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
                     float dloss, int n, int V, int Vp) {
   constexpr int L = g2z__lanes<A>;
   __shared__ g2z__softmax shared[32];
-  int packs = Vp / L, full = V / L; /* full: packs that hold words alone */
+  int packs = Vp / L, full = V / L; /* full: packs without padding */
   float scale = 0;
   g2z__k_begin();
   if constexpr (ENTROPY == G2Z__LOSS_AND_GRADIENT) scale = dloss * state->loss_scale;
@@ -6290,7 +6292,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
       g2z__unpack<A>(value, g2z__get(at, (size_t)i));
 #pragma unroll
       for (int j = 0; j < L; j++) value[j] = g2z__exp2(value[j] * G2Z__LOG2E - offset) * factor;
-      if (i == target / L || i >= full) { /* few threads: what is no word, and the target */
+      if (i == target / L || i >= full) { /* few threads: the target's pack, and padding */
 #pragma unroll
         for (int j = 0; j < L; j++) {
           if (i * L + j >= V) value[j] = 0;
@@ -6302,7 +6304,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
   }
 }
 
-/* g2z_k_add_losses: *sum += losses, in fp64, by one block.
+/* g2z_k_add_losses: *sum += all losses, in fp64, by one block.
  * Order  thread t adds losses t, t+1024, ...; then a tree */
 static __global__ void __launch_bounds__(1024)
 g2z_k_add_losses(double *sum, const float *losses, int n) {
@@ -6330,19 +6332,19 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
 
 /* ----- exponentials instead of logits ------------------------------------
  * g2z_k_cross_entropy reads and writes every logit: 6.6 GB in a step of 32 x 1024 tokens. On Hopper
- * the product stores e = exp(l - r) instead, with a reference r for each row, and sums the rows.
- * With z, the sum of a row, and g = dloss * loss_scale, the gradient of the logits is
+ * the product stores e = exp(l - r) instead, with a reference r per row, and sums the rows. Let z
+ * be a row's sum and g = dloss * loss_scale. The gradient of the logits is
  *     (softmax - onehot) g = (e, but -(z - e) at the target) g / z
- * so that dh = (e wte) g / z and dwte = e^T (h g / z): what differs from row to row is a factor of
- * rows that have C numbers, not V.
+ * so that dh = (e wte) g / z and dwte = e^T (h g / z): the row's factor g / z is applied to rows of
+ * C numbers, not of V.
  *
- * e and h g / z must fit A. r is BELOW (of 2) below the logarithm of what the first SAMPLE words,
- * the most frequent ones of a vocabulary like GPT-2's, or the target alone sum up to: so z is 16 at
- * least, but for the rounding of the sample's logits. Where it is more than LIMIT, with which
- * h g / z would lose digits in fp16, or less than 1, the tiles of that row are computed again, with
- * an r that makes it 16; where it overflowed or all of it vanished, with one that is ROOM above the
- * row's largest exponent, so that z is from 1/16 to V/16. Few tiles of GPT-2's training have such a
- * row; with 131,072 equally likely words every row is one.
+ * e and h g / z must fit A. Let s be the larger of two sums of exponentials: of the first SAMPLE
+ * words, the most frequent ones in a vocabulary like GPT-2's, and of the target alone. r is log2(s)
+ * - BELOW in powers of 2, so that z is at least 16, up to the rounding of the sample's logits. A z
+ * above LIMIT would cost h g / z digits in fp16. If z is above LIMIT or below 1, the row's tiles
+ * are computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM
+ * above the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles
+ * have such a row; with 131,072 equally likely words every row is one.
  *
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
  * of the same rounded numbers, so that loss, z and gradients belong to one softmax. */
@@ -6351,15 +6353,15 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
 #define G2Z__HEAD_BELOW 4.0f
 #define G2Z__HEAD_LIMIT 0x1p12f
 #define G2Z__HEAD_ROOM 4.0f
-#define G2Z__HEAD_ROWS 32        /* of a block of g2z_k_head_rows */
+#define G2Z__HEAD_ROWS 32        /* rows per block of g2z_k_head_rows */
 static_assert(4 * G2Z__HEAD_ROWS == G2Z__PRODUCT_ROWS, "g2z__softmax_rows.again: an int for each");
 
 typedef struct g2z__head_rows {
-  float *reference, *target;     /* [n] exponents of 2: the row's reference; the target's */
+  float *reference, *target;     /* [n] both in powers of 2: r; the target's logit */
   float *factor;                 /* [n] g / z */
   int4 *again;                   /* [tiles down] for each 32 rows: 1 if a sum is out of bounds */
   float2 *parts;                 /* [tiles across,n] */
-  float *dh;                     /* [n,C] before the factor, where parts were */
+  float *dh;                     /* [n,C] dh before the factor, in the memory of parts */
   /* With fp8: */
   uint8_t *narrow_h, *narrow_wte; /* [n], [Vp] rows of C numbers in e4m3 */
   float *unit;                   /* [n] as in g2z__softmax_rows */
@@ -6368,7 +6370,7 @@ typedef struct g2z__head_rows {
 template <typename A>
 struct g2z__head_chunk {
   A *logits;                     /* [n,Vp]; then their exponentials or their gradient */
-  A *dh;                         /* [n,C]; NULL: the losses alone */
+  A *dh;                         /* [n,C]; NULL: only losses are wanted */
   float *losses;                 /* [n] */
   const A *h, *wte;              /* [n,C]; [Vp,C], 0 from word V on */
   const int32_t *targets;        /* [n] */
@@ -6377,7 +6379,7 @@ struct g2z__head_chunk {
   int n, C, V, Vp;
 };
 
-/* The largest magnitude of a pack, or what it was. */
+/* The larger of `largest` and a pack's largest magnitude. */
 template <typename A>
 static __device__ inline float g2z__largest(float largest, uint4 pack) {
   float value[g2z__lanes<A>];
@@ -6396,16 +6398,16 @@ static __device__ inline float g2z__warp_largest(float x) {
 
 typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3 } g2z__head_numbers;
 
-/* g2z_k_head_guess: references, and the exponents of the targets.
+/* g2z_k_head_guess: the rows' references r, and the targets' logits, both in powers of 2.
  *   rows    reference, target  out
  *           narrow_h, unit     out with E4M3
  *   x       h, wte, targets    in
  *   sample  [n,ld] A in        logits of the first words
  * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A; with
  *         E4M3 both rows are rounded first
- * Launch  a warp a row
- * Cost    2 ld + 4 C bytes a row in 16 bits: 8,192 rows of C=768 are 34 MB; C more with E4M3
- * Order   lanes take packs in turn, then a tree
+ * Launch  one warp per row
+ * Cost    2 ld + 4 C bytes per row in 16 bits: 8,192 rows of C=768 are 34 MB; C more with E4M3
+ * Order   lane i takes packs i, i + 32, ...; then a tree
  * Oracle  as g2z_k_head_rows */
 template <typename A, g2z__head_numbers NUMBERS>
 static __global__ void __launch_bounds__(256)
@@ -6416,7 +6418,7 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   g2z__k_begin();
   if (row >= (size_t)x.n) return;
   const A *h = x.h + row * (size_t)x.C;
-  const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* -1: any word's */
+  const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* for -1 any row will do */
   g2z__softmax part = {-INFINITY, 0};
   float target = 0, scale_h = 1, unit = G2Z__LOG2E;
   if constexpr (NUMBERS == G2Z__HEAD_E4M3) {
@@ -6454,19 +6456,19 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
 
 typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
 
-/* g2z_k_head_rows: what becomes of the rows when their exponentials are there: losses, the
- * targets' places in x.logits, factors, and x.dh = x.h times them.
+/* g2z_k_head_rows: finishes rows after their exponentials: losses, the targets' places in x.logits,
+ * factors, and x.dh = x.h times the factors.
  *   rows    parts, target      in
- *           reference          in; out, FIRST, where a sum is out of bounds
- *           again              FIRST: out; AGAIN: in, only tiles with such a row do anything
+ *           reference          in; FIRST: also out, for rows whose sum is out of bounds
+ *           again              FIRST: out; AGAIN: in, tiles without such a row are skipped
  *           factor             out
  *   x       h, targets, state in; losses, dh and the targets' places in logits out
  *   across  tiles of rows.parts
- * Math    f32. A sum that is infinite the second time, or no number, leaves dh and dwte none
- * Launch  a block of 256 for 32 rows
- * Cost    8 bytes a row of a tile, 4 C a row: 8,192 tokens of 124M are 42 MB
- * Order   a warp adds every 8th tile, then the 8 in turn
- * Oracle  g2z__cpu_head_loss, of all three kernels; test cuda_head */
+ * Math    f32. If a sum is NaN, or infinite again the second time, dh and dwte become NaN
+ * Launch  a block of 256 per 32 rows
+ * Cost    8 bytes per row and tile, 4 C per row: 8,192 tokens of 124M are 42 MB
+ * Order   each warp adds every 8th tile; then the 8 warps' sums are added in order
+ * Oracle  g2z__cpu_head_loss, for all three kernels; test cuda_head */
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows_time time) {
@@ -6496,7 +6498,8 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       float others = fmaxf(sum - g2z__exp2(target - reference), 0);
       float loss = (log2f(sum) + (reference - target)) / G2Z__LOG2E;
       const int word = x.targets[row], counts = word >= 0; /* -1: neither loss nor gradient */
-      x.losses[row] = !counts || (loss < 0 && sum > 0) ? 0 : loss; /* sum has another order */
+      /* A sum of another order may round to a loss just below 0. */
+      x.losses[row] = !counts || (loss < 0 && sum > 0) ? 0 : loss;
       if (counts) x.logits[(size_t)row * (size_t)x.Vp + (size_t)word] = (A)-others;
       factors[lane] = rows.factor[row] =
           sum < INFINITY ? (float)counts * x.dloss * x.state->loss_scale / sum : NAN;
@@ -6526,8 +6529,8 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
  *   rows    dh, factor  in
  *   x       dh          out
  * Math    f32
- * Launch  a thread for each pack
- * Cost    6 C bytes a row in 16 bits: 8,192 tokens of C=768 are 38 MB
+ * Launch  one thread per pack
+ * Cost    6 C bytes per row in 16 bits: 8,192 tokens of C=768 are 38 MB
  * Oracle  as g2z_k_head_rows */
 template <typename A>
 static __global__ void __launch_bounds__(256)
@@ -6580,8 +6583,9 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
   return G2Z_OK;
 }
 
-/* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. If no
- * row is out of bounds, both kernels of the second time read `again` and end. */
+/* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. Two
+ * rounds are launched: if no row is out of bounds, the second round's kernels read `again` and end.
+ */
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
                                          const g2z__head_rows *rows) {
@@ -6623,7 +6627,7 @@ static g2z_status g2z__head_scale(g2z_device *device, const g2z__head_chunk<A> *
                      (unsigned)g2z__blocks(packs, 256), 256, 0, *rows, *x);
 }
 
-/* A chunk's losses from its logits. With x->dh, their gradient overwrites them. */
+/* A chunk's losses from its logits. If x->dh is given, the gradient overwrites the logits. */
 template <typename A>
 static g2z_status g2z__head_logits_gradient(g2z_device *device, const g2z__head_chunk<A> *x) {
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, x->n, x->C, x->Vp, G2Z__AS_IT_IS,
@@ -6688,9 +6692,9 @@ static g2z_status g2z_cuda_head_logits(g2z_device *device, float *logits, const 
  * Law: the verdict lies in g2z_step_state, in device memory: the host decides nothing. The
  *      arithmetic is room 08's, shared with the CPU. */
 
-#define G2Z__SUMSQ_BLOCKS 1024   /* partial sums: fixed, so that the order depends on n alone */
+#define G2Z__SUMSQ_BLOCKS 1024   /* partial sums: fixed, so that the order depends only on n */
 
-/* The ranges of one launch, passed by value: the caller's list lies in host memory. */
+/* The ranges of one launch, passed by value because the caller's list lies in host memory. */
 #define G2Z__PIECES 32
 typedef struct g2z__pieces {
   g2z_range range[G2Z__PIECES];
@@ -6698,11 +6702,11 @@ typedef struct g2z__pieces {
 } g2z__pieces;
 
 /* g2z_k_sumsq: partial[block] = sum of squares of the block's packs, in fp64.
- *   grads    G in       ranges may start anywhere; unaligned ones go element by element
+ *   grads    G in       ranges may start anywhere; unaligned ones are read element by element
  *   partial  [SUMSQ_BLOCKS] f64 out
  * Math    squares of fp16 are exact in fp32; so are squares of bf16 numbers from 1e-19 to 1e19, and
  *         larger ones count as not finite. Eight squares are added in fp32, their sums in fp64.
- *         Squares of fp32 are made in fp64, where they cannot overflow.
+ *         fp32 numbers are squared in fp64, where they cannot overflow.
  * Launch  SUMSQ_BLOCKS blocks of 256; then g2z_k_sumsq_end
  * Cost    sizeof(G) n bytes: 124M in fp16 is 249 MB
  * Order   a thread adds its packs range by range, in ascending order; then a tree
@@ -6775,7 +6779,7 @@ static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const voi
   return G2Z_OK;
 }
 
-/* g2z_k_decide: the end of a step, by one thread; the arithmetic is g2z__cpu_decide's. */
+/* g2z_k_decide: one thread decides the step's end, with the arithmetic of g2z__cpu_decide. */
 static __global__ void g2z_k_decide(g2z_step_state *state, g2z_verdict verdict,
                                     g2z_optimizer_config config, int dynamic, int64_t tokens) {
   g2z__k_begin();
@@ -6791,9 +6795,9 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
 }
 
 #define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
-#define G2Z__ADAMW_BLOCKS 8      /* of a multiprocessor: fewer leave the memory bus idle */
+#define G2Z__ADAMW_BLOCKS 8      /* per multiprocessor: fewer leave the memory bus idle */
 
-/* Four numbers at 4 * sizeof(T) bytes: 16, or 8 of a 16-bit type. */
+/* Four numbers in one access of 16 bytes, or 8 for a 16-bit type. */
 template <typename T>
 static __device__ inline float4 g2z__get_four(const T *from) {
   if constexpr (sizeof(T) == 4) return __ldcs(reinterpret_cast<const float4 *>(from));
@@ -6811,12 +6815,12 @@ static __device__ inline void g2z__put_four(T *to, float4 x) {
                                                      g2z__pair_of<T>::pack(x.z, x.w)));
 }
 
-/* g2z_k_grad_add: to = or += from + rows[0] + rows[1] + ..., added in fp32; the types may differ
+/* g2z_k_grad_add: to = from + rows[0] + rows[1] + ..., or +=, added in fp32; the types may differ
  *   to    [n] T         16-byte aligned, as is from; n a multiple of 4
  *   from  [n] F         may be `to`
  *   rows  [count, n] F
- * Launch  up to 8 blocks of 256 for each multiprocessor, a thread for four numbers at a time
- * Cost    (count + 1) * sizeof(F) + sizeof(T) bytes an element, and sizeof(T) more to add
+ * Launch  up to 8 blocks of 256 per multiprocessor; a thread takes four numbers at a time
+ * Cost    (count + 1) * sizeof(F) + sizeof(T) bytes per element; += reads sizeof(T) more
  * Oracle  g2z__cpu_grad_add without rows */
 template <typename T, typename F>
 static __global__ void __launch_bounds__(256)
@@ -6853,7 +6857,7 @@ static g2z_status g2z_cuda_grad_add(g2z_device *device, void *to, const void *fr
   return g2z__grad_add_on<G, G>(device, g2z__cuda_of(device)->stream, to, from, NULL, 0, mode, n);
 }
 
-/* The first elements of a range. */
+/* Pointers to the first elements of a range. */
 template <typename A, typename G>
 struct g2z__adamw_data {
   A *params;
@@ -6861,7 +6865,7 @@ struct g2z__adamw_data {
   const G *grads;
 };
 
-/* Two groups of four elements, `apart` elements from each other: eight loads are under way
+/* Updates two groups of four elements, `apart` elements from each other: eight loads are in flight
  * together. */
 template <typename A, typename G>
 static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors,
@@ -6890,7 +6894,7 @@ static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors
   }
 }
 
-/* g2z_k_adamw: AdamW on the ranges, or nothing when state->skip.
+/* g2z_k_adamw: AdamW on the ranges; does nothing if state->skip.
  *   params       A out   round(master)
  *   master,m,v   f32 in place
  *   grads        G in
@@ -6903,12 +6907,12 @@ static __global__ void __launch_bounds__(256)
 g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
             const g2z_update_range *ranges, size_t count, g2z_optimizer_config config,
             const g2z_step_state *state) {
-  __shared__ g2z__adamw_factors factors[2]; /* without and with decay: pow is slow, so once */
+  __shared__ g2z__adamw_factors factors[2]; /* without and with decay; once, because pow is slow */
   g2z__k_begin();
   if (state->skip) return;
   if (threadIdx.x < 2) factors[threadIdx.x] = g2z__adamw_prepare(&config, state, (int)threadIdx.x);
   __syncthreads();
-  size_t turn = blockIdx.x; /* this block's next chunk, counted from the range's first */
+  size_t turn = blockIdx.x; /* this block's next chunk, counted from the range's start */
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
@@ -6947,15 +6951,15 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
 }
 
 /* ===== >>k80 collectives =================================================
- * In:  gradients that are complete, parameters that are new. Out: sums and copies over all GPUs.
- * Law: one communicator, one stream of high priority; the two streams wait for each other by
- *      events, the host for none. Every rank enqueues the same calls in the same order.
- * With COPY a call is copies into the other GPUs' memory (CUDA IPC) before a meeting; a few bytes a
- * kernel writes there in the device's own stream. Copies to several GPUs
- * go through one stream: from several streams they run one after another all the same, and begin
- * later. */
+ * In:  complete gradients, new parameters. Out: their sums and copies over all GPUs.
+ * Law: one communicator, one stream of high priority (the queue). The queue and the device's own
+ *      stream wait for each other by events; the host waits for neither. Every rank enqueues the
+ *      same calls in the same order.
+ * With transport COPY a call copies into the other GPUs' memory (CUDA IPC); then the ranks meet. Up
+ * to 256 bytes are written by the meeting's kernel itself, also in the device's own stream. Copies
+ * to several GPUs use one stream: in several they would still run one by one, and start later. */
 
-/* The best of several copies of `bytes` from this GPU into the next one that the process sees. */
+/* The fastest of several copies of `bytes` from this GPU to the next GPU that the process sees. */
 static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
                                    size_t bytes, double *seconds) {
   cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
@@ -6978,7 +6982,7 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
   G2Z__CUDA(comm, cudaGetDeviceCount(&count));
   if (count < 2) return G2Z_OK;
   int there = (here + 1) % count;
-  /* Without the direct path the driver copies through the host: that is the limit then. */
+  /* Without peer access the driver copies through the host: the result is then that speed. */
   if (cudaDeviceEnablePeerAccess(there, 0) != cudaSuccess) (void)cudaGetLastError();
   cudaError_t error = cudaMalloc(&from, bytes);
   if (error == cudaSuccess) error = cudaSetDevice(there);
@@ -6986,7 +6990,7 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
   G2Z__CUDA(comm, cudaSetDevice(here));
   g2z_status status = G2Z_OK;
   if (error == cudaSuccess) status = g2z__cuda_copies(comm, here, there, from, to, bytes, seconds);
-  else (void)cudaGetLastError(); /* that GPU is another process's alone, or full: not known */
+  else (void)cudaGetLastError(); /* the other GPU is exclusive or full: the speed stays unknown */
   cudaError_t freed_to = cudaFree(to), freed_from = cudaFree(from);
   G2Z__TRY(status);
   G2Z__CUDA(comm, freed_to);
@@ -6996,64 +7000,65 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
 
 #if defined(G2Z__NCCL)
 
-/* Memory of which each rank has some at a place of its own. */
+/* Memory of the same size on every rank, shared with the other ranks. */
 typedef struct g2z__region {
   size_t bytes;
   char *mine;
-  char **places;                 /* [world]: where this process sees them; NULL: it does not */
-  char **places_there;           /* device: the same */
+  char **places;                 /* [world] each rank's memory as mapped here; NULL: not mapped */
+  char **places_there;           /* the same list in device memory */
 #if NCCL_VERSION_CODE >= 22800
-  ncclWindow_t window;           /* NCCL sees them; NULL: it does not */
+  ncclWindow_t window;           /* NCCL's registration; NULL: none */
 #endif
 } g2z__region;
 #define G2Z__REGIONS 4
 
-/* Joins of a step that are timed, at most. Stage 3 has 3 a block and micro-step. */
+/* A join is a wait of the device's stream for the queue. At most 4096 joins of a step are timed;
+ * stage 3 has 3 per block and micro-step. */
 #define G2Z__JOINS 4096
-#define G2Z__TIMED_LAPS 8        /* the first 8, then every 8th: timing a join takes time itself */
+#define G2Z__TIMED_LAPS 8        /* the first 8 laps, then every 8th: timing a join takes time */
 
-/* Queues that ranks meet in: that of collectives, and the device's own. */
+/* Ranks meet in two streams: the queue of collectives, and the device's own. */
 enum { G2Z__LANE_QUEUE, G2Z__LANE_DEVICE };
 
 typedef struct g2z__signs {       /* in host memory that the GPU writes */
   volatile uint32_t progress;    /* places that the queue has passed */
-  volatile uint64_t met_ns[2];   /* in the device's own meetings, by parity of the lap's number */
+  volatile uint64_t met_ns[2];   /* time in the device's meetings, by parity of the lap's number */
 } g2z__signs;
 
 /* In device memory. */
 typedef struct g2z__waits {
-  uint64_t ns;                   /* in the device's own meetings since a lap's last one */
+  uint64_t ns;                   /* time in the device's own meetings of this lap */
   uint32_t laps;
 } g2z__waits;
 
 typedef struct g2z__nccl {       /* comm->backend */
   ncclComm_t comm;
   cudaStream_t stream;
-  cudaEvent_t *departures;       /* [0] of calls that are made at once; each of the others has one
+  cudaEvent_t *departures;       /* [0]: for calls outside graphs; each other event belongs to one
                                   * place in a graph */
   size_t departure_count, departure_capacity;
   cudaEvent_t *places;
   int place_count;
-  void *narrow;                  /* [most] wire: a reduction's gradients, where they travel in
-                                  * another type than they have; else NULL */
-  g2z__region regions[G2Z__REGIONS]; /* what allocate() gave, where others reach it */
+  void *narrow;                  /* [most] a reduction's gradients in the wire's type; NULL if the
+                                  * gradients have that type */
+  g2z__region regions[G2Z__REGIONS]; /* memory from allocate() that other ranks reach */
   int region_count;
-  g2z__region inbox;             /* with reduce COPY, two halves: a slice from each other rank */
+  g2z__region inbox;             /* reduce COPY: two halves, each with a slice per other rank */
   size_t inbox_half;             /* bytes */
-  int half;                      /* that the next reduction takes: 0 or 1 */
-  g2z__region flags;             /* with COPY, uint32 [2 lanes, 1 + world]: meetings that this rank
-                                  * came to, and the last one each rank came to; then [2, world]:
-                                  * what each rank wrote to try it, by a copy and by a kernel */
-  const char *no_copies;         /* why there are no flags; NULL: there are, or nobody asked */
-  int pushed;                    /* 1: something, since the last meeting */
-  decltype(&cuStreamWriteValue32) write_value; /* NULL: the driver has none */
+  int half;                      /* the half that the next reduction takes: 0 or 1 */
+  g2z__region flags;             /* COPY: uint32 [2 lanes, 1 + world]: the number of this rank's
+                                  * meetings, then each rank's last meeting; after these [2, world]:
+                                  * each rank's test words, written by a copy and by a kernel */
+  const char *no_copies;         /* why there are no flags; NULL: they exist or were never wanted */
+  int pushed;                    /* 1: copies were enqueued since the last meeting */
+  decltype(&cuStreamWriteValue32) write_value; /* NULL: the driver lacks it or it fails */
   g2z__signs *signs;
   g2z__waits *waits;
-  uint32_t passed;               /* places: what signs->progress will be */
-  cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* with times: around joins, by lap */
+  uint32_t passed;               /* places enqueued so far; signs->progress follows */
+  cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* timing events around joins, by lap */
   int joins[2], timed[2];
-  uint64_t laps, number[2];      /* begun; which of them lap 0 and 1 are: 1 is the first */
-  double joined_ms;              /* of the last lap that was timed */
+  uint64_t laps, number[2];      /* laps begun; the numbers of laps 0 and 1, counted from 1 */
+  double joined_ms;              /* time in joins of the last timed lap */
 } g2z__nccl;
 
 static inline g2z__nccl *g2z__nccl_of(const g2z_comm *comm) { return (g2z__nccl *)comm->backend; }
@@ -7078,7 +7083,7 @@ static size_t g2z__nccl_bytes(g2z_dtype dtype) {
   return dtype == G2Z_FP16 || dtype == G2Z_BF16 ? 2 : 4;
 }
 
-/* An event for a place in a graph is that graph's for good: a later run records it again. */
+/* Records a departure. In a graph it gets an event of its own, which each run records again. */
 static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
@@ -7100,13 +7105,13 @@ static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
   return G2Z_OK;
 }
 
-/* g2z_k_meet: no rank passes its next meeting in this lane before all have come to it. What this
- * rank did before in the stream the others see afterwards. One block, a thread for each rank.
+/* g2z_k_meet: a barrier of all ranks in one lane. After it, all ranks see what this rank's stream
+ * wrote before it. One block, one thread per rank.
  *   flags  [world] device pointers to rank r's flags[2, 1 + world], which all ranks can write to
- *   post   what it brings along: words of `from` go to each rank's to[r] + place; or words is 0
- *   waits  NULL, or where the ns until all had come are added up
- *   met_ns NULL, or [2] where the sum goes, by parity of the lap, which ends here
- * Cost    a write to each other GPU, and the wait for theirs */
+ *   post   a message: `words` words of `from` go to each rank's to[r] + place; words may be 0
+ *   waits  NULL, or the sum of the ns that ranks were waited for
+ *   met_ns NULL, or [2]: the lap ends here, and its sum goes to the place of the lap's parity
+ * Cost    a write to each other GPU, and the wait for their writes */
 typedef struct g2z__post {
   char *const *to;
   size_t place;
@@ -7120,7 +7125,7 @@ static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2
   g2z__k_begin();
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
   uint32_t now = flags[rank][first] + 1;
-  __syncthreads(); /* all have read it */
+  __syncthreads(); /* all threads have read it before it changes */
   for (int i = 0; i < post.words; i++)
     ((volatile uint32_t *)(post.to[peer] + post.place))[i] = post.from[i];
   if (peer != rank) {
@@ -7157,7 +7162,8 @@ static g2z_status g2z__nccl_meet_only(g2z_comm *comm) {
   return g2z__nccl_meet(comm, g2z__no_post);
 }
 
-/* AFTER. NCCL's own calls begin when all ranks have come. */
+/* AFTER: the queue waits for a departure; with `all`, the ranks meet, too. NCCL's calls wait for
+ * all ranks themselves. */
 static g2z_status g2z__nccl_after(g2z_comm *comm, int departure, int all) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   G2Z_ASSERT(departure >= 0 && (size_t)departure < nccl->departure_count);
@@ -7165,7 +7171,7 @@ static g2z_status g2z__nccl_after(g2z_comm *comm, int departure, int all) {
   return all && comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
 }
 
-/* The device's own meeting: part of what it was given, also in a graph. */
+/* A meeting in the device's own stream, which a graph can record. */
 static g2z_status g2z__nccl_meet_here(g2z_comm *comm, g2z__post post, volatile uint64_t *met_ns) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   return g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
@@ -7173,8 +7179,8 @@ static g2z_status g2z__nccl_meet_here(g2z_comm *comm, g2z__post post, volatile u
                      post, nccl->waits, met_ns);
 }
 
-/* Writes how many places the queue has passed, for heartbeats and the flight recorder. A recorded
- * step that is played again counts as one. Not every driver can write from the queue. */
+/* Writes the number of places that the queue has passed, for heartbeats and the flight recorder. A
+ * recorded step that is replayed counts as one place. Not every driver can write from a stream. */
 static CUresult g2z__nccl_tell(g2z__nccl *nccl) {
   return nccl->write_value(nccl->stream, (CUdeviceptr)(uintptr_t)&nccl->signs->progress,
                            nccl->passed, CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -7210,9 +7216,9 @@ static g2z_status g2z__nccl_wait(g2z_comm *comm, int place) {
 
 /* ----- memory that all ranks of a host can write to ---------------------- */
 
-/* Ranks come here one after the other. Others may have open still what a rank frees, and where one
- * leaves alone they may write to it: the driver keeps it for them until they close it. They cannot
- * be waited for where one was lost. */
+/* Frees a region. Ranks do this at different times: they cannot wait for each other, because one
+ * may be lost. Others may still have this rank's memory open and even write to it; the driver keeps
+ * the memory until they close it. */
 static void g2z__nccl_unshare(g2z_comm *comm, g2z__region *region) {
   for (int r = 0; region->places && r < comm->world; r++)
     if (r != comm->rank && region->places[r]) cudaIpcCloseMemHandle(region->places[r]);
@@ -7222,7 +7228,7 @@ static void g2z__nccl_unshare(g2z_comm *comm, g2z__region *region) {
   memset(region, 0, sizeof *region);
 }
 
-/* This rank's, zeroed, of which the others get a handle. */
+/* Allocates and zeroes this rank's part of a region and makes the handle that others open. */
 static int g2z__nccl_offer(g2z_comm *comm, g2z__region *region, cudaIpcMemHandle_t *handle) {
   void *mine = NULL;
   cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
@@ -7249,12 +7255,12 @@ static int g2z__nccl_take(g2z_comm *comm, g2z__region *region, const cudaIpcMemH
   taken = taken && cudaMemcpy(region->places_there, region->places,
                               (size_t)comm->world * sizeof(char *),
                               cudaMemcpyHostToDevice) == cudaSuccess &&
-          cudaDeviceSynchronize() == cudaSuccess; /* that copy may return before it is done */
+          cudaDeviceSynchronize() == cudaSuccess; /* cudaMemcpy may return before it is done */
   if (!taken) (void)cudaGetLastError();
   return taken;
 }
 
-/* What one rank cannot have none takes: region->places is NULL then. */
+/* Makes a region on all ranks, or on none if one rank fails: region->places is then NULL. */
 static g2z_status g2z__nccl_share(g2z_comm *comm, size_t bytes, g2z__region *region) {
   size_t world = (size_t)comm->world;
   void *places = NULL, *handles = NULL;
@@ -7278,15 +7284,15 @@ static g2z_status g2z__nccl_share(g2z_comm *comm, size_t bytes, g2z__region *reg
   return status;
 }
 
-/* Writes rank + 1 to each rank's flags. One block, a thread for each rank. */
+/* Writes rank + 1 to each rank's flags. One block, one thread per rank. */
 static __global__ void g2z_k_try(uint32_t *const *flags, size_t place, int rank) {
   *(volatile uint32_t *)(flags[threadIdx.x] + place) = (uint32_t)rank + 1;
   __threadfence_system();
 }
 
-/* Checks that what each rank writes arrives at every other rank. Some platforms map a peer's memory
- * and then drop the writes; a meeting would wait for ever. Nothing waits for a write here: ranks
- * look after all have sent. `lost` is the first rank whose write did not arrive here, or -1. */
+/* Checks that each rank's writes arrive at every other rank. Some platforms map a peer's memory and
+ * then drop the writes; a meeting would wait forever. Nothing waits for a write here: ranks check
+ * after all have written. `lost` is the first rank whose write did not arrive here, or -1. */
 static g2z_status g2z__nccl_try_flags(g2z_comm *comm, int *lost) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const size_t world = (size_t)comm->world, copied = 2 * (world + 1), rank = (size_t)comm->rank;
@@ -7313,9 +7319,8 @@ static g2z_status g2z__nccl_try_flags(g2z_comm *comm, int *lost) {
 static const char g2z__told_apart[] =
     "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL keeps GPUs from each other's memory";
 
-/* The words by which ranks meet, one set for all regions that they share. There are none if NCCL
- * was told that GPUs do not reach each other (it has read its own files into the environment), or
- * if a write got lost. */
+/* Makes the flags of meetings, one set for all regions. There are none if the environment forbids
+ * peer access (NCCL has read its own files into it), or if a test write is lost. */
 static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const char *disable = getenv("NCCL_P2P_DISABLE"), *level = getenv("NCCL_P2P_LEVEL");
@@ -7344,7 +7349,7 @@ static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   return G2Z_OK;
 }
 
-/* The region in which `at` lies, or NULL. */
+/* The region that contains `at`, or NULL. */
 static const g2z__region *g2z__nccl_region(const g2z_comm *comm, const void *at) {
   const g2z__nccl *nccl = g2z__nccl_of(comm);
   for (int i = 0; i < nccl->region_count; i++) {
@@ -7357,8 +7362,8 @@ static const g2z__region *g2z__nccl_region(const g2z_comm *comm, const void *at)
 
 /* ----- gradients --------------------------------------------------------- */
 
-/* to (mode) = from + the sum of count rows, on the communication stream; one of the types is fp32,
- * or both are the same. */
+/* to = from + the sum of `count` rows, or +=, as `mode` states, in the queue. One of the types is
+ * fp32, or both are the same. */
 static g2z_status g2z__nccl_add(g2z_comm *comm, void *to, g2z_dtype to_type, const void *from,
                                 g2z_dtype from_type, const void *rows, int count, g2z_write mode,
                                 size_t n) {
@@ -7380,7 +7385,7 @@ static g2z_status g2z__nccl_convert(g2z_comm *comm, void *to, g2z_dtype to_type,
   return g2z__nccl_add(comm, to, to_type, from, from_type, NULL, 0, mode, n);
 }
 
-/* What travels: `from` itself, or in the type of the wire. */
+/* Returns the gradients to send: `from` itself, or its copy in the wire's type. */
 static g2z_status g2z__nccl_wire(g2z_comm *comm, void *from, size_t n, char **out) {
   g2z_dtype dtype = comm->device->grad_dtype;
   *out = (char *)from;
@@ -7389,9 +7394,9 @@ static g2z_status g2z__nccl_wire(g2z_comm *comm, void *from, size_t n, char **ou
   return g2z__nccl_convert(comm, *out, comm->wire, from, dtype, G2Z_OVERWRITE, n);
 }
 
-/* Each rank's slice goes into its inbox, and is added up there when all have sent theirs. Nobody
- * need ask whether an inbox is free: who has met for the reduction before this one has added up the
- * one before that, which took this half. */
+/* Copies each rank's slice into its inbox; after a meeting each rank adds up its inbox. The half is
+ * free without asking: reduction i - 2 used it last, and every rank added that up before it came to
+ * the meeting of reduction i - 1. */
 static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2z_write mode,
                                  size_t slice) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
@@ -7400,7 +7405,7 @@ static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2
   int world = comm->world;
   nccl->half ^= 1;
   for (int i = 1; i < world; i++) {
-    int peer = (comm->rank + i) % world; /* to whom this rank is number world - i behind him */
+    int peer = (comm->rank + i) % world; /* rank = peer + (world - i): inbox row world - i - 1 */
     char *to = nccl->inbox.places[peer] + inbox + (size_t)(world - i - 1) * bytes;
     G2Z__CUDA(comm, cudaMemcpyAsync(to, from + (size_t)peer * bytes, bytes,
                                     cudaMemcpyDeviceToDevice, nccl->stream));
@@ -7410,12 +7415,12 @@ static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2
                        nccl->inbox.mine + inbox, world - 1, mode, slice);
 }
 
-/* REDUCE through NCCL: in the wire's type, then to the gradients' own. */
+/* REDUCE through NCCL: summed in the wire's type, then converted to the gradients' type. */
 static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   ncclDataType_t type = g2z__nccl_type(comm->wire);
   int slices = c->owner == G2Z_OWNER_SLICES, mine_too = c->owner != G2Z_OWNER_ROOT || !comm->rank;
-  size_t n = slices ? c->n / (size_t)comm->world : c->n; /* of the sum, this rank's */
+  size_t n = slices ? c->n / (size_t)comm->world : c->n; /* elements of the sum for this rank */
   char *wire;
   G2Z__TRY(g2z__nccl_wire(comm, c->from, c->n, &wire));
   char *mine = wire + (slices ? (size_t)comm->rank * n * g2z__nccl_bytes(comm->wire) : 0);
@@ -7438,8 +7443,8 @@ static g2z_status g2z__nccl_reduce(g2z_comm *comm, const g2z_call *c) {
 
 /* ----- parameters, and rows of wte --------------------------------------- */
 
-/* Zeroed memory that NCCL's own kernels reach on all ranks. Where one rank has none, none does:
- * region->mine is NULL then. */
+/* Zeroed memory that NCCL's own kernels reach on all ranks. If one rank fails, no rank has it:
+ * region->mine is then NULL. */
 static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *region) {
   memset(region, 0, sizeof *region);
 #if NCCL_VERSION_CODE >= 22800
@@ -7470,7 +7475,8 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *re
   return G2Z_OK;
 }
 
-/* Between hosts that is as it must be, and elsewhere if the user said so. */
+/* Logs that NCCL replaces copies. Between hosts, or if the user forbade peer access, this is
+ * expected; otherwise it is a warning. */
 static void g2z__nccl_no_peers(g2z_comm *comm, const char *what) {
   int together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
   const char *why = g2z__nccl_of(comm)->no_copies;
@@ -7521,11 +7527,11 @@ static void g2z__nccl_release(g2z_comm *comm, void *memory) {
   comm->device->ops->release(comm->device, memory);
 }
 
-/* What a meeting can bring along. */
+/* Returns 1 if a meeting's kernel can write the message itself. */
 static int g2z__nccl_is_post(size_t bytes) { return bytes <= 256 && bytes % 4 == 0; }
 
-/* Into all the others' memory, at the same place. The next meeting says that it is there; with few
- * bytes that is now. */
+/* Writes this rank's bytes to the same place in all ranks' memory. They are there after the next
+ * meeting; a small message is its own meeting. */
 static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, char *to,
                                    const void *from, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
@@ -7536,7 +7542,7 @@ static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, ch
     return g2z__nccl_meet(comm, post);
   }
   nccl->pushed = 1;
-  for (int i = 1; i <= comm->world; i++) { /* this rank's own place last */
+  for (int i = 1; i <= comm->world; i++) { /* this rank's own copy comes last */
     int peer = (comm->rank + i) % comm->world;
     char *there = region->places[peer] + place;
     if (there == (const char *)from) continue;
@@ -7546,7 +7552,7 @@ static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, ch
   return G2Z_OK;
 }
 
-/* to[world][bytes] from all ranks' from[bytes]. */
+/* Gathers all ranks' from[bytes] into to[world][bytes]. */
 static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const g2z__region *region =
@@ -7556,7 +7562,7 @@ static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, 
   return G2Z_OK;
 }
 
-/* GATHER and ROWS. */
+/* Plays GATHER and ROWS. */
 static g2z_status g2z__nccl_gather(g2z_comm *comm, const g2z_call *c) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   size_t size = g2z__nccl_bytes(comm->device->dtype);
@@ -7577,7 +7583,7 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
     case G2Z_CALL_CAST:
       return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, c->from, G2Z_FP32,
                                G2Z_OVERWRITE, c->n);
-    case G2Z_CALL_GRAPH: /* the record runs graphs itself */
+    case G2Z_CALL_GRAPH: /* never played here: the record runs graphs itself */
     case G2Z_CALL_REDUCE:
     case G2Z_CALL_GATHER:
     case G2Z_CALL_ROWS: break;
@@ -7602,7 +7608,7 @@ static g2z_status g2z__nccl_exchange(g2z_comm *comm, const g2z_call *rows, int *
   return G2Z_OK;
 }
 
-/* ----- what steps waited; closing, opening ------------------------------- */
+/* ----- waiting times; closing, opening ----------------------------------- */
 
 static void g2z__nccl_lap(g2z_comm *comm, int lap) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
@@ -7612,7 +7618,8 @@ static void g2z__nccl_lap(g2z_comm *comm, int lap) {
   nccl->number[lap] = ++nccl->laps;
 }
 
-/* The device's own meetings are timed in each. */
+/* A lap's time in joins and in the device's own meetings. A lap without timed joins reports the
+ * last timed lap's; meetings are timed in every lap. */
 static double g2z__nccl_waited_ms(g2z_comm *comm, int lap) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   if (nccl->timed[lap]) nccl->joined_ms = 0;
@@ -7627,7 +7634,7 @@ static double g2z__nccl_waited_ms(g2z_comm *comm, int lap) {
   return nccl->joined_ms + (double)nccl->signs->met_ns[nccl->number[lap] % 2] * 1e-6;
 }
 
-/* Takes half-open communicators. */
+/* Also closes half-open communicators. */
 static void g2z__nccl_close(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   if (!nccl) return;
@@ -7659,7 +7666,7 @@ static const g2z_collectives g2z__nccl_collectives = {
     g2z__nccl_allocate, g2z__nccl_release, g2z__nccl_lap,  g2z__nccl_waited_ms,
     g2z__nccl_close};
 
-/* What reductions need beside the gradients, of which the largest has `most`. */
+/* Opens the buffers of reductions; the largest reduction has `most` elements. */
 static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   size_t world = (size_t)comm->world, grad_bytes = g2z__nccl_bytes(comm->device->grad_dtype);
@@ -7679,7 +7686,7 @@ static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {
   return G2Z_OK;
 }
 
-/* Stream, events and memory: all that needs no other rank. */
+/* Opens everything that needs no other rank: stream, events and memory. */
 static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wanted) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   int least = 0, greatest = 0;
@@ -7708,7 +7715,7 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   return G2Z_OK;
 }
 
-/* The communicator. Ranks agree before, so that none waits inside NCCL for one that never came. */
+/* Opens the communicator. Ranks agree first, so that none waits inside NCCL for one that failed. */
 static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   struct {
@@ -7719,7 +7726,7 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) 
   G2Z__TRY(g2z_ranks_agree(comm->ranks, g2z__nccl_open_alone(comm, wanted)));
   if (comm->rank == 0) meeting.result = ncclGetUniqueId(&meeting.id);
   G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
-  G2Z__NCCL_TRY(comm, meeting.result); /* rank 0's: all fail where it does */
+  G2Z__NCCL_TRY(comm, meeting.result); /* rank 0's result: if it failed, all ranks fail */
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclResult_t opened =
       ncclCommInitRankConfig(&nccl->comm, comm->world, meeting.id, comm->rank, &config);
@@ -7751,7 +7758,7 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
 
 /* ===== >>k90 table =======================================================
  * In:  a dtype and a grad_dtype. Out: the ops for them.
- * Law: the types are decided here, once. tf32 has fp32's ops: only products look at the dtype. */
+ * Law: types are chosen only here. tf32 uses fp32's ops: only products look at the dtype. */
 
 template <typename A, typename G>
 static void g2z__cuda_fill(g2z_ops *ops) {
