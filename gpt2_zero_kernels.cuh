@@ -2782,20 +2782,20 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const
  * bf16 on sm_80 and newer; plain fp32 arithmetic for everything else. Hopper has room k41.
  *
  * BLOCKS   A block of threads owns rows of one (b,h): 128 queries in the forward and the dQ kernel,
- *          64 keys in the dK and dV kernel. What it owns lies in registers from its first to its
- *          last instruction; what it walks over streams through two stages of shared memory.
+ *          64 keys in the dK and dV kernel. Its own rows stay in registers from its first to its
+ *          last instruction. The other rows stream through a double buffer in shared memory.
  * BACKWARD Scores and their gradients are computed twice, once for dQ and once for dK and dV: 7
- *          products instead of 5. In return no two blocks add to the same number, nothing but the
- *          statistics goes through memory, and the probabilities stay in the registers that the
- *          next product reads them from.
- * MASK     Key <= query. Blocks beyond the diagonal are never visited. A warp skips what is beyond
- *          that of its own rows: 64 keys at a time in the forward kernel, 16 keys or queries in the
- *          others. Only the steps of 64 that meet the diagonal compare.
+ *          products instead of 5. In return no two blocks add to the same number, only the
+ *          statistics go through memory, and the probabilities stay in the registers where the
+ *          next product reads them.
+ * MASK     Key <= query. Blocks beyond the diagonal are never visited. A warp skips steps beyond
+ *          the diagonal of its own rows: 64 keys at a time in the forward kernel, 16 keys or
+ *          queries in the others. Only the steps of 64 that cross the diagonal compare.
  * HS       Padded with zeros to 64 or 128 on the way into registers and shared memory.
- * SCRATCH  g2z__attention_scratch says how much backward takes. */
+ * SCRATCH  Backward takes g2z__attention_scratch bytes. */
 
-#define G2Z__ATT_ROWS 128        /* queries that a block of a tensor-core kernel owns */
-#define G2Z__ATT_STEP 64         /* rows that it loads at a time; keys that one of dK and dV owns */
+#define G2Z__ATT_ROWS 128        /* queries per block of a tensor-core kernel */
+#define G2Z__ATT_STEP 64         /* rows per load; keys per block of the dK and dV kernel */
 
 /* Scratch of backward: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column
  * sums of dQ over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12,
@@ -2840,17 +2840,17 @@ static __device__ inline void g2z__mma(float (&c)[4], const uint32_t (&a)[4], ui
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A rectangle of qkv, out or their gradients: T rows, HS columns, `stride` numbers apart. */
+/* A rectangle of qkv, out or their gradients: T rows of HS numbers, `stride` numbers apart. */
 template <typename A>
 struct g2z__rows {
   A *at;
   size_t stride;
   int T, HS;
   A *base;                       /* the tensor */
-  uint8_t *narrow;               /* the same in 8 bits, which a writer leaves, too; or NULL */
+  uint8_t *narrow;               /* a copy in 8 bits that writers write, too; or NULL */
 };
 
-/* `narrow` has no gaps between its rows: their length is a multiple of 16. */
+/* Rows of `narrow` are contiguous: their length is a multiple of 16. */
 template <typename A>
 static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int part, int parts,
                                                    int T, int NH, int HS, uint8_t *narrow = NULL) {
@@ -2891,8 +2891,8 @@ static __device__ inline void g2z__as_a(uint32_t (&a)[4], const float (&left)[4]
   a[3] = g2z__pair_of<A>::pack(right[2], right[3]);
 }
 
-/* One of two numbers. `condition ? x[i] : x[j]` chooses between two addresses, as an index does.
- * nvcc may then keep all of x in local memory, as with -split-compile. */
+/* One of two numbers. `condition ? x[i] : x[j]` chooses between two addresses, as an index does:
+ * nvcc may then keep all of x in local memory. It does with -split-compile. */
 template <typename T>
 static __device__ inline T g2z__choose(bool condition, T yes, T no) {
   return condition ? yes : no;
@@ -2916,9 +2916,10 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
   }
 }
 
-/* Rounds the 16 rows in `c`, each times a factor, and writes those inside the rectangle: lanes
- * first exchange their pairs, so that each writes 16 bytes. nvcc splits a plain store of a uint4
- * into four when its parts come from lanes; __stcg stays whole. In 8 bits, gradients alone. */
+/* Multiplies the 16 rows in `c` by their factors, rounds and writes those inside the rectangle.
+ * Lanes first exchange pairs, so that each writes 16 bytes. nvcc splits a plain store of a uint4
+ * into four if its parts come from other lanes; __stcg stays whole. The copy in 8 bits is e5m2:
+ * only gradients have one. */
 template <int HSP, typename A>
 static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (&c)[HSP / 8][4],
                                            int row, float factor_low, float factor_high) {
@@ -2944,8 +2945,8 @@ static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (
 
 /* ----- shared memory -----------------------------------------------------
  * A tile is G2Z__ATT_STEP rows of HSP numbers. Inside each 128 bytes of row r, the 16-byte piece p
- * lies at p ^ (r % 8): eight rows of one column, which is what ldmatrix reads at a time, then touch
- * all 32 banks once. */
+ * lies at p ^ (r % 8). ldmatrix reads eight rows of one column at a time: with this swizzle they
+ * touch each of the 32 banks once. */
 
 template <int HSP>
 static constexpr int g2z__tile_bytes = G2Z__ATT_STEP *HSP * 2;
@@ -2977,8 +2978,8 @@ static __device__ inline void g2z__copies_wait(void) {
   asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/* A lane's share of the addresses for ldmatrix.x4, which hands out four 8x8 matrices; the lanes
- * name the 32 rows. */
+/* A lane's share of an address for ldmatrix.x4, which loads four 8x8 matrices. Each lane addresses
+ * one of their 32 rows. */
 struct g2z__reader {
   uint32_t row, swizzle; /* bytes */
 };
@@ -3037,7 +3038,7 @@ static __device__ inline void g2z__scores(float (&c)[MT][N / 8][4],
     }
 }
 
-/* c[m] += a[m] tile[row..row+15]: 16 rows of the tile are summed over. */
+/* c[m] += a[m] tile[row..row+15]: sums over 16 rows of the tile. */
 template <typename A, int HSP, int MT>
 static __device__ inline void g2z__weighted(float (&c)[MT][HSP / 8][4], const uint32_t (&a)[MT][4],
                                             uint32_t tile, g2z__reader reader, int row) {
@@ -3054,13 +3055,12 @@ static __device__ inline void g2z__weighted(float (&c)[MT][HSP / 8][4], const ui
 }
 
 /* ----- dropout of a tile -------------------------------------------------
- * g2z__dropout_group's rule, which draws for four elements at once, spread over the lanes of a
- * tile. */
+ * g2z__dropout_group draws for four elements at once. Here the lanes of a tile share its draws. */
 
 struct g2z__att_drop {
   uint64_t seed, head;   /* head: element of query 0 and key 0 */
   uint32_t sequence, site, step, T;
-  uint32_t least;        /* bits from which on an element is kept */
+  uint32_t least;        /* an element is kept if its bits are at least this */
   float kept;            /* 1 / (1 - probability) */
 };
 
@@ -3073,7 +3073,7 @@ static __device__ inline g2z__att_drop g2z__att_drop_open(const g2z_dropout &dro
   drop.site = dropout.site;
   drop.step = (uint32_t)dropout.state->step;
   drop.T = (uint32_t)T;
-  /* A uniform number is the upper 24 bits as a fraction: comparing the bits is the same. */
+  /* A uniform number is the upper 24 bits as a fraction, so bits can be compared instead. */
   drop.least = (uint32_t)ceilf(dropout.probability * 16777216.0f) << 8;
   drop.kept = 1.0f / (1.0f - dropout.probability);
   return drop;
@@ -3098,9 +3098,9 @@ static __device__ inline float g2z__att_drop_one(const g2z__att_drop &drop, int 
 
 typedef enum g2z__att_side { G2Z__ROWS_ARE_QUERIES, G2Z__ROWS_ARE_KEYS } g2z__att_side;
 
-/* The factors of a C tile whose first element is (row, column). A draw makes the factors of four
- * neighbouring keys, which lie in one tile because T is a multiple of 4 here: the lanes that share
- * them draw one group each and exchange. */
+/* The factors of a C tile whose first element is (row, column). A draw yields the factors of four
+ * neighbouring keys, a group. A group lies in one tile, because T is a multiple of 4 here. Lanes
+ * that share groups draw one each and exchange. */
 template <g2z__att_side SIDE>
 static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z__att_drop &drop,
                                                  int row, int column) {
@@ -3108,7 +3108,7 @@ static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z_
   uint32_t first = (uint32_t)(drop.head / 4), per_query = drop.T / 4;
   float drawn[4];
   if constexpr (SIDE == G2Z__ROWS_ARE_QUERIES) {
-    /* Lanes t and t^1 share two groups: the even one draws that of row g, the odd one of g + 8. */
+    /* Lanes t and t^1 share two groups: the even lane draws for row g, the odd one for g + 8. */
     uint32_t query = (uint32_t)(row + g + t % 2 * 8), key = (uint32_t)(column + t / 2 * 4);
     g2z__att_drop_group(drawn, drop, first + query * per_query + key / 4);
 #pragma unroll
@@ -3119,7 +3119,7 @@ static __device__ inline void g2z__att_drop_tile(float (&factors)[4], const g2z_
       factors[i + 2] = g2z__choose(t % 2, drawn[i + 2], got);
     }
   } else {
-    /* Four lanes, g % 4 = 0..3, share four groups: that of c0, c1, c2 and c3. */
+    /* Four lanes, g % 4 = 0..3, share four groups, one each for c0, c1, c2 and c3. */
     uint32_t query = (uint32_t)(column + t * 2 + g % 2);
     uint32_t key = (uint32_t)(row + g % 4 / 2 * 8 + g / 4 * 4);
     g2z__att_drop_group(drawn, drop, first + query * per_query + key / 4);
@@ -3143,20 +3143,20 @@ static __device__ inline void g2z__att_drop_apply(float (&c)[4], const g2z__att_
 
 /* ----- kernels for tensor cores ------------------------------------------ */
 
-/* How 128 rows are spread over warps. With HS up to 64 a warp takes 32 rows, so that each piece of
- * shared memory it reads feeds two products; beyond, 16, for the registers. */
+/* Tiles of 16 rows per warp. With HS up to 64 a warp takes 32 rows, so that each piece it reads
+ * from shared memory feeds two products. With a larger HS it takes 16, to save registers. */
 template <int HSP>
 static constexpr int g2z__att_mt = HSP == 64 ? 2 : 1;
 template <int HSP>
 static constexpr int g2z__att_threads = G2Z__ATT_ROWS / (16 * g2z__att_mt<HSP>) * 32;
 
-/* Whether a score counts. */
+/* Whether a step compares keys with queries. */
 typedef enum g2z__att_mask { G2Z__MASK_NONE, G2Z__MASK_CAUSAL } g2z__att_mask;
 
-/* One step of the softmax over a warp's rows and 64 keys: scores become probabilities relative to a
- * reference. The reference is the largest score so far, or within a factor of 2^8 of it: as long as
- * that holds for all rows of the warp it stays, and nothing that was summed before is touched.
- * Otherwise returns 1: what was summed before has to shrink by a factor for each row. */
+/* One step of online softmax over a warp's rows and 64 keys: scores become probabilities relative
+ * to each row's reference, `largest`. While all these probabilities are at most 2^8, the references
+ * stay and earlier sums need no change. Otherwise the references become the largest scores and this
+ * returns 1: the caller then multiplies its own earlier sums by `shrink`, a factor per row. */
 template <int MT>
 static __device__ inline int g2z__softmax_step(float (&s)[MT][G2Z__ATT_STEP / 8][4],
                                                float (&largest)[MT][2], float (&sum)[MT][2],
@@ -3211,7 +3211,7 @@ static __device__ inline void g2z__shrink(float (&o)[MT][HSP / 8][4],
       for (int i = 0; i < 4; i++) o[m][n][i] *= shrink[m][i / 2];
 }
 
-/* 16 rows of out and lse. */
+/* Writes 16 rows of out and lse. */
 template <int HSP, typename A>
 static __device__ inline void g2z__att_finish(A *out, float *lse, const float (&o)[HSP / 8][4],
                                               const float (&largest)[2], const float (&sum)[2],
@@ -3326,10 +3326,10 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
 #endif
 }
 
-/* Each lane brings N sums over its own rows of the columns that it holds in C tiles: number k is
- * that of column k % 2 of tile k / 2. The eight lanes that hold the same columns add them up, and
- * each keeps N / 8: number e is then that of column g2z__summed_column<N>(e). Halving what is
- * exchanged each time takes 14 shuffles for N = 16 rather than 48. */
+/* Adds column sums over the eight lanes that hold the same columns of C tiles. Before, sums[k] is a
+ * lane's sum of column k % 2 of tile k / 2. After, each lane keeps N / 8 totals: sums[e] belongs to
+ * column g2z__summed_column<N>(e). Each exchange halves the number of sums, which takes 14 shuffles
+ * for N = 16 instead of 48. */
 template <int N, int HALF = N / 2, int LANES = 16>
 static __device__ inline void g2z__sum_lanes(float (&sums)[N]) {
   int high = g2z__lane() & LANES;
@@ -3348,8 +3348,8 @@ static __device__ inline int g2z__summed_column(int e) {
   return (first + e) / 2 * 8 + g2z__lane_column() + e % 2;
 }
 
-/* Column sums of the block's rows, in the order of its warps. `shared` holds [warps][HSP]
- * floats. */
+/* Writes column sums of the block's rows, added in the order of its warps. `shared` holds
+ * [warps][HSP] floats. */
 template <int HSP, int MT, int THREADS>
 static __device__ inline void g2z__column_slab(float *to, float *shared,
                                                const float (&c)[MT][HSP / 8][4], float factor,
@@ -3361,7 +3361,7 @@ static __device__ inline void g2z__column_slab(float *to, float *shared,
 #pragma unroll
     for (int m = 0; m < MT; m++) sums[n] += c[m][n / 2][n % 2] + c[m][n / 2][n % 2 + 2];
   g2z__sum_lanes(sums);
-  __syncthreads(); /* nobody reads tiles, or the last sums, any more */
+  __syncthreads(); /* no thread still reads tiles or the last sums */
 #pragma unroll
   for (int e = 0; e < N / 8; e++)
     shared[(int)(threadIdx.x / 32) * HSP + g2z__summed_column<N>(e)] = sums[e];
@@ -3373,7 +3373,7 @@ static __device__ inline void g2z__column_slab(float *to, float *shared,
   }
 }
 
-/* sum over a row of dout * out, from A fragments of both: for rows g and g + 8. */
+/* The sums of dout * out over rows g and g + 8, from A fragments of both. */
 template <typename A, int HSP>
 static __device__ inline void g2z__row_products(float (&sums)[2],
                                                 const uint32_t (&x)[HSP / 16][4],
@@ -3393,15 +3393,14 @@ static __device__ inline void g2z__row_products(float (&sums)[2],
   }
 }
 
-/* What a warp of the dQ kernel does with 64 keys: 16 at a time, so that scores take few
- * registers. */
+/* A warp's step of the dQ kernel: 64 keys, 16 at a time, so that scores take few registers. */
 template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK, int MT>
 static __device__ inline void
 g2z__dq_step(float (&dq)[MT][HSP / 8][4], const uint32_t (&q)[MT][HSP / 16][4],
              const uint32_t (&dout)[MT][HSP / 16][4], const float (&lse2)[MT][2],
              const float (&d)[MT][2], uint32_t k_tile, uint32_t v_tile, g2z__reader reader,
              g2z__reader transposed, const g2z__att_drop &drop, int row, int key0, float scale2) {
-#pragma unroll 1 /* more takes registers that nothing is won with */
+#pragma unroll 1 /* unrolling takes registers and gains nothing */
   for (int key = 0; key < G2Z__ATT_STEP; key += 16) {
     if (MASK == G2Z__MASK_CAUSAL && key0 + key >= row + 16 * MT) break;
     float s[MT][2][4] = {}, dp[MT][2][4] = {};
@@ -3432,8 +3431,8 @@ g2z__dq_step(float (&dq)[MT][HSP / 8][4], const uint32_t (&q)[MT][HSP / 16][4],
   }
 }
 
-/* g2z_k_attention_bwd_q: dQ of 128 queries of one (b,h) per block, and the statistics that
- * g2z_k_attention_bwd_kv, which runs next, reads.
+/* g2z_k_attention_bwd_q: dQ of 128 queries of one (b,h) per block, and the statistics for the next
+ * kernel, g2z_k_attention_bwd_kv.
  *   dqkv    [B,T,3,NH,HS] A out   part 0
  *   stats   [B,NH,T] float2 out   {lse * log2(e), sum over HS of dout * out}
  *   sums    [slabs,C] f32 out     columns of part 0; slab = b*ceil(T/128) + block
@@ -3513,8 +3512,8 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
 #endif
 }
 
-/* What a warp of the dK and dV kernel, with its 16 keys, does with 64 queries. S^T and dP^T are
- * computed, so that P^T and dS^T are A of the next two products without leaving their registers. */
+/* A warp's step of the dK and dV kernel: its 16 keys and 64 queries. It computes S^T and dP^T, so
+ * that P^T and dS^T already lie in registers as A of the next two products. */
 template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK>
 static __device__ inline void
 g2z__dkv_step(float (&dk)[1][HSP / 8][4], float (&dv)[1][HSP / 8][4],
@@ -3522,7 +3521,7 @@ g2z__dkv_step(float (&dk)[1][HSP / 8][4], float (&dv)[1][HSP / 8][4],
               uint32_t q_tile, uint32_t g_tile, const float2 *stats, g2z__reader reader,
               g2z__reader transposed, const g2z__att_drop &drop, int row, int query0,
               float scale2) {
-#pragma unroll 1 /* more takes registers that nothing is won with */
+#pragma unroll 1 /* unrolling takes registers and gains nothing */
   for (int query = 0; query < G2Z__ATT_STEP; query += 16) {
     if (MASK == G2Z__MASK_CAUSAL && query0 + query < row) continue;
     float s[1][2][4] = {}, dp[1][2][4] = {};
@@ -3557,7 +3556,7 @@ g2z__dkv_step(float (&dk)[1][HSP / 8][4], float (&dv)[1][HSP / 8][4],
   }
 }
 
-/* Starts copying the statistics of 64 queries; zero beyond T, where dout is zero too. */
+/* Starts copying the statistics of 64 queries. They are zero beyond T, as dout is. */
 static __device__ inline void g2z__load_stats(float2 *to, const float2 *from, int row, int T) {
   if (threadIdx.x >= G2Z__ATT_STEP) return;
   int y = row + (int)threadIdx.x, inside = y < T;
@@ -3647,11 +3646,11 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
 /* ----- kernels in plain fp32 ---------------------------------------------
  * For fp32 and tf32, and for GPUs before sm_80. A thread owns one row of one (b,h), a query or a
  * key, in registers, and walks over the others. G2Z__PLAIN_STEP of them lie in shared memory at a
- * time; all threads of a block read the same row of it. */
+ * time; all threads of a block read the same row at a time. */
 
-#define G2Z__PLAIN_ROWS 128      /* of a block, a thread each */
+#define G2Z__PLAIN_ROWS 128      /* per block, one thread each */
 #define G2Z__PLAIN_STEP 32
-#define G2Z__PLAIN_GROUP 8       /* keys that a thread takes into its softmax together */
+#define G2Z__PLAIN_GROUP 8       /* keys per softmax step of a thread */
 
 /* Row y of a rectangle as fp32; zero outside. */
 template <int HSP, typename A>
@@ -3668,7 +3667,7 @@ static __device__ inline void g2z__plain_row(float (&row)[HSP], const g2z__rows<
   }
 }
 
-/* Rows [y, y + G2Z__PLAIN_STEP) to shared memory. */
+/* Copies rows [y, y + G2Z__PLAIN_STEP) to shared memory. */
 template <int HSP, typename A>
 static __device__ inline void g2z__plain_tile(float (&tile)[G2Z__PLAIN_STEP][HSP],
                                               const g2z__rows<const A> &from, int y) {
@@ -3697,7 +3696,7 @@ static __device__ inline void g2z__plain_store(const g2z__rows<A> &to, const flo
   }
 }
 
-/* In four sums, so that no product waits for the one before. */
+/* Four independent sums: a step need not wait for the step before it. */
 template <int HSP>
 static __device__ inline float g2z__plain_dot(const float (&x)[HSP], const float (&y)[HSP]) {
   float4 sum = make_float4(0, 0, 0, 0);
@@ -3742,11 +3741,11 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
   float q[HSP], o[HSP] = {}, largest = -INFINITY, sum = 0;
   g2z__plain_row<HSP>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), query);
   for (int key0 = 0; key0 < min(T, first + G2Z__PLAIN_ROWS); key0 += STEP) {
-    __syncthreads(); /* all have read the tiles before */
+    __syncthreads(); /* all threads have read the last tiles */
     g2z__plain_tile<HSP>(k_tile, k, key0);
     g2z__plain_tile<HSP>(v_tile, v, key0);
     __syncthreads();
-    for (int j = 0; j < STEP && key0 + j <= query; j += GROUP) { /* its first key counts */
+    for (int j = 0; j < STEP && key0 + j <= query; j += GROUP) { /* a group's first key counts */
       float s[GROUP], top = largest;
 #pragma unroll
       for (int i = 0; i < GROUP; i++) {
@@ -3787,7 +3786,7 @@ static __global__ void __launch_bounds__(G2Z__PLAIN_ROWS)
 g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, const float *lse,
                           const A *qkv, g2z_dropout dropout, int T, int NH, int HS, float scale) {
   constexpr int STEP = G2Z__PLAIN_STEP;
-  constexpr bool QUERIES = PART == G2Z__PLAIN_DQ; /* of the threads; else keys */
+  constexpr bool QUERIES = PART == G2Z__PLAIN_DQ; /* a thread owns a query; else a key */
   __shared__ alignas(16) float x_tile[STEP][HSP], y_tile[STEP][HSP];
   __shared__ float2 stats_tile[STEP];
   int blocks = (T + G2Z__PLAIN_ROWS - 1) / G2Z__PLAIN_ROWS, bh = (int)blockIdx.x / blocks;
@@ -3812,7 +3811,7 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
   for (int d = 0; d < HSP; d++) sum[d] = 0;
   int end = QUERIES ? min(T, first + G2Z__PLAIN_ROWS) : T;
   for (int at = QUERIES ? 0 : first; at < end; at += STEP) {
-    __syncthreads(); /* all have read the tiles before */
+    __syncthreads(); /* all threads have read the last tiles */
     g2z__plain_tile<HSP>(x_tile, QUERIES ? k : q, at);
     g2z__plain_tile<HSP>(y_tile, QUERIES ? v : g, at);
     if (!QUERIES && threadIdx.x < STEP)
@@ -3839,25 +3838,25 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
 }
 
 /* ===== >>k41 attention on Hopper =========================================
- * In:  what room k40 takes, with HS = 64, no dropout, fp16 or bf16, on sm_90a.
- * Out: the same, within the same bounds; the numbers differ in the order of their sums.
- * Law: a tile is 64 rows of 128 bytes in the TMA's 128-byte swizzle, which is room k40's: piece p
- *      of row r lies at p ^ (r % 8). wgmma's accumulators lie in registers as mma.sync's C does.
+ * In:  room k40's arguments, with HS = 64, no dropout, fp16 or bf16, on sm_90a.
+ * Out: room k40's results within the same error bounds; only the order of the sums differs.
+ * Law: a tile is 64 rows of 128 bytes. The TMA's 128-byte swizzle is the swizzle of room k40: piece
+ *      p of row r lies at p ^ (r % 8). wgmma's accumulators lie in registers as mma.sync's C does.
  *
  * wgmma runs while its warps do something else, and one tile in shared memory feeds a whole
  * warpgroup. Tiles come by TMA straight from the packed tensors; rows beyond T arrive as zeros.
- * An mbarrier per stage says "full" (bytes have landed) or "empty" (all its readers are done); the
- * n-th use of a stage waits for phase n.
+ * Each stage has two mbarriers, "full" (its bytes have landed) and "empty" (all its readers are
+ * done). The n-th use of a stage waits for phase n.
  *
- * HAZARD   ptxas makes wgmma wait for each product, and the kernels take twice as long, when a
- *          branch, a register too few or zeros written to accumulators come between them. It says
- *          so: nvcc -Xptxas -v must print no C7510 to C7520 for these kernels. */
+ * HAZARD   A branch, a shortage of registers, or zeros written to accumulators between two products
+ *          make ptxas wait for each product: the kernels then take twice as long. ptxas reports
+ *          it: nvcc -Xptxas -v must print no C7510 to C7520 for these kernels. */
 
 #define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
 static_assert(G2Z__TILE_BYTES == g2z__tile_bytes<64>, "room k40's readers read these tiles too");
 
-/* Without wgmma the kernels below are empty and have room for one warp: g2z__hopper_here asks for
- * that. */
+/* Without wgmma the kernels below are empty and allow one warp per block, which g2z__hopper_here
+ * checks. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define G2Z__HOPPER_THREADS(threads) threads
 #else
@@ -3878,7 +3877,7 @@ static __device__ inline void g2z__barrier_arrive(const uint64_t *barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(g2z__shared_at(barrier))
                : "memory");
 }
-/* One arrival for a whole warp, when all its lanes are there. */
+/* One arrival per warp, after all its lanes. */
 static __device__ inline void g2z__barrier_arrive_warp(const uint64_t *barrier) {
   __syncwarp();
   if (g2z__lane() == 0) g2z__barrier_arrive(barrier);
@@ -3901,24 +3900,24 @@ static __device__ inline void g2z__barrier_wait(const uint64_t *barrier, uint32_
   } while (!done);
 }
 
-/* The shuffle shows the compiler that a warpgroup does not diverge: then wgmma may stay in flight
+/* The shuffle shows the compiler that a warpgroup does not diverge, so wgmma may stay in flight
  * across branches. */
 static __device__ inline int g2z__warpgroup(void) {
   return __shfl_sync(G2Z__ALL_LANES, (int)(threadIdx.x / 128), 0);
 }
 
-/* The same for a warp, which goes on as one: its next instruction may need all lanes together. */
+/* Waits, then brings the lanes together: the warp's next instruction may need all of them. */
 static __device__ inline void g2z__barrier_wait_warp(const uint64_t *barrier, uint32_t parity) {
   g2z__barrier_wait(barrier, parity);
   __syncwarp();
 }
-/* A barrier of a warpgroup's warps among themselves. */
+/* A barrier for one warpgroup alone. */
 static __device__ inline void g2z__barrier_group(void) {
   __syncwarp();
   asm volatile("bar.sync %0, 128;" ::"r"(1 + g2z__warpgroup()) : "memory");
 }
 
-/* Where the n-th tile of a stream lies, and which phase its barriers are in. */
+/* The stage of a stream's current tile, and the phase of that stage's barriers. */
 template <int STAGES>
 struct g2z__turn {
   int stage;
@@ -3930,14 +3929,13 @@ struct g2z__turn {
   }
 };
 
-/* How long L2 should keep what an access touches: createpolicy's encodings, as in CUTLASS. All that
- * is in use at a time, 100 MB in backward, does not fit: dQ's scratch comes first, then a head's
- * last queries, which most keys read. */
+/* Cache hints for L2: createpolicy's encodings, as in CUTLASS. Backward uses 100 MB at a time, more
+ * than fits. dQ's scratch has priority, then a head's last queries, which most keys read. */
 #define G2Z__EVICT_NORMAL 0x1000000000000000ull
 #define G2Z__EVICT_FIRST 0x12f0000000000000ull
 #define G2Z__EVICT_LAST 0x14f0000000000000ull
 
-/* 64 rows from `row` on of head `head` (of all heads in a token) of sequence `b`. */
+/* Copies 64 rows from `row` on of sequence `b`; `head` counts all heads of a token. */
 static __device__ inline void g2z__copy_tile(uint32_t to, const CUtensorMap *map, int head, int row,
                                              int b, const uint64_t *full, uint64_t keep) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -3946,7 +3944,7 @@ static __device__ inline void g2z__copy_tile(uint32_t to, const CUtensorMap *map
                "l"(keep)
                : "memory");
 }
-/* 64 of both statistics, from query `row` on of head `head` of all sequences. */
+/* Copies both statistics of 64 queries from `row` on; `head` counts the heads of all sequences. */
 static __device__ inline void g2z__copy_stats(uint32_t to, const CUtensorMap *map, int head,
                                               int row, const uint64_t *full) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -3956,9 +3954,9 @@ static __device__ inline void g2z__copy_stats(uint32_t to, const CUtensorMap *ma
 }
 
 /* ----- wgmma -------------------------------------------------------------
- * A tile as an operand: by rows when its rows are m or n and its columns are summed over, by
- * columns when its rows are summed over. Both ways groups of 8 rows are 1024 bytes apart; 16 terms
- * of the sum are 32 bytes along a row, or 16 rows. */
+ * A tile as an operand is read by rows if its rows are m or n and the sum runs over its columns; by
+ * columns if the sum runs over its rows. Groups of 8 rows are 1024 bytes apart both ways. 16 terms
+ * of the sum are 32 bytes of a row, or 16 rows. */
 
 static __device__ inline uint64_t g2z__operand(uint32_t tile, int bytes) {
   uint32_t low = ((tile & 0x3ffffu) >> 4 | 1024u >> 4 << 16) + (uint32_t)(bytes / 16);
@@ -3971,12 +3969,12 @@ static __device__ inline void g2z__wgmma_fence(void) {
 static __device__ inline void g2z__wgmma_commit(void) {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* Until at most PENDING groups are under way; c must not be read before. */
+/* Waits until at most PENDING groups are in flight; c must not be read before. */
 template <int PENDING>
 static __device__ inline void g2z__wgmma_wait(void) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-/* The compiler does not know that wgmma is still writing: nothing that reads c may move up. */
+/* The compiler does not know that wgmma still writes c. This keeps reads of c after the wait. */
 static __device__ inline void g2z__settled(float (&c)[8][4]) {
 #pragma unroll
   for (int n = 0; n < 8; n++)
