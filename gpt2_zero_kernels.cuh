@@ -8,7 +8,7 @@
  * CONTENTS, in the order of the forward pass
  *   >>k10 base        errors, the backend, memory and order, graphs, spans, opening a device
  *   >>k20 numbers     16-byte packs of numbers, reductions over a warp and a block, dropout
- *   >>k21 columns     column sums: in tiles first, then over the tiles
+ *   >>k21 columns     column sums: per slab of rows first, then over the slabs
  *   >>k22 embedding   wte[token] + wpe[t]; backward through a sort of the tokens
  *   >>k23 layernorm   a warp or a block per row
  *   >>k24 pointwise   GELU, residual + dropout, casts
@@ -56,7 +56,7 @@
 #define G2Z__KERNELS 64          /* kernels whose occupancy is remembered */
 #define G2Z__SHARED_UNASKED (32 << 10) /* CUDA's default is 48 KiB, static memory included */
 #define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
-#define G2Z__PRODUCTS_TIMED 160  /* limit of timed ones: untimed ones replace each other */
+#define G2Z__PRODUCTS_TIMED 160  /* at most these are timed; others replace each other */
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one is no faster */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
@@ -84,7 +84,7 @@ typedef struct g2z__cuda {       /* device->backend */
   char gpu[256];
   cudaStream_t stream;
   cudaEvent_t events[G2Z__EVENTS];
-  cudaEvent_t begin, end;        /* with times: for tuning */
+  cudaEvent_t begin, end;        /* they record times, for tuning */
   cublasLtHandle_t lt;
   void *lt_workspace;
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
@@ -92,7 +92,7 @@ typedef struct g2z__cuda {       /* device->backend */
   int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
   int *taken;                    /* on the GPU: kernels count work items; 0 between kernels */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's; NULL until looked up */
-  g2z__kernel kernels[G2Z__KERNELS]; /* occupancy so far */
+  g2z__kernel kernels[G2Z__KERNELS]; /* known occupancies */
   int kernel_count;
   /* Scratch that was outgrown stays: a captured graph may still write to it. */
   void *scratch[G2Z__SCRATCH_BLOCKS];
@@ -557,7 +557,7 @@ static g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
   cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return G2Z_OK;
   (void)cudaGetLastError();
-  cudaDriverGetVersion(&driver); /* 0: no driver; the runtime would report an old one */
+  cudaDriverGetVersion(&driver); /* 0: no driver; the error calls it an old one */
   cudaRuntimeGetVersion(&runtime);
   if (!driver)
     return g2z_fail(services, G2Z_DEVICE,
@@ -610,7 +610,7 @@ static void g2z__cuda_describe(g2z_device *device) {
   snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
   snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
   if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
-  /* From sm_75 to sm_100, a multiprocessor computes 16 per clock. */
+  /* From sm_75 to sm_100, a multiprocessor computes 16 exponentials per clock. */
   if (cuda->capability <= 100 &&
       cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, cuda->ordinal) == cudaSuccess)
     out->exponentials_per_s = 16.0 * cuda->sms * khz * 1e3;
@@ -1160,7 +1160,7 @@ static __global__ void g2z_k_count(int32_t *out, int n) {
   if (i < n) out[i] = i;
 }
 
-/* Sorted positions that one warp adds up: few in a small batch, so that all of the GPU works. */
+/* Sorted positions that one warp adds up: few in a small batch, to keep the GPU busy. */
 static int g2z__run_rows(const g2z_device *device, int N, int packs) {
   size_t warps = (size_t)g2z__cuda_of(device)->sms * 16;
   size_t rows = (size_t)N * g2z__blocks((size_t)packs, 32) / warps;
@@ -1195,8 +1195,8 @@ typedef struct g2z__row_parts {
  *   tails   [chunks,C] f32 out   a chunk's share of a run that begins in it and continues after it
  * Launch  grid (ceil(chunks/8), ceil(packs/32), parts), block (32,8): a warp per chunk, 32 packs
  *         and part
- * Cost    sizeof(A) NC bytes + 2 sizeof(D) C per distinct token, of tokens in the parts. Many
- *         warps share a frequent token
+ * Cost    sizeof(A) NC bytes + 2 sizeof(D) C for each distinct token in the parts. Many warps share
+ *         a frequent token
  * Order   the order of the batch
  * Oracle  g2z__cpu_embed_bwd, g2z__cpu_embed_add */
 template <typename A, typename D, g2z__drop DROP>
@@ -1217,7 +1217,7 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
   bool began_before = first > 0 && sorted[first - 1] == token;
   float sum[L] = {}, before[L] = {}; /* the run's sum; dwte's row before it */
   auto inside = [=](int key) { return (size_t)key * width + column - low < count; };
-  auto write = [&](bool goes_on) { /* at the end of a run or of the chunk */
+  auto write = [&](bool goes_on) { /* called at the end of a run or of the chunk */
     if (!inside(token)) return;
     if (began_before) g2z__put_floats<L>(heads + (size_t)chunk * width + column, sum);
     else if (goes_on) g2z__put_floats<L>(tails + (size_t)chunk * width + column, sum);
@@ -1276,7 +1276,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
   g2z__k_begin();
-  if (end >= N) return; /* here and in the next two returns, the lanes agree */
+  if (end >= N) return; /* here and at the next two returns, the lanes agree */
   int token = sorted[end - 1];
   if (sorted[end] != token) return;
   if (first > 0 && sorted[first - 1] == token) return; /* began before: another warp's run */
@@ -1298,13 +1298,13 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
   g2z__write(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
-#define G2Z__RANKED_TOKENS 8192  /* up to here g2z_k_embed_rank sorts, beyond CUB */
+#define G2Z__RANKED_TOKENS 8192  /* g2z_k_embed_rank sorts so many, CUB more */
 
-/* g2z_k_embed_rank: sorts few tokens: each counts the tokens that come before it.
+/* g2z_k_embed_rank: sorts few tokens. Each token counts the tokens before it in sorted order.
  *   tokens         [N] i32 in
  *   sorted, order  [N] i32 out
  * Launch  grid ceil(N/32), block (32,16): a lane per token, the warps share the others
- * Cost    N^2 comparisons, a warp's 9 instructions per 128, in one launch. A radix sort has many
+ * Cost    N^2 comparisons in one launch: 9 instructions of a warp per 128. A radix sort has many
  *         launches */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
@@ -1382,7 +1382,7 @@ static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tok
   return G2Z_OK;
 }
 
-/* Adds up the sorted rows. */
+/* Adds the gradients of equal tokens: first within chunks, then across them. */
 template <typename A, typename D, g2z__drop DROP>
 static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_parts *parts,
                                   const g2z__embed_scratch *scratch, const A *dout,
@@ -1468,7 +1468,7 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
 }
 
 /* ===== >>k23 layernorm ===================================================
- * In:  rows x[N,C]. Out: their normal form; backward, the gradients of rows, weight and bias.
+ * In:  rows x[N,C]. Out: normalized rows; backward, the gradients of rows, weight and bias.
  * Law: a row is read from memory once, and is at most 16 KiB wide. In forward a warp holds a row of
  *      up to 4 KiB, a block a wider one. In backward each thread holds one or two packs of a row,
  *      and column sums in registers. Ba et al. 2016, arXiv:1607.06450. */
@@ -1476,8 +1476,8 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
 #define G2Z__ROW_THREADS 512     /* most threads that hold a row */
 #define G2Z__ROW_WARP_PACKS 8    /* most packs per lane if a warp holds the row */
 
-/* Sets the threads that hold a row, in whole warps, and the packs *K of each: 1 if half of
- * G2Z__ROW_THREADS suffice, because fewer threads have more registers each. Backward needs them. */
+/* Sets *threads, whole warps that hold a row, and *K, the packs per thread. *K is 1 if half of
+ * G2Z__ROW_THREADS suffice: so few threads leave each one the registers that backward needs. */
 static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, int *K) {
   *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
   *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
@@ -1663,8 +1663,8 @@ static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
   return x;
 }
 
-/* partial[tensor][c] = the sum over a block's teams, in their order. The ring has room for all: 3 x
- * K x L floats per thread take at most the bytes of its packs in two stages. */
+/* partial[tensor][c] = the sum over a block's teams, in their order. The ring is large enough: the
+ * 3 x K x L floats of a thread take at most the bytes of its packs in two stages. */
 template <int K, int L>
 static __device__ inline void g2z__layernorm_partial(float *partial, const float (&sums)[3][K][L],
                                                      int tensors, int C) {
@@ -1770,7 +1770,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  *   dropped    [N,C] A out           dropout'(dres); only with dropout
  *   partial    [blocks,2 or 3,C] f32 out
  * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
- *         dbias += the stored dres, or dropped with dropout
+ *         dbias += the stored dres (with dropout: dropped)
  * Launch  persistent: block (threads, teams); a team takes a row, a thread K packs of it. The next
  *         rows are prefetched to shared memory. No team waits for another
  * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB
@@ -1844,7 +1844,7 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   int teams = g2z__row_block<K, DROP> / threads, tensors = 2 + data.with_bias;
   if (teams > G2Z__ROW_TEAMS) teams = G2Z__ROW_TEAMS;
   if (teams > rows) teams = rows;
-  if (teams > room) teams = room < 1 ? 1 : room; /* if one does not fit, CUDA reports it */
+  if (teams > room) teams = room < 1 ? 1 : room; /* if 1 does not fit, CUDA reports it */
   ring *= (size_t)teams;
   G2Z__TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
   size_t wanted = g2z__blocks((size_t)data.N, (size_t)teams);
@@ -2013,7 +2013,7 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * exchange their operands: y' = w' x'. Room k42's kernel competes with cuBLASLt's algorithms: the
  * fastest is taken. */
 
-#define G2Z__CANDIDATES 24       /* most algorithms that are timed for a shape */
+#define G2Z__CANDIDATES 24       /* at most so many algorithms are timed per shape */
 #define G2Z__TIMED_FLOP 1.6e11   /* limit of a timed round of small products */
 #define G2Z__LARGE_FLOP 3e10     /* products of this size or more are timed longer */
 #define G2Z__LARGE_CALLS 8
@@ -2032,7 +2032,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
 /* Epilogues that only room k42's kernel has. */
 typedef enum g2z__epilogue {
   G2Z__EPILOGUE_GELU = 1 << 16,    /* after the bias; its slope goes to `slope` */
-  G2Z__EPILOGUE_TIMES_SLOPE,       /* D times `slope`; columns are summed by slabs to `sums` */
+  G2Z__EPILOGUE_TIMES_SLOPE,       /* D times `slope`; column sums per slab go to `sums` */
   G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, described by `rows`; A, B may be e4m3 */
 } g2z__epilogue;
 static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
@@ -2045,7 +2045,7 @@ static const char *const g2z__way_names[G2Z__WAYS] = {"cublaslt", "hopper"};
 
 typedef struct g2z__lt_product {
   g2z__lt_key key;
-  g2z__way way;                    /* with HOPPER, algo still is cuBLASLt's best */
+  g2z__way way;                    /* if HOPPER, algo holds cuBLASLt's best */
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, d;
   cublasLtMatmulAlgo_t algo;
@@ -2055,9 +2055,9 @@ typedef struct g2z__lt_product {
 /* Arguments and results of a product whose rows become a softmax. Exponents have base 2. */
 typedef struct g2z__softmax_rows {
   const float *reference;          /* [n] subtracted from a row's exponents */
-  const float *unit;               /* [n] with e4m3: a row's sums times this are exponents */
-  float2 *parts;                   /* [tiles across,n] out: sum and largest exponent per row */
-  const int4 *again;               /* [tiles down] NULL: all tiles; else those with a nonzero */
+  const float *unit;               /* [n] with e4m3: factor from a row's sums to exponents */
+  float2 *parts;                   /* [tiles across,n] out: a row's sum and largest exponent */
+  const int4 *again;               /* [tiles down] tiles whose int4 is 0 are skipped; or NULL */
   int words;                       /* columns that count: the others' exponentials are 0 */
 } g2z__softmax_rows;
 
@@ -2245,7 +2245,7 @@ static float g2z__lt_time_large(g2z_device *device, F run) {
   return sum_ms * 1000 / (float)counted;
 }
 
-/* Microseconds per run; negative if `run`, which returns success, fails. */
+/* Microseconds per run; negative if a run fails. */
 template <typename F>
 static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) {
   double flop = 2.0 * key->m * key->n * key->k;
@@ -2608,7 +2608,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
       which = k + 1;
       first = list.tiles[k];
     }
-  g2z_narrow_weight x = list.at[0]; /* a variable index would move it to local memory */
+  g2z_narrow_weight x = list.at[0]; /* an index would move the list to local memory */
 #pragma unroll
   for (int k = 1; k < 4; k++)
     if (k == which) x = list.at[k];
@@ -2892,7 +2892,7 @@ static __device__ inline void g2z__as_a(uint32_t (&a)[4], const float (&left)[4]
 }
 
 /* One of two numbers. `condition ? x[i] : x[j]` chooses between two addresses, as an index does:
- * nvcc may then keep all of x in local memory. It does with -split-compile. */
+ * nvcc may then keep all of x in local memory, and with -split-compile it does. */
 template <typename T>
 static __device__ inline T g2z__choose(bool condition, T yes, T no) {
   return condition ? yes : no;
@@ -3150,7 +3150,7 @@ static constexpr int g2z__att_mt = HSP == 64 ? 2 : 1;
 template <int HSP>
 static constexpr int g2z__att_threads = G2Z__ATT_ROWS / (16 * g2z__att_mt<HSP>) * 32;
 
-/* Whether a step compares keys with queries. */
+/* Whether a step applies the causal mask. */
 typedef enum g2z__att_mask { G2Z__MASK_NONE, G2Z__MASK_CAUSAL } g2z__att_mask;
 
 /* One step of online softmax over a warp's rows and 64 keys: scores become probabilities relative
@@ -3297,7 +3297,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
       g2z__copies_commit();
     }
     int key0 = step * STEP;
-    if (key0 >= row + 16 * MT) continue; /* the last keys are beyond the first warps' queries */
+    if (key0 >= row + 16 * MT) continue; /* all these keys are beyond this warp's queries */
     float s[MT][STEP / 8][4] = {};
     g2z__scores<A, HSP, MT, STEP>(s, qa, k_tile, reader, 0);
     if (key0 + STEP > row) g2z__att_causal<MT>(s, row, key0);
@@ -3696,7 +3696,7 @@ static __device__ inline void g2z__plain_store(const g2z__rows<A> &to, const flo
   }
 }
 
-/* Four independent sums: a step need not wait for the step before it. */
+/* Four independent sums, so that additions overlap. */
 template <int HSP>
 static __device__ inline float g2z__plain_dot(const float (&x)[HSP], const float (&y)[HSP]) {
   float4 sum = make_float4(0, 0, 0, 0);
@@ -3745,7 +3745,7 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
     g2z__plain_tile<HSP>(k_tile, k, key0);
     g2z__plain_tile<HSP>(v_tile, v, key0);
     __syncthreads();
-    for (int j = 0; j < STEP && key0 + j <= query; j += GROUP) { /* a group's first key counts */
+    for (int j = 0; j < STEP && key0 + j <= query; j += GROUP) { /* no group is fully masked */
       float s[GROUP], top = largest;
 #pragma unroll
       for (int i = 0; i < GROUP; i++) {
