@@ -4101,7 +4101,7 @@ static __device__ inline void g2z__hopper_store(uint4 (&packs)[4], const g2z__ro
   g2z__write_a(tile, place, a);
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < 4; i++) /* a piece moves by 4 pieces from row y to row y + 4 */
+  for (int i = 0; i < 4; i++) /* from row y to y + 4 the swizzle flips bit 2 of the piece */
     packs[i] = g2z__tile_get((from + (uint32_t)(i * 512)) ^ (uint32_t)(i % 2 * 64));
   g2z__fence_async();
   __syncwarp();
@@ -4133,7 +4133,7 @@ struct g2z__hopper_fwd_shared {
 struct g2z__hopper_fwd_barriers {
   uint64_t q_full[2], q_empty[2];
   uint64_t full[g2z__hopper_fwd_shared::STAGES], empty[g2z__hopper_fwd_shared::STAGES];
-  g2z__hopper_queries item[2]; /* whose queries q_full announces */
+  g2z__hopper_queries item[2]; /* the items whose queries q_full announces */
 };
 #define G2Z__HOPPER_FWD_BYTES \
   (2 * (g2z__hopper_fwd_shared::BYTES + (int)sizeof(g2z__hopper_fwd_barriers)))
@@ -4242,7 +4242,7 @@ static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, 
   for (;;) {
     g2z__barrier_wait_warp(barriers->q_full + q.stage, q.phase);
     g2z__hopper_queries item = barriers->item[q.stage];
-    item.block = __shfl_sync(G2Z__ALL_LANES, item.block, 0); /* one for all lanes, for wgmma */
+    item.block = __shfl_sync(G2Z__ALL_LANES, item.block, 0); /* warp-uniform, for wgmma */
     item.count = __shfl_sync(G2Z__ALL_LANES, item.count, 0);
     if (item.count == 0) return;
     int row = item.block * 128 + group * 64 + place;
@@ -4341,7 +4341,7 @@ g2z_k_attention_hopper_fwd(const __grid_constant__ g2z__hopper_fwd<A> x,
 
 /* ----- backward ---------------------------------------------------------- */
 
-#define G2Z__HOPPER_STATS_BYTES 512 /* of 64 queries */
+#define G2Z__HOPPER_STATS_BYTES 512 /* per 64 queries */
 #define G2Z__HOPPER_L2_TILES 17   /* tiles of dQ, or of Q with dout, that L2 keeps per block */
 
 /* Rows of statistics are padded to a multiple of 64, because they are copied 64 at a time. */
@@ -4406,14 +4406,14 @@ static __device__ inline int g2z__hopper_stat_at(int t) {
  *   stats     [B*NH,2,pitch] f32 out   g2z__hopper_stat_at
  *   dout,out  [B,T,NH,64] A in
  *   x         x.sums is set to zero
- * Launch  grid B*pitch*NH/32, 256 threads, 8 per 64 numbers
+ * Launch  grid B*pitch*NH/32, 256 threads: 8 threads take a row of 64 numbers
  * Cost    256 B*T*NH bytes: B=32, T=1024, NH=12 is 101 MB */
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_attention_hopper_stats(const __grid_constant__ g2z__hopper_bwd<A> x, float *stats,
                              const A *dout, const A *out, const float *lse) {
   g2z__k_begin();
-  int pitch = g2z__hopper_pitch(x.T), blocks = pitch / 32 * x.NH; /* of a sequence */
+  int pitch = g2z__hopper_pitch(x.T), blocks = pitch / 32 * x.NH; /* per sequence */
   int b = (int)blockIdx.x / blocks, item = (int)blockIdx.x % blocks * 32 + (int)threadIdx.x / 8;
   int t = item / x.NH, h = item % x.NH, thread = (int)(blockIdx.x * 256 + threadIdx.x);
   float sum = 0, d[8], y[8];
@@ -4607,7 +4607,7 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
         g2z__barrier_wait_warp(barriers->ds_full + ds.stage, ds.phase);
         g2z__fence_async();
         uint32_t ds_tile = shared + (uint32_t)(S::DS + ds.stage * 2 * S::TILE);
-        if (i == 2 * j) g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile); /* 64 keys are visible */
+        if (i == 2 * j) g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile); /* only 64 are visible */
         else g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile);
         if (j > item.begin && i + 1 < tiles) fetch(i + 1);
         g2z__wgmma_wait<0>();
@@ -4646,7 +4646,7 @@ struct g2z__hopper_keys {
   g2z__hopper_barriers *barriers;
   g2z__turn<g2z__hopper_shared::STAGES> q;
   g2z__turn<g2z__hopper_shared::DS_STAGES> ds;
-  int row;             /* of this warp inside the 128 */
+  int row;             /* this warp's first row of the 128 */
 };
 
 /* Reads one statistic for the columns that a lane holds of a C tile: 2 of every 8. */
@@ -5026,8 +5026,8 @@ static void g2z__hopper_cut_into(g2z__hopper_cut *cut, int T, int heads, int spl
 }
 
 /* The time when the last item is done, if each thread block takes the next item as soon as it is
- * free. Thread blocks that become free together form a group. Whole heads make at most two groups;
- * each of the `splits` parts goes to the earliest groups and adds at most one group. */
+ * free. Thread blocks that become free together form a group. Whole heads make at most two groups.
+ * The items of one part go to the earliest groups and add at most one group. */
 static int g2z__hopper_end(const g2z__hopper_cut *cut, int T, int multiprocessors) {
   int whole = g2z__hopper_length(T, 0, cut->first[G2Z__HOPPER_SPLITS]);
   int blocks = min(g2z__hopper_items(cut), multiprocessors), rounds = cut->whole / blocks;
@@ -5428,7 +5428,7 @@ static __device__ int g2z__draw_walk(const g2z__draw_part &part, double draw, ui
  * Math    weights f32, sums f64; top_k and top_p keep the logits above a cut, found bit by bit
  * Launch  a block of 1024 per row; each warp has 1/32 of the ids
  * Cost    4 V bytes read three times; with top_k or top_p 64 times more, from L2
- * Oracle  g2z__cpu_draw: a draw between two ids may differ by the rounding of the sums */
+ * Oracle  g2z__cpu_draw: a draw at the border of two ids may differ: sums round differently */
 static __global__ void __launch_bounds__(1024)
 g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *logits,
            g2z_sampling sampling, int V, int T) {
@@ -5503,10 +5503,10 @@ static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 /* The epilogue: what a product stores for its sums. */
 typedef enum g2z__finish {
   G2Z__FINISH_PLAIN,             /* the sums, plus a bias if there is one */
-  G2Z__FINISH_ADD,               /* plus bias and `other` */
+  G2Z__FINISH_ADD,               /* the sums plus bias plus `other` */
   G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
-  G2Z__FINISH_TIMES,             /* times `other`; also the column sums */
-  G2Z__FINISH_SOFTMAX            /* exponentials; also each row's sum and largest exponent */
+  G2Z__FINISH_TIMES,             /* the sums times `other`; also the columns' sums of that */
+  G2Z__FINISH_SOFTMAX            /* exponentials of the sums; also each row's sum and largest */
 } g2z__finish;
 /* Terms in a block, which is 128 bytes of each row. E is the left operand's type. The right operand
  * has the same type, except e4m3 when E is e5m2. */
@@ -5693,7 +5693,7 @@ struct g2z__product_two_rows {
 struct g2z__product_warp {
   uint32_t staging;
   const uint64_t *other;         /* [PIECES] */
-  int row, column;               /* the first of this warp's 16 + 16 rows; the tile's column */
+  int row, column;               /* 16 rows from `row` and from row + 64; first column */
   uint32_t bias[3];              /* per 64 columns: for columns 2 lane and 2 lane + 1 */
   g2z__product_two_rows rows[2]; /* with SOFTMAX: in the tile's first and last 64 rows */
   g2z__turn<G2Z__PRODUCT_PIECES> asked, used;
@@ -5776,8 +5776,8 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
                                                   const uint32_t (&y)[4][4], int row, int column) {
   if (!x.narrow) return;
 #pragma unroll
-  for (int half = 0; half < 2; half++) { /* of the columns */
-    uint32_t words[4];                   /* of 8 columns each: a pair, and that 8 rows below */
+  for (int half = 0; half < 2; half++) { /* 32 columns each */
+    uint32_t words[4];                   /* per 8 columns: a pair, and the pair 8 rows below */
 #pragma unroll
     for (int n = 0; n < 4; n++) {
       const uint32_t *two = y[half * 2 + n / 2] + n % 2 * 2;
@@ -5823,7 +5823,7 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
     if constexpr (sizeof(E) == 1 && (FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_TIMES))
       g2z__product_narrow<A, E>(x, y, warp.row + m * 64, warp.column + group * 64);
-    if (READS && m == 0 && group == 1) { /* group 0's stores free the room for group 2 */
+    if (READS && m == 0 && group == 1) { /* group 0's stores free the places for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
       g2z__product_ask(warp, other, 4, 6);
@@ -6188,7 +6188,7 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
  * Law: logits exist for `chunk` tokens at a time, in A, and their gradients overwrite them. In
- *      16-bit training on Hopper, unless tuning is off, exponentials replace both; with fp8 always.
+ *      16-bit training on Hopper exponentials replace both: with fp8 always, else if tuning is on.
  *      dwte accumulates over the chunks in fp32; with a single chunk it may be rounded at once. */
 
 /* The softmax of some numbers: sum is the sum of exp(x - max). */
@@ -6337,8 +6337,8 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
  * C numbers, not of V.
  *
  * e and h g / z must fit A. Let s be the larger of two sums of exponentials: of the first SAMPLE
- * words, the most frequent ones in a vocabulary like GPT-2's, and of the target alone. r is log2(s)
- * - BELOW in powers of 2, so that z is at least 16, up to the rounding of the sample's logits. A z
+ * words, the most frequent ones in a vocabulary like GPT-2's, and of the target alone. In powers of
+ * 2, r = log2(s) - BELOW, so that z is at least 16, up to the rounding of the sample's logits. A z
  * above LIMIT would cost h g / z digits in fp16. If z is above LIMIT or below 1, the row's tiles
  * are computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM
  * above the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles
@@ -6582,8 +6582,7 @@ static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, in
 }
 
 /* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. Two
- * rounds are launched: if no row is out of bounds, the second round's kernels read `again` and end.
- */
+ * rounds are launched; the second round's kernels end at once if no row is out of bounds. */
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
                                          const g2z__head_rows *rows) {
@@ -6795,7 +6794,7 @@ static g2z_status g2z_cuda_decide(g2z_device *device, g2z_step_state *state,
 #define G2Z__ADAMW_CHUNK 2048    /* elements that a block of 256 threads takes at a time */
 #define G2Z__ADAMW_BLOCKS 8      /* per multiprocessor: fewer leave the memory bus idle */
 
-/* Four numbers in one access of 16 bytes, or 8 for a 16-bit type. */
+/* Read and write four numbers in one access: 16 bytes, or 8 bytes for a 16-bit type. */
 template <typename T>
 static __device__ inline float4 g2z__get_four(const T *from) {
   if constexpr (sizeof(T) == 4) return __ldcs(reinterpret_cast<const float4 *>(from));
@@ -6814,7 +6813,7 @@ static __device__ inline void g2z__put_four(T *to, float4 x) {
 }
 
 /* g2z_k_grad_add: to = from + rows[0] + rows[1] + ..., or +=, added in fp32; the types may differ
- *   to    [n] T         16-byte aligned, as is from; n a multiple of 4
+ *   to    [n] T         16-byte aligned, like from; n is a multiple of 4
  *   from  [n] F         may be `to`
  *   rows  [count, n] F
  * Launch  up to 8 blocks of 256 per multiprocessor; a thread takes four numbers at a time
@@ -6905,7 +6904,7 @@ static __global__ void __launch_bounds__(256)
 g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
             const g2z_update_range *ranges, size_t count, g2z_optimizer_config config,
             const g2z_step_state *state) {
-  __shared__ g2z__adamw_factors factors[2]; /* without and with decay; once, because pow is slow */
+  __shared__ g2z__adamw_factors factors[2]; /* without and with decay; set once: pow is slow */
   g2z__k_begin();
   if (state->skip) return;
   if (threadIdx.x < 2) factors[threadIdx.x] = g2z__adamw_prepare(&config, state, (int)threadIdx.x);
@@ -6953,9 +6952,9 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
  * Law: one communicator, one stream of high priority (the queue). The queue and the device's own
  *      stream wait for each other by events; the host waits for neither. Every rank enqueues the
  *      same calls in the same order.
- * With transport COPY a call copies into the other GPUs' memory (CUDA IPC); then the ranks meet. Up
- * to 256 bytes are written by the meeting's kernel itself, also in the device's own stream. Copies
- * to several GPUs use one stream: in several they would still run one by one, and start later. */
+ * With transport COPY a call copies into the other GPUs' memory (CUDA IPC); then the ranks meet.
+ * The meeting's kernel writes up to 256 bytes itself, also in the device's own stream. Copies to
+ * several GPUs use one stream: in several they would still run one by one, and start later. */
 
 /* The fastest of several copies of `bytes` from this GPU to the next GPU that the process sees. */
 static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
@@ -7081,7 +7080,7 @@ static size_t g2z__nccl_bytes(g2z_dtype dtype) {
   return dtype == G2Z_FP16 || dtype == G2Z_BF16 ? 2 : 4;
 }
 
-/* Records a departure. In a graph it gets an event of its own, which each run records again. */
+/* Records a departure. A departure in a graph has its own event, which each run records again. */
 static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
@@ -7177,8 +7176,8 @@ static g2z_status g2z__nccl_meet_here(g2z_comm *comm, g2z__post post, volatile u
                      post, nccl->waits, met_ns);
 }
 
-/* Writes the number of places that the queue has passed, for heartbeats and the flight recorder. A
- * recorded step that is replayed counts as one place. Not every driver can write from a stream. */
+/* Writes the number of places that the queue has passed, for heartbeats and the flight recorder.
+ * Places of replayed steps count, too. Not every driver can write from a stream. */
 static CUresult g2z__nccl_tell(g2z__nccl *nccl) {
   return nccl->write_value(nccl->stream, (CUdeviceptr)(uintptr_t)&nccl->signs->progress,
                            nccl->passed, CU_STREAM_WRITE_VALUE_DEFAULT);
