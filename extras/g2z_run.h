@@ -427,8 +427,8 @@ static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
   return failure->status;
 }
 
-/* A file of rank 0 could not be written. A run of one rank fails at once. Other ranks must hear of
- * it before they wait for rank 0: the failure is held until the verdict of the next step. */
+/* Rank 0 could not write a file. A run of one rank fails at once. Other ranks must know before they
+ * wait for rank 0: the failure is held until the verdict of the next step. */
 static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK || !run->trainer || run->context->world == 1) return status;
   g2zr_note_failure(run, &run->held, status);
@@ -459,7 +459,7 @@ static g2z_status g2zr_check_length(g2z_services *services, const char *what, co
               strlen(text), room - 1);
 }
 
-/* A file that is removed or replaced under a run would leave one without its metrics. */
+/* Fails if a log was removed or replaced during the run, which would end without its metrics. */
 static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
   struct stat mine, named;
   if (stream->file < 0) return G2Z_OK;
@@ -543,7 +543,7 @@ static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
 
 /* ----- metrics and artifacts ----- */
 
-/* A file of rank 0 with a text and a line feed. */
+/* Rank 0: writes a text and a line feed as a file. */
 static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *text) {
   g2z_writer *writer;
   G2ZR_TRY(g2z_writer_create(run->services, g2zr_in(run, name).text, &writer));
@@ -579,7 +579,7 @@ static void g2zr_member(const char *key, const char *text, char *to) {
   strcpy(to, "\"");
 }
 
-/* A line of metrics.jsonl: step, tokens, then what there is to say, and `last`, more members. */
+/* A line of metrics.jsonl: step, tokens, the named values, then `last`, more members as text. */
 static g2z_status g2zr_put_line(g2z_run *run, int count, const char *const *names,
                                 const double *values, const char *last) {
   char line[1024], number[40];
@@ -630,14 +630,14 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
   else G2ZR_NONE(key);
 }
 
-/* The decimal that was meant: 0.0003 and not 0.000300000014, which is the float. */
+/* The shortest decimal: 0.0003 for the float 0.000300000014. */
 static double g2zr_decimal(float value) {
   char text[32];
   snprintf(text, sizeof text, "%.6g", (double)value);
   return strtod(text, NULL);
 }
 
-/* A number of bytes as an integer: readers want no 4.5e+09. NaN: null. */
+/* A number of bytes as an integer, never as 4.5e+09; NaN: null. */
 static void g2zr_put_bytes(g2z_json_out *out, const char *key, double bytes) {
   if (isnan(bytes)) G2ZR_NONE(key);
   else G2ZR_WHOLE(key, bytes);
@@ -723,12 +723,12 @@ static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
   G2ZR_CLOSE();
 }
 
-/* Of a run without steps 0, which readers can format; null they cannot. */
+/* 0 in a run without steps: readers cannot format null. */
 static double g2zr_tokens_per_s(const g2z_run *run) {
   return run->sum.train_s > 0 ? run->sum.train_tokens / run->sum.train_s : 0.0;
 }
 
-/* All of this run, with what was before it was resumed. */
+/* Wall time of the whole run, with the time before it was resumed. */
 static double g2zr_wall_s(const g2z_run *run) {
   return run->sum.wall_s + ((run->ended > 0 ? run->ended : g2z_seconds()) - run->started);
 }
@@ -820,7 +820,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   g2zr_put_ending(run, out);
 }
 
-/* Rank 0: the tuning table, training_metrics.json and what reads it: report.html, the profile. */
+/* Rank 0: the tuning table, training_metrics.json, report.html and the profile. */
 static g2z_status g2zr_write_artifacts(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
   if (run->context->device == G2Z_DEVICE_CUDA)
@@ -878,7 +878,7 @@ static g2z_status g2zr_save_tokenizer(void *user, const char *directory) {
   return G2Z_OK;
 }
 
-/* A checkpoint with its tokenizer. What a link leads to is somebody else's and stays. */
+/* Removes a checkpoint with its tokenizer; 1 on success. The target of a link stays. */
 static int g2zr_remove_checkpoint(const char *path) {
   struct stat info;
   int own = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
@@ -889,7 +889,7 @@ static int g2zr_remove_checkpoint(const char *path) {
   return g2z_checkpoint_remove(path);
 }
 
-/* The logs are on the disk, under the names that they were opened with. */
+/* Writes the logs to the disk, under the names that they were opened with. */
 static g2z_status g2zr_sync(g2z_run *run) {
   const g2zr_stream *const streams[] = {&run->metrics, &run->log};
   for (int i = 0; i < 2 && streams[i]->file >= 0; i++) {
@@ -917,7 +917,7 @@ static void g2zr_duration_text(double seconds, char out[32]) {
   else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
 }
 
-/* Which flag sets the run's length, and how much of that is done or was asked for. */
+/* The flag that sets the run's length, and its value: the larger of done and asked for. */
 static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   const g2z_run_config *c = &run->config;
   const int64_t per_epoch = run->steps_per_epoch;
@@ -928,8 +928,8 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return cut ? "--max-train-steps" : by_epoch ? "--epochs" : "--steps";
 }
 
-/* This run's command with another run_dir or `more` flags, which count as they come last; ready to
- * paste. A launcher's part of it is not known, and a long one would be cut. */
+/* This run's command with another run_dir or `more` flags, ready to paste: the last of two equal
+ * flags counts. Without the command itself under a launcher, or if it is too long. */
 static const char *g2zr_command(const g2z_run *run, const char *run_dir, const char *more,
                                 char text[1400]) {
   const char *command = run->config.command_line;
@@ -946,8 +946,8 @@ static const char *g2zr_command(const g2z_run *run, const char *run_dir, const c
   return text;
 }
 
-/* The same for a run of its own that begins with these weights: neither with a checkpoint that the
- * command names, nor into the model that lies there. */
+/* The same for a new run that begins with these weights, not with a checkpoint that the command
+ * names, and writes to another directory. */
 static const char *g2zr_further(const g2z_run *run, const char *weights, char text[1400]) {
   const g2z_run_config *c = &run->config;
   const char *resume = c->resume && strcmp(c->resume, "latest") != 0 ? " --resume latest" : "";
@@ -1080,8 +1080,8 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   }
 }
 
-/* note.json of a checkpoint. The last epoch stays open: what is due will end it, or a longer run
- * continues with its data. */
+/* note.json of a checkpoint. The last epoch stays open: the work that is due ends it, or a longer
+ * run continues with its data. */
 static void g2zr_put_note(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   const g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
@@ -1198,7 +1198,7 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
             run->step, isnan(best) ? "" : was);
   if (sound) run->unsound = 0;
   else if (!run->unsound) run->unsound = run->step;
-  G2ZR_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note counts on what the logs hold */
+  G2ZR_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note has the lengths of the logs */
   G2ZR_TRY(g2zr_save_state(run, saved.text));
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
@@ -1258,7 +1258,7 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   if (run->train) {
     run->steps_per_epoch = run->train->steps_per_epoch;
     run->train_sequences = run->train->sequences;
-    run->epoch_ends = from->next.epoch > from->epoch; /* what it left is less than a step now */
+    run->epoch_ends = from->next.epoch > from->epoch; /* less than a step is left of it */
     if (config->epochs > 0) { /* with another global batch, what is left counts */
       optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
                          from->next.step;
@@ -1416,7 +1416,7 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
     if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
   run->val_entropy = sum / (double)total;
   run->val_tokens = total;
-  if (status == G2Z_OK && total == 0) /* in the shards one does: the loader has seen to that */
+  if (status == G2Z_OK && total == 0) /* the loader checked that one in all shards does */
     status = g2z_fail(run->services, G2Z_BAD_ARGUMENT,
                       "no token of the first %" PRId64 " validation batches counts: raise "
                       "--val-steps or --max-val-steps", run->val_steps);
@@ -1471,7 +1471,7 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
 }
 
-/* The figures of the last epoch. One that had ended before the run was resumed keeps its time. */
+/* Completes the figures of the last epoch. If it ended before a resume it keeps its time. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
@@ -1506,8 +1506,8 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
   return G2Z_OK;
 }
 
-/* How much of a log stays: what it held when the checkpoint was saved. A file that somebody has
- * changed since is cut after the checkpoint's step, or stays whole if it has no steps. */
+/* How much of a log stays: its length when the checkpoint was saved. A file that has changed since
+ * is cut after the checkpoint's step, or stays whole if it has no steps. */
 static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int steps,
                             int64_t *kept) {
   const g2z_path path = g2zr_in(run, name);
@@ -1567,7 +1567,7 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
                   "run directory", run->config.run_dir, origin);
 }
 
-/* What g2zr_load opened. */
+/* Closes everything that g2zr_load opened. */
 static void g2zr_close(g2z_run *run) {
   g2z_trainer_free(run->trainer);
   g2z_loader_free(run->val);
@@ -1612,9 +1612,8 @@ static g2z_status g2zr_choose(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: all that lies in run_dir is this run's. What has been learnt there and is not taken up
- * stays: a run that ended without a checkpoint, one that another run would overwrite, and
- * checkpoints after the one that is taken up. */
+/* Rank 0: refuses a run_dir whose files this run would replace without continuing from them: a run
+ * that ended without a checkpoint, another run, checkpoints after the one that is resumed. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
   static const char *const ends[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
   const char *run_dir = run->config.run_dir;
@@ -1730,7 +1729,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   return status == G2Z_OK ? g2zr_sync(run) : status;
 }
 
-/* Ranks that do not see rank 0's files could not save with it: they say so before they train. */
+/* A rank that does not see rank 0's files could not save with it, and fails before the training. */
 static g2z_status g2zr_check_shared(const g2z_run *run) {
   const char *const made[] = {run->config.run_dir, run->config.save_weights};
   int there;
@@ -1746,7 +1745,7 @@ static g2z_status g2zr_check_shared(const g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0, if the run continues: removes what is left of its last end. */
+/* Rank 0, if the run continues: removes the traces of its last end. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
   G2ZR_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
@@ -1845,13 +1844,13 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* All that depends on which checkpoint it is. *damaged: it is not whole. */
+/* Opens everything that depends on the checkpoint. *damaged: the checkpoint is not whole. */
 static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   g2z_ranks *ranks = run->context->ranks;
   const int first = run->context->rank == 0;
   const char *run_dir = run->config.run_dir;
   *damaged = 0;
-  /* All ranks take rank 0's word for the run directory and the checkpoint. */
+  /* Rank 0 decides on the run directory and the checkpoint for all ranks. */
   g2z_status status = G2Z_OK;
   memset(&run->found, 0, sizeof run->found);
   snprintf(run->found.run_dir, sizeof run->found.run_dir, "%s", run_dir ? run_dir : "");
@@ -1883,7 +1882,7 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
 }
 
 /* FLOP/s of dense products in `dtype` with fp32 sums, by NVIDIA's data sheets: fp32 outside of
- * tensor cores. A name is all of what CUDA calls the GPU: variants of one chip differ in clock and
+ * tensor cores. The name is CUDA's whole name of the GPU: variants of one chip differ in clock and
  * multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower. NaN: not known. */
 static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   static const struct {
@@ -1961,8 +1960,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2ZR_TRY(g2zr_agree(run, status));
-  /* The trainer stands where the checkpoint was saved. Due is what the saving run had still to do
-   * there, and what this run adds. */
+  /* The trainer is at the checkpoint's step. Due is the work that the saving run left there, and
+   * the work that this run adds. */
   const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
   const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
   run->saved = own ? run->resumed : -1;
@@ -2306,8 +2305,8 @@ static void g2zr_will_stop(g2z_run *run) {
   if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
 }
 
-/* Does what is due after the last step; 1 in *shown when the event is filled. What ends the run
- * stays due: the next call returns the same. */
+/* Does the first work that is due; *shown: the event is filled. The end of the run stays due: the
+ * next call returns the same. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   const int now = run->due & -run->due; /* the lowest bit */
   *shown = now != G2ZR_DUE_EPOCH_END && now != G2ZR_DUE_WEIGHTS;
@@ -2415,13 +2414,13 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 }
 
 /* ===== command line ======================================================
- * In:  argv. Out: a config, ranks that have met, and files that tell of the launch and of its end.
+ * In:  argv. Out: a config, ranks that have met, and files about the launch and its end.
  * Law: every flag stands in one table. What flags say is checked before a file is written. */
 
 #define G2ZR_WORD(name, text) "|" text
 
-/* Every flag, once: the parser, --help and docs/flags.md are made from this list. A default is what
- * g2z_run_options_default leaves; one outside of its range is not shown, the text explains it. */
+/* Every flag, once: parser, --help and docs/flags.md come from this list. g2z_run_options_default
+ * has the defaults; --help shows a default in the range, otherwise its text explains it. */
 #define G2ZR_FLAG_LIST                                                                            \
   GROUP("Data")                                                                                   \
   /* name, [kind or setting, destination, [least, most,] value,] help */                          \
@@ -2692,8 +2691,8 @@ static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint
   return G2Z_OK;
 }
 
-/* A text where shards are wanted: advises the command that makes them. Anything else is left to the
- * loader. */
+/* Refuses a text in place of shards, with the command that makes shards of it. The loader checks
+ * everything else. */
 static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_options *o,
                                     const char *flag, const char *path) {
   char head[4096], words[2][400];
@@ -2713,7 +2712,7 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
               g2z_shell_word(path, words[1], sizeof words[1]));
 }
 
-/* The weights' own shape. Flags may say the same; heads that they do not say are any. */
+/* The model of the weights. Flags may repeat its shape, and must not contradict it. */
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *weights = o->run.train.init_from;
@@ -2949,7 +2948,7 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
   g2zr_launch launch = {run, place, NULL, NULL};
   if (place->rank != 0 || !run->run_dir) return G2Z_OK;
   unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* of an earlier start */
-  /* Ranks that are killed while they report another one's death leave half of a report. */
+  /* Ranks that were killed while they reported a fault leave half of a report. */
   DIR *directory = opendir(run->run_dir);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
     const char *name = entry->d_name, *end = strstr(name, ".partial");
@@ -2980,8 +2979,7 @@ static g2z_status g2zr_write_output_of(g2z_services *services, const char *direc
   return status;
 }
 
-/* --nccl-logs, before NCCL starts, which reads these variables once. What the user has set
- * stays. */
+/* --nccl-logs: NCCL reads these variables once, at its start. The user's own values stay. */
 static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o,
                                 const g2z_place *place) {
   const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
