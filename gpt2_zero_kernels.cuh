@@ -3993,8 +3993,8 @@ static __device__ inline void g2z__settled(float (&c)[8][4]) {
 /* How wgmma reads an operand's tile, see above. By columns, it transposes the tile. */
 typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
 
-/* c[64,64] = a[64,16] b[16,64], or += with `adds`; a lies in registers. With `=`, wgmma ignores the
- * old c. Zeros written to c would make ptxas wait for the products that run. */
+/* c[64,64] = a[64,16] b[16,64], or += with `adds`; `a` lies in registers. With `=`, wgmma ignores
+ * the old c. Zeros written to c would make ptxas wait for the products that run. */
 #define G2Z__WGMMA_REGISTERS(type)                                                         \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"                                \
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
@@ -4008,7 +4008,7 @@ static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4
   else G2Z__WGMMA_REGISTERS("bf16");
 }
 
-/* The same with a in shared memory. */
+/* The same, but `a` lies in shared memory. */
 #define G2Z__WGMMA_SHARED(type)                                                            \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %35, 0;\n"                                \
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
@@ -4022,7 +4022,7 @@ static __device__ inline void g2z__wgmma_shared(float (&c)[8][4], uint64_t a, ui
   else G2Z__WGMMA_SHARED("bf16");
 }
 
-/* c = a tile^T, summed over 64 columns; a is a tile, too. */
+/* c = a tile^T, summed over 64 columns; `a` is a tile, too. */
 template <typename A>
 static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_t a,
                                                        uint32_t tile) {
@@ -4033,7 +4033,7 @@ static __device__ inline void g2z__wgmma_scores_shared(float (&c)[8][4], uint32_
                                        k > 0);
   g2z__wgmma_commit();
 }
-/* c = a tile, or += with `adds`, summed over the tile's 64 rows. */
+/* c = a tile, or += with `adds`, summed over the tile's 64 rows; `a` lies in registers. */
 template <typename A>
 static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32_t (&a)[4][4],
                                                   uint32_t tile, int adds) {
@@ -4078,7 +4078,7 @@ static __device__ inline uint4 g2z__tile_get(uint32_t at) {
   return pack;
 }
 
-/* Orders the threads' accesses to shared memory before those of TMA or wgmma after a barrier. */
+/* Makes the threads' accesses to shared memory precede what TMA or wgmma do after a barrier. */
 static __device__ inline void g2z__fence_async(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -4459,11 +4459,11 @@ struct g2z__hopper_barriers {
 };
 #define G2Z__HOPPER_BWD_BYTES (g2z__hopper_shared::BARRIERS + (int)sizeof(g2z__hopper_barriers))
 
-/* All warpgroups of a thread block walk through the same items. Within an item they walk through
- * its blocks of 128 keys, and for each of these through the tiles of 64 queries from the first tile
- * that sees one of the keys. Long items go first, so that all thread blocks end at about the same
- * time. An item's results depend only on the item. The loading thread takes items
- * (g2z__hopper_take); the others read the item's number when its first keys arrive. */
+/* All warpgroups of a thread block process the same items in three nested loops: items; an item's
+ * blocks of 128 keys; the tiles of 64 queries, from the first tile that sees one of the keys. Long
+ * items go first, so that all thread blocks end at about the same time. An item's results depend
+ * only on the item. The loading thread takes items (g2z__hopper_take); the others read the item's
+ * number when its first keys arrive. */
 static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barriers,
                                               const g2z__turn<2> &kv) {
   g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
@@ -5478,7 +5478,7 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
 }
 
 /* ===== >>k42 products on Hopper ==========================================
- * In:  a product of rows as room k30 knows it, fp16 or bf16, and what is done to its sums.
+ * In:  a product of rows as in room k30, fp16, bf16 or 8 bits, and its epilogue.
  * Out: the same within the same bounds, on sm_90a: tuning compares it with cuBLASLt's algorithms.
  *      For room k50 only: exponentials of a product, with each row's sum and largest exponent.
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
@@ -5505,8 +5505,8 @@ typedef enum g2z__finish {
   G2Z__FINISH_PLAIN,             /* the sums, plus a bias if there is one */
   G2Z__FINISH_ADD,               /* the sums plus bias plus `other` */
   G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
-  G2Z__FINISH_TIMES,             /* the sums times `other`; also the columns' sums of that */
-  G2Z__FINISH_SOFTMAX            /* exponentials of the sums; also each row's sum and largest */
+  G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
+  G2Z__FINISH_SOFTMAX            /* exponentials of the sums; also row sums, largest exponents */
 } g2z__finish;
 /* Terms in a block, which is 128 bytes of each row. E is the left operand's type. The right operand
  * has the same type, except e4m3 when E is e5m2. */
@@ -5522,7 +5522,7 @@ typedef struct g2z__product_data {
   float *sums;                   /* [slabs,M] with TIMES */
   g2z__softmax_rows rows;        /* with SOFTMAX */
   int N, K, M, slabs;
-  int down, across;              /* tiles */
+  int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
   uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL */
 } g2z__product_data;
@@ -7159,8 +7159,8 @@ static g2z_status g2z__nccl_meet_only(g2z_comm *comm) {
   return g2z__nccl_meet(comm, g2z__no_post);
 }
 
-/* AFTER: the queue waits for a departure; with `all`, the ranks meet, too. NCCL's calls wait for
- * all ranks themselves. */
+/* AFTER: the queue waits for a departure. With `all` and transport COPY the ranks meet, too; NCCL's
+ * calls wait for all ranks themselves. */
 static g2z_status g2z__nccl_after(g2z_comm *comm, int departure, int all) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   G2Z_ASSERT(departure >= 0 && (size_t)departure < nccl->departure_count);
@@ -7391,8 +7391,8 @@ static g2z_status g2z__nccl_wire(g2z_comm *comm, void *from, size_t n, char **ou
   return g2z__nccl_convert(comm, *out, comm->wire, from, dtype, G2Z_OVERWRITE, n);
 }
 
-/* Copies each rank's slice into its inbox; after a meeting each rank adds up its inbox. The half is
- * free without asking: reduction i - 2 used it last, and every rank added that up before it came to
+/* Copies each rank's slice into its inbox; after a meeting each rank adds up its inbox. A half of
+ * the inbox needs no lock: reduction i - 2 used it last, and a rank adds that up before it comes to
  * the meeting of reduction i - 1. */
 static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2z_write mode,
                                  size_t slice) {
