@@ -1,6 +1,6 @@
-# gpt2_zero: `make help` lists the targets. Everything that is set with ?= can be overridden.
+# gpt2_zero: `make help` lists the targets. Variables that are set with ?= can be overridden.
 
-# The downloads, and what their sha256 must be.
+# The downloads and their sha256.
 VOCAB_URL ?= https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe
 VOCAB_SUM := 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 DATA_URL  ?= https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
@@ -11,7 +11,7 @@ GPT2_SUM_model.safetensors := 248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473
 GPT2_SUM_vocab.json        := 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
 GPT2_SUM_merges.txt        := $(VOCAB_SUM)
 
-# With nvcc and a GPU: nvcc, for that GPU. Hopper needs 90a, the name with wgmma. Else the C compiler.
+# With nvcc and a GPU: nvcc, for that GPU. Hopper needs 90a, which adds wgmma. Else the C compiler.
 NVCC   ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 FOUND  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
                   grep -x '[0-9]*\.[0-9]' | head -n 1 | tr -d .)
@@ -22,7 +22,7 @@ OPENMP := $(shell echo 'int omp_get_max_threads(void); int main(void) { return !
 COMMIT := $(shell git describe --always --dirty --abbrev=40 2>/dev/null)
 DEFINE := $(if $(COMMIT),-DG2Z_GIT_COMMIT='"$(COMMIT)"')
 HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
-# Looked for where they are used alone: nvcc takes its time. It compiles kernels side by side if it can.
+# Evaluated only when used, because nvcc starts slowly. It compiles kernels in parallel if it can.
 NCCL    = $(if $(shell echo '\#include <nccl.h>' | $(NVCC) -E -x cu - > /dev/null 2>&1 && echo 1),-lnccl)
 SPLIT   = $(if $(shell $(NVCC) --help | grep split-compile),-split-compile=0)
 ifneq ($(and $(NVCC),$(ARCH)),)
@@ -33,7 +33,7 @@ BUILD   = $(HOST) -x c
 endif
 LIBS    = -lm -lpthread
 
-# $(HERE)/bench is the program; `bench` alone is the target that runs it.
+# $(HERE)/bench is the program; the target `bench` runs it.
 HERE := $(subst $() ,\ ,$(CURDIR))
 NAME  = $(lastword $(subst /, ,$@))
 
@@ -50,8 +50,9 @@ train test_gpt2 $(HERE)/bench: gpt2_zero.h $(EXTRAS) $(wildcard gpt2_zero_kernel
 prepare_data: prepare_data.c gpt2_zero.h $(EXTRAS) build/host.command
 	$(HOST) $< -o $@ $(LIBS)
 
-# A program is built again when its command changes, as by ARCH=90a after a build for the CPU. The files
-# hold the commands and are written when these change; + does so under make -n too, which then tells the truth.
+# A program is built again when its command changes, as with ARCH=90a after a build for the CPU. The
+# files hold the commands and are only written when these change. + writes them under make -n, too,
+# which then prints what make would do.
 stamp = mkdir -p $(@D) && echo '$(subst ','\'',$1)' | cmp -s - $@ || echo '$(subst ','\'',$1)' > $@
 build/host.command: FORCE
 	+@$(call stamp,$(HOST) $(LIBS))
@@ -71,7 +72,7 @@ SOURCES := gpt2_zero.h $(EXTRAS) train.cu bench.cu prepare_data.c test_gpt2.cu $
 SHARDS  := ./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
 RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200
 
-# Threads that wait sleep: where something else runs on a core, spinning ones cost half of the speed.
+# Waiting threads sleep: if another program uses a core, spinning threads cost half of the speed.
 run test bench profile sanitize-cuda: export OMP_WAIT_POLICY ?= passive
 
 run: train prepare_data ## train a GPT-2 on these sources, save it, let it write (2 minutes, no download)
@@ -87,7 +88,7 @@ run: train prepare_data ## train a GPT-2 on these sources, save it, let it write
 	@echo 'the model                     runs/sources/weights'
 	@echo 'let it write again:           ./train --init-from runs/sources/weights --prompt "if (" --temperature 0.5'
 
-# Any other run: slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR ... and ./bench profile RUN_DIR
+# For any other run: slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR ... and ./bench profile RUN_DIR
 profile: train prepare_data $(HERE)/bench ## what the parts of a step take: by nsys where it is installed, else timed by train
 	rm -rf data/sources runs/profile
 	$(SHARDS)
@@ -98,13 +99,13 @@ profile: train prepare_data $(HERE)/bench ## what the parts of a step take: by n
 
 # ----- test -------------------------------------------------------------------------------------
 
-# nvcc takes a minute or two for each program: side by side, unless -j says how.
+# nvcc takes a minute or two per program: -j4, unless -j is given.
 test: ## everything that this machine can prove; the last line counts it
 	+@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j4) \
 	  test_gpt2 prepare_data train '$(CURDIR)/bench' $(EXAMPLES)
 	./test_gpt2
 
-# Without a GPU all experiments run small, to be seen; with one what is asked first: make bench BENCH='matrix comm'
+# Without a GPU all experiments run, small; with one only scaling. Others: make bench BENCH='matrix comm'
 BENCH ?= $(if $(FOUND),scaling,scaling buckets matrix strategies comm)
 bench: $(HERE)/bench ## steps, ops, scaling over the GPUs there are; without one every experiment, small
 	rm -rf runs/bench
@@ -119,7 +120,7 @@ mutants: test_gpt2 ## break one thing at a time on purpose: a test must see it; 
 traces: ## compare with an earlier commit, to the bit: tests/traces.sh --help
 	tests/traces.sh
 
-# All of it once more under AddressSanitizer and UBSan; the tests start the programs named here.
+# The same tests under AddressSanitizer and UBSan; they start the programs that are named here.
 SANITIZE := -std=c11 -O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all
 sanitize: $(addprefix build/sanitized/,test_gpt2 train prepare_data bench) ## the tests under AddressSanitizer and UBSan
 	G2Z_TRAIN=build/sanitized/train G2Z_PREPARE_DATA=build/sanitized/prepare_data \
@@ -132,10 +133,10 @@ build/sanitized/%: %.c gpt2_zero.h $(EXTRAS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE) $< -o $@ $(LIBS)
 
-# Each test of the CUDA ops under each tool of compute-sanitizer: side by side with -j, some of them with
-# SANITIZE_TOOLS= and SANITIZE_TESTS=. Left out are a test of two GPUs, and three that train with the
-# ops that the others test: of two of them racecheck's notes fill 100 GiB of memory. racecheck breaks off in
-# cuBLASLt's kernels: plain ones stand in for them.
+# Each test of the CUDA ops under each tool of compute-sanitizer: in parallel with -j, selected with
+# SANITIZE_TOOLS= and SANITIZE_TESTS=. Left out are cuda_zero, which needs two GPUs, and tests that
+# train with the ops that the others test: racecheck's records of two of them fill 100 GiB of memory.
+# racecheck aborts in cuBLASLt's kernels, so plain ones replace them.
 SANITIZE_TOOLS ?= memcheck initcheck racecheck
 SANITIZE_TESTS ?= $(filter-out cuda_zero cuda_early cuda_recompute cuda_golden cuda_gradients, \
                     $(shell sed -n 's/^    {"\(cuda_[a-z_]*\)".*/\1/p' test_gpt2.cu))
@@ -148,10 +149,10 @@ $(SANITIZED): test_gpt2 build/plain/.built
 	  ./test_gpt2 $(lastword $(subst -, ,$@)) > build/sanitized/$@.txt 2>&1 \
 	  && grep -q '^1 passed' build/sanitized/$@.txt || { cat build/sanitized/$@.txt; echo "FAIL  $@"; exit 1; }
 	@echo "ok    $@"
-# racecheck follows every access to shared memory, and fp32's attention is nothing else.
+# racecheck follows every access to shared memory, and fp32 attention does little else.
 racecheck-cuda_attention racecheck-cuda_attention_repeats racecheck-cuda_early: export G2Z_TEST_FP32_QUERIES ?= 400
 racecheck-cuda_early: export G2Z_TEST_EARLY_STEPS ?= 3
-# Under the name by which test_gpt2 asks for cuBLASLt.
+# It gets the name of the cuBLASLt that test_gpt2 loads.
 build/plain/.built: peers/plain_cublaslt.cu test_gpt2
 	@rm -rf $(@D) && mkdir -p $(@D)
 	name=$$(ldd test_gpt2 | grep -o 'libcublasLt[^ ]*' | head -n 1) && \
@@ -165,8 +166,8 @@ WAYS := "gcc -std=c11 -x c" "clang -std=c11 -x c" "g++ -std=c++17 -x c++" "clang
 HEADS := $(addprefix build/check/,alone.c extras.c one.c two.c static.c static2.c)
 BEHIND := "gcc -x c" "gcc -std=gnu17 -x c" "clang -x c" "g++ -std=c++17 -x c++" "clang++ -std=c++17 -x c++"
 
-# build/fuzz/fuzz_json and the others run until they are stopped; inputs that fail are left where they
-# were started.
+# build/fuzz/fuzz_json and the others run until they are stopped. They write failing inputs to the
+# current directory.
 FUZZERS = $(shell sed -n 's/^static int \(fuzz_[a-z]*\).const uint8_t.*/\1/p' tests/fuzz.h)
 fuzz: $(addprefix build/fuzz/,$(FUZZERS)) ## libFuzzer programs of every file format, with clang
 	@ls build/fuzz
@@ -181,13 +182,14 @@ each = @for way in $1; do \
   $2; done
 compile = $$1 $$2 $(WARN) -O1 -I. -c $$3 $$4 $$file -o build/check/$$(basename $$file).o || exit 1
 run = $$1 $(addprefix build/check/,$(addsuffix .o,$1)) $(LIBS) -o build/check/linked && build/check/linked || exit 1
-# $(call refused,FLAGS FILE,WORDS): the first error is a sentence of the header's own.
+# $(call refused,FLAGS FILE,WORDS): the first error must be a sentence of the header.
 refused = $$1 $1 -fsyntax-only -I. 2>&1 | grep -m1 error | grep -q -e '$2' \
   || { echo "$$1 $1: the error does not say $2"; exit 1; }
 
-# alone.c has the header without extras, extras.c what those need of it: its declarations. one.c has
-# the implementations and two.c has not: they are linked. static.c and static2.c each have their own.
-check-header: WARN += -Wframe-larger-than=36864 # a small stack holds main, its calls and libc's
+# alone.c: the header without extras. extras.c: the extras with only the header's declarations. one.c
+# has the implementations and is linked with two.c, which has not. static.c and static2.c each have
+# their own.
+check-header: WARN += -Wframe-larger-than=36864 # main, its calls and libc must fit a small stack
 check-header: ## the header alone in every way, behind system headers, and where it must refuse
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
@@ -214,7 +216,7 @@ check-compilers: check-header ## the header and the programs without a warning i
 	@$(CC) -std=c11 $(WARN) -Wno-unused-function -DG2Z_FUZZ=fuzz_json -fsyntax-only -x c test_gpt2.cu \
 	  && echo 'ok    the targets of make fuzz'
 
-# Two programs with nvcc for Hopper, whose kernels are the most; the quick part of check-cuda.
+# Two programs with nvcc for Hopper, which has the most kernels; the quick part of check-cuda.
 NVCC_CHECK = $(NVCC) -std=c++17 $(SPLIT) -Werror all-warnings -Xcompiler -Wall,-Wextra -x cu -c
 check-nvcc: $(addprefix build/check/nvcc_,$(if $(NVCC),train test_gpt2,none)) ## no warning from nvcc for sm_90a
 build/check/nvcc_none:
@@ -225,9 +227,9 @@ build/check/nvcc_%: %.cu gpt2_zero.h gpt2_zero_kernels.cuh $(EXTRAS)
 	@$(NVCC_CHECK) -O1 -gencode arch=compute_90a,code=sm_90a $< -o $@
 	@echo 'ok    nvcc: $<, sm_90a'
 
-# The same with nvcc, for each architecture that it is asked for (ten minutes on two cores), and a C
-# program beside an implementation that nvcc compiled.
-# A kernel with more local memory than a few spilled words keeps an array there.
+# The same for five architectures (ten minutes on two cores), and a C program that is linked with an
+# implementation from nvcc.
+# A kernel that uses local memory for more than a few spilled words keeps an array there.
 check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels keep to their registers
 	@mkdir -p build/check
 	@for arch in 75 80 89 90a 100; do log=build/check/ptxas_$$arch.txt; \
@@ -248,18 +250,18 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 	@$(NVCC) build/check/main.o build/check/library.o -o build/check/linked -lcublasLt $(NCCL)
 	@./build/check/linked && echo 'ok    a C program linked with what nvcc compiled'
 
-# Lines that a reader wants to read, at most, in one file or in several. BUDGETS_FAIL=1: more is an error.
+# Most lines that one file or several files may have. BUDGETS_FAIL=1: more is an error.
 BUDGETS_FAIL ?= 0
 BUDGETS := gpt2_zero.h=10000 gpt2_zero_kernels.cuh=7600 train.cu=300 bench.cu=600 prepare_data.c=1400 \
            extras/g2z_experiment.h=1500 extras/g2z_report.h=1700 extras/g2z_run.h=2600 \
            extras/g2z_text.h=1800 extras/g2z_program.h=830 extras/g2z_eval.h=540 \
            test_gpt2.cu,tests/*=14000 README.md=160
-# The top level holds these, dotfiles, and the folders of README's table.
+# The top level holds only these, dotfiles, and the folders in README's table.
 ROOT := gpt2_zero.h gpt2_zero_kernels.cuh train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md \
         LICENSE CHANGELOG.md
 
-# The last two: every tag of the header's table of contents heads one room, and every room is in the table;
-# extras/ use public functions alone.
+# The last two: every tag in the header's contents heads one room, and every room is in the contents;
+# extras/ only use public functions.
 check-contents: ## what lies in the repository, lines against budgets, the header's table of contents
 	@git rev-parse > /dev/null 2>&1 || { echo 'skip  the list of files: this is no git checkout'; exit 0; }; \
 	known=$$(printf '%s\n' $(ROOT); grep -o '^|.*' README.md | grep -o '`[a-z]*/`' | tr -d '`/'); \
@@ -284,7 +286,7 @@ check-contents: ## what lies in the repository, lines against budgets, the heade
 	@! grep -n 'g2z__\|G2Z__' $(EXTRAS) && ! grep -n 'include.*extras' gpt2_zero.h \
 	  && echo 'ok    extras: public functions of the library alone'
 
-# docs/flags.md is what --help prints where no GPU is seen. The cores of a machine do not belong there.
+# docs/flags.md is the output of --help without a GPU, without this machine's number of cores.
 check-flags: build/flags.md
 	@diff docs/flags.md $< || { echo 'docs/flags.md is not what --help prints: make docs/flags.md'; exit 1; }
 	@echo 'ok    docs/flags.md: the flags of the programs'
@@ -302,7 +304,7 @@ build/flags.md: train prepare_data $(HERE)/bench
 
 # ----- data -------------------------------------------------------------------------------------
 
-# $(call fetch,URL,SHA256) makes $@, which has that name only when its sum is right.
+# $(call fetch,URL,SHA256) makes $@. The file gets this name only if its sha256 is right.
 define fetch
 @mkdir -p $(@D)
 @echo 'fetching $1'

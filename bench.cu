@@ -1,8 +1,8 @@
-/* bench: what is fast on this machine, what is not, and why. Alone it times whole training steps,
- * then each op of a step against two limits measured in the same run: the rate of a large matrix
- * product and of a copy. Its sub-commands are experiments over several configurations: each runs in
- * processes of its own and leaves a run directory; `bench report` makes a page of them
- * (extras/g2z_experiment.h). */
+/* bench measures what is fast on this machine, what is not, and why. Without a sub-command it times
+ * whole training steps, then each op of a step against two limits measured in the same run: the
+ * rates of a large matrix product and of a copy. Sub-commands are experiments over several
+ * configurations. Each configuration runs in separate processes and writes a run directory;
+ * `bench report` makes a page of them (extras/g2z_experiment.h). */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #ifndef G2Z_GIT_COMMIT
-#define G2Z_GIT_COMMIT NULL /* the Makefile knows it */
+#define G2Z_GIT_COMMIT NULL /* the Makefile passes it */
 #endif
 
 #define TRY(call)                          \
@@ -33,7 +33,7 @@ static void print_line(void *user, const char *text) {
 
 static g2z_status time_steps(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w) {
   g2z_services *services = context->services;
-  const int warm = 2; /* pages are touched, caches filled, algorithms chosen */
+  const int warm = 2; /* steps that touch pages, fill caches and choose algorithms */
   size_t count = (size_t)o->train.accum * (size_t)o->train.batch * (size_t)o->train.seq;
   int32_t *tokens;
   g2z_trainer *trainer = NULL;
@@ -58,10 +58,10 @@ static g2z_status time_steps(g2z_context *context, const g2z_bench *o, g2z_stopw
 
 /* ----- ops -------------------------------------------------------------- */
 
-/* Seconds per call: one call that does not count, then five rounds of at least 10 ms each. */
+/* Seconds per call: one call that does not count, then five rounds of about 10 ms or more each. */
 typedef struct rounds {
-  double s[5], begin;           /* of each round; sorted when another_call ends */
-  int round, calls, left;       /* rounds that ended; calls of each; calls left of this one */
+  double s[5], begin;           /* s: of each round; sorted after the last round */
+  int round, calls, left;       /* rounds done; calls per round; calls left in this one */
 } rounds;
 
 /* 1: call once more. 0: five rounds have ended, or *status is a failure. */
@@ -90,22 +90,22 @@ static int another_call(rounds *r, g2z_device *d, const g2z_ops *op, g2z_status 
 typedef struct op_row {
   char name[32];
   const char *unit, *formula;   /* of the amount: "GFLOP" or "GB" */
-  double calls, amount;         /* calls in a step; what one call does at least */
+  double calls, amount;         /* calls in a step; minimum work of one call */
   int again;                    /* 1: a repeated call leaves the same values */
   rounds timed;
   double seconds, limit_s;      /* of one call: as timed, and at the machine's limit */
 } op_row;
 
-/* A trainer's device with this table in place of its own sees each op that a step calls, with the
- * arguments of the step. A step that counts comes first. Then one step times all rows that may
- * repeat their call, and a step for each other row: a call that adds to its output spoils what
- * comes after it in the step, though not the weights before AdamW, which is the last row. */
+/* Put in place of the ops of a trainer's device, this table sees every op call of a step with its
+ * arguments. The first step counts calls. The second times all rows whose call may be repeated.
+ * Then one step times each other row: a repeated call that adds to its output spoils the rest of
+ * that step. The weights stay right until AdamW is repeated, and AdamW is the last row. */
 typedef struct watch {
   g2z_ops ops;                  /* the first member: device->ops points here */
   const g2z_ops *right;         /* the device's own */
   int counts;                   /* 1: this step counts calls and times none */
-  const op_row *only;           /* the row that this step times; NULL: all that may repeat */
-  double a, g;                  /* bytes of an element of activations and of gradients */
+  const op_row *only;           /* the row to time in this step; NULL: all that may repeat */
+  double a, g;                  /* bytes per element of activations, of gradients */
   op_row rows[32];
   int count;
 } watch;
@@ -134,7 +134,7 @@ static rounds *rounds_of(watch *w, const char *name, const char *suffix, const c
   return now ? &row->timed : NULL;
 }
 
-/* Which of a block's four products has weights [K,O]. */
+/* The one of a block's four products that has weights [K,O]. */
 static const char *product_of(int K, int O) {
   return O == 3 * K ? "qkv" : O == 4 * K ? "fc" : K == 4 * O ? "fcproj" : "attproj";
 }
@@ -152,9 +152,8 @@ static double elements_of_update(const g2z_update *update, size_t begin, size_t 
 }
 
 /* Each op that a step calls: parameters and arguments as in g2z_ops, the two parts of its row's
- * name, the unit, what one call does at least, and whether it may be repeated. The formulas are
- * printed as they stand here; a and g are the bytes of an element of activations and of
- * gradients. */
+ * name, the unit, the minimum work of one call, and 1 if a call may be repeated. The formulas are
+ * printed verbatim; a and g are bytes per element of activations and of gradients. */
 #define OP_LIST(OP)                                                                               \
   OP(embed_fwd,                                                                                   \
      (g2z_device *d, void *out, const int32_t *tokens, const void *wte, const void *wpe,          \
@@ -251,8 +250,8 @@ static int order_of_gaps(const void *a, const void *b) {
   return left > right ? -1 : left < right;
 }
 
-/* Steps of the trainer: one that counts, then those that time rows. The first of them run until no
- * gradient overflows: AdamW does nothing in a step that is skipped. */
+/* First runs steps until no gradient overflows: in a skipped step AdamW would do nothing. Then one
+ * step counts calls, and the following ones time rows. */
 static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
   g2z_report report;
   report.skipped = 1;
@@ -279,13 +278,13 @@ static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
   return status;
 }
 
-typedef struct limits {         /* what a large product and a copy reach: the best of five rounds */
+typedef struct limits {         /* rates of a large product and a copy: best of five rounds */
   int side;                     /* of the product's square matrices */
   double product, copy;         /* flops per second, bytes per second */
 } limits;
 
-/* On a device of its own, before a trainer takes the memory. The data is noise: zeros would flatter
- * a GPU, whose clock follows the load. */
+/* Uses a separate device object, before a trainer takes the memory. The data is noise: zeros would
+ * overstate a GPU's rate, since its clock follows the load. */
 static g2z_status measure_limits(g2z_services *services, const g2z_plan *plan, limits *limit) {
   enum { COPY = 1 << 24 };      /* elements that fit no cache */
   const int side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
@@ -328,8 +327,8 @@ static g2z_status measure_limits(g2z_services *services, const g2z_plan *plan, l
   return status;
 }
 
-/* Each op of a step against its limit, the largest gap first: in ns per token of the step. step_s
- * NaN: shares are of the ops' sum. */
+/* Prints each op of a step against its limit, in ns per token of the step, the largest gap first.
+ * step_s NaN: shares refer to the sum of the ops. */
 static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *limit,
                            double step_s) {
   const g2z_plan *plan = t->plan;
@@ -367,9 +366,9 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
          "their data in caches, then beyond 100 %% of the copy\n", "sum", "", "", sum_s * 1e3,
          100 * sum_s / step_s, stepped ? "the median step" : "their sum");
 
-  /* Attention has a second limit, its exponentials: another unit of the GPU makes them. Causal
-   * attention has T / 2 keys per query and head; backward computes the same exponentials again, and
-   * 5 products instead of 2. The larger of the two limits is the op's. */
+  /* Attention has a second limit: its exponentials, which another unit of the GPU computes. Causal
+   * attention has T / 2 keys per query and head. Backward computes the same exponentials again, and
+   * 5 products instead of 2. The larger of the two limits applies. */
   const double rate = t->device->info.exponentials_per_s;
   const double s = (double)plan->batch * plan->seq * plan->seq * plan->model.heads / 2 / rate;
   for (const op_row *row = w.rows; row < w.rows + w.count && s > 0; row++)
@@ -385,7 +384,7 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
   return G2Z_OK;
 }
 
-/* Opens a trainer whose ops are timed: outside of graphs, where each is called. */
+/* Opens a trainer without graphs, so that each op is called, and times its ops. */
 static g2z_status run_plan_ops(const g2z_bench *o, const g2z_context_config *config,
                                const g2z_plan *plan, double step_s) {
   g2z_train_config train = o->train;
@@ -405,7 +404,7 @@ static g2z_status run_plan_ops(const g2z_bench *o, const g2z_context_config *con
 
 /* ----- a peer ----------------------------------------------------------- */
 
-/* Runs COMMAND followed by the flags of this work; the last line that it prints is JSON with its
+/* Runs COMMAND with flags that describe this work. The last line that it prints is JSON with its
  * name as "peer" and its "tokens_per_second". */
 static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double tokens_per_second) {
   char command[1024], line[4096], last[4096] = "", name[128] = "the peer";
@@ -440,7 +439,7 @@ static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double to
   return G2Z_OK;
 }
 
-/* Refuses work that run_peer's flags do not describe: a peer would do other work. */
+/* Refuses work that run_peer's flags cannot describe: the peer would do different work. */
 static g2z_status check_peer(g2z_services *services, const g2z_bench *o,
                              const g2z_context_config *config) {
   const g2z_model_config *shape = &o->shape;
@@ -466,7 +465,7 @@ static g2z_status report_steps(g2z_services *services, const g2z_bench *o,
          w->step_s[0] * 1e3, w->step_s[count - 1] * 1e3, w->count);
   printf("throughput  %.0f tokens/s\n", tokens / median_s);
   fflush(stdout);
-  if (plan->world > 1) { /* ops are timed on one rank alone */
+  if (plan->world > 1) { /* ops are only timed on one rank */
     double exposed_s = g2z_median(w->exposed_s, count);
     printf("exposed     %.3f ms of communication, %.1f %% of the step; with slower ranks, at most "
            "%.3f ms\n", exposed_s * 1e3, 100 * exposed_s / median_s,
@@ -520,7 +519,7 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
   fflush(stdout);
 }
 
-/* Others may wait inside a collective for ever. */
+/* Runs in a thread of the library. Other threads may wait in a collective for ever, so it exits. */
 static void on_fault(void *user, const g2z_fault *fault) {
   (void)user;
   fprintf(stderr, "bench: %s\n", fault->sentence);
@@ -535,7 +534,7 @@ static g2z_status run_command(g2z_services *services, const g2z_bench *o,
   if (o->argc < 2)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile "
                     "RUN_DIR...");
-  for (int i = 1; i < o->argc; i++) { /* profile_summary.json, from the tables in its folder */
+  for (int i = 1; i < o->argc; i++) { /* writes profiles/profile_summary.json */
     TRY(g2z_profile_run(services, o->argv[i]));
     printf("%s/profiles/profile_summary.json\n", o->argv[i]);
   }

@@ -5,13 +5,13 @@
 #
 # WEIGHTS  a directory as Hugging Face publishes: model.safetensors, config.json, and merges.txt or
 #          tokenizer.json
-# DATA     a line for each example: {"prompt": "Question: 2 + 2\nAnswer:", "completion": " 4"}
+# DATA     one example per line: {"prompt": "Question: 2 + 2\nAnswer:", "completion": " 4"}
 # OUT      a new directory for shards, logs (OUT/run) and the tuned weights (OUT/weights)
 #
 # Only the tokens of completions and the end of text count in the loss. Nothing is inserted between
 # prompt and completion. GPT-2's tokens begin with their space: put it into the completion.
-# A training takes three epochs where no --steps or --epochs says otherwise; --max-train-steps stops
-# it earlier. All examples are trained on. A failure before the training begins leaves no OUT.
+# Training takes three epochs unless --steps or --epochs is given; --max-train-steps stops it
+# earlier. It uses all examples. A failure before the training begins leaves no OUT.
 set -eu
 fail() { echo "finetune.sh: $*" >&2; exit 1; }
 [ $# -ge 4 ] || fail "use: examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT [FLAGS OF TRAIN...]"
@@ -26,13 +26,13 @@ train=${G2Z_TRAIN:-$here/train}
 [ ! -e "$out" ] || fail "$out is there: name a new directory, or remove it"
 length='--epochs 3'
 for flag; do
-  case $flag in --steps | --steps=*) length= ;; esac # train takes one of the two
+  case $flag in --steps | --steps=*) length= ;; esac # train refuses both together
 done
 vocab=$weights/merges.txt
 [ -f "$vocab" ] || vocab=$weights/tokenizer.json
 [ -f "$vocab" ] || fail "$weights has neither merges.txt nor tokenizer.json: copy the model's there"
 
-finish() { # after a failure; where a run has begun, its shards are needed to resume it
+finish() { # after a failure; if a run has begun, resuming it needs the shards
   code=$?
   [ $code != 0 ] || exit 0
   rmdir "$out/run" 2> /dev/null || [ ! -e "$out/run" ] || exit $code

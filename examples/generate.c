@@ -1,4 +1,4 @@
-/* A text that a trained or published GPT-2 writes on, token by token as it comes:
+/* Continues a prompt with a trained or published GPT-2, and prints each token as it is generated:
  *     cc -O3 -march=native -fopenmp -I. -Iextras examples/generate.c -o generate -lm -lpthread
  *     nvcc -O3 -x cu -I. -Iextras examples/generate.c -o generate -lcublasLt -lnccl    (on a GPU)
  *     ./generate WEIGHTS_DIRECTORY VOCABULARY "Once upon a time" [TOKENS [TEMPERATURE]] */
@@ -12,7 +12,7 @@ static int print_token(void *user, int sequence, int32_t token) {
   const unsigned char *text = g2z_tokenizer_token((const g2z_tokenizer *)user, token, &bytes);
   (void)sequence;
   fwrite(text, 1, bytes, stdout);
-  return fflush(stdout) != 0; /* nobody reads any more: stop */
+  return fflush(stdout) != 0; /* the output was closed: stop */
 }
 
 int main(int argc, char **argv) {

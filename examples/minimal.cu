@@ -1,6 +1,6 @@
-/* The least program that trains a GPT-2: token shards in, losses out, a checkpoint every 100 steps
- * and at the end, from the last of which the next start goes on. Beside it lie gpt2_zero.h and, for
- * nvcc, gpt2_zero_kernels.cuh; nothing else is needed:
+/* The smallest program that trains a GPT-2: token shards in, losses out, a checkpoint every 100
+ * steps and at the end. The next start resumes from the newest. Put gpt2_zero.h next to it and, for
+ * nvcc, gpt2_zero_kernels.cuh; it needs nothing else:
  *     cc -O3 -march=native -fopenmp -x c minimal.cu -o minimal -lm -lpthread
  *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a minimal.cu -o minimal -lcublasLt -lnccl
  *     ./minimal 'data/text_train_*.bin' [STEPS [BATCH [SEQ [LAYERS [CHANNELS]]]]]
@@ -9,7 +9,7 @@
 #include "gpt2_zero.h"
 #include <stdio.h>
 
-/* Argument i, from 1 to a million; `otherwise` if it was not given; 0: it is no such number. */
+/* Argument i; `otherwise` if it was not given; 0: it is not a number from 1 to a million. */
 static int number(int argc, char **argv, int i, int otherwise) {
   char *end = NULL;
   long value = i < argc ? strtol(argv[i], &end, 10) : otherwise;
@@ -48,8 +48,8 @@ int main(int argc, char **argv) {
   if (status == G2Z_OK) status = g2z_trainer_create(context, &config, &trainer);
   if (status == G2Z_OK && last > 0) status = g2z_trainer_load(trainer, directory);
   for (int step = last + 1; step <= steps && status == G2Z_OK; step++) {
-    status = g2z_trainer_step(trainer, &report); /* the report is of the step before, */
-    for (int final = 0; final < 2 && status == G2Z_OK; final++) { /* the flush's of the last */
+    status = g2z_trainer_step(trainer, &report); /* reports the step before; */
+    for (int final = 0; final < 2 && status == G2Z_OK; final++) { /* the flush reports the last */
       if (final && step == steps) status = g2z_trainer_flush(trainer, &report);
       if (context->rank == 0 && report.loss_step == step - 1 + final && report.loss_step > last)
         printf("step %d: loss %.4f\n", (int)report.loss_step, (double)report.loss);

@@ -1,4 +1,4 @@
-/* The perplexity of a text under a trained or published GPT-2, in windows of its context:
+/* Prints the perplexity of a text under a trained or published GPT-2, in windows of its context:
  *     cc -O3 -march=native -fopenmp -I. -Iextras examples/score.c -o score -lm -lpthread
  *     nvcc -O3 -x cu -I. -Iextras examples/score.c -o score -lcublasLt -lnccl          (on a GPU)
  *     ./score WEIGHTS_DIRECTORY VOCABULARY TEXT_FILE */
@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
   if (status == G2Z_OK) status = g2z_encode(encoder, bytes, count, G2Z_ENCODE_DEFAULT, &text);
   if (status == G2Z_OK && text.count < 2)
     status = g2z_fail(&services, G2Z_BAD_ARGUMENT, "%s has fewer than two tokens", argv[3]);
-  while (status == G2Z_OK && scored + 1 < (int64_t)text.count) { /* each token but the first */
+  while (status == G2Z_OK && scored + 1 < (int64_t)text.count) { /* every token except the first */
     int64_t left = (int64_t)text.count - 1 - scored, context_length = model->config.context;
     int T = (int)(left < context_length ? left : context_length);
     const int32_t *at = text.ids + scored;

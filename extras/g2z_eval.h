@@ -1,25 +1,25 @@
-/* g2z_eval.h: a model in use, beside gpt2_zero.h and g2z_text.h: how well it predicts a file, and
- * text that it writes. MIT licence.
+/* g2z_eval.h: measures how well a model of gpt2_zero.h predicts a file, and lets it generate text.
+ * MIT licence.
  *
  *     #define GPT2_ZERO_IMPLEMENTATION
  *     #include "gpt2_zero.h"
- *     #include "g2z_eval.h"                          // in this order, with g2z_text.h beside it
+ *     #include "g2z_eval.h"                          // this order; it includes g2z_text.h
  *     g2z_eval_set *set;  g2z_eval result;
  *     status = g2z_eval_open(services, &model->config, tokenizer, "hellaswag_val.bin", &set);
  *     if (status == G2Z_OK) status = g2z_eval_run(set, model, NULL, NULL, NULL, &result);
  *     g2z_eval_free(set);
  *
- * FILES, told apart by their first bytes and their names
+ * FILES, recognised by their first bytes and their names
  *     questions   llm.c's file of multiple choices (HellaSwag): 256 int32 20240522, 1, count,
- *                 longest; then for each question uint16 65535, its bytes, its number, the right
- *                 ending, the number of endings, and lengths with tokens: the context's, each
- *                 ending's
- *     shards      tokens, as prepare_data, llm.c and nanoGPT write them: *.bin
- *     .jsonl      a document for each line (also .ndjson, .json): its "text", or else "content"
+ *                 longest; then per question, as uint16: 65535, its bytes, its number, the right
+ *                 ending, the number of endings; then length and tokens of the context and of
+ *                 each ending
+ *     shards      tokens in a file of prepare_data, llm.c or nanoGPT: *.bin
+ *     .jsonl      one document per line, in "text" or else "content"; also .ndjson and .json
  *     text        anything else; .gz and .zst are unpacked
  * Tokens are predicted in windows of the model's context that do not overlap. A text or document
- * begins behind the end-of-text token; of shards the first token is not predicted, nor are those
- * that their masks leave out (docs/formats.md).
+ * follows an end-of-text token. In shards, the first token is not predicted, and neither are tokens
+ * that a mask excludes (docs/formats.md).
  *
  * Names that begin with g2ze_ are private. */
 
@@ -37,35 +37,35 @@ extern "C" {
 #endif
 
 typedef struct g2z_eval {
-  int64_t tokens;               /* predicted */
-  double loss, perplexity;      /* mean over them; of questions over the tokens of all endings */
-  double bits_per_byte;         /* NaN: how many bytes they are is not known, as of shards */
-  int64_t questions;            /* 0: the file has none */
+  int64_t tokens;               /* number of predicted tokens */
+  double loss, perplexity;      /* mean over these; for questions, over all endings' tokens */
+  double bits_per_byte;         /* NaN: the number of bytes is unknown, as for shards */
+  int64_t questions;            /* 0: not a file of questions */
   double acc;                   /* share of questions whose right ending is the likeliest */
-  double acc_norm;              /* the same by likelihood per token, as llm.c counts */
-  double acc_bytes;             /* and per byte of an ending without the space before it, as
-                                 * acc_bytes of EleutherAI's harness, whose acc_norm divides by
-                                 * characters: the same in ASCII. NaN: no tokenizer */
+  double acc_norm;              /* the same by likelihood per token, as in llm.c */
+  double acc_bytes;             /* by likelihood per byte, without the ending's first space, as
+                                 * acc_bytes of EleutherAI's harness. Its acc_norm divides by
+                                 * characters: equal for ASCII. NaN: no tokenizer */
 } g2z_eval;
 
 typedef struct g2z_eval_set g2z_eval_set; /* a file's tokens, in memory */
-/* Reads and checks a file for models of `config`. tokenizer may be NULL where it holds tokens. */
+/* Reads and checks a file for models of `config`. If it holds tokens, tokenizer may be NULL. */
 G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
                                  const g2z_tokenizer *tokenizer, const char *path,
                                  g2z_eval_set **out);
-/* Scores it with a model, or with what a trainer has learnt: one of them is NULL. With a trainer
- * all ranks make the same call, and each gets the result. `progress` (or NULL) hears the share that
- * is done. */
+/* Scores the set with a model or with a trainer's parameters: one of the two is NULL. With a
+ * trainer all ranks make the same call, and each gets the result. `progress`, unless NULL, receives
+ * the finished share. */
 G2Z_API g2z_status g2z_eval_run(g2z_eval_set *set, g2z_model *model, g2z_trainer *trainer,
                                 void (*progress)(void *user, double share), void *user,
                                 g2z_eval *out);
 G2Z_API void g2z_eval_free(g2z_eval_set *set); /* NULL is fine */
-/* "loss 3.1234, perplexity 22.72, ...": a result for people. */
+/* Formats a result: "loss 3.1234 | perplexity 22.7231 | ...". */
 G2Z_API void g2z_eval_text(const g2z_eval *result, char text[200]);
 
-/* Writes up to `tokens` tokens behind a prompt ("": the end-of-text token). `put` gets the prompt,
- * then what is written as it comes: whole characters of UTF-8, none of which controls a terminal.
- * Not 0 from it ends the text. */
+/* Generates up to `tokens` tokens after a prompt ("": the end-of-text token). `put` receives the
+ * prompt, then the text as it is generated: whole characters of UTF-8, without terminal controls.
+ * The text ends if `put` returns anything except 0. */
 G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokenizer,
                                   const char *prompt, int tokens, const g2z_sampling *sampling,
                                   int (*put)(void *user, const char *text, size_t bytes),
@@ -89,9 +89,9 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
     if (try_status_ != G2Z_OK) return try_status_; \
   } while (0)
 
-#define G2ZE_ROWS 128           /* that are scored together, */
-#define G2ZE_TOKENS 8192        /* if they have so many tokens: it is a while on a CPU */
-#define G2ZE_ENDINGS 16         /* of a question, at most */
+#define G2ZE_ROWS 128           /* scored together at most, */
+#define G2ZE_TOKENS 8192        /* and at most this many tokens: enough work for a CPU */
+#define G2ZE_ENDINGS 16         /* of a question at most */
 #define G2ZE_FILE_MAX ((size_t)1 << 32)
 
 #ifdef __cplusplus
@@ -100,10 +100,10 @@ extern "C" {
 
 typedef struct g2ze_row {       /* a window, or a question's context and one of its endings */
   size_t at;                    /* set->tokens.ids[at .. at + count) */
-  int count, first;             /* those from `first` on are predicted */
-  int counted;                  /* how many of these count */
+  int count, first;             /* tokens from `first` on are predicted */
+  int counted;                  /* number of these that count in the loss */
   double bytes;                 /* of an ending */
-  double sum;                   /* of its losses, once it was scored */
+  double sum;                   /* of its losses, after scoring */
 } g2ze_row;
 
 typedef struct g2ze_question {
@@ -115,17 +115,17 @@ struct g2z_eval_set {
   g2z_services *services;
   g2z_model_config config;
   const g2z_tokenizer *tokenizer;
-  const char *path;             /* while it is read */
-  g2z_tokens tokens;            /* with G2Z_UNCOUNTED where a mask leaves one out */
+  const char *path;             /* valid while the file is read */
+  g2z_tokens tokens;            /* G2Z_UNCOUNTED is set on tokens that a mask excludes */
   g2ze_row *row;
   size_t rows, row_capacity;
   g2ze_question *question;
   size_t questions, question_capacity;
-  int64_t bytes;                /* of text; 0: not known */
+  int64_t bytes;                /* of text; 0: unknown */
 };
 
-/* ids[at .. at + count), predicted from `first` on. Of more than a context the end is taken. A row
- * in which no token counts is left out. */
+/* Adds a row ids[at .. at + count), predicted from `first` on. A row longer than the context keeps
+ * its end. A row in which no token counts is not added. */
 static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t first, double bytes) {
   const size_t most = (size_t)s->config.context + 1, cut = count > most ? count - most : 0;
   void *list = s->row;
@@ -145,7 +145,7 @@ static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t firs
   return G2Z_OK;
 }
 
-/* All tokens behind `at` in windows; the first is not predicted. */
+/* Adds all tokens from `at` on as windows; the first token is not predicted. */
 static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
   const size_t context = (size_t)s->config.context, end = s->tokens.count;
   for (; at + 1 < end; at += context)
@@ -165,7 +165,7 @@ static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const voi
   return g2ze_windows(s, at);
 }
 
-/* The document in a line, as prepare_data finds it. */
+/* Adds the document in a line, found as prepare_data does. */
 static g2z_status g2ze_line(g2z_eval_set *s, g2z_encoder *encoder, char *line, size_t bytes,
                             int number) {
   static const char *const fields[] = {"text", "content"};
@@ -208,7 +208,7 @@ static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
 
 /* ----- tokens ----------------------------------------------------------------- */
 
-/* Appends `count` uint16. */
+/* Appends `count` tokens from uint16. */
 static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
   G2ZE_TRY(g2z_tokens_reserve(s->services, &s->tokens, s->tokens.count + count));
   for (size_t i = 0; i < count; i++) {
@@ -237,12 +237,12 @@ static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, si
 
 /* ----- questions -------------------------------------------------------------- */
 
-typedef struct g2ze_reader {    /* of a file of uint16 */
+typedef struct g2ze_reader {    /* reads a file of uint16 */
   const char *text;
-  size_t at, end;               /* in uint16 */
+  size_t at, end;               /* counted in uint16 */
 } g2ze_reader;
 
-/* -1 at the end. */
+/* The next value; -1 at the end. */
 static int g2ze_next(g2ze_reader *r) {
   uint16_t word;
   if (r->at == r->end) return -1;
@@ -250,7 +250,7 @@ static int g2ze_next(g2ze_reader *r) {
   return word;
 }
 
-/* A length and as many tokens, which *from points to then; 0: they are not there. */
+/* Reads a length and its tokens, and points *from at them; 0: the file is too short. */
 static size_t g2ze_words(g2ze_reader *r, const char **from) {
   int length = g2ze_next(r);
   if (length <= 0 || (size_t)length > r->end - r->at) return 0;
@@ -259,8 +259,8 @@ static size_t g2ze_words(g2ze_reader *r, const char **from) {
   return (size_t)length;
 }
 
-/* The bytes of an ending; 0 without a tokenizer. The space that it begins with parts it from the
- * context and is none of them, be it part of a token or one of its own. */
+/* The bytes of an ending; 0 without a tokenizer. Its first space separates it from the context and
+ * is not counted, whether it is part of a token or a token by itself. */
 static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count) {
   size_t sum = 0, bytes;
   int space = 0;
@@ -272,7 +272,7 @@ static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count
   return (double)(sum > 1 && space ? sum - 1 : sum);
 }
 
-/* A question's endings, each a row behind the context. */
+/* Adds one row per ending: the context, then the ending. */
 static g2z_status g2ze_read_question(g2z_eval_set *s, g2ze_reader *r, g2ze_question *question) {
   const char *context, *ending;
   const size_t begin = r->at;
@@ -311,7 +311,7 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
   return G2Z_OK;
 }
 
-/* Which endings the scores of the rows choose. */
+/* Counts the questions whose right ending has the best score. */
 static void g2ze_answer(const g2z_eval_set *s, g2z_eval *out) {
   int64_t right[3] = {0, 0, 0};
   for (size_t q = 0; q < s->questions; q++)
@@ -347,7 +347,7 @@ static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   return g2ze_text(s, text, bytes);
 }
 
-/* A tokenizer, where there is one, must be the model's. */
+/* A tokenizer, if given, must be the model's. */
 static g2z_status g2ze_check_tokenizer(g2z_services *services, const g2z_model_config *model,
                                        const g2z_tokenizer *tokenizer) {
   if (tokenizer && g2z_tokenizer_vocab(tokenizer) > model->vocab)
@@ -405,7 +405,7 @@ typedef struct g2ze_batch {     /* [G2ZE_ROWS, context] each */
   float *losses;
 } g2ze_batch;
 
-/* `count` rows, padded to the longest of them. */
+/* Scores `count` rows, padded to the longest. */
 static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2z_model *model,
                              g2z_trainer *trainer, const g2ze_batch *batch) {
   int T = 1;
@@ -460,7 +460,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
     sum += s->row[i].sum;
   }
   out->loss = sum / (double)out->tokens;
-  if (model && !isfinite(out->loss)) /* a trainer has skipped such steps */
+  if (model && !isfinite(out->loss)) /* a trainer's result may be NaN: it skips such steps */
     return g2z_fail(s->services, G2Z_DIVERGED, "the loss is not a finite number: what the model "
                     "computes does not fit its type; take --dtype fp32");
   out->perplexity = exp(out->loss);
@@ -488,19 +488,19 @@ typedef struct g2ze_writer {
   const g2z_tokenizer *tokenizer;
   int (*put)(void *user, const char *text, size_t bytes);
   void *user;
-  unsigned char held[8];        /* the begin of a character */
+  unsigned char held[8];        /* the first bytes of a character */
   size_t count;
   int ended;
 } g2ze_writer;
 
-/* Puts each character when its last byte has come. */
+/* Puts each character after its last byte has arrived. */
 static void g2ze_put(g2ze_writer *w, const unsigned char *text, size_t bytes, int last) {
   for (size_t i = 0; i <= bytes; i++) {
     if (i < bytes) w->held[w->count++] = text[i];
     while (w->count && !w->ended) {
       const unsigned char *end = w->held + w->count;
       const int whole = w->count >= 4 || (last && i == bytes) || g2z_utf8_length(w->held, end);
-      if (!whole) break; /* more may come */
+      if (!whole) break; /* wait for more bytes */
       const g2z_shown shown = g2z_utf8_show(w->held, end);
       w->ended = w->put(w->user, shown.text, shown.bytes);
       memmove(w->held, w->held + shown.used, w->count -= shown.used);
@@ -512,7 +512,7 @@ static int g2ze_each(void *user, int sequence, int32_t token) {
   g2ze_writer *w = (g2ze_writer *)user;
   size_t bytes;
   (void)sequence;
-  /* A model may have more ids than its tokenizer, where its vocabulary was rounded up. */
+  /* A model whose vocabulary was rounded up has more ids than its tokenizer. */
   if (token >= g2z_tokenizer_vocab(w->tokenizer) || token == g2z_tokenizer_eot(w->tokenizer))
     return 0;
   const unsigned char *text = g2z_tokenizer_token(w->tokenizer, token, &bytes);

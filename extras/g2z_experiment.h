@@ -1,6 +1,6 @@
-/* g2z_experiment.h: experiments with gpt2_zero.h: the same measurement over several configurations,
- * each in processes of its own; its file, its table and its page. bench.cu is the program around
- * it. MIT licence.
+/* g2z_experiment.h: experiments with gpt2_zero.h. An experiment makes one measurement for several
+ * configurations, each in separate processes, and reports it as a file, a table and a page. The
+ * program is bench.cu. MIT licence.
  *
  * QUICK START
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -14,15 +14,15 @@
  *     if (status == G2Z_OK) status = g2z_summary_write(summary, "scaling_report.json");
  *     g2z_summary_free(summary);
  *
- * It uses gpt2_zero.h, g2z_run.h, g2z_report.h and g2z_program.h through their public functions
- * alone. Build switches and errors are the library's: a status, and a sentence in services->error.
- * It prints nothing: progress goes to services->log. Names that begin with g2zx_ or G2ZX_ are
+ * It uses only the public functions of gpt2_zero.h, g2z_run.h, g2z_report.h and g2z_program.h. The
+ * library's build switches apply, and its error contract: a status, and a sentence in
+ * services->error. It prints nothing: progress goes to services->log. Names with g2zx_ or G2ZX_ are
  * private.
  *
  * CONTENTS: figures and summaries; the work of bench; experiments
  *
- * An experiment leaves run_NAME_N, the run directories in the order of time, NAME_report.json, and
- * by `bench report` report.html: docs/formats.md. */
+ * An experiment writes run directories run_NAME_N, numbered in the order of their runs, and
+ * NAME_report.json; `bench report` adds report.html (docs/formats.md). */
 
 #ifndef G2Z_EXPERIMENT_INCLUDED
 #define G2Z_EXPERIMENT_INCLUDED
@@ -40,11 +40,11 @@ extern "C" {
 #endif
 
 /* ===== figures and summaries =============================================
- * Points, each one configuration (or one message of one collective) with its figures, in a file
- * NAME_report.json, as a Markdown table and on a page. */
+ * A point is one configuration, or one message size of one collective, with its figures. A summary
+ * of points is written as NAME_report.json, as a Markdown table, and on a page. */
 
-/* Figures of a point. One that is not known is NaN, null in files; one that no point of a summary
- * knows is not in its file. */
+/* Figures of a point. An unknown figure is NaN, and null in files. A file leaves out figures that
+ * are unknown for all points. */
 #define G2Z_FIGURE_LIST(X)                                                                        \
   /* name               digits heading        meaning */                                          \
   X(world_size,           0, "ranks",        "")                                                  \
@@ -90,14 +90,14 @@ typedef struct g2z_figures {
   G2Z_FIGURE_LIST(X)
 #undef X
 } g2z_figures;
-/* Figures by number: 0 .. G2Z_FIGURE_COUNT - 1. */
+/* Access to figures by number: 0 .. G2Z_FIGURE_COUNT - 1. */
 #define G2Z_FIGURE_COUNT ((int)(sizeof(g2z_figures) / sizeof(double)))
 #define G2Z_FIGURE(name) ((int)(offsetof(g2z_figures, name) / sizeof(double)))
 G2Z_API double *g2z_figure(g2z_figures *figures, int number);
 
 typedef enum g2z_outcome {
   G2Z_OUTCOME_OK,
-  G2Z_OUTCOME_SKIPPED,          /* it cannot be done here, or bench was stopped */
+  G2Z_OUTCOME_SKIPPED,          /* not possible here, or bench was stopped */
   G2Z_OUTCOME_FAILED,
   G2Z_OUTCOME_COUNT
 } g2z_outcome;
@@ -105,13 +105,13 @@ typedef enum g2z_outcome {
 #define G2Z_REPEATS 32
 typedef struct g2z_point {
   char name[96];
-  char series[64];              /* its line in a chart: the name without the value of x; or "" */
+  char series[64];              /* its line in a chart: the name without its x value; or "" */
   char reason[400];             /* why it was skipped or failed */
   g2z_outcome outcome;
-  int repeats, runs[G2Z_REPEATS]; /* N of its run directories run_EXPERIMENT_N */
+  int repeats, runs[G2Z_REPEATS]; /* runs: N of each run_EXPERIMENT_N */
   g2z_figures figures;          /* medians over the repeats */
 } g2z_point;
-/* A point without a name; no figure is known. */
+/* A point without a name and with all figures unknown. */
 G2Z_API g2z_point g2z_point_default(void);
 
 typedef struct g2z_summary {
@@ -126,23 +126,23 @@ typedef struct g2z_summary {
 G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
                                       g2z_summary **out);
 G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
-/* One more point, valid until the next. */
+/* Adds a point. *out is valid until the next call. */
 G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out);
 G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *path);
-/* Takes what g2z_summary_write wrote, and refuses everything else. */
+/* Reads a file of g2z_summary_write; refuses any other file. */
 G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out);
-/* A Markdown table with the columns of the experiment, then machine, work, command and commit, then
- * what was skipped or failed. */
+/* Prints a Markdown table with the experiment's columns, then machine, work, command and commit,
+ * then the points that were skipped or failed. */
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user);
-/* The same on a page, and charts: throughput, speed-up, step times, communication, memory. */
+/* Puts the same on a page, with charts of throughput, speed-up, times, communication and memory. */
 G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 
 /* ===== the work of bench =================================================
- * The sub-commands of bench, their flags, and what steps are timed with. */
+ * The sub-commands of bench, their flags, and the stopwatch for steps. */
 
-/* The first is what bench does without a sub-command. Those without a description are started by
- * experiments, as ranks. */
+/* Without a sub-command bench runs the first. Experiments start the ones without a description as
+ * ranks. */
 #define G2Z_BENCH_LIST(X)                                                               \
   /* name       what it does */                                                         \
   X(step,       "one configuration: training steps, then each op of a step")            \
@@ -164,7 +164,7 @@ typedef enum g2z_bench_command {
   G2Z_BENCH_COUNT
 } g2z_bench_command;
 
-typedef struct g2z_bench_work { /* of an experiment: what its row has defaults for */
+typedef struct g2z_bench_work { /* of an experiment; its row has the defaults */
   const char *ranks, *stages, *dtypes, *sizes; /* the axes, as lists */
   int batch, accum, global_batch, seq, steps, warmup, repeats, val_steps, graph;
 } g2z_bench_work;
@@ -172,13 +172,13 @@ typedef struct g2z_bench_work { /* of an experiment: what its row has defaults f
 typedef struct g2z_bench {      /* the command line of bench */
   g2z_train_config train;
   int command, argc;
-  char **argv;                  /* of report and profile: the directories are argv[1..argc-1] */
-  const char *command_line, *commit; /* for artifacts; NULL: not known */
+  char **argv;                  /* report and profile: directories in argv[1..argc-1] */
+  const char *command_line, *commit; /* for the files written; NULL: unknown */
   const char *model, *peer, *out, *run_dir;
-  g2z_bench_work work;          /* batch, accum and graph stand in `train` */
-  g2z_model_config shape;       /* what overrides the model's; 0: see --help */
+  g2z_bench_work work;          /* batch, accum and graph are in `train` instead */
+  g2z_model_config shape;       /* values that override the model's; 0: see --help */
   int device, dtype, without_ops; /* -1: not given */
-  int help;                     /* 1: print g2z_bench_help, and no more */
+  int help;                     /* 1: only print g2z_bench_help */
   g2z_device_kind help_for;     /* the device that the defaults are for */
   int64_t tokens;
 } g2z_bench;
@@ -189,29 +189,29 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
 G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const char *text),
                             void *user);
 
-/* Real text repeats a few tokens often, which makes the embedding's backward slow: rank r is drawn
- * with a probability proportional to 1 / r (Zipf's law). Freed with g2z_release. */
+/* Random tokens; token t has a probability proportional to 1 / (t + 1) (Zipf's law). Like real text
+ * they repeat a few tokens often, which slows the embedding's backward. Freed with g2z_release. */
 G2Z_API g2z_status g2z_zipf_tokens(g2z_services *services, uint64_t seed, int vocab, size_t count,
                                    int32_t **out);
 
-typedef struct g2z_stopwatch {  /* of the steps that count */
+typedef struct g2z_stopwatch {  /* times of the measured steps */
   double *step_s;
-  double *exposed_s, *waited_s; /* communication: the least over all ranks, and the most */
+  double *exposed_s, *waited_s; /* communication: minimum and maximum over ranks */
   int count;
-  double collectives;           /* in the second step; NaN: there was none */
-  double began, ended, cpu_s;   /* of this rank; cpu_s later of all together */
+  double collectives;           /* calls in the second step; NaN: there was none */
+  double began, ended, cpu_s;   /* of this rank; cpu_s is summed over ranks later */
   char hardware[256];
 } g2z_stopwatch;
-/* Room for `steps`; out->step_s is freed with g2z_release. */
+/* Allocates room for `steps`; free out->step_s with g2z_release. */
 G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_stopwatch *out);
-/* exposed_s[i] of step i becomes the least over all ranks, waited_s[i] the most, cpu_s the sum.
- * Every rank waits for communication; what a rank waits beyond the least, it waits for a slower
- * rank. */
+/* For each step i, exposed_s[i] becomes the minimum over ranks and waited_s[i] the maximum; cpu_s
+ * becomes the sum. The minimum is the time of communication itself: a rank that waits longer waits
+ * for a slower rank. */
 G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *watch);
 
 /* ===== experiments =======================================================
- * An experiment is a row of a table: its axes and their defaults, what its ranks measure, the
- * columns of its table. One runner starts the ranks of each point, in rounds. */
+ * An experiment is a table row: its axes and their defaults, what the ranks measure, and the
+ * columns of the report. One runner starts the ranks of each point, in rounds. */
 
 /* Every sub-command except step, ops and profile. */
 G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
@@ -256,11 +256,11 @@ extern "C" {
 /* ===== the table of experiments ========================================== */
 
 typedef struct g2zx_row {
-  int command;                  /* its name is the sub-command's */
+  int command;                  /* the sub-command, which names the experiment */
   const char *title;
-  int measures;                 /* what the ranks run: a point of training, or an exchange */
-  g2z_bench_work work[2];       /* on a CPU (the least that shows the whole path), and on CUDA */
-  int columns[16];              /* of its table; ends with -1 */
+  int measures;                 /* the ranks' sub-command: point (training) or exchange */
+  g2z_bench_work work[2];       /* on a CPU (just enough to run every part), and on CUDA */
+  int columns[16];              /* of its report; ends with -1 */
 } g2zx_row;
 
 #define X G2Z_FIGURE
@@ -297,16 +297,16 @@ static const g2zx_row g2zx_rows[] = {
      {{"", "", "", "", 1, 1, 0, 1, 1, 0, 1, 0, 2}, {"", "", "", "", 1, 1, 0, 1, 1, 0, 1, 0, 2}},
      {X(tokens_per_sec), X(step_p50_ms), -1}}};
 
-/* The charts of a page, in its order. */
+/* The charts of a page, in order. */
 enum { G2ZX_NONE = -1, G2ZX_SPREAD = -2, G2ZX_SAME = -3 };
 #define G2ZX_IN(name) (1u << G2Z_BENCH_##name)
 #define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* their arguments are directories */
 #define G2ZX_TRAINED (G2ZX_IN(scaling) | G2ZX_IN(buckets) | G2ZX_IN(matrix) | G2ZX_IN(strategies))
 static const struct {
-  unsigned in;                  /* the experiments that have it */
+  unsigned in;                  /* the experiments that show it */
   const char *title, *about, *x_name;
-  int x;                        /* a line over this figure; NONE: bars, one for each point */
-  int y, low, high;             /* bars have whiskers from low to high; SPREAD: y -+ low */
+  int x;                        /* lines over this figure; NONE: a bar per point */
+  int y, low, high;             /* bars: whiskers from low to high; SPREAD: y -+ low */
   int more;                     /* bars: a second figure; lines: an ideal, SAME: y = x */
   g2z_axis axis;                /* of x */
 } g2zx_charts[] = {
@@ -339,7 +339,7 @@ static const struct { const char *name, *about; } g2zx_commands[] = {
 #undef X
 };
 
-/* The row of a sub-command; NULL: it has none. */
+/* The row of a sub-command; NULL: none. */
 static const g2zx_row *g2zx_row_of(int command) {
   for (size_t i = 0; i < G2ZX_COUNT(g2zx_rows); i++)
     if (g2zx_rows[i].command == command) return &g2zx_rows[i];
@@ -354,10 +354,10 @@ static const g2zx_row *g2zx_row_named(const char *name) {
 
 /* ===== figures and summaries =============================================
  * In:  figures, or files of any origin. Out: files, tables, pages.
- * Law: a file is read whole and checked before any of it is believed. */
+ * Law: a file is read and checked as a whole before any value of it is used. */
 
 #define G2ZX_FORMAT "gpt2_zero experiment 1"
-#define G2ZX_SUMMARY_POINTS 4096 /* more are no experiment, but a damaged file */
+#define G2ZX_SUMMARY_POINTS 4096 /* a file with more is damaged */
 
 static const struct {
   const char *name, *heading;
@@ -372,7 +372,7 @@ static const char *const g2zx_outcomes[] = {"ok", "skipped", "failed"};
 
 G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
   G2Z_ASSERT(number >= 0 && number < G2Z_FIGURE_COUNT);
-  return (double *)(void *)figures + number; /* the struct holds doubles and nothing else */
+  return (double *)(void *)figures + number; /* the struct holds only doubles */
 }
 
 static double g2zx_figure_of(const g2z_point *point, int number) {
@@ -423,15 +423,15 @@ G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
   return G2Z_OK;
 }
 
-/* 1: a point knows the figure. */
+/* 1: at least one point has the figure. */
 static int g2zx_knows(const g2z_summary *summary, int number) {
   for (size_t i = 0; i < summary->count; i++)
     if (!isnan(g2zx_figure_of(&summary->points[i], number))) return 1;
   return 0;
 }
 
-/* A byte that is no UTF-8, such as half of a character that was cut, becomes ?. U+FFFD has three
- * bytes, and a reader may have no room for them. */
+/* A byte that is not UTF-8, such as half of a cut character, becomes "?". U+FFFD would take three
+ * bytes, for which the reader's buffer may be too small. */
 static void g2zx_put_text(g2z_json_out *out, const char *key, const char *text) {
   char copy[1024];
   int bytes = snprintf(copy, sizeof copy, "%s", text);
@@ -445,7 +445,7 @@ static void g2zx_put_text(g2z_json_out *out, const char *key, const char *text) 
   g2z_json_put_string(out, key, copy);
 }
 
-/* The texts of a summary and of a point: in files under these names. */
+/* The texts of a summary and of a point, with their names in files. */
 #define G2ZX_SUMMARY_TEXTS(X)          \
   X(experiment, "experiment")          \
   X(generated_utc, "generated_at_utc") \
@@ -489,14 +489,14 @@ G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *pat
 
 #define G2ZX_TEXT_ROOM (sizeof((g2z_summary *)0)->command_line) /* the longest */
 
-/* A string that fits into `room` bytes with its NUL; null becomes "". */
+/* Reads a string of less than `room` bytes; null becomes "". */
 static void g2zx_get_text(g2z_json *json, char *out, size_t room) {
   out[0] = 0;
   if (g2z_json_peek(json) == 'n') {
     g2z_json_skip(json);
     return;
   }
-  unsigned char plain[6 * G2ZX_TEXT_ROOM]; /* an escape has at most six bytes for one */
+  unsigned char plain[6 * G2ZX_TEXT_ROOM]; /* an escape has up to six bytes per byte */
   g2z_json_text text = g2z_json_string(json);
   size_t bytes = text.bytes < sizeof plain ? g2z_json_unescape(&text, plain) : room;
   G2Z_ASSERT(room <= G2ZX_TEXT_ROOM);
@@ -514,7 +514,7 @@ static void g2zx_get_point(g2z_json *json, g2z_summary *summary) {
   char word[16] = "", name[64];
   int outcome = 0;
   if (g2z_summary_add(summary, &point) != G2Z_OK) {
-    json->status = G2Z_NO_MEMORY; /* or too many: the sentence is written */
+    json->status = G2Z_NO_MEMORY; /* or too many points: services->error has it */
     return;
   }
   if (!g2z_json_enter(json, '{')) return;
@@ -595,8 +595,8 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 
 /* ----- the table and the page ----- */
 
-/* The head of the experiment's table (number -1), then a row for each point that went well: the
- * columns that at least one point has a figure for; "": this point has none. */
+/* Calls `row` with the table's header (number -1), then with each point that succeeded. Leaves out
+ * columns that are unknown for all points; an unknown figure is "". */
 static void g2zx_table(const g2z_summary *summary,
                        void (*row)(void *user, int number, int count, const char *const *cells),
                        void *user) {
@@ -664,9 +664,9 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
   }
 }
 
-#define G2ZX_BARS 64                 /* more have no room on a page */
+#define G2ZX_BARS 64                 /* a page has no room for more */
 
-/* Bars of a figure, a group for each point, with whiskers and a second figure. */
+/* A bar chart of a figure, one group per point, with whiskers and a second figure. */
 static void g2zx_bars(g2z_page *page, const g2z_summary *summary, int number,
                       const g2z_point *const *points, size_t count) {
   const int figures[4] = {g2zx_charts[number].y, g2zx_charts[number].more,
@@ -696,8 +696,8 @@ static void g2zx_bars(g2z_page *page, const g2z_summary *summary, int number,
   g2z_page_chart(page, &chart);
 }
 
-/* A line over x for each series of points, up to seven, and an ideal beside them: y = x, a figure
- * of the first series, or none. */
+/* A line chart: one line over x per series of points, and an ideal: y = x, a figure of the first
+ * series, or none. At most eight lines with the ideal. */
 static void g2zx_lines_of(g2z_page *page, int number, const g2z_point *const *points,
                           size_t count) {
   const int y = g2zx_charts[number].y, ideal = g2zx_charts[number].more;
@@ -721,7 +721,7 @@ static void g2zx_lines_of(g2z_page *page, int number, const g2z_point *const *po
     xs[last][series[0].count - 1] = at;
     ys[last][series[0].count - 1] = ideal == G2ZX_SAME ? at : g2zx_figure_of(points[i], ideal);
   }
-  if (!used || series[0].count < 2) return; /* one place on the axis makes no line */
+  if (!used || series[0].count < 2) return; /* a single x value makes no line */
   for (int k = 0; k < used; k++) {
     series[k].x = xs[k];
     series[k].y = ys[k];
@@ -766,18 +766,18 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
 }
 
 /* ===== the work of bench =================================================
- * In:  a command line. Out: a config, and what steps are timed with.
- * Law: every flag stands in the table once, with the sub-commands that take it. */
+ * In:  a command line. Out: a config, and a stopwatch for steps.
+ * Law: the table lists each flag once per meaning, with the sub-commands that take it. */
 
 #define G2ZX_STEPS_MAX 100000000
 #define G2ZX_SIZE_LEAST 0.001 /* MiB */
-#define G2ZX_FLAGS 48         /* a sub-command has fewer */
+#define G2ZX_FLAGS 48         /* more than any sub-command has */
 
 #define G2ZX_WORD(name, text) "|" text
 #define G2ZX_WORD_OF_3(name, text, bytes) "|" text
 
 /* The flags of o->command, with destinations in o. Each row begins with the sub-commands that take
- * the flag. A name that stands twice takes one value in some and a list in others. */
+ * the flag. A name with two rows takes a value in some sub-commands and a list in others. */
 static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
   const unsigned any = (1u << G2Z_BENCH_COUNT) - 1, lists = G2ZX_TRAINED;
   const unsigned comm = G2ZX_IN(comm) | G2ZX_IN(exchange), sweeps = lists | G2ZX_IN(comm);
@@ -890,9 +890,9 @@ G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const c
   g2z_flags_print(flags, g2zx_flags_of(&shown, flags), line, user);
 }
 
-/* argv[1] may name a sub-command. Flags are read twice: --device decides what the others start
- * from. The first time --steps starts from 0, so that it shows whether it is given. Directories are
- * moved to the front of argv: flags beside them are read once. */
+/* argv[1] may name a sub-command. Flags are read twice, since the defaults depend on --device. In
+ * the first pass --steps defaults to 0, which shows whether it was given. report and profile read
+ * flags once, because reading moves their directories to the front of argv. */
 G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
                                   g2z_context_config *context, g2z_bench *o) {
   int command = G2Z_BENCH_step, rest = 0;
@@ -978,7 +978,7 @@ G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_sto
   G2ZX_TRY(g2z_allocate(services, 3 * (size_t)steps + 1, sizeof(double), &memory));
   w->step_s = (double *)memory;
   w->waited_s = w->step_s + steps;
-  w->exposed_s = w->waited_s + steps; /* [steps + 1]: cpu_s travels with them */
+  w->exposed_s = w->waited_s + steps; /* [steps + 1]: cpu_s is gathered with them */
   return G2Z_OK;
 }
 
@@ -1006,9 +1006,9 @@ G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
 
 /* ===== experiments =======================================================
  * In:  the lists of the axes. Out: run directories, NAME_report.json.
- * Law: each point runs in processes of its own; a point that fails ends no other. */
+ * Law: each point runs in separate processes; if one fails, the others still run. */
 
-#define G2ZX_POINT_FILE "bench_point.json" /* what rank 0 measured, in the run directory */
+#define G2ZX_POINT_FILE "bench_point.json" /* written by rank 0 in the run directory */
 
 static g2z_status g2zx_new_summary(g2z_services *services, const g2z_bench *o,
                                    const char *experiment, g2z_summary **out) {
@@ -1039,10 +1039,10 @@ static void g2zx_describe(g2z_services *services, const g2z_device *device, char
 
 /* ----- a point's ranks: bench point ----- */
 
-/* Of all threads of this process, user and system. */
+/* User and system time of all threads of this process. */
 static double g2zx_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
-/* A training run. Its last o->work.steps steps count. */
+/* Runs a training, and measures its last o->work.steps steps. */
 static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w) {
   g2z_run_config config = g2z_run_config_default();
   g2z_run *run;
@@ -1071,7 +1071,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
     status = g2z_run_next(run, &event);
     const g2z_metrics *m = &event.metrics;
     if (status != G2Z_OK || event.kind != G2Z_RUN_STEP) continue;
-    if (m->step == 1 && last > 1) /* the second is enqueued: no first parameters, and not played */
+    if (m->step == 1 && last > 1) /* step 2: no initial parameters, no replay yet */
       w->collectives = g2z_ranks_collectives(context->ranks, 2);
     if (m->step <= o->work.warmup) {
       w->began = g2z_seconds();
@@ -1088,7 +1088,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   return status;
 }
 
-/* tokens: of a step, all ranks together. */
+/* tokens: per step, over all ranks. */
 static void g2zx_fill_measured(g2z_figures *f, g2z_stopwatch *w, int world, double tokens) {
   const size_t count = (size_t)w->count;
   const double host_s = (w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
@@ -1107,7 +1107,7 @@ static void g2zx_fill_measured(g2z_figures *f, g2z_stopwatch *w, int world, doub
   f->began_sec = w->began;
   f->ended_sec = w->ended;
   f->exposed_comm_share = f->exposed_comm_sec / f->train_time_sec;
-  const int waits = world > 1; /* alone there is nobody to wait for */
+  const int waits = world > 1; /* a single rank never waits */
   f->exposed_comm_ms = waits ? 1e3 * g2z_median(w->exposed_s, count) : 0;
   f->waited_ms = waits ? 1e3 * g2z_median(w->waited_s, count) : 0;
   f->collectives_per_step = waits ? w->collectives : 0;
@@ -1152,8 +1152,8 @@ typedef struct g2zx_axis {      /* the entries of a flag's list */
   int count;
 } g2zx_axis;
 
-/* "1,2,4": numbers from least to most; or "fp16,bf16": the indices of words among `words`, such as
- * "|fp32|tf32|fp16". No entry stands there twice: it would be measured twice under one name. */
+/* Reads "1,2,4", numbers between `least` and `most`; or "fp16,bf16", as indices into `words`, such
+ * as "|fp32|tf32|fp16". Refuses a repeated entry: two points would have the same name. */
 static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const char *text,
                                  const char *words, double least, double most, g2zx_axis *out) {
   const char *at = text;
@@ -1161,7 +1161,7 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
     const size_t length = strcspn(at, ",");
     double entry = 0;
     int good = 0;
-    const char *word = words; /* each follows its | */
+    const char *word = words; /* each word follows a | */
     for (; word && !good; word = good ? word : strchr(word + 1, '|'), entry += !good)
       good = strcspn(word + 1, "|") == length && memcmp(at, word + 1, length) == 0;
     if (!words && length && !isspace((unsigned char)*at)) { /* strtod would skip spaces */
@@ -1191,8 +1191,8 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
 
 /* ----- the ranks of comm: bench exchange ----- */
 
-/* A collective, and what passes each rank's link (as nccl-tests count it): the whole buffer `whole`
- * times, and the slices of the other ranks `others` times. */
+/* A collective and its traffic on each rank's link, as nccl-tests counts it: `whole` times the
+ * whole buffer, plus `others` times the slices of the other ranks. */
 typedef struct g2zx_collective {
   const char *name;
   double whole, others;
@@ -1206,13 +1206,14 @@ static const g2zx_collective g2zx_collectives[] = {
     {"reduce", 1, 0, G2Z_CALL_REDUCE, G2Z_OWNER_ROOT},
     {"broadcast", 1, 0, G2Z_CALL_GATHER, G2Z_OWNER_ROOT}};
 
-/* Bytes of an element of activations and gradients alike: a CPU stores all in fp32. */
+/* Bytes per element of activations and of gradients. A CPU stores everything in fp32. */
 static size_t g2zx_element(const g2z_device *device) {
   int half = device->dtype == G2Z_FP16 || device->dtype == G2Z_BF16;
   return device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
 }
 
-/* Seconds per call, the slowest rank's: the median of five rounds of at least 10 ms each. */
+/* Seconds per call on the slowest rank: the median of five rounds. The number of calls per round
+ * doubles until a round takes 10 ms, up to 1024 calls. */
 static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, char *buffer,
                                      size_t n, double *all, double *seconds) {
   const int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
@@ -1223,14 +1224,14 @@ static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, c
   int calls = 1;
   call.owner = c->owner;
   call.write = G2Z_OVERWRITE;
-  for (int round = -1; round < 5;) { /* the first opens connections, and does not count */
+  for (int round = -1; round < 5;) { /* round -1 opens connections and is not counted */
     G2ZX_TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
     double begin = g2z_seconds(), most = 0;
     G2ZX_TRY(g2z_comm_after(comm, 0));
     for (int i = 0; i < calls; i++) {
       if (gathers) G2ZX_TRY(g2z_comm_after(comm, 1)); /* all ranks may write to the buffer */
       G2ZX_TRY(g2z_comm_submit(comm, &call));
-      if (gathers) G2ZX_TRY(g2z_comm_mark(comm, 0)); /* all have */
+      if (gathers) G2ZX_TRY(g2z_comm_mark(comm, 0)); /* all ranks have written */
     }
     G2ZX_TRY(g2z_comm_mark(comm, 0));
     G2ZX_TRY(g2z_comm_wait(comm, 0));
@@ -1246,7 +1247,7 @@ static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, c
   return G2Z_OK;
 }
 
-/* All collectives at one size; of the copy engines only those that they carry. */
+/* Times all collectives at one size; over the copy engines only those that they support. */
 static g2z_status g2zx_exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
                                      g2z_summary *s) {
   const double R = comm->world;
@@ -1277,7 +1278,7 @@ static g2z_status g2zx_exchange_size(g2z_comm *comm, char *buffer, double mib, d
   return G2Z_OK;
 }
 
-/* The sizes, over one transport; none when it cannot be had here. */
+/* Times all sizes over one transport; none if this machine does not have it. */
 static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *sizes,
                                      g2z_device *device, g2z_transport transport,
                                      g2z_summary *s) {
@@ -1335,11 +1336,11 @@ static g2z_status g2zx_exchange(g2z_services *services, const g2z_bench *o,
 
 #define G2ZX_JOBS 512
 
-typedef struct g2zx_job {       /* a place on the axes */
+typedef struct g2zx_job {       /* one combination of the axes' values */
   g2z_point point;              /* name, figures of the plan, outcome */
-  g2z_train_config train;       /* what its ranks do */
+  g2z_train_config train;       /* the work of its ranks */
   int world, steps;
-  g2z_summary *told[G2Z_REPEATS]; /* what they measured, for each repeat that went well */
+  g2z_summary *told[G2Z_REPEATS]; /* measured, per repeat that succeeded */
 } g2zx_job;
 
 typedef struct g2zx_experiment {
@@ -1352,12 +1353,12 @@ typedef struct g2zx_experiment {
   g2zx_job *jobs;
   int count;
   char out[1024];
-  g2z_path tokens;              /* "": none were written */
-  int runs, all_runs;           /* done and to be done */
+  g2z_path tokens;              /* "": not written */
+  int runs, all_runs;           /* finished, and in all */
   double began;
 } g2zx_experiment;
 
-/* The lists are read before anything is written or started. */
+/* Reads all lists, before anything is written or started. */
 static g2z_status g2zx_read_axes(g2zx_experiment *e) {
   g2z_services *services = e->services;
   const g2z_bench *o = e->o;
@@ -1377,12 +1378,12 @@ static g2z_status g2zx_read_axes(g2zx_experiment *e) {
                       o->work.ranks, e->ranks.at[i]);
   G2ZX_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, trains ? 0 : G2ZX_SIZE_LEAST,
                           65536, &e->sizes));
-  /* Ranks would be started without a --bucket-mb that is out of its range, and take the default. */
+  /* A --bucket-mb out of its range would not reach the ranks: they would use the default. */
   for (int i = 0; i < e->sizes.count; i++)
     if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
       return g2z_fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, "
                       "%g", o->work.sizes, e->sizes.at[i], G2ZX_SIZE_LEAST);
-  if (!trains) { /* its ranks take the whole list */
+  if (!trains) { /* comm: its ranks get the whole list */
     e->stages.count = e->dtypes.count = e->sizes.count = 1;
     return G2Z_OK;
   }
@@ -1391,8 +1392,8 @@ static g2z_status g2zx_read_axes(g2zx_experiment *e) {
                         &e->dtypes);
 }
 
-/* G2Z_OK if this machine and this build can do it: the plan checks everything that needs no device.
- * Fills in the plan's figures and the number of steps. */
+/* G2Z_OK if this machine and this build can run the job: the plan checks everything that needs no
+ * device. Fills in the plan's figures and the number of steps. */
 static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *j) {
   g2z_services *services = e->services;
   const int gpus = g2z_device_count(G2Z_DEVICE_CUDA), global = e->o->work.global_batch;
@@ -1408,7 +1409,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   if (global && global % j->world)
     return g2z_fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",
                     global, j->world);
-  if (global) { /* each rank's sequences in micro-steps as large as --batch allows */
+  if (global) { /* the largest micro-step up to --batch that divides a rank's share */
     const int each = global / j->world;
     if (train->batch > each) train->batch = each;
     while (each % train->batch) train->batch--;
@@ -1425,7 +1426,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   f->buckets = plan->buckets;
   f->plan_gib = (double)plan->bytes_total / 1073741824.0;
   g2z_plan_free(plan);
-  if (train->train_glob) { /* shards must be there, and hold a step of this point */
+  if (train->train_glob) { /* the shards must exist and hold a step of this point */
     g2z_loader_config shards;
     g2z_loader *loader;
     memset(&shards, 0, sizeof shards);
@@ -1463,7 +1464,7 @@ static void g2zx_add_name(char *name, size_t room, const char *format, ...) {
   va_end(arguments);
 }
 
-/* One place on the axes; what makes it differ from the others is its name. */
+/* Adds one combination of the axes' values. Its name lists the values that differ between jobs. */
 static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, double dtype,
                                double size) {
   static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
@@ -1482,7 +1483,7 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
     p->figures.world_size = world;
     p->figures.bucket_mib = size > 0 ? size : NAN;
   }
-  const int by_size = e->row->command == G2Z_BENCH_buckets; /* what the x axis of its charts is */
+  const int by_size = e->row->command == G2Z_BENCH_buckets; /* its charts have size as x axis */
   for (int whole = 0; whole < 2; whole++) {                 /* the series, then the name */
     char *to = whole ? p->name : p->series;
     size_t room = whole ? sizeof p->name : sizeof p->series;
@@ -1510,14 +1511,14 @@ static g2z_status g2zx_check_stop(const g2zx_experiment *e) {
 
 #define G2ZX_WATCHED 64
 
-typedef struct g2zx_observer {  /* of a job's ranks, while they run */
-  FILE *smi;                    /* NULL: there are no GPUs to look at */
-  FILE *said;                   /* what it printed; before each piece a line "@ g2z_seconds()" */
+typedef struct g2zx_observer {  /* watches a job's ranks while they run */
+  FILE *smi;                    /* pipe of nvidia-smi; NULL: no GPUs to watch */
+  FILE *said;                   /* its output; before each piece a line "@ g2z_seconds()" */
   int in_line;                  /* 1: the last piece ends within a line */
 } g2zx_observer;
 
-/* nvidia-smi prints a line for each GPU of a point, five times a second, until its pipe closes. It
- * may not be there: then nothing is known. */
+/* Starts nvidia-smi, which prints one line per GPU five times a second until its pipe closes. If it
+ * is not installed, use and memory of the GPUs stay unknown. */
 static void g2zx_open_smi(g2zx_observer *seen, int world) {
   const char *visible = getenv("CUDA_VISIBLE_DEVICES");
   char only[512] = "", command[800];
@@ -1540,7 +1541,7 @@ static void g2zx_observe(void *user) {
   g2zx_observer *seen = (g2zx_observer *)user;
   char piece[4096];
   ssize_t got;
-  if (g2zx_stop) raise(g2zx_stop); /* it came before the ranks: it is handed on now */
+  if (g2zx_stop) raise(g2zx_stop); /* it came before the ranks started: pass it on now */
   while (seen->smi && seen->said && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
     if (!seen->in_line) fprintf(seen->said, "@ %f\n", g2z_seconds());
     fwrite(piece, 1, (size_t)got, seen->said);
@@ -1548,8 +1549,8 @@ static void g2zx_observe(void *user) {
   }
 }
 
-/* GPUs: how busy between the first and the last step that counts, and the most memory that was in
- * use beyond what was in use before. CPU: the largest resident rank. */
+/* GPUs: utilisation during the measured steps, and peak memory less the memory in use before the
+ * job. CPU: peak resident memory of the largest rank. */
 static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end, double wall_s,
                               g2z_figures *f) {
   double at = 0, mib, busy = 0, most = 0, before[G2ZX_WATCHED];
@@ -1566,7 +1567,7 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
     most = fmax(most, (mib - before[gpu]) * 1048576.0);
     if (at < f->began_sec || at > f->ended_sec) continue;
     double part = NAN;
-    sscanf(percent, "%lf", &part); /* "[N/A]" of a part of a GPU */
+    sscanf(percent, "%lf", &part); /* "[N/A]" for a MIG instance */
     busy += part;
     inside++;
   }
@@ -1576,8 +1577,8 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
   f->total_wall_time_sec = wall_s;
 }
 
-/* Starts the ranks of a job and waits for them. A rank's failure is the point's outcome, not the
- * status. G2Z_STOPPED: a signal ended them, and the run does not count. */
+/* Starts the ranks of a job and waits for them. A rank's failure is the point's outcome, not a
+ * failure here. G2Z_STOPPED: a signal ended the ranks, and the run does not count. */
 static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *run_dir,
                                  g2z_summary **told) {
   const g2z_path console = g2z_path_in(run_dir, "console.txt");
@@ -1589,7 +1590,7 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
   g2zx_observer seen;
   memset(&job, 0, sizeof job);
   memset(&seen, 0, sizeof seen);
-  o.command = e->row->measures; /* every flag that it has: none is left to defaults */
+  o.command = e->row->measures; /* pass all of its flags: ranks use no defaults */
   o.train = j->train;
   o.shape = j->train.model;
   o.work.seq = j->train.seq;
@@ -1611,7 +1612,7 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
     g2zx_stop = end.signal;
     status = g2zx_check_stop(e);
   }
-  if (status == G2Z_OK && end.exit_code != 0) { /* take a line with a reason, else the last */
+  if (status == G2Z_OK && end.exit_code != 0) { /* report the last "bench: " line, else the last */
     char *text = NULL, *best = NULL, *rest = NULL, reason[400];
     size_t bytes;
     if (g2z_read_file(e->services, console.text, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
@@ -1646,7 +1647,7 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   j->point.runs[j->point.repeats++] = e->runs = run;
   if (!*told) {
     snprintf(said, sizeof said, "failed, %s", j->point.reason);
-    e->all_runs -= e->o->work.repeats - repeat - 1; /* it will not be tried again */
+    e->all_runs -= e->o->work.repeats - repeat - 1; /* no further repeats */
   } else if (e->row->measures == G2Z_BENCH_point) {
     const g2z_figures *f = &(*told)->points[0].figures;
     snprintf(said, sizeof said, "%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
@@ -1662,9 +1663,9 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   return G2Z_OK;
 }
 
-/* ----- the runner: what comes of it ----- */
+/* ----- the runner: its results ----- */
 
-/* The points of a job: its own with the medians of what its ranks measured, or, of comm, theirs. */
+/* Adds a job's point with medians over repeats; for comm, each point that its ranks measured. */
 static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
   double values[G2Z_REPEATS];
   const size_t repeats = (size_t)j->point.repeats;
@@ -1691,13 +1692,13 @@ static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
       double median = g2z_median(values, repeats);
       if (!isnan(median)) *g2z_figure(&p->figures, i) = median;
     }
-    p->figures.began_sec = p->figures.ended_sec = NAN; /* of one run, and of no use to others */
+    p->figures.began_sec = p->figures.ended_sec = NAN; /* only meaningful within a run */
   }
   return G2Z_OK;
 }
 
-/* Tokens for the longest of the points, by Zipf's law. At most 32 Mi: a longer run reads them
- * again. A block of 1 Mi is drawn once and repeated. */
+/* Writes tokens for the longest point, drawn by Zipf's law. At most 32 Mi or one step: longer runs
+ * read them again. A block of 1 Mi is drawn once and repeated. */
 static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   const size_t block = (size_t)1 << 20, limit = (size_t)1 << 25;
   size_t wanted = 0;
@@ -1726,13 +1727,13 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
 }
 
 /* Makes `out` and runs each job o->work.repeats times. A round runs each job once, so that a change
- * of the machine's speed meets all of them. Refuses an `out` that holds runs of an experiment that
- * was interrupted. */
+ * of the machine's speed affects all jobs. Refuses an `out` with runs of an interrupted
+ * experiment. */
 static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;
   const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
-  char length[32]; /* by --tokens each point has steps of its own */
+  char length[32]; /* with --tokens the steps differ between points */
   int there;
   if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
   else snprintf(length, sizeof length, "%d steps", o->work.steps);
@@ -1771,7 +1772,7 @@ static void g2zx_log_line(void *user, const char *text) {
   if (services->log) services->log(services->user, G2Z_LOG_INFO, text);
 }
 
-/* The report of an experiment that was stopped holds the runs that had ended. */
+/* The report of a stopped experiment holds the runs that were complete. */
 static g2z_status g2zx_finish(g2zx_experiment *e) {
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", e->s->experiment);
   const int stopped = e->runs < e->all_runs;
@@ -1780,7 +1781,7 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
     G2ZX_TRY(g2zx_settle_job(e, &e->jobs[i]));
     failed += e->jobs[i].point.outcome == G2Z_OUTCOME_FAILED;
   }
-  /* Against the point that differs in nothing but that it has one rank: job i is point i. */
+  /* Compare with the point that has one rank and is otherwise the same. Job i is point i. */
   for (int i = 0; i < e->count && e->row->measures == G2Z_BENCH_point; i++)
     for (int k = 0; k < e->count; k++) {
       const g2z_train_config *mine = &e->jobs[i].train, *its = &e->jobs[k].train;
@@ -1808,7 +1809,7 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
                   e->count);
 }
 
-/* Checks all that can be checked, and writes nothing. */
+/* Checks everything that can be checked in advance; writes nothing. */
 static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config) {
   const g2z_bench *o = e->o;
   const char *name = g2zx_commands[o->command].name;
@@ -1831,7 +1832,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
     return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, "
                     "or remove it", path.text);
   G2ZX_TRY(g2zx_new_summary(e->services, o, name, &e->s));
-  snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until ranks tell */
+  snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until a run reports it */
   G2ZX_TRY(g2z_allocate(e->services, G2ZX_JOBS, sizeof *e->jobs, &memory));
   e->jobs = (g2zx_job *)memory;
   for (int i = 0; i < e->stages.count; i++)
@@ -1848,8 +1849,8 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
 
 static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
                            const g2z_context_config *config) {
-  /* The signals that g2z_ranks_run hands on to ranks stop an experiment between two runs as well.
-   * Under nohup SIGHUP is ignored and stays so. */
+  /* The signals that g2z_ranks_run passes on to ranks also stop an experiment between two runs.
+   * Under nohup SIGHUP is ignored and stays ignored. */
   static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
   struct sigaction action, before;
   g2zx_experiment e;
@@ -1877,7 +1878,7 @@ static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
 
 /* ----- bench report ----- */
 
-typedef struct g2zx_found {     /* the summaries of the directories */
+typedef struct g2zx_found {     /* the summaries in the directories */
   g2z_services *services;
   g2z_summary **summaries;
   size_t count, capacity;

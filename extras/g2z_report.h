@@ -53,7 +53,7 @@ extern "C" {
  *   g2z_page_free(page); */
 
 #define G2Z_CHART_SERIES 8           /* one colour each */
-#define G2Z_CHART_POINTS 1000        /* of longer series: minimum, maximum of each stretch */
+#define G2Z_CHART_POINTS 1000        /* a longer series is thinned to this number */
 
 typedef enum g2z_mark {
   G2Z_MARK_LINE,
@@ -132,8 +132,8 @@ typedef struct g2z_metrics {
   X(val_loss) X(val_ms) X(save_ms) X(sample_ms) X(epoch) X(epoch_ms) \
   X(eval) X(eval_loss) X(eval_acc_norm) X(eval_ms)
 
-/* A line of metrics.jsonl. Optional members that it lacks are NaN; if it is not a step's line, so is
- * metrics.step_ms. */
+/* A line of metrics.jsonl. Optional members that it lacks are NaN. metrics.step_ms is NaN in a line
+ * that is not a step's. */
 typedef struct g2z_metrics_line {
   g2z_metrics metrics;
 #define X(name) double name;
@@ -141,8 +141,8 @@ typedef struct g2z_metrics_line {
 #undef X
   char eval_file[256];          /* "": none, or longer than 255 bytes */
 } g2z_metrics_line;
-/* Reads line `number` of the file `path` at text[*at], and moves *at past it. *torn = 1, a failure:
- * the line has no line feed. The run is still writing it, or the machine went down meanwhile. */
+/* Reads line `number` of the file `path` at text[*at], and moves *at past it. A line without
+ * a line feed is a failure with *torn = 1: the run is writing it, or the machine went down. */
 G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
                                     size_t bytes, size_t *at, int number, g2z_metrics_line *line,
                                     int *torn);
@@ -309,7 +309,7 @@ struct g2z_page {
   int no_memory;                     /* 1: memory ran out, and a text is missing */
 };
 
-/* Eight colours that differ in lightness and hue: colour-blind readers can distinguish them, too. */
+/* Eight colours that differ in lightness and hue: colour-blind readers can distinguish them. */
 static const char g2zp_page_style[] =
     ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
     "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"

@@ -1,10 +1,10 @@
-/* What this kit calls of cuBLASLt, as one plain kernel: a library that stands in for it, so that
- * compute-sanitizer's racecheck, which breaks off in cuBLASLt's kernels, gets through to this kit's.
+/* A library that replaces cuBLASLt under compute-sanitizer: one plain kernel for the calls that the
+ * kit makes. racecheck aborts in cuBLASLt's kernels; with this library it reaches the kit's.
  *
  *     make sanitize-cuda
  *
- * D = alpha op(A) op(B) + beta C, column-major, with a bias where one is asked for. It is slow, offers
- * one algorithm, and refuses what the kit never asks for. */
+ * D = alpha op(A) op(B) + beta C, column-major, plus a bias if requested. It is slow, offers one
+ * algorithm, and refuses everything that the kit does not use. */
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -41,7 +41,7 @@ static __device__ void store(void *data, cudaDataType type, int64_t at, float va
   else ((float *)data)[at] = value;
 }
 
-/* A thread per element; sums are compensated (Kahan), or long ones would miss the tests' bounds. */
+/* One thread per element. Kahan summation: plain long sums would exceed the tests' bounds. */
 __global__ void plain_product(description how, int64_t m, int64_t n, int64_t k, float alpha,
                               matrix a, matrix b, float beta, matrix c, matrix d) {
   int64_t step = (int64_t)gridDim.x * blockDim.x;

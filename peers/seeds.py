@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Does a type learn the same? The same small GPT-2 from several seeds, in each type, by ./train and by
-PyTorch's fp16 autocast: final validation losses, and their differences seed by seed.
+"""Do all types learn equally well? Trains a small GPT-2 from several seeds in each type, by ./train
+and by PyTorch's fp16 autocast. Compares the final validation losses, seed by seed for ./train.
 
     ./prepare_data --vocab data/vocab.bpe --out data --name study --val-tokens 262144 FILES...
     python3 peers/seeds.py 'data/study_train_*.bin' 'data/study_val_*.bin' [--seeds 6] [--steps 1000]
                            [--ways fp16,bf16,tf32] [--flags FLAGS] [--val-every N] [--no-torch] [--no-train]
                            [--out study.json]
 
-A way is a type of ./train, perhaps with flags behind it: fp16+fp8=logits is --dtype fp16 --fp8=logits.
+A way is a type of ./train, optionally with flags after it: fp16+fp8=logits is --dtype fp16 --fp8=logits.
 A seed sets the weights and the order of the data; the ways share both, so their losses are compared in
-pairs. PyTorch has its own random numbers: it is compared by mean and deviation alone.
-6 layers, 384 channels, 16 sequences of 512 tokens a step, AdamW with a peak of 1e-3, cosine to a tenth;
---flags, with --no-torch, makes ./train's another model: --flags "--model gpt2 --batch 32".
+pairs. PyTorch has its own random numbers: only its mean and deviation are compared.
+6 layers, 384 channels, 16 sequences of 512 tokens per step, AdamW with a peak of 1e-3, cosine to a tenth;
+--flags, with --no-torch, gives ./train another model: --flags "--model gpt2 --batch 32".
 """
 import argparse
 import glob
@@ -45,7 +45,7 @@ def by_train(args, way, seed):
 
 
 def sequences(pattern):
-    """[n, SEQ + 1] tokens of llm.c's shards: 256 int32 of header, then uint16."""
+    """[n, SEQ + 1] tokens from llm.c's shards: a header of 256 int32, then uint16."""
     import numpy
     parts = []
     for path in sorted(glob.glob(pattern)):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same work as `bench`, by PyTorch: GPT-2 under torch.compile, flash attention, fused AdamW.
+"""Times the work of `bench` in PyTorch: GPT-2 under torch.compile, flash attention, fused AdamW.
 
     pip install torch numpy
     python3 peers/torch_gpt2.py [--model gpt2] [--dtype fp16|bf16|tf32|fp32] [--batch 32] [--seq 1024]
@@ -11,10 +11,10 @@
 
 A step is forward and backward of each micro-batch, unscaling, clipping of the global norm to 1 and AdamW;
 fp16 runs under autocast with GradScaler, bf16 under autocast, and both as weights in DeepSpeed, which
-scales the loss itself. wte has 50,304 rows, with which PyTorch's products are faster than with GPT-2's own
-50,257 (--wte-rows 50257; so Hugging Face's model has them). Tokens follow Zipf's law. Rank 0 prints one
-line of JSON at the end: median, minimum and maximum of its step time in ms, and all ranks' tokens/s of
-the median.
+scales the loss itself. wte has 50,304 rows: PyTorch's products are then faster than with GPT-2's own 50,257,
+which Hugging Face's model has (--wte-rows 50257). Tokens follow Zipf's law. Rank 0 prints one
+line of JSON at the end: median, minimum and maximum of its step time in ms, and tokens/s of all
+ranks at the median.
 """
 import argparse
 import contextlib
@@ -73,7 +73,7 @@ class GPT2(nn.Module):
 
 
 def in_turns(args, model, groups, world):
-    """The step of PyTorch's own means; DistributedDataParallel sums in the last micro-step."""
+    """A step in PyTorch alone; DistributedDataParallel reduces gradients in the last micro-step."""
     run = model if args.eager else torch.compile(model)
     if world > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -103,7 +103,7 @@ def in_turns(args, model, groups, world):
 
 
 def by_deepspeed(args, model, groups, world):
-    """The step of DeepSpeed's engine: half weights, its own loss scaler, its overlap switched on."""
+    """A step in DeepSpeed: half-precision weights, its own loss scaler, its overlap switched on."""
     import deepspeed
     optimizer = torch.optim.AdamW(groups, fused=True, **ADAMW)
     config = {"train_micro_batch_size_per_gpu": args.batch, "gradient_accumulation_steps": args.accum,

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs a program that leaves a run directory, and profiles it:
 #     slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR --train 'data/mine_train_*.bin' --steps 50 ...
-# Where nsys is installed the first task of each host runs under it, and RUN_DIR/profiles gets
+# If nsys is installed, the first task of each host runs under it, and RUN_DIR/profiles gets
 #     nsys_JOB_HOST.nsys-rep, .sqlite   for Nsight Systems
-#     nsys_stats_HOST.txt               its tables, which `./bench profile RUN_DIR` reads
+#     nsys_stats_HOST.txt               tables that `./bench profile RUN_DIR` reads
 # Without nsys the program gets --profile: train then times its own parts.
-# What happens inside a CUDA graph nsys shows as one piece: give train --graph off to see the parts.
+# nsys shows a CUDA graph as one piece: to see its parts, give train --graph off.
 set -uo pipefail
 
 if [[ $# -lt 2 ]]; then
@@ -24,12 +24,12 @@ host=$(uname -n)
 report=$run_dir/profiles/nsys_${SLURM_JOB_ID:-0}_$host
 stats=$run_dir/profiles/nsys_stats_$host.txt
 mkdir -p "$run_dir/profiles" || exit 1
-# Slurm sends USR1 to all processes of a step before its time is up. It is for the program, which
-# sets a handler of its own: this shell and nsys must live until that has saved.
+# Slurm sends USR1 to all processes of a step before its time is up. The program handles it and
+# saves. This shell and nsys ignore it, so that they live until the program has saved.
 trap '' USR1
 nsys profile --trace cuda,nvtx,osrt --sample none --force-overwrite true --output "$report" "$@"
 code=$?
-# The stats file has its name only when it is whole. This also leaves the .sqlite beside the report.
+# The stats file gets its name only when it is complete. nsys stats also writes the .sqlite file.
 if nsys stats --force-export=true --report nvtx_sum,osrt_sum,cuda_gpu_kern_sum,cuda_gpu_mem_time_sum \
      "$report.nsys-rep" > "$stats.partial"; then
   mv "$stats.partial" "$stats"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Starts train on the tasks of a Slurm allocation, one rank per GPU. The .sbatch files beside it
-# ask for nodes and then run it. Submit them from any directory; paths in variables are relative to it:
+# Starts train on the tasks of a Slurm allocation, one rank per GPU. The .sbatch files next to it
+# request nodes and then run it. Submit them from any directory; paths in variables are relative to it:
 #     RUN_DIR=runs/first \
 #       GPT2_EXTRA_ARGS='--train data/mine_train_*.bin --vocab data/vocab.bpe --model gpt2' \
 #       sbatch slurm/train_4gpu.sbatch
@@ -24,17 +24,17 @@ cd "${SLURM_SUBMIT_DIR:-$PWD}"
 run_dir=${RUN_DIR:-runs/slurm_${SLURM_JOB_ID:-none}}
 mkdir -p "$run_dir"
 
-# Rank 0 is the first task of the first node, and the others find it there.
+# Rank 0 is the first task of the first node; the other ranks connect to it there.
 if [[ ${SLURM_JOB_NUM_NODES:-1} -gt 1 && -z ${MASTER_ADDR:-} ]]; then
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   export MASTER_ADDR=${nodes[0]}
 fi
-# Who knows the secret is a rank of this job.
+# Only a process that knows the secret is accepted as a rank of this job.
 G2Z_SECRET=${G2Z_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 export G2Z_SECRET
 
-# -K0: ranks end each other when one fails. srun would do so at the first exit code that is not 0, also
-# at the first 75, while the others that saved are still leaving. --wait: whoever stays longer is ended.
+# -K0: the ranks end each other when one fails. srun would end the step at the first exit code that
+# is not 0, even at a 75, while other ranks still exit. --wait: it ends them after so many seconds.
 launch=(srun -K0 --wait=60)
 program=("$root/train" --run-dir "$run_dir")
 if [[ -n ${MICRO_BATCH_SIZE_PER_GPU:-} ]]; then program+=(--batch "$MICRO_BATCH_SIZE_PER_GPU"); fi
@@ -46,7 +46,7 @@ if [[ -n ${GPT2_EXTRA_ARGS:-} ]]; then
   program+=("${extra[@]}")
 fi
 if [[ ${NSYS:-0} == 1 ]]; then
-  launch=(srun -K0 --wait=0) # each host's first task writes its report when the others are gone
+  launch=(srun -K0 --wait=0) # each host's first task writes its report after the others exit
   program=(bash "$root/slurm/profile.sh" "$run_dir" "${program[@]}")
 fi
 if [[ ${DIST_DEBUG:-0} == 1 ]]; then
