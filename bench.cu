@@ -534,7 +534,7 @@ static g2z_status run_command(g2z_services *services, const g2z_bench *o,
   if (o->argc < 2)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile "
                     "RUN_DIR...");
-  for (int i = 1; i < o->argc; i++) { /* writes profiles/profile_summary.json */
+  for (int i = 1; i < o->argc; i++) {
     TRY(g2z_profile_run(services, o->argv[i]));
     printf("%s/profiles/profile_summary.json\n", o->argv[i]);
   }

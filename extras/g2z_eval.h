@@ -38,7 +38,7 @@ extern "C" {
 
 typedef struct g2z_eval {
   int64_t tokens;               /* number of predicted tokens */
-  double loss, perplexity;      /* mean over these; for questions, over all endings' tokens */
+  double loss, perplexity;      /* mean over these tokens; for questions, of all endings */
   double bits_per_byte;         /* NaN: the number of bytes is unknown, as for shards */
   int64_t questions;            /* 0: not a file of questions */
   double acc;                   /* share of questions whose right ending is the likeliest */
@@ -460,7 +460,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
     sum += s->row[i].sum;
   }
   out->loss = sum / (double)out->tokens;
-  if (model && !isfinite(out->loss)) /* a trainer's result may be NaN: it skips such steps */
+  if (model && !isfinite(out->loss)) /* a trainer may return NaN: it skips such steps */
     return g2z_fail(s->services, G2Z_DIVERGED, "the loss is not a finite number: what the model "
                     "computes does not fit its type; take --dtype fp32");
   out->perplexity = exp(out->loss);

@@ -108,7 +108,7 @@ typedef struct g2z_point {
   char series[64];              /* its line in a chart: the name without its x value; or "" */
   char reason[400];             /* why it was skipped or failed */
   g2z_outcome outcome;
-  int repeats, runs[G2Z_REPEATS]; /* runs: N of each run_EXPERIMENT_N */
+  int repeats, runs[G2Z_REPEATS]; /* run directories: N in run_EXPERIMENT_N */
   g2z_figures figures;          /* medians over the repeats */
 } g2z_point;
 /* A point without a name and with all figures unknown. */
@@ -173,7 +173,7 @@ typedef struct g2z_bench {      /* the command line of bench */
   g2z_train_config train;
   int command, argc;
   char **argv;                  /* report and profile: directories in argv[1..argc-1] */
-  const char *command_line, *commit; /* for the files written; NULL: unknown */
+  const char *command_line, *commit; /* for the report; NULL: unknown */
   const char *model, *peer, *out, *run_dir;
   g2z_bench_work work;          /* batch, accum and graph are in `train` instead */
   g2z_model_config shape;       /* values that override the model's; 0: see --help */
@@ -978,7 +978,7 @@ G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_sto
   G2ZX_TRY(g2z_allocate(services, 3 * (size_t)steps + 1, sizeof(double), &memory));
   w->step_s = (double *)memory;
   w->waited_s = w->step_s + steps;
-  w->exposed_s = w->waited_s + steps; /* [steps + 1]: cpu_s is gathered with them */
+  w->exposed_s = w->waited_s + steps; /* [steps + 1]: the last is for cpu_s */
   return G2Z_OK;
 }
 

@@ -53,7 +53,7 @@ extern "C" {
  *   g2z_page_free(page); */
 
 #define G2Z_CHART_SERIES 8           /* one colour each */
-#define G2Z_CHART_POINTS 1000        /* a longer series is thinned to this number */
+#define G2Z_CHART_POINTS 1000        /* longer series are reduced to this number */
 
 typedef enum g2z_mark {
   G2Z_MARK_LINE,
@@ -201,8 +201,8 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 /* The current time, as "2026-01-31T23:59:59Z". */
 G2Z_API void g2z_utc_now(char text[32]);
 
-/* "DIRECTORY/name" with a formatted name; "", the name of no file, if the directory is "" or NULL.
- * The room exceeds the system's longest path, so a path that is cut off cannot be opened either. */
+/* "DIRECTORY/name" with a formatted name. It is "", which cannot be opened, if the directory is ""
+ * or NULL. The room exceeds the system's longest path: a path that is cut off cannot be opened. */
 typedef struct g2z_path {
   char text[4160];
 } g2z_path;
@@ -559,7 +559,7 @@ typedef struct g2zp_extent {         /* all values on an axis */
   double low, high, positive;        /* NaN: none; positive: the smallest above 0 */
   int whole;                         /* all are integers */
   double value[G2ZP_OWN_TICKS + 1];  /* the distinct values, in order */
-  int values;                        /* their number; counting stops above G2ZP_OWN_TICKS */
+  int values;                        /* number of these; G2ZP_OWN_TICKS + 1: or more */
 } g2zp_extent;
 
 static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1, {0}, 0};
@@ -603,7 +603,7 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
   if (s->log) {
     s->low = rounded ? g2zp_log_bound(e->positive, 0) : e->positive;
     if (rounded) s->high = g2zp_log_bound(e->high, 1);
-    if (s->low >= s->high) { /* both round to the same bound: keep the values */
+    if (s->low >= s->high) { /* both bounds are the same: use the values */
       s->low = e->positive;
       s->high = e->high;
       rounded = 0;
@@ -1881,7 +1881,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   return status;
 }
 
-/* Writes the format of nsys, so that one reader reads both. */
+/* Writes the format of `nsys stats`: g2zp_stats_read reads both. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]) {
   const g2z_path directory = g2z_path_in(run_dir, "profiles");

@@ -11,9 +11,9 @@
 
 A step is forward and backward of each micro-batch, unscaling, clipping of the global norm to 1 and AdamW;
 fp16 runs under autocast with GradScaler, bf16 under autocast, and both as weights in DeepSpeed, which
-scales the loss itself. wte has 50,304 rows: PyTorch's products are then faster than with GPT-2's own 50,257,
-which Hugging Face's model has (--wte-rows 50257). Tokens follow Zipf's law. Rank 0 prints one
-line of JSON at the end: median, minimum and maximum of its step time in ms, and tokens/s of all
+scales the loss itself. wte has 50,304 rows: PyTorch's products are then faster than with GPT-2's own
+50,257, which Hugging Face's model has (--wte-rows 50257). Tokens follow Zipf's law. Rank 0 prints one
+line of JSON at the end: median, minimum and maximum of its step time in ms, and the tokens/s of all
 ranks at the median.
 """
 import argparse
