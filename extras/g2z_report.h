@@ -23,8 +23,9 @@
  *
  * RUN DIRECTORY (g2z_run.h has the whole list)
  *     read      metrics.jsonl, training_metrics.json, launcher_metadata.json, RUN_FAILED.json,
- *               profiles/nsys_stats_*.txt
- *     written   report.html, events.out.tfevents.*, profiles/timers_*.txt, profile_summary.json */
+ *               sample.txt, profiles/nsys_stats_*.txt, profiles/timers_*.txt
+ *     written   report.html, events.out.tfevents.*, and in profiles/: timers_*.txt,
+ *               profile_summary.json */
 
 #ifndef G2Z_REPORT_INCLUDED
 #define G2Z_REPORT_INCLUDED
@@ -141,8 +142,8 @@ typedef struct g2z_metrics_line {
 #undef X
   char eval_file[256];          /* "": none, or longer than 255 bytes */
 } g2z_metrics_line;
-/* Reads line `number` of the file `path` at text[*at], and moves *at past it. A line without
- * a line feed is a failure with *torn = 1: the run is writing it, or the machine went down. */
+/* Reads line `number` of the file `path` at text[*at], and moves *at past it. A line without a
+ * line feed is a failure with *torn = 1: the run is writing it, or the machine went down. */
 G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
                                     size_t bytes, size_t *at, int number, g2z_metrics_line *line,
                                     int *torn);
