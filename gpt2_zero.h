@@ -18,238 +18,241 @@
  *       g2z_trainer_free(trainer);  g2z_context_free(context);  return status != G2Z_OK; }
  *     cc -O3 -march=native -fopenmp main.c -lm -lpthread
  *
- * LEVELS, each built only on the one below
+ * LEVELS, each built on the one below
  *     drive a trainer               g2z_trainer_*  rooms 13 to 16
- *     use a piece alone             the plan, the loader, one op: rooms 03 to 12
+ *     use one piece                 the plan, the loader, one op: rooms 03 to 12
  *     Above them stand extras/: text (g2z_text.h), a whole training and its directory (g2z_run.h),
- *     pages and what several runs say together (g2z_report.h). The library needs none of them.
+ *     pages that compare runs (g2z_report.h). The library needs none of them.
  *
  * DOES NOT
- *     - split the computation of a model: each rank runs all of it, on sequences of its own;
+ *     - split the computation of a model: each rank runs the whole model on its own sequences;
  *     - read tokens wider than 16 bits;
- *     - exit, abort or print: it returns a status, and the log is a callback.
+ *     - exit, abort or print: it returns a status and logs through a callback.
  *
  * BUILD SWITCHES, before the include
- *     GPT2_ZERO_IMPLEMENTATION   in one file of the program: the implementation too
- *     G2Z_STATIC                 everything is static; each file that includes it has its own copy
+ *     GPT2_ZERO_IMPLEMENTATION   in one file of the program: include the implementation too
+ *     G2Z_STATIC                 everything is static: each file that includes it has its own copy
  *     G2Z_API                    your own linkage for public functions
- *     G2Z_ASSERT(condition)      a caller's bug; default assert()
- *     G2Z_NO_NCCL                with nvcc: build for one GPU, also where <nccl.h> is
+ *     G2Z_ASSERT(condition)      reports a bug of the caller; default assert()
+ *     G2Z_NO_NCCL                with nvcc: build for one GPU, even if <nccl.h> exists
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
  *     G2Z_VERSION is the version of this file, as a string
- *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), and behind any
- *     system header. With one exception: -std=c11 makes the C library's headers declare nothing
- *     of POSIX, and the first of them decides for all. Then gpt2_zero.h must be the first include;
- *     or compile with -std=gnu11. -ffast-math is refused.
+ *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), before or after
+ *     any system header, with one exception: under -std=c11 the first C library header hides POSIX
+ *     for the whole file. Then include gpt2_zero.h first, or compile with -std=gnu11.
+ *     -ffast-math is refused.
  *
- * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order in which data flows
+ * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order of the data flow
  *           >>i00   the page            one step of ZeRO, from top to bottom
  *     >>d01 >>i01   status              one enum, one sentence each
  *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
  *     >>d03         random numbers      counter-based: Philox
  *     >>d04 >>i04   JSON                a reader without allocation, a writer
  *     >>d05 >>i05   config              models, optimizer, training; schedules
- *     >>d06 >>i06   plan                where everything lies, and what it weighs
+ *     >>d06 >>i06   plan                where everything lies, and how many bytes it takes
  *     >>d07 >>i07   shards and loader   token files, order of an epoch, prefetch
  *     >>d08 >>i08   op table            what a device can do; the state of a step
  *     >>d09 >>i09   CPU ops             the oracle of every other device
- *     >>d10 >>i10   ranks               who is there, where they meet, and who died
- *     >>d11 >>i11   collectives         sums and copies between ranks, beside the computation
+ *     >>d10 >>i10   ranks               the processes of a job: meeting, heartbeats, faults
+ *     >>d11 >>i11   collectives         sums and copies between ranks, during the computation
  *     >>d12 >>i12   weights             safetensors; GPT-2 as Hugging Face stores it
- *     >>d13 >>i13   context and model   a process's place; forward and backward
- *     >>d14 >>i14   trainer             one step after the other
- *     >>d15 >>i15   model in use        scoring a text, writing on, with a key-value cache
- *     >>d16 >>i16   checkpoints         a state that any number of ranks can take up again
+ *     >>d13 >>i13   context and model   a process's place in the job; forward and backward
+ *     >>d14 >>i14   trainer             training, step by step
+ *     >>d15 >>i15   model in use        scoring and continuing texts, with a key-value cache
+ *     >>d16 >>i16   checkpoints         a training state that any number of ranks can resume
  *
  * VOCABULARY
  *     B sequences per micro-step and rank, T tokens per sequence, N = B*T, C channels, L layers,
  *     NH heads, HS = C/NH channels per head, V vocabulary, Vp = V padded to a multiple of 128.
- *     micro-step   forward and backward over [B,T]; a step is `accum` of them and one AdamW update
- *     unit         the final LayerNorm, a block, wpe or wte: what the plan lays out as one piece
+ *     wte, wpe     token and position embedding; wte is also the weight of the LM head
+ *     micro-step   forward and backward over [B,T]; a step is `accum` micro-steps and one update
+ *     unit         what the plan lays out as one piece: the final LayerNorm, a block, wpe or wte
  *     bucket       a contiguous range of the gradient buffer that is reduced in one collective
- *     slice        a rank's part of a bucket;  shard: all its slices, one after the other
- *     canonical    an element's index in the unpadded list of parameters; what files speak
+ *     slice        a rank's part of a bucket;  shard: all slices of a rank, one after the other
+ *     canonical    an element's index in the unpadded list of parameters: the only one in files
  *     master       fp32 weights that AdamW updates; `params` are these, rounded to dtype
  *
  * PIPELINE
  *     text --g2z_encode--> ids --g2z_shard_writer--> shards --g2z_loader--> x[B,T], y[B,T]
  *       --> embed --> L x { LN, QKV, attention, proj + residual, LN, fc + GELU, fcproj + residual }
  *       --> LN --> LM head and loss, in chunks of tokens
- *       --> backward, into one flat buffer in the order in which gradients complete
- *       --> bucket complete: its sum over the ranks, beside the rest of backward; sum of squares
+ *       --> backward, into one flat buffer, in the order that gradients complete
+ *       --> bucket complete: summed over the ranks while backward continues; sum of squares
  *       --> verdict of all ranks: finite?, norm, clip factor, learning rate, loss scale
  *       --> AdamW on the fp32 shard --> params = round(master)
- *       --> bucket updated: to the other ranks, beside the next forward pass
- *     The host enqueues all that and reads g2z_step_state one step late.
+ *       --> bucket updated: sent to the other ranks during the next forward pass
+ *     The host enqueues all of this and reads g2z_step_state one step later.
  *
  * ZERO over N ranks, P parameters, g bytes per gradient: bytes per rank, and what a step sends
  *     stage 0   (2 + g + 12) P          gradients: all-reduce
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (default)
- *     stage 2   2 P + (g + 12) P / N    the same, gradients in every micro-step; beside that two
- *                                       blocks' gradients and wte's
- *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; beside
- *                                       that those of two blocks, wte, wpe, the final LayerNorm
+ *     stage 2   2 P + (g + 12) P / N    as stage 1, but gradients in every micro-step; plus room
+ *                                       for the gradients of two blocks and of wte
+ *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; plus
+ *                                       the parameters of two blocks, wte, wpe, the final LayerNorm
  *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
- *               on rank 0               broadcast. What ZeRO is compared with: --strategy dp
- *     All learn the same to within rounding; a checkpoint of one opens in the others. A rank alone
- *     has all its parameters in any stage. The page shows which stage sends what, and when.
+ *               on rank 0               broadcast. The baseline for ZeRO: --strategy dp
+ *     All learn the same within rounding, and each opens the checkpoints of the others. A single
+ *     rank has all parameters in any stage. Room i00, the page, shows what each stage sends, and
+ *     when.
  *
- *     stream    Collectives run on a CUDA stream of their own, with high priority.
+ *     stream    Collectives run on a separate CUDA stream with high priority.
  *     stage 3   There are two block buffers: block i+1 is gathered into one while block i runs in
- *               the other. The two blocks that a pass ends with stay for the next pass, which runs
- *               the other way. A step with one micro-step sends half as much again as in stage 2.
- *     wte       Its gradient, 31 % of all in 124M, completes last: the embedding adds to it. Where
- *               all ranks' tokens of a micro-step are at most two thirds of wte's rows, its LM-head
- *               part is reduced during backward, and the embedding's part follows as one row per
+ *               the other. The last two blocks of a pass stay for the next pass, which runs in the
+ *               other direction. A step with one micro-step sends 1.5 times as much as in stage 2.
+ *     wte       Its gradient, 31 % of all in 124M, completes last: the embedding adds to it. If all
+ *               ranks' tokens of a micro-step are at most two thirds of wte's rows, it is reduced
+ *               in two parts: the LM head's during backward, then the embedding's as one row per
  *               token.
  *     copies    GPUs of one host that reach each other's memory send by copy engines: NCCL's
- *               kernels take multiprocessors, and kernels of backward beside them take up to twice
- *               as long. Gradients travel in the type they have; the receiver adds them up in fp32.
- *               Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by copies where
- *               tokens are few, else by NCCL, through symmetric windows. NCCL carries all if a
- *               written word does not arrive, or if NCCL_P2P_DISABLE=1. train_config.transport
- *               chooses.
- *     waiting   exposed_comm_ms of a step is the time in which the computation waited for other
+ *               kernels take multiprocessors, and backward kernels that run at the same time take
+ *               up to twice as long. Gradients travel in the type they have; the receiver adds them
+ *               up in fp32. Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by
+ *               copy engines if tokens are few, else by NCCL, through symmetric windows. NCCL
+ *               carries everything if a test write does not arrive, or if NCCL_P2P_DISABLE=1.
+ *               train_config.transport chooses.
+ *     waiting   exposed_comm_ms is the time of a step in which the computation waited for other
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
  *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
- *               the last sample. It is a rank's own figure: faster ranks wait for slower ones.
- *     failures  A rank that cannot read its next batch says so in the verdict of that step. All
- *               ranks skip the step, learn of it when they read its report one call later, and
- *               return that rank's status and sentence; the step enqueued meanwhile is skipped,
- *               too. A rank whose GPU fails can say nothing: it returns alone, and the others learn
- *               that it is lost.
+ *               the last sample. Each rank reports its own figure: faster ranks wait for slower
+ *               ones.
+ *     failures  A rank that cannot read its next batch reports this in the step's verdict, and all
+ *               ranks skip the step. They read its report one call later, and all return that
+ *               rank's status and sentence. The step enqueued meanwhile is skipped, too. A rank
+ *               whose GPU fails cannot report anything: it returns alone, and the others learn that
+ *               it is lost.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
- *     activations                            2.338 GiB   a token L (32 C + 4 NH + 16) + 14 C + 12 B
+ *     activations (bytes per token: right)   2.338 GiB   L (32 C + 4 NH + 16) + 14 C + 12
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
- *     LM head: logits of all 8,192 tokens    0.768 GiB   of 8,192 at a time where all would take
- *                                                        more than half of what activations take;
- *       wte's gradient, fp32                 0.144 GiB   of several chunks or micro-steps
- *     scratch of the ops                     0.289 GiB   and CUDA's context, about 0.5 GiB
+ *     LM head: logits of all 8,192 tokens    0.768 GiB   8,192 tokens at a time if all logits would
+ *                                                        take over half as much as activations
+ *       wte's gradient, fp32                 0.144 GiB   only with several chunks or micro-steps
+ *     scratch of the ops                     0.289 GiB   plus CUDA's context, about 0.5 GiB
  *
- * NUMERICS: what is computed in which type, and every place where it rounds ("act" is --dtype)
+ * NUMERICS: the type of every value, and every place where it is rounded ("act" is --dtype)
  *     parameters                    act        once, from the master weights, after AdamW
- *     every op's output             act        once; inside an op all is fp32
+ *     every op's output             act        once; inside an op everything is fp32
  *                                              (a CPU adds up channels, tokens and words in fp64)
  *     residual stream               act        after each addition
  *     LayerNorm mean, rstd          fp32       never rounded
  *     attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
  *                                              are rounded to act before they meet V
  *     logits                        act        the softmax starts from the rounded logits
- *     gradient of logits            act        after it was multiplied with the loss scale
- *     both, 16 bits on Hopper       act        exp(logit - a row's reference), from fp32, where
- *                                              there is a gradient and tuning is not off; the rest
- *                                              of the gradient multiplies the rows that enter the
- *                                              head, rounded to act, and dh before it is rounded
- *     their operands, fp8=logits    e4m3       in training alone: each row of h times a power of
+ *     gradient of logits            act        after multiplication by the loss scale
+ *     both, 16 bits on Hopper       act        exp(logit - the row's reference), from fp32, if
+ *                                              there is a gradient and tuning is not off. The other
+ *                                              factors of the gradient multiply the rows that enter
+ *                                              the head, rounded to act, and dh before its rounding
+ *     their operands, fp8=logits    e4m3       in training only: each row of h times a power of
  *                                              two, wte times 32. Hopper's sums of 8-bit numbers
  *                                              keep 14 bits; a CPU's are fp32
- *     operands of qkv, attproj,     e4m3       in training alone: inputs times 4, weights times 32;
- *       fc, fcproj, fp8=forward                what is beyond 448, e4m3's largest, becomes that
+ *     operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
+ *       fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
  *     gradients that enter qkv,     e5m2       for the product with the weights, which are e4m3 as
- *       fc, fcproj, fp8=all                    above; what is beyond 57344 becomes that. Gradients
- *                                              of weights are made from act
- *     weight and bias gradients     grad type  act with one micro-step, fp32 when accum > 1: then
+ *       fc, fcproj, fp8=all                    above; clamped to 57344. Weight gradients are made
+ *                                              from act
+ *     weight and bias gradients     grad type  act with one micro-step; fp32 if accum > 1, where
  *                                              micro-steps add up in fp32
- *     sums of them over ranks       grad type  pushed by copy engines they travel as they are, add
- *                                              up in fp32 and are rounded once. Through NCCL: act,
+ *     their sums over the ranks     grad type  by copy engines they travel as they are, add up in
+ *                                              fp32 and are rounded once. Through NCCL: act,
  *                                              rounded before they travel and perhaps at each hop;
  *                                              --grad-dtype fp32 avoids that
  *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast
  *                                              to the grad type once, at the end
- *       with few tokens             grad type  the LM head's part is rounded alone, then added up
- *                                              over ranks; the embedding's is a row for each token
- *                                              of a last micro-step, in act: these add up in fp32,
- *                                              are added to that, and rounded. On a rank alone only
- *                                              with one micro-step, of one chunk
+ *       with few tokens             grad type  the LM head's part is rounded alone, then summed
+ *                                              over ranks. The embedding's part is one row for each
+ *                                              token of the last micro-step, in act. They add up in
+ *                                              fp32, are added to the head's part, and rounded. On
+ *                                              a single rank only with one micro-step of one chunk
  *     token losses                  fp32       their sum is fp64
  *     sum of squares of gradients   fp64
  *     master, m, v, AdamW           fp32
- *     fp16 has 5 exponent bits, so the loss is multiplied with a scale (Micikevicius et al. 2018,
+ *     fp16 has 5 exponent bits, so the loss is multiplied by a scale (Micikevicius et al. 2018,
  *     arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
- *     gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. A step
- *     whose gradients are not finite is skipped in every type: weights, m, v, AdamW's count and the
- *     schedule stay. A step in which no target counts is skipped, too: its loss is NaN, and the
- *     loss scale stays. After 50 skips in a row at a scale that cannot shrink a step returns
+ *     gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. In every
+ *     type a step whose gradients are not finite is skipped: weights, m, v, AdamW's count and the
+ *     schedule stay. A step without a target that counts is skipped, too: its loss is NaN, and the
+ *     loss scale stays. After 50 skips in a row at a scale that cannot shrink, a step returns
  *     G2Z_DIVERGED. A loss of NaN is a result, not an error.
- *     tf32 is fp32 with the inputs of products rounded to 10 bits of mantissa: GPUs only.
+ *     tf32 is fp32, but products round their inputs to 10 bits of mantissa: GPUs only.
  *
  * DETERMINISM
  *     The same binary, config, kind of machine, world and tuning table (rank 0's, for all) give
  *     bit-identical losses, weights and files, run after run, whatever the number of threads. Every
  *     sum has an order that depends on shapes alone; random numbers are keyed by (seed, step,
- *     sequence in the global batch, layer, element), never by rank or thread. Another world, bucket
- *     size or micro-batch size adds up in another order: equal within rounding.
+ *     sequence in the global batch, layer, element), never by rank or thread. With another world,
+ *     bucket size or micro-batch size sums have another order: results are equal within rounding.
  *
  * ERRORS
- *     What can fail returns g2z_status, and writes a sentence with the values and the remedy to
- *     g2z_services.error. Outputs come last and are NULL on failure. _free takes NULL. Files are
- *     checked before they are believed. A file gets its final name only when it is whole: until
- *     then it is "NAME.partial". Failures of the caller's own logic hit G2Z_ASSERT.
+ *     Every call that can fail returns a g2z_status, and writes a sentence with the values and the
+ *     remedy to g2z_services.error. Outputs are the last arguments and are NULL on failure. _free
+ *     accepts NULL. Files are checked before they are used. A file gets its final name only when it
+ *     is whole: until then it is "NAME.partial". A bug of the caller hits G2Z_ASSERT.
  *
  * THREADS
  *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared.
- *     The loader has one thread of its own that only reads files, and in a job of several ranks
- *     there is one that watches the others; on_fault runs in it. OpenMP threads live inside CPU
- *     ops.
+ *     The loader has one thread, which only reads files. A job of several ranks has one that
+ *     watches the others and calls on_fault. OpenMP threads live inside CPU ops.
  *
- * RANKS: processes of one job, each with a GPU or with a share of the CPU
- *     Their places, in this order of precedence:
- *       by hand, torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; so does train --gpus N
+ * RANKS: the processes of one job, each with a GPU or a share of the CPU
+ *     A rank's place comes from these variables, in this order of precedence:
+ *       by hand, torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; also train --gpus N
  *       Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
  *       MPICH, Intel MPI    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
  *       srun                SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
- *     Rank 0 listens on MASTER_PORT, or a port made from the job's id, or one of the next three:
- *     on this host alone, or at MASTER_ADDR if ranks are on several hosts (on all interfaces if
- *     that is a loopback address on rank 0's host). The job's id (the launcher's, or G2Z_RUN_ID)
- *     and secret (G2Z_SECRET; random with --gpus) give two tokens: members send one, rank 0 sends
- *     the other, and a connection without it is closed. Tokens and data travel as they are:
- *     whoever listens on the network can take part, and can guess a short secret. Use a network
- *     that you trust. MPICH and ranks by hand have no id: two such jobs on one host each need
- *     their own MASTER_PORT or G2Z_RUN_ID. Members compare number, build, GPU and config; then
- *     each sends a heartbeat a second. A connection that ends without a goodbye, 30 s of silence,
- *     600 s without a micro-step or collective: rank 0 names the culprit to all, whose on_fault
- *     reports and exits. If it is rank 0, each names it. A data connection that breaks between
- *     living ranks names both ends. Exit codes of train: 0 done, 1 error, 70 another rank was
- *     lost, 75 stopped and, if there is a run directory, saved.
+ *     Rank 0 listens on MASTER_PORT or on a port made from the job's id; if that is taken, on one
+ *     of the next three. It listens on this host alone, or at MASTER_ADDR if ranks are on several
+ *     hosts (on all interfaces if that is a loopback address on rank 0's host). The job's id (the
+ *     launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with --gpus) give two tokens:
+ *     members send one, rank 0 sends the other, and a connection without its token is closed.
+ *     Nothing is encrypted: anyone who listens on the network can join the job, and can guess a
+ *     short secret. Use a network that you trust. MPICH and ranks by hand have no id: two such jobs
+ *     on one host each need their own MASTER_PORT or G2Z_RUN_ID. Members compare number, build, GPU
+ *     and config; then each sends one heartbeat per second. Three things end the job: a connection
+ *     that ends without a goodbye, 30 s of silence, and 600 s without a micro-step or collective.
+ *     Rank 0 names the culprit to all ranks, and their on_fault reports and exits. If rank 0 is the
+ *     culprit, each rank names it by itself. If a data connection between living ranks breaks, both
+ *     ends are named. Exit codes of train:
+ *     0 done, 1 error, 70 another rank was lost, 75 stopped and, if there is a run directory,
+ *     saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
  *                           (0: not known), zeros; then uint16 tokens
  *     token shard, raw      uint16 tokens, nothing else
- *     mask, NAME.mask       beside the shard NAME.bin: int32 0x6b73616d ("mask"), 1, int64 number
+ *     mask, NAME.mask       next to the shard NAME.bin: int32 0x6b73616d ("mask"), 1, int64 number
  *                           of tokens, u64 FNV-1a hash of that number and of the shard's first and
- *                           last 256 bytes of tokens; then a bit for each token, 1: it counts
+ *                           last 256 bytes of tokens; then one bit per token, 1: it counts
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
- *                           out]. In place of it is read model.safetensors.index.json, whose
- *                           weight_map {tensor: file} names several such files
+ *                           out]. model.safetensors.index.json is read in its place: its weight_map
+ *                           {tensor: file} names several such files
  *     config.json           its GPT2Config; vocab_size is V, the rows of wte; eos_token_id is the
- *                           tokenizer's <|endoftext|>, also where V was rounded up beyond it;
+ *                           tokenizer's <|endoftext|>, even if V was rounded up beyond it;
  *                           vocab_hash, if it is known, in 16 hexadecimal digits
  *
- * CHECKPOINTS, a directory that g2z_trainer_save writes and g2z_trainer_load reads; every byte of
- * it is in docs/formats.md
+ * CHECKPOINTS: a directory that g2z_trainer_save writes and g2z_trainer_load reads;
+ * docs/formats.md describes every byte
  *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
  *     optimizer-RRRRR-of-WWWWW.safetensors   of rank R of W: AdamW's m and v, by canonical range
- *     tuning.txt            the algorithms that a GPU had chosen; empty on a CPU
+ *     tuning.txt            the algorithms that the GPU had chosen; empty on a CPU
  *     trainer_state.json    g2z_step_state, the place in the data, and the settings of the run
- *     note.json             what the program keeps beside the state (g2z_trainer_save_with)
+ *     note.json             what the program adds to the state (g2z_trainer_save_with)
  *     CHECKSUMS             written last: CRC-32C of each 64 MiB of each other file
- *     All ranks write at the same time, each what it owns, into NAME.partial on a file system that
- *     they share. Files and directory are synced, then it is renamed: a crash leaves the
- *     checkpoints before it, and a .partial that the next start removes. Loading divides the
- *     checksums among the ranks; one flipped bit anywhere is an error, and then nothing of the
- *     trainer has changed. Files speak canonical ranges, so the world, the stage, the bucket size
- *     and the type of the trainer that loads may be others. On the same config and machine what
- *     follows is bit-identical to a run that never stopped; on another world or bucket size equal
- *     within rounding. With another global batch the data continues after as many whole steps as
- *     the sequences that were read make up (the rest of them, less than a step, is read again);
- *     keep batch x accum x world the same to keep the schedule. A dynamic loss scale carries over
- *     from fp16 to fp16 only.
+ *     All ranks write at the same time into NAME.partial on a shared file system, each what it
+ *     owns. Files and directory are synced, then the directory is renamed: a crash leaves the
+ *     earlier checkpoints, and a .partial that the next start removes. Loading divides the
+ *     checksums among the ranks. One flipped bit anywhere is an error, and then nothing of the
+ *     trainer has changed. Files use canonical ranges, so a trainer with another world, stage,
+ *     bucket size or type can load them. With the same config and machine the rest of the run is
+ *     bit-identical to a run that never stopped; with another world or bucket size it is equal
+ *     within rounding. With another global batch the sequences that were read count as whole steps
+ *     of the new size (the rest, less than a step, is read again); keep batch x accum x world the
+ *     same to keep the schedule. A dynamic loss scale carries over from fp16 to fp16 only.
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
@@ -1935,7 +1938,7 @@ extern "C" {
 #endif
 
 /* ===== >>i00 the page ====================================================
- * One step of ZeRO, from tokens on the device to new parameters: everything else serves it.
+ * One step of ZeRO, from tokens on the device to new parameters. Everything else serves it.
  *
  *   stage | [A] wait_parameters   | [B] wait_gradients   | [C] reduce_bucket     | [D] share
  *   ------+-----------------------+----------------------+-----------------------+---------------
@@ -1943,40 +1946,40 @@ extern "C" {
  *         |                       |                      | last micro-step       |
  *   1     | until the unit's      | nothing              | reduce-scatter, in    | all-gather
  *         | buckets have arrived  |                      | the last micro-step   |
- *   2     | the same              | until the unit that  | reduce-scatter, in    | all-gather
+ *   2     | as in stage 1         | until the unit that  | reduce-scatter, in    | all-gather
  *         |                       | shares this unit's   | each micro-step,      |
- *         |                       | buffer was reduced   | added to a shard      |
- *   3     | gather the block, and | the same             | the same              | all-gather of
+ *         |                       | buffer is reduced    | added to a shard      |
+ *   3     | gather the block, and | as in stage 2        | as in stage 2         | all-gather of
  *         | start the next one's  |                      |                       | all but blocks
  *   dp    | as in stage 1         | nothing              | reduce to rank 0, in  | broadcast from
  *         |                       |                      | the last micro-step   | rank 0
- *   Where a stage reduces in the last micro-step alone, sums stay local before it.
+ *   Stages 0, 1 and dp add up the earlier micro-steps locally, in the gradient buffer.
  *
- * A gradient: an op of backward() writes it in this rank's type -> its bucket is complete ->
- * reduce_bucket() adds it up over the ranks, on the communication stream -> collect() squares the
- * owner's slice -> verdict() turns all ranks' squares into one clip factor -> adamw() multiplies by
- * it and moves the fp32 master weight that the gradient belongs to.
- * A parameter: adamw() rounds the master weight into the owner's slice -> share() copies the slice
- * to the other ranks, beside the next forward pass -> wait_parameters() lets the device go on when
- * it has arrived -> forward() and backward() read it.
+ * The life of a gradient. An op of backward() writes it in this rank's type. When its bucket is
+ * complete, reduce_bucket() sums the bucket over the ranks on the communication stream. collect()
+ * squares the owner's slice. verdict() turns the squares of all ranks into one clip factor. adamw()
+ * multiplies the gradient by it and moves the fp32 master weight.
+ * The life of a parameter. adamw() rounds the master weight into the owner's slice. share() sends
+ * the slice to the other ranks during the next forward pass. wait_parameters() holds the device
+ * until the slice has arrived. forward() and backward() read it.
  *
  * When a rank may overwrite memory that another rank reads:
- *   parameters      Behind the verdict. A rank enqueues its verdict behind its last backward pass,
- *                   so when all verdicts have arrived no rank reads old parameters any more.
- *   block buffers   Stage 3, inside a pass: behind AFTER with `all`, which waits until the devices
- *                   of all ranks are done with the block that lies there.
- *   logits          Other ranks' tokens and rows arrive there in the last micro-step: behind AFTER
- *                   with `all`, when all heads are done. reduce_head() waits, gather_rows() is
- *                   behind it.
- *   verdicts        A rank writes its row into the others' memory behind its sums over the ranks of
- *                   this step. These needed every rank's backward pass, and a rank enqueues that
- *                   behind its decision about the step before, which read the old row.
- *   inboxes         Where copy engines carry gradients, an inbox has two halves. All ranks meet in
- *                   each reduction: who meets for one has added up the one before, so the half of
- *                   the one before that is free.
+ *   parameters      After the verdict. A rank enqueues its verdict after its last backward pass, so
+ *                   when all verdicts have arrived no rank reads old parameters any more.
+ *   block buffers   Stage 3, during a pass: after AFTER with `all`, which waits until the devices
+ *                   of all ranks are done with the block in that buffer.
+ *   logits          In the last micro-step the tokens and rows of other ranks arrive in the logits
+ *                   buffer: after AFTER with `all`, when all heads are done. reduce_head() waits
+ *                   for that, and gather_rows() follows it.
+ *   verdicts        A rank writes its row into the others' memory after its sums over the ranks in
+ *                   this step. Those sums needed the backward pass of every rank, and a rank
+ *                   enqueues backward after its previous decision, which read the old row.
+ *   inboxes         If copy engines carry gradients, an inbox has two halves, used alternately. All
+ *                   ranks meet in each reduction. A rank that has come to reduction i has added up
+ *                   reduction i-1, so the half that reduction i-2 used is free.
  *
- * The step only enqueues. A call fails only where this rank's device is lost: any other trouble of
- * a rank travels in the verdict, so that no rank waits in a collective for ever. */
+ * The step only enqueues. A call fails only if this rank's device is lost. Any other failure of a
+ * rank travels in the verdict, so that no rank waits in a collective for ever. */
 
 static g2z_status g2z__begin_micro_step(g2z_trainer *t, int m);
 static g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next);
@@ -1999,7 +2002,7 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
   for (int m = 0; m < l->accum; m++) {
     int last = m == l->accum - 1, sends = l->zero_stage >= 2 || last, b = 0;
     int rows = last && l->wte_rows;                        /* wte's gradient goes in two parts */
-    int buckets = rows ? l->unit[wte].bucket : l->buckets; /* that complete in backward */
+    int buckets = rows ? l->unit[wte].bucket : l->buckets; /* those that backward completes */
     G2Z__TRY(g2z__begin_micro_step(t, m));
     for (int u = wte; u >= 0; u--) {
       G2Z__TRY(g2z__wait_parameters(t, u, u - 1));         /* [A], and prefetch the next unit */
@@ -2007,26 +2010,26 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
     }
     G2Z__TRY(g2z__wait_parameters(t, wte, wte));
     G2Z__TRY(g2z__wait_gradients(t, wte));                 /* [B] */
-    G2Z__TRY(g2z__head(t));                                /* loss, dh, a part of wte's gradient */
-    if (rows) G2Z__TRY(g2z__reduce_head(t));               /* [C] of wte, under all of backward */
+    G2Z__TRY(g2z__head(t));                                /* loss, dh, head's part of dwte */
+    if (rows) G2Z__TRY(g2z__reduce_head(t));               /* [C] of wte, during all of backward */
     G2Z__TRY(g2z__wait_gradients(t, 0));
-    for (int u = 0; u <= wte; u++) {                       /* in which gradients complete */
+    for (int u = 0; u <= wte; u++) {                       /* the order that gradients complete */
       G2Z__TRY(g2z__wait_parameters(t, u, u + 1));         /* [A] */
       G2Z__TRY(g2z__backward(t, u));                       /* recomputes first, if asked to */
       if (u + 1 < wte) G2Z__TRY(g2z__wait_gradients(t, u + 1)); /* [B] */
       G2Z__TRY(g2z__backward_norm(t, u));                  /* also writes a bias of unit u + 1 */
       while (sends && b < buckets && l->bucket[b].last_unit <= u)
-        G2Z__TRY(g2z__reduce_bucket(t, b++));              /* [C] beside the rest of backward */
+        G2Z__TRY(g2z__reduce_bucket(t, b++));              /* [C] while backward continues */
     }
-    if (rows) G2Z__TRY(g2z__gather_rows(t));               /* the embedding's part, a row a token */
+    if (rows) G2Z__TRY(g2z__gather_rows(t));               /* embedding's part, one row per token */
     G2Z__TRY(g2z__end_micro_step(t, sends));
   }
   G2Z__TRY(g2z__collect(t));                               /* sums over the ranks, their squares */
   G2Z__TRY(g2z__verdict(t));                               /* finite? norm, clip, loss scale */
   G2Z__TRY(g2z__adamw(t, l->early, l->buckets));           /* what the next forward reads first */
-  G2Z__TRY(g2z__share(t, l->early, l->buckets));           /* [D] beside the rest of AdamW */
-  G2Z__TRY(g2z__adamw(t, 0, l->early));                    /* nothing where the verdict skips */
-  return g2z__share(t, 0, l->early);                       /* [D] beside the next forward */
+  G2Z__TRY(g2z__share(t, l->early, l->buckets));           /* [D] while AdamW continues */
+  G2Z__TRY(g2z__adamw(t, 0, l->early));                    /* does nothing in a skipped step */
+  return g2z__share(t, 0, l->early);                       /* [D] during the next forward pass */
 }
 
 /* ===== >>i01 status ======================================================
