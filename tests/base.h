@@ -1,15 +1,15 @@
 /* Tests of the rooms that everything uses: files, JSON, config, learning rates, random numbers.
  * Tests that use private names of the header: files_writer, files_full_disk, config_checks;
- * "internals" stands above what writes such names. */
+ * "internals" marks code that uses such names. */
 
-/* The call fails so, and its sentence contains `part`. */
+/* The call fails with this status, and its sentence contains `part`. */
 #define CHECK_IO(t, call, part) CHECK_STATUS(t, call, G2Z_IO, &(t)->services, part)
 #define CHECK_FORMAT(t, call, part) CHECK_STATUS(t, call, G2Z_FORMAT, &(t)->services, part)
 #define CHECK_BAD(t, call, part) CHECK_STATUS(t, call, G2Z_BAD_ARGUMENT, &(t)->services, part)
 
 /* ----- files ------------------------------------------------------------- */
 
-/* The file holds these bytes, and the test's directory this many entries. */
+/* The file holds these bytes, and the test's directory holds this many entries. */
 static void test_files_hold(g2z_test *t, const char *path, const void *bytes, size_t count,
                             int entries) {
   CHECK(t, test_files_equal(t, path, bytes, count));
@@ -18,7 +18,8 @@ static void test_files_hold(g2z_test *t, const char *path, const void *bytes, si
 
 /* internals */
 static void test_files_writer(g2z_test *t) {
-  /* Puts around the size of a buffer, text, and a patch, against the same in memory. */
+  /* Writes of sizes around the buffer's, a text and a patch, compared with the same bytes in
+   * memory. */
   enum { BYTES = 400000 };
   static const size_t sizes[] = {1, 0, 7, 65535, 65536, 65537, 3000, 130000};
   char *want = (char *)malloc(BYTES + 1);
@@ -37,19 +38,19 @@ static void test_files_writer(g2z_test *t) {
   memcpy(want + BYTES - 3, "END", 3);
   CHECK_OK(t, g2z__writer_patch(writer, 65530, "PATCHED ACROSS", 14));
   CHECK_OK(t, g2z__writer_patch(writer, BYTES - 3, "END", 3));
-  CHECK(t, access(path, F_OK) != 0);             /* no name before the commit */
+  CHECK(t, access(path, F_OK) != 0);             /* the name appears only with the commit */
   CHECK(t, test_files_count(t, "file.bin.partial") == 1);
   CHECK_OK(t, g2z_writer_commit(writer));
   g2z_writer_free(writer);
   test_files_hold(t, path, want, BYTES, 1);
 
-  /* Freed without a commit, the file of before stays. */
+  /* Freed without a commit, the writer leaves the old file. */
   CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
   CHECK_OK(t, g2z_writer_put(writer, "new", 3));
   g2z_writer_free(writer);
   test_files_hold(t, path, want, BYTES, 1);
 
-  /* What is put behind a commit follows, and the next commit has it on the disk. */
+  /* A write after a commit appends; the next commit puts it on the disk. */
   CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
   CHECK_OK(t, g2z_writer_put(writer, "one", 3));
   CHECK_OK(t, g2z_writer_commit(writer));
@@ -70,7 +71,7 @@ static void test_files_log(void *user, g2z_log_level level, const char *sentence
   strcpy((char *)user, sentence);
 }
 
-/* A call on a path, of which "$" is the test's directory, fails and leaves its output empty. */
+/* A call on a path, in which "$" is the test's directory, fails and leaves its output empty. */
 static void test_files_refuse(g2z_test *t, char call, const char *name, const char *sentence) {
   g2z_services *s = &t->services;
   g2z_writer *writer = NULL;
@@ -124,7 +125,7 @@ static void test_files_refused(g2z_test *t) {
   CHECK(t, bytes == 0 && text[0] == 0);
   g2z_release(services, text);
 
-  services->log = test_files_log; /* a log does not clear the screen either */
+  services->log = test_files_log; /* a log cannot clear the screen either */
   services->user = logged;
   g2z_log(services, G2Z_LOG_INFO, "%s", "n\033[2J\xc2\x9b" "2J\xc2\xa0");
   CHECK(t, strcmp(logged, "n?[2J??2J\xc2\xa0") == 0);
@@ -132,12 +133,12 @@ static void test_files_refused(g2z_test *t) {
   services->user = t;
 }
 
-/* A FIFO in place of a file must not be waited for, and a link must not lead to a file that nobody
- * named. */
+/* A FIFO in place of a file must not make the call wait, and a link must not lead to a file that
+ * the user did not name. */
 static void test_files_special(g2z_test *t) {
   const char *path = test_at(t, "file"), *partial = test_at(t, "file.partial");
   test_write_file(t, test_path(t, "target"), "target", 6);
-  alarm((unsigned)(20 * test_busy())); /* ends the tests where one waits */
+  alarm((unsigned)(20 * test_busy())); /* kills the tests if a call waits */
   CHECK(t, mkfifo(path, 0600) == 0 && symlink("file", test_path(t, "link")) == 0);
   test_files_refuse(t, 'r', path, "file: it is a FIFO; name a file");
   test_files_refuse(t, 'r', "$/link", "link: it is a FIFO");
@@ -154,9 +155,9 @@ static void test_files_special(g2z_test *t) {
                                   "symbolic link: remove it");
   CHECK(t, unlink(partial) == 0 && symlink("target", path) == 0);
   test_files_refuse(t, 'w', path, "file: it is a symbolic link; name a file");
-  CHECK(t, test_files_equal(t, path, "target", 6)); /* to read through one is fine */
-  test_files_hold(t, test_path(t, "target"), "target", 6, 3); /* and file, link: none was made */
-  /* Whether a name is taken: a link that leads nowhere takes it; an error is no answer. */
+  CHECK(t, test_files_equal(t, path, "target", 6)); /* reading through a link is allowed */
+  test_files_hold(t, test_path(t, "target"), "target", 6, 3); /* and file, link: no new entry */
+  /* Whether a name is taken: a dangling link takes it; an error is reported as one. */
   static const struct { const char *name; int there; const char *error; } names[] = {
       {"target", 1, NULL}, {"lost", 1, NULL}, {".", 1, NULL}, {"none", 0, NULL},
       {"none/x", 0, NULL}, {"target/x", 0, NULL}, {"", 1, NULL},
@@ -182,8 +183,8 @@ static void test_files_pipe(g2z_test *t) {
   close(ends[0]);
 }
 
-/* A file is written by one at a time, and so is a directory that is locked; what a killed program
- * left is in nobody's way. */
+/* A file has one writer at a time, and a locked directory one owner. A killed program leaves
+ * nothing that blocks the next one. */
 static void test_files_locked(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *first, *second;
@@ -194,7 +195,7 @@ static void test_files_locked(g2z_test *t) {
   CHECK_OK(t, g2z_writer_put(first, "first", 5));
   test_files_refuse(t, 'w', path, "another program writes");
   CHECK_OK(t, g2z_writer_commit(first));
-  CHECK_OK(t, g2z_writer_create(services, path, &second)); /* the file is there, and free */
+  CHECK_OK(t, g2z_writer_create(services, path, &second)); /* it exists and is not locked */
   g2z_writer_free(first);
   CHECK(t, test_files_equal(t, path, "first", 5));
   CHECK_OK(t, g2z_writer_put(second, "second", 6));
@@ -236,7 +237,7 @@ static void test_files_full_disk(g2z_test *t) {
   CHECK_IO(t, g2z_writer_commit(writer), path);
   g2z_writer_free(writer);
 
-  /* What fails only when the buffer is flushed fails in the commit. */
+  /* An error that appears only when the buffer is flushed fails the commit. */
   test_files_limit(50);
   CHECK_OK(t, g2z_writer_create(services, path, &writer));
   CHECK_OK(t, g2z_writer_put(writer, block, 100));
@@ -247,7 +248,7 @@ static void test_files_full_disk(g2z_test *t) {
   test_files_hold(t, path, "old", 3, 1);
 }
 
-/* Root may write anywhere, so it looks at its directory as nobody for a while. */
+/* Root may write anywhere, so the test becomes user nobody for a while. */
 static void test_files_unwritable(g2z_test *t) {
   const uid_t self = geteuid();
   CHECK(t, chmod(t->directory, 0555) == 0);
@@ -259,9 +260,9 @@ static void test_files_unwritable(g2z_test *t) {
   CHECK(t, test_files_count(t, "") == 0);
 }
 
-/* Ends a turn of a loop in which allocation *n fails: the status of its calls is G2Z_NO_MEMORY, and
- * they leak nothing. 1: the next allocation must fail. The calls that succeed in the end needed
- * more than `least` allocations and fewer than `most`. */
+/* Ends a pass of a loop in which allocation *n fails: the calls must return G2Z_NO_MEMORY and leak
+ * nothing. Returns 1 if the next allocation must fail. The pass that succeeds must have needed more
+ * than `least` allocations and fewer than `most`. */
 static int test_no_memory(g2z_test *t, g2z_status status, long *n, long least, long most) {
   t->fail_at = 0;
   CHECK(t, t->allocations == 0);
@@ -293,7 +294,7 @@ static void test_files_no_memory(g2z_test *t) {
 
 /* ----- JSON -------------------------------------------------------------- */
 
-/* Walks a text without a NUL behind it, so that the sanitizer sees a read beyond its end. */
+/* Walks a text that has no NUL after it, so that the sanitizer sees a read beyond its end. */
 static g2z_status test_json_walk(g2z_test *t, const char *text, size_t bytes) {
   char *exact = (char *)malloc(bytes ? bytes : 1);
   if (bytes) memcpy(exact, text, bytes);
@@ -311,7 +312,7 @@ static void test_json_grammar(g2z_test *t) {
       " [ ] ", "[1,2]", "{\"a\":1}", "{\"a\":{\"b\":[1,{\"c\":null}]},\"d\":\"e\"}", "\t\r\n 1 \n",
       "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\uD83D\\uDE00\"", "\"\\ud800\"", "\"\x7f\xc3\xa9\"",
       "\xef\xbb\xbf{}", "{\"a\":1,\"a\":2}", "{\"\":0}",
-      "NaN", "[Infinity,-Infinity]"}; /* Python's; where nobody reads them */
+      "NaN", "[Infinity,-Infinity]"}; /* Python's; in values that are skipped */
   static const char *const bad[] = {
       "", " ", "01", "-", "+1", ".5", "1.", "1.e5", "1e", "1e+", "0x10", "--1", "nan", "-NaN",
       "+Infinity", "NaN1", "Inf", "tru", "True", "nul", "falsee", "1 2", "[1,]", "[,1]", "[1 2]",
@@ -333,7 +334,7 @@ static void test_json_grammar(g2z_test *t) {
   for (int i = 0; i < 4; i++)
     CHECK(t, test_json_walk(t, nuls[i].text, nuls[i].bytes) == G2Z_FORMAT);
 
-  /* Every beginning of a text is an error, every change of a byte is survived. */
+  /* Every prefix of a text is an error, and no changed byte crashes the reader. */
   for (size_t n = 0; n < BYTES; n++) {
     CHECK(t, test_json_walk(t, text, n) == G2Z_FORMAT);
     for (int c = 0; c < 256; c++) {
@@ -377,7 +378,7 @@ static void test_json_sentences(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     CHECK_FORMAT(t, test_json_walk(t, cases[i].text, strlen(cases[i].text)), cases[i].sentence);
 
-  /* The first error stays, and every call after it is harmless. */
+  /* The first error stays, and later calls are harmless. */
   g2z_json_open(&json, services, "config.json", text, sizeof text - 1);
   CHECK(t, g2z_json_enter(&json, '{') == 1);
   CHECK(t, g2z_json_next(&json, '}', &key) == 1 && g2z_json_is(&key, "n"));
@@ -396,7 +397,7 @@ static void test_json_sentences(g2z_test *t) {
   CHECK_FORMAT(t, g2z_json_fail(&json, "n_inner=%d", 7), "a, line 1, column 1: n_inner=7");
 }
 
-/* What a text of one number holds; `real` NULL: an integer. */
+/* Checks a text that holds one number; `real` NULL: an integer. */
 static g2z_status test_json_read(g2z_test *t, const char *text, int64_t *integer, double *real) {
   g2z_json json;
   g2z_json_open(&json, &t->services, "number", text, strlen(text));
@@ -405,7 +406,7 @@ static g2z_status test_json_read(g2z_test *t, const char *text, int64_t *integer
   return g2z_json_close(&json);
 }
 
-/* The number is read as this double, to the bit. */
+/* The number is read as exactly this double. */
 static void test_json_double(g2z_test *t, const char *text, double want) {
   double got = 0;
   CHECK_OK(t, test_json_read(t, text, NULL, &got));
@@ -422,7 +423,7 @@ static void test_json_numbers(g2z_test *t) {
       {"-9223372036854775809", "does not fit"}, {"1.0", "not an integer"},
       {"1e3", "not an integer"}, {"\"1\"", "expected an integer"},
       {"99999999999999999999999999999999999999999999999999", "does not fit"}};
-  /* As strtod reads them: ties, subnormals, the ends of the range, and needless length. */
+  /* The result is strtod's: ties, subnormals, the ends of the range, and superfluous digits. */
   static const char *const doubles[] = {
       "0", "-0.0", "0.1", "1e23", "8.5e-5", "123456789012345678", "9007199254740993", "5e-324",
       "2.4703282292062327208e-324", "2.4703282292062328e-324", "2.2250738585072011e-308",
@@ -444,7 +445,7 @@ static void test_json_numbers(g2z_test *t) {
   }
   for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++)
     test_json_double(t, doubles[i], strtod(doubles[i], NULL));
-  for (int digit = 0; digit < 2; digit++) { /* 1 + 2^-53 is a tie; a digit far behind it decides */
+  for (int digit = 0; digit < 2; digit++) { /* 1 + 2^-53 is a tie; a distant digit breaks it */
     snprintf(text, sizeof text, "1.00000000000000011102230246251565404236316680908203125%01999d%d",
              0, digit);
     test_json_double(t, text, digit ? 1.0000000000000002 : 1.0);
@@ -470,7 +471,7 @@ static void test_json_numbers(g2z_test *t) {
 }
 
 static void test_json_strings(g2z_test *t) {
-  /* lone: where half a surrogate pair stands, which becomes U+FFFD; -1: nowhere */
+  /* lone: position of half a surrogate pair, which becomes U+FFFD; -1: none */
   static const struct { const char *json, *want; size_t bytes; int lone; } cases[] = {
       {"\"\"", "", 0, -1},
       {"\"plain\"", "plain", 5, -1},
@@ -551,7 +552,7 @@ static void test_json_writer(g2z_test *t) {
   }
 }
 
-/* Each character as it is shown, and how many bytes stand for it. */
+/* Each character as it is shown, and the number of bytes that it stands for. */
 static void test_utf8_show(g2z_test *t) {
   static const char none[] = "\xef\xbf\xbd";
   static const struct { const char *text; size_t used; const char *shown; } cases[] = {
@@ -583,12 +584,12 @@ static void test_config_checks(g2z_test *t) {
   g2z_model_config model;
   g2z_train_config config;
   CHECK_OK(t, g2z_model_config_named(s, "gpt2-xl", &model));
-  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) { /* each on top of the one before */
+  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) { /* on top of the last one */
     g2z_model_config_override(&model, &wanted[i][0]);
     CHECK(t, memcmp(&model, &wanted[i][1], sizeof model) == 0);
   }
   CHECK_BAD(t, g2z_model_config_named(s, "gpt3", &model), "gpt2-medium");
-  for (model.channels = 8; model.channels < 300; model.channels++) /* a remedy is one */
+  for (model.channels = 8; model.channels < 300; model.channels++) /* the remedy works */
     for (model.heads = 1; model.heads < 4; model.heads++) {
       if (model.channels % model.heads || g2z__model_config_check(s, &model) == G2Z_OK) continue;
       g2z_model_config advised = model;
@@ -650,11 +651,11 @@ static void test_config_pairs(g2z_test *t) {
   CHECK_OK(t, g2z__train_config_check(s, &config));
   config.dropout = 0.1f;
   CHECK_BAD(t, g2z__train_config_check(s, &config), "heads=16 x seq=32769 x seq is 17180917776");
-  config.seq = 32768; /* 2^34 scores: the last four have the last number of 32 bits */
+  config.seq = 32768; /* 2^34 scores: the last four have the largest 32-bit index */
   CHECK_OK(t, g2z__train_config_check(s, &config));
 }
 
-/* From 0.1 to 1 in 10 steps of warm-up, and then to 0.1 at step 110, or not. */
+/* Warm-up from 0.1 to 1 in 10 steps; then constant, or a decay to 0.1 at step 110. */
 static void test_schedules(g2z_test *t) {
   static const struct { int schedule, step; double lr; } between[] = {
       {G2Z_SCHEDULE_COSINE, 60, 0.55},

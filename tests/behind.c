@@ -1,5 +1,5 @@
-/* gpt2_zero.h behind every header of C and POSIX: `make check-header` compiles this in every mode of
- * the compilers that shows POSIX, and runs it. */
+/* Includes gpt2_zero.h after every header of C and POSIX. `make check-header` compiles and runs
+ * this file in every compiler mode that exposes POSIX. */
 
 #include <assert.h>
 #include <complex.h>
@@ -85,7 +85,7 @@
 #include "extras/g2z_run.h"
 #include "extras/g2z_text.h"
 
-/* A function that was not declared would return an int, and a pointer would lose its upper half. */
+/* An undeclared function would return an int, and a pointer would lose its upper half. */
 int main(void) {
   static const char text[] = "<|endoftext|><a <|endoftext|><|endoftext";
   static g2z_services services;

@@ -1,5 +1,5 @@
 /* Tests of the room "experiments" and of ./bench: statistics, summaries, jobs, each sub-command.
- * "internals" stands above what writes private names. */
+ * "internals" marks code that uses private names. */
 
 /* ----- experiments -------------------------------------------------------- */
 
@@ -13,7 +13,7 @@ static void test_statistics(g2z_test *t) {
   CHECK(t, isnan(g2z_deviation(odd, 1)));
 }
 
-/* A summary with a point of each outcome. */
+/* A summary with one point per outcome. */
 static g2z_summary *test_summary(g2z_test *t) {
   g2z_summary *summary = NULL;
   g2z_point *point;
@@ -46,7 +46,7 @@ static void test_summary_line(void *user, const char *text) {
   snprintf(lines + used, 4096 - used, "%s\n", text);
 }
 
-/* What is written is read again; the table and the page show it. */
+/* A written summary can be read back; the table and the page show it. */
 static void test_summaries(g2z_test *t) {
   g2z_summary *summary = test_summary(t), *again = NULL;
   const char *path = test_at(t, "scaling_report.json");
@@ -83,12 +83,12 @@ static void test_summaries(g2z_test *t) {
   g2z_summary_free(again);
 }
 
-/* Texts that are full to the last byte, of what takes more room in a file, are read again. */
+/* Texts that fill their arrays and need escapes in a file are read back unchanged. */
 static void test_summaries_full(g2z_test *t) {
   static const char *const fills[] = {"\"", "\x1b", "\\\n"};
   g2z_summary *summary = test_summary(t), *again = NULL;
   const char *path = test_at(t, "full_report.json");
-  for (int i = 0; i < 4; i++) { /* the last: umlauts, of which the room's end cuts one in two */
+  for (int i = 0; i < 4; i++) { /* the last: umlauts; the array's end splits one */
     const char *fill = i < 3 ? fills[i] : "\xc3\xbc";
     char *to[] = {summary->command_line, summary->points[2].reason};
     size_t room[] = {sizeof summary->command_line, sizeof summary->points[2].reason};
@@ -108,7 +108,7 @@ static void test_summaries_full(g2z_test *t) {
   g2z_summary_free(summary);
 }
 
-/* Files that are cut off or changed are refused with a sentence, and so are others' files. */
+/* Truncated, changed or foreign files are refused with a sentence. */
 static void test_summaries_damaged(g2z_test *t) {
   static const struct { const char *from, *to, *says; } changes[] = {
       {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "and not \"gpt2_zero experiment 1\""},
@@ -126,7 +126,7 @@ static void test_summaries_damaged(g2z_test *t) {
   size_t bytes = 0;
   CHECK_OK(t, g2z_summary_write(summary, path));
   CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
-  for (size_t cut = 0; text && cut + 2 < bytes; cut += 3) { /* two are "}" and a line feed */
+  for (size_t cut = 0; text && cut + 2 < bytes; cut += 3) { /* the end is "}" and a line feed */
     test_write_file(t, path, text, cut);
     CHECK(t, g2z_summary_read(&t->services, path, &again) != G2Z_OK && !again);
     CHECK(t, t->services.error[0] != 0);
@@ -147,7 +147,7 @@ static void test_summaries_damaged(g2z_test *t) {
 
 static void test_count_watch(void *user) { ++*(int *)user; }
 
-/* Jobs that a program starts one after the other: what they print, take and end with. */
+/* Jobs that a program starts in sequence: output, arguments and exit codes. */
 static void test_ranks_run(g2z_test *t) {
   char name[] = "test_gpt2", list[] = "--list", none[] = "no_such_test", *text;
   char *argv[] = {name, list, NULL};
@@ -165,7 +165,7 @@ static void test_ranks_run(g2z_test *t) {
   CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
   CHECK(t, end.exit_code == 0 && end.signal == 0 && looks > 0);
   CHECK(t, end.rank_bytes > 65536 && end.cpu_s >= 0 && end.cpu_s < 60);
-  job.ranks = 1; /* a process of its own as well; what it prints comes behind */
+  job.ranks = 1; /* also a separate process; its output is appended */
   CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
   CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
   for (const char *at = text; at && (at = strstr(at, "\nranks_run ")) != NULL; at++) copies++;
@@ -183,7 +183,7 @@ static void test_ranks_run(g2z_test *t) {
                "0 ranks: must be from 1 to");
 }
 
-/* The program, or another build of it, such as a sanitized one. */
+/* The program, or another build of it, for instance with sanitizers. */
 static const char *test_bench_program(void) {
   const char *program = getenv("G2Z_BENCH");
   return program ? program : "./bench";
@@ -191,8 +191,8 @@ static const char *test_bench_program(void) {
 #define BENCH_OR_SKIP(t) \
   if (access(test_bench_program(), X_OK) != 0) SKIP(t, "./bench is not built: make")
 
-/* Runs `bench ARGUMENTS`, in which $D is the test's directory, through the shell; it must end with
- * `code`. What it printed is there until the next call. */
+/* Runs `bench ARGUMENTS` in a shell; $D is the test's directory. It must end with `code`. The
+ * output stays valid until the next call. */
 G2Z_PRINTF(3, 4)
 static const char *test_bench(g2z_test *t, int code, const char *format, ...) {
   static char output[16384];
@@ -209,7 +209,7 @@ static const char *test_bench(g2z_test *t, int code, const char *format, ...) {
   return output;
 }
 
-/* As little as an experiment can do. */
+/* The smallest experiment possible. */
 static const char test_bench_small[] =
     "--device cpu --layers 1 --channels 16 --heads 2 --context 16 --vocab-size 64 --seq 8 "
     "--steps 3 --warmup 1";
@@ -232,8 +232,8 @@ static void test_bench_help(g2z_test *t) {
       CHECK_HAS(t, said, test_text("\n  --%.*s ", length, flag));
       flag += length;
     }
-    CHECK(t, !strstr(said, "--run-dir")); /* of ranks alone */
-    CHECK(t, !strstr(said, "] ["));       /* one default each */
+    CHECK(t, !strstr(said, "--run-dir")); /* only for ranks */
+    CHECK(t, !strstr(said, "] ["));       /* one default per flag */
     for (size_t k = 1; k < sizeof commands / sizeof *commands && !i; k++)
       CHECK_HAS(t, said, test_text("\n  %s ", commands[k].command));
     CHECK(t, i || (!strstr(said, "\n  point") && !strstr(said, "\n  exchange")));
@@ -242,7 +242,7 @@ static void test_bench_help(g2z_test *t) {
 }
 
 static void test_bench_refusals(g2z_test *t) {
-  /* Each ends with exit code 1 and a line that begins with "bench: " and holds the words. */
+  /* Each ends with exit code 1 and a line that begins with "bench: " and contains the words. */
   static const char *const cases[][2] = {
       {"scale", "scale is no sub-command: bench --help lists them"},
       {"scaling --bathc 4", "unexpected flag --bathc: "},
@@ -294,11 +294,12 @@ static void test_bench_refusals(g2z_test *t) {
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK_HAS(t, test_bench(t, 1, "%s", cases[i][0]), "bench: ", cases[i][1]);
-    CHECK(t, test_files_count(t, "s") == 0); /* and nothing is left */
+    CHECK(t, test_files_count(t, "s") == 0); /* and no file is left */
   }
 }
 
-/* The ops are those that a step calls, as often: those of a recomputed block once more. */
+/* The ops are the ones that a step calls, with the step's counts: twice for the forward ops of a
+ * recomputed block. */
 static void test_bench_ops(g2z_test *t) {
   static const struct { const char *op; int calls; } rows[] = {
       {"embed_fwd", 2}, {"layernorm_fwd", 22}, {"qkv_fwd", 10}, {"attention_fwd", 10},
@@ -320,7 +321,7 @@ static void test_bench_ops(g2z_test *t) {
   CHECK(t, !strstr(said, "nan") && !strstr(said, "inf"));
 }
 
-/* The summary that an experiment left; NULL when it cannot be read. */
+/* The summary that an experiment left; NULL if it cannot be read. */
 static g2z_summary *test_bench_summary(g2z_test *t, const char *name) {
   char path[600];
   g2z_summary *summary = NULL;
@@ -330,7 +331,7 @@ static g2z_summary *test_bench_summary(g2z_test *t, const char *name) {
 }
 
 /* internals */
-/* What holds for every point that went well: figures fit together, run directories are whole. */
+/* Checks every successful point: its figures are consistent, its run directories complete. */
 static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_point *point) {
   const g2z_figures *f = &point->figures;
   g2zp_told run;
@@ -351,7 +352,7 @@ static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_
     CHECK_OK(t, g2zp_told_run(&t->services, path, &run));
     CHECK(t, g2zp_told_number(&run, "hardware.world_size") == f->world_size);
     CHECK(t, g2zp_told_number(&run, "training_config.micro_batch_size_per_gpu") == f->micro_batch);
-    CHECK(t, g2zp_told_number(&run, "epochs.0.steps") == f->steps + 1); /* with its warm-up */
+    CHECK(t, g2zp_told_number(&run, "epochs.0.steps") == f->steps + 1); /* including its warm-up */
     CHECK(t, g2zp_told_number(&run, "summary.mean_tokens_per_sec_global") > 0);
     g2zp_told_free(&run);
     strcat(path, "/train.log");
@@ -359,7 +360,7 @@ static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_
   }
 }
 
-/* Fixed work on 1, 2 and 3 ranks, of which 3 cannot divide it; two rounds. */
+/* Fixed work on 1, 2 and 3 ranks, of which 3 does not divide it; two rounds. */
 static void test_bench_scaling(g2z_test *t) {
   char arguments[900];
   BENCH_OR_SKIP(t);
@@ -382,16 +383,16 @@ static void test_bench_scaling(g2z_test *t) {
     CHECK(t, p->figures.accum_steps == 2 - i && p->figures.tokens_per_sec_sd >= 0);
   }
   g2z_summary_free(s);
-  CHECK(t, access(test_path(t, "scaling/tokens.bin"), F_OK) != 0); /* as large as the work */
-  /* What bench was told reaches the ranks that it starts. */
+  CHECK(t, access(test_path(t, "scaling/tokens.bin"), F_OK) != 0); /* bench removes it */
+  /* bench's arguments reach the ranks that it starts. */
   CHECK_HAS(t, test_read(t, "scaling/run_scaling_2/training_metrics.json"),
             "\"bench point --layers=1 --channels=16 --heads=2 ", " --dropout=0.1 ",
             " --recompute=block ");
   CHECK_HAS(t, test_read(t, "scaling/run_scaling_2/launcher_metadata.json"), "\"world_size\": 2,",
             "\"bench point ");
-  CHECK_HAS(t, test_bench(t, 1, "%s", arguments), /* never over what is there */
+  CHECK_HAS(t, test_bench(t, 1, "%s", arguments), /* never overwrites a result */
             "scaling_report.json is there already: choose another --out");
-  test_sh(t, "rm scaling/scaling_report.json"); /* as if it was stopped */
+  test_sh(t, "rm scaling/scaling_report.json"); /* as if it had been stopped */
   CHECK_HAS(t, test_bench(t, 1, "%s", arguments),
             "run_scaling_1 is there already, of an experiment that did not end");
   CHECK(t, !test_there(t, "scaling/scaling_report.json"));
@@ -419,10 +420,10 @@ static void test_bench_others(g2z_test *t) {
     if (i == 2) CHECK(t, strcmp(s->points[0].name, "dp") == 0 && isnan(f->zero_stage));
     g2z_summary_free(s);
   }
-  /* The small model of a CPU has as many positions as are asked for. */
+  /* The small CPU model gets as many positions as the flags request. */
   test_bench(t, 0, "scaling --device cpu --layers 1 --channels 16 --seq 130 --vocab-size 64 "
              "--gpus 1 --global-batch 1 --steps 1 --repeats 1 --out $D/long");
-  /* A run of one step has no second one, whose collectives are counted. */
+  /* Collectives are counted in the second step, and this run has only one. */
   const char *said = test_bench(t, 0, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
                                 "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 "
                                 "--repeats 1 --out $D/one");
@@ -430,12 +431,13 @@ static void test_bench_others(g2z_test *t) {
   CHECK(t, !strstr(said, "| collectives |"));
 }
 
-/* A point that fails says why, the others are measured all the same, and the exit code tells. */
+/* A failed point states why, the other points are measured anyway, and the exit code reports the
+ * failure. */
 static void test_bench_failing(g2z_test *t) {
   uint16_t tokens[1000];
   BENCH_OR_SKIP(t);
   for (int i = 0; i < 1000; i++) tokens[i] = (uint16_t)(i % 60);
-  tokens[100] = 64; /* beyond the vocabulary */
+  tokens[100] = 64; /* outside the vocabulary */
   test_write_file(t, test_path(t, "bad.bin"), tokens, sizeof tokens);
   CHECK_HAS(t, test_bench(t, 1, "scaling %s --gpus 1,2 --global-batch 2 --repeats 2 --train "
                           "$D/bad.bin --steps 200 --out $D/scaling", test_bench_small),
@@ -443,11 +445,12 @@ static void test_bench_failing(g2z_test *t) {
   g2z_summary *s = test_bench_summary(t, "scaling");
   CHECK(t, s && s->count == 2 && s->points[1].outcome == G2Z_OUTCOME_FAILED);
   CHECK(t, s && strstr(s->points[1].reason, "token 64"));
-  CHECK(t, s && s->points[1].repeats == 1); /* it is not tried again */
+  CHECK(t, s && s->points[1].repeats == 1); /* no retry */
   g2z_summary_free(s);
 }
 
-/* A signal while ranks run, and one while tokens are written: a report tells what had ended. */
+/* A signal while ranks run, and one while tokens are written: a report lists the finished
+ * points. */
 static void test_bench_stopped(g2z_test *t) {
   static const struct { const char *name, *flags, *when; int runs; } cases[] = {
       {"scaling", "--gpus 1,2 --global-batch 2 --batch 1 --repeats 2",
@@ -472,7 +475,7 @@ static void test_bench_stopped(g2z_test *t) {
     g2z_summary *s = test_bench_summary(t, cases[i].name);
     if (!s) continue;
     CHECK_HAS(t, s->work, test_text(", stopped by signal 15 after %d of ", cases[i].runs));
-    for (int k = 0; k < (int)s->count; k++) { /* the first are measured */
+    for (int k = 0; k < (int)s->count; k++) { /* the first points are measured */
       const g2z_point *p = &s->points[k];
       int measured = k < cases[i].runs;
       CHECK(t, p->repeats == measured);
@@ -495,7 +498,7 @@ static void test_bench_comm(g2z_test *t) {
     const g2z_figures *f = &s->points[i].figures;
     const char *name = s->points[i].name;
     double passes = strncmp(name, "all_reduce", 10) == 0 || strncmp(name, "reduce,", 7) == 0 ||
-                    strncmp(name, "broadcast", 9) == 0 ? 1 : 0.5; /* of two ranks */
+                    strncmp(name, "broadcast", 9) == 0 ? 1 : 0.5; /* for two ranks */
     double bus = passes * f->message_mib * 1048576 / (f->time_us * 1e-6) * 1e-9;
     CHECK(t, s->points[i].repeats == 1 && f->time_us > 0 && f->limit_gb_per_sec > 0);
     CHECK_NEAR(t, f->bus_gb_per_sec, bus, 1e-6 * bus);
@@ -504,7 +507,7 @@ static void test_bench_comm(g2z_test *t) {
   g2z_summary_free(s);
 }
 
-/* A page of what experiments and runs left; nothing when a file is not what it should be. */
+/* A page of the files of experiments and runs; no page if a file is invalid. */
 static void test_bench_report(g2z_test *t) {
   static const char *const files[] = {"all/scaling/scaling_report.json",
                                       "all/scaling/run_scaling_1/training_metrics.json"};

@@ -1,5 +1,5 @@
-/* Tests of the room "checkpoints": what is saved, resumed, reshaped, damaged and refused. Tests
- * that use private names of the header: crc32c; "internals" stands above what writes such names. */
+/* Tests of the room "checkpoints": save, resume, reshape, damage and refusal. Tests that use
+ * private names of the header: crc32c; "internals" marks code that uses such names. */
 
 /* ----- checkpoints --------------------------------------------------------------------------- */
 
@@ -25,7 +25,7 @@ static void test_crc32c(g2z_test *t) {
   CHECK(t, g2z__crc32c(&crc, 0, bytes, 32) == 0x62a8ab43u);
   uint32_t random = 7;
   for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (unsigned char)test_bpe_random(&random);
-  for (size_t first = 0; first < 40; first++) /* in one piece, and in two */
+  for (size_t first = 0; first < 40; first++) /* whole, and in two parts */
     for (size_t end = first; end < sizeof bytes; end += 7) {
       size_t cut = first + (end - first) / 3;
       uint32_t whole = g2z__crc32c(&crc, 0, bytes + first, end - first);
@@ -42,7 +42,7 @@ static void test_saved_steps(g2z_test *t, g2z_trainer *trainer, int64_t steps, f
   CHECK_OK(t, g2z_trainer_flush(trainer, &report));
   while (report.step < steps) {
     CHECK_OK(t, g2z_trainer_step(trainer, &report));
-    if (report.step == 0) return; /* it failed */
+    if (report.step == 0) return; /* the step failed */
     losses[report.loss_step] = report.loss;
   }
   CHECK_OK(t, g2z_trainer_flush(trainer, &report));
@@ -50,7 +50,7 @@ static void test_saved_steps(g2z_test *t, g2z_trainer *trainer, int64_t steps, f
   if (last) *last = report;
 }
 
-/* A program's own file in a checkpoint. user: a test whose disk is full, or NULL. */
+/* A program's own file in a checkpoint. user: a test that fills the disk, or NULL. */
 static g2z_status test_saved_files(void *user, const char *directory) {
   static g2z_services services;
   g2z_test *t = (g2z_test *)user;
@@ -63,7 +63,7 @@ static g2z_status test_saved_files(void *user, const char *directory) {
   return t ? g2z_fail(&t->services, G2Z_IO, "the disk is full") : status;
 }
 
-/* In DIRECTORY/name the first `from` becomes `to`, which is as long. */
+/* Replaces the first `from` in DIRECTORY/name by `to`, which has the same length. */
 static void test_saved_replace(g2z_test *t, const char *directory, const char *name,
                                const char *from, const char *to) {
   size_t bytes = 0;
@@ -75,7 +75,7 @@ static void test_saved_replace(g2z_test *t, const char *directory, const char *n
   g2z_release(&t->services, text);
 }
 
-/* What is read from a checkpoint goes on as if nothing had happened, to the bit. */
+/* Training resumed from a checkpoint continues bit for bit as if it had not stopped. */
 static void test_checkpoint_resume(g2z_test *t) {
   enum { SAVE = 9, STEPS = 24 };
   for (int i = 0; i < 6; i++) {
@@ -107,9 +107,9 @@ static void test_checkpoint_resume(g2z_test *t) {
       CHECK(t, last.applied > middle.applied + 4);
     }
     config.seed = 1337;
-    config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* no part of the state */
+    config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* not part of the state */
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    if (i % 2) { /* of what was, nothing is left; nor that it was stopped */
+    if (i % 2) { /* no trace of the old values or of the stop */
       g2z_status status = G2Z_OK;
       test_saved_steps(t, tt.trainer, 2, resumed, NULL);
       g2z_trainer_request_stop(tt.trainer);
@@ -127,7 +127,7 @@ static void test_checkpoint_resume(g2z_test *t) {
   }
 }
 
-/* Another stage, bucket size, type, global batch: the same state. */
+/* Another stage, bucket size, type or global batch loads the same state. */
 static void test_checkpoint_reshaped(g2z_test *t) {
   char shard[512], at[512];
   float losses[32], *was = (float *)malloc(3 * 20000 * sizeof(float)),
@@ -151,7 +151,7 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   test_trainer_close(&tt);
   for (int i = 0; i < 5; i++) {
     static const struct { int batch, accum; int64_t step; } shapes[] = {
-        {3, 1, 7}, {1, 1, 21}, {5, 1, 4}, {4, 2, 2}, {10, 2, 1}}; /* 21 sequences were read */
+        {3, 1, 7}, {1, 1, 21}, {5, 1, 4}, {4, 2, 2}, {10, 2, 1}}; /* 21 sequences have been read */
     config.zero_stage = i % 4;
     config.strategy = i == 4 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
     config.bucket_mb = 0.001 * (1 << i);
@@ -175,8 +175,8 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   free(is);
 }
 
-/* A trainer of this config takes the checkpoint up at this step of its epoch; -1: it has no data.
- * */
+/* A trainer with this config resumes from the checkpoint at this step of its epoch; -1: it has no
+ * data. */
 static void test_saved_position(g2z_test *t, const g2z_train_config *config, const char *at,
                                 int64_t step) {
   test_trainer tt;
@@ -186,8 +186,8 @@ static void test_saved_position(g2z_test *t, const g2z_train_config *config, con
   test_trainer_close(&tt);
 }
 
-/* Other data starts its epoch over. As many sequences go on where they are the same, by whatever
- * name, and where a checkpoint does not say which they were. */
+/* Other data restarts the epoch. The same data continues after the sequences that were read,
+ * whatever its name, and also if the checkpoint does not identify its data. */
 static void test_checkpoint_data(g2z_test *t) {
   const size_t ends[] = {0, 1024, 1024 + 2 * 2000}; /* the first token, the last */
   char shard[512];
@@ -200,7 +200,7 @@ static void test_checkpoint_data(g2z_test *t) {
   test_saved_steps(t, tt.trainer, 1, losses, NULL);
   CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
   test_trainer_close(&tt);
-  config.train_glob = NULL; /* the caller brings the data */
+  config.train_glob = NULL; /* the caller supplies the data */
   test_saved_position(t, &config, at, -1);
   config.train_glob = shard;
   snprintf(shard, sizeof shard, "%s", test_at(t, "other.bin"));
@@ -216,7 +216,7 @@ static void test_checkpoint_data(g2z_test *t) {
   test_saved_position(t, &config, at, 1);
 }
 
-/* A fixed loss scale is not one that was found, and good steps with it do not count. */
+/* A fixed loss scale is not saved as a dynamic one, and good steps with it do not count. */
 static void test_checkpoint_scale(g2z_test *t) {
   char shard[512];
   g2z_train_config config = test_saved_config(t, shard);
@@ -239,8 +239,7 @@ static void test_checkpoint_scale(g2z_test *t) {
   }
 }
 
-/* Every flipped bit, every missing byte and every missing file is found, and the trainer is as it
- * was. */
+/* Every flipped bit, missing byte and missing file is found, and the trainer stays as it was. */
 static void test_checkpoint_damage(g2z_test *t) {
   static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
                                       "optimizer-00000-of-00001.safetensors", "CHECKSUMS"};
@@ -285,7 +284,7 @@ static void test_checkpoint_damage(g2z_test *t) {
   CHECK(t, flips > 20000);
   test_steps(t, tt.trainer, b.x, b.y, 2, losses, NULL);
   test_trainer_close(&tt);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt)); /* none of that has left a trace */
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt)); /* the failures left no trace */
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   test_steps(t, tt.trainer, b.x, b.y, 1, after, NULL);
   test_steps(t, tt.trainer, b.x, b.y, 2, after, NULL);
@@ -293,11 +292,11 @@ static void test_checkpoint_damage(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
-/* What is whole and does not fit. */
+/* Checkpoints that are intact but do not fit. */
 static void test_checkpoint_refused(g2z_test *t) {
 #define STATE "trainer_state.json"
 #define OPTIMIZER "optimizer-00000-of-00001.safetensors"
-  /* `from` becomes `to` in a file, and the checksums of `sign` are made to fit. */
+  /* `from` becomes `to` in a file, and the checksums in `sign` are updated. */
   static const struct { const char *name, *from, *to, *sign, *says; } changes[] = {
       {STATE, "\"version\": 1", "\"version\": 7", NULL,
        "has version=7 of the format, and this program reads version 1"},
@@ -338,7 +337,8 @@ static void test_checkpoint_refused(g2z_test *t) {
   CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "at.partial")), G2Z_FORMAT,
                &t->services, "was being written when the run ended");
   CHECK(t, rename(test_path(t, "at.partial"), at) == 0);
-  /* The program's own files are there before the checkpoint has its name, or it gets none. */
+  /* The program's own files are written before the checkpoint gets its name; if one fails, it gets
+   * none. */
   for (int fails = 1; fails >= 0; fails--) {
     g2z_status status = g2z_trainer_save_with(tt.trainer, test_path(t, "with"), NULL,
                                               test_saved_files, fails ? t : NULL);
@@ -369,7 +369,7 @@ static void test_checkpoint_refused(g2z_test *t) {
   }
 }
 
-/* Full disks, permissions and memory: a sentence, nothing left, and the training goes on. */
+/* Full disks, permissions and memory: a sentence, no leftovers, and training continues. */
 static void test_checkpoint_trouble(g2z_test *t) {
   char shard[512], at[512];
   float losses[16] = {0};
@@ -379,7 +379,7 @@ static void test_checkpoint_trouble(g2z_test *t) {
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   test_saved_steps(t, tt.trainer, 2, losses, NULL);
   static const rlim_t limits[] = {100, 1000, 3000, 20000, 40000};
-  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) { /* each file in its turn */
+  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) { /* fills the disk in each file */
     struct rlimit before = test_files_limit(limits[i]);
     g2z_status status = g2z_trainer_save(tt.trainer, at);
     test_files_unlimit(&before);
@@ -405,14 +405,14 @@ static void test_checkpoint_trouble(g2z_test *t) {
     }
     CHECK(t, status == G2Z_OK && n > 21);
   }
-  /* A link in the place of the next one leads to this one. */
+  /* A link in place of the next checkpoint points to this one. */
   CHECK(t, symlink("at", test_path(t, "next.partial")) == 0);
   CHECK_IO(t, g2z_trainer_save(tt.trainer, test_path(t, "next")), "partial is a symbolic link");
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK(t, unlink(test_path(t, "next.partial")) == 0);
   test_saved_steps(t, tt.trainer, 4, losses, NULL);
   CHECK(t, losses[4] > 0 && losses[4] < losses[1] + 1);
-  snprintf(at, sizeof at, "%s//", test_path(t, "slashes")); /* as a shell completes a name */
+  snprintf(at, sizeof at, "%s//", test_path(t, "slashes")); /* as shell completion writes it */
   CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);

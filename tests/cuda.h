@@ -1,6 +1,6 @@
-/* Tests of the CUDA op table against the CPU's. Each is skipped where there is no GPU. Tests that
- * use private names of the header: cuda_products, cuda_head, cuda_sums, cuda_attention; "internals"
- * stands above what writes such names. */
+/* Tests of the CUDA op table against the CPU's. Each is skipped if there is no GPU. Tests that use
+ * private names of the header: cuda_products, cuda_head, cuda_sums, cuda_attention; "internals"
+ * marks code that uses such names. */
 
 /* ----- CUDA ops against the CPU's ----------------------------------------
  * Each op runs on both devices with the same inputs, exact in their type, and the outputs must
@@ -20,11 +20,11 @@ enum { TEST_GUARD = 512, TEST_TWINS = 48 };
 typedef struct test_twin {   /* one tensor on both devices */
   test_kind kind;
   size_t n, bytes;           /* on the GPU */
-  size_t shift;              /* bytes that the tensor lies behind an aligned address */
+  size_t shift;              /* bytes from an aligned address to the tensor */
   void *cpu, *block, *gpu;   /* the GPU's tensor lies inside a guarded block */
 } test_twin;
 
-typedef struct test_pair {   /* both devices, and the tensors of one test */
+typedef struct test_pair {   /* both devices, and one test's tensors */
   g2z_test *t;
   g2z_device *cpu, *gpu;
   g2z_dtype dtype, grad_dtype;
@@ -38,7 +38,7 @@ static const struct {
                   {G2Z_FP16, G2Z_FP32}, {G2Z_BF16, G2Z_BF16}, {G2Z_BF16, G2Z_FP32}};
 enum { TEST_TYPES = (int)(sizeof test_types / sizeof *test_types) };
 
-/* 0: there is none, or nobody wants the type. */
+/* Returns 0 if there is no GPU or the type is not selected. */
 static int test_pair_open(test_pair *p, g2z_test *t, int types) {
   memset(p, 0, sizeof *p);
   if (!test_wants(test_types[types].dtype)) return 0;
@@ -52,7 +52,7 @@ static int test_pair_open(test_pair *p, g2z_test *t, int types) {
   return p->cpu && p->gpu;
 }
 
-/* Forgets the tensors, keeps the devices. */
+/* Releases the tensors, keeps the devices. */
 static void test_pair_clear(test_pair *p) {
   for (int i = 0; i < p->count; i++) {
     free(p->twins[i].cpu);
@@ -75,7 +75,7 @@ static double test_eps(g2z_dtype dtype) {
   return dtype == G2Z_FP16 ? 0x1p-10 : dtype == G2Z_BF16 ? 0x1p-7 : 0x1p-23;
 }
 
-/* A float that is a value of the type, as the GPU stores it, and back. */
+/* Rounds a float to the type and stores it as the GPU does; and the way back. */
 static void test_encode(g2z_dtype dtype, float x, void *to) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -119,7 +119,7 @@ static size_t test_kind_size(const test_pair *p, test_kind kind) {
   return kind == TEST_F64 ? 8 : dtype == G2Z_FP16 || dtype == G2Z_BF16 ? 2 : 4;
 }
 
-/* A tensor of n numbers, NaN (or -1) everywhere, `shift` elements behind an aligned address. */
+/* A tensor of n numbers, NaN (or -1) everywhere, `shift` elements after an aligned address. */
 static test_twin *test_twin_at(test_pair *p, test_kind kind, size_t n, size_t shift) {
   test_twin *twin = &p->twins[p->count];
   size_t size = test_kind_size(p, kind), cpu_bytes = n * (kind == TEST_F64 ? 8 : 4);
@@ -147,7 +147,7 @@ static test_twin *test_twin_new(test_pair *p, test_kind kind, size_t n) {
   return test_twin_at(p, kind, n, 0);
 }
 
-/* The CPU's values, copied to the GPU. Floats must be values of the type. */
+/* Copies the CPU's values to the GPU. Floats must be values of the type. */
 static void test_twin_send(test_pair *p, test_twin *twin) {
   char *bytes = (char *)malloc(twin->bytes + 1);
   size_t size = test_kind_size(p, twin->kind);
@@ -178,7 +178,7 @@ static test_twin *test_twin_normal(test_pair *p, test_kind kind, size_t n, uint3
   return twin;
 }
 
-/* Tokens below `vocab`, small ones more often; vocab 1 makes one run of all of them. */
+/* Tokens below `vocab`, small ones more often; with vocab 1 all are one run. */
 static test_twin *test_twin_tokens(test_pair *p, size_t n, int vocab, uint32_t seed) {
   test_twin *twin = test_twin_new(p, TEST_I32, n);
   for (size_t i = 0; i < n; i++) {
@@ -191,7 +191,7 @@ static test_twin *test_twin_tokens(test_pair *p, size_t n, int vocab, uint32_t s
   return twin;
 }
 
-/* The largest distance in units of the bound (1: just within), after checking the guards. */
+/* The largest error relative to the bound (1: at the bound), after a check of the guards. */
 static double test_twin_compare(test_pair *p, const test_twin *twin, const char *what, double ulps,
                                 double noise) {
   size_t size = test_kind_size(p, twin->kind);
@@ -239,7 +239,7 @@ static double test_twin_compare(test_pair *p, const test_twin *twin, const char 
   return worst;
 }
 
-/* A tensor of the GPU as fp32; freed with free. */
+/* A GPU tensor as fp32; the caller frees it. */
 static float *test_twin_fetch(test_pair *p, const test_twin *twin) {
   size_t size = test_kind_size(p, twin->kind);
   char *bytes = (char *)malloc(twin->bytes + 1);
@@ -252,7 +252,7 @@ static float *test_twin_fetch(test_pair *p, const test_twin *twin) {
   return values;
 }
 
-/* x as an op's `narrow` has it: in e4m3, times 4, or as a gradient in e5m2. */
+/* x as the op argument `narrow` stores it: 4 x in e4m3, or a gradient x in e5m2. */
 static uint8_t test_narrow_byte(float x, int gradient) {
   float rounded = gradient ? g2z__round_e5m2(x) : g2z__round_e4m3(4 * x);
   int fraction = gradient ? 2 : 3, bias = gradient ? 15 : 7;
@@ -265,7 +265,8 @@ static uint8_t test_narrow_byte(float x, int gradient) {
 static test_twin *test_narrow_new(test_pair *p, size_t rows, size_t n) {
   return test_twin_new(p, TEST_ACT, rows * G2Z_NARROW_ROW(n) / 2);
 }
-/* What the GPU has in of[rows,n] goes to `narrow`; and: is there already, to the bit. */
+/* Sends the GPU's of[rows,n], rounded to 8 bits, to `narrow`. test_narrow_check: the GPU has
+ * written exactly these bytes there. */
 static void test_narrow_send(test_pair *p, test_twin *narrow, const test_twin *of, size_t n,
                              int gradient) {
   uint8_t *bytes = (uint8_t *)calloc(narrow->bytes, 1);
@@ -291,9 +292,10 @@ static void test_narrow_check(test_pair *p, const test_twin *narrow, const test_
   free(bytes);
 }
 
-/* sums[C] is `times` the column sums of the GPU's own rows[N,C]: a missing row shows. Values may be
- * added up before or after they are rounded, by half a unit in the last place at most and at random:
- * N of them make sqrt(N) times 0.29 units, and four times that in the worst of many columns. */
+/* sums[C] is `times` the column sums of the GPU's own rows[N,C]: a missing row shows. The kernel
+ * may add values before or after it rounds them. Each rounding errs at random by at most half a
+ * unit in the last place. N of them make sqrt(N) times 0.29 units; the worst of many columns gets
+ * four times that. */
 static void test_column_sums(test_pair *p, const test_twin *rows, const test_twin *sums, int C,
                              int times, const char *what) {
   float *x = test_twin_fetch(p, rows), *got = test_twin_fetch(p, sums);
@@ -317,7 +319,8 @@ static void test_column_sums(test_pair *p, const test_twin *rows, const test_twi
   free(got);
 }
 
-/* What a sum or product of K terms, each about `term`, may lose by the order of its additions. */
+/* The error that the order of additions may cause in a sum or product of K terms of about
+ * `term`. */
 static double test_sum_noise(int K, double term) { return 4 * (K + 8) * term * 0x1p-24; }
 static double test_product_noise(const test_pair *p, int K, double term) {
   double sum = test_sum_noise(K, term);
@@ -325,8 +328,8 @@ static double test_product_noise(const test_pair *p, int K, double term) {
   return p->dtype == G2Z_FP32 ? sum : 2 * sum;
 }
 
-/* What a sum of size `spread` may lose where a tensor core adds up K 8-bit products: it cuts the
- * sum of each 32, of up to 6 spreads, behind 13 bits. */
+/* The error of a sum of size `spread` over K 8-bit products: a tensor core truncates the sum of
+ * each 32 products, which is up to 6 spreads, to 13 bits. */
 static double test_e4m3_noise(int K, double spread) { return 6 * spread * (K / 32 + 1) * 0x1p-13; }
 
 /* A step state on both devices. */
@@ -362,7 +365,7 @@ static g2z_dropout test_dropout(const g2z_step_state *state, float probability, 
   return dropout;
 }
 
-/* The same for both devices. */
+/* Sets both devices' states alike. */
 typedef struct test_dropouts {
   g2z_dropout on[2];
 } test_dropouts;
@@ -373,7 +376,7 @@ static test_dropouts test_dropout_make(test_state state, float probability, int 
   return both;
 }
 
-/* An op on both devices; HERE(x) is x on the one that runs. */
+/* Calls an op on both devices; HERE(x) is x on the device that runs. */
 #define HERE(x) (on ? (x)->gpu : (x)->cpu)
 #define BOTH(p, op, ...)                                  \
   for (int on = 0; on < 2; on++) {                        \
@@ -427,7 +430,7 @@ static void test_cuda_device(g2z_test *t) {
   CHECK_STATUS(t, ops->allocate(device, (size_t)1 << 50, &huge), G2Z_NO_MEMORY, &t->services,
                "lower the batch");
   CHECK(t, huge == NULL);
-  CHECK_OK(t, ops->synchronize(device)); /* the failure has left nothing behind */
+  CHECK_OK(t, ops->synchronize(device)); /* the failure left no trace */
   free(back);
   ops->release(device, memory);
   ops->release_host(device, pinned);
@@ -445,7 +448,7 @@ static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float 
   test_dropouts drop = test_dropout_make(test_state_make(p, 1, 41), probability, T);
   BOTH(p, embed_fwd, HERE(out), (const int32_t *)HERE(tokens), HERE(wte), HERE(wpe), &drop.on[on],
        B, T, C);
-  test_twin_compare(p, out, "embed_fwd", 0, 0); /* one addition, one product: equal to the bit */
+  test_twin_compare(p, out, "embed_fwd", 0, 0); /* one addition, one product: bit-equal */
 
   test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, 3, 1, 0);
   test_twin *dwte = test_twin_normal(p, TEST_F32, (size_t)V * width, 4, 1, 0);
@@ -456,7 +459,7 @@ static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float 
     test_twin_compare(p, dwte, "embed_bwd dwte", 2, test_sum_noise((int)N, 2));
     test_twin_compare(p, dwpe, "embed_bwd dwpe", 2, test_sum_noise(B, 2));
   }
-  /* Three parts, which cut rows, with gaps between them; and the first of them alone. */
+  /* Three parts with gaps between them, which split rows; then only the first part. */
   enum { GAP = 16 };
   size_t words = (size_t)V * width, third = words / 3 / 8 * 8;
   g2z_row_part parts[3] = {{0, third, 0}, {third, third, third + GAP},
@@ -481,8 +484,8 @@ static void test_cuda_embed(g2z_test *t) {
       test_cuda_embed_one(&p, 3, 37, 40, 11, 0.25f);
       test_cuda_embed_one(&p, 2, 129, 264, 300, 0);
       test_cuda_embed_one(&p, 5, 67, 776, 1, 0.5f); /* one token: its run crosses every chunk */
-      test_cuda_embed_one(&p, 2, 4100, 264, 300, 0); /* so many are sorted by CUB, fewer by rank */
-      test_cuda_embed_one(&p, 2, 129, 8, 150000, 0); /* tokens wider than 16 bits, by rank */
+      test_cuda_embed_one(&p, 2, 4100, 264, 300, 0); /* CUB sorts this many, fewer are ranked */
+      test_cuda_embed_one(&p, 2, 129, 8, 150000, 0); /* ids of more than 16 bits, ranked */
     }
     test_pair_close(&p);
   }
@@ -497,7 +500,7 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
   test_twin *mean = test_twin_new(p, TEST_F32, (size_t)N);
   test_twin *rstd = test_twin_new(p, TEST_F32, (size_t)N);
   const int halves = p->dtype == G2Z_FP16 || p->dtype == G2Z_BF16;
-  ((float *)b->cpu)[0] = -200, ((float *)b->cpu)[1] = 1e-3f; /* too large for e4m3, and subnormal */
+  ((float *)b->cpu)[0] = -200, ((float *)b->cpu)[1] = 1e-3f; /* too large for e4m3; subnormal */
   ((float *)w->cpu)[1] = 0;
   test_twin_send(p, b);
   test_twin_send(p, w);
@@ -521,14 +524,14 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
     BOTH(p, layernorm_bwd, HERE(dres), HERE(dropped), HERE(dw), HERE(db),
          with_bias ? HERE(dbias) : NULL, HERE(dy), HERE(x), HERE(w), (const float *)HERE(mean),
          (const float *)HERE(rstd), res_mode, mode, &drop.on[on], N, C);
-    double ulps = 1.01 + round; /* roundings of dres pile up over the rounds */
-    double stored = ulps * test_eps(p->dtype) * 4; /* what one row may be off */
+    double ulps = 1.01 + round; /* dres accumulates roundings over the rounds */
+    double stored = ulps * test_eps(p->dtype) * 4; /* possible error of one row */
     test_twin_compare(p, dres, "layernorm_bwd dres", ulps, 64 * 0x1p-23);
     if (probability > 0)
       test_twin_compare(p, dropped, "layernorm_bwd dropped", ulps + 1, 64 * 0x1p-23);
     test_twin_compare(p, dw, "layernorm_bwd dw", 2, test_sum_noise(N, 16));
     test_twin_compare(p, db, "layernorm_bwd db", 2, test_sum_noise(N, 4));
-    if (with_bias) /* sums of values that may be neighbours: a few of them round differently */
+    if (with_bias) /* terms may be adjacent floats: a few round differently */
       test_twin_compare(p, dbias, "layernorm_bwd dbias", 2,
                         sqrt((double)N) * stored + test_sum_noise(N, 4));
     if (round == 0)
@@ -586,13 +589,14 @@ static void test_linear_forward(test_pair *p, int N, int I, int O) {
          form == GELU ? HERE(slope) : NULL, HERE(x), fp8 ? HERE(narrow_x) : NULL, HERE(w),
          HERE(bias), add ? HERE(add) : NULL, drops ? &drop.on[on] : NULL, N, I, O);
     if (fp8 && form == GELU) test_narrow_check(p, narrow_y, y, (size_t)O, 0);
-    /* What is rounded before the last step, of size up to 6: the input of GELU where the product is
-     * cuBLASLt's (slope up to 1.13, which itself changes by at most 0.8 times the input's change),
-     * the product before its dropout, and, by cuBLASLt 13.1, the product that is added in place. */
+    /* Roundings before the last step, of values up to 6: GELU's input if cuBLASLt computes the
+     * product (GELU's slope is up to 1.13, and the slope itself changes by at most 0.8 times the
+     * input's change); the product before its dropout; and in cuBLASLt 13.1 the product that is
+     * added in place. */
     double extra = form == GELU || form == IN_PLACE ? 3 * eps : drops ? 5 * eps : 0;
     test_twin_compare(p, to, names[form], 1.01, 2 * noise + extra);
     if (form == GELU) test_twin_compare(p, slope, "linear_fwd slope", 1.01, noise + 2 * eps);
-    if (form == IN_PLACE) { /* both go on from the same numbers */
+    if (form == IN_PLACE) { /* both continue from the same numbers */
       memcpy(stream->cpu, residual->cpu, out * sizeof(float));
       test_twin_send(p, stream);
     }
@@ -604,7 +608,7 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   size_t in = (size_t)N * (size_t)I, out = (size_t)N * (size_t)O, cells = (size_t)I * (size_t)O;
   const int fp8 = p->gpu->fp8 == G2Z_FP8_ALL;
   double term = 1 / sqrt((double)I), noise = test_product_noise(p, O, term);
-  double largest = 6 * sqrt((double)O) * term, eps = test_eps(p->dtype); /* largest: of dx */
+  double largest = 6 * sqrt((double)O) * term, eps = test_eps(p->dtype); /* the largest dx */
   test_twin *x = test_twin_normal(p, TEST_ACT, in, 1, 1, 0);
   test_twin *w = test_twin_normal(p, TEST_ACT, cells, 2, term, 0);
   test_twin *dy = test_twin_normal(p, TEST_ACT, out, 5, 1, 0);
@@ -614,7 +618,7 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   test_twin *dw = test_twin_new(p, TEST_GRAD, cells);
   test_twin *narrow_dx = test_narrow_new(p, (size_t)N, (size_t)I);
   test_twin *narrow_dy = test_narrow_new(p, (size_t)N, (size_t)O);
-  ((float *)into->cpu)[1] = g2z__round(p->dtype, 4e-5f); /* makes a number subnormal in e5m2 */
+  ((float *)into->cpu)[1] = g2z__round(p->dtype, 4e-5f); /* is subnormal in e5m2 */
   test_twin_send(p, into);
   if (fp8) test_narrow_send(p, narrow_dy, dy, (size_t)O, 1);
   if (fp8) noise += test_e4m3_noise(O, sqrt((double)O) * term);
@@ -664,8 +668,8 @@ static void test_cuda_linear(g2z_test *t) {
 }
 
 /* internals */
-/* Our own products, which the clock may choose or not: less than a tile, more tiles than a GPU has
- * multiprocessors both forward and backward, and no multiple of a tile in any direction. */
+/* Our own products, chosen by timing or forced: smaller than a tile, more tiles than a GPU has
+ * multiprocessors both forward and backward, and no dimension a multiple of a tile. */
 static void test_cuda_products(g2z_test *t) {
   CUDA_OR_SKIP(t);
 #ifdef __CUDACC__
@@ -684,7 +688,7 @@ static void test_cuda_products(g2z_test *t) {
       }
       for (int i = 0; i < cuda->product_count; i++)
         ours += cuda->products[i].way == G2Z__WAY_HOPPER;
-      /* plain or with what is added, GELU, data gradient, with GELU's: of each shape */
+      /* per shape: plain or with an addend, GELU, data gradient, data gradient with GELU's */
       CHECK(t, ours == (here ? 5 * 4 : 0));
     }
     test_pair_close(&p);
@@ -693,7 +697,7 @@ static void test_cuda_products(g2z_test *t) {
 }
 
 /* internals */
-/* A tuning table goes to a file and comes back; what does not fit is refused. */
+/* A tuning table is written to a file and read back; a table that does not fit is refused. */
 static void test_cuda_tuning(g2z_test *t) {
   CUDA_OR_SKIP(t);
   test_pair p;
@@ -707,14 +711,14 @@ static void test_cuda_tuning(g2z_test *t) {
 #ifdef __CUDACC__
   const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
   for (int i = 0; i < cuda->product_count; i++) timed += cuda->products[i].us > 0;
-  CHECK(t, timed >= (cuda->hopper ? 5 : 3)); /* forward, data, weights; on Hopper GELU's two, too */
+  CHECK(t, timed >= (cuda->hopper ? 5 : 3)); /* forward, data, weights; on Hopper also GELU's two */
 #endif
-  CHECK(t, lines == 1 + timed); /* after a head */
+  CHECK(t, lines == 1 + timed); /* one header line */
   test_pair_close(&p);
 
   if (!test_pair_open(&p, t, 2)) return;
   CHECK_OK(t, g2z__tuning_read(p.gpu, text));
-  test_cuda_linear_one(&p, 131, 256, 768); /* with the choices that were read */
+  test_cuda_linear_one(&p, 131, 256, 768); /* with the choices from the file */
   CHECK_OK(t, p.gpu->ops->tuning(p.gpu, &again));
   CHECK(t, strcmp(text, again) == 0);
   test_pair_close(&p);
@@ -737,8 +741,8 @@ static void test_cuda_tuning(g2z_test *t) {
   test_pair_close(&p);
 }
 
-/* got = want but for `bound` of want's norm, over all rows, and over those that are no target's;
- * targets NULL: over all alone. */
+/* got = want within `bound` of want's norm, over all rows and over the rows that are no target;
+ * targets NULL: over all rows only. */
 static void test_head_norm(test_pair *p, const test_twin *gradient, const test_twin *targets, int C,
                            double bound) {
   float *got = test_twin_fetch(p, gradient);
@@ -763,7 +767,7 @@ static void test_head_norm(test_pair *p, const test_twin *gradient, const test_t
   free(got);
 }
 
-/* *sum is 0.5 and the sum of the GPU's own losses[N]: a token that is left out shows. */
+/* *sum is 0.5 plus the sum of the GPU's own losses[N]: an omitted token shows. */
 static void test_head_sum(test_pair *p, const test_twin *sum, const test_twin *losses) {
   float *values = test_twin_fetch(p, losses);
   double got = 0, want = 0.5;
@@ -774,8 +778,8 @@ static void test_head_sum(test_pair *p, const test_twin *sum, const test_twin *l
   free(values);
 }
 
-/* Logits are of size `spread`. `exact`, an fp32 CPU: logits are not rounded in training, so that
- * its loss and gradients are what to expect; NULL: they are, as p->cpu rounds them. */
+/* Logits are of size `spread`. `exact` is an fp32 CPU and gives the expected loss and gradients if
+ * training does not round logits. NULL: training rounds them, and p->cpu does the same. */
 static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, int V, int chunk,
                                double spread, float scale) {
   test_pair training = *p;
@@ -796,8 +800,8 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   test_twin *dh = test_twin_new(p, TEST_ACT, all), *dwte = test_twin_new(p, TEST_F32, words);
   test_state state = test_state_make(p, scale, 1);
   double eps = test_eps(p->dtype);
-  /* A logit of size up to 6 spreads that rounds differently moves a loss by eps * 6 spreads, and a
-   * probability as much of itself. */
+  /* A logit of up to 6 spreads that rounds differently changes a loss by eps * 6 spreads, and a
+   * probability by the same relative amount. */
   double noise = test_product_noise(p, C, spread / sqrt((double)C));
   double rounded = 3 * spread * eps + noise, logit = exact ? noise : rounded;
   if (p->gpu->fp8) noise = logit = noise + test_e4m3_noise(C, spread);
@@ -808,18 +812,18 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
          G2Z_FP32, HERE(logits), HERE(h), HERE(wte), (const int32_t *)HERE(targets), dloss,
          HERE(&state), (g2z_write)mode, N, C, V, Vp, chunk);
     double g = (double)dloss * (double)scale;
-    double word = spread / sqrt((double)C) > 1 ? spread / sqrt((double)C) : 1; /* numbers of wte */
+    double word = spread / sqrt((double)C) > 1 ? spread / sqrt((double)C) : 1; /* wte's size */
     test_twin_compare(p, losses, "head_loss losses", 8, 2 * logit + 1e-6);
     test_head_sum(p, sum, losses);
     test_twin_compare(p, dh, "head_loss dh", 2, g * word * (2 * logit + 4 * eps + 1e-6));
     test_twin_compare(p, dwte, "head_loss dwte", 8,
                       (1 + mode) * g * sqrt((double)N) * 4 * (2 * logit + 4 * eps + 1e-6));
-    /* A logit of size `spread` that is rounded moves its probability by 0.29 eps spread of itself. */
+    /* Rounding a logit of size `spread` changes its probability by 0.29 eps spread, relative. */
     double relative = 2 * (spread + 2) * eps + 4 * noise + 1e-5;
     test_head_norm(p, dwte, targets, C, relative);
     test_head_norm(p, dh, NULL, C, relative);
   }
-  if (N <= chunk) { /* rounded at once */
+  if (N <= chunk) { /* rounded directly */
     test_twin *narrow = test_twin_new(p, TEST_GRAD, words);
     g2z_dtype grad = p->cpu->grad_dtype;
     BOTH(&training, head_loss, (float *)HERE(losses), (double *)HERE(sum), HERE(dh), HERE(narrow),
@@ -843,10 +847,10 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   test_pair_clear(p);
 }
 
-/* Rows of h that are no numbers make their losses, their dh and all of dwte none, so that the step
- * is skipped; the other rows are as if they were not there. They lie in the first and the last of 18
- * tiles of 128 rows, of which there are 8 across: where exponentials are computed again, blocks of
- * a GPU with 132 multiprocessors leave tiles out before and behind those. */
+/* Rows of h with NaNs make their losses, their dh and all of dwte NaN, so that the step is skipped;
+ * the other rows are unaffected. They lie in the first and the last of 18 tiles of 128 rows; there
+ * are 8 tiles across. Where exponentials are recomputed, blocks of a GPU with 132 multiprocessors
+ * skip tiles before and after these. */
 static void test_cuda_head_poison(test_pair *p) {
   enum { N = 2200, C = 136, V = 1500, VP = 1536 };
   static const struct {
@@ -893,8 +897,8 @@ static void test_cuda_head_poison(test_pair *p) {
 }
 
 /* internals */
-/* Whether head_loss trains with exponentials: in 16 bits on Hopper, where products are tuned or fp8
- * is on. */
+/* Whether head_loss trains with exponentials: in 16 bits on Hopper, if products are tuned or fp8 is
+ * on. */
 static int test_head_exponentials(const test_pair *p) {
   int fits = 0;
 #ifdef __CUDACC__
@@ -914,25 +918,25 @@ static void test_cuda_head(g2z_test *t) {
   static const struct {
     int N, C, V, chunk;
     double spread;
-    float scale; /* of fp16 */
+    float scale; /* loss scale in fp16 */
   } cases[] = {
       {1, 8, 2, 16, 2, 1024},
       {67, 40, 101, 32, 2, 1024},
       {300, 136, 1003, 300, 2, 1024},
-      {300, 136, 1003, 300, 2, 1048576},  /* for fp16 alone */
-      {300, 136, 2003, 160, 16, 1024},    /* words outshine the first 512, */
-      {300, 136, 2003, 160, 128, 1024},   /* by more than e^88 here and there; */
+      {300, 136, 1003, 300, 2, 1048576},  /* only for fp16 */
+      {300, 136, 2003, 160, 16, 1024},    /* logits above the first 512, */
+      {300, 136, 2003, 160, 128, 1024},   /* some by a factor above e^88; */
       {300, 136, 2003, 160, 8192, 1024},  /* rounding alone moves them by 8 in fp16, */
       {300, 136, 2003, 160, 65536, 1024}, /* by more than 88 in bf16 */
-      {9, 16, 50257, 4, 2, 1024},         /* GPT-2's words, in several chunks */
-      {3, 16, 130001, 8, 2, 1024},        /* a row that no shared memory would hold */
+      {9, 16, 50257, 4, 2, 1024},         /* GPT-2's vocabulary, several chunks */
+      {3, 16, 130001, 8, 2, 1024},        /* a row too long for shared memory */
   };
   static const struct {
     g2z_tune tune;
     g2z_fp8 fp8;
   } ways[] = {{G2Z_TUNE_OFF, G2Z_FP8_NONE},    /* logits in memory */
               {G2Z_TUNE_OWN, G2Z_FP8_NONE},    /* exponentials */
-              {G2Z_TUNE_OFF, G2Z_FP8_LOGITS}}; /* exponentials of products of e4m3 */
+              {G2Z_TUNE_OFF, G2Z_FP8_LOGITS}}; /* exponentials of e4m3 products */
   CUDA_OR_SKIP(t);
   g2z_device *fp32;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, G2Z_FP32, G2Z_FP32, &fp32));
@@ -946,7 +950,7 @@ static void test_cuda_head(g2z_test *t) {
         p.gpu->fp8 = p.cpu->fp8 = fp32->fp8 = ways[way].fp8;
         int exponentials = test_head_exponentials(&p);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-          if (fp16 ? cases[i].spread < 10000 : cases[i].scale == 1024) /* 6 spreads are a number */
+          if (fp16 ? cases[i].spread < 10000 : cases[i].scale == 1024) /* 6 spreads are finite */
             test_cuda_head_one(&p, exponentials ? fp32 : NULL, cases[i].N, cases[i].C, cases[i].V,
                                cases[i].chunk, cases[i].spread, fp16 ? cases[i].scale : 1);
         test_cuda_head_poison(&p);
@@ -986,7 +990,7 @@ static void test_cuda_cast(g2z_test *t) {
 }
 
 /* internals */
-/* The kernel that adds up what other ranks sent, on the device's own stream. */
+/* The kernel that adds parts from other ranks, on the device's own stream. */
 static g2z_status test_add_rows(test_pair *p, test_twin *to, const test_twin *from,
                                 const test_twin *rows, int count, g2z_write mode) {
 #ifdef __CUDACC__
@@ -1001,13 +1005,13 @@ static g2z_status test_add_rows(test_pair *p, test_twin *to, const test_twin *fr
 #endif
 }
 
-/* Rows are added in fp32 one after the other, then what was there, and rounded once. */
+/* Rows are added in fp32 in order, then the old value, and the result is rounded once. */
 static void test_sum_rows(test_pair *p, size_t n, int count, g2z_write mode) {
   test_twin *from = test_twin_normal(p, TEST_GRAD, n, 1, 3, 0);
   test_twin *rows = test_twin_normal(p, TEST_GRAD, n * (size_t)count, 2, 3, 0);
   test_twin *to = test_twin_normal(p, TEST_GRAD, n, 3, 3, 0);
   test_twin *in_place = mode == G2Z_ACCUMULATE ? to : from;
-  ((float *)from->cpu)[0] = g2z__round(p->grad_dtype, 65504.0f); /* fp16: beyond its largest */
+  ((float *)from->cpu)[0] = g2z__round(p->grad_dtype, 65504.0f); /* fp16: overflows */
   ((float *)rows->cpu)[0] = 64.0f;
   test_twin_send(p, from);
   test_twin_send(p, rows);
@@ -1032,7 +1036,7 @@ static void test_cuda_sums(g2z_test *t) {
         g2z_write write = mode ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
         test_sum_rows(&p, 4, 1, write);
         test_sum_rows(&p, 1028, 3, write);
-        test_sum_rows(&p, 1500000, 1, write); /* more than one turn of a block */
+        test_sum_rows(&p, 1500000, 1, write); /* more than one pass of a block */
         test_sum_rows(&p, 40000, 7, write);
         test_twin *from = test_twin_normal(&p, TEST_GRAD, 5000, 1, 3, 0);
         test_twin *to = test_twin_normal(&p, TEST_GRAD, 5000, 2, 3, 0);
@@ -1045,7 +1049,7 @@ static void test_cuda_sums(g2z_test *t) {
   }
 }
 
-/* Ranges that start anywhere, with ends that fill no pack. */
+/* Ranges with any start, whose ends do not fill a pack. */
 static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, test_state state) {
   enum { COUNT = 5, ELEMENTS = 70000 };
   static const g2z_update_range ranges[COUNT] = {
@@ -1069,7 +1073,7 @@ static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, te
   CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, 2, COUNT)); /* in parts, in any order */
   CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, 0, 2));
   CHECK_OK(p->t, p->gpu->ops->adamw(p->gpu, &update_gpu, COUNT, COUNT));
-  /* Compilers may fuse a product and an addition, on either side. */
+  /* A compiler may fuse a product and an addition, for either device. */
   test_twin_compare(p, m, "adamw m", 2, 0x1p-24);
   test_twin_compare(p, v, "adamw v", 4, 0);
   test_twin_compare(p, master, "adamw master", 2, 0x1p-24);
@@ -1131,7 +1135,7 @@ static void test_cuda_optimizer(g2z_test *t) {
           ((float *)grads->cpu)[i] = g2z__round(p.grad_dtype, (float)((int)(i % 23) - 11) * 0.37f);
         if (bad) ((float *)grads->cpu)[n / 2] = step == 5 ? NAN : INFINITY;
         test_twin_send(&p, grads);
-        g2z_range pieces[35]; /* more than a launch takes, at odd places */
+        g2z_range pieces[35]; /* more than one launch takes, at odd places */
         int count = n < 1000 ? 1 : 35;
         for (int i = 0; i < count; i++) {
           pieces[i].begin = n * (size_t)i / (size_t)count + (size_t)(i > 0);
@@ -1140,7 +1144,7 @@ static void test_cuda_optimizer(g2z_test *t) {
         }
         BOTH(&p, grad_sumsq, (double *)HERE(rows) + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES,
              HERE(grads), pieces, count);
-        p.count--; /* released here: 27 of them would not fit the list */
+        p.count--; /* released here: the list has no room for 27 of them */
         free(grads->cpu);
         p.gpu->ops->release(p.gpu, grads->block);
       }
@@ -1152,7 +1156,7 @@ static void test_cuda_optimizer(g2z_test *t) {
       test_twin_compare(&p, rows, "decide's rows", 0, 0);
       test_cuda_state(&p, state.cpu, state.gpu, &on_gpu);
       CHECK(t, state.cpu->skip == bad);
-      if (step == 3 || step == 4) { /* applied, and skipped: nothing but NaN in params then */
+      if (step == 3 || step == 4) { /* applied, and skipped: params are all NaN */
         int kept = p.count;
         test_cuda_adamw(&p, &config, state);
         for (; p.count > kept; p.count--) {
@@ -1167,24 +1171,24 @@ static void test_cuda_optimizer(g2z_test *t) {
 }
 
 /* ----- CUDA attention against the CPU's ----------------------------------
- * On both, scores, statistics and sums are fp32. Tensor cores take P and dS rounded to the type,
+ * Both compute scores, statistics and sums in fp32. Tensor cores take P and dS rounded to the type,
  * which the CPU does not round; eps is the spacing of the type.
- * Each element: one more rounding of the result, and the roundings of the P or dS in its sum. These
+ * Each element: one more rounding of the result, and the roundings of P or dS in its sum. These
  *   are independent, each up to eps/2 of its term, so their sum stays under 2 eps of the largest
  *   element of the tensor.
  * Each tensor: ||gpu - cpu|| <= eps/2 ||cpu||. Two roundings with a standard deviation of at most
- *   0.29 eps each make 0.41 eps; a wrong term or a missing one is far above.
- * fp32: scores of size s differ by about sqrt(HS) s 2^-24 in their sums, probabilities by as much
- *   of themselves: 64 eps for scores around 1, `spread`^2 times that for larger ones. */
+ *   0.29 eps each make 0.41 eps; a wrong or missing term makes far more.
+ * fp32: scores of size s differ by about sqrt(HS) s 2^-24, from their sums, and probabilities by
+ *   the same relative amount: 64 eps for scores around 1, `spread`^2 times that for larger ones. */
 
 static double test_attention_eps(const test_pair *p, double spread) {
   double eps = test_eps(p->dtype);
   return p->dtype == G2Z_FP16 || p->dtype == G2Z_BF16 ? eps : 64 * eps * spread * spread;
 }
 
-/* Both bounds, for columns [first, first + width) of rows of `row` numbers. Differences smaller
- * than the error of numbers around 0.1 never count: with one query dQ and dK are differences of
- * equals. */
+/* Both bounds, for columns [first, first + width) of rows of `row` numbers. Differences below the
+ * error of numbers around 0.1 never count: with one query, dQ and dK are differences of equal
+ * numbers. */
 static void test_attention_compare(test_pair *p, const test_twin *twin, const char *what,
                                    size_t first, size_t width, size_t row, double eps) {
   float *got = test_twin_fetch(p, twin);
@@ -1214,7 +1218,7 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   double eps = test_attention_eps(p, spread);
   char what[96];
   test_twin *qkv = test_twin_normal(p, TEST_ACT, N * 3 * width, (uint32_t)(T + HS), 1, 0);
-  for (size_t i = 0; i < qkv->n; i++) /* powers of 2: still values of the type */
+  for (size_t i = 0; i < qkv->n; i++) /* powers of 2: exact in the type */
     if (i % (3 * width) < 2 * width) ((float *)qkv->cpu)[i] *= (float)spread;
   test_twin_send(p, qkv);
   test_twin *out = test_twin_new(p, TEST_ACT, N * width);
@@ -1234,7 +1238,7 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, (uint32_t)(T + HS + 1), 1, 0);
   test_twin *dqkv = test_twin_new(p, TEST_ACT, N * 3 * width);
   test_twin *dbias = test_twin_new(p, TEST_GRAD, 3 * width);
-  test_twin_send(p, out); /* backward starts from the CPU's */
+  test_twin_send(p, out); /* backward starts from the CPU's values */
   test_twin_send(p, lse);
   snprintf(what, sizeof what, "attention_bwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
            (double)probability);
@@ -1243,7 +1247,7 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
          HERE(out), (const float *)HERE(lse), HERE(qkv), (g2z_write)mode, &drop.on[on], B, T, C,
          NH);
     if (gradient) test_narrow_check(p, narrow, dqkv, 3 * width, 1);
-    double largest = 0, column = 0; /* an element; the norm of a column */
+    double largest = 0, column = 0; /* an element; a column's norm */
     for (size_t x = 0; x < 3 * width; x++) {
       double squares = 0;
       for (size_t y = x; y < dqkv->n; y += 3 * width) {
@@ -1256,17 +1260,17 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
     for (size_t part = 0; part < 3; part++)
       test_attention_compare(p, dqkv, what, part * width, width, 3 * width, eps);
     test_twin_compare(p, dqkv, what, 1, 2 * eps * (largest + 0.1));
-    /* A column adds N errors of 0.41 eps of its elements; six standard deviations, for the column
-     * of the largest norm: those of V are larger than those of Q and K. */
+    /* A column adds N errors of 0.41 eps of its elements. The bound is six standard deviations for
+     * the column of the largest norm: V's columns are larger than Q's and K's. */
     test_twin_compare(p, dbias, what, 2 + mode, 2.5 * eps * (column + 0.1));
   }
   test_pair_clear(p);
 }
 
 /* internals */
-/* What Hopper's backward cuts into items: heads for several rounds, none cut; one head that is cut,
- * 9 blocks of keys in 7 parts; and a few heads more than there are multiprocessors, some whole and
- * some cut, with tiles of dQ in both places where they wait. */
+/* Hopper's backward cuts heads into work items. Cases: heads for several rounds, none cut; one head
+ * of 9 key blocks cut into 7 parts; slightly more heads than multiprocessors, some whole and some
+ * cut, so that tiles of dQ wait in both places. */
 static void test_attention_cuts(test_pair *p) {
   int shapes[][3] = {{27, 65, 10}, {1, 1100, 1}, {5, 330, 27}};
 #ifdef __CUDACC__
@@ -1293,19 +1297,19 @@ static void test_cuda_attention(g2z_test *t) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
       for (int i = 0; i < 8; i++)
-        for (int k = 0; k < 7; k++) /* each type comes twice: with dropout and without */
+        for (int k = 0; k < 7; k++) /* each type twice: with and without dropout */
           test_attention_one(&p, sizes[i] < 300 ? 2 : 1, sizes[i], sizes[i] < 300 ? 3 : 1,
                              head_sizes[k], (i + k + types) % 2 ? 0.3f : 0.0f, 1);
-      test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys have all the weight */
+      test_attention_one(&p, 3, 192, 5, 64, 0, 4);    /* large scores: few keys get all weight */
       test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
-      test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than a GPU has multiprocessors */
+      test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than multiprocessors */
       test_attention_cuts(&p);
     }
     test_pair_close(&p);
   }
 }
 
-/* Bytes of all outputs after one forward and backward. */
+/* All outputs' bytes after one forward and backward. */
 static void test_attention_run(test_pair *p, unsigned char *bytes, const test_twin *qkv,
                                const test_twin *dout, int B, int T, int C, int NH) {
   size_t N = (size_t)B * (size_t)T, width = (size_t)C;

@@ -1,6 +1,6 @@
-/* Tests of extras/g2z_eval.h: what a file's loss is, by hand, and files that are damaged. */
+/* Tests of extras/g2z_eval.h: the loss of a file, computed by hand, and damaged files. */
 
-/* A file's score by a model. */
+/* A model's score of a file. */
 static g2z_status eval_file(g2z_model *model, const g2z_tokenizer *tokenizer, const char *path,
                             g2z_eval *out) {
   g2z_eval_set *set;
@@ -10,7 +10,7 @@ static g2z_status eval_file(g2z_model *model, const g2z_tokenizer *tokenizer, co
   return status;
 }
 
-/* Loss of ids[first .. n) behind what stands before each, from the logits. */
+/* Loss of ids[first .. n), each given the ids before it, from the logits. */
 static double eval_by_hand(g2z_test *t, g2z_model *model, const int32_t *ids, int first, int n) {
   const int V = model->config.vocab;
   float *logits = (float *)malloc((size_t)n * (size_t)V * sizeof(float));
@@ -31,8 +31,8 @@ static void eval_put(uint16_t *words, size_t *at, const int32_t *ids, int count)
   for (int i = 0; i < count; i++) words[(*at)++] = (uint16_t)ids[i];
 }
 
-/* An ending has as many bytes whatever the tokens, and the space before it is none of them: what
- * acc_bytes divides by. */
+/* acc_bytes divides by an ending's bytes. They do not depend on the tokens, and the space before
+ * the ending is not counted. */
 static void eval_check_bytes(g2z_test *t) {
   static const struct { const char *ending; double bytes; } cases[] = {
       {" ab", 2}, {"ab", 2}, {"  ab", 3}, {" ", 1}, {" \xC3\xA9", 2}};
@@ -54,7 +54,7 @@ static void eval_check_bytes(g2z_test *t) {
   }
 }
 
-/* 20 questions with four endings of one to five tokens: acc and acc_norm as counted by hand. */
+/* 20 questions with four endings of one to five tokens each: acc and acc_norm computed by hand. */
 static void test_eval_questions(g2z_test *t) {
   enum { QUESTIONS = 20, ENDINGS = 4 };
   g2z_context *context = NULL;
@@ -104,7 +104,7 @@ static void test_eval_questions(g2z_test *t) {
   CHECK_NEAR(t, result.acc_norm, (double)right_norm / QUESTIONS, 1e-12);
   CHECK(t, right != right_norm && isnan(result.acc_bytes));
   CHECK_NEAR(t, result.loss, sum / tokens, 1e-5);
-  /* Damage: a byte of a question, what lies in the header, an end that came early. */
+  /* Damage: a byte of a question, a field of the header, a truncated file. */
   static const struct { size_t at; int byte; size_t cut; const char *says; } damages[] = {
       {1024, 1, 0, "is damaged at byte 1024"},     {1026, 1, 0, "is damaged at byte 1024"},
       {1030, 9, 0, "is damaged at byte 1024"},     {1032, 200, 0, "is damaged at byte 1024"},
@@ -127,7 +127,7 @@ static void test_eval_questions(g2z_test *t) {
   inuse_close(context, model);
 }
 
-/* A text, its documents and its tokens: the same loss by three ways and by hand. */
+/* A text, its documents and its tokens: three functions and a computation by hand give one loss. */
 static void test_eval_texts(g2z_test *t) {
   enum { CONTEXT = 16, V = 257 };
   static const char line[] = "A small text, that is longer than the context of sixteen tokens.";
@@ -168,7 +168,7 @@ static void test_eval_texts(g2z_test *t) {
   test_write_file(t, test_path(t, "a.jsonl"), many, strlen(many));
   CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.jsonl"), &lines));
   CHECK(t, lines.tokens == 2 * text.tokens && fabs(lines.loss - text.loss) < 1e-9);
-  /* packed, with a field that prepare_data reads as well, and one that nobody reads */
+  /* packed, with a field that prepare_data also reads, and one that no program reads */
   snprintf(many, sizeof many, "{\"content\": \"%s\", \"n\": NaN}\n\n{\"text\": \"%s\"}\n", line,
            line);
   test_write_file(t, test_path(t, "p.jsonl"), many, strlen(many));
@@ -178,7 +178,7 @@ static void test_eval_texts(g2z_test *t) {
     CHECK(t, packed.tokens == lines.tokens && packed.bits_per_byte == lines.bits_per_byte);
     CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.txt.gz"), &packed));
     CHECK(t, packed.tokens == text.tokens && packed.loss == text.loss);
-    /* bombs: known by the beginning, or too large */
+    /* bombs: recognized by the beginning, or too large */
     char *all = NULL;
     size_t bytes;
     test_sh(t, "head -c 4000000 /dev/zero | gzip > 0.gz; yes | head -c 4000000 | gzip > y.gz");
@@ -220,7 +220,7 @@ static void test_eval_texts(g2z_test *t) {
   inuse_close(context, model);
 }
 
-/* A mask with more bits than are read at a time, and a shard that grew since it was read. */
+/* A mask with more bits than one read takes, and a shard that has grown since it was read. */
 static void eval_check_mask(g2z_test *t) {
   enum { MANY = 40000 };
   int32_t *ids = (int32_t *)malloc(MANY * sizeof *ids);
@@ -234,8 +234,8 @@ static void eval_check_mask(g2z_test *t) {
   free(ids);
 }
 
-/* Of a shard with a mask the loss is that of the tokens that count, by hand and in validation. In
- * the first window all count, in the third none, in the others some. */
+/* The loss of a shard with a mask covers only tokens that count: by hand and in validation. In the
+ * first window all tokens count, in the third none, in the others some. */
 static void test_eval_masks(g2z_test *t) {
   enum { CONTEXT = 16, V = 61, COUNT = 4 * CONTEXT + 1 };
   g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
@@ -286,7 +286,7 @@ static void test_eval_masks(g2z_test *t) {
   CHECK_NEAR(t, result.loss, validated, 1e-6);
   g2z_loader_free(loader);
   test_trainer_close(&tt);
-  /* A mask that leaves out all tokens, and one that is another shard's. */
+  /* A mask that leaves out all tokens, and another shard's mask. */
   for (int i = 0; i < COUNT; i++) marked[i] |= G2Z_UNCOUNTED;
   CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, &writer));
   CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
@@ -322,8 +322,8 @@ static void eval_show(eval_heard *want, const void *text, size_t bytes) {
   }
 }
 
-/* An untrained model of bytes writes any of them: the prompt and what is written, byte by byte, are
- * shown as both are at once. */
+/* An untrained byte model writes any byte. The prompt and the output, shown byte by byte, look like
+ * both shown at once. */
 static void test_eval_writes(g2z_test *t) {
   enum { TOKENS = 600 };
   static const char prompt[] = "\xc3\xa9 \x1b[2J \xff \xe2\x82";
@@ -368,7 +368,7 @@ static void test_eval_writes(g2z_test *t) {
   inuse_close(context, model);
 }
 
-/* The loss that `output` prints for a file, behind the place where `after` stands; -1: none. */
+/* The loss that `output` contains for a file, after the first `after`; -1: none. */
 static double eval_printed(const char *output, const char *after, const char *file) {
   double loss = -1;
   const char *at = strstr(output, after);
@@ -377,8 +377,8 @@ static double eval_printed(const char *output, const char *after, const char *fi
   return at && sscanf(at, " | loss %lf", &loss) == 1 ? loss : -1;
 }
 
-/* ./train scores files while it trains and behind its end; what three ranks of ZeRO stage 3 print
- * is what the weights that they leave have, but for the rounding of the fourth decimal. */
+/* ./train scores files during training and after it. Three ranks of ZeRO stage 3 print the scores
+ * of the weights that they save, except for rounding in the fourth decimal. */
 static void test_eval_train(g2z_test *t) {
   static const char *const files[] = {"x_val_0.bin", "a.txt"};
   char output[16384], scored[4096], arguments[2400];
@@ -405,7 +405,7 @@ static void test_eval_train(g2z_test *t) {
   CHECK(t, strstr(scored, " bits per byte | 19 tokens | ") != NULL);
   test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, x_val_0.bin' "
           "%s/report.html && grep -q 'loss, a.txt' %s/report.html", dir, dir, dir);
-  /* Two files of one name have two curves. */
+  /* Two files with the same name get two curves. */
   test_sh(t, "mkdir p q && echo one > p/e.txt && echo two > q/e.txt");
   snprintf(arguments, sizeof arguments,
            "--train '%s' --vocab-size 257 --layers 1 --channels 8 --heads 1 --context 8 --batch 1 "
@@ -415,7 +415,8 @@ static void test_eval_train(g2z_test *t) {
   CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
   test_sh(t, "for f in p q; do grep -q \"eval_file.*/$f/e.txt\" pq/metrics.jsonl && "
              "grep -aq \"eval/.*/$f/e.txt\" pq/events.out.* || exit 1; done");
-  /* Names of any length and bytes: the run ends, and TensorBoard's file has the tag whole. */
+  /* Names of any length and any bytes: the run ends well, and TensorBoard's file holds the whole
+   * tag. */
   for (int i = 0; i < 6; i++) {
     char name[256], want[800];
     const int lengths[] = {58, 59, 121, 122, 240, 240}, length = lengths[i];
@@ -435,7 +436,7 @@ static void test_eval_train(g2z_test *t) {
     char *events = NULL;
     CHECK_OK(t, g2z_read_file(&t->services, test_path(t, test_text("run%d/events", i)), 1 << 20,
                               &events, &bytes));
-    /* each record: length, its sum, an event, its sum */
+    /* each record: length, its checksum, an event, its checksum */
     for (uint64_t record; events && at + 16 <= bytes; at += 16 + (size_t)record) {
       memcpy(&record, events + at, sizeof record);
       const size_t tag = strlen(want), inner = tag + (tag < 128 ? 7 : 8);
@@ -450,8 +451,8 @@ static void test_eval_train(g2z_test *t) {
   }
 }
 
-/* The examples as `make examples` builds them: score's loss of a text is that of its tokens in a
- * shard; generate prints the prompt and goes on; both refuse what is not there. */
+/* The examples as `make examples` builds them: score's loss of a text equals the loss of its tokens
+ * in a shard; generate prints the prompt and continues it; both refuse missing files. */
 static void test_examples(g2z_test *t) {
   static const char text[] = "A text that is a little longer than one context of this model.";
   char output[4096], command[2048];
@@ -498,7 +499,7 @@ static void test_examples(g2z_test *t) {
   snprintf(command, sizeof command, "build/examples/score %s/none %s/e.bpe x 2>&1", dir, dir);
   CHECK(t, test_shell(command, output, sizeof output) != 0);
   CHECK(t, strncmp(output, "score: ", 7) == 0);
-  /* What has no figure: a text of one token, and what is no text. */
+  /* Inputs without a score: a text of one token, and a file that is not text. */
   test_write_file(t, test_path(t, "one.txt"), "A", 1);
   test_write_file(t, test_path(t, "wide.txt"), "\xff\xfe" "A\0B\0", 6);
   static const char *const texts[][2] = {{"one.txt", "one.txt has fewer than two tokens"},
@@ -509,7 +510,7 @@ static void test_examples(g2z_test *t) {
     CHECK(t, test_shell(command, output, sizeof output) == 1);
     CHECK_HAS(t, output, texts[i][1]);
   }
-  /* The lines in the sources compile them. */
+  /* The compile commands in the sources work. */
   CHECK(t, test_shell("for f in generate score; do $(sed -n 's/^ \\*     cc -O3/cc "
                       "-fsyntax-only/p' examples/$f.c) || exit 1; done 2>&1", output, sizeof output) == 0);
   g2z_tokens_free(&ids);

@@ -1,6 +1,6 @@
-/* Targets for libFuzzer with AddressSanitizer and UBSan, one for each file format: `make fuzz`
- * builds a program for each. test_gpt2.cu includes them in place of the tests. "internals" stands
- * above what uses private names of the header. */
+/* Targets for libFuzzer with AddressSanitizer and UBSan, one per file format: `make fuzz` builds
+ * one program each. test_gpt2.cu includes them in place of the tests. "internals" marks code that
+ * uses private names of the header. */
 
 #include <sys/mman.h>
 
@@ -8,7 +8,7 @@ static void fuzz_check(int condition) {
   if (!condition) __builtin_trap();
 }
 
-/* Reads everything in it, with recursion as callers do it. */
+/* Reads the whole value, recursively as callers do. */
 static void fuzz_walk(g2z_json *json) {
   g2z_json_text key;
   switch (g2z_json_peek(json)) {
@@ -49,8 +49,8 @@ static void fuzz_walk(g2z_json *json) {
   }
 }
 
-/* Any bytes through the JSON reader. What a typed walk accepts, skip accepts, and
- * what is written from it is accepted again. */
+/* Any bytes through the JSON reader. If a typed walk accepts them, skip accepts them too, and the
+ * text written from them is accepted again. */
 static int fuzz_json(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   g2z_json json;
@@ -66,7 +66,7 @@ static int fuzz_json(const uint8_t *data, size_t size) {
   return 0;
 }
 
-/* Any bytes as an experiment's file. One that is accepted can be shown. */
+/* Any bytes as an experiment's file. An accepted file can be shown. */
 static void fuzz_summary_line(void *user, const char *text) { *(size_t *)user += strlen(text); }
 static int fuzz_summary(const uint8_t *data, size_t size) {
   g2z_services services = {0};
@@ -81,7 +81,7 @@ static int fuzz_summary(const uint8_t *data, size_t size) {
   return 0;
 }
 
-/* Any bytes as a vocabulary file. One that is accepted must encode the same bytes as a text. */
+/* Any bytes as a vocabulary file. An accepted vocabulary encodes the same bytes as a text. */
 static int fuzz_vocab(const uint8_t *data, size_t bytes) {
   g2z_services services = {0};
   g2z_tokenizer *tokenizer;
@@ -118,7 +118,7 @@ static int fuzz_equal(const g2z_tokens *a, const g2z_tokens *b) {
          (a->count == 0 || memcmp(a->ids, b->ids, a->count * sizeof *a->ids) == 0);
 }
 
-/* Any bytes as a text: learnt from, cut, encoded and decoded, against what must hold for each. */
+/* Any bytes as a text: train on it, cut, encode and decode it, and check the invariants of each. */
 static int fuzz_encode(const uint8_t *data, size_t bytes) {
   g2z_services services = {0};
   g2z_bpe_trainer *trainer;
@@ -145,7 +145,7 @@ static int fuzz_encode(const uint8_t *data, size_t bytes) {
   fuzz_check(used <= bytes);
   fuzz_append(encoder, data + used, bytes - used, G2Z_ENCODE_DEFAULT, &other);
   fuzz_check(fuzz_equal(&whole, &other));
-  /* What comes back is valid, and encodes to the same ids. */
+  /* The decoded text is valid and encodes to the same ids. */
   fuzz_check(g2z_decode(&services, tokenizer, whole.ids, whole.count, &text, &length) == G2Z_OK);
   other.count = 0;
   fuzz_append(encoder, text, length, G2Z_ENCODE_STRICT, &other);
@@ -218,7 +218,7 @@ static void fuzz_put(const char *name, const uint8_t *data, size_t size) {
 static g2z_status fuzz_take(void *user, size_t canonical, size_t count, const float *values) {
   size_t *next = (size_t *)user;
   double sum = 0;
-  for (size_t i = 0; i < count; i++) sum += (double)values[i]; /* the sanitizer looks at each */
+  for (size_t i = 0; i < count; i++) sum += (double)values[i]; /* the sanitizer checks each value */
   fuzz_check(canonical == *next && (sum == sum || sum != sum));
   *next += count;
   return G2Z_OK;
@@ -235,7 +235,7 @@ static void fuzz_clean(void) {
   rmdir(fuzz_directory);
 }
 
-/* In memory, and removed at the end. */
+/* In memory, removed at the end. */
 static void fuzz_make_directory(void) {
   if (fuzz_directory[0]) return;
   snprintf(fuzz_directory, sizeof fuzz_directory, "/dev/shm/g2z_fuzz_%d", (int)getpid());
@@ -244,8 +244,8 @@ static void fuzz_make_directory(void) {
 }
 
 /* internals */
-/* Any bytes as the mask of a shard of 100 tokens. The first byte is no part of it: an even one puts
- * the right header in front of them. */
+/* Any bytes as the mask of a shard of 100 tokens. The first byte selects: if it is even, the right
+ * header comes before the rest. */
 static int fuzz_mask(const uint8_t *data, size_t size) {
   static const uint8_t head[16] = {'m', 'a', 's', 'k', 1, 0, 0, 0, 100};
   static uint8_t mask[4096];
@@ -329,7 +329,7 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
 }
 
 /* internals */
-/* trainer_state.json as it is parsed behind its checksum. */
+/* trainer_state.json as it is parsed after its checksum is verified. */
 static int fuzz_state(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   g2z__saved saved = {0};
@@ -345,7 +345,7 @@ static int fuzz_state(const uint8_t *data, size_t size) {
 }
 
 /* internals */
-/* CHECKSUMS; its last line is made to fit. */
+/* CHECKSUMS, with a last line that matches. */
 static int fuzz_checksums(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   g2z__saved saved = {0};
@@ -369,7 +369,7 @@ static int fuzz_checksums(const uint8_t *data, size_t size) {
 }
 
 /* internals */
-/* The note of a run as it is parsed behind its checksum. */
+/* The note of a run as it is parsed after its checksum is verified. */
 static int fuzz_note(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   g2z_run run = {0};
@@ -388,7 +388,7 @@ static int fuzz_note(const uint8_t *data, size_t size) {
   return 0;
 }
 
-/* What `nsys stats` printed, or what passes for it. */
+/* Any bytes as the output of `nsys stats`. */
 static int fuzz_stats(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   g2zp_profile profile = {0};
@@ -410,7 +410,7 @@ static int fuzz_stats(const uint8_t *data, size_t size) {
   return 0;
 }
 
-/* The first two bytes say where metrics.jsonl ends and training_metrics.json begins. */
+/* The first two bytes give the end of metrics.jsonl and the start of training_metrics.json. */
 static int fuzz_report(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   char *text = NULL;

@@ -1,6 +1,5 @@
-/* What the tests stand on: the checks and the memory of a test, and whatever several of the files
- * need. test_gpt2.cu includes it first. "internals" stands above what uses private names of the
- * header. */
+/* The base of all tests: checks, a test's memory, and helpers that several files use. test_gpt2.cu
+ * includes it first. "internals" marks code that uses private names of the header. */
 
 #include <arpa/inet.h>
 #include <ftw.h>
@@ -21,7 +20,7 @@ typedef struct g2z_test {
   char skip[160];        /* why it was skipped; empty: it ran */
   int checks, failures;
   long allocations;      /* blocks that are live now */
-  long fail_at;          /* > 0: the allocation that many calls from now fails, and all after it */
+  long fail_at;          /* > 0: the allocation in so many calls and all later ones fail */
   g2z_plan *plans[2];    /* the last two of test_plan */
 } g2z_test;
 
@@ -53,7 +52,7 @@ static void test_fail(g2z_test *t, const char *file, int line, const char *forma
   }
   va_end(arguments);
   t->failures++;
-  if (getenv("G2Z_MUTANT")) exit(1); /* it is caught, and the rest would only take time */
+  if (getenv("G2Z_MUTANT")) exit(1); /* the mutant is caught; more tests would only take time */
 }
 
 #define CHECK(t, condition)                                                       \
@@ -92,10 +91,10 @@ static double test_cpu_seconds(void) {
   return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
 }
 
-/* How busy the machine is; 1: it does nothing else. Deadlines of tests are for such a machine, and
- * are multiplied by this: on a busy one a test may be slow, and must not fail by that alone. It is the
- * time in which this thread gets 30 ms of a processor, divided by those. */
-static double test_busiest = 1;   /* of what was measured so far */
+/* How busy the machine is; 1: it is idle otherwise. Tests' deadlines are for an idle machine and
+ * are multiplied by this, so that a busy one makes no test fail. Measured as the time in which this
+ * thread gets 30 ms of processor time, divided by 30 ms. */
+static double test_busiest = 1;   /* largest value measured so far */
 static double test_busy(void) {
   const double begin = g2z_seconds(), cpu = test_cpu_seconds();
   while (test_cpu_seconds() - cpu < 0.03) continue;
@@ -104,7 +103,7 @@ static double test_busy(void) {
   return busy > 1 ? busy : 1;
 }
 
-/* Whether more than `seconds` have passed since `begin`. It measures before it says so. */
+/* Whether more than `seconds` have passed since `begin`. Measures the load before it says yes. */
 static int test_late(double begin, double seconds) {
   const double passed = g2z_seconds() - begin;
   if (passed <= seconds * test_busiest) return 0;
@@ -112,7 +111,7 @@ static int test_late(double begin, double seconds) {
   return passed > seconds * test_busiest;
 }
 
-/* It is not so late. */
+/* Less than this time has passed. */
 #define CHECK_SOON(t, begin, seconds)                                                    \
   do {                                                                                   \
     (t)->checks++;                                                                       \
@@ -127,7 +126,7 @@ static int test_late(double begin, double seconds) {
     return;                                                 \
   } while (0)
 
-/* "DIRECTORY/name" in a buffer that the next three calls leave alone. */
+/* "DIRECTORY/name" in a buffer that stays valid for three more calls. */
 static const char *test_path(const g2z_test *t, const char *name) {
   static char paths[4][512];
   static int turn;
@@ -144,7 +143,7 @@ static const char *test_text_list(const char *format, va_list arguments) {
   return text;
 }
 
-/* A text in one of 64 buffers, which take turns. */
+/* A formatted text in one of 64 buffers, which are reused cyclically. */
 G2Z_PRINTF(1, 2)
 static const char *test_text(const char *format, ...) {
   va_list arguments;
@@ -154,7 +153,7 @@ static const char *test_text(const char *format, ...) {
   return text;
 }
 
-/* "DIRECTORY/..." likewise. */
+/* "DIRECTORY/..." in one of the same buffers. */
 G2Z_PRINTF(2, 3)
 static const char *test_at(const g2z_test *t, const char *format, ...) {
   va_list arguments;
@@ -164,7 +163,7 @@ static const char *test_at(const g2z_test *t, const char *format, ...) {
   return test_text("%s/%s", t->directory, name);
 }
 
-/* All of these parts are in the text. */
+/* The text contains all of these parts. */
 #define CHECK_HAS(t, text, ...) \
   test_has(t, __FILE__, __LINE__, text, __VA_ARGS__, (const char *)NULL)
 static void test_has(g2z_test *t, const char *file, int line, const char *text, ...) {
@@ -193,7 +192,7 @@ static void test_write_file(g2z_test *t, const char *path, const void *bytes, si
 
 /* ----- files ------------------------------------------------------------- */
 
-/* How many entries the test's directory, or a directory in it, holds. */
+/* The number of entries in the test's directory, or in a directory inside it. */
 static int test_files_count(const g2z_test *t, const char *below) {
   char pattern[600];
   snprintf(pattern, sizeof pattern, "%.250s/%.250s*", t->directory, below);
@@ -204,8 +203,8 @@ static int test_files_count(const g2z_test *t, const char *below) {
   return count;
 }
 
-/* The text of a file below the test's directory: eight are there at a time. One that cannot be read
- * is a failure, and "". */
+/* The text of a file below the test's directory; valid for eight calls. An unreadable file is a
+ * failure and gives "". */
 G2Z_PRINTF(2, 3)
 static char *test_read(g2z_test *t, const char *format, ...) {
   static char *texts[8], none[1];
@@ -224,7 +223,7 @@ static char *test_read(g2z_test *t, const char *format, ...) {
   return status == G2Z_OK ? *text : none;
 }
 
-/* Whether there is such a file or directory below the test's directory. */
+/* Whether a file or directory of this name exists below the test's directory. */
 static int test_there(const g2z_test *t, const char *name) {
   return access(test_at(t, "%s", name), F_OK) == 0;
 }
@@ -246,7 +245,7 @@ static void test_files_poke(g2z_test *t, const char *path, size_t offset, int by
   close(file);
 }
 
-/* Limits the size of files for as long as a full disk is played. */
+/* Limits the size of files to simulate a full disk. */
 static struct rlimit test_files_limit(rlim_t bytes) {
   struct rlimit before, now;
   getrlimit(RLIMIT_FSIZE, &before);
@@ -263,9 +262,9 @@ static void test_files_unlimit(const struct rlimit *before) {
 }
 
 /* ----- system calls that signals interrupt -------------------------------
- * Those of this program's own code come here, since its symbols count before the C library's. While
- * test_interrupts is set, every other call is interrupted, and the rest move one half of what they
- * should. */
+ * This program's symbols take precedence over the C library's, so its own calls come here. While
+ * test_interrupts is set, every other call is interrupted, and the rest transfer half of the
+ * bytes. */
 
 static int test_interrupts;
 #if defined(__linux__)
@@ -305,7 +304,7 @@ INTERRUPTED(int, accept, (int file, struct sockaddr *address, socklen_t *bytes),
 
 /* ----- shells ------------------------------------------------------------ */
 
-/* Runs a line in a shell; what it printed, and its exit code. */
+/* Runs a line in a shell; returns its output and exit code. */
 static int test_shell(const char *line, char *output, size_t room) {
   size_t used = 0, got;
   fflush(stdout);
@@ -316,7 +315,7 @@ static int test_shell(const char *line, char *output, size_t room) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* A shell command in the test's directory, which must succeed. */
+/* Runs a shell command in the test's directory; it must succeed. */
 G2Z_PRINTF(2, 3)
 static void test_sh(g2z_test *t, const char *format, ...) {
   va_list arguments;
@@ -370,7 +369,7 @@ static g2z_train_config test_config_of(int layers, int heads, int channels, int 
   return config;
 }
 
-/* The plan of a config, which is there until the next but one is made. */
+/* The plan of a config. It stays valid until two more are made. */
 static const g2z_plan *test_plan(g2z_test *t, const g2z_train_config *config,
                                  g2z_device_kind device, int rank, int world) {
   g2z_plan_free(t->plans[0]);
@@ -384,14 +383,14 @@ static const g2z_plan *test_plan(g2z_test *t, const g2z_train_config *config,
 #define CUDA_OR_SKIP(t) \
   if (!g2z_device_count(G2Z_DEVICE_CUDA)) SKIP(t, "no GPU that this build can use")
 
-/* Whether a test on a GPU looks at this type: G2Z_TEST_DTYPES, such as "fp16,bf16", picks some. */
+/* Whether tests on a GPU use this type: G2Z_TEST_DTYPES, such as "fp16,bf16", selects some. */
 static int test_wants(g2z_dtype dtype) {
   const char *wanted = getenv("G2Z_TEST_DTYPES");
   return !wanted || strstr(wanted, g2z_dtype_text(dtype));
 }
 
-/* fp32's kernels, arithmetic on shared memory, take minutes for each shape where a tool follows
- * every access: G2Z_TEST_FP32_QUERIES leaves out what has more of them. */
+/* Under a tool that follows every access, fp32's kernels, which compute in shared memory, take
+ * minutes per shape: G2Z_TEST_FP32_QUERIES leaves out shapes with more queries. */
 static int test_attention_leaves_out(g2z_dtype dtype, int queries) {
   const char *most = getenv("G2Z_TEST_FP32_QUERIES");
   return most && dtype != G2Z_FP16 && dtype != G2Z_BF16 && queries > atoi(most);
@@ -425,7 +424,7 @@ static void test_trainer_close(test_trainer *tt) {
   g2z_context_free(tt->context);
 }
 
-/* Stops a test whose ground is missing: the failure is counted, the rest would only crash. */
+/* Stops a test whose precondition fails: the failure is counted, and the rest would only crash. */
 #define REQUIRE_OK(t, call)                                        \
   do {                                                             \
     g2z_status required_ = (call);                                 \
@@ -445,7 +444,7 @@ static void test_tokens(int32_t *tokens, size_t count, int vocab, uint64_t seed)
   }
 }
 
-/* Random tokens below 61, for a step of 96 at most. */
+/* Random tokens below 61, for a step of at most 96. */
 typedef struct test_batch {
   int32_t x[96], y[96];
 } test_batch;
@@ -483,7 +482,7 @@ static void test_shard(g2z_test *t, const char *name, g2z_shard_format format, c
   g2z_shard_writer_free(writer);
 }
 
-/* A shard of byte-level tokens, so regular that a tiny model learns it: "0 1 2 ... 9 0 1 ...". */
+/* A shard of byte-level tokens, regular enough for a tiny model to learn: "0 1 2 ... 9 0 1 ...". */
 static void test_run_shard(g2z_test *t, const char *name, int tokens) {
   int32_t ids[2048];
   for (int i = 0; i < tokens && i < 2048; i++)
@@ -491,7 +490,8 @@ static void test_run_shard(g2z_test *t, const char *name, int tokens) {
   test_shard(t, name, G2Z_SHARD_LLMC, ids, tokens);
 }
 
-/* 8 steps in 2 epochs of 4, two batches of validation. Paths are copied: they must outlive it. */
+/* 8 steps in 2 epochs of 4, two validation batches. Paths are copied: they must outlive the
+ * config. */
 typedef struct test_run_setup {
   g2z_run_config config;
   char train[512], val[512], run_dir[512], weights[512];
@@ -534,7 +534,7 @@ typedef struct test_run_seen {
   char sample[512], line[512];
 } test_run_seen;
 
-static int test_run_stop_at; /* the step behind which test_run_all asks to stop; 0: none */
+static int test_run_stop_at; /* test_run_all asks to stop after this step; 0: never */
 
 static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_run_seen *seen) {
   g2z_context_config cc = g2z_context_config_default(&t->services);
@@ -578,7 +578,7 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
   return status;
 }
 
-/* The whole of DIRECTORY/name; NULL counts as a failure. Freed with g2z_release. */
+/* All of DIRECTORY/name; NULL counts as a failure. Freed with g2z_release. */
 static char *test_run_read(g2z_test *t, const char *directory, const char *name, size_t *bytes) {
   char path[700], *text = NULL;
   snprintf(path, sizeof path, "%s/%s", directory, name);
@@ -586,7 +586,7 @@ static char *test_run_read(g2z_test *t, const char *directory, const char *name,
   return text;
 }
 
-/* The first character of the value at "a.b.0.c" in a JSON text; 0 when there is none. */
+/* The first character of the value at "a.b.0.c" in a JSON text; 0 if there is none. */
 static char test_json_kind(g2z_test *t, const char *text, size_t bytes, const char *path) {
   g2z_json json;
   g2z_json_text key;
@@ -621,17 +621,17 @@ static void test_run_schema(g2z_test *t, const char *text, size_t bytes, const c
 }
 
 static const char *test_train_program(void) {
-  const char *program = getenv("G2Z_TRAIN"); /* another build of it, such as a sanitized one */
+  const char *program = getenv("G2Z_TRAIN"); /* another build, for instance with sanitizers */
   return program ? program : "./train";
 }
 
-/* Runs `train ARGUMENTS` through the shell; returns the exit code, -1 when it did not exit. */
+/* Runs `train ARGUMENTS` in a shell; returns the exit code, -1 if it did not exit. */
 static int test_train(g2z_test *t, const char *arguments, char *output, size_t room) {
   (void)t;
   return test_shell(test_text("%s %s 2>&1", test_train_program(), arguments), output, room);
 }
 
-/* The same; it must end with `code`. What it printed is there until the next call. */
+/* The same; it must end with `code`. The output stays valid until the next call. */
 G2Z_PRINTF(3, 4)
 static const char *test_trains(g2z_test *t, int code, const char *format, ...) {
   static char output[1 << 16];
@@ -666,7 +666,7 @@ static g2z_train_config test_saved_config(g2z_test *t, char shard[512]) {
   return config;
 }
 
-/* Gives a file of a checkpoint the line of CHECKSUMS that it would have if it had been saved so. */
+/* Updates a file's line in CHECKSUMS, as if the checkpoint had been saved with it. */
 static void test_saved_sign(g2z_test *t, const char *directory, const char *name) {
   char path[700], entry[120];
   size_t bytes = 0, file_bytes = 0;
@@ -676,7 +676,7 @@ static void test_saved_sign(g2z_test *t, const char *directory, const char *name
   char *at = text && file ? strstr(text, entry) : NULL;
   CHECK(t, at != NULL);
   if (at) {
-    char *last = text + bytes - 1; /* the last line begins behind the one before it */
+    char *last = text + bytes - 1; /* the start of the last line */
     while (last[-1] != '\n') last--;
     snprintf(entry, sizeof entry, "%08" PRIx32, g2z_crc32c(0, file, file_bytes));
     memcpy(at - 8, entry, 8);
@@ -692,19 +692,19 @@ static void test_saved_sign(g2z_test *t, const char *directory, const char *name
 /* ----- the configs of ZeRO ----------------------------------------------- */
 
 enum { ZERO_STEPS = 20, ZERO_SEQ = 16, ZERO_STAGES = 4 };
-/* Of a step; 1 to 4 ranks with three micro-steps divide the CPU's, 1, 2, 4 and 8 the GPUs'. */
+/* Sequences per step: with 3 micro-steps, 1 to 4 ranks divide the CPU's, 1, 2, 4 and 8 the GPUs' */
 enum { ZERO_ON_CPU = 36, ZERO_ON_GPU = 48, ZERO_SEQUENCES = ZERO_ON_GPU };
-enum { ZERO_WORDS = 869 }; /* at most */
+enum { ZERO_WORDS = 869 }; /* largest vocabulary */
 enum { ZERO_COLUMNS = ZERO_STAGES + 1, ZERO_DP = ZERO_STAGES, ZERO_CASES = 6 * ZERO_COLUMNS };
 
-/* Case `index` of stages 0 to 3 and, in column ZERO_DP, the strategy of that name; three sizes of
- * buckets, one and three micro-steps. The largest bucket takes everything; the smallest cuts every
- * matrix. In stage 3 more blocks take turns than have a place. Every other time there are so many
- * words that a step's tokens are few beside them, and the embedding's gradient goes as rows. What
- * rounding may do stays small by eps, as AdamW's first steps are lr * g / (|g| + eps): with the
- * usual 1e-8 a gradient that is zero but for its rounding moves a weight by lr either way, and
- * losses of fp16 differ by 1e-3 for some seeds. From the usual first loss scale some seeds overflow
- * in one run and not in the other, and losses differ by the step that is skipped. */
+/* Case `index` of stages 0 to 3 and, in column ZERO_DP, strategy dp; three bucket sizes, one and
+ * three micro-steps. The largest bucket takes everything; the smallest cuts every matrix. Stage 3
+ * has more blocks than block buffers. In every other case the vocabulary is so large that a step's
+ * tokens are few in comparison, and the embedding's gradient is sent as rows.
+ * A large eps limits the effect of rounding. AdamW's first steps are lr * g / (|g| + eps): with the
+ * usual 1e-8, a gradient that is zero except for rounding moves a weight by lr either way, and
+ * losses of fp16 differ by 1e-3 for some seeds. With the usual first loss scale, some seeds
+ * overflow in one run and not in the other, and losses differ by the skipped step. */
 static g2z_train_config zero_config(int index, int device, int world, g2z_dtype dtype) {
   static const double buckets[] = {1, 0.02, 0.002};
   int column = index % ZERO_COLUMNS;
@@ -717,7 +717,7 @@ static g2z_train_config zero_config(int index, int device, int world, g2z_dtype 
   config.batch = (device ? ZERO_ON_GPU : ZERO_ON_CPU) / (world * config.accum);
   config.graph = index / ZERO_STAGES % 3 == 1 ? 0 : 2; /* on a GPU the other steps are graphs */
   config.transport = (g2z_transport)((index / ZERO_COLUMNS + column) % G2Z_TRANSPORT_COUNT);
-  /* Trainers that time products may choose differently, and round differently. */
+  /* Trainers that time products may choose different algorithms, and so round differently. */
   config.tune = index % 2 ? G2Z_TUNE_OWN : G2Z_TUNE_OFF;
   config.dtype = dtype;
   config.dropout = 0.1f;
@@ -734,7 +734,7 @@ static void rank_sleep(double seconds) {
   }
 }
 
-/* A deadline of a rank program. */
+/* The deadline of a rank program. */
 static double rank_seconds(double seconds) {
   const char *busy = getenv("G2Z_TEST_BUSY");
   return busy && atof(busy) > 1 ? seconds * atof(busy) : seconds;
@@ -749,21 +749,21 @@ static g2z_status rank_context(g2z_services *services, int gpu, g2z_context **co
 }
 
 /* ----- ranks: real processes ---------------------------------------------
- * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a process
- * of its own; its result is the exit code. Processes are started with fork and exec: this one has
- * used OpenMP's threads, and maybe CUDA, which do not survive a fork. */
+ * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a separate
+ * process; its result is the exit code. Processes are started with fork and exec: the test process
+ * has used OpenMP's threads, and maybe CUDA, which do not survive a fork. */
 
-enum { TEST_RANKS = 8, TEST_WORDS = 40, RANKS_MOST = 256 /* by hand */ };
+enum { TEST_RANKS = 8, TEST_WORDS = 40, RANKS_MOST = 256 /* for use by hand */ };
 
 typedef struct test_ranks {
   int world, port;
   pid_t pid[TEST_RANKS];        /* 0: has ended */
   int code[TEST_RANKS];         /* exit code; 128 + signal; -1: had to be killed at the deadline */
   double ended[TEST_RANKS];     /* g2z_seconds() */
-  char *output[TEST_RANKS];     /* what it printed, once it has ended; freed by test_ranks_free */
+  char *output[TEST_RANKS];     /* its output, once it has ended; freed by test_ranks_free */
 } test_ranks;
 
-/* Ports of tests that run at the same time, in this process or another, do not meet. */
+/* Tests that run at the same time, in this process or another, use different ports. */
 static int test_ranks_port(void) {
   static int turn;
   return 10000 + ((int)getpid() * 64 + 16 * turn++) % 9900;
@@ -775,7 +775,7 @@ static const char *test_ranks_file(const g2z_test *t, const test_ranks *ranks, i
   return test_path(t, name);
 }
 
-/* The environment of a rank: this process's without any launcher's variables, and then `extra`
+/* A rank's environment: this process's, without any launcher's variables, followed by `extra`
  * ("NAME=value"). Freed as one block. */
 static char **test_ranks_environment(const char *const *extra, int extras) {
   static const char *const dropped[] = {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "OMPI_", "PMI",
@@ -795,14 +795,14 @@ static char **test_ranks_environment(const char *const *extra, int extras) {
   return list;
 }
 
-/* Starts a program with both outputs into the rank's file. It dies with this process. */
+/* Starts a program with stdout and stderr in the rank's file. It dies with this process. */
 static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **environment,
                              const char *output) {
   int file = open(output, O_WRONLY | O_CREAT | O_TRUNC, 0600);
   CHECK(t, file >= 0);
   fflush(stdout);
   pid_t parent = getpid(), pid = fork();
-  if (pid == 0) { /* from here to exec only what a signal handler may do */
+  if (pid == 0) { /* until exec, only calls that a signal handler may make */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() == parent && dup2(file, 1) == 1 && dup2(file, 2) == 2)
       execve(path, argv, environment);
@@ -813,8 +813,8 @@ static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **
   return pid;
 }
 
-/* Starts a program as `rank` of ranks->world, by hand as a user would. A `variable` ("NAME=value",
- * or NULL) comes first in its environment, and so counts. */
+/* Starts a program as `rank` of ranks->world, as a user would by hand. A `variable` ("NAME=value",
+ * or NULL) comes first in its environment and therefore takes precedence. */
 static void test_ranks_launch(g2z_test *t, test_ranks *ranks, int rank, const char *variable,
                               const char *program, char **argv) {
   const char *extra[] = {variable ? variable : "MASTER_ADDR=127.0.0.1",
@@ -828,7 +828,7 @@ static void test_ranks_launch(g2z_test *t, test_ranks *ranks, int rank, const ch
   free(environment);
 }
 
-/* Starts the words of `line`, the first of which is a name for `program`, as ranks first..last. */
+/* Starts the words of `line`, of which the first is the name of `program`, as ranks first..last. */
 static void test_ranks_program(g2z_test *t, test_ranks *ranks, int first, int last,
                                const char *variable, const char *program, const char *line) {
   char copy[2048], *argv[TEST_WORDS] = {NULL};
@@ -840,7 +840,7 @@ static void test_ranks_program(g2z_test *t, test_ranks *ranks, int first, int la
     test_ranks_launch(t, ranks, rank, variable, program, argv);
 }
 
-/* Starts `--rank-program PROGRAM ARGUMENTS` so. */
+/* Starts `--rank-program PROGRAM ARGUMENTS` in the same way. */
 static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
                              const char *variable, const char *arguments) {
   setenv("G2Z_TEST_BUSY", test_text("%.1f", test_busy()), 1); /* rank_seconds multiplies by it */
@@ -854,7 +854,7 @@ static void test_ranks_open(test_ranks *ranks, int world) {
   ranks->port = test_ranks_port();
 }
 
-/* Until all have ended, or for `seconds`: then those that are left are killed. */
+/* Waits until all have ended, at most `seconds`; then kills the rest. */
 static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
   double begin = g2z_seconds();
   for (int running = 1; running;) {
@@ -882,7 +882,7 @@ static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
 }
 
 /* internals */
-/* What a rank has printed so far. */
+/* A rank's output so far. */
 static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, int rank, char *text,
                             size_t room) {
   int file = open(test_ranks_file(t, ranks, rank), O_RDONLY);
@@ -891,7 +891,7 @@ static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, int rank, char
   if (file >= 0) close(file);
 }
 
-/* Until all ranks have met, 20 s at most. */
+/* Waits until all ranks have met, at most 20 s. */
 static void test_ranks_await(g2z_test *t, const test_ranks *ranks) {
   char text[256];
   double begin = g2z_seconds();
@@ -901,7 +901,7 @@ static void test_ranks_await(g2z_test *t, const test_ranks *ranks) {
   CHECK_SOON(t, begin, 20);
 }
 
-/* Rank r ended with this code and said this (NULL: anything). */
+/* Rank r ended with this code and its output contains this (NULL: anything). */
 #define CHECK_RANK(t, ranks, r, want, part) \
   test_ranks_check(t, __FILE__, __LINE__, ranks, r, want, part)
 static void test_ranks_check(g2z_test *t, const char *file, int line, const test_ranks *ranks,
@@ -917,7 +917,7 @@ static void test_ranks_free(g2z_test *t, test_ranks *ranks) {
   for (int r = 0; r < TEST_RANKS; r++) g2z_release(&t->services, ranks->output[r]);
 }
 
-/* All ranks end with this code and say this, within `seconds`. */
+/* All ranks end with this code and this output within `seconds`. */
 static void test_ranks_end(g2z_test *t, test_ranks *ranks, double seconds, int code,
                            const char *says) {
   test_ranks_wait(t, ranks, seconds);
@@ -925,7 +925,7 @@ static void test_ranks_end(g2z_test *t, test_ranks *ranks, double seconds, int c
   test_ranks_free(t, ranks);
 }
 
-/* A rank program on `world` ranks, which end so within two minutes. */
+/* Runs a rank program on `world` ranks, all of which end this way within two minutes. */
 G2Z_PRINTF(5, 6)
 static void test_ranks_job(g2z_test *t, int world, int code, const char *says, const char *format,
                            ...) {
