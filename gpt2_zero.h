@@ -7775,23 +7775,23 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
 
 /* ===== >>i12 weights =====================================================
  * In:  model.safetensors, or the files of its index, and config.json of a GPT-2.
- * Out: its sizes, and its weights in fp32 and canonical order. For a model that is saved:
- *      config.json, and model.safetensors with its header, behind which ranks write elements.
+ * Out: its sizes, and its weights in fp32 and canonical order. Saving a model: config.json, and
+ *      model.safetensors with its header; the ranks write the elements after the header.
  * Law: a header is checked completely before a tensor is read. */
 
-/* ----- safetensors, which know nothing of the model ----- */
+/* ----- safetensors: independent of the model ----- */
 
 #define G2Z__TENSOR_HEADER_MOST 100000000u /* bytes; the limit of the reference implementation */
 #define G2Z__TENSOR_RANK 8
 
 enum { G2Z__F64, G2Z__F32, G2Z__F16, G2Z__BF16, G2Z__TENSOR_TYPES = 19 };
 static const struct { const char *name; uint64_t bytes; } g2z__tensor_types[G2Z__TENSOR_TYPES] = {
-    {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, /* these can be read as numbers */
+    {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, /* the reader converts these to fp32 */
     {"I64", 8}, {"U64", 8}, {"C64", 8}, {"I32", 4}, {"U32", 4}, {"I16", 2}, {"U16", 2}, {"I8", 1},
     {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1},
     {"F8_E5M2FNUZ", 1}};
 
-/* What lies under the name of a safetensors file, by its first bytes. */
+/* First bytes of other formats that users name model.safetensors. */
 static const struct { const char *begin, *what; } g2z__tensor_others[] = {
     {"version https://git-lfs", "a pointer of git-lfs in place of the file: type git lfs pull in "
                                 "its directory"},
@@ -7806,25 +7806,25 @@ static const struct { const char *begin, *what; } g2z__tensor_others[] = {
 struct g2z__safetensors;
 
 typedef struct g2z__safetensor {
-  const char *name;             /* lives as long as its file */
-  struct g2z__safetensors *in;  /* that file */
+  const char *name;             /* valid as long as `in` */
+  struct g2z__safetensors *in;  /* its file */
   int type;                     /* index into g2z__tensor_types */
   int rank;                     /* dimensions; 0: a scalar */
   uint64_t shape[G2Z__TENSOR_RANK];
   size_t elements;
-  uint64_t begin, bytes;        /* in the file */
+  uint64_t begin, bytes;        /* byte range in the file */
 } g2z__safetensor;
 
-/* A file, or the files of an index, of which one is open at a time. */
+/* One file, or an index with its files. At most one file of an index is open. */
 typedef struct g2z__safetensors {
   g2z_services *services;
   char *path;                   /* of the file, or of the index */
   int file;                     /* -1: not open */
-  char *header;                 /* the text; each name in it is unescaped in place */
-  g2z__safetensor *tensors;     /* in the order of names; of an index: of all its files */
+  char *header;                 /* JSON text; tensor names are unescaped in place */
+  g2z__safetensor *tensors;     /* sorted by name; an index lists all its files' tensors */
   size_t count, capacity;
   struct g2z__safetensors *parts, *next; /* an index owns a list of files */
-  struct g2z__safetensors *open; /* of an index: the file that is */
+  struct g2z__safetensors *open; /* index: the file that is open */
 } g2z__safetensors;
 
 /* ----- reading a header ----- */
@@ -7837,7 +7837,7 @@ G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z__safetensor *tensor
                 tensor->name, (int)(text.bytes < 20 ? text.bytes : 20), (const char *)text.at);
 }
 
-/* Up to `most` numbers that are not negative; returns how many there were. */
+/* Reads at most `most` numbers, all >= 0, and returns their count. */
 G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *tensor,
                                         const char *what, uint64_t *out, int most) {
   int count = 0;
@@ -7854,7 +7854,7 @@ G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *t
   return count;
 }
 
-/* Type, shape and offsets must agree. `begin` counts from the end of the header here. */
+/* Type, shape and offsets must agree. Here `begin` is relative to the end of the header. */
 G2Z__PRIVATE void g2z__tensor_measure(g2z_json *json, g2z__safetensor *tensor,
                                       const uint64_t offsets[2]) {
   uint64_t elements = 1, size = g2z__tensor_types[tensor->type].bytes;
@@ -7912,7 +7912,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t by
   g2z_json_open(&json, file->services, file->path, file->header, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
-    if (g2z_json_is(&key, "__metadata__")) { /* strings or null, which nothing here needs */
+    if (g2z_json_is(&key, "__metadata__")) { /* strings or null; ignored */
       if (g2z_json_peek(&json) == 'n') g2z_json_skip(&json);
       else if (g2z_json_enter(&json, '{'))
         while (g2z_json_next(&json, '}', &key)) g2z_json_string(&json);
@@ -7925,7 +7925,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t by
     tensor->in = file;
     char *name = file->header + (key.at - json.begin);
     size_t length = g2z_json_unescape(&key, (unsigned char *)name);
-    name[length] = 0; /* its closing quote at the latest */
+    name[length] = 0; /* overwrites at most the closing quote */
     tensor->name = name;
     if (strlen(name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
     g2z__tensor_parse(&json, tensor);
@@ -7936,14 +7936,14 @@ G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t by
 G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
   const g2z__safetensor *x = (const g2z__safetensor *)a, *y = (const g2z__safetensor *)b;
   if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-  return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty ones before the one they touch */
+  return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty tensors first */
 }
 
 G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
   return strcmp(((const g2z__safetensor *)a)->name, ((const g2z__safetensor *)b)->name);
 }
 
-/* Brings the tensors into the order of names, of which each must be there once. */
+/* Sorts the tensors by name. Names must be unique. */
 G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *file) {
   if (file->count)
     qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_name);
@@ -7955,12 +7955,12 @@ G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *file) {
   return G2Z_OK;
 }
 
-/* The tensors must tile the bytes behind the header, without a gap and without an overlap. Leaves
- * them in the order of names. */
+/* The tensors must tile the bytes after the header without gaps or overlaps. Leaves them sorted by
+ * name. */
 G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t data,
                                                uint64_t bytes) {
   uint64_t end = 0;
-  G2Z__TRY(g2z__safetensors_sort(file)); /* a name that stands twice also breaks the tiling */
+  G2Z__TRY(g2z__safetensors_sort(file)); /* duplicate names fail here, not as a gap */
   if (file->count)
     qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_begin);
   for (size_t i = 0; i < file->count; i++) {
@@ -7970,7 +7970,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t 
                       "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
                       "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
                       tensor->begin, end);
-    end += tensor->bytes; /* as data_offsets has it: below 2^63 */
+    end += tensor->bytes; /* equals data_offsets[1], so below 2^63 */
     if (end > bytes - data) break;
     tensor->begin += data;
   }
@@ -8032,7 +8032,7 @@ G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *file) {
   g2z_release(file->services, file);
 }
 
-/* A file without tensors, which is not open. */
+/* A closed file without tensors. */
 G2Z__PRIVATE g2z_status g2z__safetensors_new(g2z_services *services, const char *path,
                                              g2z__safetensors **out) {
   const size_t length = strlen(path) + 1;
@@ -8059,7 +8059,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char
 
 /* ----- several files and their index ----- */
 
-/* Adds a file and its tensors, unless it is there already, and leaves it closed. */
+/* Adds a file and its tensors to the index unless it is already there. Leaves the file closed. */
 G2Z__PRIVATE g2z_status g2z__index_add(g2z__safetensors *index, const char *path) {
   g2z__safetensors *part = index->parts;
   while (part && strcmp(part->path, path) != 0) part = part->next;
@@ -8074,7 +8074,7 @@ G2Z__PRIVATE g2z_status g2z__index_add(g2z__safetensors *index, const char *path
   return G2Z_OK;
 }
 
-/* A value of weight_map: the name of a file beside the index. */
+/* A value of weight_map: the name of a file in the index's directory. */
 G2Z__PRIVATE void g2z__index_parse_file(g2z_json *json, const char *directory,
                                         g2z__safetensors *index) {
   char name[256], *path;
@@ -8107,7 +8107,7 @@ G2Z__PRIVATE g2z_status g2z__index_parse(g2z__safetensors *index, const char *di
                   "copy the model again", index->path);
 }
 
-/* All tensors of the files that an index in a directory names. */
+/* Opens all files that the index names. */
 G2Z__PRIVATE g2z_status g2z__safetensors_open_index(g2z_services *services, const char *directory,
                                                     const char *path, g2z__safetensors **out) {
   char *text = NULL;
@@ -8122,7 +8122,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_open_index(g2z_services *services, cons
   return status;
 }
 
-/* The index of a tensor, -1: the file has none of that name. */
+/* The position of a tensor, or -1 if the file has no tensor of that name. */
 G2Z__PRIVATE int g2z__safetensors_find(const g2z__safetensors *file, const char *name) {
   g2z__safetensor key, *found = NULL;
   key.name = name;
@@ -8151,7 +8151,7 @@ G2Z__PRIVATE void g2z__tensor_widen(int type, const unsigned char *from, size_t 
 G2Z__PRIVATE g2z_status g2z__tensor_pread(g2z__safetensors *file, const g2z__safetensor *tensor,
                                           uint64_t offset, void *out, size_t bytes) {
   g2z__safetensors *in = tensor->in;
-  if (in->file < 0) { /* another file of the index was open */
+  if (in->file < 0) { /* a file of an index: only one is open at a time */
     if (file->open) g2z__safetensors_close(file->open);
     file->open = in;
     G2Z__TRY(g2z__open_read(file->services, in->path, &in->file));
@@ -8164,7 +8164,7 @@ G2Z__PRIVATE g2z_status g2z__tensor_pread(g2z__safetensors *file, const g2z__saf
                   tensor->name);
 }
 
-/* Elements [first, first + count) of a tensor as fp32, from F32, F16, BF16 or F64. */
+/* Reads elements [first, first + count) of an F32, F16, BF16 or F64 tensor as fp32. */
 G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *file, int index, size_t first,
                                               size_t count, float *out) {
   const g2z__safetensor *tensor = &file->tensors[index];
@@ -8189,8 +8189,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *file, int index,
 
 /* ----- writing ----- */
 
-/* The header, padded with spaces so that the data begins at a multiple of 8, as the reference
- * implementation does. *bytes: of the data. */
+/* Writes the header. Like the reference implementation, pads it with spaces so that the data begins
+ * at a multiple of 8. *bytes: size of the data. */
 G2Z__PRIVATE g2z_status g2z__safetensors_header(g2z_writer *writer, const g2z__safetensor *tensors,
                                                 size_t count, uint64_t *bytes) {
   uint64_t length = 0, offset = 0;
@@ -8225,8 +8225,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_header(g2z_writer *writer, const g2z__s
   return g2z__writer_patch(writer, 0, &length, sizeof length);
 }
 
-/* A file of F32 tensors, of which name, rank and shape are read. It has its whole length at once:
- * the elements, in this order, are put into the writer or written at the offset writer->written. */
+/* Creates a file of F32 tensors at its full length, from the name, rank and shape in `tensors`. The
+ * elements follow in this order, from offset writer->written on. */
 G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const char *path,
                                                 const g2z__safetensor *tensors, size_t count,
                                                 g2z_writer **out) {
@@ -8247,11 +8247,11 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
 /* ----- GPT-2 in files ----- */
 
 #define G2Z__WEIGHTS_PREFIX "transformer."
-#define G2Z__WEIGHTS_CHUNK 65536 /* elements in flight between a file and a model */
+#define G2Z__WEIGHTS_CHUNK 65536 /* elements copied at a time from file to model */
 
 typedef struct g2z__weight {
   char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
-  g2z__safetensor tensor;       /* name, rank, shape and elements that the model needs */
+  g2z__safetensor tensor;       /* what the model needs: name, rank, shape, elements */
   int index;                    /* in the file */
 } g2z__weight;
 
@@ -8273,7 +8273,7 @@ G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind 
   }
 }
 
-/* Every tensor of the model, in canonical order; freed with g2z_release. */
+/* Lists every tensor of the model in canonical order. Free the list with g2z_release. */
 G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
                                           g2z__weight **list, size_t *count) {
   *count = 0;
@@ -8287,7 +8287,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   return G2Z_OK;
 }
 
-/* model.safetensors with its header: the elements follow in canonical order. */
+/* Creates model.safetensors with its header. The elements follow in canonical order. */
 G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
                                             const g2z_model_config *model, g2z_writer **out) {
   g2z__weight *list;
@@ -8305,7 +8305,7 @@ G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *
 
 /* ----- config.json ----- */
 
-/* The sizes that GPT2Config has, other names that it reads, and where the model keeps them. */
+/* Sizes in GPT2Config: name, alternative name, member of g2z_model_config. */
 static const struct { const char *name, *also; size_t at; } g2z__config_sizes[] = {
     {"n_layer", "num_hidden_layers", offsetof(g2z_model_config, layers)},
     {"n_head", "num_attention_heads", offsetof(g2z_model_config, heads)},
@@ -8314,7 +8314,7 @@ static const struct { const char *name, *also; size_t at; } g2z__config_sizes[] 
     {"vocab_size", "vocab_size", offsetof(g2z_model_config, vocab)}};
 #define G2Z__CONFIG_SIZES (sizeof g2z__config_sizes / sizeof *g2z__config_sizes)
 
-/* Flags of GPT2Config, and the only value that this kit computes. */
+/* Flags of GPT2Config, and the only value of each that this kit supports. */
 static const struct { const char *name; int value; } g2z__config_flags[] = {
     {"scale_attn_weights", 1},
     {"scale_attn_by_inverse_layer_idx", 0},
@@ -8329,7 +8329,7 @@ G2Z__PRIVATE int g2z__config_get(const g2z_model_config *model, size_t i) {
   return value;
 }
 
-/* dropout: as in training, so that whoever trains on in Python does the same. */
+/* Stores the training dropout, so that training continued in Python uses the same. */
 G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model,
                                                 float dropout) {
   static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
@@ -8343,12 +8343,12 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_put_string(&json, "model_type", "gpt2");
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
     g2z_json_put_integer(&json, g2z__config_sizes[i].name, g2z__config_get(model, i));
-  g2z_json_put_integer(&json, "n_ctx", model->context); /* readers before 2021 look here */
+  g2z_json_put_integer(&json, "n_ctx", model->context); /* transformers before 2021 reads this */
   g2z_json_put_string(&json, "n_inner", NULL);
   g2z_json_put_string(&json, "activation_function", "gelu_new");
   g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
   g2z_json_put_number(&json, "initializer_range", 0.02);
-  for (int i = 0; i < 3; i++) /* 0.1 and not 0.100000001, which is the float */
+  for (int i = 0; i < 3; i++) /* prints 0.1, not the float's 0.100000001 */
     g2z_json_put_number(&json, dropouts[i], rint((double)dropout * 1e6) * 1e-6);
   for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
     g2z_json_put_bool(&json, g2z__config_flags[i].name, g2z__config_flags[i].value);
@@ -8377,7 +8377,7 @@ G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const
                 (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known);
 }
 
-/* A member that the model depends on; any other is skipped. */
+/* Reads a member that the model depends on and skips all others. */
 G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *key,
                                            g2z_model_config *model, int *inner) {
   static const char *const words[] = {"false", "true"};
@@ -8397,7 +8397,7 @@ G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *
       return;
     }
   if (g2z_json_is(key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
-    model->eot = g2z__config_parse_size(json, "eos_token_id"); /* else null, or a list */
+    model->eot = g2z__config_parse_size(json, "eos_token_id"); /* skip null or a list */
   else if (g2z_json_is(key, "vocab_hash")) {
     g2z_json_text text = g2z_json_string(json);
     char hash[20];
@@ -8446,7 +8446,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
   g2z_model_config model;
   memset(out, 0, sizeof *out);
   memset(&model, 0, sizeof model);
-  model.eot = g2z_model_config_default().eot; /* as in GPT2Config, where the file does not say */
+  model.eot = g2z_model_config_default().eot; /* GPT2Config's default if absent */
   G2Z__TRY(g2z_join_path(services, directory, "config.json", &path));
   g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
   if (status == G2Z_OK) status = g2z__config_parse(services, path, text, bytes, &model);
@@ -8458,7 +8458,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
 
 /* ----- reading a model ----- */
 
-/* A NaN's sign says nothing, and would be printed: "-nan". */
+/* The sign of a NaN is meaningless; without this, logs show "-nan". */
 G2Z__PRIVATE double g2z__nan_unsigned(double value) { return isnan(value) ? NAN : value; }
 
 /* "[50257, 768]" */
@@ -8473,7 +8473,7 @@ G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z__safetensor *tensor, c
   return text;
 }
 
-/* The tensor of the file must have the shape of `want`. */
+/* The tensor in the file must have the shape of `want`. */
 G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, int index,
                                                  const g2z__safetensor *want) {
   const g2z__safetensor *got = &file->tensors[index];
@@ -8491,7 +8491,7 @@ G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, i
                          : "take the config.json that belongs to it");
 }
 
-/* Buffers that Hugging Face stores with the weights: h.N.attn.bias, h.N.attn.masked_bias. */
+/* Hugging Face also stores two mask buffers, h.N.attn.bias and h.N.attn.masked_bias: skip them. */
 G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
   const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
   if (strncmp(name, G2Z__WEIGHTS_PREFIX, prefix) == 0) name += prefix;
@@ -8501,7 +8501,7 @@ G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
   return digits > 0 && (strcmp(name, ".attn.bias") == 0 || strcmp(name, ".attn.masked_bias") == 0);
 }
 
-/* Finds every weight in the file, and nothing else there. used[file->count] is zeroed scratch. */
+/* The file must hold every weight and nothing else. used[file->count] is zeroed scratch. */
 G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int layers,
                                            g2z__weight *list, size_t count, unsigned char *used) {
   const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
@@ -8514,7 +8514,7 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
                       "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
                       list[i].name, list[i].name + prefix);
     list[i].index = with >= 0 ? with : without;
-    if (list[i].index < 0 && i == count - 1) list[i].index = head; /* of two that are tied, one */
+    if (list[i].index < 0 && i == count - 1) list[i].index = head; /* wte is tied to the head */
     if (list[i].index < 0)
       return g2z_fail(file->services, G2Z_FORMAT,
                       "%s has no tensor \"%s\", which a GPT-2 with layers=%d needs (its first is "
@@ -8628,8 +8628,7 @@ G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *di
                   "--save-weights wrote", directory);
 }
 
-/* The weights of a directory into `take`. All names and shapes are compared before its first
- * call. */
+/* Passes a directory's weights to `take`. Checks all names and shapes before the first call. */
 G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *directory,
                                           const g2z_model_config *model, g2z__weights_take take,
                                           void *user) {
@@ -8648,10 +8647,10 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
 
 /* ===== >>i13 context and model ===========================================
  * In:  tokens and the flat buffers. Out: loss, logits, gradients in the order of the plan.
- * Law: the model names ops and parameters, never a device and never an address: a tensor is the
- *      unit's base, asked of the model, plus the plan's offset. */
+ * Law: the model names ops and parameters, never a device or an address. A tensor lies at its
+ *      unit's base in the model's buffer plus the plan's offset. */
 
-/* What must be equal on all ranks: other code, or other rounding by another compiler. */
+/* Must be equal on all ranks: different code or a different compiler may round differently. */
 #if defined(G2Z_GIT_COMMIT)
 #define G2Z__BUILD_COMMIT G2Z_GIT_COMMIT " "
 #else
@@ -8673,8 +8672,8 @@ G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
   return config;
 }
 
-/* Ranks that nobody has bound to cores of their own share the host's: each with all of them would
- * be ten times slower. No result depends on the number of threads. */
+/* Divides the host's cores among its ranks, unless they are already bound to cores: if every rank
+ * used all cores, all would run ten times slower. No result depends on the number of threads. */
 G2Z__PRIVATE void g2z__share_cores(int local_world) {
 #ifdef _OPENMP
   int cores = omp_get_num_procs();
@@ -8691,7 +8690,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   g2z_ranks_config ranks = config->ranks;
   char device[64] = "";
   if (ranks.place.world == 0) G2Z__TRY(g2z_place_find(services, &ranks.place));
-  /* Alone, the GPU that the program has chosen stays the current one. */
+  /* A single rank keeps the GPU that the program has selected. */
   if (config->device == G2Z_DEVICE_CUDA && ranks.place.world > 1)
     G2Z__TRY(g2z__cuda_select(services, ranks.place.local_rank, device));
   ranks.device = device;
@@ -8719,7 +8718,7 @@ G2Z_API void g2z_context_free(g2z_context *context) {
   g2z_release(context->services, context);
 }
 
-/* ids from `least` on, below the vocabulary's end. */
+/* Every id must lie in [least, vocab). */
 G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
                                        const int32_t *ids, size_t count, int least, int vocab) {
   for (size_t i = 0; i < count; i++)
@@ -8746,8 +8745,8 @@ G2Z__PRIVATE void *g2z__activation_at(const g2z__model *model, g2z__activation w
   return model->activations + g2z__activation_offset(model->plan, which, layer);
 }
 
-/* Dropout sites: 0 the embedding; then three a layer. The embedding stands where the last one of a
- * layer -1 would. */
+/* Dropout sites: 0 is the embedding, then three per layer. The embedding has the number that
+ * FCPROJ of layer -1 would have. */
 enum { G2Z__SITE_EMBED = 0, G2Z__SITE_ATTENTION = 1, G2Z__SITE_ATTPROJ = 2, G2Z__SITE_FCPROJ = 3 };
 
 G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int site) {
@@ -8756,7 +8755,7 @@ G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int s
   return dropout;
 }
 
-/* The residual stream that enters layer `layer`; for layer L, the one that leaves the last. */
+/* The residual stream that enters layer `layer`; for layer L, the output of the last block. */
 G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
   return layer == 0 ? g2z__activation_at(model, G2Z__ACT_EMBED, 0)
                     : g2z__activation_at(model, G2Z__ACT_RES3, layer - 1);
@@ -8767,9 +8766,9 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Places of copies in 8 bits, or NULL. While block_activations runs, WIDE is free: `fc` is for
- * GELU's output, `row` for those of LayerNorm and attention. In backward FC has room behind ln2's
- * gradient: `gradient` is for fc's gradient, then for qkv's. */
+/* Addresses for 8-bit copies, or NULL. WIDE is free while block_activations runs: `fc` takes GELU's
+ * output, `row` the outputs of LayerNorm and attention. In backward `gradient` lies in FC after
+ * ln2's gradient; it takes fc's gradient, then qkv's. */
 typedef struct g2z__narrow_places {
   void *fc, *row, *gradient;
 } g2z__narrow_places;
@@ -8784,7 +8783,7 @@ G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z__model *model, const g2
   return narrow;
 }
 
-/* A block up to GELU's output: everything that its backward reads. */
+/* Runs a block up to GELU's output: everything that its backward pass reads. */
 G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2z__pass *pass,
                                                int layer) {
   g2z_device *dev = model->device;
@@ -8827,7 +8826,7 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
                                         pass->B * pass->T, 4 * C, C);
 }
 
-/* A unit's part of the forward pass. wte's is none: its rows are read beside wpe's. */
+/* Runs a unit's part of the forward pass. wte has none: unit wpe reads the rows of both. */
 G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pass *pass,
                                           int unit) {
   g2z_device *dev = model->device;
@@ -8852,8 +8851,8 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pa
                                  pass->B * pass->T, C);
 }
 
-/* The loss of a forward pass. WITH_GRADIENT: also dh into WIDE and the head's part of dwte; `dloss`
- * multiplies the gradient beside the loss scale. */
+/* The loss of a forward pass. WITH_GRADIENT also writes dh into WIDE and the head's part of dwte;
+ * this gradient is multiplied by `dloss` and by the loss scale. */
 typedef enum g2z__head_mode { G2Z__HEAD_LOSS_ONLY, G2Z__HEAD_WITH_GRADIENT } g2z__head_mode;
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z__model *model, const g2z__pass *pass,
                                        double *loss_sum, g2z__head_mode head, float dloss,
@@ -8868,24 +8867,24 @@ G2Z__PRIVATE g2z_status g2z__head_loss(const g2z__model *model, const g2z__pass 
       plan->head_chunk);
 }
 
-/* Behind dropout, the gradient of the residual stream that a block's projection or the embedding
- * gets: the stream's own where there is no dropout. */
+/* The gradient that a block's projection or the embedding receives: DRES, or its masked copy in LNF
+ * when dropout is on. */
 G2Z__PRIVATE const void *g2z__dropped(const g2z__model *model, const g2z__pass *pass) {
   const int layer = 0;
   return pass->dropout.probability > 0 ? G2Z__A(LNF) : G2Z__A(DRES);
 }
 
-/* The gradient of ln1's output: behind qkv's in WIDE. */
+/* The gradient of ln1's output. It follows qkv's gradient in WIDE. */
 G2Z__PRIVATE void *g2z__dln1(const g2z__model *model, const g2z__pass *pass) {
   const int layer = 0;
   size_t qkv = (size_t)pass->B * (size_t)pass->T * 3 * (size_t)model->plan->model.channels;
   return (char *)G2Z__A(WIDE) + qkv * (size_t)model->plan->dtype_bytes;
 }
 
-/* A block but its first LayerNorm. In: DRES, the gradient of the stream behind the block, and the
- * same behind the dropout of its projection. Out: DRES, the gradient of the stream behind
- * attention, and ln1's. LNF takes the gradient behind a dropout; FC takes ln2's gradient and,
- * behind it, `narrow`. Both are dead by then. */
+/* Backward of a block, except its first LayerNorm. In: DRES, the gradient of the block's output
+ * stream, and its copy masked by the projection's dropout. Out: DRES, the gradient of the stream
+ * between attention and ln2, and ln1's output gradient. Two buffers are reused once their
+ * activations are dead: LNF for masked gradients, FC for ln2's gradient followed by `narrow`. */
 G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__pass *pass,
                                             int layer) {
   g2z_device *dev = model->device;
@@ -8898,12 +8897,12 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF), *dfc = G2Z__A(WIDE), *dln2 = G2Z__A(FC);
   void *dqkv = G2Z__A(WIDE), *datt = g2z__dln1(model, pass);
-  void *dln1 = datt; /* datt is read for the last time before dln1 is written */
+  void *dln1 = datt; /* dln1 is written after the last read of datt */
   void *narrow = g2z__narrow_of(model, pass, layer).gradient;
   const void *dproj = g2z__dropped(model, pass);
 
-  /* With the same inputs, dropout and algorithms the same bits come out. The last block's
-   * activations are still there: no other has run since. */
+  /* The same inputs, dropout and algorithms give the same bits. The last block needs no recompute:
+   * no other block has overwritten its activations. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
     G2Z__TRY(g2z__block_activations(model, pass, layer));
   G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
@@ -8925,8 +8924,8 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow, mode, N, C, 3 * C);
 }
 
-/* A unit's backward pass, but the LayerNorm that a block or the end of the model begins with. wte's
- * is in the head's and in wpe's: the embedding adds to dwte. */
+/* A unit's backward pass, except ln1 of a block and the final LayerNorm. wte has none of its own:
+ * the head writes dwte, and unit wpe adds the embedding's part. */
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z__model *model, const g2z__pass *pass,
                                            int unit) {
   const int layer = 0;
@@ -8940,9 +8939,9 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z__model *model, const g2z__p
       pass->write, &dropout, pass->B, pass->T, model->plan->model.channels);
 }
 
-/* That LayerNorm: adds to DRES, the gradient of the stream before it, which the final one writes
- * first. It also leaves that gradient behind the dropout of the unit below, and adds up the bias of
- * that unit's projection. */
+/* Backward of that LayerNorm: adds to DRES, the gradient of its input stream; the final LayerNorm,
+ * which runs first, overwrites DRES. Also writes DRES masked by the dropout of the unit below, and
+ * the bias gradient of that unit's projection. */
 G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g2z__pass *pass,
                                                 int unit) {
   const g2z_plan *plan = model->plan;
@@ -8952,7 +8951,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
   g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
   void *bias = plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK
                    ? g2z__grad(model, unit + 1, G2Z_FCPROJB) : NULL;
-  void *dropped = bias || pass->rows ? G2Z__A(LNF) : NULL; /* who below the last block wants it */
+  void *dropped = bias || pass->rows ? G2Z__A(LNF) : NULL; /* below block 0: only for rows */
   void *stream = g2z__residual(model, layer);
   if (final)
     return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LNFW), G2Z__G(LNFB), bias,
@@ -8972,20 +8971,20 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
 
 /* ===== >>i14 trainer =====================================================
  * In:  a config, then batches. Out: weights that fit the text, and a report per step.
- * Law: a step only enqueues. What it decides, it decides on the device from g2z_step_state; the
- *      host reads that state one step late, and never to decide about the step that runs. Whatever
- *      happens to a rank whose device works, it enqueues the collectives of a step: its trouble
- *      travels in the verdict, and all ranks return the same status from the same call. */
+ * Law: a step only enqueues. All decisions are made on the device from g2z_step_state; the host
+ *      reads that state one step late, and never to decide about the running step. A rank that
+ *      fails but whose device works still enqueues all collectives of the step: the verdict carries
+ *      its failure, and all ranks return the same status from the same call. */
 
-/* Places in the queue that the host may wait for. Two of each: one is in flight, one is read. */
+/* Events that the host may wait for. Two of each: one is in flight while the other is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-/* 50: a healthy run skips one step now and then; halving from 2^24 to 1 takes 24. */
+/* A healthy run skips a step now and then; halving the scale from 2^24 to 1 takes 24 skips. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
 enum { G2Z__HELD_HOST = 12, G2Z__HELD = 18 };
 
-/* Everything that the plan lists, but for what other ranks write to. */
+/* Allocates all buffers of the plan except those that other ranks access. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const g2z_ops *ops = t->device->ops;
@@ -9023,12 +9022,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   t->sums = t->grad_shard ? t->grad_shard : model->grads;
   if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
-  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp it is rank 0 */
+  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp: rank 0 */
   return G2Z_OK;
 }
 
-/* The plan against the memory that is free, before any rank takes some. Ranks on CPUs share their
- * host's. */
+/* Compares the plan with the free memory before any rank allocates. CPU ranks share their host's
+ * memory. */
 G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
   int sharing = g2z_ranks_place(t->context->ranks)->local_world;
@@ -9038,7 +9037,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
   return g2z_plan_fits(t->services, &t->config, t->plan, free_bytes, sharing);
 }
 
-/* The next part of canonical [begin, begin+count) that this rank owns, from range *next on. */
+/* Finds the next part of canonical [begin, begin+count) that this rank owns; searches the plan's
+ * update ranges from *next on. */
 G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t count, size_t *next,
                                  g2z_update_range *part) {
   for (; *next < t->plan->updates; ++*next) {
@@ -9092,7 +9092,7 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
   return dev->ops->synchronize(dev);
 }
 
-/* Gradients in their own type are widened in place from the back: out holds elements floats. */
+/* Downloads 2-byte gradients into the back of `out` and widens them in place from the front. */
 G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, const g2z_update_range *part,
                                                 float *out) {
   g2z_device *dev = t->device;
@@ -9139,8 +9139,8 @@ G2Z__PRIVATE void g2z__normal4(uint64_t seed, uint64_t quad, double out[4]) {
   }
 }
 
-/* One parameter's first values, a chunk at a time. Every parameter begins at a multiple of 8
- * canonical elements, because C is one: so a quad never straddles two chunks. */
+/* Initializes one parameter, a chunk at a time. Every parameter begins at a multiple of 8 canonical
+ * elements, because C is a multiple of 8: a quad never straddles two chunks. */
 G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_info info,
                                                     size_t canonical, float *chunk, size_t limit) {
   double scale = info.init == G2Z_INIT_RESIDUAL ? 0.02 / sqrt(2.0 * t->plan->model.layers) : 0.02;
@@ -9179,7 +9179,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   return status;
 }
 
-/* Weights from g2z__weights_read. */
+/* A g2z__weights_take: writes the masters. user: g2z_trainer *. */
 G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t count,
                                           const float *values) {
   return g2z_trainer_write((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, values);
@@ -9211,7 +9211,7 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   return pass;
 }
 
-/* [B,T] tokens by themselves, without dropout. */
+/* A pass over [B,T] tokens without dropout. */
 G2Z__PRIVATE g2z__pass g2z__trainer_still(const g2z_trainer *t, int B, int T) {
   g2z__pass pass = g2z__trainer_pass(t, 0);
   pass.B = B;
@@ -9220,7 +9220,7 @@ G2Z__PRIVATE g2z__pass g2z__trainer_still(const g2z_trainer *t, int B, int T) {
   return pass;
 }
 
-/* Where only sums over the ranks are kept, nothing of an earlier micro-step is there to add to. */
+/* From stage 2 on, gradients leave after each micro-step, so backward overwrites them. */
 G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   t->micro_step = m;
   t->pass = g2z__trainer_pass(t, m);
@@ -9230,7 +9230,7 @@ G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   return G2Z_OK;
 }
 
-/* Weights change between steps alone: micro-step 0 rounds a block's to 8 bits for all of a step. */
+/* Weights change only between steps, so micro-step 0 makes the 8-bit copies for the whole step. */
 G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
   const int block = t->plan->unit[unit].kind == G2Z_UNIT_BLOCK, L = t->plan->model.layers;
   if (block && t->micro_step == 0 && t->device->narrow_count)
@@ -9238,7 +9238,7 @@ G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
-/* The gradient of the mean over all tokens of the step, on all ranks. */
+/* The gradient is that of the mean loss over the step's tokens of all ranks. */
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
@@ -9257,8 +9257,8 @@ G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
   return g2z__unit_backward_norm(&t->model, &t->pass, unit);
 }
 
-/* A micro-step is progress: for the watcher here, and on a device where nothing is reduced yet,
- * when the queue has passed this place. */
+/* Reports progress to the watcher. If nothing was reduced, a mark also reports when the device gets
+ * here. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
@@ -9269,9 +9269,10 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 
 /* ----- the page's functions: gradients to their owners ------------------- */
 
-/* [B] From stage 2 on a unit's buffer is free when what lay there was reduced: the unit two before
- * it in this micro-step or, for wte, wte itself in the micro-step before. Then backward writes the
- * buffer, but for padding and for positions in wpe behind the sequence: these must be zero. */
+/* [B] From stage 2 on, units share two gradient buffers alternately; wte has its own. Waits until
+ * the previous gradient in the unit's buffer is reduced: that of unit - 2 or, for wte, wte's of the
+ * previous micro-step. Then zeroes what backward does not write: the padding and the positions of
+ * wpe after the sequence. */
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
@@ -9280,19 +9281,19 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
   if (!first) G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[lay_there + 1].bucket - 1));
   size_t written = unit == plan->wpe ? 0 : u->elements, size = (size_t)plan->grad_bytes;
-  if (unit == plan->wte || written == u->room) return G2Z_OK; /* wte is written whole */
+  if (unit == plan->wte || written == u->room) return G2Z_OK; /* backward writes all of wte */
   return t->device->ops->zero(t->device, t->model.grads + (u->grad_at + written) * size,
                               (u->room - written) * size);
 }
 
-/* Rounds a bucket's part of wte's fp32 gradient to the type of the gradients, and puts it among
- * them: beside backward where wte's gradient goes in two parts. */
+/* Rounds this bucket's part of wte's fp32 gradient to the gradient type. Runs during backward if
+ * wte's gradient is reduced in two parts. */
 G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *wte = &plan->unit[plan->wte];
   if (plan->dwte_dtype == plan->grad_dtype || b->begin < wte->begin) return G2Z_OK;
   size_t first = b->begin - wte->begin, n = b->elements;
-  if (first >= wte->elements) return G2Z_OK; /* the bucket's end may be padding */
+  if (first >= wte->elements) return G2Z_OK; /* a bucket of padding only */
   if (n > wte->elements - first) n = wte->elements - first;
   char *to = t->model.grads + b->grad_at * (size_t)plan->grad_bytes;
   const float *from = (const float *)t->model.dwte + first;
@@ -9301,10 +9302,10 @@ G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
   return g2z_comm_submit(t->comm, &cast);
 }
 
-/* [C] Adds up a bucket's gradients over the ranks on the communication stream, beside what follows.
- * Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on rank 0. Up
- * to stage 1 micro-steps have added up in place; from stage 2 on each one's sum is added to the
- * owner's shard. */
+/* [C] Sums a bucket's gradients over the ranks on the communication stream, while backward
+ * continues. Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on
+ * rank 0. Up to stage 1, backward has accumulated the micro-steps in place; from stage 2 on, each
+ * micro-step's sum is added to the owner's shard. */
 G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   const g2z_bucket *b = &t->plan->bucket[bucket];
   size_t size = (size_t)t->plan->grad_bytes;
@@ -9319,10 +9320,10 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   return g2z_comm_mark(t->comm, bucket);
 }
 
-/* [C] Where wte's gradient goes in two parts, it does so in a step's last micro-step: the sum of
- * the head's part, and of what earlier micro-steps added, is under way while backward runs. Before
- * it go the tokens that the embedding's rows will belong to. A rank alone leaves both where they
- * are. */
+/* [C] In a step's last micro-step wte's gradient may be reduced in two parts. The first part is the
+ * head's, together with everything from earlier micro-steps: it is reduced during backward. Before
+ * it, all ranks gather the tokens that the embedding's rows belong to. A single rank copies
+ * nothing. */
 G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   g2z__embedding_rows rows = g2z__plan_rows(plan);
@@ -9330,7 +9331,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
   t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
   g2z__ranks_record(t->context->ranks, "tokens", -1, bytes);
-  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all are done with their logits */
+  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all ranks have read their logits */
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
@@ -9339,7 +9340,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* [C] The other part: what each token adds to its row of wte's gradient, from all ranks to all. */
+/* [C] The second part: all ranks gather the row that each token adds to wte's gradient. */
 G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
@@ -9354,7 +9355,7 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   return g2z_comm_mark(t->comm, 2 * plan->buckets + 1);
 }
 
-/* The sum of squares of the gradients that this rank owns of buckets [from, to). */
+/* Sums the squares of this rank's gradients in buckets [from, to). */
 G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
   int count = 0;
   for (int bucket = from; bucket < to; bucket++) {
@@ -9372,8 +9373,8 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* The sums over the ranks as they arrive, and their squares: those of all but the last bucket that
- * backward completed are squared while that one travels. */
+/* Waits for the reduced buckets and squares them. All buckets except the last that backward
+ * completed are squared while that last one is being reduced. */
 G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
@@ -9382,15 +9383,15 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z__embedding_rows rows = g2z__plan_rows(plan);
   int32_t *order = plan->wte_rows ? (int32_t *)(t->model.logits + rows.order) : NULL;
   ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (plan->wte_rows) { /* sort the tokens of all ranks' rows, beside the rows' own gather */
+  if (plan->wte_rows) { /* sort the tokens while their rows are being gathered */
     G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[plan->wte].bucket));
     G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)rows.count));
   }
   if (last > 0) {
-    G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and all that went before */
+    G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and for all buckets before it */
     G2Z__TRY(g2z__square(t, 0, last));
   }
-  if (plan->wte_rows) { /* add the rows to what this rank has of wte's buckets */
+  if (plan->wte_rows) { /* add the rows to this rank's part of wte */
     G2Z__TRY(g2z_comm_wait(t->comm, 2 * plan->buckets + 1));
     G2Z__TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
                             (int)rows.count, plan->model.channels));
@@ -9399,8 +9400,8 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   return g2z__square(t, last, plan->buckets);
 }
 
-/* Every rank's row of the verdict comes to all: in the device's own order where the transport can.
- * Behind the decision no rank reads old parameters any more, and none has gathered new ones yet. */
+/* All ranks gather every rank's row of the verdict, on the device's own queue if the transport can.
+ * After the decision no rank reads old parameters, and none has gathered new ones. */
 G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
@@ -9426,7 +9427,7 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
 
 /* ----- the page's functions: parameters from their owners ---------------- */
 
-/* AdamW on what buckets [from, to) have of this rank's. */
+/* Runs AdamW on this rank's parameters in buckets [from, to). */
 G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
   if (from == to) return G2Z_OK;
   t->device->ops->span_begin(t->device, G2Z_SPAN_ADAMW);
@@ -9436,8 +9437,7 @@ G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* A bucket's parameters go from those who updated them to the others. The caller has submitted
- * AFTER. */
+/* Gathers a bucket's parameters from their owners on all ranks. The caller has submitted AFTER. */
 G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   const g2z_bucket *b = &t->plan->bucket[bucket];
   size_t size = (size_t)t->plan->dtype_bytes;
@@ -9449,12 +9449,12 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   return g2z_comm_mark(t->comm, t->plan->buckets + bucket);
 }
 
-/* Stage 3: a block is gathered into its buffer, unless it is there. Of other units, and of unit -1,
- * nothing need be done. */
+/* Stage 3: gathers a block into its buffer unless it is already there. Does nothing for other units
+ * and for unit -1. */
 G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   const g2z_unit *u = t->plan->unit;
   if (unit < 0 || !u[unit].gathered || t->turn[unit % 2] == unit) return G2Z_OK;
-  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all are done with the block that lies there */
+  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all ranks are done with the old block */
   for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
     G2Z__TRY(g2z__gather_bucket(t, bucket));
   t->turn[unit % 2] = unit;
@@ -9462,20 +9462,19 @@ G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   return G2Z_OK;
 }
 
-/* The device waits for a unit's parameters: of its gathers, that of the bucket in which it begins
- * was enqueued last. */
+/* Makes the device wait for a unit's parameters: for its first bucket, which is gathered last. */
 G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
   int bucket = t->plan->unit[unit].bucket, gathered = t->plan->unit[unit].gathered;
-  int number = t->plan->buckets - 1 - bucket; /* gathers go from the last bucket to the first */
+  int number = t->plan->buckets - 1 - bucket; /* the last bucket is gathered first */
   if (gathered ? t->turn_joined[unit % 2] : t->joined > number) return G2Z_OK;
   if (gathered) t->turn_joined[unit % 2] = 1;
   else t->joined = number + 1;
   return g2z_comm_wait(t->comm, t->plan->buckets + bucket);
 }
 
-/* [A] A unit's parameters are there, and those of the next unit of this pass come beside what is
- * computed with them. The two blocks that a pass ends with stay in their buffers: with them the
- * next pass, in the other direction, begins. */
+/* [A] Waits for a unit's parameters and prefetches the pass's next unit while this one computes. A
+ * pass leaves its last two blocks in the buffers: the next pass runs in the other direction and
+ * begins with them. */
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   t->needed = unit;
@@ -9484,14 +9483,14 @@ G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next)
   return g2z__gather_unit(t, next);
 }
 
-/* The second block of a forward pass, or the only one: it and the first have a buffer each. */
+/* The unit of the forward pass's second block, or of its only one. The first two blocks have one
+ * buffer each. */
 G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
 
-/* [D] Buckets [from, to) have their new parameters, which go out beside what follows. In stage 3
- * the first two blocks of the next forward pass do; the others are gathered when they are
- * needed. */
+/* [D] Gathers the new parameters of buckets [from, to) while the device continues. Of the blocks of
+ * stage 3, only the first two of the next forward pass: the others are gathered on use. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
@@ -9506,7 +9505,7 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* Gathers stale parameters that have a place of their own, when no rank reads the old ones. */
+/* Gathers the stale parameters, except stage 3's blocks, once no rank reads the old ones. */
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!t->stale || !g2z__plan_gathers(t->plan)) return G2Z_OK;
@@ -9518,7 +9517,7 @@ G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   return g2z_comm_wait(t->comm, 2 * plan->buckets - 1);
 }
 
-/* Restores the gather state that a recorded step assumes, that behind another step, after a load, a
+/* A recorded step assumes the gather state that a step leaves. Restores it after a load, a
  * validation or a generation changed it. */
 G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
@@ -9529,11 +9528,11 @@ G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* A forward pass by itself: of validation and generation. */
+/* A forward pass without backward: validation and generation. */
 G2Z__PRIVATE g2z_status g2z__forward_only(g2z_trainer *t, const g2z__pass *pass) {
   const int wte = t->plan->wte;
   g2z_status status = G2Z_OK;
-  t->device->fp8 = G2Z_FP8_NONE; /* as the weights are used later */
+  t->device->fp8 = G2Z_FP8_NONE; /* the weights are later used without fp8 */
   for (int unit = wte; unit >= 0 && status == G2Z_OK; unit--) {
     status = g2z__wait_parameters(t, unit, unit - 1);
     if (status == G2Z_OK) status = g2z__unit_forward(&t->model, pass, unit);
@@ -9544,8 +9543,8 @@ G2Z__PRIVATE g2z_status g2z__forward_only(g2z_trainer *t, const g2z__pass *pass)
 
 /* ----- opening ----------------------------------------------------------- */
 
-/* Which algorithm a product takes: timed, the library's first choice, or as an earlier run took
- * it. */
+/* Sets how each matrix product chooses its algorithm: timed, the library's first choice, or as in
+ * an earlier run. */
 G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
   char *text;
   size_t bytes;
@@ -9572,7 +9571,7 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
-/* Host tables: what of wte this rank owns, and room for the pieces of g2z__square. */
+/* Host tables: this rank's parts of wte, and scratch for g2z__square. */
 G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *wte = &plan->unit[plan->wte];
@@ -9586,7 +9585,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* The plan, the data, the device, and whether it has room: all that needs no other rank. */
+/* Everything that needs no other rank: the plan, the data, the device and a check of its memory. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
   G2Z__TRY(g2z_plan_create(t->services, config, t->context->device,
@@ -9610,8 +9609,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   return g2z__trainer_fits(t);
 }
 
-/* The weights of config.init_from. Their shapes are compared while they are read; into how many
- * heads the channels fall apart, config.json alone says. */
+/* Reads the weights of config.init_from. The reader checks their shapes; only config.json has the
+ * number of heads. */
 G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
   const char *from = t->config.init_from;
   const g2z_model_config *model = &t->plan->model;
@@ -9625,7 +9624,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
   return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
-/* Weights, the state of a step that was never taken, and what AdamW will work on. */
+/* Initializes the weights, the step state and the arguments of AdamW. */
 G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   g2z_step_state first;
   memset(&first, 0, sizeof first);
@@ -9648,8 +9647,8 @@ G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
   return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
 }
 
-/* The communicator, and what other ranks write to or read: parameters, what each token adds to
- * wte's gradient, votes. */
+/* Creates the communicator and the buffers that other ranks access: parameters, wte's gradient rows
+ * (in the logits), votes. */
 G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const g2z_comm_config config = {2 * plan->buckets + 3, plan->bucket_elements, plan->wire_dtype,
@@ -9669,7 +9668,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Lists the blocks' weights and where their copies in 8 bits lie. */
+/* Lists the blocks' weights and the addresses of their 8-bit copies. */
 G2Z__PRIVATE g2z_status g2z__trainer_narrow(g2z_trainer *t) {
   const int C = t->plan->model.channels, L = t->plan->model.layers;
   const struct { g2z_param param; int K, O, backward; } weights[] = {
@@ -9703,7 +9702,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   snprintf(text, sizeof text, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
            g2z_device_text(t->context->device), t->config.tuning != NULL,
            t->config.init_from ? t->config.init_from : "");
-  G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* what a checkpoint need not know */
+  G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* not in a checkpoint */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
   g2z_status status = g2z__trainer_allocate(t);
@@ -9758,7 +9757,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_release(t->services, t);
 }
 
-/* Copies tokens behind everything enqueued; y NULL: only x. The caller's memory is free at once. */
+/* Enqueues a copy of the tokens; y NULL: only x. The caller may reuse its memory at once. */
 G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, const int32_t *y,
                                            size_t count) {
   g2z_device *dev = t->device;
@@ -9766,7 +9765,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   int32_t *host = t->staged[slot];
   G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
   size_t bytes = count * sizeof(int32_t);
-  int at_once = y && t->x + count == t->y; /* a step's: each upload takes 8 us */
+  int at_once = y && t->x + count == t->y; /* a whole step: saves an upload of 8 us */
   memcpy(host, x, bytes);
   if (y) memcpy(host + count, y, bytes);
   G2Z__TRY(dev->ops->upload(dev, t->x, host, at_once ? 2 * bytes : bytes));
@@ -9774,8 +9773,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 
-/* What this rank says in the verdict on the step that is about to be enqueued. It lies there until
- * it changes: an upload takes 8 us of a step. */
+/* Writes this rank's vote into the verdict of the next step. Uploads it only when it changes: an
+ * upload costs 8 us per step. */
 G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
   double *ballot = t->ballot[(t->enqueued + 1) % 2];
   ballot[0] = (double)t->failed;
@@ -9788,9 +9787,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Forward and backward, to time products of their shapes: once to write gradients, and once to add
- * to them where a step does. Tokens and parameters are used as they lie there: the other ranks do
- * not take part. */
+/* Runs forward and backward to time the matrix products of their shapes: once overwriting gradients
+ * and, if steps accumulate, once adding to them. Uses the tokens and parameters already on the
+ * device; other ranks do not take part. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   int accumulates = t->plan->accum > 1 && !t->grad_shard;
   *text = NULL;
@@ -9809,8 +9808,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   return t->device->ops->tuning(t->device, text);
 }
 
-/* Rank 0 times the products, and all ranks take its choices: which they are changes the order of
- * addition, and a run that is repeated has only one tuning table to read. */
+/* Rank 0 times the products, and all ranks use its choices. An algorithm determines the order of
+ * addition, so a repeated run must read one tuning table for all ranks. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_ranks *ranks = t->context->ranks;
   char *text = NULL, *copy = NULL;
@@ -9819,7 +9818,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   if (!t->config.tune || t->config.tuning) return G2Z_OK;
   g2z__ranks_phase(ranks, "tuning", t->enqueued, 600);
   G2Z__TRY(g2z__restore(t));
-  for (int unit = t->plan->wte; unit >= 0; unit--) /* all that has a place has arrived */
+  for (int unit = t->plan->wte; unit >= 0; unit--) /* wait for all resident parameters */
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
       if (g2z__plan_gathers(t->plan)) G2Z__TRY(g2z__arrive(t, unit));
   g2z_status status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
@@ -9831,8 +9830,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   return g2z_ranks_agree(ranks, status);
 }
 
-/* A step, recorded once where the plan says so and then played. The first step is not, so that
- * scratch and algorithms are there. */
+/* Enqueues a step. If plan->graphed, records one step and replays it from then on. The first step
+ * after a start or a load is not recorded: it allocates scratch and chooses algorithms. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   G2Z__TRY(g2z__restore(t));
   if (!t->plan->graphed || t->enqueued == t->resumed_step) return g2z__zero_step(t, t->plan);
@@ -9844,8 +9843,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   return g2z__record_play(t->comm, &t->record);
 }
 
-/* Passes on a status, of a failure that no verdict can tell the others any more. A stop is known to
- * all ranks. */
+/* Returns the status. No verdict can carry this failure to the other ranks, so first marks this rank
+ * as failed alone. A stop is no failure: all ranks know of it. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   if (status != G2Z_OK && status != G2Z_STOPPED) g2z__ranks_alone(t->context->ranks);
   return status;
@@ -9860,7 +9859,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   G2Z__TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
   const g2z_step_state *state = t->verdict.reported[slot];
   if (state->stop) t->stop_agreed = 1;
-  if (state->status != G2Z_OK) { /* a rank failed: all return its status and its sentence */
+  if (state->status != G2Z_OK) { /* all ranks return the failed rank's status and sentence */
     memcpy(t->services->error, t->failure, sizeof t->failure);
     G2Z__TRY(g2z_ranks_agree(t->context->ranks, t->failed));
     return g2z_fail(t->services, G2Z_LOST,
@@ -9887,12 +9886,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                   (double)t->config.optimizer.lr, t->config.optimizer.warmup);
 }
 
-/* The ops index with tokens and trust them. */
+/* The ops use tokens as indices without a check. */
 G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens, size_t count) {
   return g2z__check_ids(t->services, "token", tokens, count, 0, t->plan->model.vocab);
 }
 
-/* Targets; *masked of them are -1. */
+/* Counts the targets of -1 in *masked. */
 G2Z__PRIVATE g2z_status g2z__check_targets(g2z_trainer *t, const int32_t *targets, size_t count,
                                            int64_t *masked) {
   *masked = 0;
@@ -9906,8 +9905,8 @@ G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {
   t->failed = status;
 }
 
-/* The step of tokens that are there, or of `status`, which says why they are not. With other ranks
- * waiting, a failure is told in the verdict and returned when all know it: the next time. */
+/* Runs a step; `status` is the reason if there are no tokens. With several ranks, a failure goes
+ * into the verdict, and the next call returns it on all ranks. */
 G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, const int32_t *y,
                                           g2z_status status, g2z_report *report) {
   const g2z_plan *plan = t->plan;
@@ -9918,7 +9917,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   if (status == G2Z_OK) status = g2z__check_targets(t, y, tokens, &t->masked);
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
   if (status != G2Z_OK && plan->world == 1) {
-    /* Nothing is enqueued: no later call would report the step before. */
+    /* This step is not enqueued, so no later call would report the previous step. */
     memcpy(sentence, t->services->error, sizeof sentence);
     g2z__trainer_report(t, t->enqueued, report);
     memcpy(t->services->error, sentence, sizeof sentence);
@@ -9931,8 +9930,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   t->comm->ops->lap(t->comm, slot);
   G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_vote(t)));
   G2Z__TRY(g2z__trainer_share_tuning(t));
-  /* A rank that failed goes the same way, with the tokens of an earlier step: the others wait for
-   * its part of each sum, and its vote makes all of them skip the step. */
+  /* A failed rank also enqueues the step, with an earlier step's tokens: the others wait for its
+   * part of each sum. Its vote makes all ranks skip the step. */
   G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_enqueue(t)));
   t->enqueued = step;
   G2Z__TRY(g2z__trainer_alone(t, dev->ops->mark(dev, G2Z__EVENT_REPORT + slot)));
@@ -9973,8 +9972,8 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
-/* Asked between two batches: has any rank been asked to stop? Ranks answer together, so that none
- * leaves a loop in which others wait for its parameters. */
+/* Called between two batches: fails with STOPPED if any rank was asked to stop. The ranks decide
+ * together: if one left the loop alone, others would wait for its parameters. */
 G2Z__PRIVATE g2z_status g2z__trainer_may_go_on(g2z_trainer *t) {
   int go_on;
   G2Z__TRY(g2z__ranks_all(t->context->ranks,
@@ -9984,9 +9983,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_may_go_on(g2z_trainer *t) {
                   t->enqueued);
 }
 
-/* The losses of this rank's part of `steps` batches, added up, and how many targets they are of.
- * *trouble is why there were no tokens: such a rank goes on with those of an earlier batch, as
- * others may wait for its parameters. A stop ends it on all ranks. */
+/* Sums the losses of this rank's part of `steps` batches and counts their targets. If tokens cannot
+ * be had, *trouble is the reason, and the rank continues with those of an earlier batch, because
+ * others may wait for its parameters. A stop ends the loop on all ranks. */
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                               double *sum, double *counted, g2z_status *trouble) {
   g2z_device *dev = t->device;
@@ -9999,7 +9998,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
     g2z__ranks_phase(t->context->ranks, "validation", t->enqueued, 0); /* progress */
     G2Z__TRY(g2z__trainer_may_go_on(t));
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
-    if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab is its own */
+    if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab may differ */
     if (*trouble == G2Z_OK) *trouble = g2z__check_targets(t, y, tokens, &masked);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
     *counted += (double)tokens - (double)masked;
@@ -10015,7 +10014,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                         double *loss) {
   g2z_ranks *ranks = t->context->ranks;
-  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: of this rank, as the next two of all */
+  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: this rank's sum and count */
   double *parts;
   *loss = NAN;
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
@@ -10024,7 +10023,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   g2z_status status = G2Z__NEW(t->services, 2 * (size_t)t->plan->world, &parts);
   g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &part[0], &part[1], &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, parts);
-  G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait where no agreement reaches them */
+  G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait on their device */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, part, sizeof part, parts);
   for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++) {
@@ -10037,8 +10036,8 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   return status;
 }
 
-/* Who scores: a model, the device's double that takes a sum, and how [B,T] tokens from the host run
- * forward through it. */
+/* Lets g2z__score run a trainer or a model: the model, a double on the device for the loss sum, and
+ * a forward pass over [B,T] tokens from the host. */
 typedef struct g2z__scorer {
   const g2z__model *model;
   double *sum;
@@ -10084,13 +10083,13 @@ G2Z__PRIVATE g2z_status g2z__score(const g2z__scorer *scorer, const int32_t *tok
   return status;
 }
 
-/* The longest sequence that wpe has positions and the activations have room for. */
+/* The longest sequence that fits both wpe and the activations. */
 G2Z__PRIVATE int g2z__trainer_window(const g2z_trainer *t) {
   int room = t->plan->batch * t->plan->seq;
   return t->plan->model.context < room ? t->plan->model.context : room;
 }
 
-/* g2z_trainer_logits of tokens that were checked. */
+/* g2z_trainer_logits after the checks. */
 G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                             int last_only, float *logits) {
   const g2z_plan *plan = t->plan;
@@ -10116,7 +10115,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
   return G2Z_OK;
 }
 
-/* A text that grows brings a new shape with each token: too many to time the products of each. */
+/* A growing text has a new shape per token: too many to time products for, so tuning is off. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
   G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
@@ -10128,7 +10127,7 @@ G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int
   return g2z__trainer_alone(t, status);
 }
 
-/* As g2z__scorer's run. user: g2z_trainer *. */
+/* g2z__scorer.run of a trainer. user: g2z_trainer *. */
 G2Z__PRIVATE g2z_status g2z__trainer_score(void *user, const int32_t *tokens,
                                            const int32_t *targets, int B, int T, g2z__pass *pass) {
   g2z_trainer *t = (g2z_trainer *)user;
@@ -10155,8 +10154,8 @@ G2Z_API g2z_status g2z_trainer_score(g2z_trainer *t, const int32_t *tokens, cons
 }
 
 /* ===== >>i15 model in use =================================================
- * In:  weights and tokens. Out: losses, logits, the tokens with which a model continues others.
- * Law: a draw is a pure function of logits, sampling and index; no generator has a state. */
+ * In:  weights and tokens. Out: losses, logits, and the tokens that continue a text.
+ * Law: a draw is a pure function of logits, sampling and index; no generator keeps a state. */
 
 G2Z_API g2z_sampling g2z_sampling_default(void) {
   g2z_sampling sampling;
@@ -10177,7 +10176,7 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
                   (double)sampling->top_p);
 }
 
-/* A draw of -1. */
+/* Reports a draw of -1. */
 G2Z__PRIVATE g2z_status g2z__fail_draw(g2z_device *device) {
   return g2z_fail(device->services, G2Z_DIVERGED,
                   "the model gives no token a probability: what it computes does not fit dtype %s; "
@@ -10211,9 +10210,9 @@ G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, siz
   return status;
 }
 
-/* ----- a model of its own -------------------------------------------------- */
+/* ----- a model without a trainer ------------------------------------------- */
 
-/* Elements that are uploaded at a time. */
+/* Elements per upload. */
 #define G2Z__MODEL_CHUNK G2Z__WEIGHTS_CHUNK
 
 G2Z__PRIVATE g2z_status g2z__model_allocate(g2z_model *m, size_t bytes, void **out) {
@@ -10226,7 +10225,7 @@ G2Z__PRIVATE void g2z__model_release(g2z_model *m, void *memory) {
   if (memory) m->device->ops->release(m->device, memory);
 }
 
-/* Gives back the workspace. */
+/* Frees the workspace. */
 G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
   g2z__model_release(m, m->inner.activations);
   g2z__model_release(m, m->inner.logits);
@@ -10239,8 +10238,8 @@ G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
   m->inner.plan = NULL;
 }
 
-/* A workspace for [B,T] tokens at a time, and a cache of [cached,T]. One that is large enough
- * stays. */
+/* Allocates a workspace for [B,T] tokens and a key-value cache for [cached,T]. Keeps the present
+ * ones if they are large enough. */
 G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   const size_t tokens = (size_t)B * (size_t)T;
   g2z_train_config config = g2z_train_config_default();
@@ -10271,7 +10270,7 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   return G2Z_OK;
 }
 
-/* Weights from g2z__weights_read, rounded to the model's type on the device. */
+/* A g2z__weights_take: uploads weights and rounds them to the model's type on the device. */
 typedef struct g2z__model_loader {
   g2z_model *model;
   float *staged;               /* device, [G2Z__MODEL_CHUNK] */
@@ -10326,7 +10325,7 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
   m->config = config;
   g2z_status status = g2z_device_create(services, context->device, dtype, dtype, &m->device);
   if (status == G2Z_OK) {
-    m->device->tune = G2Z_TUNE_OFF; /* each length is a new shape: too many to time */
+    m->device->tune = G2Z_TUNE_OFF; /* every length is a new shape: too many to time */
     m->inner.device = m->device;
     status = g2z__model_load(m, directory);
   }
@@ -10352,7 +10351,7 @@ G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) 
   return G2Z_OK;
 }
 
-/* logits[rows,V] of the final LayerNorm's rows from `first` on, to the host. */
+/* Computes logits[rows,V] from the final LayerNorm's rows, from `first` on, into host memory. */
 G2Z__PRIVATE g2z_status g2z__model_head(g2z_model *m, size_t first, size_t rows, float *logits) {
   const size_t C = (size_t)m->config.channels, V = (size_t)m->config.vocab;
   const size_t most = g2z__plan_logits_bytes(m->plan) / (V * sizeof(float));
@@ -10369,13 +10368,13 @@ G2Z__PRIVATE g2z_status g2z__model_head(g2z_model *m, size_t first, size_t rows,
   return G2Z_OK;
 }
 
-/* Sequences that run at a time. No result depends on it, and a workspace stays small. */
+/* Sequences per pass: at most 8192 tokens keep the workspace small. No result depends on it. */
 G2Z__PRIVATE int g2z__model_group(int B, int T) {
   int most = 8192 / T > 0 ? 8192 / T : 1;
   return B < most ? B : most;
 }
 
-/* Whole sequences, forward: [B,T] tokens from the host. */
+/* Runs whole sequences forward: [B,T] tokens from the host. */
 G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, const int32_t *tokens, int B, int T,
                                        g2z__pass *pass) {
   g2z_device *dev = m->device;
@@ -10389,7 +10388,7 @@ G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, const int32_t *tokens, int 
   return g2z__model_forward(m, pass);
 }
 
-/* g2z__scorer's run for a model. user: g2z_model *. */
+/* g2z__scorer.run of a model. user: g2z_model *. */
 G2Z__PRIVATE g2z_status g2z__model_score(void *user, const int32_t *tokens, const int32_t *targets,
                                          int B, int T, g2z__pass *pass) {
   g2z_model *m = (g2z_model *)user;
@@ -10437,18 +10436,18 @@ typedef struct g2z__continued {
   int count, window, stop;
   int32_t *ids;                /* [count][room] */
   size_t room, *lengths;
-  int32_t *next, *positions;   /* [count]: the token that was drawn, how many are before it */
-  int32_t *drawn;              /* [count] */
-  int32_t *going;              /* [count]: 0: it has ended */
-  struct {                     /* device: the same; a position stops at the window's last */
+  int32_t *next, *positions;   /* [count]: the token drawn last, and its position */
+  int32_t *drawn;              /* [count]: how many tokens were drawn */
+  int32_t *going;              /* [count]: 0: the sequence has ended */
+  struct {                     /* the same on the device; positions end at window - 1 */
     int32_t *next, *positions, *drawn;
     float *logits;             /* [count,V] */
   } on;
-  g2z_graph *graph;            /* of g2z__step */
+  g2z_graph *graph;            /* the recorded g2z__step */
   int steps;
 } g2z__continued;
 
-/* Draws from `n` rows of the logits. */
+/* Draws a token for each of sequences [first, first + n). */
 G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
   g2z_device *dev = g->model->device;
   const int V = g->model->config.vocab;
@@ -10458,8 +10457,8 @@ G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
                         g->on.logits + (size_t)first * (size_t)V, &sampling, n, V, g->window);
 }
 
-/* Runs a sequence's last tokens at once, into its place in the cache, and draws the next token. A
- * text longer than the window is cut to the last half window and a token. */
+/* Runs a sequence's last tokens in one pass, fills its part of the cache, and draws the next token.
+ * A text longer than the window is cut to its last window / 2 + 1 tokens. */
 G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;
@@ -10484,13 +10483,13 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   G2Z__TRY(dev->ops->head_logits(dev, g->on.logits + (size_t)i * (size_t)V, h,
                                  g2z__parameter(&m->inner, m->plan->wte, G2Z_WTE), 1, C, V));
   G2Z__TRY(g2z__draw_rows(g, i, 1));
-  G2Z__TRY(dev->ops->synchronize(dev)); /* of what was uploaded */
+  G2Z__TRY(dev->ops->synchronize(dev)); /* the uploads have been read */
   g->positions[i]++;
   return G2Z_OK;
 }
 
-/* The token of each sequence into the cache, and a draw behind it. Sequences that have ended, or
- * whose window is full, run along: nobody reads what they write. */
+/* Adds each sequence's token to the cache and draws the next one. Sequences that have ended, or
+ * whose window is full, also run; their results are not read. */
 G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;
@@ -10508,7 +10507,7 @@ G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
   return g2z__draw_rows(g, 0, g->count);
 }
 
-/* From the second step on as a graph, where the device has graphs. */
+/* On CUDA, records the second step as a graph and replays it from then on. */
 G2Z__PRIVATE g2z_status g2z__step_or_graph(g2z__continued *g) {
   g2z_device *dev = g->model->device;
   if (g->steps++ == 1 && dev->kind == G2Z_DEVICE_CUDA) {
@@ -10519,7 +10518,7 @@ G2Z__PRIVATE g2z_status g2z__step_or_graph(g2z__continued *g) {
   return g->graph ? dev->ops->graph_run(dev, g->graph) : g2z__step(g);
 }
 
-/* Takes the tokens that were drawn; returns how many sequences go on. */
+/* Appends the drawn tokens; returns how many sequences continue. */
 G2Z__PRIVATE int g2z__take_drawn(g2z__continued *g, g2z_each_token each, void *user) {
   int going = 0;
   for (int i = 0; i < g->count; i++) {
@@ -10582,7 +10581,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.room = room;
   g.lengths = lengths;
   g.window = room < (size_t)m->config.context ? (int)room : m->config.context;
-  /* At a time run one sequence, of at most `window` tokens, or one token of each sequence. */
+  /* One pass runs either one sequence of at most `window` tokens or one token per sequence. */
   G2Z__TRY(g2z__model_fit(m, (count - 1) / g.window + 1, g.window, count));
   G2Z__TRY(g2z_allocate(m->services, 4 * (size_t)count, sizeof(int32_t), &memory));
   g.next = (int32_t *)memory;
@@ -10605,17 +10604,18 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
 }
 
 /* ===== >>i16 checkpoints =================================================
- * In:  a trainer on every rank. Out: a directory with all of its state; and the way back.
- * Law: a directory has its final name only when every file in it is whole and on the disk; nothing
- *      of the trainer changes before every byte that will be read was checked.
+ * In:  a trainer on every rank. Out: a directory with all of its state; and the reverse.
+ * Law: a directory gets its final name only when every file in it is whole and on the disk. Loading
+ *      checks every byte that it will read before it changes the trainer.
  *
  * The last file is CHECKSUMS: a line "CRC BYTES OFFSET NAME" for each chunk of each other file, and
- * a line that checks these. Ranks read chunks in turn, when they save and when they load. */
+ * a last line with the checksum of these lines. The chunks are divided among the ranks, both when
+ * saving and when loading. */
 
 #define G2Z__CHECKPOINT_VERSION 1
-#define G2Z__SUM_BYTES ((uint64_t)64 << 20)     /* of a file under one checksum */
-#define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements in flight between file and device */
-#define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* update ranges: a header of about 60 MB */
+#define G2Z__SUM_BYTES ((uint64_t)64 << 20)     /* bytes of a file per checksum */
+#define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements copied at a time */
+#define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* most update ranges: about 60 MB of header */
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
@@ -10636,8 +10636,8 @@ G2Z__PRIVATE void g2z__crc_init(g2z__crc *crc) {
     }
 }
 
-/* `sum` is that of the bytes before these; 0 begins. Eight bytes a turn: by an instruction, or by
- * tables, at about 2 GB/s. */
+/* Continues `sum`, the checksum of the preceding bytes; 0 begins. Takes eight bytes per iteration,
+ * with SSE 4.2's instruction or with tables at about 2 GB/s. */
 G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void *bytes,
                                   size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
@@ -10663,9 +10663,9 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
   return g2z__crc32c(&crc, sum, bytes, count);
 }
 
-/* ----- what stands where ----- */
+/* ----- file names and fields ----- */
 
-/* The files that a trainer reads beside trainer_state.json; each rank has an optimizer file. */
+/* The files that loading reads in addition to trainer_state.json; one OPTIMIZER file per rank. */
 enum { G2Z__FILE_MODEL, G2Z__FILE_CONFIG, G2Z__FILE_TUNING, G2Z__FILE_OPTIMIZER };
 
 G2Z__PRIVATE void g2z__checkpoint_file(int file, int64_t world, char name[64]) {
@@ -10676,7 +10676,7 @@ G2Z__PRIVATE void g2z__checkpoint_file(int file, int64_t world, char name[64]) {
              world);
 }
 
-/* 1: a checkpoint of some world has a file of that name, or has it while it is written. */
+/* 1: a checkpoint of any world size has a file of this name, or of this name with .partial. */
 G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
   char base[64], own[64];
   size_t length = strlen(name);
@@ -10703,7 +10703,7 @@ G2Z_API int g2z_checkpoint_remove(const char *path) {
   return rmdir(path) == 0 || errno == ENOENT;
 }
 
-/* "m.0000000123": m from canonical element 123 on. */
+/* "m.0000000123" names the range of m that begins at canonical element 123. */
 G2Z__PRIVATE void g2z__moment_name(g2z_buffer buffer, size_t canonical, char name[32]) {
   snprintf(name, 32, "%c.%010zu", buffer == G2Z_BUFFER_M ? 'm' : 'v', canonical);
 }
@@ -10723,16 +10723,16 @@ typedef struct g2z__sum {
   char name[76];
 } g2z__sum;
 
-/* The integers of trainer_state.json. Positions are of the step that comes next. */
+/* The integers of trainer_state.json. Positions are those of the next step. */
 #define G2Z__SAVED_LIST(X) \
   X(tokens)      /* trained on so far */           \
   X(epoch)       /* of the loader */               \
   X(epoch_step)  /* in the epoch */                \
   X(sequences)   /* of the data; 0: no loader */   \
-  X(data)        /* which: g2z__saved_data */      \
+  X(data)        /* its hash: g2z__saved_data */   \
   X(world)       /* ranks that saved */
 
-/* Of g2z_step_state, all that outlives a step. */
+/* The members of g2z_step_state that outlive a step. */
 #define G2Z__STATE_LIST(X)      \
   X(INT64, step)                \
   X(INT64, applied)             \
@@ -10755,12 +10755,12 @@ typedef struct g2z__saved {
   G2Z__SAVED_LIST(X)
 #undef X
   g2z_step_state state;
-  g2z_train_config config;      /* of the run that saved: its settings alone */
-  g2z__sum *sums;               /* CHECKSUMS: chunks of a file follow each other */
+  g2z_train_config config;      /* of the run that saved: only its settings */
+  g2z__sum *sums;               /* CHECKSUMS: the chunks of a file are adjacent */
   size_t sum_count, sum_capacity;
 } g2z__saved;
 
-/* Its numbers: those of SAVED_LIST, then those of `state`. */
+/* The numbers in trainer_state.json: first SAVED_LIST, then STATE_LIST. */
 enum { G2Z__FIELD_INT64, G2Z__FIELD_INT32, G2Z__FIELD_FLOAT };
 static const struct {
   const char *name;
@@ -10776,7 +10776,7 @@ static const struct {
 #undef X
 };
 #define X(name) +1
-enum { G2Z__STATE_FIELDS = 0 G2Z__SAVED_LIST(X), /* begin here */
+enum { G2Z__STATE_FIELDS = 0 G2Z__SAVED_LIST(X), /* STATE_LIST begins here */
        G2Z__ALL_FIELDS = sizeof g2z__fields / sizeof *g2z__fields };
 #undef X
 
@@ -10785,7 +10785,7 @@ G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
   saved->sums = NULL;
 }
 
-/* The chunks of a file. One without bytes has a chunk without bytes. */
+/* Appends the chunks of a file. An empty file has one empty chunk. */
 G2Z__PRIVATE g2z_status g2z__sums_add(g2z_services *services, g2z__saved *saved, const char *name,
                                       uint64_t bytes) {
   g2z__sum sum;
@@ -10802,7 +10802,7 @@ G2Z__PRIVATE g2z_status g2z__sums_add(g2z_services *services, g2z__saved *saved,
   return G2Z_OK;
 }
 
-/* The length of a file; -1: CHECKSUMS does not name it. */
+/* The length of a file, or -1 if CHECKSUMS does not list it. */
 G2Z__PRIVATE int64_t g2z__saved_bytes(const g2z__saved *saved, const char *name) {
   int64_t bytes = -1;
   for (size_t i = 0; i < saved->sum_count; i++)
@@ -10811,41 +10811,41 @@ G2Z__PRIVATE int64_t g2z__saved_bytes(const g2z__saved *saved, const char *name)
   return bytes;
 }
 
-/* The hash of the data as a JSON integer, which is never negative. */
+/* The hash of the data, shifted so that the JSON integer is not negative. */
 G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
   return (int64_t)(loader->saved_data >> 1);
 }
 
 /* ----- between files and the device ----- */
 
-/* Elements of a buffer that a tensor in a file holds. */
+/* A range of a buffer's elements, as one tensor of a file stores it. */
 typedef struct g2z__extent {
   g2z_buffer buffer;
   int file;
   size_t canonical, elements;
-  uint64_t begin;               /* byte of the file */
+  uint64_t begin;               /* byte offset in the file */
 } g2z__extent;
 
-/* A checkpoint that this rank writes or reads. */
+/* The state of one save or load on this rank. */
 typedef struct g2z__transfer {
   g2z_trainer *t;
   g2z_services *services;
   g2z_ranks *ranks;
-  char *place;                  /* the directory: while it is written, DIRECTORY.partial */
+  char *place;                  /* the directory; while saving, DIRECTORY.partial */
   g2z__saved saved;
   g2z__crc crc;
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int descriptor;               /* the one file that is open; -1: none */
-  char *path;                   /* its own, or the last that was asked for */
-  int weights_only;             /* saving: no checkpoint */
-  size_t begin, count;          /* what this rank saves of the canonical elements, if it owns it */
-  g2z_writer *model;            /* of rank 0: model.safetensors */
-  g2z_note note;                /* saving: what the program keeps beside the state */
+  char *path;                   /* of the open file, or the last name built */
+  int weights_only;             /* saving: weights, not a checkpoint */
+  size_t begin, count;          /* canonical range: this rank saves what it owns in it */
+  g2z_writer *model;            /* rank 0: model.safetensors */
+  g2z_note note;                /* saving: writes the program's note.json */
   g2z_files files;
   void *user;
-  uint64_t vocab_hash;          /* loading: of the model from then on */
-  g2z__extent *extents;         /* loading: by buffer, in canonical order */
+  uint64_t vocab_hash;          /* loading: the model's hash after the load */
+  g2z__extent *extents;         /* loading: sorted by buffer, then canonical */
   size_t extent_count, extent_capacity;
 } g2z__transfer;
 
@@ -10865,7 +10865,7 @@ G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z__saved_free(x->services, &x->saved);
 }
 
-/* DIRECTORY without slashes at its end, so that the suffix stands beside it and not inside. */
+/* Removes slashes at the directory's end, so that the suffix extends its name. */
 G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, const char *directory,
                                            const char *suffix) {
   size_t length = strlen(directory), bytes = length + strlen(suffix) + 1;
@@ -10886,7 +10886,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   return G2Z_OK;
 }
 
-/* x->path becomes that of a name in the directory. No file is open then. */
+/* Closes the open file and sets x->path to the path of `name` in the directory. */
 G2Z__PRIVATE g2z_status g2z__transfer_name(g2z__transfer *x, const char *name) {
   g2z__transfer_shut(x);
   return g2z_join_path(x->services, x->place, name, &x->path);
@@ -10897,7 +10897,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file) {
   return g2z__transfer_name(x, name);
 }
 
-/* Opens a file in place of the one that is open. */
+/* Closes the open file and opens another, unless it is the same. */
 G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, const char *name, int flags) {
   const int rank = x->t->plan->rank;
   if (x->descriptor >= 0 && strcmp(x->path + strlen(x->place) + 1, name) == 0) return G2Z_OK;
@@ -10913,7 +10913,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, const char *name, i
   return g2z_fail_file(x->services, errno, "open", x->path);
 }
 
-/* Opens a file that must have this length. */
+/* Opens a regular file of exactly this length. */
 G2Z__PRIVATE g2z_status g2z__transfer_whole(g2z__transfer *x, const char *name,
                                             uint64_t bytes) {
   struct stat info;
@@ -10928,7 +10928,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_whole(g2z__transfer *x, const char *name,
                   "copy the checkpoint again", x->path, (uint64_t)info.st_size, bytes);
 }
 
-/* Bytes of the open file. */
+/* Reads bytes of the open file. */
 G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, void *out,
                                            size_t bytes) {
   int64_t got = g2z__pread(x->descriptor, out, bytes, begin);
@@ -10938,7 +10938,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
                   x->path);
 }
 
-/* The checksum of bytes of the open file. */
+/* Computes the checksum of bytes of the open file. */
 G2Z__PRIVATE g2z_status g2z__transfer_sum(g2z__transfer *x, uint64_t begin, uint64_t bytes,
                                           uint32_t *sum) {
   const size_t most = x->chunk_elements * sizeof(float);
@@ -10951,8 +10951,8 @@ G2Z__PRIVATE g2z_status g2z__transfer_sum(g2z__transfer *x, uint64_t begin, uint
   return G2Z_OK;
 }
 
-/* The checksums of all chunks: rank r reads chunks r, r + world, ... Without `write` those that are
- * known must be equal. */
+/* Computes the checksums of chunks rank, rank + world, ... `write` 1 stores them; 0 compares them
+ * with the stored ones. */
 G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
   const size_t world = (size_t)x->t->plan->world;
   for (size_t i = (size_t)x->t->plan->rank; i < x->saved.sum_count; i += world) {
@@ -10972,8 +10972,8 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
 
 /* ----- saving ----- */
 
-/* Bytes of the device, there when it returns. The others may wait for parameters that come from
- * this device, and then no agreement reaches them. */
+/* Downloads from the device and waits. A failure marks this rank as failed alone: other ranks may be
+ * waiting for its parameters, where no agreement reaches them. */
 G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const void *from,
                                             size_t bytes) {
   g2z_device *dev = x->t->device;
@@ -10982,7 +10982,7 @@ G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const vo
   return g2z__trainer_alone(x->t, status);
 }
 
-/* Elements of this rank's shard to byte `at` of the open file. */
+/* Writes a range of this rank's shard to byte `at` of the open file. */
 G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
                                        const g2z_update_range *range, uint64_t at) {
   const float *shard = g2z__trainer_shard(x->t, buffer) + range->shard;
@@ -10996,9 +10996,9 @@ G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
   return G2Z_OK;
 }
 
-/* What this rank saves, into a file that has its header and its length, but not yet its name: the
- * masters into the model's, which rank 0 made, in canonical order; all of m, then all of v into its
- * own. */
+/* Writes this rank's elements into a .partial file that has its header and full length. The model
+ * file, which rank 0 created, takes the masters in canonical order; this rank's optimizer file takes
+ * all of m, then all of v. */
 G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   const int model = file == G2Z__FILE_MODEL;
   uint64_t header = 0;
@@ -11022,7 +11022,7 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   return G2Z_OK;
 }
 
-/* This rank's optimizer file. */
+/* Writes this rank's optimizer file. */
 G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
   typedef struct { char text[32]; } tensor_name;
   const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
@@ -11052,10 +11052,10 @@ G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
   return status;
 }
 
-/* Rank 0: the directory, and the model's file with its header and room for the rest. */
+/* Rank 0: makes the directory and the model file, with its header and full length. */
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
   struct stat info;
-  if (!x->weights_only) g2z_checkpoint_remove(x->place); /* of a save that was killed */
+  if (!x->weights_only) g2z_checkpoint_remove(x->place); /* from a killed save */
   if (!x->weights_only && lstat(x->place, &info) == 0 && S_ISLNK(info.st_mode))
     return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written "
                     "there would overwrite what it leads to; remove the link", x->place);
@@ -11064,8 +11064,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
   return g2z__weights_create(x->services, x->path, &x->t->plan->model, &x->model);
 }
 
-/* Rank 0: the model's file and config.json get their names when both are whole: a full disk leaves
- * the old pair. A checkpoint also gets the tuning table. */
+/* Rank 0: renames the model file and config.json once both are whole, so a full disk leaves the old
+ * pair. A checkpoint also gets the tuning table. */
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z_writer *config;
   int replaces;
@@ -11087,7 +11087,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   return g2z_trainer_write_tuning(x->t, x->path);
 }
 
-/* The numbers of trainer_state.json from a trainer that waits. */
+/* Collects the numbers of trainer_state.json. */
 G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
   const g2z_plan *plan = t->plan;
@@ -11118,7 +11118,7 @@ G2Z__PRIVATE void g2z__saved_put_fields(const g2z__saved *saved, g2z_json_out *o
   }
 }
 
-/* The members of trainer_state.json. */
+/* Writes the members of trainer_state.json. */
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   const g2z__saved *saved = (const g2z__saved *)user;
   g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
@@ -11138,7 +11138,7 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   g2z_json_end(out, ']');
 }
 
-/* Rank 0: a file of JSON with the members that `members` puts. */
+/* Rank 0: writes a JSON file; `members` writes its members. */
 G2Z__PRIVATE g2z_status g2z__saver_json(g2z__transfer *x, const char *name, g2z_note members,
                                         void *user) {
   g2z_writer *writer;
@@ -11161,7 +11161,7 @@ G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
   return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Rank 0, when all have written: the program's files, the state, and a list of all files. */
+/* Rank 0, after all ranks have written: adds the program's files and the state, lists all files. */
 G2Z__PRIVATE g2z_status g2z__saver_list(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
   g2z_status status = G2Z_OK;
@@ -11195,7 +11195,7 @@ G2Z__PRIVATE g2z_status g2z__saver_list(g2z__transfer *x) {
   return G2Z_OK;
 }
 
-/* All ranks: the checksums of the files that rank 0 has listed. */
+/* All ranks: compute the checksums of the files that rank 0 listed. */
 G2Z__PRIVATE g2z_status g2z__saver_sum(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
   const size_t world = (size_t)x->t->plan->world;
@@ -11222,7 +11222,7 @@ G2Z__PRIVATE g2z_status g2z__saver_sum(g2z__transfer *x) {
   return status;
 }
 
-/* Rank 0: CHECKSUMS, and the final name. */
+/* Rank 0: writes CHECKSUMS and gives the directory its final name. */
 G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory) {
   g2z_writer *writer;
   char line[160];
@@ -11241,7 +11241,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directo
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   G2Z__TRY(status);
-  /* The directory above is opened first: once the name is there, only its sync can fail. */
+  /* Open the directory above first: after the rename only its sync can fail. */
   G2Z__TRY(g2z__transfer_name(x, ".."));
   int above = g2z_open_file(x->path, O_RDONLY | O_DIRECTORY);
   int renamed = rename(x->place, directory) == 0, error = errno;
@@ -11252,7 +11252,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directo
   return G2Z_OK;
 }
 
-/* Where all ranks hold everything, each saves its share of it. */
+/* If every rank owns all elements (OWNER_ALL), each saves an equal share of them. */
 G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const char *directory) {
   const g2z_plan *plan = t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
@@ -11262,7 +11262,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
   x->begin = all ? P / W * rank + P % W * rank / W : 0;
   x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
   if (rank == 0 && !x->weights_only) G2Z__TRY(g2z_is_there(t->services, directory, &there));
-  if (there) /* that is whole and stays */
+  if (there) /* never overwrite a whole checkpoint */
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
                     "%s exists already: remove it, or save under another name", directory);
   if (plan->updates > G2Z__CHECKPOINT_PARTS)
@@ -11302,7 +11302,7 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
   if (status == G2Z_OK) {
     status = g2z__saver_run(&x, directory);
     if (status != G2Z_OK && t->plan->rank == 0 && !weights_only) {
-      g2z_writer_free(x.model); /* its own unfinished file goes with it */
+      g2z_writer_free(x.model); /* also removes its .partial file */
       x.model = NULL;
       g2z_checkpoint_remove(x.place);
     }
@@ -11327,7 +11327,7 @@ G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *director
 
 /* ----- reading trainer_state.json ----- */
 
-/* Takes the value behind the key, where one of the numbers has that name. */
+/* Reads the value if the key is one of fields [begin, end); returns 1 if so. */
 G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g2z_json_text *key,
                                       int begin, int end) {
   int i = begin;
@@ -11338,21 +11338,21 @@ G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g
   else if (g2z__fields[i].kind == G2Z__FIELD_INT32)
     *(int32_t *)at = (int32_t)g2z_json_integer(json);
   else if (g2z_json_peek(json) != 'n') *(float *)at = (float)g2z_json_number(json);
-  else { /* null: a norm that was not finite */
+  else { /* null: not finite */
     g2z_json_skip(json);
     *(float *)at = NAN;
   }
   return 1;
 }
 
-/* A text of the file as a string: cut off, it is none of those that are expected. */
+/* Copies a string, truncated to `room`: a truncated one matches no expected text. */
 G2Z__PRIVATE void g2z__saved_parse_text(g2z_json *json, char *out, size_t room) {
   g2z_json_text text = g2z_json_string(json);
   snprintf(out, room, "%.*s", (int)(text.bytes < room ? text.bytes : room - 1),
            text.at ? (const char *)text.at : "");
 }
 
-/* Names that this version does not know are left out. */
+/* Ignores settings that this version does not have. */
 G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   g2z_json_enter(json, '[');
   while (g2z_json_next(json, ']', NULL)) {
@@ -11366,7 +11366,7 @@ G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
   }
 }
 
-/* Takes the lines of CHECKSUMS. The last one must be as it would be written for them. */
+/* Reads the lines of CHECKSUMS. The last line must match the lines before it. */
 G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path, const char *text,
                                         size_t bytes, g2z__saved *saved) {
   const char *line = text, *end = text + bytes, *next;
@@ -11398,7 +11398,7 @@ G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path
                   "ends it; take an earlier checkpoint", path);
 }
 
-/* A small file that was read against its one line of CHECKSUMS. */
+/* Compares a small file, already read, with its one line in CHECKSUMS. */
 G2Z__PRIVATE g2z_status g2z__saved_check_text(g2z_services *services, const g2z__saved *saved,
                                               const char *name, const char *path,
                                               const char *text, size_t bytes) {
@@ -11442,8 +11442,8 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   return G2Z_OK;
 }
 
-/* The version stands first, and says how to read the rest. One that no other byte agrees with is
- * damage. */
+/* The version comes first, because the rest depends on it. If the checksum also fails, an unknown
+ * version counts as damage, not as another format. */
 G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *path,
                                          const char *text, size_t bytes,
                                          const g2z__saved *saved) {
@@ -11460,7 +11460,7 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *pat
                   "resume with the program that wrote it", path, version, G2Z__CHECKPOINT_VERSION);
 }
 
-/* What DIRECTORY/trainer_state.json says, or why that is no checkpoint. */
+/* Reads DIRECTORY/trainer_state.json, or fails with the reason why it is no checkpoint. */
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
   char *path, *text;
@@ -11502,7 +11502,7 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
 
 /* ----- loading ----- */
 
-/* The trainer's settings against those of the run that saved; the trainer's hold. */
+/* Compares the trainer's settings with the saved ones. The trainer's settings apply. */
 G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_resume) {
   for (int i = 0; i < G2Z__SETTINGS; i++) {
     const g2z_setting *setting = &g2z__settings[i];
@@ -11533,7 +11533,7 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
   return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
 }
 
-/* The model's file is its header and all masters in canonical order. */
+/* The model file holds a header and all masters in canonical order. */
 G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
   const uint64_t bytes = (uint64_t)g2z__saved_bytes(&x->saved, "model.safetensors");
   uint64_t header = 0;
@@ -11547,7 +11547,7 @@ G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
                   "another checkpoint", x->path, extent.elements);
 }
 
-/* The ranges of m and v in the optimizer file of one rank. */
+/* Lists the ranges of m and v in one rank's optimizer file. */
 G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
   g2z__safetensors *file;
   g2z_status status = G2Z_OK;
@@ -11569,7 +11569,7 @@ G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
   return status;
 }
 
-/* Each element of each buffer must be there exactly once. */
+/* Each element of each buffer must be stored exactly once. */
 G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
   const size_t P = x->t->plan->parameters;
   const g2z__extent *extent = x->extents, *last = extent + x->extent_count;
@@ -11596,7 +11596,7 @@ G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
   return G2Z_OK;
 }
 
-/* Everything that can be found wrong is found here; the trainer has not changed yet. */
+/* Runs all checks before the trainer changes. */
 G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
   G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
   G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
@@ -11611,7 +11611,7 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
   return g2z__loading_check_extents(x);
 }
 
-/* What this rank owns of each tensor. */
+/* Reads this rank's part of each tensor into the trainer. */
 G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   for (size_t i = 0; i < x->extent_count; i++) {
     const g2z__extent *extent = &x->extents[i];
@@ -11632,20 +11632,20 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   return G2Z_OK;
 }
 
-/* Sequences of a step of the run that saved. */
+/* Sequences per step in the run that saved. */
 G2Z__PRIVATE int64_t g2z__saved_global(const g2z__saved *saved) {
   return (int64_t)saved->config.batch * saved->config.accum * saved->world;
 }
 
-/* Sequences of the same number and length; what they hold, if the checkpoint knows. */
+/* Same number and length of sequences and, if the checkpoint has a hash, same contents. */
 G2Z__PRIVATE int g2z__saved_same_data(const g2z__saved *saved, const g2z_loader *loader) {
   return saved->sequences == loader->sequences && saved->config.seq == loader->config.seq &&
          (!saved->data || saved->data == g2z__saved_data(loader));
 }
 
-/* Where the data goes on. With another global batch as many sequences count as read; those of an
- * unfinished step are read again, so that none is left out. Other data, or sequences of another
- * length, begin their epoch again. */
+/* The loader's position after a resume. With another global batch, the number of sequences already
+ * read is rounded down to whole steps: some are read again, none is left out. Other data, or
+ * sequences of another length, restart the epoch. */
 G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
                                                      const g2z_loader *loader) {
   g2z_loader_position position;
@@ -11685,7 +11685,7 @@ G2Z__PRIVATE g2z_status g2z__loading_seek(g2z__transfer *x) {
   return g2z_loader_seek(t->loader, position);
 }
 
-/* A loss scale that was found goes on; one of another type, or a fixed one, does not. */
+/* A dynamic fp16 loss scale carries over; otherwise the config's applies. */
 G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   g2z_trainer *t = x->t;
   const g2z_optimizer_config *o = &t->config.optimizer;
@@ -11697,7 +11697,7 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
     state.loss_scale = fp16 ? o->loss_scale : 1.0f;
     state.skipped_at_minimum = 0;
     if (was->dtype != t->config.dtype || (fp16 && o->loss_scale_dynamic)) {
-      /* Good steps and overflows of another scale do not count for this one. */
+      /* Good steps and overflows at another scale do not count for this one. */
       state.good_steps = 0;
       state.hysteresis = o->loss_scale_hysteresis;
     }
@@ -11710,10 +11710,10 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = x->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
-  t->stop_agreed = 0; /* that was about the steps that it leaves here, */
-  t->failed = G2Z_OK; /* and so was this */
+  t->stop_agreed = 0; /* it concerned the steps before the load, */
+  t->failed = G2Z_OK; /* and so did this */
   *t->verdict.reported[state.step % 2] = state;
-  g2z__record_free(t->comm, &t->record); /* its products may take other algorithms now */
+  g2z__record_free(t->comm, &t->record); /* the loaded tuning may change its algorithms */
   return G2Z_OK;
 }
 
@@ -11747,7 +11747,7 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
   return status;
 }
 
-/* The choices of the run that saved; a GPU that does not know them chooses again. */
+/* Restores the saved run's choice of algorithms; a GPU that lacks them chooses again. */
 G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   char *text;
   size_t bytes;
@@ -11774,7 +11774,7 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
       g2z__loading_compare(&x, G2Z_RESUME_WARN);
       g2z__loading_compare(&x, G2Z_RESUME_ROUNDS);
     }
-    t->stale = 1; /* on a rank that owns nothing, and writes nothing, as on the others */
+    t->stale = 1; /* also on a rank that owns nothing and so writes nothing */
     t->turn[0] = t->turn[1] = 0;
     status = g2z__loading_tune(&x);
     if (status == G2Z_OK) status = g2z__loading_fill(&x);
