@@ -195,8 +195,24 @@ G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, 
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_TEXT_IMPLEMENTED)
 #define G2Z_TEXT_IMPLEMENTED
 
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
 #include <spawn.h>
-#include <sys/wait.h> /* gpt2_zero.h includes the other headers */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A caller's bug, not an input: overridable, and never has a side effect. */
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
 
 #define G2ZT_TRY(call)                             \
   do {                                             \
@@ -975,6 +991,15 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
   return G2Z_OK;
 }
 
+/* The first <|endoftext|>, or NULL. memmem() would need _GNU_SOURCE before all system headers. */
+static const unsigned char *g2zt_find_eot(const unsigned char *p, const unsigned char *end) {
+  for (; (size_t)(end - p) >= G2ZT_EOT_BYTES; p++) {
+    p = (const unsigned char *)memchr(p, '<', (size_t)(end - p) - (G2ZT_EOT_BYTES - 1));
+    if (!p || memcmp(p, G2ZT_EOT, G2ZT_EOT_BYTES) == 0) return p;
+  }
+  return NULL;
+}
+
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *given, size_t bytes,
                                    int flags, g2z_tokens *out, size_t *used) {
   const unsigned char *text = (const unsigned char *)given, *valid = text;
@@ -998,9 +1023,7 @@ G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *given, size
   /* Text around a special <|endoftext|> is encoded separately, as by tiktoken and Hugging Face. */
   const unsigned char *p = valid, *end = valid + valid_bytes, *eot;
   for (;; p = eot + G2ZT_EOT_BYTES) {
-    eot = flags & G2Z_ENCODE_ALLOW_SPECIAL
-              ? (const unsigned char *)memmem(p, (size_t)(end - p), G2ZT_EOT, G2ZT_EOT_BYTES)
-              : NULL;
+    eot = flags & G2Z_ENCODE_ALLOW_SPECIAL ? g2zt_find_eot(p, end) : NULL;
     g2z_status status = g2zt_encode_ordinary(encoder, p, (size_t)((eot ? eot : end) - p),
                                              open && !eot, out, used);
     if (status == G2Z_OK && eot)
