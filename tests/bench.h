@@ -298,8 +298,8 @@ static void test_bench_refusals(g2z_test *t) {
   }
 }
 
-/* The ops are the ones that a step calls, with the step's counts: twice for the forward ops of a
- * recomputed block. */
+/* The ops are the ones that a step calls, with the step's counts: a recomputed block's forward ops
+ * count once more. */
 static void test_bench_ops(g2z_test *t) {
   static const struct { const char *op; int calls; } rows[] = {
       {"embed_fwd", 2}, {"layernorm_fwd", 22}, {"qkv_fwd", 10}, {"attention_fwd", 10},

@@ -1,9 +1,9 @@
-/* Tests of what users hand in by mistake: files that are no text, shards of another vocabulary or
- * program, weights in several files. */
+/* Tests of wrong user input: files that are not text, shards of another vocabulary or program,
+ * weights in several files. */
 
 /* ----- the table --------------------------------------------------------- */
 
-/* A file of 300 letters with some bytes in it. */
+/* A file of 300 letters that contains some other bytes. */
 static const struct { const char *name; size_t at, count; const char *bytes; } inputs_files[] = {
     {"parquet", 0, 4, "PAR1"},
     {"arrow", 0, 6, "ARROW1"},
@@ -33,12 +33,12 @@ static const struct { const char *name; size_t at, count; const char *bytes; } i
 };
 
 /* $P is prepare_data, $T a short training, $X ./train alone, $D the test's directory, also in the
- * sentence. */
+ * expected sentence. */
 #define INPUTS_SPLIT(dir, index)                                                               \
   "mkdir $D/" dir "; cp $D/split/*.json $D/split/model-* $D/" dir "; echo '{" index "}' > $D/" \
   dir "/model.safetensors.index.json; $T --seq 4 --train $D/old.bin --init-from $D/" dir
 static const struct { const char *command; int code; const char *sentence; } inputs_rows[] = {
-    /* what newcomers get wrong first, in the order of the README */
+    /* newcomers' first mistakes, in the order of the README */
     {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: remove the quotes, so that the shell "
                          "expands the pattern"},
     {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: remove it from the command, or check "
@@ -52,8 +52,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
      ""},
     {"$X", 1, "there is nothing to do: name token shards to train on, --train GLOB, or weights"},
     {"CUDA_VISIBLE_DEVICES=none SLURM_JOB_GPUS=0,1 $X --init-from golden/tiny --prompt a", 1,
-     "warning: no GPU is used: th"}, /* this build has no CUDA; or the driver, and the variable */
-    /* 8 bits, from where they pay */
+     "warning: no GPU is used: th"}, /* a build without CUDA; or the driver and the variable */
+    /* 8 bits, above the size where they pay */
     {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512", 0, "--fp8 all: 16 bits are faster "
      "for a micro-step of 2 x 512 tokens, and are used; 8 bits pay from 2048 tokens on"},
     {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512 | grep -c fp8=", 1, "0"},
@@ -99,7 +99,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
                                             "are in --init-from $D/run/weights"},
     {"for n in 1 2; do echo text > $D/e$n.txt; done; $X --init-from $D/run/weights --eval "
      "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
-     "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell makes it */
+     "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell expands it */
     {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file is called or matches \"$D/"},
     {"$X --prompt a", 1, "--prompt needs trained weights: name them, --init-from"},
     {"(ulimit -f 8; $T --train $D/n_train_000000.bin --vocab-size 257 --save-weights $D/full)", 1,
@@ -107,14 +107,14 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"(ulimit -s 100; $X --help)", 1, "train: the stack is limited to 100 KiB, and 128 are needed: "
                                       "type ulimit -s 8192"},
     {"(ulimit -s 100; $P $D/n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
-    {"(ulimit -Ss 100; $P --out $D/small $D/n.txt)", 0, ""}, /* one that may be raised is */
+    {"(ulimit -Ss 100; $P --out $D/small $D/n.txt)", 0, ""}, /* a limit that can rise is raised */
     {"(ulimit -s 128; $T --train $D/n_train_000000.bin --vocab-size 257 --save-every 1 --ranks 2 "
      "--run-dir $D/small/run)", 0, ""},
-    /* ranks that a launcher starts: what each of them would say is said once for a host */
+    /* ranks of a launcher: a message that all would print is printed once per host */
     {"export WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 MASTER_PORT=29444; for r in 0 1 2; do for flags in "
      "'--bathc 4' '--train none.bin --init-from none/w' '--init-from golden/tiny --prompt x'; do "
      "RANK=$r LOCAL_RANK=$r $X $flags 2>&1; done; done | grep -c 'train: '", 0, "3\n"},
-    /* no text */
+    /* not text */
     {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text in UTF-8; convert it to lines "
                          "of JSON:\npython3 -c 'import json, sys, pyarrow.parquet; [print("},
     {"$P $D/parquet", 1, " for row in batch.to_pylist()]' $D/parquet > $D/parquet.jsonl &&\n"},
@@ -147,13 +147,13 @@ static const struct { const char *command; int code; const char *sentence; } inp
                         "invalid), not text in UTF-8; convert it to text:\niconv -f latin1 -t "},
     {"$P --strict $D/latin1", 1, "$D/latin1 is perhaps in Latin-1"},
     {"$P --strict $D/xz", 1, "$D/xz is packed by xz"},
-    {"$P $D/d.ndjson $D/zip", 1, "$D/zip is a zip archive"}, /* before anything is written */
+    {"$P $D/d.ndjson $D/zip", 1, "$D/zip is a zip archive"}, /* before any output is written */
     {"cat $D/xz | $P -", 1, "standard input is packed by xz, not text in UTF-8; convert it to text"
                             ":\nxz -dc FILE > FILE.txt &&\n"},
     {"cat $D/latin1 | $P --field text -", 1, " --field text FILE.jsonl\n"},
     {"{ head -c 3 $D/tar; sleep 0.2; tail -c +4 $D/tar; } | $P -", 1, "standard input is a tar "},
     {"gzip -c $D/tar > $D/tar.gz; $P $D/tar.gz", 1, "\ngzip -dc $D/tar.gz | tar -xOf - > $D/tar."},
-    /* what is no text under any name, and what the advised line makes */
+    /* not text under any name; and the result of the advised command */
     {"$P $D/elf", 1, "$D/elf is a program or a library (ELF), not text in UTF-8: give a text file\n"},
     {"head -c 70000 /dev/urandom > $D/random; $P $D/random", 1, "$D/random is binary, not text"},
     {"$P - < /dev/zero", 1, "standard input is binary, not text in UTF-8: give a text file\n"},
@@ -172,7 +172,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "$P --name u --val-fraction 0 $D/u && rm $D/out/u_*", 0, "train       1 document, 2000"},
     {"ls $D/out", 0, ""},
     {"rmdir $D/out", 0, ""},
-    {"$P $D/some", 0, "train  "}, /* 1 % and no more is replaced */
+    {"$P $D/some", 0, "train  "}, /* up to 1 % is replaced */
     {"$P $D/d.ndjson", 0, "val         1 document, 4 tokens"},
     {"cp $D/d.ndjson $D/old.json; printf '{\\n  \"text\": \"a\"\\n}\\n' > $D/pretty.json", 0, ""},
     {"$P --name o $D/old.json", 0, "val         1 document, 4 tokens"},
@@ -197,12 +197,12 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "$D/a-train.bin was made with another vocabulary than the vocabulary of 256 bytes: give"},
     {"$T --train \"$D/?-train.bin\" --vocab $D/a.bpe", 1, "$D/a-train.bin and $D/b-train.bin were "
      "made with different vocabularies: narrow the pattern, or prepare their texts again"},
-    {"$T --train $D/old.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* one names none */
+    {"$T --train $D/old.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* names no vocabulary */
     {"$T --train $D/old.bin --vocab $D/b.bpe", 0, ""},
     {"$P --vocab $D/a.bpe --format raw $D/b.txt && $T --train $D/out/train.bin --vocab $D/b.bpe", 0,
      ""},
     {"$P $D/a.txt && $T --train $D/out/a_train_000000.bin --vocab-size 257", 0, ""},
-    /* what was saved, and another vocabulary of the same size */
+    /* saved models, and another vocabulary of the same size */
     {"$T --train $D/a-train.bin --vocab-size 300 --run-dir $D/va --save-every 1", 0, ""},
     {"$T --train $D/b-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 1,
      "$D/va/step-000001 has another vocabulary (hash "},
@@ -223,20 +223,20 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
      "$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "is not the "
      "vocabulary of the weights in $D/va/weights: name theirs, or leave --vocab away"},
-    /* shards that are trained on and validated on */
+    /* the same shards in training and validation */
     {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-*.bin matches "
      "validation shards too, such as $D/a-val.bin: type --train '$D/a-train*.bin', or give that"},
     {"$T --train \"$D/?-*.bin\" --vocab $D/a.bpe", 1, "type --train '$D/*train*.bin', or give"},
     {"for s in train val; do ln $D/a-$s.bin $D/train_${s}_0.bin; done; $T --train \"$D/train_*.bin\" "
      "--vocab $D/a.bpe", 1, "train_val_0.bin: type --train '$D/train_train*.bin'"}, /* --name train */
-    {"$T --train $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* named as it is, it is what is meant */
+    {"$T --train $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* given by its exact name, it is used */
     {"$T --train $D/a-train.bin --train $D/b-train.bin --vocab $D/a.bpe", 1, "--train is given "
      "twice, as $D/a-train.bin and as $D/b-train.bin, but takes one pattern"},
     {"$T --train $D/a-train.bin --train $D/a-train.bin --vocab $D/a.bpe", 0, ""},
     {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
      "$D/link is named to train on and to validate on"},
     {"$T --train $D/none.bin --val $D/none.bin", 1, "no file is called or matches \"$D/none.bin\""},
-    /* the default directories of runs that begin in one second */
+    /* default directories of runs that begin in the same second */
     {"K=$PWD; cd $D && for i in 1 2 3; do $K/$X --device cpu --train a-train.bin --vocab a.bpe "
      "--layers 1 --channels 16 --heads 2 --context 16 --batch 1 --steps 1 || break; done > log; "
      "ls -d runs/*/w* | wc -l", 0, "3\n"},
@@ -263,13 +263,13 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {INPUTS_SPLIT("self", "\"weight_map\": {\"a\": \"model.safetensors.index.json\"}"), 1,
      "it was cut, or it is no safetensors file"},
     {INPUTS_SPLIT("number", "\"weight_map\": {\"a\": 3}"), 1, "line 1, column 22: "},
-    /* what `make` needs */
+    /* requirements of `make` */
     {"mkdir $D/bin; ln -s /bin/echo /bin/mkdir /bin/sh $D/bin; M=$(command -v make); cp Makefile "
      "$D; cd $D; env -u MAKEFLAGS PATH=$D/bin $M NVCC= data/vocab.bpe", 2,
      "neither curl nor wget is here: apt-get install curl, or save https://"},
 };
 
-/* Every $D of `text` becomes the test's directory. */
+/* Replaces every $D of `text` by the test's directory. */
 static void test_inputs_expand(const g2z_test *t, const char *text, char *out, size_t room) {
   size_t used = 0;
   for (out[0] = 0; *text && used + 1 < room; text++) {
@@ -280,7 +280,7 @@ static void test_inputs_expand(const g2z_test *t, const char *text, char *out, s
   }
 }
 
-/* Runs a row in a shell; what it printed stands in `output`. */
+/* Runs a row in a shell; its output goes to `output`. */
 static int test_inputs_run(g2z_test *t, const char *command, char *output, size_t room) {
   const char *train = getenv("G2Z_TRAIN"), *prepare = test_prepare_program();
   char line[4096];
@@ -293,7 +293,8 @@ static int test_inputs_run(g2z_test *t, const char *command, char *output, size_
   return test_shell(line, output, room);
 }
 
-/* The weights of DIRECTORY in two files that take every other tensor, with an index. */
+/* Splits the weights of DIRECTORY into two files, which take the tensors alternately, and an
+ * index. */
 static void test_inputs_split(g2z_test *t, const char *directory, const test_weights *w) {
   const g2z_model_config model = test_weights_model();
   g2z__weight *list;
@@ -325,7 +326,7 @@ static void test_inputs_split(g2z_test *t, const char *directory, const test_wei
   g2z_release(&t->services, list);
 }
 
-/* Writes DIRECTORY/split and takes its values along. */
+/* Writes DIRECTORY/split, with the values. */
 static void test_inputs_weights(g2z_test *t, test_weights *w) {
   g2z_model_config model = test_weights_model();
   model.vocab_hash = 0;
@@ -362,7 +363,8 @@ static void test_inputs_rows(g2z_test *t) {
 
 /* ----- weights in several files ------------------------------------------ */
 
-/* The values are those of one file; one file is open at a time; memory may run out anywhere. */
+/* The values equal those from a single file; only one file is open at a time; any allocation may
+ * fail. */
 static void test_weights_split(g2z_test *t) {
   const g2z_model_config model = test_weights_model();
   test_weights w, back = test_weights_values();
@@ -400,8 +402,7 @@ static void test_weights_split(g2z_test *t) {
 
 /* ----- the hash of a vocabulary ------------------------------------------ */
 
-/* Where it stands in a shard, which loaders find it, and that the form of the file does not
- * matter. */
+/* Its place in a shard, the loaders that find it, and its independence of the file's format. */
 static void test_vocab_hash(g2z_test *t) {
   static const uint64_t hashes[] = {0, 0x123456789abcdef0u};
   static const char merges[] = "#version: 0.2\nt h\nth e\n", other[] = "#version: 0.2\nt h\nh e\n";

@@ -1,5 +1,5 @@
-/* Tests of the room model in use: scores and logits against golden values and the trainer's, texts
- * that are continued with a cache and without one. */
+/* Tests of the room model in use: scores and logits against golden values and the trainer's;
+ * generation with a cache and without one. */
 
 /* ----- a model against golden values, and against the trainer -------------- */
 
@@ -24,8 +24,8 @@ static void inuse_close(g2z_context *context, g2z_model *model) {
   g2z_context_free(context);
 }
 
-/* Scores and logits of golden/tiny equal Hugging Face's; a target that is left out makes no loss
- * and changes no other; more sequences than run at a time change nothing. */
+/* Scores and logits of golden/tiny equal Hugging Face's. An ignored target has no loss and changes
+ * no other; nor do more sequences than run at a time change anything. */
 static void test_model_scores(g2z_test *t) {
   enum { B = 3, T = 20, V = 131, MANY = 500 };
   g2z_context *context = NULL;
@@ -40,7 +40,7 @@ static void test_model_scores(g2z_test *t) {
   CHECK_NEAR(t, mean, loss[0], 1e-5);
   CHECK_OK(t, g2z_model_logits(model, x, B, T, logits));
   for (size_t i = 0; i < B * T * V; i++) CHECK_NEAR(t, logits[i], want[i], 1e-5);
-  for (int i = 0; i < B * T; i++) { /* the loss is what the logits say */
+  for (int i = 0; i < B * T; i++) { /* the loss follows from the logits */
     double total = 0;
     for (int v = 0; v < V; v++) total += exp((double)want[i * V + v]);
     CHECK_NEAR(t, losses[i], log(total) - (double)want[i * V + y[i]], 1e-5);
@@ -80,8 +80,8 @@ static void test_model_scores(g2z_test *t) {
   inuse_close(context, model);
 }
 
-/* Weights alone, and the activations of one block: bytes on the device beside what 124M's plan of
- * training takes. */
+/* Weights and one block's activations only: bytes on the device, computed from the training plan of
+ * 124M. */
 static void test_model_memory(g2z_test *t) {
   g2z_context *context = NULL;
   g2z_model *model;
@@ -98,9 +98,8 @@ static void test_model_memory(g2z_test *t) {
   inuse_close(context, model);
 }
 
-/* Many sequences take a key-value cache, and beside it the activations of one of them, or, where
- * they are more than the tokens of a window, of one token of each. Scores in between change none of
- * the tokens. */
+/* Many sequences take a key-value cache and the activations of one sequence, or of one token per
+ * sequence if that is more. Scores in between change none of the tokens. */
 static void test_model_cache(g2z_test *t) {
   enum { MANY = 64, T = 20 };
   static const int counts[] = {MANY, 7}, rooms[] = {T, 3};
@@ -138,8 +137,8 @@ static void test_model_cache(g2z_test *t) {
 
 /* ----- targets that are left out of a training ------------------------------- */
 
-/* A step on two sequences of which one is left out, and half of the other, is the step on what is
- * left: loss, norm, and weights after ten of them. Micro-steps differ in how many count. */
+/* A step on two sequences, one of them and half of the other masked out, equals the step on the
+ * rest: loss, norm, and weights after ten steps. Micro-steps differ in how many targets count. */
 static void test_masked(g2z_test *t) {
   enum { T = 16, V = 61, STEPS = 10, MOST = 40000 };
   static float weights[2][MOST];
@@ -154,7 +153,7 @@ static void test_masked(g2z_test *t) {
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
     for (int s = 0; s < STEPS; s++) {
       int32_t x[4 * T], y[4 * T];
-      test_tokens(x, 4 * T, V, 7); /* the first sequence is all that counts */
+      test_tokens(x, 4 * T, V, 7); /* only the first sequence counts */
       test_tokens(y, 4 * T, V, 8 + (uint64_t)s);
       for (int i = 0; i < 4 * T; i++)
         if (i >= T) y[i] = -1;
@@ -168,13 +167,13 @@ static void test_masked(g2z_test *t) {
     for (int i = 0; i < 4 * T; i++) none[i] = -1;
     g2z_report last;
     int32_t x[4 * T] = {0};
-    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, none, &last)); /* nothing counts */
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, none, &last)); /* no target counts */
     CHECK_OK(t, g2z_trainer_flush(tt.trainer, &last));
     CHECK(t, isnan(last.loss) && last.grad_norm == 0 && last.skipped && last.counted == 0);
     CHECK(t, last.applied == STEPS && reports[masked][STEPS - 1].counted == T);
     float *after = (float *)malloc(count * sizeof *after);
     CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, after));
-    CHECK(t, memcmp(after, weights[masked], count * sizeof *after) == 0); /* no decay either */
+    CHECK(t, memcmp(after, weights[masked], count * sizeof *after) == 0); /* not even decay */
     free(after);
     none[3] = -2;
     CHECK_STATUS(t, g2z_trainer_step_batch(tt.trainer, x, none, &last), G2Z_BAD_ARGUMENT,
@@ -189,7 +188,7 @@ static void test_masked(g2z_test *t) {
   for (int i = 0; i < MOST; i++) CHECK_NEAR(t, weights[1][i], weights[0][i], 2e-5);
 }
 
-/* What follows `prompt` without a cache: each token from the whole text before it. */
+/* Continues `prompt` without a cache: each token from the whole text before it. */
 static void inuse_plain(g2z_test *t, g2z_trainer *trainer, int32_t *ids, size_t have, size_t most,
                         const g2z_sampling *sampling) {
   CHECK_OK(t, g2z_generate(trainer, ids, &have, most, sampling, -1));
@@ -206,8 +205,8 @@ static int inuse_hear(void *user, int sequence, int32_t token) {
   return heard->count == heard->stop_after;
 }
 
-/* With the cache the same tokens come as without it, to the last bit of the logits on a CPU: greedy
- * and drawn, alone and together, in prompts of different lengths. */
+/* The cache changes no token, and on a CPU no bit of the logits: greedy and sampled, alone and in a
+ * batch, with prompts of different lengths. */
 static void test_model_generates(g2z_test *t) {
   enum { CONTEXT = 64, MOST = 60, V = 61 };
   static const size_t begins[] = {1, 9, 30};
@@ -243,7 +242,7 @@ static void test_model_generates(g2z_test *t) {
     CHECK(t, memcmp(plain, cached, sizeof plain) == 0);
     CHECK(t, heard.count == 3 * MOST - 40 && heard.last[2] == plain[2][MOST - 1]);
     for (int i = 0; i < 3; i++) CHECK(t, lengths[i] == MOST);
-    memcpy(cached[1], x + 11, sizeof cached[1]); /* alone, and until a token comes */
+    memcpy(cached[1], x + 11, sizeof cached[1]); /* alone, until a stop token */
     lengths[0] = begins[1];
     sampling.seed = 8;
     int stop = plain[1][20];
@@ -266,7 +265,7 @@ static void test_model_generates(g2z_test *t) {
   }
   free(whole);
   inuse_close(context, model);
-  /* Weights that fit fp16, and whose sums do not: no token is drawn. */
+  /* Weights that fit fp16 but whose sums overflow: no token is drawn. */
   const g2z_plan *plan = tt.trainer->plan;
   float large[CONTEXT * 32];
   for (int i = 0; i < CONTEXT * 32; i++) large[i] = 40000;
@@ -283,7 +282,7 @@ static void test_model_generates(g2z_test *t) {
   inuse_close(context, model);
 }
 
-/* Behind the context a text goes on from the last half of it. */
+/* Past the context, generation continues from its last half. */
 static void test_model_context(g2z_test *t) {
   enum { CONTEXT = 16, MOST = 50, V = 61 };
   g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
@@ -299,7 +298,7 @@ static void test_model_context(g2z_test *t) {
   test_tokens(ids[0], 2 * MOST, V, 5);
   CHECK_OK(t, g2z_model_generate(model, 2, ids[0], MOST, lengths, &sampling, -1, NULL, NULL));
   CHECK(t, lengths[0] == MOST && lengths[1] == MOST);
-  /* By hand: the window that the sequence had when it drew each token, beside a longer one too. */
+  /* By hand: the window in which the sequence drew each token, alone and next to a longer one. */
   memcpy(want, ids[0], 3 * sizeof *want);
   int kept = 3;
   float logits[V];
@@ -309,7 +308,7 @@ static void test_model_context(g2z_test *t) {
     want[at] = g2z__sample(logits, V, &sampling, (uint32_t)(at - 3));
   }
   CHECK(t, memcmp(ids[0], want, sizeof want) == 0);
-  /* A prompt as long as the context is read whole. A longer one is cut. */
+  /* A prompt as long as the context is read completely. A longer one is cut. */
   for (int given = CONTEXT - 1; given <= CONTEXT + 1; given++) {
     g2z_sampling likeliest = sampling;
     likeliest.temperature = 0;
@@ -321,7 +320,7 @@ static void test_model_context(g2z_test *t) {
     CHECK(t, ids[0][given] == g2z__sample(logits, V, &likeliest, 0));
   }
   CHECK_BAD(t, g2z_model_generate(model, 65536, NULL, MOST, NULL, &sampling, -1, NULL, NULL),
-            "count=65536 must lie between 1 and 65535"); /* a grid of CUDA has no more rows */
+            "count=65536 must lie between 1 and 65535"); /* CUDA's limit for a grid */
   lengths[0] = 0;
   CHECK_STATUS(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, -1, NULL, NULL),
                G2Z_BAD_ARGUMENT, &t->services, "begin with the end-of-text token");
@@ -333,7 +332,7 @@ static void test_model_context(g2z_test *t) {
   inuse_close(context, model);
 }
 
-/* Every allocation of a model's life fails once: a status each time, and nothing leaks. */
+/* Every allocation of a model's life fails once: each time an error status and no leak. */
 static void test_model_no_memory(g2z_test *t) {
   int failures = 0, done = 0;
   for (long at = 1; at < 100 && !done; at++) {
@@ -360,8 +359,8 @@ static void test_model_no_memory(g2z_test *t) {
 
 /* ----- on a GPU -------------------------------------------------------------- */
 
-/* The next token's embedding and attention against the CPU's: several head sizes, pasts of one token, of
- * a few and of more than a block takes at a time, in one call. */
+/* The next token's embedding and attention against the CPU's. One call has several head sizes, and
+ * pasts of one token, of a few and of more than a block takes at a time. */
 static void test_next_one(test_pair *p, int B, int T, int NH, int HS) {
   enum { V = 300 };
   const int C = NH * HS, spots[4] = {0, T / 2, T - 2, T - 1};
@@ -386,14 +385,14 @@ static void test_next_one(test_pair *p, int B, int T, int NH, int HS) {
                                      (const int32_t *)positions->cpu, B, T, C, NH));
   CHECK_OK(p->t, gpu->attention_next(p->gpu, out->gpu, past->gpu, rows->gpu, at, B, T, C, NH));
   test_twin_compare(p, past, "attention_next's past", 0, 0);
-  /* A mean of values of size 4 at most, whose weights have errors of the scores' sums. */
+  /* A mean of values of up to 4, whose weights inherit the errors of the scores' sums. */
   test_twin_compare(p, out, "attention_next", 1.01, 4 * (HS + 64) * 0x1p-23);
   test_pair_clear(p);
 }
 
-/* Both backends draw the same tokens: greedy, all, few, a mass, few of a mass; and count. Equal
- * logits and a NaN are among them. The backends round weights and their sums differently, so a draw
- * between two ids may fall on either side: in one row of 64 at most. */
+/* Both backends draw the same tokens and count them alike: greedy, all, few, a mass, few of a mass.
+ * The rows include equal logits and a NaN. The backends round weights and their sums differently,
+ * so a draw between two ids may differ: in one row of 64 at most. */
 static void test_draw_one(test_pair *p, int B, int V, const g2z_sampling *sampling) {
   const int T = 9;
   test_twin *tokens = test_twin_new(p, TEST_I32, (size_t)B);
@@ -406,7 +405,7 @@ static void test_draw_one(test_pair *p, int B, int V, const g2z_sampling *sampli
     ((int32_t *)positions->cpu)[b] = b % T;
     row[V / 2] = row[V - 1] = 9;
     row[V / 3] = NAN;
-    for (int i = 0; i < V && b == B - 1; i++) row[i] = NAN; /* no token: -1 */
+    for (int i = 0; i < V && b == B - 1; i++) row[i] = NAN; /* no valid token: -1 */
   }
   test_twin_send(p, drawn);
   test_twin_send(p, positions);
@@ -433,7 +432,7 @@ static void test_cuda_draw(g2z_test *t) {
   static const g2z_sampling ways[] = {{0, 0, 1, 5}, {1, 0, 1, 5},      {0.7f, 20, 1, 5},
                                       {1, 0, 0.8f, 5}, {2, 100, 0.5f, 5}, {0.1f, 1, 0.1f, 5}};
   CUDA_OR_SKIP(t);
-  for (int types = 0, done = 0; types < TEST_TYPES && !done; types++) { /* logits are fp32 in all */
+  for (int types = 0, done = 0; types < TEST_TYPES && !done; types++) { /* logits are always fp32 */
     test_pair p;
     done = test_pair_open(&p, t, types);
     for (size_t i = 0; done && i < sizeof ways / sizeof *ways; i++) {
@@ -455,14 +454,14 @@ static void test_cuda_next(g2z_test *t) {
       test_next_one(&p, 4, 65, 2, 40);
       test_next_one(&p, 4, 1024, 12, 64);
       test_next_one(&p, 4, 129, 2, 128);
-      test_next_one(&p, 65536, 2, 1, 8); /* a grid has at most 65,535 blocks in y */
+      test_next_one(&p, 65536, 2, 1, 8); /* a grid's y has at most 65,535 blocks */
     }
     test_pair_close(&p);
   }
 }
 
-/* Scores in each type within golden_bounds' of Hugging Face's; in fp32 a text is continued as on the
- * CPU. */
+/* Scores in each type lie within golden_bounds of Hugging Face's; in fp32 a continued text equals
+ * the CPU's. */
 static void test_cuda_model(g2z_test *t) {
   CUDA_OR_SKIP(t);
   enum { B = 3, T = 20, MOST = 20 };

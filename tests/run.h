@@ -1,9 +1,9 @@
-/* Tests of the rooms "run" and "flags" and of ./train: artifacts, resumed runs, signals, ranks that
- * die. */
+/* Tests of the rooms "run" and "flags" and of ./train: artifacts, resumed runs, signals, dying
+ * ranks. */
 
 /* ----- runs, their artifacts, flags, the command line -------------------- */
 
-/* Kinds: " string, 0 number (or null where nothing can be known), n null, t bool, { [. */
+/* Kinds: " string, 0 number (or null if the value is unavailable), n null, t bool, { [. */
 static const char *const test_schema[] = {
     "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
     "n env.python_version", "n env.torch_version", "n env.transformers_version",
@@ -35,7 +35,7 @@ static const char *const test_slurm_schema[] = {
     "0 scheduler.nnodes",     "0 scheduler.procid", "0 scheduler.localid",
     "\" scheduler.partition"};
 
-/* A field that is missing, a step that is not told, or a file that readers look for. */
+/* Checks for a missing field, an unreported step or a file that readers look for. */
 static void test_run_artifacts(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -48,10 +48,10 @@ static void test_run_artifacts(g2z_test *t) {
   test_run_schema(t, text, strlen(text), test_schema, sizeof test_schema / sizeof *test_schema);
   CHECK_HAS(t, text, "\"n_layer=1, n_head=2, n_embd=32\"", "\"dataset_name\": \"digits\"",
             "\"lr\": 0.01,", "\"optimizer_steps\": 4,", "\"micro_steps\": 8,");
-  CHECK(t, test_json_kind(t, text, strlen(text), "epochs.2") == 0); /* two of them */
+  CHECK(t, test_json_kind(t, text, strlen(text), "epochs.2") == 0); /* two elements */
   CHECK(t, test_json_kind(t, text, strlen(text), "scheduler") == 0);
 
-  /* One line, and it is what the last event said. */
+  /* One line, equal to the last event's. */
   char saved[300] = "", stamp[40] = "";
   int world = 0, used = 0;
   double rate = 0, wall = 0;
@@ -63,7 +63,7 @@ static void test_run_artifacts(g2z_test *t) {
   CHECK(t, strcmp(saved, s.weights) == 0 && world == 1 && rate > 0 && wall > 0);
   CHECK(t, strlen(stamp) == 20 && stamp[19] == 'Z');
 
-  /* Each line of metrics.jsonl is one JSON text: 8 of steps, 2 of validations, 2 of epochs. */
+  /* Each line of metrics.jsonl is a JSON text: 8 steps, 2 validations, 2 epochs. */
   int steps = 0, validations = 0, epochs = 0;
   for (const char *line = test_read(t, "run/metrics.jsonl"); *line;) {
     size_t length = strcspn(line, "\n") + 1;
@@ -82,7 +82,7 @@ static void test_run_artifacts(g2z_test *t) {
   test_sh(t, "cd run/weights && ls model.safetensors config.json merges.txt vocab.json > ../out");
 }
 
-/* The line of text without what a clock puts into it. */
+/* Blanks the values in a line of text that depend on a clock. */
 static void test_run_untimed(char *text) {
   for (char *line = text; line && *line;) {
     static const char *const times[] = {"\"step_ms\"", "\"val_ms\"", "\"sample_ms\"",
@@ -98,7 +98,7 @@ static void test_run_untimed(char *text) {
   }
 }
 
-/* A run ends at the step that it was told, and validates and samples when it is due. */
+/* A run ends at the requested step, and validates and samples when due. */
 static void test_run_length(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -113,18 +113,18 @@ static void test_run_length(g2z_test *t) {
   s.config.sample_every = 2;
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, seen.steps == 6 && seen.samples == 3);
-  CHECK(t, seen.validations == 3); /* 3, 4 (end of the epoch), 6 (and end of the run) */
+  CHECK(t, seen.validations == 3); /* 3, 4 (end of the epoch), 6 (end of the run) */
   CHECK_HAS(t, seen.line, "checkpoint_path=none");
 
-  /* Without shards to train on: validation and a sample of the fresh model. */
+  /* Without shards to train on: validates and samples the fresh model. */
   s.config.train.train_glob = NULL;
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, seen.steps == 0 && seen.validations == 1 && seen.samples == 1);
   CHECK_NEAR(t, seen.val_loss, log(257.0), 0.1);
 }
 
-/* A step in which no token counts has no loss and no share in the epoch's mean. The learning rate
- * is almost 0, so this mean is also the validation loss of the same tokens. */
+/* A step in which no token counts has no loss and no weight in the epoch's mean. The learning rate
+ * is almost 0, so this mean equals the validation loss of the same tokens. */
 static void test_run_targets(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -156,11 +156,11 @@ static void test_run_targets(g2z_test *t) {
   CHECK(t, at && sscanf(at, "val_loss_avg_global\": %lf", &val) == 1);
   CHECK_NEAR(t, train, val, 1e-5);
   CHECK_HAS(t, text, "\"optimizer_steps\": 3,");
-  s.config.run_dir = s.config.save_weights = NULL; /* and none of these is in the first step */
+  s.config.run_dir = s.config.save_weights = NULL; /* and the first step has none of these */
   s.config.max_train_steps = 1;
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "no step of 1 was applied, since masks");
   s.config.max_train_steps = 0;
-  /* The first batch, which is all that is validated, has none. */
+  /* The first batch, the only one validated, has no such target. */
   s.config.run_dir = NULL;
   s.config.save_weights = NULL;
   s.config.train.train_glob = NULL;
@@ -168,7 +168,7 @@ static void test_run_targets(g2z_test *t) {
   test_shard(t, "same.bin", G2Z_SHARD_LLMC, ids, 513);
   s.config.max_val_steps = 5;
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "no token of the first 5 validation batches");
-  /* Weights that are too large for fp16 have no loss. */
+  /* Weights that overflow fp16 have no loss. */
   test_weights w = test_weights_values();
   g2z_model_config *model = &s.config.train.model;
   *model = test_weights_model();
@@ -188,7 +188,7 @@ static void test_run_targets(g2z_test *t) {
 }
 
 /* internals */
-/* <|endoftext|> of a config.json, and as many rows of wte as its vocab_size says; -1: neither. */
+/* The <|endoftext|> of config.json, if wte has the vocab_size rows that it states; otherwise -1. */
 static int test_run_eot(g2z_test *t, const char *directory, int vocab) {
   const char *text = test_read(t, "%s/config.json", directory);
   const char *at = strstr(text, "\"vocab_size\"");
@@ -207,8 +207,8 @@ static int test_run_eot(g2z_test *t, const char *directory, int vocab) {
   return size == vocab && bos == eos ? eos : -1;
 }
 
-/* Readers of what is saved are told the token that ends a text, whether the tokenizer says it, the
- * weights that training began with, or nothing but the vocabulary; and whether that is padded. */
+/* Saved files state the token that ends a text. It comes from the tokenizer, from the weights that
+ * training began with, or from the vocabulary size, padded or not. */
 static void test_run_padded_vocab(g2z_test *t) {
   static const struct { int vocab, with_tokenizer, eot; } cases[] = {
       {257, 0, 256}, {259, 1, 258}, {384, 1, 258}, {384, 0, 383}, {50257, 0, 50256},
@@ -231,7 +231,7 @@ static void test_run_padded_vocab(g2z_test *t) {
     CHECK(t, test_run_eot(t, test_text("run%d/step-000001", i), cases[i].vocab) == cases[i].eot);
     CHECK(t, test_run_eot(t, test_text("run%d/weights", i), cases[i].vocab) == cases[i].eot);
     if (i != 2) continue;
-    /* Of weights whose tokenizer is not there, their config.json is believed. */
+    /* Without a tokenizer beside the weights, their config.json decides. */
     snprintf(saved, sizeof saved, "%.400s/step-000001", s.run_dir);
     s.config.train.init_from = saved;
     CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
@@ -240,7 +240,7 @@ static void test_run_padded_vocab(g2z_test *t) {
     static const char *const files[] = {"config.json", "model.safetensors", "merges.txt",
                                         "vocab.json", "tokenizer_config.json"};
     test_sh(t, "cp -r run2/weights kept");
-    for (int file = 0; file < 5; file++) { /* another model stays, whatever is left of it */
+    for (int file = 0; file < 5; file++) { /* another model stays, however incomplete */
       CHECK_BAD(t, test_run_all(t, &s.config, &seen),
                 test_text("run2/weights holds a model already (%s), which this run", files[file]));
       test_sh(t, "diff -r run2/weights kept && rm run2/weights/%s kept/%s", files[file],
@@ -251,7 +251,7 @@ static void test_run_padded_vocab(g2z_test *t) {
   }
 }
 
-/* A variable of Slurm that does not reach training_metrics.json. */
+/* A Slurm variable that must not reach training_metrics.json. */
 static void test_run_slurm(g2z_test *t) {
   static const char *const variables[][2] = {
       {"SLURM_JOB_ID", "4711"},        {"SLURM_JOB_NODELIST", "node[1-2]"},
@@ -271,7 +271,7 @@ static void test_run_slurm(g2z_test *t) {
                   sizeof test_slurm_schema / sizeof *test_slurm_schema);
 }
 
-/* What no flag can ask for; train_refusals has the others. */
+/* Errors that no flag can cause; train_refusals has the others. */
 static void test_run_refusals(g2z_test *t) {
   static const char *const sentences[] = {"val_every=-1", "epochs=-1", "top_p=0",
                                           "samples need the tokenizer",
@@ -301,7 +301,7 @@ typedef struct test_opened_run {
   g2z_run *run;
 } test_opened_run;
 
-/* Opens a run in a directory of that name; test_run_close frees it. */
+/* Opens a run in a directory of that name; freed by test_run_close. */
 static test_opened_run test_run_open(g2z_test *t, test_run_setup *s, const char *run_dir) {
   test_opened_run opened = {NULL, NULL};
   g2z_context_config cc = g2z_context_config_default(&t->services);
@@ -317,8 +317,8 @@ static void test_run_close(test_opened_run *opened) {
   g2z_context_free(opened->context);
 }
 
-/* A disk that fills while the run goes on: the run names its directory, and does not say it is
- * complete. */
+/* The disk fills during a run: the error names the run's directory, and the run does not claim to
+ * be complete. */
 static void test_run_full_disk(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -329,7 +329,7 @@ static void test_run_full_disk(g2z_test *t) {
   test_files_unlimit(&before);
   CHECK_STATUS(t, status, G2Z_IO, &t->services, s.run_dir); /* whichever file is full first */
   CHECK(t, !test_there(t, "run/RUN_COMPLETE.txt"));
-  /* Of several ranks, rank 0 holds back what it could not write, up to the last line. */
+  /* With several ranks, rank 0 holds a write error until its last event. */
   test_opened_run opened = test_run_open(t, &s, "held");
   g2z_run_event event;
   do REQUIRE_OK(t, g2z_run_next(opened.run, &event));
@@ -341,7 +341,7 @@ static void test_run_full_disk(g2z_test *t) {
   test_run_close(&opened);
 }
 
-/* Both streams of a run tell step `last` once and none behind it; 0: they have none. */
+/* Both logs of a run report step `last` once and no later step; 0: they report none. */
 static void test_run_last_line(g2z_test *t, const char *run, int last) {
   for (int log = 0; log < 2; log++) {
     const char *text = test_read(t, "%s/%s", run, log ? "train.log" : "metrics.jsonl");
@@ -351,7 +351,7 @@ static void test_run_last_line(g2z_test *t, const char *run, int last) {
   }
 }
 
-/* The steps before the one whose tokens are damaged are told, whichever it is. */
+/* All steps before the one with damaged tokens are reported, whichever step it is. */
 static void test_run_damaged(g2z_test *t) {
   int least = INT_MAX, most = 0;
   for (int sequence = 0; sequence < 32; sequence += 5) {
@@ -361,7 +361,7 @@ static void test_run_damaged(g2z_test *t) {
     test_run_seen seen;
     test_run_prepare(t, &s, run);
     test_run_shard(t, "digits_train_000000.bin", 4 * 2 * 4 * 16 + 1);
-    for (int byte = 0; byte < 2; byte++) /* token 257, the first that the model does not have */
+    for (int byte = 0; byte < 2; byte++) /* token 257, the first one outside the model */
       test_files_poke(t, s.train, (size_t)(1024 + 2 * (16 * sequence + 3) + byte), 1);
     const g2z_train_config *train = &s.config.train;
     g2z_loader_config config = {s.train, train->batch, train->seq, train->accum, 0, 1, 257,
@@ -380,10 +380,10 @@ static void test_run_damaged(g2z_test *t) {
   CHECK(t, least == 0 && most == 3);
 }
 
-/* The last of the steps that were skipped is told as well, and what follows says the same again. */
+/* The last skipped step is reported too, and further calls return the same error. */
 static void test_run_diverges(g2z_test *t) {
-  /* A scale that is fixed cannot shrink: no other lr would help. With saves the flush before what
-   * is due tells it, and that is not done. */
+  /* A fixed scale cannot shrink: a lower lr would not help. With checkpoints, the flush before the
+   * due save reports the error, and nothing is saved. */
   static const struct { int save_every, fixed; } cases[] = {{0, 0}, {0, 1}, {50, 0}};
   for (int i = 0; i < 3; i++) {
     test_run_setup s;
@@ -413,15 +413,15 @@ static void test_run_diverges(g2z_test *t) {
       CHECK(t, !strstr(t->services.error, "scale 65536: lower that, which is fixed") == !fixed);
       status = g2z_run_next(run, &event);
     }
-    CHECK(t, steps == 50 && told > 50); /* validations as well */
+    CHECK(t, steps == 50 && told > 50); /* including validations */
     test_run_last_line(t, test_text("run%d", i), 50);
     g2z_run_free(run);
     g2z_context_free(context);
   }
 }
 
-/* While the loss is higher than it was, or steps are skipped, checkpoints from before that stay. A
- * run of which no step was applied is not complete. */
+/* Checkpoints from before the loss rose, or before steps were skipped, are kept. A run without an
+ * applied step is not complete. */
 static void test_run_keeps_good(g2z_test *t) {
   static const struct { float lr; int spoils, latest; } cases[] = {
       {1e-2f, 0, 0}, {1e3f, 0, 1}, {1e-2f, 1, 1}, {1e-2f, 1, 0}};
@@ -460,7 +460,7 @@ static void test_run_keeps_good(g2z_test *t) {
   }
 }
 
-/* A run goes on, and ends well, where its page cannot be written. */
+/* A run continues and ends well if its page cannot be written. */
 static void test_run_no_page(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -472,7 +472,7 @@ static void test_run_no_page(g2z_test *t) {
   CHECK(t, test_there(t, "run/RUN_COMPLETE.txt"));
 }
 
-/* Each allocation of a run fails once, at its beginning or when it is resumed from `resume`. */
+/* Each allocation of a run fails once, in a new run or in one resumed from `resume`. */
 static void test_run_memory(g2z_test *t, test_run_setup *s, test_run_seen *seen) {
   g2z_status status = G2Z_NO_MEMORY;
   int failed = 0;
@@ -564,14 +564,14 @@ static void test_flags(g2z_test *t) {
     CHECK_STATUS(t, g2z_flags_parse(&t->services, flags, count, 2, argv, NULL), G2Z_BAD_ARGUMENT,
                  &t->services, wrong[i][1]);
   }
-  CHECK(t, number == 10); /* what is refused changes nothing */
-  char next_flag[] = "--on"; /* a flag is no value, unless it is written with = */
+  CHECK(t, number == 10); /* a refused value changes nothing */
+  char next_flag[] = "--on"; /* a flag is a value only after = */
   argv[1] = number_word;
   argv[2] = next_flag;
   CHECK_STATUS(t, g2z_flags_parse(&t->services, flags, count, 3, argv, NULL), G2Z_BAD_ARGUMENT,
                &t->services, "--number needs a value");
 
-  /* What a shell makes of the line again, whatever the words hold. */
+  /* The shell restores the same words from the printed line, whatever they contain. */
   char *line = NULL, output[256], printf_word[] = "printf", format[] = "<%s>";
   char awkward[][24] = {"it's 5", "", "plain-1=/x:,.@%", "$(id) `id` \"$PATH\"", "a\nb\tc",
                         "\x1b[31m\\ it's", "\xff\xc2\x9b", "*.bin ~ !x", "g\xc3\xbcn"};
@@ -589,12 +589,12 @@ static void test_flags(g2z_test *t) {
     CHECK(t, strcmp(output, "<it's 5><><plain-1=/x:,.@%><$(id) `id` \"$PATH\"><a\nb\tc>"
                             "<\x1b[31m\\ it's><\xff\xc2\x9b><*.bin ~ !x><g\xc3\xbcn>") == 0);
   }
-  for (size_t room = 4; room < 12; room++) /* a word is whole, or no word */
+  for (size_t room = 4; room < 12; room++) /* the whole word or nothing */
     CHECK(t, strcmp(g2z_shell_word("it's 5", output, room), "...") == 0);
   g2z_release(&t->services, line);
 }
 
-/* A table becomes arguments, and these become the same values again, to the last bit. */
+/* A table becomes arguments, and parsing them gives the same values, to the last bit. */
 static void test_flags_arguments(g2z_test *t) {
   static const float reals[] = {0.5f, 6e-4f, 0.1f, 16777216.0f, 1.0f / 3, 1e-30f, 3.4e38f};
   static const char *const texts[] = {"", "--on", "it's a b", NULL}, *const first[] = {"p", ""};
@@ -612,8 +612,8 @@ static void test_flags_arguments(g2z_test *t) {
       {"big", G2Z_FLAG_INT64, &v.big, -9.3e18, 9.3e18, "N", ""},
       {"seed", G2Z_FLAG_UINT64, &v.seed, 0, 0, "N", ""},
       {"real", G2Z_FLAG_FLOAT, &v.real, 0, 3.5e38, "X", ""},
-      {"least", G2Z_FLAG_FLOAT, &v.least, 0.7, 1, "X", ""}, /* as a float it is less, */
-      {"most", G2Z_FLAG_FLOAT, &v.most, 0, 0.99, "X", ""},  /* and this one is more */
+      {"least", G2Z_FLAG_FLOAT, &v.least, 0.7, 1, "X", ""}, /* as a float it is smaller, */
+      {"most", G2Z_FLAG_FLOAT, &v.most, 0, 0.99, "X", ""},  /* and this one larger */
       {"choice", G2Z_FLAG_CHOICE, &v.choice, 0, 0, "|cpu|cuda", ""},
       {"text", G2Z_FLAG_TEXT, &v.text, 0, 0, "TEXT", ""},
       {"off", G2Z_FLAG_SWITCH, &v.off, 0, 0, "", ""},
@@ -648,7 +648,7 @@ static void test_flags_arguments(g2z_test *t) {
     g2z_release(&t->services, argv);
   }
   char **argv;
-  v.text = NULL; /* it lay in the arguments */
+  v.text = NULL; /* it pointed into the arguments */
   t->fail_at = 1;
   CHECK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv) == G2Z_NO_MEMORY);
   t->fail_at = 0;
@@ -665,8 +665,8 @@ static void test_train_help(g2z_test *t) {
   CHECK(t, strcmp(test_trains(t, 0, "--version"), "train " G2Z_VERSION "\n") == 0);
 }
 
-/* What is said of other programs' flags can be typed: it names flags that train has, and each name
- * stands in the table once. */
+/* A hint about another program's flag can be typed: it names existing flags, and each name stands
+ * in the table once. */
 static void test_flags_foreign(g2z_test *t) {
   const size_t rows = sizeof g2zg_foreign / sizeof *g2zg_foreign;
   char argument[64], program[] = "./train", *argv[] = {program, argument, NULL};
@@ -680,7 +680,7 @@ static void test_flags_foreign(g2z_test *t) {
     }
 }
 
-/* Flags from a file, among those of the command line, of which the last counts. */
+/* Flags from a file, among flags on the command line; the last one counts. */
 static void test_train_flags(g2z_test *t) {
   static const struct { const char *file, *says; } cases[] = {
       {"# a small model\n\n--layers 1\n  --channels=64  \n--heads 4\r\n--context 32\n"
@@ -696,7 +696,7 @@ static void test_train_flags(g2z_test *t) {
   }
 }
 
-/* Each ends with exit code 1 and one line that begins with "train: " and holds the words. */
+/* Each ends with exit code 1 and one line that begins with "train: " and contains the words. */
 #define USELESS(flag, value, why) \
   {"--train $SHARD $TINY --sample-tokens 0 --" flag " " value, "train: --" flag ": " why}
 static const char *const test_train_bad[][2] = {
@@ -784,7 +784,7 @@ static void test_train_refusals(g2z_test *t) {
     CHECK_HAS(t, said, test_train_bad[i][1]);
     CHECK(t, strncmp(said, "train: ", 7) == 0);
   }
-  /* A directory that is named after the clock holds no checkpoint of an earlier start. */
+  /* A directory named by the clock holds no checkpoint from an earlier start. */
   CHECK_HAS(t, test_trains(t, 1, "--train $SHARD --resume latest --layers 1 --channels 64"),
             "--resume latest looks into --run-dir");
   unsetenv("SHARD");
@@ -792,8 +792,8 @@ static void test_train_refusals(g2z_test *t) {
   CHECK(t, !test_there(t, "run"));
 }
 
-/* Without a GPU --device cuda is told; a plan is arithmetic: it needs neither the GPU nor the other
- * ranks. */
+/* Without a GPU --device cuda is refused. A plan is arithmetic: it needs neither the GPU nor the
+ * other ranks. */
 static void test_train_device(g2z_test *t) {
   size_t free_bytes, total_bytes;
   TRAIN_OR_SKIP(t);
@@ -813,15 +813,15 @@ static void test_train_device(g2z_test *t) {
             "0.399 GiB  activations");
 }
 
-/* Flags of a model that trains in a moment; its shard, of 2,000 tokens, is there. */
+/* Flags of a model that trains in seconds; creates its shard of 2,000 tokens. */
 static const char *test_tiny(g2z_test *t) {
   if (!test_there(t, "x_train_0.bin")) test_run_shard(t, "x_train_0.bin", 2000);
   return test_text("--train '%s' --vocab-size 257 --device cpu --layers 1 --channels 32 --heads 4 "
                    "--context 16", test_at(t, "x_train_*.bin"));
 }
 
-/* From a shard to weights, and what these weights write; flags may repeat what weights know of the
- * model, and not say otherwise. */
+/* From a shard to weights and to a text that they generate. Flags may repeat the weights' model
+ * settings, but not contradict them. */
 static void test_train_run(g2z_test *t) {
   static const struct { const char *flags; int code; const char *says; } cases[] = {
       {"--context 8", 1, "--context says context=8, but the weights in "},
@@ -846,14 +846,14 @@ static void test_train_run(g2z_test *t) {
             "/run/report.html\n", "/weights --prompt 'The'\n", "\nTo train these weights ");
   CHECK(t, test_there(t, "run/RUN_COMPLETE.txt"));
 
-  /* config.json says what training had; Python finds the tokenizer and how to sample. */
+  /* config.json describes the training; Python finds the tokenizer and the sampling settings. */
   CHECK_HAS(t, test_read(t, "weights/config.json"), "\"attn_pdrop\": 0.1,");
   CHECK_HAS(t, test_read(t, "weights/tokenizer_config.json"), "GPT2Tokenizer",
             "\"clean_up_tokenization_spaces\": false");
   CHECK_HAS(t, test_read(t, "weights/generation_config.json"), "\"eos_token_id\": 256",
             "\"temperature\": 0.8");
 
-  /* The tokenizer lies beside the weights, so nothing else has to be said to let them write. */
+  /* The tokenizer lies next to the weights, so generation needs no other flag. */
   const char *output = test_trains(t, 0, "--init-from %s --prompt '1 2' --temperature 0 "
                                    "--sample-tokens 4 --run-dir none --device cpu",
                                    test_at(t, "weights"));
@@ -870,8 +870,8 @@ static void test_train_run(g2z_test *t) {
                              cases[i].flags), cases[i].says);
 }
 
-/* A training without --save-weights leaves its weights in the run directory; "none" leaves none. A
- * checkpoint that is pruned goes with its tokenizer. */
+/* Without --save-weights, training leaves its weights in the run directory; "none" leaves none. A
+ * pruned checkpoint goes with its tokenizer. */
 static void test_train_weights(g2z_test *t) {
   TRAIN_OR_SKIP(t);
   for (int none = 0; none < 2; none++)
@@ -883,7 +883,7 @@ static void test_train_weights(g2z_test *t) {
   CHECK(t, !test_there(t, "two/weights") && access("none", F_OK) != 0);
 }
 
-/* Waiting threads sleep without a variable of the user's, and as a variable says. */
+/* Waiting threads sleep by default; the user's variable overrides this. */
 static void test_train_waits(g2z_test *t) {
 #ifdef _OPENMP
   static const char *const ways[][2] = {{"env -u OMP_WAIT_POLICY", "passive"},
@@ -902,7 +902,7 @@ static void test_train_waits(g2z_test *t) {
 #endif
 }
 
-/* ./train on a terminal of so many columns, after `before`; what it printed there. */
+/* Runs ./train after `before` on a terminal with so many columns; returns its output. */
 static int test_train_terminal(g2z_test *t, int columns, const char *before, const char *arguments,
                                char *output, size_t room) {
   struct winsize size = {24, (unsigned short)columns, 0, 0};
@@ -917,7 +917,7 @@ static int test_train_terminal(g2z_test *t, int columns, const char *before, con
   pid_t child = fork();
   if (child == 0) {
     setsid();
-    ioctl(terminal, TIOCSCTTY, 0); /* this session's own, in whose foreground it runs */
+    ioctl(terminal, TIOCSCTTY, 0); /* the child's controlling terminal: it runs in the foreground */
     dup2(terminal, STDOUT_FILENO);
     dup2(terminal, STDERR_FILENO);
     execl("/bin/sh", "sh", "-c", command, (char *)NULL);
@@ -931,8 +931,8 @@ static int test_train_terminal(g2z_test *t, int columns, const char *before, con
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* On a terminal steps share one line, which never wraps; validations are lines of their own. Where
- * a launcher or another process has the terminal, each step that is shown is a line. */
+/* On a terminal, steps share one line, which never wraps; validations get separate lines. If a
+ * launcher or another process has the terminal, each displayed step is a line. */
 static void test_train_console(g2z_test *t) {
   static const int widths[] = {80, 40};
   static char output[1 << 20];
@@ -957,7 +957,7 @@ static void test_train_console(g2z_test *t) {
       column = *c == '\r' || *c == '\n' ? 0 : column + 1;
     }
     CHECK(t, longest > 20 && longest < widths[i]);
-    CHECK(t, steps > lines && steps < 300); /* some were replaced, and not each was drawn */
+    CHECK(t, steps > lines && steps < 300); /* steps were replaced, and not all drawn */
     CHECK(t, vals >= 2 && lines == vals + 1);
     CHECK(t, strstr(output, "\nstep 300/300 | loss ") || strstr(output, "\rstep 300/300 | loss "));
   }
@@ -973,7 +973,7 @@ static void test_train_console(g2z_test *t) {
   }
 }
 
-/* What make would do in a directory whose name has a space. */
+/* The commands of make in a directory whose name contains a space. */
 static void test_make_space(g2z_test *t) {
   char output[8192];
   if (access("Makefile", R_OK) != 0) SKIP(t, "there is no Makefile: run it in the repository");
@@ -985,8 +985,8 @@ static void test_make_space(g2z_test *t) {
   CHECK_HAS(t, output, " bench.cu -o bench ", " train.cu -o train ");
 }
 
-/* A program whose command has changed is built again, and only then: an nvcc that is found after a
- * build for the CPU, other flags. */
+/* A program is rebuilt if and only if its command has changed: other flags, or an nvcc that appears
+ * after a build for the CPU. */
 static void test_make_command(g2z_test *t) {
   static const struct { const char *arguments; int builds; } cases[] = {
       {"NVCC=", 1}, {"NVCC=", 0}, {"NVCC= CFLAGS=-O0", 1}, {"NVCC= CFLAGS=-O0", 0},
@@ -999,7 +999,7 @@ static void test_make_command(g2z_test *t) {
              "echo 'int main(void) { return 0; }' > train.cu");
   CHECK(t, test_shell(test_text("cp Makefile '%s'", t->directory), output, sizeof output) == 0);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    for (int dry = 1; dry >= 0; dry--) { /* make -n says what make then does */
+    for (int dry = 1; dry >= 0; dry--) { /* make -n predicts what make does */
       CHECK(t, test_shell(test_text("cd '%s' && env -u MAKEFLAGS make %s %s train 2>&1",
                                     t->directory, dry ? "-n" : "", cases[i].arguments),
                           output, sizeof output) == 0);
@@ -1007,7 +1007,8 @@ static void test_make_command(g2z_test *t) {
     }
 }
 
-/* A download has its name only when its sum is right; what was expected, found and can be done. */
+/* A download gets its name only if its checksum is right; the error states the expected and the
+ * actual sum and a remedy. */
 static void test_make_fetch(g2z_test *t) {
   static const struct { const char *arguments; int code; const char *says, *after; } cases[] = {
       {"GPT2_URL=file://$PWD/none", 2, "cannot fetch file:", "! ls -A gpt2 | grep ."},
@@ -1030,8 +1031,8 @@ static void test_make_fetch(g2z_test *t) {
   }
 }
 
-/* examples/minimal.cu beside the header and nothing else: it trains, goes on from its checkpoint,
- * and does so on two ranks; what it is not given is told. */
+/* examples/minimal.cu with only the header: it trains, resumes from its checkpoint, also on two
+ * ranks, and reports missing arguments. */
 static void test_example_minimal(g2z_test *t) {
   static const struct { const char *command; int code; const char *says[2]; } cases[] = {
       {"cc -O1 -Wall -Wextra -Werror -x c minimal.cu -o minimal -lm -lpthread 2>&1", 0, {"", ""}},
@@ -1044,7 +1045,7 @@ static void test_example_minimal(g2z_test *t) {
        {"5\n", ""}}, /* each once */
       {"./minimal digits.bin 6 x 2>&1", 1, {"use: ./minimal SHARDS", ""}},
       {"./minimal none.bin 2>&1", 1, {"matches \"none.bin\"", ""}},
-      /* README's program asks at once for what its end will need. */
+      /* README's program checks at the start what it needs at the end. */
       {"sed -n '/^```c$/,/^```$/{/^```/!p}' README.md > main.c && cc -O1 -Wall -Wextra -Werror "
        "main.c -o main -lm -lpthread 2>&1", 0, {"", ""}},
       {"mkdir step-001000 && ./main 2>&1", 1, {"step-001000 exists: remove it", ""}}};
@@ -1061,8 +1062,8 @@ static void test_example_minimal(g2z_test *t) {
   }
 }
 
-/* examples/finetune.sh on weights that ./train wrote: the tuned model completes a prompt as its
- * examples do, and ends there; what is not there is told, and nothing is written over. */
+/* examples/finetune.sh on weights that ./train wrote: the tuned model completes a prompt like its
+ * examples and stops there. Missing files are reported, and nothing is overwritten. */
 static void test_example_finetune(g2z_test *t) {
   static const struct { const char *arguments; int code; const char *says[3]; } cases[] = {
       {"$D/w $D/d.jsonl $D/out '7>' --lr 1e-2 --epochs 20 --batch 4", 0,
@@ -1110,7 +1111,7 @@ static void test_example_finetune(g2z_test *t) {
              "! ls -d out/*val* new new2 new6 2> /dev/null");
 }
 
-/* The files of both runs say the same, but for what a clock puts into them. */
+/* The files of both runs are equal, except for values from a clock. */
 static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
   static const char *const keys[] = {"\"epoch_idx\"", "\"steps\"", "\"micro_steps\"",
                                      "\"optimizer_steps\"", "\"tokens_processed_global\"",
@@ -1121,7 +1122,7 @@ static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
   for (int i = 0; i < 2; i++) {
     texts[i] = test_read(t, "%s/metrics.jsonl", i ? two : one);
     for (char *at = texts[i]; (at = strstr(at, "\"save_ms\"")) != NULL; at++) {
-      char *line = at; /* a kill right behind the rename costs this line, and nothing else */
+      char *line = at; /* only this line may be lost: a kill right after the rename */
       while (line > texts[i] && line[-1] != '\n') line--;
       memset(line, ' ', strcspn(line, "\n"));
     }
@@ -1149,10 +1150,10 @@ static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
   }
 }
 
-/* Two checkpoints, or weights, hold the same. */
+/* Two checkpoints, or weights, have the same contents. */
 #define SAME(t, one, two) test_sh(t, "diff -r -x note.json -x CHECKSUMS %s %s", one, two)
 
-/* 8 steps in 2 epochs, validations, a sample, checkpoints behind steps 3, 4, 6 and 8. */
+/* 8 steps in 2 epochs, validations, a sample, checkpoints after steps 3, 4, 6 and 8. */
 static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) {
   test_run_prepare(t, s, run_dir);
   s->config.train.dropout = 0.1f;
@@ -1163,21 +1164,21 @@ static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) 
   s->config.sample_every = 2;
 }
 
-static char test_run_warning[1024]; /* the last one */
+static char test_run_warning[1024]; /* the last warning */
 static void test_run_warned(void *user, g2z_log_level level, const char *sentence) {
   (void)user;
   if (level == G2Z_LOG_WARNING)
     snprintf(test_run_warning, sizeof test_run_warning, "%s", sentence);
 }
 
-/* A run must end well; what it has seen. */
+/* A run must end well; returns its events. */
 static test_run_seen test_run_well(g2z_test *t, const test_run_setup *s) {
   test_run_seen seen;
   CHECK_OK(t, test_run_all(t, &s->config, &seen));
   return seen;
 }
 
-/* The same; and the last warning must say this. */
+/* The same; and the last warning must contain `says`. */
 static test_run_seen test_run_warns(g2z_test *t, const test_run_setup *s, const char *says) {
   test_run_warning[0] = 0;
   t->services.log = test_run_warned;
@@ -1187,15 +1188,15 @@ static test_run_seen test_run_warns(g2z_test *t, const test_run_setup *s, const 
   return seen;
 }
 
-/* Resumed after a crash, from the middle of an epoch, when nothing is left to do: the files are
- * those of a run that nobody stopped. */
+/* Resumed after a crash, in the middle of an epoch, and after the last step: the files equal those
+ * of an uninterrupted run. */
 static void test_run_resume(g2z_test *t) {
   test_run_setup a, b;
   char path[600];
   test_run_saves(t, &a, "a");
   test_run_seen seen = test_run_well(t, &a);
   CHECK(t, seen.steps == 8 && seen.saved == 4 && test_files_count(t, "a/step-") == 4);
-  /* A crash behind step 7: the checkpoint of step 6 is the last. */
+  /* A crash after step 7: the last checkpoint is step 6. */
   test_run_saves(t, &b, "b");
   test_sh(t, "cp -r a b && cd b && rm -r step-000008 RUN_COMPLETE.txt training_metrics.json "
              "weights && mkdir step-000009.partial && touch step-000009.partial/vocab.json "
@@ -1213,8 +1214,8 @@ static void test_run_resume(g2z_test *t) {
   CHECK(t, test_times(log, "step 3/8 | loss") == 1 && test_times(log, "sample after") == 4);
   CHECK_HAS(t, log, "resumed after step 6, from ");
 
-  /* From the middle of an epoch; by path; what comes later is gone. What somebody put beside a
-   * checkpoint's files stays when they go, and that is told. */
+  /* From the middle of an epoch, by path: later checkpoints are gone. If a user put other files
+   * into a checkpoint, they stay when it is removed, and a warning names them. */
   snprintf(path, sizeof path, "%s/step-000003/", b.run_dir);
   b.config.resume = path;
   b.config.keep = 2;
@@ -1228,7 +1229,7 @@ static void test_run_resume(g2z_test *t) {
   CHECK(t, test_files_count(t, "b/step-") == 2 && test_files_count(t, "b/step-000006") == 1);
   SAME(t, "a/step-000008", "b/step-000008");
 
-  /* A run that ended has nothing to do; a longer one goes on. */
+  /* A finished run has nothing to do; a longer one continues. */
   b.config.resume = "latest";
   seen = test_run_well(t, &b);
   CHECK(t, seen.steps == 0 && seen.done && test_there(t, "b/RUN_COMPLETE.txt"));
@@ -1237,13 +1238,13 @@ static void test_run_resume(g2z_test *t) {
                       "to continue, give more than --epochs 2") == 1);
   test_runs_equal(t, "a", "b");
   b.config.epochs = 3;
-  /* Of a checkpoint elsewhere the link gives way, and nothing in it. */
+  /* If a checkpoint is a link to elsewhere, only the link is removed. */
   test_sh(t, "mv b/step-000006 moved && ln -s ../moved b/step-000006");
   seen = test_run_warns(t, &b, "b/step-000006.partial stays: Not a directory");
   CHECK(t, seen.steps == 4 && seen.last_step == 12);
   SAME(t, "a/step-000006", "moved");
 
-  /* No checkpoint yet: from the beginning, over what a crash has left. */
+  /* No checkpoint yet: starts over and replaces the crash's leftovers. */
   test_run_saves(t, &b, "d");
   b.config.resume = "latest";
   for (int again = 0; again < 2; again++) {
@@ -1252,7 +1253,7 @@ static void test_run_resume(g2z_test *t) {
     test_runs_equal(t, "a", "d");
     SAME(t, "a/weights", "d/weights");
     if (again) break;
-    /* What has been learnt there stays: weights of a run that ended, or that was killed after. */
+    /* The trained weights there stay: of a run that ended, or was killed after it saved them. */
     static const char *const left[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
     test_sh(t, "rm -r d/step-* && cp -r d kept");
     for (int i = 0; i < 4; i++) {
@@ -1268,11 +1269,12 @@ static void test_run_resume(g2z_test *t) {
   CHECK(t, test_times(log, "no checkpoint in ") == 1 && test_times(log, "step 1/8 | loss") == 1);
 }
 
-/* System calls that signals interrupt, or that move a part of what they should, change nothing. */
+/* System calls that a signal interrupts, or that transfer fewer bytes than requested, change
+ * nothing. */
 static void test_run_interrupted(g2z_test *t) {
 #if defined(TEST_CAN_INTERRUPT)
   test_run_setup s;
-  for (int i = 0; i < 3; i++) { /* twice, and goes on from the middle of the second */
+  for (int i = 0; i < 3; i++) { /* twice from the start; then resumed in the middle of the second */
     test_interrupts = i > 0;
     test_run_saves(t, &s, i ? "b" : "a");
     if (i == 2) s.config.resume = "latest";
@@ -1288,8 +1290,8 @@ static void test_run_interrupted(g2z_test *t) {
 #endif
 }
 
-/* A checkpoint of another directory begins a run of its own, which counts its own tokens and the
- * data's epochs, also when it is taken up once more; and its weights begin another. */
+/* Resuming another directory's checkpoint begins a separate run, with its own token count and
+ * epochs, also if it is resumed again; and its weights begin another run. */
 static void test_run_branches(g2z_test *t) {
   test_run_setup a, b;
   char path[600];
@@ -1302,7 +1304,7 @@ static void test_run_branches(g2z_test *t) {
   CHECK(t, seen.steps == 2 && seen.last_step == 8 && test_files_count(t, "c/step-") == 1);
   SAME(t, "a/step-000008", "c/step-000008");
 
-  /* Its weights are Hugging Face's form, and a start as any other. */
+  /* Its weights have Hugging Face's format and can start any training. */
   snprintf(path, sizeof path, "%s/step-000008", a.run_dir);
   test_run_prepare(t, &b, "unused");
   b.config.train.dtype = G2Z_FP16;
@@ -1312,10 +1314,10 @@ static void test_run_branches(g2z_test *t) {
   test_run_seen start = test_run_well(t, &b);
   CHECK_NEAR(t, start.val_loss, seen.val_loss, 1e-9);
   CHECK(t, strcmp(start.sample, seen.sample) == 0);
-  b.config.train.model.heads /= 2; /* no shape shows it */
+  b.config.train.model.heads /= 2; /* no tensor's shape depends on it */
   CHECK_BAD(t, test_run_all(t, &b.config, &start), "n_head");
 
-  /* Taken up once more. */
+  /* Resumed once more. */
   test_run_saves(t, &b, "e");
   snprintf(path, sizeof path, "%s/step-000004", a.run_dir);
   b.config.resume = path;
@@ -1333,7 +1335,7 @@ static void test_run_branches(g2z_test *t) {
     CHECK(t, test_times(text, "\"epoch_idx\": 2,") == epochs - 2);
   }
 
-  /* Killed before it saved, it begins with that checkpoint again, which is not its own. */
+  /* Killed before its first save, it begins again with the other run's checkpoint. */
   test_run_saves(t, &b, "f");
   b.config.resume = path;
   b.config.save_every = b.config.save_epochs = 0;
@@ -1355,7 +1357,8 @@ static void test_run_branches(g2z_test *t) {
   SAME(t, "a/step-000008", "f/step-000008");
 }
 
-/* Of 32 sequences 24 were read; 8 are less than a step of 12, so that the epoch ends at once. */
+/* 24 of 32 sequences have been read; the other 8 are too few for a step of 12, so the epoch ends at
+ * once. */
 static void test_run_short_epoch(g2z_test *t) {
   static const char *const before[] = {"true", "cp -r a h && rm -r h/step-*[4-8]",
                                        "rm -r h/step-000005"};
@@ -1384,7 +1387,7 @@ static void test_run_short_epoch(g2z_test *t) {
   }
 }
 
-/* Lines of metrics.jsonl that a crash or a hand has damaged: none vanishes without a word. */
+/* Lines of metrics.jsonl damaged by a crash or by hand: none disappears without a message. */
 static void test_run_resume_torn(g2z_test *t) {
   test_run_setup a, b;
   test_run_seen seen;
@@ -1393,17 +1396,19 @@ static void test_run_resume_torn(g2z_test *t) {
   test_run_saves(t, &b, "b");
   b.config.resume = "latest";
   t->services.log = test_run_warned;
-  /* Torn behind what the checkpoint counts on: nothing is missing. */
+  /* A torn line after the length that the checkpoint records: nothing is missing. */
   test_sh(t, "cp -r a b && printf '{\"step\": 8, \"val' >> b/metrics.jsonl");
   test_run_well(t, &b);
   test_runs_equal(t, "a", "b");
-  /* Damage before that stays; the page, which cannot read it, says so, and no sum suffers. */
+  /* Damage before that length stays. The page cannot be written, and a warning reports it; no sum
+   * is wrong. */
   test_sh(t, "rm -r b; cp -r a b && sed -i '2s/:/;/' b/metrics.jsonl");
   test_run_warns(t, &b, "no report.html: ");
   CHECK_HAS(t, test_run_warning, "line 2: ");
   test_sh(t, "sed -i '2s/;/:/' b/metrics.jsonl");
   test_runs_equal(t, "a", "b");
-  /* Where the length says nothing, steps do; then a damaged line is named, and nothing touched. */
+  /* If the length does not help, steps decide: the error names the damaged line, and the file is
+   * unchanged. */
   static const char *const damages[] = {"2s/:/;;/", "2s/.*/{\"loss\": 1}/", "2s/.*//"};
   for (int i = 0; i < 3; i++) {
     test_sh(t, "rm -r b; cp -r a b && sed -i '%s' b/metrics.jsonl && cp b/metrics.jsonl damaged",
@@ -1413,7 +1418,7 @@ static void test_run_resume_torn(g2z_test *t) {
               test_text("mend it, or delete it: sed -i 2d %.200s/metrics.jsonl", b.run_dir));
     test_sh(t, "cmp b/metrics.jsonl damaged");
   }
-  /* The remedy, as the sentence says it, for a line that no curve is made of. */
+  /* The remedy from the message works, for a line that no curve uses. */
   int line = 1;
   const char *text = test_read(t, "a/metrics.jsonl"), *saved = strstr(text, "\"save_ms\"");
   for (const char *c = text; saved && c < saved; c++) line += *c == '\n';
@@ -1423,12 +1428,12 @@ static void test_run_resume_torn(g2z_test *t) {
   test_sh(t, "%s", remedy ? remedy : "false");
   test_run_well(t, &b);
   test_runs_equal(t, "a", "b");
-  /* A log that is gone is missed. */
+  /* A missing log is reported. */
   test_sh(t, "rm -r b; cp -r a b && rm b/metrics.jsonl");
   test_run_warns(t, &b, "metrics.jsonl is not as it was when step 8 was ");
 }
 
-/* "latest" is the last checkpoint that is whole. */
+/* "latest" is the last intact checkpoint. */
 static void test_run_resume_latest(g2z_test *t) {
   static const struct { const char *damage, *why; } cases[] = {
       {"printf x | dd of=step-000008/model.safetensors bs=1 seek=2000 conv=notrunc 2> /dev/null",
@@ -1459,7 +1464,7 @@ static void test_run_resume_latest(g2z_test *t) {
     SAME(t, "a/step-000008", "b/step-000008");
   }
   alarm(0);
-  /* Several in turn; that which is named is not replaced by another. */
+  /* Several damaged ones are skipped in order; a checkpoint given by name is never replaced. */
   test_sh(t, "rm -r b; cp -r a b && rm b/step-00000[468]/model.safetensors");
   CHECK(t, test_run_well(t, &b).steps == 5 && test_files_count(t, "b/*.damaged") == 3);
   test_sh(t, "rm -r b; cp -r a b && rm b/step-000008/model.safetensors");
@@ -1467,12 +1472,12 @@ static void test_run_resume_latest(g2z_test *t) {
   b.config.resume = path;
   CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), "has no model.safetensors");
   b.config.resume = "latest";
-  /* None is whole: all are named, none is touched. */
+  /* If none is intact, all are named and none is renamed. */
   test_sh(t, "rm -r b; cp -r a b && rm b/step-*/model.safetensors");
   CHECK_FORMAT(t, test_run_all(t, &b.config, &seen),
                "b is whole (step 8, step 6, step 4, step 3). ");
   CHECK(t, test_files_count(t, "b/*.damaged") == 0 && test_files_count(t, "b/step-") == 4);
-  /* What is no damage ends the start: another version, another model. */
+  /* Other causes than damage end the start: another version, another model. */
   test_sh(t, "rm -r b; cp -r a b && sed -i 's/\"version\": 1/\"version\": 2/' "
              "b/step-000008/trainer_state.json");
   test_saved_sign(t, path, "trainer_state.json");
@@ -1483,7 +1488,7 @@ static void test_run_resume_latest(g2z_test *t) {
   CHECK_BAD(t, test_run_all(t, &b.config, &seen),
             "step-000008 was saved by a model with heads=2");
   CHECK(t, test_files_count(t, "b/*.damaged") == 0);
-  /* A file that cannot be looked at is not absent: the run stays as it is. */
+  /* A file that cannot be examined is not treated as absent: the run stays unchanged. */
   static const char *const unseen[] = {"step-000008/trainer_state.json", "step-000008/note.json",
                                        "step-000008/model.safetensors", "metrics.jsonl"};
   b.config.train.model.heads = 2;
@@ -1496,7 +1501,7 @@ static void test_run_resume_latest(g2z_test *t) {
   }
 }
 
-/* Each is refused before the first step, and leaves the run as it was. */
+/* Each is refused before the first step and leaves the run unchanged. */
 static void test_run_resume_refusals(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -1528,17 +1533,17 @@ static void test_run_resume_refusals(g2z_test *t) {
   s.config.train.train_glob = NULL;
   REFUSED(G2Z_BAD_ARGUMENT, "a training is resumed with the token shards");
   s.config.train.train_glob = s.train;
-  s.config.save_weights = path; /* and the checkpoint there stays one: it is resumed below */
+  s.config.save_weights = path; /* must stay a checkpoint: it is resumed below */
   REFUSED(G2Z_BAD_ARGUMENT, "step-000004 is a checkpoint, whose weights belong to its other files");
   s.config.save_weights = NULL;
-  uid_t self = geteuid(); /* checkpoints that cannot be listed are not none */
+  uid_t self = geteuid(); /* unlistable is not the same as none */
   CHECK(t, chmod(s.run_dir, 0333) == 0 && chmod(t->directory, 0755) == 0);
   if (self != 0 || seteuid(65534) == 0) {
     REFUSED(G2Z_IO, "cannot read the directory");
     CHECK(t, seteuid(self) == 0);
   }
   CHECK(t, chmod(s.run_dir, 0755) == 0 && chmod(t->directory, 0700) == 0);
-  struct rlimit before = test_files_limit(100); /* less than the lines that are kept */
+  struct rlimit before = test_files_limit(100); /* less than the kept lines need */
   REFUSED(G2Z_IO, "raise the limit of file sizes");
   test_files_unlimit(&before);
 #undef REFUSED
@@ -1550,8 +1555,8 @@ static void test_run_resume_refusals(g2z_test *t) {
   CHECK(t, seen.last_step == 5);
 }
 
-/* What a run said when it ended does not describe it while it goes on, and what another program
- * left under that name is no surprise in the middle of a training. */
+/* A resumed run removes the results of its earlier end. Another program's file of that name is
+ * refused at the start, not in the middle of training. */
 static void test_run_goes_on(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -1569,7 +1574,7 @@ static void test_run_goes_on(g2z_test *t) {
   CHECK(t, !test_there(t, "run/training_metrics.json") && !test_there(t, "run/RUN_COMPLETE.txt"));
   g2z_run_free(run);
   g2z_context_free(context);
-  /* One that ended inside an epoch, and is started once more, says the same of that epoch. */
+  /* A run that ended inside an epoch and is started again reports that epoch unchanged. */
   s.config.max_train_steps = 10;
   for (int i = 0; i < 2; i++) {
     CHECK(t, test_run_well(t, &s).steps == (i ? 0 : 2));
@@ -1581,11 +1586,12 @@ static void test_run_goes_on(g2z_test *t) {
   test_run_prepare(t, &s, "other");
   test_sh(t, "mkdir other && echo '{\"schema_version\": \"1.0\"}' > other/training_metrics.json");
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a training_metrics.json, which a run");
-  /* Nor are another run's checkpoints, which its own would meet, and "latest" would take up. */
+  /* So are another run's checkpoints: the new ones would collide with them, and "latest" would
+   * resume them. */
   test_sh(t, "rm other/*.json && mkdir other/step-000007");
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a run already (step-000007)");
   CHECK(t, !test_there(t, "other/metrics.jsonl"));
-  /* What other programs left there is no run, and is not taken for one. */
+  /* Files of other programs do not make a directory a run. */
   test_sh(t, "rmdir other/step-000007 && echo mine | tee other/train.log > other/sample.txt");
   for (int i = 0; i < 4; i++) {
     const char *file = i < 2 ? "train.log" : "sample.txt";
@@ -1596,7 +1602,7 @@ static void test_run_goes_on(g2z_test *t) {
     if (i % 2) test_sh(t, "rm other/%s", file);
   }
   s.config.resume = NULL;
-  /* A long path is told whole. */
+  /* A long path is printed in full. */
   snprintf(s.run_dir, sizeof s.run_dir, "%.100s/%0180d/%0180d", t->directory, 1, 2);
   s.config.save_weights = NULL;
   s.config.save_epochs = 1;
@@ -1605,7 +1611,8 @@ static void test_run_goes_on(g2z_test *t) {
             test_text("checkpoint_path=%s/step-000008 world_size=1", s.run_dir));
 }
 
-/* Stopped behind one of the first steps, it saves and says so; resumed, it ends as any other. */
+/* Stopped after one of the first steps, it saves and reports that; resumed, it ends like any
+ * other. */
 static void test_run_stop(g2z_test *t) {
   test_run_setup a, b;
   test_run_seen seen;
@@ -1619,7 +1626,7 @@ static void test_run_stop(g2z_test *t) {
     test_run_stop_at = 0;
     int last = (int)seen.last_step;
     CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "by SIGTERM, saved. To continue: ");
-    CHECK(t, last >= at && last <= at + 3); /* its loss is known one step late */
+    CHECK(t, last >= at && last <= at + 3); /* the loss is known one step later */
     CHECK_HAS(t, test_read(t, "%s/training_metrics.json", name), "\"reason\": \"signal\"",
               "\"SIGTERM\"", "\"run_complete_file\": null");
     CHECK(t, test_times(test_read(t, "%s/metrics.jsonl", name), "\"loss\"") == last);
@@ -1633,7 +1640,7 @@ static void test_run_stop(g2z_test *t) {
 
 /* ----- ./train, with real signals and real ranks ----- */
 
-/* Starts ./train as rank `rank` of ranks->world, through the shell, which runs `before` first. */
+/* Starts ./train as rank `rank` of ranks->world in a shell, which runs `before` first. */
 static void test_train_start(g2z_test *t, test_ranks *ranks, int rank, const char *before,
                              const char *arguments) {
   const char *program = test_train_program();
@@ -1645,13 +1652,14 @@ static void test_train_start(g2z_test *t, test_ranks *ranks, int rank, const cha
   test_ranks_launch(t, ranks, rank, NULL, "/bin/sh", argv);
 }
 
-/* All ranks of a job of ./train, which goes on. */
+/* Starts all ranks of a job of ./train, without waiting. */
 static void test_train_open(g2z_test *t, test_ranks *ranks, int world, const char *arguments) {
   test_ranks_open(ranks, world);
   for (int rank = 0; rank < world; rank++) test_train_start(t, ranks, rank, "", arguments);
 }
 
-/* All ranks end with this code, and rank 0 says this; a failure of all is not said again. */
+/* All ranks end with this code. Rank 0 prints `says`; other ranks do not repeat a failure of
+ * all. */
 static void test_train_end(g2z_test *t, test_ranks *ranks, double seconds, int code,
                            const char *says) {
   test_ranks_wait(t, ranks, seconds);
@@ -1662,7 +1670,7 @@ static void test_train_end(g2z_test *t, test_ranks *ranks, double seconds, int c
   test_ranks_free(t, ranks);
 }
 
-/* A job of ./train, all ranks of which end so. */
+/* Runs a job of ./train, all ranks of which must end with this code. */
 static void test_train_job(g2z_test *t, int world, int code, const char *says,
                            const char *arguments) {
   test_ranks ranks;
@@ -1670,8 +1678,8 @@ static void test_train_job(g2z_test *t, int world, int code, const char *says,
   test_train_end(t, &ranks, 60, code, says);
 }
 
-/* Ranks that train starts itself share one console: a failure of all is said there once, whether
- * one of them meets it first or none could begin; so is the death of one, by the others. */
+/* Ranks that train itself starts share one console. An error common to all is printed once, whether
+ * one rank meets it first or none could begin. So is a rank's death, by the others. */
 static void test_train_said_once(g2z_test *t) {
   static const char *const cases[][2] = {
       {"--init-from /nowhere/w", "cannot open /nowhere/w/config.json"},
@@ -1688,7 +1696,7 @@ static void test_train_said_once(g2z_test *t) {
   }
 }
 
-/* What all of these runs have in common. */
+/* The flags that all these runs share. */
 static const char *test_digits(g2z_test *t, const char *run_dir) {
   if (!test_there(t, "digits_train.bin")) {
     test_run_shard(t, "digits_train.bin", 2001);
@@ -1700,7 +1708,7 @@ static const char *test_digits(g2z_test *t, const char *run_dir) {
                    test_at(t, "%s", run_dir));
 }
 
-/* Waits until a run's metrics.jsonl tells this step. */
+/* Waits until a run's metrics.jsonl reports this step. */
 static void test_wait_for(g2z_test *t, const char *run, int step) {
   const char *path = test_at(t, "%s/metrics.jsonl", run);
   char *text = NULL, part[32];
@@ -1715,26 +1723,26 @@ static void test_wait_for(g2z_test *t, const char *run, int step) {
   CHECK(t, found);
 }
 
-/* A signal reaches one rank: all save, and end with 75; a second one ends at once. */
+/* A signal reaches one rank: all save and end with 75. A second signal ends the program at once. */
 static void test_train_signals(g2z_test *t) {
   static const struct { int number, world; const char *name; } cases[] = {
       {SIGTERM, 1, "SIGTERM"}, {SIGINT, 2, "SIGINT"}, {SIGUSR1, 1, "SIGUSR1"},
       {SIGHUP, 1, "SIGHUP"}};
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
-  void (*before)(int) = signal(SIGHUP, SIG_DFL); /* under nohup it stays ignored */
+  void (*before)(int) = signal(SIGHUP, SIG_DFL); /* nohup has it ignored */
   for (int i = 0; i < 4; i++) {
     int world = cases[i].world;
     const char *name = cases[i].name;
     test_train_open(t, &ranks, world, test_text("%s --steps 1000000 --batch 2 --val-every 100000",
                                                 test_digits(t, name)));
     test_wait_for(t, name, 5);
-    if (i == 0) /* the directory is taken */
+    if (i == 0) /* the directory is locked */
       CHECK_HAS(t, test_trains(t, 1, "%s --steps 5 --resume latest", test_digits(t, name)),
                 "another program is at work in");
     CHECK(t, kill(ranks.pid[world - 1], cases[i].number) == 0);
     test_ranks_wait(t, &ranks, 20);
-    for (int rank = 0; rank < world; rank++) /* rank 0 says it for all */
+    for (int rank = 0; rank < world; rank++) /* rank 0 reports for all */
       CHECK_RANK(t, &ranks, rank, 75,
                  rank == 0 ? test_text("by %s, saved. To continue: the same ", name) : NULL);
     test_ranks_free(t, &ranks);
@@ -1743,7 +1751,7 @@ static void test_train_signals(g2z_test *t) {
               test_text("\"signal\": \"%s\"", name));
   }
   signal(SIGHUP, before);
-  /* While the job waits for a rank that hangs, the first signal must wait, the second does not. */
+  /* If the job waits for a hanging rank, the first signal waits, too; the second does not. */
   test_train_open(t, &ranks, 2, test_text("%s --steps 1000000 --batch 1", test_digits(t, "hangs")));
   test_wait_for(t, "hangs", 5);
   CHECK(t, kill(ranks.pid[1], SIGSTOP) == 0 && kill(ranks.pid[0], SIGTERM) == 0);
@@ -1757,9 +1765,9 @@ static void test_train_signals(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
-/* A signal ends a validation, an evaluation or a sample between two batches or tokens on all ranks.
- * The checkpoint knows what is still due, and the resumed run does that first. Nothing is lost if
- * the run is killed there after its last step. */
+/* A signal stops a validation, an evaluation or a sample on all ranks, between two batches or
+ * tokens. The checkpoint records what is still due, and the resumed run does that first. A kill
+ * during that work, after the last step, loses nothing. */
 static void test_train_stops_soon(g2z_test *t) {
   static const struct { const char *slow, *soon, *says; int world; } cases[] = {
       {"--val %s/raw.bin --val-every 2", "--val %s/raw.bin --max-val-steps 5", "val loss", 1},
@@ -1813,7 +1821,7 @@ static void test_train_stops_soon(g2z_test *t) {
   }
 }
 
-/* Pastes the command that follows `words` in a text into a shell; `output` gets what it prints. */
+/* Pastes the command that follows `words` in a text into a shell; its output goes to `output`. */
 static int test_train_paste(g2z_test *t, const char *text, const char *words, char *output,
                             size_t room) {
   const char *at = strstr(text, words);
@@ -1823,8 +1831,8 @@ static int test_train_paste(g2z_test *t, const char *text, const char *words, ch
   return test_shell(test_text("%.*s 2>&1", (int)strcspn(at, "\n"), at), output, room);
 }
 
-/* The commands that a run prints can be pasted, whatever its directory is called, and continue it.
- * What they need is there: a run that was stopped has no weights, and says so. */
+/* The commands that a run prints continue it when pasted, whatever its directory is called. Their
+ * files exist: a stopped run has no weights, and says so. */
 static void test_train_hints(g2z_test *t) {
   static char said[16384], output[16384];
   char run[600], log[700];
@@ -1844,13 +1852,13 @@ static void test_train_hints(g2z_test *t) {
   CHECK_HAS(t, output, "$(run)/weights\n", "$(run)-2/report.html", "step 4/4 | loss ");
   test_sh(t, "rm -r \"$RUN\"");
 
-  /* With checkpoints; again where no step is left: no loss is made up, no step is named twice. */
+  /* With checkpoints; and again with no step left: no loss is invented, no step is named twice. */
   TRAIN(0, "--steps 4 --save-every 2");
   PASTE("To continue training: ", 0);
   CHECK_HAS(t, output, "resumed ", "step 8/8 | loss ");
   TRAIN(0, "--steps 6 --resume \"$RUN/step-000002\" --run-dir \"$RUN b\" "
            "--save-weights \"$RUN w\"");
-  PASTE("To train these weights further: ", 0); /* these, and into a directory of their own */
+  PASTE("To train these weights further: ", 0); /* these, and into a separate directory */
   CHECK_HAS(t, output, "weights: from ", "no checkpoint in ", "step 6/6 | loss ");
   for (int steps = 8; steps >= 5; steps -= 3) {
     TRAIN(0, test_text("--resume latest --steps %d", steps));
@@ -1882,7 +1890,7 @@ static void test_train_hints(g2z_test *t) {
   }
   snprintf(log, sizeof log, "%s", "To continue: ");
   char *end = strstr(said, log);
-  if (end) memcpy(strchr(end, '\n'), " --max-train-steps 1\n", 22); /* it was to take days */
+  if (end) memcpy(strchr(end, '\n'), " --max-train-steps 1\n", 22); /* it would have taken days */
   PASTE(log, 0);
   CHECK_HAS(t, output, "resumed ", "no step is left");
 #undef PASTE
@@ -1890,8 +1898,8 @@ static void test_train_hints(g2z_test *t) {
   unsetenv("RUN");
 }
 
-/* Nothing that a name holds steers the terminal, now or when a log is read, or spoils the lines of
- * metrics.jsonl; and what a run says of itself fits 80 columns, except for paths and commands. */
+/* No name can control the terminal, now or when a log is read later, or break lines of
+ * metrics.jsonl. A run's messages fit 80 columns, except for paths and commands. */
 static void test_train_tame(g2z_test *t) {
   static const char *const own[] = {"model: ", "text: ", "device: ", "training: ", "step: ",
                                     "schedule: ", "validation: ", "step 4/4 | val loss"};
@@ -1931,8 +1939,8 @@ static void test_train_tame(g2z_test *t) {
   unsetenv("TRAIN");
 }
 
-/* A run whose metrics, log, whole directory or validation shard somebody spoils fails, on one rank
- * and on two, and leaves no RUN_COMPLETE.txt. One rank saves what it has learnt. */
+/* A run fails if its metrics, log, whole directory or validation shard is damaged meanwhile, on one
+ * rank and on two, and leaves no RUN_COMPLETE.txt. One rank still saves its progress. */
 static void test_train_removed(g2z_test *t) {
   static const struct { int world; const char *flags, *command, *says; } cases[] = {
       {1, "", "rm run0/metrics.jsonl", "run0/metrics.jsonl was removed or replaced while"},
@@ -1943,7 +1951,7 @@ static void test_train_removed(g2z_test *t) {
       {1, "--val-every 200", "cp digits_val.bin kept && truncate -s 1024 digits_val.bin",
        "do not write shards while they are read"},
       {1, "--max-train-steps 200", "mkdir run5/training_metrics.json", "it is a directory"},
-      {1, "--max-train-steps 200", "rmdir run6/weights", NULL}}; /* as another run of its name may */
+      {1, "--max-train-steps 200", "rmdir run6/weights", NULL}}; /* as a run of its name may */
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < 7; i++) {
@@ -1954,10 +1962,10 @@ static void test_train_removed(g2z_test *t) {
     test_sh(t, "%s", cases[i].command);
     test_train_end(t, &ranks, 20, i == 6 ? 0 : 1, cases[i].says);
     CHECK(t, test_there(t, test_text("run%d/RUN_COMPLETE.txt", i)) == (i == 6));
-    CHECK(t, test_there(t, test_text("run%d/weights", i)) == (i == 6 || i == 5)); /* none is empty */
+    CHECK(t, test_there(t, test_text("run%d/weights", i)) == (i == 6 || i == 5)); /* never empty */
     if (i == 6) break;
     if (i == 4) test_sh(t, "mv kept digits_val.bin");
-    if (i == 2 || i == 3) continue; /* nothing is left to save into, or another rank waits */
+    if (i == 2 || i == 3) continue; /* no directory to save into, or another rank waits */
     test_sh(t, "rm -rf run5/training_metrics.json");
     test_train_job(t, 1, 0, "no step is left",
                    test_text("%s --steps 20000 --batch 1 --resume latest --max-train-steps 1",
@@ -1965,7 +1973,7 @@ static void test_train_removed(g2z_test *t) {
   }
 }
 
-/* Nobody reads what it prints, or it has nowhere to print: files are as ever. */
+/* Output that is not read, or closed output streams: the files are the same. */
 static void test_train_unread(g2z_test *t) {
   static const char *const ways[][2] = {{"", "| head -n 1"}, {"--save-every 20", "<&- >&- 2>&-"},
                                         {"--ranks 2", "<&- >&- 2>&-"}};
@@ -1988,8 +1996,8 @@ static void test_train_unread(g2z_test *t) {
   }
 }
 
-/* kill -9 of one rank at any moment while it saves every step: the others leave and name it, and
- * the job that is started again goes on, to the end of a run that nobody killed. */
+/* kill -9 of one rank at a random moment while it saves every step: the others exit and name it.
+ * The restarted job continues and ends like a run without a kill. */
 static void test_train_kills(g2z_test *t, int world, int turns, int apart) {
   const int last = world == 1 ? 60 : 80;
   test_ranks ranks;
@@ -2039,7 +2047,7 @@ static void test_train_losses(g2z_test *t, const char *run, double *losses, int 
   }
 }
 
-/* Both runs come to the same validation loss, and see and write the same text. */
+/* Both runs reach the same validation loss, and see and generate the same text. */
 static void test_train_views(g2z_test *t, const char *one, const char *two) {
   static const char *const parts[] = {"unigram entropy ",
                                       "sample after step 12:\n"};
@@ -2059,7 +2067,7 @@ static void test_train_views(g2z_test *t, const char *one, const char *two) {
   }
 }
 
-/* One rank's file of a checkpoint of four in place of another's, and one that is missing. */
+/* In a checkpoint of four ranks, one rank's file replaced by another's, and one missing. */
 static void test_train_ranks_files(g2z_test *t, const char *step) {
   char shard[512];
   g2z_train_config config = test_saved_config(t, shard);
@@ -2079,7 +2087,8 @@ static void test_train_ranks_files(g2z_test *t, const char *step) {
   test_trainer_close(&tt);
 }
 
-/* Saved in each stage on 4 ranks; resumed on 4, 3 and 1, in other stages: 12 sequences a step. */
+/* Saved in each stage on 4 ranks; resumed on 4, 3 and 1, in other stages, with 12 sequences per
+ * step. */
 static void test_train_ranks_resume(g2z_test *t) {
   static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--zero 3",
                                        "--strategy dp"};
@@ -2090,7 +2099,7 @@ static void test_train_ranks_resume(g2z_test *t) {
     char four[16], again[32];
     double losses[13] = {0}, resumed[13] = {0};
     snprintf(four, sizeof four, "four%d", stage);
-    for (int turn = -1; turn < 4; turn++) { /* -1: from the beginning */
+    for (int turn = -1; turn < 4; turn++) { /* -1: from the start */
       int other = turn > 0 ? (count + turn - 2 - stage) % count : stage;
       int world = shapes[turn < 0 ? 0 : turn].world;
       snprintf(again, sizeof again, "again%d%d", stage, turn);
@@ -2117,7 +2126,7 @@ static void test_train_ranks_resume(g2z_test *t) {
   test_train_ranks_files(t, "four1/step-000012");
 }
 
-/* One of three ranks cannot write, or writes somewhere else: all say so, and nothing is left. */
+/* One of three ranks cannot write, or writes elsewhere: all report it and leave no checkpoint. */
 static void test_train_ranks_trouble(g2z_test *t) {
   static const struct { int rank; const char *before, *says; } cases[] = {
       {1, "trap '' XFSZ; ulimit -f 16;",
@@ -2141,7 +2150,7 @@ static void test_train_ranks_trouble(g2z_test *t) {
   }
 }
 
-/* Ranks on CPUs share their host's memory: what has room once has none twice. */
+/* Ranks on CPUs share their host's memory: a model that fits once need not fit twice. */
 static void test_train_ranks_memory(g2z_test *t) {
   size_t need[2], free_bytes, total_bytes;
   g2z_train_config config = test_config_of(1, 32, 2048, 16, 257);
@@ -2163,14 +2172,14 @@ static void test_train_ranks_memory(g2z_test *t) {
   static const char says[] = "are free for each of the 2 ranks on this host: batch=1 with zero=";
   CHECK_HAS(t, test_trains(t, 1, "%s --dry-run --ranks 2", flags), "IT DOES NOT FIT", says);
   test_train_job(t, 2, 1, says, flags);
-  /* The remedies are right: with what the last of them names, it fits. */
+  /* The remedies are right: with the last stage that they name, it fits. */
   int stage = 0;
   sscanf(strstr(test_trains(t, 1, "%s --dry-run --ranks 2 --zero 0", flags), says) + strlen(says),
          "%d", &stage);
   CHECK_HAS(t, test_trains(t, 0, "%s --dry-run --ranks 2 --zero %d", flags, stage), "it fits");
 }
 
-/* Both ranks take the checkpoint that rank 0 finds whole. */
+/* Both ranks resume the checkpoint that rank 0 finds intact. */
 static void test_train_ranks_latest(g2z_test *t) {
   double losses[2][9] = {{0}, {0}};
   test_ranks ranks;
@@ -2191,14 +2200,14 @@ static void test_train_ranks_latest(g2z_test *t) {
   CHECK(t, test_files_count(t, "run/*.damaged") == 2);
 }
 
-/* A rank that has lost the job, and whose console takes nothing, ends with the code for that. */
+/* A rank that loses the job while its console is blocked still ends with the right code. */
 static void test_train_ranks_stuck(g2z_test *t) {
   const char *stuck = test_at(t, "console");
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
   CHECK(t, mkfifo(stuck, 0600) == 0);
   int console = open(stuck, O_RDWR | O_NONBLOCK);
-  while (write(console, stuck, 512) > 0) continue; /* it is full */
+  while (write(console, stuck, 512) > 0) continue; /* until it is full */
   const char *arguments = test_text("%s --steps 100000 --batch 1", test_digits(t, "stuck"));
   test_ranks_open(&ranks, 2);
   test_train_start(t, &ranks, 0, test_text("exec 2> '%s';", stuck), arguments);
@@ -2211,9 +2220,9 @@ static void test_train_ranks_stuck(g2z_test *t) {
   close(console);
 }
 
-/* What would have ranks wait for each other at different places, or learn from different data (a
- * copy of a shard is damaged between its ends), is said before the first step. @ is the test's
- * directory. */
+/* Differences that would make ranks wait for each other at different places, or train on different
+ * data (a copy of a shard is damaged between its ends), are reported before the first step. @ is
+ * the test's directory. */
 static void test_train_ranks_differ(g2z_test *t) {
   static const struct { const char *flags[2], *says; } cases[] = {
       {{"", "--val-every 4"}, "the config of rank 1 differs from rank 0's: \"val_every=4\" there, "
@@ -2246,18 +2255,18 @@ static void test_train_ranks_differ(g2z_test *t) {
                                  validates ? "--val-every 5" : "", cases[i].flags[r]));
     test_train_end(t, &ranks, 30, 1, cases[i].says);
   }
-  CHECK(t, !test_there(t, "differ")); /* nothing was left behind */
+  CHECK(t, !test_there(t, "differ")); /* nothing is left */
 }
 
-/* What programs that read training_metrics.json count on, however short the run: that each of these
- * is there, and that the numbers which they format are numbers. */
+/* Fields of training_metrics.json that other programs read: they exist however short the run, and
+ * the ones that these programs format are numbers. */
 static void test_run_short(g2z_test *t) {
   static const char *const schema[] = {
       "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
       "{ env", "{ hardware", "0 hardware.world_size", "{ training_config", "{ deepspeed_config",
       "[ epochs", "0 epochs.0.optimizer_steps", "0 epochs.0.tokens_processed_global", "{ summary",
       "0 summary.mean_tokens_per_sec_global", "0 summary.total_wall_time_sec"};
-  for (int i = 0; i < 3; i++) { /* one step, stopped behind the first, validation alone */
+  for (int i = 0; i < 3; i++) { /* one step; stopped after the first; only validation */
     test_run_setup s;
     test_run_seen seen;
     test_run_prepare(t, &s, test_text("run%d", i));
