@@ -266,9 +266,9 @@
 #define G2Z_INCLUDED
 #define G2Z_VERSION "1.0.0-dev"
 
-/* The implementation needs POSIX.1-2008 (pread, glob, threads) and some of BSD (flock, madvise);
- * strict C modes hide both unless this stands before the first system header. It uses nothing
- * that only _GNU_SOURCE declares. */
+/* The implementation needs POSIX.1-2008 (pread, glob, threads) and some BSD calls (flock, madvise).
+ * Strict C modes hide both unless this macro precedes the first system header. The code uses
+ * nothing that only _GNU_SOURCE declares. */
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -283,7 +283,7 @@ extern "C" {
 
 #ifndef G2Z_API
 #if defined(G2Z_STATIC) && defined(__GNUC__)
-#define G2Z_API static __attribute__((unused)) /* a program need not use all of it */
+#define G2Z_API static __attribute__((unused)) /* a program may leave some functions unused */
 #elif defined(G2Z_STATIC)
 #define G2Z_API static
 #else
@@ -304,8 +304,8 @@ extern "C" {
 #endif
 
 /* ===== >>d01 status ======================================================
- * Every call that can fail returns one of these. The sentence with the values is in the
- * g2z_services that the call was given (room 02): services->error. */
+ * Every call that can fail returns one of these. The sentence with the values is in `error` of the
+ * g2z_services (room 02) that the call was given. */
 
 #define G2Z_STATUS_LIST(X)                                                                        \
   /*  name           meaning */                                                                   \
@@ -331,9 +331,9 @@ typedef enum g2z_status {
 G2Z_API const char *g2z_status_text(g2z_status status);
 
 /* ===== >>d02 services and files ==========================================
- * What the library asks of the program that embeds it. All zero means: malloc and free, no log.
- * One g2z_services belongs to one thread at a time; objects keep the pointer, so it must outlive
- * them. After a call that failed, `error` holds a sentence that names the values and the remedy. */
+ * What the embedding program may provide. All zero means: malloc and free, no log. One g2z_services
+ * belongs to one thread at a time. Objects keep the pointer, so it must outlive them. After a call
+ * that failed, `error` holds a sentence that names the values and the remedy. */
 
 #define G2Z_ERROR_BYTES 768
 
@@ -344,28 +344,27 @@ typedef struct g2z_services {
   void (*release)(void *user, void *memory);    /* NULL: free; memory is never NULL */
   void (*log)(void *user, g2z_log_level level, const char *sentence); /* NULL: silent */
   void *user;                                   /* handed to the three above */
-  void (*also)(void *listener, g2z_log_level level, const char *sentence); /* hears what log does */
+  void (*also)(void *listener, g2z_log_level level, const char *sentence); /* a second log */
   void *listener;
   char error[G2Z_ERROR_BYTES];                  /* the sentence of the last failure */
 } g2z_services;
 
-/* What a text quotes from a file, an argument or another rank must not steer a terminal: in place,
- * control characters become '?'. So do U+0080 to U+009F: U+009B acts as ESC [ does. Returns it. */
+/* Text quoted from a file, an argument or another rank must not steer a terminal. In place, control
+ * characters become '?'; so do U+0080 to U+009F, as U+009B acts like ESC [. Returns `text`. */
 G2Z_API char *g2z_tame(char *text);
-/* Stores the sentence of a failure and returns its status: for code beside the library that fails
- * as the library does. Control characters in the sentence become '?', so that what it quotes from a
- * file cannot steer a terminal. */
+/* Stores the sentence of a failure and returns its status. Code outside the library can use it to
+ * fail in the same way. Control characters in the sentence become '?'. */
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
 /* "cannot write runs/a.bin: No space left on device; free some space or ...": the sentence of a
- * system call on a file that left `error` in errno. action: "write". Returns G2Z_IO. */
+ * failed system call on a file, whose errno is `error`. action: "write". Returns G2Z_IO. */
 G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
                                  const char *path);
 /* G2Z_BAD_ARGUMENT, with name and bounds in the sentence, unless least <= value <= most. */
 G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int64_t value,
                                    int64_t least, int64_t most);
-/* Hands a sentence to services->log, if there is one; control characters become '?'. */
+/* Passes a sentence to services->log, if there is one; control characters become '?'. */
 G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
@@ -379,23 +378,23 @@ G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine 
 /* Seconds on a monotonic clock; only differences mean anything. */
 G2Z_API double g2z_seconds(void);
 
-/* A file under construction. It grows as "PATH.partial" beside its final name, locked against other
- * writers where the file system can lock. Both must be regular files if they exist. The first
- * failure (a full disk) sticks: every later call returns it again, so a caller may put everything
- * and check the commit alone. */
+/* A file under construction. It grows as "PATH.partial" in the directory of its final name, locked
+ * against other writers if the file system can lock. Both must be regular files if they exist. The
+ * first failure (a full disk) sticks: every later call returns it again, so a caller may put
+ * everything and check only the commit. */
 typedef struct g2z_writer g2z_writer;
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out);
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
 G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer); /* readers see what was put */
-/* All that was put is on the disk, and the file has its final name. More may be put behind it, for
- * a file that is read while it grows, and committed again. */
+/* Returns when everything put so far is on the disk under the final name. More may be appended and
+ * committed again: for a file that is read while it grows. */
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer);
-G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes what has no name yet */
+G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes an uncommitted file */
 
-/* A whole file in memory, followed by one NUL that `*bytes` does not count. Refuses files over
- * `limit` bytes, and what is no regular file but for a pipe of the shell's (/dev/fd/63). The caller
- * frees it with g2z_release. */
+/* Reads a whole file into memory, followed by one NUL that `*bytes` does not count. Refuses files
+ * over `limit` bytes, and anything except a regular file or a pipe that the shell made
+ * (/dev/fd/63). The caller frees the text with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
 /* "DIRECTORY/name", freed with g2z_release. An empty directory is refused: it is not the root. */
@@ -405,19 +404,19 @@ G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, 
  * fsync() can be interrupted. */
 #define G2Z_RETRY(result, call) while (((result) = (call)) < 0 && errno == EINTR) continue
 /* open() with O_CLOEXEC and mode 0666, and write() of all bytes at the file's position; repeated
- * where a signal interrupts them. -1 and 0 with errno: they failed. */
+ * if a signal interrupts them. On failure they return -1 and 0, with errno. */
 G2Z_API int g2z_open_file(const char *path, int flags);
 G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
-/* *there: 1 if anything has this name, even a link that leads nowhere. An error that leaves it open
- * (a mount that is gone, a directory that may not be read) is a failure: a caller that took it for
- * "no" would begin anew over files that it only cannot see. */
+/* *there: 1 if anything has this name, even a link to nothing. If that cannot be found out (a mount
+ * that is gone, an unreadable directory), the call fails: with the answer "no" the caller would
+ * start over on top of files that it merely cannot see. */
 G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there);
 
 /* ===== >>d03 random numbers ==============================================
- * Counter-based: a number is a pure function of (seed, stream, counter), so nothing has to be
- * stored, any rank can compute any number, and a resumed run draws what the unbroken one would.
+ * Counter-based: a number is a pure function of (seed, stream, counter). So nothing has to be
+ * stored, any rank can compute any number, and a resumed run draws the same numbers.
  * Philox4x32-10 of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". */
 
 typedef enum g2z_random_stream {
@@ -425,7 +424,7 @@ typedef enum g2z_random_stream {
   G2Z_RANDOM_DROPOUT,   /* counter: element / 4, sequence in the global batch, site, step */
   G2Z_RANDOM_SHUFFLE,   /* counter: half, round, epoch (low, high) */
   G2Z_RANDOM_SAMPLE,    /* counter: index of the drawn token, 0, 0, 0 */
-  G2Z_RANDOM_SYNTHETIC, /* counter: index of a made-up token / 4 (low, high), 0, 0 */
+  G2Z_RANDOM_SYNTHETIC, /* counter: index of a synthetic token / 4 (low, high), 0, 0 */
   G2Z_RANDOM_MEMBER     /* counter: 0 of a job's members, 1 of its rank 0; 0, 0, 0 */
 } g2z_random_stream;
 
@@ -480,11 +479,11 @@ typedef struct g2z_json {
   g2z_status status;
 } g2z_json;
 
-typedef struct g2z_json_text {            /* a string as it stands, escaped, without its quotes */
+typedef struct g2z_json_text {            /* a string as in the file: escaped, without its quotes */
   const unsigned char *at;
   size_t bytes;
-  const unsigned char *lone;              /* the first escape of half a surrogate pair, which is no
-                                           * character and becomes U+FFFD; NULL: none */
+  const unsigned char *lone;              /* the first escape of half a surrogate pair: it becomes
+                                           * U+FFFD; NULL: none */
 } g2z_json_text;
 
 G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *label,
@@ -499,34 +498,34 @@ G2Z_API int64_t g2z_json_integer(g2z_json *json);       /* an error unless it is
 G2Z_API double g2z_json_number(g2z_json *json);
 G2Z_API int g2z_json_bool(g2z_json *json);
 G2Z_API g2z_json_text g2z_json_string(g2z_json *json);
-/* The unescaped UTF-8 of a string, never longer than text->bytes; returns its length. `out` may be
- * the place of the string itself. */
+/* Writes the unescaped UTF-8 of a string and returns its length, at most text->bytes. `out` may
+ * be the string's own memory. */
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out);
-G2Z_API void g2z_json_skip(g2z_json *json); /* any value; NaN and Infinity too, as Python writes */
+G2Z_API void g2z_json_skip(g2z_json *json); /* any value; also NaN and Infinity, as in Python */
 G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text after the value */
 
 /* The bytes of the valid UTF-8 character at `at` (before `end`); 0: there is none. */
 G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end);
-/* The character at `at` (before `end`) as a terminal can take it: itself, or U+FFFD for a byte that
- * begins no valid character and for a control character other than tab and line feed. */
+/* The character at `at` (before `end`) in a form that is safe to print: itself, or U+FFFD if it is
+ * invalid UTF-8 (one byte) or a control character other than tab and line feed. */
 typedef struct g2z_shown {
   const char *text;             /* not terminated */
-  size_t bytes, used;           /* of `text`; of what it stands for */
+  size_t bytes, used;           /* bytes of `text`; bytes of the input that it replaces */
 } g2z_shown;
 G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end);
 /* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
  * characters or invalid UTF-8. Returns `word`, which becomes "..." if there is no room. */
 G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
-/* What printf wrote of a number, with a point where the locale has something else. */
+/* Replaces the locale's decimal point in a number that printf wrote by ".". */
 G2Z_API void g2z_plain_number(char *text);
 
-/* The writer: commas, indentation and escapes are its business. key is NULL inside arrays. Numbers
- * that JSON lacks (NaN, infinities) become null. indent 0 writes one line. Errors stick in the
- * g2z_writer and come out of g2z_writer_commit. */
+/* The writer adds commas, indentation and escapes. key is NULL inside arrays. Numbers that JSON
+ * lacks (NaN, infinities) become null. indent 0 writes one line. Errors stick in the g2z_writer,
+ * and g2z_writer_commit returns them. */
 typedef struct g2z_json_out {
   g2z_writer *writer;
-  int indent;                             /* spaces per level */
+  int indent;                             /* spaces per level; 0: one line */
   int depth;                              /* start with 0 */
   int filled;                             /* the open container has a member already */
 } g2z_json_out;
@@ -539,7 +538,7 @@ G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double valu
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
 
 /* ===== >>d05 config ======================================================
- * Start from a _default() and change what you want: 0 is a legal warm-up, weight decay and seed. */
+ * Start from a _default() and change what you need: 0 is a legal warm-up, weight decay and seed. */
 
 #define G2Z_MODEL_LIST(X)                                                                         \
   /*  name           layers heads channels */                                                     \
@@ -561,27 +560,27 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(CONSTANT, "constant") /* lr */                                                                \
   X(WSD,      "wsd")      /* warmup-stable-decay: lr, then a line to min_lr in the last fifth */
 
-/* What carries a step's gradients and parameters between the GPUs of one host. */
+/* How a step's gradients and parameters travel between the GPUs of one host. */
 #define G2Z_TRANSPORT_LIST(X)                                                                     \
   X(AUTO, "auto")           /* gradients: copy; parameters: copy for few tokens, nccl for many */ \
-  X(NCCL, "nccl")           /* NCCL's kernels, through symmetric windows where it has them */     \
-  X(COPY, "copy")           /* copy engines; each GPU adds up the gradients that arrive */
+  X(NCCL, "nccl")           /* NCCL's kernels, through symmetric windows if it has them */        \
+  X(COPY, "copy")           /* copy engines; each GPU adds up the gradients that it receives */
 
 #define G2Z_STRATEGY_LIST(X)                                                                      \
-  X(ZERO, "zero")           /* what zero_stage says */                                            \
+  X(ZERO, "zero")           /* ZeRO; zero_stage is its stage */                                   \
   X(DP,   "dp")             /* one optimizer: rank 0 updates everything, the others wait for it */
 
 #define G2Z_RECOMPUTE_LIST(X)                                                                     \
   X(NONE,  "none")          /* activations are kept from forward to backward */                   \
-  X(BLOCK, "block")         /* of a block its input; its forward runs again before its backward */
+  X(BLOCK, "block")         /* only block inputs are kept; forward runs again before backward */
 
-/* Which products of training multiply numbers of 8 bits: e4m3, 4 of exponent and 3 of fraction;
- * gradients are e5m2. */
+/* The products of training that take 8-bit operands. These are e4m3 (4 bits of exponent, 3 of
+ * fraction); gradients are e5m2. */
 #define G2Z_FP8_LIST(X)                                                                           \
   X(NONE,   "none")         /* all products have operands of dtype */                             \
-  X(LOGITS, "logits")       /* that of the LM head's logits */                                    \
-  X(FORWARD, "forward")     /* and, forward, qkv, attproj, fc and fcproj */                       \
-  X(ALL, "all")             /* and data gradients of qkv, fc and fcproj; needs dtype fp16 */
+  X(LOGITS, "logits")       /* the product that makes the LM head's logits */                     \
+  X(FORWARD, "forward")     /* logits, and the forward products qkv, attproj, fc and fcproj */    \
+  X(ALL, "all")             /* forward, and data gradients of qkv, fc, fcproj; needs dtype fp16 */
 
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
@@ -637,8 +636,8 @@ G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 G2Z_API const char *g2z_fp8_text(g2z_fp8 fp8);
 
-/* The shape of a GPT-2. LayerNorm's epsilon is 1e-5 and the activation is GELU in its tanh form,
- * as in every GPT-2 that was published. */
+/* The shape of a GPT-2. As in every published GPT-2, LayerNorm's epsilon is 1e-5 and the activation
+ * is the tanh form of GELU. */
 #define G2Z_LAYERNORM_EPS 1e-5f
 #define G2Z_MAX_HEAD_SIZE 128
 typedef struct g2z_model_config {
@@ -647,8 +646,8 @@ typedef struct g2z_model_config {
   int channels;  /* C */
   int context;   /* positions in wpe: the longest sequence */
   int vocab;     /* V; in memory padded to Vp, the next multiple of 128 */
-  int eot;       /* <|endoftext|>, for readers of config.json: the tokenizer's, where V was rounded
-                  * up as well; outside of V: its last */
+  int eot;       /* <|endoftext|>, for readers of config.json: the tokenizer's, even if V was
+                  * rounded up; if the tokenizer's is outside V, the last token of V */
   uint64_t vocab_hash; /* of the vocabulary that its ids belong to; 0: not known */
 } g2z_model_config;
 
@@ -656,22 +655,22 @@ G2Z_API g2z_model_config g2z_model_config_default(void); /* gpt2: 12 x 12 x 768,
 /* One of G2Z_MODEL_LIST by name, with context 1024, vocab 50257 and eot 50256. */
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out);
-/* What is not 0 in `wanted` replaces config's. Heads that it does not say follow its channels: one
- * for 64 of them. */
+/* Members of `wanted` that are not 0 replace those of `config`. If it gives channels but no heads,
+ * there is one head per 64 channels. */
 G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted);
 
 typedef struct g2z_optimizer_config {     /* AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101 */
   float lr, min_lr;                       /* peak and final learning rate */
   float beta1, beta2, eps;
-  float weight_decay;                     /* decoupled; on matrices only, never biases, LayerNorm */
+  float weight_decay;                     /* decoupled; matrices only, no biases, no LayerNorm */
   float clip;                             /* global gradient norm; 0: no clipping */
   g2z_schedule schedule;
   int64_t warmup;                         /* applied steps of linear warm-up */
   int64_t steps;                          /* the schedule's horizon, in applied steps */
-  int loss_scale_dynamic;                 /* fp16 only; in other types the scale is 1 and stays 1 */
-  float loss_scale;                       /* the first, or the fixed one */
+  int loss_scale_dynamic;                 /* fp16 only; in other types the scale is always 1 */
+  float loss_scale;                       /* the initial scale, or the fixed one */
   int loss_scale_window;                  /* good steps before it doubles */
-  int loss_scale_hysteresis;              /* the overflow at which it halves: 1 the first, 2 ... */
+  int loss_scale_hysteresis;              /* overflows until it halves; 1: the first halves it */
 } g2z_optimizer_config;
 
 typedef struct g2z_train_config {
@@ -682,28 +681,29 @@ typedef struct g2z_train_config {
   int accum;                    /* micro-steps per step */
   g2z_optimizer_config optimizer;
   g2z_dtype dtype;
-  g2z_fp8 fp8;                  /* of training steps alone; needs dtype fp16, or bf16 up to FORWARD,
-                                 * and Hopper, or a CPU, which rounds as Hopper does */
+  g2z_fp8 fp8;                  /* in training steps only; needs fp16 (or bf16, up to FORWARD) and a
+                                 * Hopper GPU, or a CPU, which rounds as Hopper does */
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0 to 3: see room 06 */
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
-  int grad_fp32;                /* 1: gradients are, and travel, in fp32 in any case */
+  int grad_fp32;                /* 1: gradients are stored and sent in fp32 in any case */
   float bucket_mb;              /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
-  g2z_transport transport;      /* between GPUs; COPY rounds a sum of gradients once, NCCL once for
-                                 * each rank */
-  g2z_recompute recompute;      /* what of forward runs twice to save memory; changes no result */
-  int graph;                    /* the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
+  g2z_transport transport;      /* between GPUs; COPY rounds a sum of gradients once, NCCL once per
+                                 * rank */
+  g2z_recompute recompute;      /* the part of forward that runs twice to save memory; results stay
+                                 * the same */
+  int graph;                    /* record the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
-  const char *tuning;           /* file with an earlier run's choices, to be repeated; or NULL */
+  const char *tuning;           /* file with an earlier run's choices, to repeat them; or NULL */
   const char *train_glob;       /* token shards; NULL: the caller brings batches */
   const char *init_from;        /* directory with model.safetensors and config.json; NULL: fresh */
 } g2z_train_config;
 
 G2Z_API g2z_train_config g2z_train_config_default(void);
 
-/* A setting: a number or a choice of g2z_train_config. One table in room i05 has all of them; the
- * defaults, the checks, flags, checkpoints and the comparison on resume use it. */
+/* A setting: a number or a choice of g2z_train_config. One table in room i05 has all of them. The
+ * defaults, checks, flags, checkpoints and the comparison on resume use it. */
 typedef enum g2z_setting_kind {
   G2Z_SETTING_INT, G2Z_SETTING_INT64, G2Z_SETTING_UINT64, G2Z_SETTING_FLOAT,
   G2Z_SETTING_CHOICE          /* an int or an enum: the index of a word */
@@ -711,9 +711,9 @@ typedef enum g2z_setting_kind {
 
 typedef enum g2z_on_resume {
   G2Z_RESUME_SAME,            /* a checkpoint with another value is refused */
-  G2Z_RESUME_WARN,            /* another value changes what is learnt: a warning */
-  G2Z_RESUME_ROUNDS,          /* another value changes rounding at most: a log line */
-  G2Z_RESUME_FREE             /* the value changes no result: it is not in a checkpoint */
+  G2Z_RESUME_WARN,            /* another value changes the training: a warning */
+  G2Z_RESUME_ROUNDS,          /* another value changes at most rounding: a log line */
+  G2Z_RESUME_FREE             /* the value changes no result: checkpoints omit it */
 } g2z_on_resume;
 
 typedef struct g2z_setting {
@@ -721,14 +721,14 @@ typedef struct g2z_setting {
   g2z_setting_kind kind;
   size_t at;                  /* offset in g2z_train_config */
   const char *standard;       /* the default */
-  double least, most;         /* both allowed; any UINT64 is */
+  double least, most;         /* inclusive bounds; a UINT64 has none */
   const char *words;          /* of a CHOICE: "|none|block" */
   g2z_on_resume on_resume;
 } g2z_setting;
 
-/* The word of that index in "|none|block", and its length; NULL: there are fewer. */
+/* Word number `index` of a list such as "|none|block", and its length; NULL: no such word. */
 G2Z_API const char *g2z_word(const char *words, int index, size_t *length);
-/* The setting of that name; NULL: there is none. */
+/* The setting with that name, or NULL. */
 G2Z_API const g2z_setting *g2z_setting_find(const char *name);
 
 /* The learning rate of applied step `applied` (0 is the first): warm-up, then the schedule. */
@@ -750,31 +750,31 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
 }
 
 /* ===== >>d06 plan ========================================================
- * Where everything lies, as a pure function of config, world size, stage and type: tables that are
- * filled once and that the allocator, the trainer, the files, --dry-run and the tests read.
+ * The place of everything in memory: a pure function of config, world size, stage and type. It
+ * fills tables once; the allocator, the trainer, the files, --dry-run and the tests read them.
  *
- * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank, stage 1
- * shards master, m and v, stage 2 the gradients as well, stage 3 the blocks' parameters too.
- * Without ZeRO, in strategy dp, rank 0 alone holds master, m and v.
+ * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank; stage 1
+ * shards master, m and v; stage 2 also the gradients; stage 3 also the blocks' parameters. In
+ * strategy dp, the baseline without ZeRO, only rank 0 holds master, m and v.
  *
- * Parameters are one flat list, in the order in which backward completes their gradients: unit 0
+ * Parameters are one flat list, in the order that backward completes their gradients: unit 0
  * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit
  * parameters stand in G2Z_PARAM_LIST order. An element of this list has two indices:
- * canonical   in the unpadded list: the same for every world, stage and bucket size. Files speak
- *             only of canonical ranges.
- * memory      in this run's padded list. wte's rows V..Vp-1 are padding, which stays zero. Up to
- *             stage 1 padding stands only before and behind wte; from stage 2 on each unit is
- *             padded to a multiple of 8*world.
+ * canonical   Its index in the unpadded list, the same for every world, stage and bucket size.
+ *             Files use only canonical ranges.
+ * memory      Its index in this run's padded list. wte's rows V..Vp-1 are padding that stays zero.
+ *             Up to stage 1 the only other padding is before and after wte; from stage 2 on each
+ *             unit is padded to a multiple of 8*world.
  *
  * bucket      A range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes. Rank r
  *             owns slice r; its shards of master, m and v hold its slices one after the other. In
  *             stage 0 each rank owns every bucket whole; in strategy dp rank 0 does.
- * parameters  Each rank has all of them, but in stage 3 of several ranks: there two buffers take
- *             the place of the blocks, and a block is gathered into one while its neighbour in the
- *             other is computed with. Behind wte lie this rank's slices of the blocks.
+ * parameters  Each rank has all of them, except in stage 3 of several ranks. There the blocks have
+ *             two buffers: a block is gathered into one while its neighbour in the other is used.
+ *             This rank's slices of the blocks lie after wte.
  * gradients   Up to stage 1 each rank has all of them. From stage 2 on there are two buffers for
- *             units and one for wte; sums over the ranks go into a shard like that of master.
+ *             units and one for wte. Sums over the ranks go into a shard, cut like master.
  * Model code reaches a parameter at unit[u].param_at + offset[p], its gradient at
  * unit[u].grad_at + offset[p]. */
 
@@ -818,7 +818,7 @@ typedef enum g2z_param {
 
 typedef struct g2z_param_info { /* a row of the table, for one model */
   const char *name;             /* "QKVW" */
-  const char *hf_name;          /* "attn.c_attn.weight"; in files a block's have "h.N." before it */
+  const char *hf_name;          /* "attn.c_attn.weight"; files put "h.N." before it in a block */
   g2z_unit_kind unit;
   g2z_init init;
   int decay;                    /* 1: AdamW decays it */
@@ -827,10 +827,10 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
 } g2z_param_info;
 G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param);
 
-/* What memory is spent on, in bytes per rank. */
+/* Kinds of memory, counted in bytes per rank. */
 #define G2Z_MEMORY_LIST(X)                                                                        \
   X(PARAMS,      "parameters")                                                                    \
-  X(GRADS,       "gradients") /* and of one bucket, what travels or arrives */                    \
+  X(GRADS,       "gradients") /* with the memory that sends and receives one bucket */            \
   X(OPTIMIZER,   "master weights, m and v in fp32")                                               \
   X(ACTIVATIONS, "activations")                                                                   \
   X(HEAD,        "LM head: chunk of logits, wte gradient in fp32 if apart")                       \
@@ -843,38 +843,38 @@ typedef enum g2z_memory {
   G2Z_MEMORY_COUNT
 } g2z_memory;
 
-typedef enum g2z_owner {       /* of the n elements of a buffer; n is a multiple of 8 * world */
+typedef enum g2z_owner {       /* who owns a buffer's n elements; n is a multiple of 8 * world */
   G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
   G2Z_OWNER_ALL,               /* each rank owns all */
-  G2Z_OWNER_ROOT               /* rank 0 does */
+  G2Z_OWNER_ROOT               /* rank 0 owns all */
 } g2z_owner;
 
 typedef struct g2z_unit {         /* a part of the model whose gradients complete together */
   g2z_unit_kind kind;
-  int gathered;                   /* 1: stage 3 of several ranks: its parameters are gathered for
-                                   * each pass, into one of two buffers */
-  int bucket;                     /* in which it begins */
-  size_t begin, canonical;        /* in memory, and in canonical order */
+  int gathered;                   /* 1: its parameters are gathered for each pass into one of two
+                                   * buffers (stage 3 of several ranks) */
+  int bucket;                     /* the bucket where it begins */
+  size_t begin, canonical;        /* its first index in memory and in canonical order */
   size_t elements, room;          /* without and with its padding to a multiple of 8*world */
-  size_t param_at, grad_at;       /* where it begins in this rank's parameters and gradients */
+  size_t param_at, grad_at;       /* its place in this rank's parameters and gradients */
 } g2z_unit;
 
-typedef struct g2z_bucket {       /* a range of gradients that travels as one */
-  size_t begin, elements;         /* memory */
-  size_t own_begin, own_elements; /* this rank's slice of it, memory */
-  size_t param_at, own_param_at;  /* where it, and the slice, begin in this rank's parameters */
-  size_t grad_at, sum_at;         /* where it begins in the gradients, the slice in their sums */
-  size_t shard_at;                /* where the slice begins in master, m and v */
+typedef struct g2z_bucket {       /* a range of gradients that is sent as one */
+  size_t begin, elements;         /* in memory */
+  size_t own_begin, own_elements; /* this rank's slice of it, in memory */
+  size_t param_at, own_param_at;  /* in this rank's parameters: place of the bucket, of the slice */
+  size_t grad_at, sum_at;         /* the bucket's place in the gradients, the slice's in the sums */
+  size_t shard_at;                /* the slice's place in master, m and v */
   size_t update;                  /* the first update range of the slice */
-  int unit, last_unit;            /* it begins in unit or, up to stage 1, behind it; it is complete
+  int unit, last_unit;            /* it begins in `unit` or, up to stage 1, after it. It is complete
                                    * when the backward pass of last_unit is */
 } g2z_bucket;
 
-/* What AdamW walks: this rank's slices, cut where weight decay changes, without padding. What other
- * ranks wait for is cut between buckets too. */
+/* The ranges that AdamW updates: this rank's slices, cut where weight decay changes, without
+ * padding. Ranges that other ranks wait for are also cut between buckets. */
 typedef struct g2z_update_range {
   size_t param;      /* begin in parameters */
-  size_t grad;       /* begin in reduced gradients: memory, and from stage 2 on shard */
+  size_t grad;       /* begin in reduced gradients: in memory, from stage 2 on in the shard */
   size_t shard;      /* begin in master, m and v */
   size_t canonical;
   size_t elements;
@@ -889,48 +889,47 @@ typedef struct g2z_plan {
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
   g2z_strategy strategy;
-  int dropout;                    /* 1: there is some */
-  g2z_recompute recompute;        /* BLOCK: one block's activations, and the input of each */
-  g2z_fp8 fp8;                    /* asks for scratch of its own */
+  int dropout;                    /* 1: dropout is on */
+  g2z_recompute recompute;        /* BLOCK: keeps one block's activations and every block's input */
+  g2z_fp8 fp8;                    /* needs more scratch */
   int forward_only;               /* 1: no backward pass follows */
-  int cached;                     /* sequences of `seq` tokens whose QKV each layer keeps, to
-                                   * generate: the key-value cache. 0: there is none */
+  int cached;                     /* generation: sequences of `seq` tokens in the key-value cache,
+                                   * which is each layer's QKV. 0: no cache */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
-  g2z_dtype wire_dtype;           /* in which NCCL and CPU ranks add gradients up: dtype, or fp32 if
-                                   * asked for */
+  g2z_dtype wire_dtype;           /* the type of gradient sums by NCCL and CPU ranks: dtype, or fp32
+                                   * if the config wants it */
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
-  g2z_transport transport;        /* what was asked for; NCCL where no rank owns a slice */
-  /* What it becomes, never AUTO: COPY needs an inbox for gradients. GPUs that cannot write to each
-   * other's memory use NCCL instead, and need no more memory. */
+  g2z_transport transport;        /* the config's; NCCL if no rank owns a slice */
+  /* The choice from it, never AUTO. COPY needs an inbox for gradients. GPUs that cannot write to
+   * each other's memory use NCCL instead, which needs no more memory. */
   g2z_transport reduce, gather;
-  g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype
-                                   * where nothing is added to it before it travels */
+  g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype if
+                                   * nothing is added to it before it is sent */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
-  size_t parameters;              /* canonical: what the model has */
-  size_t elements;                /* memory: with padding */
+  size_t parameters;              /* of the model: canonical */
+  size_t elements;                /* in memory: with padding */
   size_t param_elements;          /* of the parameters' buffer */
-  size_t slices_at;               /* where this rank's slices of gathered units begin in it */
+  size_t slices_at;               /* where this rank's slices of gathered units begin there */
   size_t grad_elements;           /* of the buffer that backward writes to */
   size_t bucket_elements;         /* of a full bucket */
   size_t shard_elements;          /* this rank's slices together */
-  int head_chunk;                 /* tokens whose logits exist at one time */
-  int wte_rows;                   /* 1: the embedding's part of wte's gradient goes apart, as a row
-                                   * for each token of each rank; 0: with the rest of it */
-  size_t narrow_bytes;            /* of the blocks' weights in 8 bits; 0: products round theirs */
+  int head_chunk;                 /* tokens whose logits exist at the same time */
+  int wte_rows;                   /* 1: the embedding's part of wte's gradient is sent separately,
+                                   * one row per token of each rank; 0: with the rest of it */
+  size_t narrow_bytes;            /* of the blocks' 8-bit weights; 0: each product rounds its own */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
-  size_t nccl_bytes;              /* beside these: what NCCL 2.28 takes of each GPU, which a single
-                                   * process cannot measure: 390 MiB for a communicator, 800 once
-                                   * its kernels carried something large */
+  size_t nccl_bytes;              /* in addition: what NCCL 2.28 takes of each GPU. A single process
+                                   * cannot measure it: 390 MiB for a communicator, 800 once its
+                                   * kernels have carried something large */
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
-  g2z_owner owner;                /* of a bucket: its sum goes to them, its parameters come from
-                                   * them */
-  int early;                      /* buckets from here on hold what a forward pass reads first; 0
-                                   * where no rank waits for another's parameters */
+  g2z_owner owner;                /* of a bucket: receives its sum, and sends its parameters */
+  int early;                      /* the first bucket of those that a forward pass reads first; 0 if
+                                   * no rank waits for another's parameters */
   size_t updates;
-  /* An end entry closes the first two: it begins where the last one ends. */
+  /* The first two have an end entry, which begins where the last one ends. */
   g2z_unit *unit;                 /* [units + 1] */
   g2z_bucket *bucket;             /* [buckets + 1] */
   g2z_update_range *update;       /* [updates] */
@@ -941,16 +940,16 @@ typedef struct g2z_range {
   size_t begin, elements;
 } g2z_range;
 
-/* The plan of a config for rank `rank` of `world`. Checks the config first. */
+/* The plan of a config for one rank of `world`. Checks the config first. */
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
                                    g2z_device_kind device, int rank, int world, g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
 /* G2Z_NO_MEMORY unless the plan of `config` fits into `free_bytes`: the sentence names the batch,
- * recomputation and ZeRO stages that do. sharing: the ranks that divide the memory of a host. */
+ * recomputation and ZeRO stages that do. sharing: number of ranks that share a host's memory. */
 G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config *config,
                                  const g2z_plan *plan, size_t free_bytes, int sharing);
-/* The plan as a table for people, line by line, against `free_bytes` of memory (0: unknown), with
- * the largest B that fits. */
+/* Prints the plan as a table, one call of `line` per line. It compares the plan with `free_bytes`
+ * of memory (0: unknown) and gives the largest B that fits. */
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user);
 static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
