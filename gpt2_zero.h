@@ -8251,7 +8251,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
 typedef struct g2z__weight {
   char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
   g2z__safetensor tensor;       /* what the model needs: name, rank, shape, elements */
-  int index;                    /* in the file */
+  int index;                    /* of the tensor in the file */
 } g2z__weight;
 
 G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind unit, int layer,
@@ -8513,7 +8513,7 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
                       "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
                       list[i].name, list[i].name + prefix);
     list[i].index = with >= 0 ? with : without;
-    if (list[i].index < 0 && i == count - 1) list[i].index = head; /* wte is tied to the head */
+    if (list[i].index < 0 && i == count - 1) list[i].index = head; /* wte: tied to the head */
     if (list[i].index < 0)
       return g2z_fail(file->services, G2Z_FORMAT,
                       "%s has no tensor \"%s\", which a GPT-2 with layers=%d needs (its first is "
@@ -8536,7 +8536,7 @@ G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int lay
   return G2Z_OK;
 }
 
-/* GPT-2's head is its token embedding. A file that stores the head must store the same numbers. */
+/* GPT-2's head is its token embedding: a file that stores both must store the same numbers. */
 G2Z__PRIVATE g2z_status g2z__weights_check_tied(g2z__safetensors *file, const g2z__weight *wte,
                                                 float *chunk) {
   const int head = g2z__safetensors_find(file, "lm_head.weight");
@@ -8553,7 +8553,7 @@ G2Z__PRIVATE g2z_status g2z__weights_check_tied(g2z__safetensors *file, const g2
   return G2Z_OK;
 }
 
-/* Takes canonical elements [canonical, canonical + count); calls come in canonical order. */
+/* Receives elements [canonical, canonical + count). The calls follow the canonical order. */
 typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t count,
                                         const float *values);
 
@@ -8850,8 +8850,8 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pa
                                  pass->B * pass->T, C);
 }
 
-/* The loss of a forward pass. WITH_GRADIENT also writes dh into WIDE and the head's part of dwte;
- * this gradient is multiplied by `dloss` and by the loss scale. */
+/* Computes the loss of a forward pass. WITH_GRADIENT also writes dh into WIDE and the head's part
+ * of dwte, both multiplied by `dloss` and by the loss scale. */
 typedef enum g2z__head_mode { G2Z__HEAD_LOSS_ONLY, G2Z__HEAD_WITH_GRADIENT } g2z__head_mode;
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z__model *model, const g2z__pass *pass,
                                        double *loss_sum, g2z__head_mode head, float dloss,
@@ -8923,8 +8923,8 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
   return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow, mode, N, C, 3 * C);
 }
 
-/* A unit's backward pass, except ln1 of a block and the final LayerNorm. wte has none of its own:
- * the head writes dwte, and unit wpe adds the embedding's part. */
+/* Runs a unit's backward pass, except a block's ln1 and the final LayerNorm. wte has none: the head
+ * writes dwte, and unit wpe adds the embedding's part. */
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z__model *model, const g2z__pass *pass,
                                            int unit) {
   const int layer = 0;
@@ -8950,7 +8950,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
   g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
   void *bias = plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK
                    ? g2z__grad(model, unit + 1, G2Z_FCPROJB) : NULL;
-  void *dropped = bias || pass->rows ? G2Z__A(LNF) : NULL; /* below block 0: only for rows */
+  void *dropped = bias || pass->rows ? G2Z__A(LNF) : NULL; /* unit wpe: only for g2z__gather_rows */
   void *stream = g2z__residual(model, layer);
   if (final)
     return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LNFW), G2Z__G(LNFB), bias,
@@ -8978,7 +8978,8 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g
 /* Events that the host may wait for. Two of each: one is in flight while the other is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-/* A healthy run skips a step now and then; halving the scale from 2^24 to 1 takes 24 skips. */
+/* Consecutive skips at the smallest loss scale. A healthy run skips only a step now and then; the
+ * 24 skips that halve the scale from 2^24 to 1 do not count. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
 enum { G2Z__HELD_HOST = 12, G2Z__HELD = 18 };
@@ -9091,7 +9092,7 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
   return dev->ops->synchronize(dev);
 }
 
-/* Downloads 2-byte gradients into the back of `out` and widens them in place from the front. */
+/* Downloads gradients as fp32: 2-byte ones go to the back of `out` and are widened in place. */
 G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, const g2z_update_range *part,
                                                 float *out) {
   g2z_device *dev = t->device;
@@ -9190,7 +9191,7 @@ G2Z__PRIVATE double *g2z__my_verdict(const g2z_trainer *t) {
   return t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
 }
 
-/* Micro-step m's tokens and dropout. */
+/* The pass of micro-step m: its tokens and dropout. */
 G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   const g2z_plan *plan = t->plan;
   size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
@@ -9237,7 +9238,7 @@ G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
-/* The gradient is that of the mean loss over the step's tokens of all ranks. */
+/* The gradient of the mean loss over the step's tokens on all ranks. */
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
@@ -9256,8 +9257,8 @@ G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
   return g2z__unit_backward_norm(&t->model, &t->pass, unit);
 }
 
-/* Reports progress to the watcher. If nothing was reduced, a mark also reports when the device gets
- * here. */
+/* Reports progress to the watcher. If nothing was reduced, also enqueues a mark, which reports when
+ * the device reaches it. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
@@ -9268,15 +9269,15 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 
 /* ----- the page's functions: gradients to their owners ------------------- */
 
-/* [B] From stage 2 on, units share two gradient buffers alternately; wte has its own. Waits until
- * the previous gradient in the unit's buffer is reduced: that of unit - 2 or, for wte, wte's of the
- * previous micro-step. Then zeroes what backward does not write: the padding and the positions of
- * wpe after the sequence. */
+/* [B] From stage 2 on, the units alternate between two gradient buffers; wte has its own buffer.
+ * Waits until the buffer's previous gradient is reduced: unit - 2 in this micro-step or, for wte,
+ * wte in the previous micro-step. Then zeroes what backward does not write: the padding and the
+ * positions of wpe after the sequence. */
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
   int lay_there = unit == plan->wte ? unit : unit - 2;
-  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* use of the buffer */
+  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* an earlier wait covers it */
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
   if (!first) G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[lay_there + 1].bucket - 1));
   size_t written = unit == plan->wpe ? 0 : u->elements, size = (size_t)plan->grad_bytes;
@@ -9372,8 +9373,8 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* Waits for the reduced buckets and squares them. All buckets except the last that backward
- * completed are squared while that last one is being reduced. */
+/* Waits for the reduced buckets and sums their squares. The bucket that backward completed last is
+ * still being reduced while the buckets before it are squared. */
 G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
@@ -9387,7 +9388,7 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
     G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)rows.count));
   }
   if (last > 0) {
-    G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and for all buckets before it */
+    G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and for the buckets before it */
     G2Z__TRY(g2z__square(t, 0, last));
   }
   if (plan->wte_rows) { /* add the rows to this rank's part of wte */
@@ -9488,8 +9489,8 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
 
-/* [D] Gathers the new parameters of buckets [from, to) while the device continues. Of the blocks of
- * stage 3, only the first two of the next forward pass: the others are gathered on use. */
+/* [D] Gathers the new parameters of buckets [from, to) while the device continues. Stage 3 gathers
+ * only two blocks here, the first two of the next forward pass, and the others on use. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
@@ -9691,7 +9692,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_narrow(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Ranks meet between what each does alone, so that none waits for one that failed. */
+/* Ranks agree after each phase that they run alone, so that none waits for a failed rank. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[G2Z__SETTINGS_BYTES];
   g2z_ranks *ranks = t->context->ranks;
@@ -9842,14 +9843,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   return g2z__record_play(t->comm, &t->record);
 }
 
-/* Returns the status. No verdict can carry this failure to the other ranks, so first marks this rank
- * as failed alone. A stop is no failure: all ranks know of it. */
+/* Returns the status. First marks a rank that failed as failed alone: no verdict can carry this
+ * failure to the other ranks. A stop is no failure, and all ranks receive it. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   if (status != G2Z_OK && status != G2Z_STOPPED) g2z__ranks_alone(t->context->ranks);
   return status;
 }
 
-/* The report of step `loss_step`, whose state has arrived on the host. */
+/* Reports step `loss_step`. Waits until its state has arrived on the host. */
 G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g2z_report *report) {
   memset(report, 0, sizeof *report);
   report->step = t->enqueued;
@@ -9982,9 +9983,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_may_go_on(g2z_trainer *t) {
                   t->enqueued);
 }
 
-/* Sums the losses of this rank's part of `steps` batches and counts their targets. If tokens cannot
- * be had, *trouble is the reason, and the rank continues with those of an earlier batch, because
- * others may wait for its parameters. A stop ends the loop on all ranks. */
+/* Sums the losses of this rank's part of `steps` batches and counts their targets. If the loader
+ * fails, *trouble is the reason, and the rank continues with an earlier batch, because other ranks
+ * may wait for its parameters. A stop ends the loop on all ranks. */
 G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                               double *sum, double *counted, g2z_status *trouble) {
   g2z_device *dev = t->device;
@@ -10428,7 +10429,7 @@ G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, 
 
 /* ----- generation with a key-value cache ----------------------------------- */
 
-/* Sequences that are continued together. */
+/* Sequences that are generated together. */
 typedef struct g2z__continued {
   g2z_model *model;
   const g2z_sampling *sampling;
@@ -10438,7 +10439,7 @@ typedef struct g2z__continued {
   int32_t *next, *positions;   /* [count]: the token drawn last, and its position */
   int32_t *drawn;              /* [count]: how many tokens were drawn */
   int32_t *going;              /* [count]: 0: the sequence has ended */
-  struct {                     /* the same on the device; positions end at window - 1 */
+  struct {                     /* copies on the device; positions <= window - 1 */
     int32_t *next, *positions, *drawn;
     float *logits;             /* [count,V] */
   } on;
@@ -10467,7 +10468,7 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   const int32_t *from = g->ids + (size_t)i * g->room + (length - kept);
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
-  g->positions[i] = (int32_t)kept - 1; /* until the draw */
+  g->positions[i] = (int32_t)kept - 1; /* the draw increments it */
   G2Z__TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
   G2Z__TRY(dev->ops->upload(dev, g->on.positions + i, g->positions + i, sizeof *g->positions));
   G2Z__TRY(dev->ops->upload(dev, g->on.drawn + i, g->drawn + i, sizeof *g->drawn));
@@ -10722,7 +10723,7 @@ typedef struct g2z__sum {
   char name[76];
 } g2z__sum;
 
-/* The integers of trainer_state.json. Positions are those of the next step. */
+/* The integers of trainer_state.json. `epoch` and `epoch_step` are the next step's. */
 #define G2Z__SAVED_LIST(X) \
   X(tokens)      /* trained on so far */           \
   X(epoch)       /* of the loader */               \
@@ -10835,7 +10836,7 @@ typedef struct g2z__transfer {
   g2z__crc crc;
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
-  int descriptor;               /* the one file that is open; -1: none */
+  int descriptor;               /* of the open file; -1: none */
   char *path;                   /* of the open file, or the last name built */
   int weights_only;             /* saving: weights, not a checkpoint */
   size_t begin, count;          /* canonical range: this rank saves what it owns in it */
@@ -10971,8 +10972,8 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
 
 /* ----- saving ----- */
 
-/* Downloads from the device and waits. A failure marks this rank as failed alone: other ranks may be
- * waiting for its parameters, where no agreement reaches them. */
+/* Downloads from the device and waits. A failure marks this rank as failed alone: other ranks may
+ * be waiting for its parameters, where no agreement reaches them. */
 G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const void *from,
                                             size_t bytes) {
   g2z_device *dev = x->t->device;
@@ -10996,8 +10997,8 @@ G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
 }
 
 /* Writes this rank's elements into a .partial file that has its header and full length. The model
- * file, which rank 0 created, takes the masters in canonical order; this rank's optimizer file takes
- * all of m, then all of v. */
+ * file, which rank 0 created, takes the masters in canonical order; this rank's optimizer file
+ * takes all of m, then all of v. */
 G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   const int model = file == G2Z__FILE_MODEL;
   uint64_t header = 0;
@@ -11073,8 +11074,8 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
   g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
   if (status == G2Z_OK) status = g2z__writer_finish(config);
-  /* A kill from here on leaves a directory that does not open: a config.json without a model, or
-   * new weights without the old model's config.json. */
+  /* A kill from here on leaves a directory that does not open: either config.json without a model,
+   * or new weights without config.json. */
   if (status == G2Z_OK && unlink(x->path) != 0 && errno != ENOENT)
     status = g2z_fail_file(x->services, errno, "replace", x->path);
   if (status == G2Z_OK && !replaces) status = g2z_writer_commit(config);
@@ -11160,7 +11161,7 @@ G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
   return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Rank 0, after all ranks have written: adds the program's files and the state, lists all files. */
+/* Rank 0, after all ranks wrote: adds the program's files and the state, then lists all files. */
 G2Z__PRIVATE g2z_status g2z__saver_list(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
   g2z_status status = G2Z_OK;
@@ -11271,7 +11272,7 @@ G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const 
   return G2Z_OK;
 }
 
-/* Ranks meet between what each does alone, so that none waits for one that failed. */
+/* Ranks agree after each phase that they run alone, so that none waits for a failed rank. */
 G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory) {
   const int first = x->t->plan->rank == 0;
   G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_begin(x) : G2Z_OK));
