@@ -3908,14 +3908,14 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
 
 /* ===== >>i07 shards and loader ===========================================
  * In:  token shards on disk (byte layout: manual, FILE FORMATS).
- * Out: x[accum,B,T] and y, which is x one token later, one step ahead of their use.
- * Law: which tokens a step holds is a pure function of the files, the config and the position. A
- * size, a count and a token are checked before they are believed. */
+ * Out: x[accum,B,T] and y, which is x shifted by one token; both are read one step ahead.
+ * Law: the tokens of a step are a pure function of the files, the config and the position. Sizes,
+ * counts and tokens are checked before use. */
 
 #define G2Z__SHARD_MAGIC 20240520
 #define G2Z__SHARD_HEADER 1024   /* bytes: 256 int32 */
 
-/* Adds a shard's number of tokens and both its ends to a hash; 0: they cannot be read. */
+/* Adds a shard's token count and both its ends to a hash; 0: the file cannot be read. */
 G2Z__PRIVATE int g2z__shard_hash(int file, uint64_t begin, int64_t tokens, uint64_t *hash) {
   unsigned char ends[2][256];
   const size_t bytes = tokens < 128 ? 2 * (size_t)tokens : sizeof ends[0];
@@ -3935,7 +3935,7 @@ typedef struct g2z__mask {         /* the header of a mask; its bits follow */
 } g2z__mask;
 static_assert(sizeof(g2z__mask) == 24, "the layout of masks");
 
-/* NAME.mask of the shard NAME.bin. A longer path than there is room for opens no shard either. */
+/* The path NAME.mask of shard NAME.bin. A path that is too long for it opens no shard either. */
 typedef struct g2z__mask_path { char text[PATH_MAX + 8]; } g2z__mask_path;
 G2Z__PRIVATE g2z__mask_path g2z__mask_of(const char *shard) {
   g2z__mask_path path;
@@ -3952,7 +3952,7 @@ struct g2z_shard_writer {
   g2z_writer *file, *mask;     /* mask: NULL while all tokens count */
   g2z_shard_format format;
   uint64_t tokens, vocab_hash;
-  unsigned char bits;          /* of the mask: of the last tokens % 8 tokens */
+  unsigned char bits;          /* the mask's bits of the last tokens % 8 tokens */
   int finished;
 };
 
@@ -3965,7 +3965,7 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
   writer->format = format;
   g2z_status status = g2z_writer_create(services, path, &writer->file);
   if (status == G2Z_OK && format == G2Z_SHARD_LLMC) {
-    /* The count stays 0 until the commit, so that no reader takes a part for the whole. */
+    /* The count stays 0 until finish(), so that no reader takes an unfinished shard for a whole. */
     int32_t header[G2Z__SHARD_HEADER / 4] = {G2Z__SHARD_MAGIC, 1, 0};
     status = g2z_writer_put(writer->file, header, sizeof header);
   }
@@ -3974,9 +3974,9 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
   return status;
 }
 
-/* The first token that does not count: all before it do. */
+/* Begins the mask at the first token that does not count: all tokens before it count. */
 G2Z__PRIVATE g2z_status g2z__shard_writer_mask_begin(g2z_shard_writer *writer) {
-  const g2z__mask none = {0, 0, 0, 0}; /* as the shard's count, it is right from the finish on */
+  const g2z__mask none = {0, 0, 0, 0}; /* finish() writes the real header */
   G2Z__TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
                              &writer->mask));
   G2Z__TRY(g2z_writer_put(writer->mask, &none, sizeof none));
@@ -3987,7 +3987,7 @@ G2Z__PRIVATE g2z_status g2z__shard_writer_mask_begin(g2z_shard_writer *writer) {
 
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count) {
-  for (size_t i = 0; i < count; i++) /* before anything is written: an append is all or nothing */
+  for (size_t i = 0; i < count; i++) /* checked first: a bad id appends nothing */
     if ((uint32_t)(ids[i] & ~G2Z_UNCOUNTED) > 65535)
       return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
                       "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
@@ -4016,7 +4016,7 @@ G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash) {
   writer->vocab_hash = hash;
 }
 
-/* The shard is on the disk: its hash is read there. */
+/* Runs when the shard is on the disk: the hash needs its first tokens, which are read there. */
 G2Z__PRIVATE g2z_status g2z__shard_writer_mask_finish(g2z_shard_writer *writer) {
   const char *shard = writer->file->partial;
   g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
@@ -4034,7 +4034,7 @@ G2Z__PRIVATE g2z_status g2z__shard_writer_mask_finish(g2z_shard_writer *writer) 
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
   if (writer->finished) return G2Z_OK;
   if (writer->format == G2Z_SHARD_LLMC) {
-    int32_t header[3] = {(int32_t)writer->tokens, 0, 0}; /* behind the magic number and version */
+    int32_t header[3] = {(int32_t)writer->tokens, 0, 0}; /* after the magic number and version */
     memcpy(header + 1, &writer->vocab_hash, sizeof writer->vocab_hash);
     G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof header[0], header, sizeof header));
   }
@@ -4050,7 +4050,8 @@ G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer) {
   return g2z__writer_close(writer->file);
 }
 
-/* The mask first, an old mask last: a crash between them leaves a pair that the loader refuses. */
+/* Commits the mask before the shard, and removes an old mask after it: a crash in between leaves a
+ * pair that the loader refuses. */
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
   G2Z__TRY(g2z_shard_writer_finish(writer));
   if (writer->mask) G2Z__TRY(g2z_writer_commit(writer->mask));
@@ -4072,15 +4073,15 @@ G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer) {
 
 typedef struct g2z__shard {
   const char *path;
-  int file, mask;    /* while the loader keeps it open; mask -1: all tokens count */
-  uint64_t begin;    /* of the tokens in the file */
-  uint64_t bytes;    /* of the file; 0: never opened */
+  int file, mask;    /* valid while the shard is open; mask -1: all tokens count */
+  uint64_t begin;    /* offset of the tokens in the file */
+  uint64_t bytes;    /* size of the file; 0: never opened */
   int64_t tokens;
-  int64_t first;     /* index of its first sequence among those of all shards */
+  int64_t first;     /* index of its first sequence, counted over all shards */
   uint64_t vocab_hash;
 } g2z__shard;
 
-/* Files that are no shards of GPT-2's tokens. */
+/* Other files that begin with a magic number, and are named by mistake. */
 static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
     {20240801, "a shard of llm.c with uint32 tokens of Llama 3: prepare the text with GPT-2's "
                "vocabulary"},
@@ -4091,15 +4092,15 @@ static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
     {20240328, "a tokenizer of llm.c, not a token shard: name shards that prepare_data made of a "
                "text"}};
 
-/* Text is the file that is named by mistake most often. Of GPT-2's tokens in prose or code one in
- * fifteen looks like two printable bytes, so that 32 of them in a row are not tokens. */
+/* The most common mistake is to name a text file. One in fifteen of GPT-2's tokens of prose or code
+ * looks like two printable bytes, so 32 such pairs in a row are text. */
 G2Z__PRIVATE int g2z__looks_like_text(const unsigned char *bytes, size_t count) {
   for (size_t i = 0; i < count; i++)
     if ((bytes[i] < 0x20 || bytes[i] > 0x7e) && (bytes[i] < '\t' || bytes[i] > '\r')) return 0;
   return count >= 64;
 }
 
-/* Says what a file holds, from its size and its first bytes: sets begin and tokens. */
+/* Checks a file by its size and first bytes, and sets begin, tokens and vocab_hash. */
 G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard,
                                          const unsigned char *head, size_t head_bytes) {
   int32_t header[5] = {0, 0, 0, 0, 0};
@@ -4139,7 +4140,7 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
   return G2Z_OK;
 }
 
-/* Checks the open file; one that is opened again must still be what it was. */
+/* Checks the open file. A file that is opened again must have its old size and kind of header. */
 G2Z__PRIVATE g2z_status g2z__shard_look(g2z_services *services, g2z__shard *shard) {
   const g2z__shard before = *shard;
   struct stat info;
@@ -4160,7 +4161,7 @@ G2Z__PRIVATE g2z_status g2z__shard_look(g2z_services *services, g2z__shard *shar
                   "write shards while they are read", shard->path, before.bytes, shard->bytes);
 }
 
-/* Opens the mask beside an open shard, if there is one; it must be the shard's own. */
+/* Opens the mask of an open shard, if there is one. It must belong to this shard. */
 G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard) {
   const g2z__mask_path path = g2z__mask_of(shard->path);
   g2z__mask head = {0, 0, 0, 0};
@@ -4195,7 +4196,7 @@ G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
   if (shard->mask >= 0) close(shard->mask);
 }
 
-/* Opens a shard and its mask; neither stays open in a failure. */
+/* Opens a shard and its mask; neither stays open after a failure. */
 G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard) {
   shard->mask = -1;
   shard->file = g2z_open_file(shard->path, O_RDONLY | O_NONBLOCK); /* a FIFO must not block */
@@ -4206,7 +4207,7 @@ G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shar
   return status;
 }
 
-/* Bits first ... first + T of a shard's mask, from bit first % 8 of the first byte on. */
+/* Reads bits first ... first + T of a shard's mask. Bit `first` is bit first % 8 of bits[0]. */
 G2Z__PRIVATE g2z_status g2z__mask_bits(g2z_services *services, const g2z__shard *shard,
                                        int64_t first, int64_t T, unsigned char *bits) {
   const size_t bytes = (size_t)(first % 8 + T) / 8 + 1;
@@ -4221,7 +4222,7 @@ G2Z__PRIVATE g2z_status g2z__mask_bits(g2z_services *services, const g2z__shard 
   return g2z_fail_file(services, errno, "read the mask of", shard->path);
 }
 
-/* Whether one of tokens 1 ... targets of an open shard counts. */
+/* Sets *counts if one of tokens 1 ... targets of an open shard counts. */
 G2Z__PRIVATE g2z_status g2z__mask_counts(g2z_services *services, const g2z__shard *shard,
                                          int64_t targets, int *counts) {
   unsigned char bits[4096];
@@ -4288,8 +4289,8 @@ G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t
 
 /* ----- the loader: a double buffer that one thread fills ----- */
 
-#define G2Z__LOADER_FILES 128    /* descriptors kept open; a process often has 1024 */
-#define G2Z__LOADER_SAMPLES 1024 /* of all shards together: each may be a round trip to a server */
+#define G2Z__LOADER_FILES 128    /* shards kept open, each with its mask: of 1024 files, often */
+#define G2Z__LOADER_SAMPLES 1024 /* of all shards: each may be a round trip to a server */
 
 typedef enum g2z__prefetch_turn {
   G2Z__TURN_CALLER,
@@ -4297,27 +4298,27 @@ typedef enum g2z__prefetch_turn {
   G2Z__TURN_QUIT
 } g2z__prefetch_turn;
 
-/* In its turn the thread reads step loader->position; all else happens in the caller's. */
+/* In its turn the thread reads step loader->position. All else happens in the caller's turn. */
 typedef struct g2z__prefetch {
   g2z_services *caller;
-  g2z_services services;         /* the caller's, with room for a sentence of the thread */
+  g2z_services services;         /* a copy: the thread has its own error text */
   glob_t found;                  /* owns the paths */
   g2z__shard *shards;
   size_t shard_count;
   g2z__shard *open[G2Z__LOADER_FILES]; /* shard s may be open in place s % G2Z__LOADER_FILES */
-  uint16_t *raw;                 /* T+1 tokens as the file has them, */
-  unsigned char *bits;           /* and behind them the bytes of the mask that have their bits */
+  uint16_t *raw;                 /* T+1 tokens as in the file */
+  unsigned char *bits;           /* the bytes of the mask with their bits; same memory block */
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
-  g2z_status status;             /* of what the thread read last */
-  g2z__prefetch_turn turn;       /* under the lock */
+  g2z_status status;             /* of the thread's last read */
+  g2z__prefetch_turn turn;       /* guarded by `lock` */
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;
   int started;
 } g2z__prefetch;
 
-/* Opens a shard if it is not open. With more shards than places, one is closed for another. */
+/* Opens a shard unless it is open. Closes the shard that has its place, if there is one. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   g2z__prefetch *reader = loader->reader;
   g2z__shard *shard = &reader->shards[s], **place = &reader->open[s % G2Z__LOADER_FILES];
@@ -4336,14 +4337,14 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   return G2Z_OK;
 }
 
-/* Sequence `index` of all shards into x[T], y[T]. What it lacks of T is filled up. */
+/* Reads sequence `index` of all shards into x[T], y[T]. A short one is padded with 0 and -1. */
 G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, int32_t *x,
                                              int32_t *y) {
   g2z__prefetch *reader = loader->reader;
   memset(x, 0, (size_t)loader->config.seq * sizeof *x);
   memset(y, 0xff, (size_t)loader->config.seq * sizeof *y);
   if (index >= loader->sequences) return G2Z_OK;
-  size_t low = 0, high = reader->shard_count; /* the last shard whose first is not beyond index */
+  size_t low = 0, high = reader->shard_count; /* find the last shard with first <= index */
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
     if (reader->shards[middle].first <= index) low = middle;
@@ -4376,7 +4377,7 @@ G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, 
   return G2Z_OK;
 }
 
-/* Step loader->position into the thread's buffer. */
+/* Reads step loader->position into the thread's buffer. */
 G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
   int32_t *x = loader->reader->buffer[loader->reader->fill], *y = x + loader->rows * config->seq;
@@ -4418,8 +4419,8 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
   return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Lists shards, in an order that does not depend on the locale, as glob's own does. `found` is
- * zeroed, and freed with globfree. */
+/* Lists shards in the order of their bytes: glob's own order depends on the locale. The caller
+ * passes `found` zeroed and frees it with globfree. */
 G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given, glob_t *found) {
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
@@ -4439,10 +4440,10 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
   return G2Z_OK;
 }
 
-/* A file that stands in both lists, also under two names; NULL: none. others[b->gl_pathc]. */
+/* A file that is in both lists, even under two names; NULL: none. Scratch: others[b->gl_pathc]. */
 G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b, struct stat *others) {
   struct stat one;
-  for (size_t k = 0; k < b->gl_pathc; k++) /* a file that is gone keeps zeros */
+  for (size_t k = 0; k < b->gl_pathc; k++) /* a missing file gets zeros */
     if (stat(b->gl_pathv[k], &others[k]) != 0) memset(&others[k], 0, sizeof others[k]);
   for (size_t i = 0; i < a->gl_pathc; i++) {
     if (stat(a->gl_pathv[i], &one) != 0) continue;
@@ -4452,7 +4453,7 @@ G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b, st
   return NULL;
 }
 
-/* Where `word` stands last in the file's name, as "val" in "text_val_000000.bin"; NULL: nowhere. */
+/* The last `word` in the file's name, such as "val" in "text_val_000000.bin"; NULL: none. */
 G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
   const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *last = NULL;
   const size_t length = strlen(word);
@@ -4461,14 +4462,14 @@ G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
   return last;
 }
 
-/* Refuses files of which some are named as training shards and others as validation shards. */
+/* Refuses a list that has both training and validation shards, by their names. */
 G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const char *given,
                                           const glob_t *found) {
   const char *train = NULL, *val = NULL;
   size_t common = 0; /* bytes up to the word "train" that all training shards share */
   for (size_t i = 0; i < found->gl_pathc; i++) {
     const char *path = found->gl_pathv[i], *word = g2z__shards_word(path, "train");
-    const char *other = g2z__shards_word(path, "val"); /* the last is not the user's */
+    const char *other = g2z__shards_word(path, "val"); /* the later word is prepare_data's */
     if (other && (!word || other > word)) val = path, word = NULL;
     if (!word) continue;
     if (!train) common = (size_t)(word - path);
@@ -4505,9 +4506,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   return status;
 }
 
-/* Adds a shard to what tells data from other data. A checkpoint keeps the hash of the length and of
- * both ends, which every version of its format has. Ranks compare more: tokens from the middle, and
- * their bits. */
+/* Adds a shard to the two hashes of the data. A checkpoint keeps saved_data, which covers the
+ * length and both ends of each shard in every version of its format. Ranks compare `data`, which
+ * also covers sampled tokens and their mask bits. */
 G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *shard) {
   unsigned char sample[128];
   int64_t samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)loader->reader->shard_count;
@@ -4525,8 +4526,8 @@ G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *s
                  : G2Z_OK;
 }
 
-/* Refuses `what`, which has a vocabulary of this hash, if the model has another one: ids would mean
- * other texts. *known is the hash of the model, which becomes `hash` if it is 0. */
+/* Refuses `what` if the hash of its vocabulary differs from the model's: ids would mean other
+ * texts. *known is the model's hash; 0 (unknown) becomes `hash`. */
 G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known, uint64_t hash,
                                          const char *what) {
   if (*known && hash && *known != hash)
@@ -4550,11 +4551,11 @@ G2Z__PRIVATE g2z_status g2z__loader_vocab(g2z_loader *loader, const g2z__shard *
   return G2Z_OK;
 }
 
-/* Opens and counts every shard once, so that a damaged one is known before the training starts. */
+/* Opens and counts every shard once, so that a damaged one is found before training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
   const g2z__prefetch *reader = loader->reader;
-  const int every = config->order == G2Z_ORDER_FILE; /* token is used */
+  const int every = config->order == G2Z_ORDER_FILE; /* token is used in file order */
   int counts = 0;
   loader->data = loader->saved_data = G2Z__HASH;
   for (size_t s = 0; s < reader->shard_count; s++) {
@@ -4613,7 +4614,7 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
                                      g2z_loader **out) {
   *out = NULL;
-  const int most = 1 << 20; /* G stays below 2^60 */
+  const int most = 1 << 20; /* at most 2^60 sequences per step */
   G2Z__TRY(g2z_check_range(services, "batch", config->batch, 1, most));
   G2Z__TRY(g2z_check_range(services, "seq", config->seq, 1, most));
   G2Z__TRY(g2z_check_range(services, "accum", config->accum, 1, most));
@@ -4664,7 +4665,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
   g2z_release(reader->caller, loader);
 }
 
-/* A failure stays until a seek. */
+/* After a failed read, returns that failure until a seek. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y) {
   g2z__prefetch *reader = loader->reader;
   *x = *y = NULL;
@@ -4699,7 +4700,7 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
 
 /* ===== >>i08 op table ====================================================
  * In:  a kind of device and the types of its numbers. Out: a g2z_device with the table of ops.
- * Law: what every backend must compute alike stands here, once, and runs on host and device: the
+ * Law: arithmetic that every backend must do alike is here, once, and runs on host and device:
  *      rounding to a type, dropout, the verdict that ends a step, AdamW. */
 
 /* ----- rounding --------------------------------------------------------- */
@@ -4716,14 +4717,14 @@ static inline G2Z_HOST_DEVICE float g2z__from_bits(uint32_t bits) {
   return x;
 }
 
-/* The nearest fp16, ties to even. There are no branches, so that loops over it vectorise: the cases
- * are computed side by side and selected, by signed comparisons, which SSE2 has. */
+/* The nearest fp16, ties to even. Without branches, so that loops over it vectorise: all cases are
+ * computed, then one is selected by signed comparisons, which SSE2 has. */
 static inline G2Z_HOST_DEVICE float g2z__round_fp16(float x) {
   uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu;
-  /* fp16 keeps 10 of the 23 fraction bits. A carry may run into the exponent, which is right. */
+  /* fp16 keeps 10 of the 23 fraction bits. A carry into the exponent is right. */
   uint32_t rounded = (magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu;
-  rounded = (int32_t)rounded >= 0x47800000 ? 0x7f800000u : rounded; /* 65536 and on: infinity */
-  /* Below 2^-14 fp16 counts in steps of 2^-24, which is the spacing of fp32 in [0.5, 1). */
+  rounded = (int32_t)rounded >= 0x47800000 ? 0x7f800000u : rounded; /* 65536 and above: infinity */
+  /* Below 2^-14 fp16 has steps of 2^-24, the spacing of fp32 in [0.5, 1). */
   uint32_t subnormal = g2z__bits_of((g2z__from_bits(magnitude) + 0.5f) - 0.5f);
   rounded = (int32_t)magnitude < 0x38800000 ? subnormal : rounded;
   rounded = (int32_t)magnitude > 0x7f800000 ? 0x7fc00000u : rounded; /* NaN */
@@ -4739,9 +4740,9 @@ static inline G2Z_HOST_DEVICE float g2z__round_bf16(float x) {
   return g2z__from_bits(rounded);
 }
 
-/* The nearest number with `dropped` bits less of fraction than fp32, ties to even. What is larger
- * than `most` becomes that. Below `least` a format counts in equal steps, which are the spacing of
- * fp32 from `steps` on. The last three are bits of fp32. */
+/* The nearest number with `dropped` fewer fraction bits than fp32, ties to even. Numbers above
+ * `most` become `most`. Below `least` a format has equal steps, the spacing of fp32 from `steps`
+ * on. `most` and `least` are bits of fp32. */
 static inline G2Z_HOST_DEVICE float g2z__round_8(float x, int dropped, int32_t most, int32_t least,
                                                  float steps) {
   uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu, ulp = 1u << dropped;
@@ -4752,37 +4753,37 @@ static inline G2Z_HOST_DEVICE float g2z__round_8(float x, int dropped, int32_t m
   rounded = (int32_t)magnitude > 0x7f800000 ? 0x7fc00000u : rounded; /* NaN */
   return g2z__from_bits(rounded | (bits & 0x80000000u));
 }
-/* e4m3: a sign, 4 bits of exponent and 3 of fraction; from 2^-6 to 448, below in steps of 2^-9. */
+/* e4m3: a sign, 4 bits of exponent and 3 of fraction; from 2^-6 to 448; below, steps of 2^-9. */
 static inline G2Z_HOST_DEVICE float g2z__round_e4m3(float x) {
   return g2z__round_8(x, 20, 0x43e00000, 0x3c800000, 0x1p14f);
 }
-/* e5m2, the upper byte of fp16: from 2^-14 to 57344, below in steps of 2^-16. */
+/* e5m2, the upper byte of fp16: from 2^-14 to 57344; below, steps of 2^-16. */
 static inline G2Z_HOST_DEVICE float g2z__round_e5m2(float x) {
   return g2z__round_8(x, 21, 0x47600000, 0x38800000, 0x1p7f);
 }
 
-/* The scale of numbers of which the largest has this magnitude, before they become e4m3: the
- * largest power of two that leaves them in range. A power of two loses no digits, nor does its
- * inverse. NaN where the largest is no number: then no product is one. */
+/* The factor for numbers up to this magnitude before they are rounded to e4m3: the largest power of
+ * two that keeps them in range. A power of two and its inverse lose no digits. Infinity or NaN
+ * gives NaN, so that every product becomes NaN. */
 static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   uint32_t bits = g2z__bits_of(largest), exponent = bits >> 23;
   uint32_t scale = 262 - exponent - ((bits & 0x7fffffu) > 0x600000u); /* 448 = 1.75 * 2^8 */
   if (exponent == 255) return NAN;
-  return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* of 0, too, a number */
+  return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* finite for 0, too */
 }
 
-/* What activations and weights are multiplied with before they are rounded to e4m3. Outputs of
+/* Activations and weights are multiplied by these before they are rounded to e4m3. Outputs of
  * LayerNorm, attention and GELU keep all digits from 2^-8 to 112, weights from 2^-11 to 14. */
 #define G2Z__E4M3_X 4.0f
 #define G2Z__E4M3_W 32.0f
 
-/* round-to-nearest-even of x to a value of the type; TF32 and FP32 return x. */
+/* x rounded to the nearest value of the type, ties to even; TF32 and FP32 return x. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   switch (dtype) {
     case G2Z_FP16: return g2z__round_fp16(x);
     case G2Z_BF16: return g2z__round_bf16(x);
     case G2Z_FP32:
-    case G2Z_TF32: /* a product's inputs are cut to tf32 inside the tensor core; stored is fp32 */
+    case G2Z_TF32: /* stored as fp32; the tensor core cuts a product's inputs to tf32 */
     case G2Z_DTYPE_COUNT: break;
   }
   return x;
@@ -4794,8 +4795,8 @@ static inline G2Z_HOST_DEVICE int g2z__dropout_on(const g2z_dropout *dropout) {
   return dropout && dropout->probability > 0;
 }
 
-/* What elements 4 * group .. 4 * group + 3 of a sequence are multiplied with, in forward as in
- * backward: 0 or 1 / (1 - probability). */
+/* The factors of elements 4 * group .. 4 * group + 3 of a sequence: 0 or 1 / (1 - probability), the
+ * same in forward and backward. */
 static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout,
                                                       uint32_t sequence, uint32_t group,
                                                       float factors[4]) {
@@ -4809,17 +4810,17 @@ static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout
 
 /* ----- a draw ----------------------------------------------------------- */
 
-/* Logits in the order of likelihood, as whole numbers; a NaN is the least. */
+/* Maps a logit to a whole number in the order of likelihood; NaN is the lowest. */
 static inline G2Z_HOST_DEVICE uint32_t g2z__draw_order(float logit) {
   uint32_t bits = g2z__bits_of(logit);
   if (logit != logit) return 0;
   return bits >> 31 ? ~bits : bits | UINT32_C(0x80000000);
 }
 
-/* A token's probability relative to the likeliest one's. */
+/* A token's probability divided by the likeliest token's. */
 static inline G2Z_HOST_DEVICE float g2z__draw_weight(float logit, float best, float temperature) {
   float weight = expf((logit - best) / temperature);
-  return weight > 0 ? weight : 0; /* also of a NaN: it is never drawn */
+  return weight > 0 ? weight : 0; /* a NaN gets 0, too: it is never drawn */
 }
 
 static inline G2Z_HOST_DEVICE float g2z__draw_uniform(uint64_t seed, uint32_t index) {
@@ -4832,8 +4833,8 @@ static inline G2Z_HOST_DEVICE float g2z__draw_uniform(uint64_t seed, uint32_t in
 
 #define G2Z__LOSS_SCALE_MAX 16777216.0f /* 2^24 */
 
-/* An overflow. The hysteresis-th one halves the scale, and so does each after it until a window of
- * good steps has passed, as in DeepSpeed: a scale that is far too high comes down fast. */
+/* Handles an overflow, as DeepSpeed does. The hysteresis-th overflow halves the scale, and so does
+ * each later one until a window of good steps has passed: a scale far too high comes down fast. */
 static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, int dynamic) {
   state->good_steps = 0;
   int can_shrink = dynamic && state->loss_scale > 1.0f;
@@ -4843,8 +4844,8 @@ static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, i
   else state->loss_scale = state->loss_scale > 2.0f ? 0.5f * state->loss_scale : 1.0f;
 }
 
-/* The verdict on a step, and all that follows from it. `dynamic`: the type is fp16 and the config
- * wants a dynamic loss scale. */
+/* Decides from the ranks' rows whether the step is applied or skipped, and updates the state: loss,
+ * norm, learning rate, loss scale. `dynamic`: fp16 with a dynamic loss scale in the config. */
 static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
                                                     const g2z_verdict *verdict,
                                                     const g2z_optimizer_config *config, int dynamic,
@@ -4861,7 +4862,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
     if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
   }
-  /* The mean over all targets becomes one over those that count. */
+  /* Gradients belong to the mean over all targets; `more` makes it the mean over counted ones. */
   double counted = (double)tokens - masked, more = counted > 0 ? (double)tokens / counted : 0;
   float norm = (float)(sqrt(sum) / (double)state->loss_scale * more);
   state->counted = (int64_t)counted;
@@ -4879,7 +4880,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
     if (state->status == G2Z_OK && state->counted > 0) g2z__decide_overflow(state, dynamic);
     return;
   }
-  /* As torch.nn.utils.clip_grad_norm_, 1e-6 included. */
+  /* The same as torch.nn.utils.clip_grad_norm_, with its 1e-6. */
   float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
   state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale * (float)more;
   state->skipped_at_minimum = 0;
@@ -4909,7 +4910,7 @@ typedef struct g2z__adamw_factors {
   float eps;
 } g2z__adamw_factors;
 
-/* state->applied already counts the step that is taken: its t, 1 for the first. */
+/* t is state->applied, which already counts this step: 1 for the first. */
 static inline G2Z_HOST_DEVICE g2z__adamw_factors
 g2z__adamw_prepare(const g2z_optimizer_config *config, const g2z_step_state *state, int decay) {
   double t = (double)state->applied;
@@ -5032,7 +5033,7 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   g2z_release(device->services, device);
 }
 
-/* What each GPU's table begins with. The number is of the lines' form. */
+/* The beginning of each GPU's table. 3 is the version of its lines' format. */
 #define G2Z__TUNING_HEAD "gpt2_zero tuning 3, "
 
 G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
@@ -5049,7 +5050,7 @@ G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
 
 struct g2z__timers {
   g2z_span_times span[G2Z_SPAN_COUNT];
-  double begun[G2Z_SPAN_COUNT];      /* CPU: when */
+  double begun[G2Z_SPAN_COUNT];      /* CPU: start time */
   g2z_status status;                 /* the first failure of a GPU's events: spans return none */
   void *backend;
 };
@@ -5081,7 +5082,7 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
   return G2Z_OK;
 }
 
-#define G2Z__KERNEL_TEXT 4096 /* bytes of a file of /proc or /sys that are looked at */
+#define G2Z__KERNEL_TEXT 4096 /* bytes that are read of a file in /proc or /sys */
 
 /* The beginning of such a file; empty when it cannot be read. */
 G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
@@ -5097,7 +5098,7 @@ G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
   text[used] = 0;
 }
 
-/* The number behind `key` in such a file; `none` when there is none, as in "max". */
+/* The number after `key` in such a file; `none` if there is no number, as in "max". */
 G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name, const char *key,
                                          uint64_t none) {
   char text[G2Z__KERNEL_TEXT], *end;
@@ -5109,10 +5110,10 @@ G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name
   return end > at ? number : none;
 }
 
-/* Lowers both to what control groups leave to this process: its own, and those above it. What they
- * use counts without the file pages that the kernel takes back first. A container may have its own
- * group as the mount, and in /proc a path that leads nowhere in it: what is not there does not
- * limit. `root` is empty but in tests. */
+/* Lowers both to what this process's control group and its parents leave. File pages that the
+ * kernel reclaims first do not count as used. In a container the mount may be the group itself, and
+ * the path in /proc may be missing below it: a missing file sets no limit. `root` is empty except
+ * in tests. */
 G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_t *total_bytes) {
   static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
       {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
@@ -5153,7 +5154,7 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
     g2z__cgroup_memory("", free_bytes, total_bytes);
     return G2Z_OK;
   }
-  /* No Linux, or one before 3.14: all of the memory is the best answer that POSIX systems give. */
+  /* Not Linux, or Linux before 3.14: the physical memory is the best answer of a POSIX system. */
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0)
     return g2z_fail(services, G2Z_UNSUPPORTED,
@@ -5169,7 +5170,7 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
  * Each op is written as its formula. All arithmetic is fp32; only sums over the channels of a row,
  * over tokens and over the vocabulary are fp64. An output is rounded once, when it is stored. */
 
-/* A loop in parallel, unless its work, in operations, takes less time than to wake the threads. */
+/* Runs a loop in parallel if it has enough operations: to wake the threads costs time, too. */
 #define G2Z__PRAGMA(text) _Pragma(#text)
 #if defined(_OPENMP)
 #define G2Z__PARALLEL(work) \
@@ -5182,8 +5183,8 @@ static inline int g2z__cpu_min(int a, int b) { return a < b ? a : b; }
 
 /* ----- 16 lanes ----------------------------------------------------------
  * A compiler may not reorder a sum of floats to vectorise it. So products are written with 16
- * explicit lanes: several vectors of a size that the machine has. Other compilers than gcc and
- * clang see vectors of one float; the arithmetic is the same. */
+ * explicit lanes, as several vectors of the machine's size. For compilers other than gcc and clang
+ * a vector is one float; the arithmetic is the same. */
 
 #define G2Z__LANES 16
 #if defined(__AVX__)
@@ -5218,7 +5219,7 @@ G2Z__PRIVATE void g2z__cpu_add(float *__restrict__ to, float x, const float *__r
   for (int i = 0; i < n; i++) to[i] += x * from[i];
 }
 
-/* The factor of dropout for element e of sequence b of the op; 1 where it is off. */
+/* The dropout factor of element e of the op's sequence b; 1 if dropout is off. */
 static inline float g2z__cpu_factor(const g2z_dropout *dropout, int b, uint64_t e) {
   if (!g2z__dropout_on(dropout)) return 1.0f;
   float factors[4];
@@ -5235,12 +5236,12 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
 }
 
 /* ----- products ---------------------------------------------------------
- * out[M,N] = a[M,K] b[K,N], and what an op does with each sum. A task makes 16 columns of up to 192
- * rows. Their part of b is copied first, 16 lanes for each k, since its rows, or the columns of a
- * transposed b, lie far apart. 128 products are added up at a time, so that long sums lose few
+ * out[M,N] = a[M,K] b[K,N], then the op's epilogue. A task computes 16 columns of up to 192 rows.
+ * It first copies its part of b, 16 lanes for each k, because the rows of b (columns, if
+ * transposed) lie far apart. 128 products are added up at a time, so that long sums lose few
  * digits. */
 
-#define G2Z__ROWS 192  /* rows of a task, a multiple of */
+#define G2Z__ROWS 192  /* rows of a task, a multiple of G2Z__GROUP */
 #define G2Z__GROUP 6   /* rows that share each load of b: 6 x 16 sums fill the registers */
 #define G2Z__STEPS 128 /* products that are added up at a time */
 
@@ -5266,7 +5267,7 @@ typedef struct g2z__cpu_product {
   ptrdiff_t out_row;
   g2z_dtype dtype;             /* of out and slope */
   g2z_write mode;
-  const float *bias;           /* [N], and the rest [M,out_row]; NULL: there is none */
+  const float *bias;           /* [N]; slope, times, residual: [M,out_row]; NULL: none */
   float *slope;
   const float *times, *residual;
   const g2z_dropout *dropout;
@@ -5281,8 +5282,8 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
   return product;
 }
 
-/* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. Without all 6 the last row stands for the
- * others too, whose sums nobody reads. */
+/* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. With fewer, the last row also stands for
+ * the missing ones; their sums are not read. */
 G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
                                  const float (*b)[G2Z__LANES], int rows, int K) {
   g2z__cpu_vector sum[G2Z__GROUP][G2Z__VECTORS];
@@ -5313,7 +5314,7 @@ static inline float g2z__cpu_gelu(float x, float *slope) {
   return x * gate;
 }
 
-/* Takes the sum of element (row, column) to where it belongs. */
+/* The epilogue: takes the sum `y` of element (row, column) to `out`. */
 static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, int column) {
   ptrdiff_t at = row * p->out_row + column;
   if (p->bias) y += p->bias[column];
@@ -5366,7 +5367,7 @@ G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mod
   G2Z__PARALLEL(6.0 * N * C)
   for (int c = 0; c < C; c += G2Z__SHARE) {
     double sums[G2Z__SHARE] = {0};
-    int width = g2z__cpu_min(G2Z__SHARE, C - c); /* channels never meet */
+    int width = g2z__cpu_min(G2Z__SHARE, C - c); /* threads split channels */
     for (int n = 0; n < N; n++) {
       size_t at = (size_t)n * (size_t)C + (size_t)c;
       const float *dy = (const float *)y + at, *from = x ? (const float *)x + at : NULL;
@@ -5469,7 +5470,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void
                                            g2z_write mode, const g2z_dropout *dropout, int B,
                                            int T, int C) {
   G2Z__PARALLEL(3.0 * B * T * C)
-  for (int c = 0; c < C; c++) /* tokens meet in the rows of dwte, channels never meet */
+  for (int c = 0; c < C; c++) /* equal tokens share a row of dwte: threads split channels */
     for (int t = 0; t < T; t++) {
       float *to = (float *)dwpe + ((size_t)t * (size_t)C + (size_t)c);
       double sum = mode == G2Z_ACCUMULATE ? (double)*to : 0.0;
@@ -5484,7 +5485,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void
   return G2Z_OK;
 }
 
-/* Insertion sort, which keeps equal tokens as they stood. */
+/* Insertion sort, which keeps the order of equal tokens. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
                                              const int32_t *tokens, int N) {
   (void)device;
@@ -5500,8 +5501,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
   return G2Z_OK;
 }
 
-/* grads += the part of the sums of rows by token. The first of equal tokens adds up all of them:
- * threads share out the tokens. */
+/* grads += the sums of the rows of equal tokens, for the elements in `parts`. The first of equal
+ * tokens adds up all of them, so that threads split the distinct tokens. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
                                            const g2z_row_part *parts, int count, const void *rows,
                                            const int32_t *order, int N, int C) {
@@ -5528,7 +5529,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, void
                                                float *mean, float *rstd, const void *x,
                                                const void *w, const void *b, int N, int C) {
   const float *scale = (const float *)w, *shift = (const float *)b;
-  (void)narrow; /* a CPU's products round it anew */
+  (void)narrow; /* a CPU's products round y themselves */
   G2Z__PARALLEL(8.0 * N * C)
   for (int n = 0; n < N; n++) {
     const float *from = (const float *)x + (size_t)n * (size_t)C;
@@ -5588,7 +5589,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 
 /* ----- linear ----------------------------------------------------------- */
 
-/* to[n] = the values of from[n] in e4m3, with a scale; and in e5m2. */
+/* to[n] = from[n] * scale rounded to e4m3, divided by scale again; then from[n] rounded to e5m2. */
 G2Z__PRIVATE void g2z__cpu_e4m3(float *to, const float *from, size_t n, float scale) {
   G2Z__PARALLEL(10.0 * (double)n)
   for (int64_t i = 0; i < (int64_t)n; i++) to[i] = g2z__round_e4m3(from[i] * scale) / scale;
@@ -5658,12 +5659,12 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw,
 /* ----- attention --------------------------------------------------------
  * Query by query, as the formula has it: no matrix of scores exists. */
 
-/* With s = scale * q k and the largest of them, max: p = exp(s - max), over the keys up to the
- * query; to[HS] = sum of f p v / sum of p, where f is dropout's factor for element e on of sequence
- * b. Returns max + log(sum of p). `first` is token 0 of the head in qkv. */
+/* Over the keys up to the query, with s = scale * q k, max = the largest s, and p = exp(s - max):
+ * to[HS] = sum of f p v / sum of p, where f is the dropout factor of element e + key of sequence b.
+ * Returns max + log(sum of p). `first` is token 0 of the head in qkv. */
 G2Z__PRIVATE float g2z__cpu_attend(g2z_dtype dtype, float *to, const float *first, ptrdiff_t query,
                                    const g2z_dropout *dropout, int b, uint64_t e, int C, int HS) {
-  const ptrdiff_t row = 3 * C; /* from token to token in qkv */
+  const ptrdiff_t row = 3 * C; /* distance of two tokens in qkv */
   const float scale = 1.0f / sqrtf((float)HS);
   const float *q = first + query * row, *k = first + C, *v = first + 2 * C;
   float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
@@ -5693,7 +5694,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, vo
     int query = (int)(i % T), h = (int)(i / T % NH), b = (int)(i / T / NH);
     const float *first = (const float *)qkv + ((ptrdiff_t)b * T * 3 * C + (ptrdiff_t)h * HS);
     float *to = (float *)out + (((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS);
-    uint64_t e = (uint64_t)(h * (int64_t)T + query) * (uint64_t)T; /* dropout's, of key 0 */
+    uint64_t e = (uint64_t)(h * (int64_t)T + query) * (uint64_t)T; /* dropout's element of key 0 */
     lse[i] = g2z__cpu_attend(device->dtype, to, first, query, dropout, b, e, C, HS);
   }
   return G2Z_OK;
@@ -5718,7 +5719,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_next(g2z_device *device, void *out, v
 
 /* With p = exp(s - lse), the softmax, and ds = scale * p * (f dout v - dout out), for each pair:
  *   dq += ds k,   dk += ds q,   dv += f p dout.
- * They add up in dqkv in fp32, which is rounded at the end; dbias sums the rounded dqkv. */
+ * dqkv adds them up in fp32 and is rounded at the end; dbias sums the rounded dqkv. */
 G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, void *narrow,
                                                void *dbias, const void *dout, const void *out,
                                                const float *lse, const void *qkv, g2z_write mode,
@@ -5729,7 +5730,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
   const float scale = 1.0f / sqrtf((float)HS);
   memset(dqkv, 0, (size_t)B * (size_t)T * (size_t)row * sizeof(float));
   G2Z__PARALLEL(10.0 * B * T * T * C)
-  for (int i = 0; i < B * NH; i++) { /* a head's dk and dv belong to one thread */
+  for (int i = 0; i < B * NH; i++) { /* one thread owns a head's dk and dv */
     int h = i % NH, b = i / NH;
     ptrdiff_t at = (ptrdiff_t)b * T * row + (ptrdiff_t)h * HS;
     for (ptrdiff_t query = 0; query < T; query++) {
@@ -5758,8 +5759,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
 
 /* ----- LM head ---------------------------------------------------------- */
 
-/* The loss of one token, log(sum of exp(logits)) - logits[target]. logits[V] become the gradient of
- * the loss times `gradient`, which is softmax less 1 at the target, rounded. */
+/* The loss of one token, log(sum of exp(logits)) - logits[target]. Overwrites logits[V] with the
+ * rounded gradient: `gradient` times the softmax, from which 1 is subtracted at the target. */
 G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int32_t target,
                                      float gradient) {
   float max = -INFINITY, at_target = target < 0 ? 0 : logits[target];
@@ -5780,15 +5781,15 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* The scale with which from[n] becomes e4m3. */
+/* The scale of from[n] for e4m3. */
 G2Z__PRIVATE float g2z__cpu_scale(const float *from, size_t n) {
   float largest = 0;
   for (size_t i = 0; i < n; i++) largest = fabsf(from[i]) > largest ? fabsf(from[i]) : largest;
   return g2z__e4m3_scale(largest);
 }
 
-/* The operands of the logits in e4m3: *narrow_h[N,C], each row with its scale, and
- * *narrow_wte[V,C], which the caller releases by the first. */
+/* The operands of the logits in e4m3: *narrow_h[N,C], each row with its own scale, and
+ * *narrow_wte[V,C] in the same block of memory. The caller releases *narrow_h. */
 G2Z__PRIVATE g2z_status g2z__cpu_narrow(g2z_device *device, float **narrow_h, float **narrow_wte,
                                         const float *h, const float *wte, int N, int C, int V) {
   size_t row = (size_t)C, words = (size_t)V * row;
@@ -5802,8 +5803,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_narrow(g2z_device *device, float **narrow_h, fl
   return G2Z_OK;
 }
 
-/* For `chunk` tokens at a time: logits = h wte^T, rounded; loss and dlogits by token;
- * dh = dlogits wte; dwte = (or +=) dlogits^T h, also over the chunks. */
+/* For `chunk` tokens at a time: logits = h wte^T, rounded; loss and dlogits per token;
+ * dh = dlogits wte; dwte = (or +=) dlogits^T h, and += from the second chunk on. */
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
                                            void *dh, void *dwte, g2z_dtype dwte_dtype,
                                            void *logits, const void *h, const void *wte,
@@ -5867,7 +5868,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   return G2Z_OK;
 }
 
-/* In double squares of fp32 cannot overflow: the sum is finite exactly when all elements are. */
+/* Squares of fp32 cannot overflow a double: the sum is finite exactly when all elements are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             const g2z_range *ranges, int count) {
   (void)device;
@@ -5908,8 +5909,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
 
 /* ----- a draw ----------------------------------------------------------- */
 
-/* Of the tokens whose order is `cut` or more: how many they are, or, at a temperature above 0, the
- * sum of their weights. */
+/* Counts the tokens whose order is at least `cut`. At a temperature above 0, sums their weights
+ * instead. */
 G2Z__PRIVATE double g2z__draw_measure(const float *logits, int vocab, uint32_t cut, float best,
                                       float temperature) {
   double sum = 0;
@@ -5928,8 +5929,8 @@ G2Z__PRIVATE uint32_t g2z__draw_cut(const float *logits, int vocab, double least
   return cut;
 }
 
-/* The token drawn from logits[vocab]: in the order of their ids, of those that are kept. -1: no
- * logit is a number. */
+/* Draws one of the tokens that top_k and top_p keep, in the order of their ids. -1: all logits are
+ * NaN. */
 G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling *sampling,
                              uint32_t index) {
   const float temperature = sampling->temperature;
@@ -5953,7 +5954,7 @@ G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling 
     draw -= (double)g2z__draw_weight(logits[i], top, temperature);
     if (draw < 0) return i;
   }
-  return best; /* a sum of 0 or NaN, or the last rounding */
+  return best; /* the sum is 0 or NaN, or rounding kept draw >= 0 */
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_draw(g2z_device *device, int32_t *tokens, int32_t *drawn,
