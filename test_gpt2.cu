@@ -1,6 +1,6 @@
-/* gpt2_zero tests: the table of all of them, and main. The tests stand in tests/, a header for each
- * room. `./test_gpt2 --list` shows the table, `./test_gpt2 NAME...` runs some of it. The last line
- * of a run is "N passed, N failed, N skipped". */
+/* gpt2_zero tests: the table of all tests, and main. The tests are in tests/, one header per room.
+ * `./test_gpt2 --list` prints the table, `./test_gpt2 NAME...` runs the named tests. A run ends
+ * with the line "N passed, N failed, N skipped". */
 
 #ifndef G2Z_TEST_NO_IMPLEMENTATION
 #define GPT2_ZERO_IMPLEMENTATION

@@ -1,6 +1,6 @@
-/* Tests of the room "plan": who keeps which part of the model, in which bucket, and how many bytes
- * that takes. Tests that use private names of the header: plan_tiles, plan_batch, plan_recompute;
- * "internals" stands above what writes such names. */
+/* Tests of the room "plan": the parts of the model that each rank keeps, their buckets, and the
+ * bytes that they take. Tests that use private names of the header: plan_tiles, plan_batch,
+ * plan_recompute; "internals" marks code that uses such names. */
 
 /* ----- plan -------------------------------------------------------------- */
 
@@ -17,9 +17,9 @@ static void test_plan_of_published_models(g2z_test *t) {
   }
 }
 
-/* Tensors tile the canonical space in order; in memory units follow each other and each starts as
- * the plan promises; two units that take turns never lie where wte's gradient lies. A bucket lies
- * inside one unit from stage 2 on; wte's do in any stage. */
+/* Tensors tile the canonical space in order. In memory, units follow each other and start where the
+ * plan says. Two units that share a gradient buffer never overlap wte's gradient. From stage 2 on,
+ * a bucket lies inside one unit; wte's buckets do in any stage. */
 static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   const g2z_unit *wte = &plan->unit[plan->wte];
   const int by_unit = plan->zero_stage >= 2;
@@ -53,8 +53,8 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   }
 }
 
-/* The parameters' buffer is tiled by the units' places and by this rank's slices of the units that
- * take turns; a bucket is gathered to where its unit is read. */
+/* The units' places tile the parameters' buffer, together with this rank's slices of the units that
+ * share the two block buffers. A bucket is gathered to the place from which its unit is read. */
 static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
   const int turns = plan->zero_stage == 3 && plan->world > 1, L = plan->model.layers;
   unsigned char *held = (unsigned char *)calloc(plan->param_elements, 1);
@@ -68,7 +68,7 @@ static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
     CHECK(t, unit->param_at + size <= plan->param_elements);
     for (size_t i = 0; i < size && (!turning || u < 3); i++) held[unit->param_at + i]++;
     for (size_t i = 0; i < size && turning && L == 1; i++)
-      held[unit->begin + i]++; /* of two places one block takes the second */
+      held[unit->begin + i]++; /* a single block leaves the second buffer unused */
   }
   for (int k = 0; k < plan->buckets; k++) {
     const g2z_bucket *b = &plan->bucket[k];
@@ -86,8 +86,9 @@ static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
 }
 
 /* internals */
-/* Counts in `seen` how many ranks own each element of memory (0x80: it is updated), in `named` how
- * often each parameter is updated; returns how many are, with weight decay in *decayed. */
+/* Counts in `seen` how many ranks own each element of memory (0x80: it is updated), and in `named`
+ * how often each parameter is updated. Returns the number of updated elements; *decayed gets the
+ * number with weight decay. */
 static size_t test_plan_updates(g2z_test *t, const g2z_plan *plan, unsigned char *seen,
                                 unsigned char *named, size_t *decayed) {
   const int apart = plan->world > 1 && (plan->zero_stage || plan->strategy == G2Z_STRATEGY_DP);
@@ -107,7 +108,7 @@ static size_t test_plan_updates(g2z_test *t, const g2z_plan *plan, unsigned char
     const g2z_update_range *range = &plan->update[i];
     while (b + 1 < plan->bucket + plan->buckets && b[1].shard_at <= range->shard) b++;
     size_t inside = range->shard - b->shard_at, memory = b->own_begin + inside;
-    CHECK(t, !apart || inside + range->elements <= b->own_elements); /* sent by buckets */
+    CHECK(t, !apart || inside + range->elements <= b->own_elements); /* sent by bucket */
     for (size_t e = 0; e < range->elements; e++) {
       seen[memory + e] |= 0x80;
       named[range->canonical + e]++;
@@ -117,7 +118,7 @@ static size_t test_plan_updates(g2z_test *t, const g2z_plan *plan, unsigned char
     CHECK(t, range->shard + range->elements <= plan->shard_elements);
     updated += range->elements;
     if (range->decay) *decayed += range->elements;
-    /* What follows seamlessly is one range. */
+    /* Contiguous elements form one range. */
     CHECK(t, i == 0 || (inside == 0 && apart) || range->decay != range[-1].decay ||
                  range->param != range[-1].param + range[-1].elements ||
                  range->shard != range[-1].shard + range[-1].elements ||
@@ -128,7 +129,7 @@ static size_t test_plan_updates(g2z_test *t, const g2z_plan *plan, unsigned char
 
 /* internals */
 /* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once and
- * no padding, and decay the matrices alone. */
+ * no padding, and only matrices decay. */
 static void test_plan_tiles(g2z_test *t) {
   static const int worlds[] = {1, 2, 3, 4, 9, 13};
   static const double buckets[] = {0, 0.001, 0.01, 1, 0.00005};
@@ -164,9 +165,10 @@ static void test_plan_tiles(g2z_test *t) {
   }
 }
 
-/* What completes last is cut small: of GPT-2 124M in fp16 64 MiB, 32, 16 and 8 before wte. Where
- * that goes whole at the end, it goes in pieces of at most 16 MiB, but in fp32 in buckets of the
- * full size, as where its embedding's part goes as rows: of up to 33,536 tokens. */
+/* Buckets that complete last are small: for GPT-2 124M in fp16 64 MiB, then 32, 16 and 8 before
+ * wte. wte's gradient has pieces of at most 16 MiB if all of it is reduced at the end. It has
+ * buckets of the full size if it is fp32, or if the embedding's part is sent as rows (up to 33,536
+ * tokens). */
 static void test_plan_last_buckets(g2z_test *t) {
   g2z_train_config config = g2z_train_config_default();
   config.dtype = G2Z_FP16;
@@ -175,7 +177,7 @@ static void test_plan_last_buckets(g2z_test *t) {
     int accum = 1 + i % 2, rows = i / 2;
     size_t most = accum == 1 && !rows ? 16 << 20 : 64 << 20, size = 8 << 20;
     config.accum = accum;
-    config.batch = rows ? 524 : 525; /* a rank's 8,384 tokens, or 8,400 */
+    config.batch = rows ? 524 : 525; /* 8,384 tokens per rank, or 8,400 */
     const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 4);
     CHECK(t, plan->wte_rows == rows);
     size_t wte = plan->unit[plan->wte].begin, bytes = (size_t)plan->grad_bytes;
@@ -183,17 +185,17 @@ static void test_plan_last_buckets(g2z_test *t) {
     for (; plan->bucket[bucket].begin > wte; bucket--)
       CHECK(t, plan->bucket[bucket].elements * bytes == most);
     CHECK(t, plan->bucket[bucket].begin == wte);
-    CHECK(t, plan->bucket[bucket].elements * bytes < most); /* what is odd */
+    CHECK(t, plan->bucket[bucket].elements * bytes < most); /* the remainder */
     for (; --bucket > 0; size = size < 64 << 20 ? 2 * size : size)
       CHECK(t, plan->bucket[bucket].elements * bytes == size);
     CHECK(t, bucket == 0 && plan->bucket[0].elements * bytes < size);
   }
 }
 
-/* The head takes all tokens at once where logits are small beside activations, whatever the batch;
- * else 8,192. A larger batch never needs less memory. */
+/* The head takes all tokens at once if logits are small compared with activations, whatever the
+ * batch; otherwise 8,192. A larger batch never needs less memory. */
 static void test_plan_head(g2z_test *t) {
-  for (int i = 0; i < 4; i++) { /* 124M with and without recomputation; medium; many words */
+  for (int i = 0; i < 4; i++) { /* 124M with and without recomputation; medium; large vocabulary */
     size_t before = 0;
     for (int batch = 1; batch <= 80; batch++) {
       g2z_train_config config = g2z_train_config_default();
@@ -213,8 +215,8 @@ static void test_plan_head(g2z_test *t) {
   }
 }
 
-/* The LM head's part of wte's gradient is rounded at once where it is all in one chunk of one
- * micro-step, and then needs no memory of its own. */
+/* The LM head's part of wte's gradient is rounded directly if one chunk of one micro-step computes
+ * all of it. It then needs no memory of its own. */
 static void test_plan_wte_gradient(g2z_test *t) {
   static const struct {
     int world, accum, batch, alone;
@@ -234,20 +236,20 @@ static void test_plan_wte_gradient(g2z_test *t) {
   }
 }
 
-/* A GPU records steps of any size as graphs, unless it is told not to; a CPU has none. */
+/* A GPU records steps of any size as graphs unless the config forbids it; a CPU has no graphs. */
 static void test_plan_graphs(g2z_test *t) {
   for (int i = 0; i < 6; i++) {
     g2z_train_config config = g2z_train_config_default();
     config.batch = i < 3 ? 1 : 32;
     config.graph = i % 3;
     CHECK(t, test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1)->graphed == (config.graph > 0));
-    if (config.graph != 1) /* which the trainer refuses */
+    if (config.graph != 1) /* the trainer refuses 1 */
       CHECK(t, test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->graphed == 0);
   }
 }
 
-/* What a rank holds of large models on 8 GPUs, from the formulas of the manual: a difference is the
- * units' padding. */
+/* The memory of a rank for large models on 8 GPUs, against the manual's formulas: they differ by
+ * the units' padding. */
 static void test_plan_bytes(g2z_test *t) {
   static const int shapes[2][3] = {{48, 25, 1600}, {32, 32, 4096}};
   for (int i = 0; i < 2; i++)
@@ -267,7 +269,7 @@ static void test_plan_bytes(g2z_test *t) {
       CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_PARAMS], 2 * params, 2 * padding + 256);
       CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_GRADS], 2 * (grads + inbox), 2 * padding + 512);
       CHECK_NEAR(t, (double)plan->bytes[G2Z_MEMORY_OPTIMIZER], 12 * optimizer, 12 * padding + 768);
-      size_t symmetric = plan->nccl_bytes; /* of 8 x 8 x 1024 tokens, that is many */
+      size_t symmetric = plan->nccl_bytes; /* for many tokens: 8 x 8 x 1024 */
       CHECK(t, plan->gather == G2Z_TRANSPORT_NCCL);
       config.batch = 2;
       plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 5, 8);
@@ -276,7 +278,7 @@ static void test_plan_bytes(g2z_test *t) {
     }
 }
 
-/* How much of a GPU's memory a config needs. */
+/* The GPU memory that a config needs. */
 static size_t test_plan_needs(g2z_test *t, const g2z_train_config *config, int world) {
   const g2z_plan *plan = test_plan(t, config, G2Z_DEVICE_CUDA, 0, world);
   CHECK(t, (plan->nccl_bytes > 0) == (world > 1));
@@ -287,7 +289,7 @@ static size_t test_plan_needs(g2z_test *t, const g2z_train_config *config, int w
 static void test_plan_largest_batch(g2z_test *t) {
   const size_t budget = (size_t)40 << 30;
   int largest[4];
-  for (int i = 0; i < 4; i++) { /* alone, and on four GPUs, where NCCL takes something too */
+  for (int i = 0; i < 4; i++) { /* one GPU; four, where NCCL needs memory too */
     g2z_train_config config = g2z_train_config_default();
     int world = i < 2 ? 1 : 4;
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
@@ -300,8 +302,8 @@ static void test_plan_largest_batch(g2z_test *t) {
   }
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
   for (int transport = 0; transport < G2Z_TRANSPORT_COUNT; transport++)
-    for (int batch = 1; batch <= 32; batch *= 2) { /* what a batch needs is enough for it and no */
-      g2z_train_config config = g2z_train_config_default(); /* more, whatever batch asks */
+    for (int batch = 1; batch <= 32; batch *= 2) { /* the memory that a batch needs allows */
+      g2z_train_config config = g2z_train_config_default(); /* just this batch, for any config */
       config.dtype = G2Z_FP16;
       config.transport = (g2z_transport)transport;
       config.batch = batch;
@@ -312,13 +314,13 @@ static void test_plan_largest_batch(g2z_test *t) {
         CHECK(t, g2z__plan_largest_batch(other, needs - 1) == batch - 1);
       }
     }
-  g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* what fits must be allowed too */
+  g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* the largest batch must be valid */
   tiny.batch = g2z__plan_largest_batch(test_plan(t, &tiny, G2Z_DEVICE_CUDA, 0, 1), SIZE_MAX);
   CHECK_OK(t, g2z__train_config_check(&t->services, &tiny));
 }
 
 /* internals */
-/* The bytes per token that the manual states, of fp16; these sizes need no padding. */
+/* The manual's formulas for fp16 bytes per token; these sizes need no padding. */
 static void test_plan_recompute(g2z_test *t) {
   g2z_train_config config = g2z_train_config_default();
   config.dtype = G2Z_FP16;

@@ -1,9 +1,9 @@
-/* Tests of the room "shards and loader": token files, their order in an epoch, and who reads
- * what. */
+/* Tests of the room "shards and loader": token files, their order in an epoch, and the ranks that
+ * read them. */
 
 /* ----- shards and loader ------------------------------------------------- */
 
-/* A shard whose token i is first + i: a sequence is known by its first token. */
+/* A shard whose token i is first + i: its first token identifies a sequence. */
 static void test_loader_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
                               int count) {
   g2z_shard_writer *writer = NULL;
@@ -28,7 +28,7 @@ static g2z_loader_config test_loader_config(const char *glob, int batch, int seq
   return config;
 }
 
-/* One step: the first token of each row, after the row itself was found sound. */
+/* One step: checks each row and stores its first token. */
 static void test_loader_step(g2z_test *t, g2z_loader *loader, const g2z_loader_config *config,
                              int32_t *firsts) {
   const int32_t *x, *y;
@@ -61,18 +61,18 @@ static void test_shuffle(g2z_test *t) {
   int64_t same_epoch = 0, same_seed = 0, near = 0, still = 0;
   for (int64_t p = 0; p < 10000; p++) {
     int64_t at = g2z_shuffle(1, 0, 10000, p);
-    same_epoch += at == g2z_shuffle(1, (int64_t)1 << 32, 10000, p); /* the high word counts */
+    same_epoch += at == g2z_shuffle(1, (int64_t)1 << 32, 10000, p); /* all 64 bits count */
     same_seed += at == g2z_shuffle(2, 0, 10000, p);
     still += at == p;
     if (p) near += llabs(at - g2z_shuffle(1, 0, 10000, p - 1)) == 1;
     CHECK(t, at == g2z_shuffle(1, 0, 10000, p));
   }
-  /* Of a random permutation about one position of 10000 is a fixed point, and about two follow
-   * their neighbour: 15 are out of the question. */
+  /* A random permutation of 10000 positions has about one fixed point, and about two that follow
+   * their neighbour: 15 are practically impossible. */
   CHECK(t, same_epoch < 15 && same_seed < 15 && still < 15 && near < 15);
 
   /* The first three of 5 are each of 60 triples equally often: chi-square with 59 degrees of
-   * freedom stays below 114 with a probability of 0.99998. */
+   * freedom stays below 114 with probability 0.99998. */
   int triples[125], epochs = 24000, distinct = 0;
   memset(triples, 0, sizeof triples);
   for (int epoch = 0; epoch < epochs; epoch++) {
@@ -108,7 +108,7 @@ static void test_shard_writer(g2z_test *t) {
     CHECK_OK(t, g2z_shard_writer_append(writer, ids, 0));
     CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1));
     CHECK_OK(t, g2z_shard_writer_append(writer, ids + 1, 9999));
-    int32_t wrong[3] = {1, 65536, -1}; /* refused as a whole: nothing is appended */
+    int32_t wrong[3] = {1, 65536, -1}; /* refused as a whole: nothing is added */
     CHECK_BAD(t, g2z_shard_writer_append(writer, wrong, 2), "id 65536 does not fit");
     CHECK_BAD(t, g2z_shard_writer_append(writer, wrong + 2, 1), "id -1 does not fit");
     CHECK_OK(t, g2z_shard_writer_commit(writer));
@@ -128,7 +128,7 @@ static void test_shard_writer(g2z_test *t) {
 
 enum { LOADER_T = 8, LOADER_G = 12, LOADER_N = 184, LOADER_STEPS = LOADER_N / LOADER_G };
 
-/* Two epochs of one of `world` ranks: the first token of each row of each step. */
+/* Two epochs on one of `world` ranks: the first token of each row of each step. */
 static void test_loader_epochs(g2z_test *t, const char *glob, int world, int rank,
                                int32_t order[2][LOADER_STEPS * LOADER_G]) {
   g2z_loader_config config = test_loader_config(glob, LOADER_G / world, LOADER_T);
@@ -150,7 +150,7 @@ static void test_loader_epochs(g2z_test *t, const char *glob, int world, int ran
   g2z_loader_free(loader);
 }
 
-/* In file order each of `targets`, which are tokens, comes once, whatever batch and world are. */
+/* In file order each token in `targets` comes once, whatever batch and world are. */
 static void test_loader_file(g2z_test *t, const char *glob, const char *targets) {
   static const int lengths[] = {1, LOADER_T, 2000};
   static char seen[70000];
@@ -180,7 +180,7 @@ static void test_loader_file(g2z_test *t, const char *glob, const char *targets)
 }
 
 /* Any number of ranks reads the same steps; an epoch reads no sequence twice; no row crosses from
- * one shard to the next; what is left out is the end of the order. */
+ * one shard to the next; the sequences left out come last in the order. */
 static void test_loader_ranks(g2z_test *t) {
   static const int tokens[] = {400, 8, 9, 1003, 77}; /* 49 + 0 + 1 + 125 + 9 sequences */
   static int32_t order[2][2][LOADER_STEPS * LOADER_G]; /* [world above 1][epoch] */
@@ -194,7 +194,7 @@ static void test_loader_ranks(g2z_test *t) {
                       tokens[s]);
     for (int i = 0; i + LOADER_T < tokens[s]; i += LOADER_T) expected[begin + i] = 1;
     memset(targets + begin + 1, 1, (size_t)tokens[s] - 1);
-    begin += tokens[s] + 1000; /* a crossing would be seen as a jump */
+    begin += tokens[s] + 1000; /* crossing rows would show a jump */
   }
   snprintf(glob_text, sizeof glob_text, "%s", test_path(t, "s?.bin"));
   test_loader_file(t, glob_text, targets);
@@ -217,7 +217,7 @@ static void test_loader_ranks(g2z_test *t) {
   CHECK(t, memcmp(order[0][0], order[0][1], sizeof order[0][0]) != 0);
 }
 
-/* After a seek, in any state of the prefetch, the loader goes on as the unbroken run did. */
+/* After a seek, in any state of the prefetch, the loader continues like an uninterrupted run. */
 static void test_loader_seek(g2z_test *t) {
   enum { T = 4, B = 3, STEPS = 60 };
   char path[512];
@@ -248,7 +248,7 @@ static void test_loader_seek(g2z_test *t) {
   CHECK_BAD(t, g2z_loader_seek(loader, negative), "epoch -1");
   g2z_loader_free(loader);
 
-  /* A loader of its own, with pauses that change what the thread has ready. */
+  /* A second loader, with pauses that change how much the thread has prefetched. */
   CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
   for (int i = 0; loader && i < STEPS; i++) {
     struct timespec pause = {0, i % 7 == 0 ? 2000000 : 0};
@@ -257,7 +257,7 @@ static void test_loader_seek(g2z_test *t) {
     CHECK(t, memcmp(again, first[i], sizeof again) == 0);
   }
   g2z_loader_free(loader);
-  for (int i = 0; i < 50; i++) { /* freed while the thread is anywhere */
+  for (int i = 0; i < 50; i++) { /* freed in any state of the thread */
     CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
     if (i % 2) test_loader_step(t, loader, &config, again);
     g2z_loader_free(loader);
@@ -265,7 +265,7 @@ static void test_loader_seek(g2z_test *t) {
   g2z_loader_free(NULL);
 }
 
-/* The loader does not open so, and says why. */
+/* The loader refuses this config and states why. */
 static void test_loader_refuse(g2z_test *t, const g2z_loader_config *config, g2z_status status,
                                const char *sentence) {
   g2z_loader *loader;
@@ -276,7 +276,7 @@ static void test_loader_refuse(g2z_test *t, const g2z_loader_config *config, g2z
 static void test_loader_refused(g2z_test *t) {
   enum { MAGIC = 20240520, TEXT = 0x61616161 };
   static const struct {
-    int32_t head[3]; /* what follows is zeros, or text behind text */
+    int32_t head[3]; /* zeros follow, or text after text */
     size_t bytes;
     g2z_status status;
     const char *sentence;
@@ -309,7 +309,7 @@ static void test_loader_refused(g2z_test *t) {
   test_write_file(t, path, good, sizeof good);
   CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
   g2z_loader_free(loader);
-  for (int n = 1199; n >= 0; n--) { /* cut anywhere */
+  for (int n = 1199; n >= 0; n--) { /* truncated anywhere */
     CHECK(t, truncate(path, n) == 0);
     CHECK(t, g2z_loader_create(&t->services, &config, &loader) != G2Z_OK && loader == NULL);
   }
@@ -333,7 +333,7 @@ static void test_loader_refused(g2z_test *t) {
   test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "batch=0");
 }
 
-/* A token beyond the vocabulary, and a shard that shrinks, are told by the step that needs them. */
+/* A token beyond the vocabulary, or a shard that shrinks, is reported by the step that needs it. */
 static void test_loader_damage(g2z_test *t) {
   enum { T = 8, B = 2 };
   g2z_services *services = &t->services;
@@ -364,7 +364,7 @@ static void test_loader_damage(g2z_test *t) {
   CHECK_OK(t, g2z_loader_create(services, &config, &loader));
   for (int step = 0; step < 62; step++) test_loader_step(t, loader, &config, firsts);
 
-  /* Cut while it is read: what was read ahead still comes, then the sentence. */
+  /* Truncated during reading: prefetched steps still come, then the error. */
   CHECK(t, truncate(path, 1024 + 2 * 300) == 0);
   CHECK_OK(t, g2z_loader_seek(loader, behind));
   g2z_status status = G2Z_OK;
@@ -375,7 +375,7 @@ static void test_loader_damage(g2z_test *t) {
   g2z_loader_free(loader);
 }
 
-/* More shards than descriptors are kept open, under a tight limit of descriptors. */
+/* More shards than descriptors that stay open, under a tight limit of descriptors. */
 static void test_loader_many_shards(g2z_test *t) {
   enum { T = 4, B = 5, SHARDS = 300 };
   static char seen[SHARDS * 100];
@@ -404,7 +404,7 @@ static void test_loader_many_shards(g2z_test *t) {
       seen[firsts[row]] = 1;
     }
   }
-  /* A shard that is opened again and is another file by now. */
+  /* A shard that is another file when it is opened again. */
   test_write_file(t, test_path(t, "s000"), pattern, 40);
   test_write_file(t, test_path(t, "s128"), pattern, 40);
   for (int step = 0; status == G2Z_OK && step < 2 * SHARDS / B; step++)
@@ -434,14 +434,14 @@ static void test_loader_no_memory(g2z_test *t) {
   } while (test_no_memory(t, status, &n, 7, 30));
 }
 
-/* What tells data from other data: lengths, ends, and samples of the middle. A checkpoint keeps the
- * hash without the samples, and must find in it what older checkpoints hold. */
+/* The hash that identifies the data: lengths, ends, and samples of the middle. A checkpoint stores
+ * the hash without the samples, since it must match older checkpoints. */
 static void test_loader_data(g2z_test *t) {
   char pattern[512];
   snprintf(pattern, sizeof pattern, "%s", test_path(t, "*.bin"));
   g2z_loader_config config = test_loader_config(pattern, 1, 8);
   uint64_t data[4], saved[4];
-  for (int i = 0; i < 4; i++) { /* whole, whole again, a zeroed middle, another last token */
+  for (int i = 0; i < 4; i++) { /* equal, equal, a zeroed middle, another last token */
     const char *raw = test_path(t, "1.bin");
     g2z_loader *loader;
     test_loader_shard(t, test_path(t, "0.bin"), G2Z_SHARD_LLMC, 0, 1000);
@@ -460,7 +460,7 @@ static void test_loader_data(g2z_test *t) {
 
 /* ----- masks ------------------------------------------------------------- */
 
-/* Tokens first, first + 1, ...; `masked`: of which those count that this says. */
+/* Tokens first, first + 1, ...; if `masked`, only those count for which mask_counts is true. */
 static int mask_counts(int token) { return token % 7 % 3 != 1; }
 static void test_mask_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
                             int count, int masked) {
@@ -474,12 +474,12 @@ static void test_mask_shard(g2z_test *t, const char *path, g2z_shard_format form
   g2z_shard_writer_free(writer);
 }
 
-/* A mask byte by byte; a shard without tokens to leave out has none, and takes away an old one. */
+/* A mask, byte by byte. A shard without masked tokens has no mask file and removes an old one. */
 static void test_mask_writer(g2z_test *t) {
   unsigned char want[24 + 3] = {'m', 'a', 's', 'k', 1, 0, 0, 0, 20};
   int32_t ids[20], wrong[2] = {1, 65536 + G2Z_UNCOUNTED};
   g2z_shard_writer *writer;
-  uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a of the count, and of both ends in 256 bytes each */
+  uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a of the count and of both ends' 256 bytes */
   unsigned char hashed[8 + 512] = {20};
   for (int i = 0; i < 20; i++) {
     ids[i] = 300 + i + (i == 9 || i == 17 ? G2Z_UNCOUNTED : 0);
@@ -510,14 +510,15 @@ static void test_mask_writer(g2z_test *t) {
   CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, &writer));
   CHECK_OK(t, g2z_shard_writer_append(writer, ids, 20));
   g2z_shard_writer_free(writer);
-  CHECK(t, test_files_count(t, "") == 1); /* what was not committed leaves no mask */
+  CHECK(t, test_files_count(t, "") == 1); /* without a commit there is no mask */
   CHECK(t, mkdir(test_path(t, "a.mask"), 0700) == 0);
   CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, &writer));
   CHECK_IO(t, g2z_shard_writer_commit(writer), "remove the mask of an earlier shard");
   g2z_shard_writer_free(writer);
 }
 
-/* Two epochs of one of `world` ranks: each target is the next token, or -1; how many are -1. */
+/* Two epochs on one of `world` ranks: each target is the next token or -1. Returns the count of
+ * -1. */
 static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, int rank,
                             g2z_order order) {
   g2z_loader_config config = test_loader_config(glob, 2, seq);
@@ -532,7 +533,7 @@ static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, i
     const int32_t *x, *y;
     CHECK_OK(t, g2z_loader_next(loader, &x, &y));
     for (int i = 0; x && i < 4 * seq; i++) {
-      if (order == G2Z_ORDER_FILE && x[i] == 0 && y[i] == -1) continue; /* filled up */
+      if (order == G2Z_ORDER_FILE && x[i] == 0 && y[i] == -1) continue; /* padding */
       int next = x[i] + 1, counts = next / 1000 == 2 || mask_counts(next);
       wrong += y[i] != (counts ? next : -1) || x[i] != x[i / seq * seq] + i % seq;
       left_out += y[i] == -1;
@@ -543,8 +544,8 @@ static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, i
   return left_out;
 }
 
-/* Each target of each rank, in both orders, is -1 where its bit says so: shards of both formats, of
- * sizes around bytes, with a mask and without. */
+/* Each target of each rank, in both orders, is -1 if its bit says so: shards of both formats, of
+ * sizes around whole bytes, with and without a mask. */
 static void test_loader_masks(g2z_test *t) {
   static const int tokens[] = {400, 300, 200, 77, 121};
   char glob[512], name[32];
@@ -565,7 +566,8 @@ static void test_loader_masks(g2z_test *t) {
     }
 }
 
-/* Another mask is other data to ranks that compare theirs, and the same to a checkpoint. */
+/* Another mask makes different data when ranks compare theirs, but the same data for a
+ * checkpoint. */
 static uint64_t test_mask_data(g2z_test *t, const char *path, uint64_t *saved) {
   g2z_loader_config config = test_loader_config(path, 2, 8);
   g2z_loader *loader = NULL;
@@ -576,11 +578,11 @@ static uint64_t test_mask_data(g2z_test *t, const char *path, uint64_t *saved) {
   return data;
 }
 
-/* A mask that does not fit its shard opens no loader; the sentence names the file and the value. */
+/* A mask that does not fit its shard is refused; the sentence names the file and the value. */
 static void test_masks_refused(g2z_test *t) {
   static const struct {
-    const char *of;          /* the shard whose mask lies beside a.bin */
-    int at, byte, more;      /* a byte that is changed in it; bytes behind it */
+    const char *of;          /* the shard whose mask becomes a.mask */
+    int at, byte, more;      /* a byte changed in it; bytes appended */
     g2z_status status;
     const char *sentence;
   } cases[] = {
@@ -616,7 +618,7 @@ static void test_masks_refused(g2z_test *t) {
   data[2] = test_mask_data(t, path, &saved[2]);
   CHECK(t, data[0] != data[1] && data[1] != data[2] && data[0] != data[2]);
   CHECK(t, saved[0] == saved[1] && saved[1] == saved[2]);
-  for (int n = 36; n >= 0; n--) { /* cut anywhere */
+  for (int n = 36; n >= 0; n--) { /* truncated anywhere */
     CHECK(t, truncate(mask, n) == 0);
     test_loader_refuse(t, &config, G2Z_FORMAT, n > 3 ? "37: it was cut" : "is no mask");
   }
@@ -624,7 +626,7 @@ static void test_masks_refused(g2z_test *t) {
   test_loader_refuse(t, &config, G2Z_IO, "cannot read the mask");
   config.glob = kept;
   test_loader_refuse(t, &config, G2Z_UNSUPPORTED, "is the mask of a token shard: narrow the ");
-  /* No target counts: the first token is none, and training takes 16 of the other 19. */
+  /* No target counts: the first token is not a target, and training uses 16 of the other 19. */
   int32_t ids[20];
   for (int i = 0; i < 20; i++) ids[i] = i + (i == 0 || i > 16 ? 0 : G2Z_UNCOUNTED);
   config.glob = test_at(t, "none.bin");
@@ -641,7 +643,7 @@ static void test_masks_refused(g2z_test *t) {
   test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "one.bin: no shard has two tokens");
 }
 
-/* A mask that is cut while it is read, and one that goes while its shard is closed. */
+/* A mask that is truncated during reading, and one that is removed while its shard is closed. */
 static void test_masks_damage(g2z_test *t) {
   enum { T = 8, SHARDS = 130 };
   const int32_t *x, *y;
@@ -693,7 +695,7 @@ static void test_masks_no_memory(g2z_test *t) {
 
 /* ----- prompts and completions ------------------------------------------- */
 
-/* A stream of byte-level tokens, each with G2Z_UNCOUNTED where it is a prompt's. */
+/* A stream of byte-level tokens; prompt tokens carry G2Z_UNCOUNTED. */
 typedef struct test_pairs {
   int32_t ids[6000];
   size_t count;
@@ -703,7 +705,7 @@ static void test_pairs_add(test_pairs *p, const char *text, int32_t flag) {
   for (size_t i = p->count - strlen(text); i < p->count; i++) p->ids[i] += flag;
 }
 
-/* Documents of random lengths, also without a prompt or a completion: JSON lines, and tokens. */
+/* Documents of random lengths, some without a prompt or completion: as JSON lines and as tokens. */
 static void test_pairs_make(g2z_test *t, const char *path, int documents, const char *first,
                             const char *last, test_pairs *p) {
   uint32_t random = 5;
@@ -727,7 +729,7 @@ static void test_pairs_make(g2z_test *t, const char *path, int documents, const 
   if (file) fclose(file);
 }
 
-/* What a loader gives of shards of `each` tokens is the stream, on any rank, in any order. */
+/* A loader of shards of `each` tokens returns the stream, on any rank, in any order. */
 static void test_pairs_read(g2z_test *t, const char *glob, const test_pairs *p, size_t each,
                             int seq, int world, int rank) {
   g2z_loader_config config = test_loader_config(glob, 2, seq);
@@ -756,8 +758,8 @@ static void test_pairs_read(g2z_test *t, const char *glob, const test_pairs *p, 
   g2z_loader_free(loader);
 }
 
-/* From JSON lines to targets: prompts, completions and <|endoftext|> have the right bits, also
- * where a shard ends inside of a document. */
+/* From JSON lines to targets: prompts, completions and <|endoftext|> have the right bits, also if a
+ * shard ends inside a document. */
 static void test_prepare_masks(g2z_test *t) {
   static const test_prepare_case bad[] = {
       {"", "--out $D --field a, $D/d.jsonl", 1, "--field a,: give the name of a field, or two as "},

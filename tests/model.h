@@ -1,11 +1,11 @@
-/* Tests of the room model: golden values of another implementation, gradients against differences,
- * and whole models on a GPU against the same on the CPU. Tests that use private names of the
- * header: golden_*, finite_differences; "internals" stands above what writes such names. */
+/* Tests of the room model: golden values from another implementation, gradients against finite
+ * differences, and whole models on a GPU against the CPU. Tests that use private names of the
+ * header: golden_*, finite_differences; "internals" marks code that uses such names. */
 
 /* ----- golden values ------------------------------------------------------ */
 
 /* internals */
-/* The tensor `name` of a file of golden/; freed with free. */
+/* The tensor `name` of a file in golden/; freed with free. */
 static float *test_golden_of(g2z_test *t, const char *path, const char *name, size_t *count) {
   g2z__safetensors *file = NULL;
   float *values = NULL;
@@ -35,15 +35,16 @@ static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count)
   return tokens;
 }
 
-/* How far a type's results may be from those of fp32. Values are rounded where they are stored,
- * some thirty times between a token and its loss, each time by half a unit in the last place at
- * most and at random: sqrt(30) / 2 units of what they are, and three times that for the largest of
- * many. AdamW divides by a gradient's size, so a rounded gradient moves ten steps' losses by as
- * much again. tf32 rounds the inputs of products alone, to as many bits as fp16 has. */
+/* The allowed difference between a type's results and fp32's. Values are rounded when they are
+ * stored, about thirty times between a token and its loss. Each rounding errs at random by at most
+ * half a unit in the last place: sqrt(30) / 2 units in all, and three times that for the largest of
+ * many values. AdamW divides by a gradient's size, so a rounded gradient changes ten steps' losses
+ * by the same amount again. tf32 rounds only the inputs of products, to as many bits as fp16
+ * has. */
 typedef struct golden_bounds {
   g2z_device_kind device;
   g2z_dtype dtype;
-  double logits, loss, gradient, steps; /* the third is of a tensor's norm */
+  double logits, loss, gradient, steps; /* gradient: of a tensor's norm */
 } golden_bounds;
 
 static const golden_bounds golden_cpu = {G2Z_DEVICE_CPU, G2Z_FP32, 1e-5, 1e-5, 1e-4, 1e-4};
@@ -86,7 +87,7 @@ static void test_golden_forward_on(g2z_test *t, const golden_bounds *bounds, int
     CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 0, got));
     for (int i = 0; i < T * V; i++)
       worst = fmax(worst, fabs((double)got[i] - (double)want[b * T * V + i]));
-    float last[131]; /* the same row alone */
+    float last[131]; /* only this row */
     CHECK_OK(t, g2z_trainer_logits(tt.trainer, x + b * T, T, 1, last));
     /* On a GPU the order of a product's sums depends on its number of rows. */
     if (bounds->device == G2Z_DEVICE_CPU)
@@ -101,7 +102,7 @@ static void test_golden_forward_on(g2z_test *t, const golden_bounds *bounds, int
   test_trainer_close(&tt);
 }
 
-/* Calls `each` for all tensors of a plan, with their canonical begin. */
+/* Calls `each` for all tensors of a plan, with their canonical offset. */
 typedef void (*test_tensor)(g2z_test *t, void *user, const char *name, g2z_param param,
                             size_t canonical, size_t elements);
 static void test_tensors(g2z_test *t, const g2z_plan *plan, test_tensor each, void *user) {
@@ -118,9 +119,9 @@ static void test_tensors(g2z_test *t, const g2z_plan *plan, test_tensor each, vo
     }
 }
 
-/* The L2 error of a gradient against its norm. Adding a constant to every key of a head shifts all
- * scores of a query alike: the key bias has no gradient but rounding, which is held against the
- * norm of the bias's other two thirds. */
+/* The L2 error of a gradient relative to its norm. Adding a constant to every key of a head shifts
+ * all scores of a query alike, so the key bias has a zero gradient except for rounding. Its error
+ * is compared with the norm of the bias's other two thirds. */
 static void test_gradient_near(g2z_test *t, const char *name, const float *got, const float *want,
                                size_t count, double bound) {
   double error = 0, norm = 0;
@@ -136,7 +137,7 @@ static void test_gradient_near(g2z_test *t, const char *name, const float *got, 
 
 typedef struct golden_gradients {
   g2z_trainer *trainer;
-  double bound, scale;           /* scale: what the gradients are multiplied with */
+  double bound, scale;           /* scale: factor of the gradients */
 } golden_gradients;
 
 static void test_golden_gradient(g2z_test *t, void *user, const char *name, g2z_param param,
@@ -202,7 +203,8 @@ static void test_golden_forward(g2z_test *t) { test_golden_forward_on(t, &golden
 static void test_golden_gradients(g2z_test *t) { test_golden_gradients_on(t, &golden_cpu, 0); }
 static void test_golden_adamw(g2z_test *t) { test_golden_adamw_on(t, &golden_cpu, 0); }
 
-/* In each type, with the library's first choice of products, the clock's, and our own. */
+/* In each type, with the library's default choice of products, with the timed choice, and with our
+ * own. */
 static void test_cuda_golden(g2z_test *t) {
   CUDA_OR_SKIP(t);
   for (size_t i = 0; i < sizeof golden_gpu / sizeof *golden_gpu; i++)
@@ -219,12 +221,12 @@ static void test_cuda_golden(g2z_test *t) {
 typedef struct test_slopes {
   const g2z_train_config *config;
   float *weights;
-  int tensors;                   /* that have been looked at */
+  int tensors;                   /* tensors checked so far */
 } test_slopes;
 
 /* internals */
 /* Along a random direction d of norm 1: (loss(w + h d) - loss(w - h d)) / 2h against grad . d. The
- * loss has about 1e-7 of rounding: with h d of norm 2e-2 that is 1e-5 of slope. */
+ * loss has a rounding error of about 1e-7: if h d has norm 2e-2, that is 1e-5 of slope. */
 static void test_slope(g2z_test *t, void *user, const char *name, g2z_param param, size_t at,
                        size_t elements) {
   test_slopes *s = (test_slopes *)user;
@@ -264,11 +266,11 @@ static void test_slope(g2z_test *t, void *user, const char *name, g2z_param para
 }
 
 /* internals */
-/* A tensor whose gradient is not the slope of the loss, with dropout. */
+/* Fails if a tensor's gradient is not the slope of the loss, with dropout. */
 static void test_finite_differences(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 2, 32, 12, 61);
-  config.optimizer.lr = config.optimizer.min_lr = 0; /* a step measures and does not move */
-  config.dropout = 0.2f; /* keyed by the step: each trainer's first step draws the same mask */
+  config.optimizer.lr = config.optimizer.min_lr = 0; /* steps change no weight */
+  config.dropout = 0.2f; /* depends on the step: each trainer's first step draws one mask */
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
   test_slopes slopes = {&config, (float *)malloc(plan->parameters * sizeof(float)), 0};
   for (size_t i = 0; i < plan->parameters; i += 4) {
@@ -281,7 +283,7 @@ static void test_finite_differences(g2z_test *t) {
   free(slopes.weights);
 }
 
-/* No token sees a later one, in logits of any length. */
+/* No token sees a later token, in logits of any length. */
 static void test_causality(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 2, 32, 40, 61);
   test_trainer tt;
@@ -316,7 +318,7 @@ static void test_causality(g2z_test *t) {
 
 enum { CONFIGS = 64, CONFIGS_STEPS = 3, CONFIGS_TOKENS = 1024 };
 
-/* One of a list that ends with -1. */
+/* A pseudo-random element of a list that ends with -1. */
 static int test_pick(uint64_t *state, const int *list) {
   int count = 0;
   while (list[count] >= 0) count++;
@@ -324,7 +326,8 @@ static int test_pick(uint64_t *state, const int *list) {
   return list[(*state >> 33) % (uint64_t)count];
 }
 
-/* Number i of as many configs as one likes: shapes that tiles fit and that they do not. */
+/* Config number i of an endless list: shapes that are multiples of tiles and shapes that are
+ * not. */
 static g2z_train_config test_configs_at(int i) {
   static const int layers[] = {1, 1, 2, 3, -1}, heads[] = {1, 1, 2, 3, 4, 5, 6, -1};
   static const int sizes[] = {8, 16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 104, 120, 128, -1};
@@ -352,7 +355,7 @@ static g2z_train_config test_configs_at(int i) {
   return config;
 }
 
-/* What a config's steps leave: losses, norms, and the first step's gradients. */
+/* The results of a config's steps: losses, norms, and the first step's gradients. */
 typedef struct test_learnt {
   float loss[CONFIGS_STEPS], norm[CONFIGS_STEPS];
   float *grads;                  /* canonical, [parameters] */
@@ -363,7 +366,7 @@ static g2z_status test_configs_run(g2z_test *t, g2z_device_kind device, g2z_trai
   int32_t x[CONFIGS_TOKENS], y[CONFIGS_TOKENS];
   test_trainer tt;
   g2z_report report;
-  if (device == G2Z_DEVICE_CPU) { /* which has no graphs; the judge is fp32 */
+  if (device == G2Z_DEVICE_CPU) { /* a CPU has no graphs; the reference is fp32 */
     config.graph = 0;
     config.dtype = G2Z_FP32;
   }
@@ -397,12 +400,12 @@ static void test_both_near(g2z_test *t, void *user, const char *name, g2z_param 
 }
 
 /* Random configs against the CPU in fp32: each tensor's gradient, and the losses and norms of three
- * steps. The bounds are those of golden_bounds' comment: a relative error of 3 sqrt(30) / 2 units
- * in the last place for a tensor of one micro-step; fp32's sums run in another order, over up to
- * 65,536 terms. G2Z_TEST_CONFIGS tries more configs. */
+ * steps. The bounds follow golden_bounds' comment: a relative error of 3 sqrt(30) / 2 units in the
+ * last place for a tensor of one micro-step. fp32 sums have another order, with up to 65,536 terms.
+ * G2Z_TEST_CONFIGS sets the number of configs. */
 static void test_cuda_gradients(g2z_test *t) {
   CUDA_OR_SKIP(t);
-  static const double bounds[] = {2e-5, 8e-3, 8e-3, 6e-2}; /* by i % 4, as the types */
+  static const double bounds[] = {2e-5, 8e-3, 8e-3, 6e-2}; /* by i % 4, like the types */
   const char *wanted = getenv("G2Z_TEST_CONFIGS");
   for (int i = 0; i < (wanted ? atoi(wanted) : CONFIGS); i++) {
     g2z_train_config config = test_configs_at(i);
@@ -431,7 +434,7 @@ static void test_cuda_gradients(g2z_test *t) {
 
 enum { RESUME_STEPS = 12, RESUME_TOKENS = 4 * 128, RESUME_CASES = 20 };
 
-/* Stages 0 to 3 and dp, in fp16 and bf16, with graphs and without, over each transport. */
+/* Stages 0 to 3 and dp, in fp16 and bf16, with and without graphs, over each transport. */
 static g2z_train_config resume_config(int index) {
   g2z_train_config config = test_config_of(3, 4, 256, 128, 1003);
   int column = index % 5;
@@ -448,7 +451,7 @@ static g2z_train_config resume_config(int index) {
   return config;
 }
 
-/* Steps first..last - 1; losses[s] and norms[s] of each. */
+/* Runs steps first..last - 1; stores the loss and norm of each. */
 static g2z_status resume_steps(g2z_trainer *trainer, int first, int last, float (*out)[2]) {
   int32_t x[2 * RESUME_TOKENS], y[2 * RESUME_TOKENS];
   g2z_status status = G2Z_OK;
@@ -465,7 +468,7 @@ static g2z_status resume_steps(g2z_trainer *trainer, int first, int last, float 
   return status;
 }
 
-/* The weights, and a trainer that is no more. */
+/* Reads the weights and frees the trainer. */
 static g2z_status resume_end(g2z_trainer *trainer, g2z_status status, float *weights) {
   if (status == G2Z_OK)
     status = g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, trainer->plan->parameters, weights);
@@ -473,8 +476,8 @@ static g2z_status resume_end(g2z_trainer *trainer, g2z_status status, float *wei
   return status;
 }
 
-/* resume DEVICE DIRECTORY: for each case one training that saves in the middle, one that goes on
- * from there, and one from the beginning, both with the first one's tuning table. */
+/* resume DEVICE DIRECTORY: for each case a training that saves in the middle, one that resumes
+ * there, and one from the start; the last two use the first one's tuning table. */
 static int rank_resume(int argc, char **argv) {
   g2z_services services;
   g2z_context *context = NULL;

@@ -1,12 +1,11 @@
-/* Faults on purpose. G2Z_MUTANT=NAME breaks one thing in every device and communicator that a test
- * opens: ops and collectives are tables, so a wrapped entry calls the real one and changes what
- * goes in or what comes out. G2Z_MUTANT_DEVICE, "cpu" or "cuda", says in which backend.
- * tests/mutants.sh runs against each mutant the tests that its row names; one that passes all of
- * them is a hole in the tests. All changes may be recorded in a graph: they are copies and zeros in
- * the device's queue. */
+/* Deliberate faults. G2Z_MUTANT=NAME breaks one thing in every device and communicator that a test
+ * opens. Ops and collectives are tables of functions: a wrapped entry calls the real one and
+ * changes its inputs or outputs. G2Z_MUTANT_DEVICE, "cpu" or "cuda", selects the backend. For each
+ * mutant, tests/mutants.sh runs the tests in its row; a mutant that passes all of them shows a gap
+ * in the tests. A graph can record all changes: they are copies and zeros in the device's queue. */
 
-/* Columns: the name; what is wrong; the tests that could see it on a CPU, and on a GPU. A GPU's list
- * begins with types in brackets if it has that fault in these types alone. */
+/* Columns: the name; the fault; the tests that should catch it on a CPU, and on a GPU. A GPU's list
+ * begins with types in brackets if the fault exists only in these types. */
 #define MUTANT_LIST(X)                                                                             \
   X(embed_last_row, "the last token's embedding is zero",                                          \
     "ops_embedding golden_forward", "cuda_embed cuda_golden")                                      \
@@ -155,7 +154,7 @@ static const struct { const char *name, *about, *tests[2]; } mutants[] = {
 #undef X
 };
 
-/* The mutant that this process has for a kind of device. */
+/* This process's mutant for a kind of device. */
 static mutant mutant_of(g2z_device_kind kind) {
   const char *name = getenv("G2Z_MUTANT"), *device = getenv("G2Z_MUTANT_DEVICE");
   if (!name || !device || strcmp(device, g2z_device_text(kind)) != 0) return MUTANT_NONE;
@@ -165,7 +164,7 @@ static mutant mutant_of(g2z_device_kind kind) {
   exit(2);
 }
 
-/* A table whose entries are wrapped; the real one is behind it. */
+/* A table with wrapped entries, and the real one. */
 typedef struct mutated {
   g2z_ops ops;
   const g2z_ops *right;
@@ -197,7 +196,7 @@ static g2z_status mutant_copy(g2z_device *device, void *to, const void *from, si
   return G2Z_OK;
 }
 
-/* Elements [at, at + count) of type `dtype` become those from `from` on. */
+/* Replaces elements [at, at + count) of type `dtype` by the elements at `from`. */
 static g2z_status mutant_move(g2z_device *device, g2z_dtype dtype, void *to, size_t at, size_t from,
                               size_t count) {
   size_t size = mutant_bytes(device, dtype);
@@ -221,7 +220,7 @@ static g2z_status mutant_zero(g2z_device *device, g2z_dtype dtype, void *to, siz
   return G2Z_OK;
 }
 
-/* Dropout with another key, in `other`. */
+/* Dropout with another key, stored in `other`. */
 static const g2z_dropout *mutant_key(const g2z_dropout *dropout, g2z_dropout *other) {
   if (!dropout) return NULL;
   *other = *dropout;
@@ -459,10 +458,10 @@ static g2z_status mutant_adamw(g2z_device *device, const g2z_update *update, siz
   if (IS(device, adamw_decay)) config.weight_decay = 0;
   if (IS(device, adamw_moments)) other.m = update->v, other.v = update->m;
   if (IS(device, adamw_range) && end > begin) end--;
-  if (IS(device, adamw_correction)) { /* of a step so late that there is nothing to correct */
+  if (IS(device, adamw_correction)) { /* a late step needs no correction */
     if (!m->state) G2Z__TRY(m->right->allocate(device, sizeof *m->state, (void **)&m->state));
     G2Z__TRY(mutant_copy(device, m->state, update->state, sizeof *m->state));
-    /* A loss scale's bits, such as 0x44800000, are a large number of steps. */
+    /* The bits of a loss scale, such as 0x44800000, read as a huge number of steps. */
     G2Z__TRY(mutant_copy(device, &m->state->applied, &m->state->loss_scale, sizeof(float)));
     other.state = m->state;
   }
@@ -505,11 +504,11 @@ typedef struct mutated_comm {
   g2z_collectives ops;
   const g2z_collectives *right;
   mutant is;
-  int seen;                      /* calls of the kind that is broken */
+  int seen;                      /* calls so far of the broken kind */
 } mutated_comm;
 
 static g2z_status mutant_play(g2z_comm *comm, const g2z_call *call) {
-  enum { WHICH = 7 };            /* the call that is left out once */
+  enum { WHICH = 7 };            /* the call that is skipped once */
   mutated_comm *m = (mutated_comm *)comm->ops;
   g2z_call other = *call;
   int gathers = call->kind == G2Z_CALL_GATHER, reduces = call->kind == G2Z_CALL_REDUCE;
@@ -555,7 +554,7 @@ static void mutate_comm(g2z_comm *comm) {
 #undef RIGHT
 #undef IS
 
-/* g2z_trainer_create, with the mutant of this process. */
+/* g2z_trainer_create, then applies the process's mutant. */
 static g2z_status test_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out) {
   g2z_status status = g2z_trainer_create(context, config, out);
@@ -565,7 +564,7 @@ static g2z_status test_trainer_create(g2z_context *context, const g2z_train_conf
   return G2Z_OK;
 }
 
-/* g2z_model_open, the same. */
+/* g2z_model_open, then applies it too. */
 static g2z_status test_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
                                   g2z_model **out) {
   g2z_status status = g2z_model_open(context, directory, dtype, out);
@@ -573,7 +572,7 @@ static g2z_status test_model_open(g2z_context *context, const char *directory, g
   return status;
 }
 
-/* A line for each: its name, its tests on a CPU, its tests on a GPU, and what is wrong. */
+/* Prints one line per mutant: name, tests on a CPU, tests on a GPU, and the fault. */
 static void mutants_print(void) {
   for (int i = 1; i < MUTANT_COUNT; i++)
     printf("%s:%s:%s:%s\n", mutants[i].name, mutants[i].tests[0], mutants[i].tests[1],

@@ -1,12 +1,12 @@
-/* Tests of the CPU's op table against naive references in double, and of what a host's device says
- * about itself. Tests that use private names of the header: cgroup_memory; "internals"
- * stands above what writes such names. */
+/* Tests of the CPU's op table against naive references in double, and of the properties that a
+ * host's device reports. Tests that use private names of the header: cgroup_memory; "internals"
+ * marks code that uses such names. */
 
 /* ----- >>10 ops: the CPU's table against naive references in double --------
- * Every buffer stands between guard values. Sizes leave tails in every block, and each op has one
- * that is worth several threads. A bound is a number of fp32 roundings of the sum of the terms'
- * magnitudes, and for 16-bit types one unit in the last place of the result on top: where the
- * reference is close to a tie, either neighbour is right. */
+ * Every buffer lies between guard values. Sizes leave tails in every block, and each op has a size
+ * that uses several threads. A bound is a number of fp32 roundings of the sum of the terms'
+ * magnitudes; 16-bit types get one more unit in the last place of the result, since either
+ * neighbour is right if the reference is close to a tie. */
 
 #define OPS_GUARD 16
 #define OPS_BLOCKS 128
@@ -20,13 +20,13 @@ typedef struct ops_env {
   int counts[OPS_BLOCKS];
   int used;
   uint32_t seed;
-  g2z_step_state state; /* of the step whose ops run */
+  g2z_step_state state; /* for the step of these ops */
   g2z_dropout dropout;
 } ops_env;
 
 #define OPS_RUN(e, op, ...) CHECK_OK((e)->t, (e)->ops->op((e)->device, __VA_ARGS__))
 
-static uint64_t ops_hash; /* of all buffers since a test set it */
+static uint64_t ops_hash; /* of all buffers since the test reset it */
 
 static void ops_open(ops_env *e, g2z_test *t, g2z_dtype dtype, g2z_dtype grad) {
   memset(e, 0, sizeof *e);
@@ -53,11 +53,11 @@ static float *ops_filled(ops_env *e, int count, float value) {
   return block + OPS_GUARD;
 }
 
-/* An output in which nothing is right yet. */
+/* An output that holds no right value yet. */
 static float *ops_output(ops_env *e, int count) { return ops_filled(e, count, 777); }
 
-/* An input: numbers of the device's type in [-scale, scale), which are multiples of scale / 2048,
- * so that each is exact in fp16 when scale is a power of two. */
+/* An input: multiples of scale / 2048 in [-scale, scale), in the device's type, so that each is
+ * exact in fp16 if scale is a power of two. */
 static float *ops_random(ops_env *e, int count, float scale) {
   float *x = ops_filled(e, count, 0);
   for (int i = 0; i < count; i++) {
@@ -67,7 +67,7 @@ static float *ops_random(ops_env *e, int count, float scale) {
   return x;
 }
 
-/* For references. The guard keeps malloc's alignment, which is enough for double. */
+/* Memory for references. The guard keeps malloc's alignment, which suffices for double. */
 static double *ops_doubles(ops_env *e, int count) {
   return (double *)(void *)ops_filled(e, 2 * count, 0);
 }
@@ -101,7 +101,7 @@ static void ops_each(g2z_test *t, void (*run)(ops_env *e, const int *size), cons
     }
 }
 
-/* The distance between neighbours of x in a type; 0 for fp32, where bounds say it all. */
+/* The distance between x's neighbours in a type; 0 for fp32, where the other bound is enough. */
 static double ops_ulp(g2z_dtype dtype, double x) {
   if (dtype != G2Z_FP16 && dtype != G2Z_BF16) return 0;
   int exponent;
@@ -110,8 +110,8 @@ static double ops_ulp(g2z_dtype dtype, double x) {
   return ldexp(1.0, (exponent < -13 ? -13 : exponent) - 11);
 }
 
-/* got = want within `roundings` fp32 roundings of `size` (NULL: of |want|), and a ulp of the type;
- * and every value is one of the type. Reports the worst element only. */
+/* got = want within `roundings` fp32 roundings of `size` (NULL: of |want|) plus a ulp of the type,
+ * and every value is representable. Reports only the worst element. */
 static void ops_expect(ops_env *e, const char *what, const float *got, const double *want,
                        const double *size, int count, g2z_dtype dtype, double roundings) {
   double worst = 0;
@@ -120,7 +120,7 @@ static void ops_expect(ops_env *e, const char *what, const float *got, const dou
     double bound = roundings * ldexp(size ? size[i] : fabs(want[i]), -24) +
                    ops_ulp(dtype, want[i]) + 1e-37;
     double ratio = fabs((double)got[i] - want[i]) / bound;
-    if (!(ratio <= worst)) worst = ratio, at = i; /* NaN sticks */
+    if (!(ratio <= worst)) worst = ratio, at = i; /* NaN stays the worst */
     if (g2z__round(dtype, got[i]) != got[i]) of_type = 0;
     if (worst != worst) break;
   }
@@ -131,11 +131,11 @@ static void ops_expect(ops_env *e, const char *what, const float *got, const dou
   if (!of_type) test_fail(e->t, __FILE__, __LINE__, "%s: not rounded to its type", what);
 }
 
-/* The bound of a blocked sum of n terms: its roundings walk at random, so about sqrt(n) of them
- * remain; four times that has never been seen. */
+/* The bound of a blocked sum of n terms. Roundings add up like a random walk, so about sqrt(n) of
+ * them remain; four times that has never been observed. */
 static double ops_walk(int n) { return 4 + 4 * sqrt((double)n); }
 
-/* What a result and its magnitudes are added to: 0, or where the op adds, `before`. */
+/* Initial values of a result and of its magnitudes: 0, or `before` if the op adds. */
 static void ops_begin(double *sum, double *size, const float *before, int count) {
   for (int i = 0; i < count; i++) {
     sum[i] = before ? (double)before[i] : 0;
@@ -155,7 +155,7 @@ static void ops_product(double *c, double *size, const float *a, int ar, int ac,
       }
 }
 
-/* got[C] is the sum of the rows of x[N,C], added to `before` unless that is NULL. */
+/* got[C] is the sum of x[N,C]'s rows, plus `before` unless it is NULL. */
 static void ops_expect_sums(ops_env *e, const char *what, const float *got, const float *x,
                             const float *before, int N, int C) {
   double *sum = ops_doubles(e, C), *size = ops_doubles(e, C);
@@ -171,7 +171,7 @@ static g2z_write ops_write(const float *before) {
   return before ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
 }
 
-/* The dropout of this step in sequences of `seq` rows; NULL without one. */
+/* This step's dropout for sequences of `seq` rows; NULL without dropout. */
 static const g2z_dropout *ops_dropout(ops_env *e, float probability, int seq) {
   g2z_dropout *d = &e->dropout;
   d->probability = probability;
@@ -184,7 +184,7 @@ static const g2z_dropout *ops_dropout(ops_env *e, float probability, int seq) {
   return probability > 0 ? d : NULL;
 }
 
-/* Dropout's factor by its definition in the header. */
+/* Dropout's factor as the header defines it. */
 static double ops_factor(const g2z_dropout *d, int b, int element) {
   if (!d) return 1;
   uint32_t counter[4], bits[4];
@@ -196,14 +196,14 @@ static double ops_factor(const g2z_dropout *d, int b, int element) {
   return g2z_uniform(bits[element % 4]) >= d->probability ? 1.0 / (1.0 - d->probability) : 0.0;
 }
 
-/* The factor of element i of rows of C channels: elements are counted within their sequence. */
+/* The factor of element i of rows of C channels; elements are numbered within their sequence. */
 static double ops_row_factor(const g2z_dropout *d, int i, int C) {
   return d ? ops_factor(d, i / (d->seq * C), i % (d->seq * C)) : 1;
 }
 
 /* ----- rounding and devices --------------------------------------------- */
 
-/* The value of 16 bits, computed without any rounding. */
+/* The value of 16 bits, computed without rounding. */
 static double ops_decode(g2z_dtype dtype, uint32_t bits) {
   int fraction = dtype == G2Z_FP16 ? 10 : 7, bias = dtype == G2Z_FP16 ? 15 : 127;
   int exponent = (int)((bits & 0x7fffu) >> fraction);
@@ -224,7 +224,7 @@ static void test_ops_round(g2z_test *t) {
         double low = ops_decode(dtype, bits | (sign ? 0x8000u : 0u));
         double high = ops_decode(dtype, (bits + 1) | (sign ? 0x8000u : 0u));
         double even = bits & 1 ? high : low;
-        /* Past the largest value stands infinity, where the next one would be. */
+        /* After the largest value comes infinity. */
         double top = bits == largest ? (sign ? -INFINITY : INFINITY) : high;
         if (bits == largest) even = top;
         float middle = (float)((low + high) / 2);
@@ -247,7 +247,7 @@ static void test_ops_round(g2z_test *t) {
   CHECK(t, g2z__round(G2Z_FP32, 0.1f) == 0.1f && g2z__round(G2Z_TF32, 0.1f) == 0.1f);
 }
 
-/* Formats of 8 bits. `most` is the largest number's. */
+/* 8-bit formats. `most` encodes the largest number. */
 typedef struct ops_narrow_format {
   int fraction, bias, most;
   float (*round)(float x);
@@ -295,21 +295,21 @@ static void test_ops_8_bits(g2z_test *t) {
 }
 
 /* internals */
-/* What control groups leave of a machine with 1000 bytes, 700 of them free. */
+/* The memory that control groups allow on a machine with 1000 bytes, 700 of them free. */
 static void test_cgroup_memory(g2z_test *t) {
   static const struct { const char *files[12]; size_t free_bytes, total_bytes; } cases[] = {
       {{NULL}, 700, 1000},                                       /* no Linux, or no groups */
       {{"proc/self/cgroup", "0::/\n"}, 700, 1000},               /* the root group has no limit */
-      {{"proc/self/cgroup", "0::/a/b\n",                         /* its own; pages of files */
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* its own limit; file pages */
         "sys/fs/cgroup/a/b/memory.max", "600\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
         "sys/fs/cgroup/a/b/memory.stat", "anon 7\ninactive_file 50\nactive_file 60\n"}, 150, 600},
-      {{"proc/self/cgroup", "0::/a/b\n",                         /* one above is tighter */
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* a tighter one above */
         "sys/fs/cgroup/a/b/memory.max", "max\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
         "sys/fs/cgroup/a/memory.max", "900\n", "sys/fs/cgroup/a/memory.current", "650\n"}, 250,
        900},
       {{"proc/self/cgroup", "0::/a\n", "sys/fs/cgroup/a/memory.max", "900\n",
         "sys/fs/cgroup/memory.max", "800\n", "sys/fs/cgroup/memory.current", "10\n"}, 700, 800},
-      {{"proc/self/cgroup", "0::/../../elsewhere\n",         /* a container's own is the mount */
+      {{"proc/self/cgroup", "0::/../../elsewhere\n",         /* a container's group is the mount */
         "sys/fs/cgroup/memory.max", "300\n", "sys/fs/cgroup/memory.current", "310\n"}, 0, 300},
       {{"proc/self/cgroup", "9:name=systemd:/\n4:memory:/docker/x\n1:cpu:/a\n0::/\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes", "400\n",
@@ -335,7 +335,7 @@ static void test_cgroup_memory(g2z_test *t) {
     g2z__cgroup_memory(root, &free_bytes, &total_bytes);
     CHECK(t, free_bytes == cases[i].free_bytes && total_bytes == cases[i].total_bytes);
   }
-  /* Where this process has a limit, what the device tells is held against it. */
+  /* If this process has a limit, the device's figures respect it. */
   size_t free_bytes, total_bytes, limited_free = SIZE_MAX, limited_total = SIZE_MAX;
   CHECK_OK(t, g2z_device_memory(&t->services, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
   g2z__cgroup_memory("", &limited_free, &limited_total);
@@ -343,9 +343,9 @@ static void test_cgroup_memory(g2z_test *t) {
 }
 
 /* internals */
-/* Peak rates go by the whole name: a variant, another chip and a part of a GPU have other rates. */
+/* Peak rates need the whole name: a variant, another chip or a part of a GPU has another rate. */
 static void test_ops_peaks(g2z_test *t) {
-  static const struct { const char *name; double half, single; } cases[] = { /* 0: not known */
+  static const struct { const char *name; double half, single; } cases[] = { /* 0: unknown */
       {"NVIDIA H100 80GB HBM3", 989.4, 66.9}, {"NVIDIA H100 PCIe", 756.5, 51.2},
       {"NVIDIA H100 NVL", 835.5, 60},         {"NVIDIA H200", 989.4, 66.9},
       {"NVIDIA H200 NVL", 835.5, 60},         {"NVIDIA GH200 480GB", 989.4, 66.9},
@@ -370,7 +370,7 @@ static void test_ops_peaks(g2z_test *t) {
   CHECK(t, isnan(g2zr_peak_flops("Tesla T4", G2Z_TF32))); /* it has no tf32 */
 }
 
-/* Who promises GPUs to a process that sees none. */
+/* The error for a process that sees no GPU names the variable that promises GPUs. */
 static void test_device_missing(g2z_test *t) {
   static const char *const names[] = {"SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES",
                                       "NVIDIA_VISIBLE_DEVICES"};
@@ -407,7 +407,7 @@ static void test_ops_device(g2z_test *t) {
       {G2Z_TF32, G2Z_TF32, G2Z_UNSUPPORTED, "--dtype fp32"},
       {G2Z_FP16, G2Z_BF16, G2Z_BAD_ARGUMENT, "gradients"},
       {(g2z_dtype)9, G2Z_FP32, G2Z_BAD_ARGUMENT, "type 9"},
-      {G2Z_FP32, G2Z_FP32, G2Z_NO_MEMORY, NULL}}; /* the last: its allocation fails */
+      {G2Z_FP32, G2Z_FP32, G2Z_NO_MEMORY, NULL}}; /* the last one's allocation fails */
   g2z_services *s = &t->services;
   g2z_device *device;
   size_t free_bytes, total_bytes;
@@ -422,7 +422,7 @@ static void test_ops_device(g2z_test *t) {
   CHECK_OK(t, g2z_device_memory(s, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
   CHECK(t, free_bytes >= 1 << 20 && free_bytes <= total_bytes);
   CHECK_OK(t, g2z_device_create(s, G2Z_DEVICE_CPU, G2Z_BF16, G2Z_FP32, &device));
-  CHECK_OK(t, g2z__tuning_read(device, "")); /* its own, and a GPU's */
+  CHECK_OK(t, g2z__tuning_read(device, "")); /* its own, empty; a GPU's */
   CHECK_OK(t, g2z__tuning_read(device, "gpt2_zero tuning 3, cuBLASLt 1, 2 SMs, x\n1 2\n"));
   CHECK_STATUS(t, g2z__tuning_read(device, "gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\n"),
                G2Z_FORMAT, s, "begins with \"gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\"");
@@ -453,8 +453,8 @@ static void test_ops_device(g2z_test *t) {
 
 /* ----- 8 bits ------------------------------------------------------------ */
 
-/* rows[n,C] in 8 bits with a scale, or with 0 each row with the largest power of two that keeps it
- * in range. */
+/* rows[n,C] in 8 bits. The scale is `fixed`, or if that is 0, for each row the largest power of two
+ * that keeps it in range. */
 static float *ops_narrow(ops_env *e, const ops_narrow_format *f, const float *rows, int n, int C,
                          double fixed) {
   float *out = ops_output(e, n * C);
@@ -481,7 +481,7 @@ static double ops_gelu(double x) {
   return x / (1 + exp(-2 * sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
 }
 
-/* By its definition as a derivative: a central difference in double is exact to 1e-10. */
+/* GELU's slope as a central difference, which in double is exact to 1e-10. */
 static double ops_gelu_slope(double x) {
   return (ops_gelu(x + 1e-5) - ops_gelu(x - 1e-5)) / 2e-5;
 }
@@ -501,9 +501,9 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   OPS_RUN(e, linear_fwd, y, NULL, NULL, x, narrow, w, bias, NULL, NULL, N, I, O);
   ops_expect(e, "linear_fwd", y, want, size, n, e->dtype, ops_walk(I));
 
-  /* The exponent of the sigmoid is off by 3 roundings of 2u, and u is below 6 where it matters. In
-   * fp32 GELU's input is what was just stored; else it is only known as far as its sum is, with
-   * slopes below 1.13 and their own below 1. */
+  /* The sigmoid's exponent is off by 3 roundings of 2u, and u is below 6 where it matters. GELU's
+   * input is known exactly in fp32, where it was just stored. In other types it has the error of
+   * its sum. GELU's slope is below 1.13, and the slope's own slope is below 1. */
   for (int i = 0; i < n; i++) {
     double input = known ? (double)y[i] : want[i];
     more[i] = ops_gelu(input);
@@ -517,7 +517,7 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   ops_expect(e, "its slope", slope, slopes, slope_size, n, e->dtype, 60 + input_error);
 
   for (int i = 0; i < n; i++) size[i] += fabs((double)residual[i]);
-  for (int drop = 0; drop < 2; drop++) { /* rows past the second sequence are a third one */
+  for (int drop = 0; drop < 2; drop++) { /* the rows after two sequences form a third */
     const g2z_dropout *d = ops_dropout(e, drop ? 0.3f : 0, N > 3 ? N / 2 : 1);
     for (int i = 0; i < n; i++)
       more[i] = want[i] * ops_row_factor(d, i, O) + (double)residual[i];
@@ -566,7 +566,8 @@ static void ops_linear_fp8(ops_env *e, const int *shape) {
 }
 
 static void test_ops_linear(g2z_test *t) {
-  /* One of everything; smaller than a kernel; past every block: 288 rows, 192 deep, 128 across. */
+  /* One of everything; smaller than a kernel; beyond every block: 288 rows, 192 deep, 128
+   * across. */
   static const int shapes[4][4] = {{1, 1, 1}, {5, 24, 16}, {37, 401, 133}, {301, 136, 264}};
   ops_each(t, ops_linear_forward, shapes, 4);
   ops_each(t, ops_linear_fp8, shapes, 4);
@@ -575,7 +576,7 @@ static void test_ops_linear(g2z_test *t) {
 
 /* ----- LayerNorm -------------------------------------------------------- */
 
-typedef struct ops_norm { /* a LayerNorm and what its forward pass is to leave */
+typedef struct ops_norm { /* a LayerNorm and the expected results of its forward pass */
   int N, C;
   float *x, *w, *mean, *rstd;
   double *means, *rstds;
@@ -590,7 +591,7 @@ static ops_norm ops_layernorm_forward(ops_env *e, int N, int C) {
   l.means = ops_doubles(e, N), l.rstds = ops_doubles(e, N);
   float *b = ops_random(e, C, 1), *y = ops_output(e, n);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n);
-  for (int i = 0; i < n; i++) l.x[i] = g2z__round(e->dtype, l.x[i] + 3); /* a mean to take out */
+  for (int i = 0; i < n; i++) l.x[i] = g2z__round(e->dtype, l.x[i] + 3); /* a mean to remove */
   for (int r = 0; r < N; r++) {
     const float *x = l.x + r * C;
     double m = 0, variance = 0;
@@ -610,7 +611,7 @@ static ops_norm ops_layernorm_forward(ops_env *e, int N, int C) {
   return l;
 }
 
-/* Adds to dres and dw what they get from dy. */
+/* Adds dy's contribution to dres and dw. */
 static void ops_layernorm_gradients(const ops_norm *l, const float *dy, double *dres,
                                     double *dres_size, double *dw, double *dw_size) {
   int C = l->C;
@@ -659,7 +660,7 @@ static void ops_layernorm(ops_env *e, const int *shape) {
     for (int i = 0; i < n; i++) want[i] = d ? (double)dres[i] * ops_row_factor(d, i, C) : 777;
     ops_expect(e, "layernorm_bwd's dropped", dropped, want, NULL, n, d ? e->dtype : G2Z_FP32, 4);
   }
-  /* The first LayerNorm has no projection before it: no dbias, and nobody asks what is dropped. */
+  /* The first LayerNorm follows no projection: no dbias, and no use for `dropped`. */
   OPS_RUN(e, layernorm_bwd, plain, NULL, dw, db, NULL, dy, l.x, l.w, l.mean, l.rstd, G2Z_OVERWRITE,
           G2Z_OVERWRITE, d, N, C);
   CHECK(e->t, memcmp(plain, dres, (size_t)n * sizeof *dres) == 0);
@@ -672,7 +673,7 @@ static void test_ops_layernorm(g2z_test *t) {
 
 /* ----- attention -------------------------------------------------------- */
 
-/* out[B,T,C], lse[B,NH,T] and out's sums of magnitudes, from the definition. */
+/* out[B,T,C], lse[B,NH,T] and out's sums of magnitudes, by the definition. */
 static void ops_attention(double *out, double *size, double *lse, const double *qkv,
                           const g2z_dropout *d, int B, int T, int C, int NH) {
   int HS = C / NH;
@@ -703,7 +704,7 @@ static void ops_attention(double *out, double *size, double *lse, const double *
   free(p);
 }
 
-/* The gradient by the chain rule, with the lse and out that the op is given. */
+/* The gradient by the chain rule, from the lse and out that the op receives. */
 static void ops_attention_back(double *dqkv, double *size, const float *dout, const float *out,
                                const float *lse, const double *qkv, const g2z_dropout *dropout,
                                int B, int T, int C, int NH) {
@@ -744,8 +745,8 @@ static void ops_attention_with(ops_env *e, const int *shape, const g2z_dropout *
   for (int i = 0; i < 3 * n; i++) exact[i] = (double)qkv[i];
   ops_attention(want, size, lses, exact, d, B, T, C, NH);
   OPS_RUN(e, attention_fwd, out, NULL, lse, qkv, d, B, T, C, NH);
-  /* A score is a sum of HS terms of up to 4 / sqrt(HS), and its error is one of the exponent: it
-   * scales the result by as many roundings. */
+  /* A score is a sum of HS terms of up to 4 / sqrt(HS). Its error is an error of the exponent, so
+   * it scales the result by that number of roundings. */
   double roundings = 8 * sqrt((double)(C / NH)) + ops_walk(T);
   ops_expect(e, "attention_fwd", out, want, size, n, e->dtype, roundings);
   for (int i = 0; i < rows; i++) size[i] = 4 + fabs(lses[i]);
@@ -771,14 +772,14 @@ static void ops_attention_at(ops_env *e, const int *shape) {
 }
 
 static void test_ops_attention(g2z_test *t) {
-  /* Past the blocks of 64 queries and 48 keys; heads that fill no kernel, and the largest. */
+  /* Beyond the blocks of 64 queries and 48 keys; heads smaller than a kernel, and the largest. */
   static const int shapes[5][4] = {{1, 1, 8, 1}, {2, 5, 48, 2}, {1, 67, 128, 2}, {2, 149, 24, 3},
                                    {3, 97, 128, 1}};
   ops_each(t, ops_attention_at, shapes, 5);
 }
 
-/* Scores of up to 3,000: softmax must subtract the maximum before it exponentiates, and masked
- * keys, however large, must not be seen. */
+/* Scores of up to 3,000: softmax must subtract the maximum before it exponentiates, and must ignore
+ * masked keys, however large. */
 static void test_ops_attention_range(g2z_test *t) {
   enum { T = 130, C = 16, N = T * C };
   ops_env e;
@@ -787,7 +788,7 @@ static void test_ops_attention_range(g2z_test *t) {
   float *lse = ops_output(&e, T), *again = ops_output(&e, N);
   double *want = ops_doubles(&e, N), *size = ops_doubles(&e, N), *lses = ops_doubles(&e, T);
   double *exact = ops_doubles(&e, 3 * N);
-  for (int i = 0; i < 3 * N; i++) exact[i] = qkv[i] = rintf(qkv[i]); /* so that scores are exact */
+  for (int i = 0; i < 3 * N; i++) exact[i] = qkv[i] = rintf(qkv[i]); /* scores are exact */
   OPS_RUN(&e, attention_fwd, out, NULL, lse, qkv, NULL, 1, T, C, 1);
   ops_attention(want, size, lses, exact, NULL, 1, T, C, 1);
   for (int i = 0; i < N; i++) size[i] = 32;
@@ -811,7 +812,7 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
   double *want = ops_doubles(e, n), *sums = ops_doubles(e, words + places);
   double *sizes = ops_doubles(e, words + places);
   const g2z_dropout *d = ops_dropout(e, T > 1 ? 0.5f : 0, T);
-  for (int i = 0; i < B * T; i++) tokens[i] = (i * i + 3) % V; /* some several times, some never */
+  for (int i = 0; i < B * T; i++) tokens[i] = (i * i + 3) % V; /* repeated and missing tokens */
   for (int i = 0; i < n; i++) {
     double sum = (double)wte[tokens[i / C] * C + i % C] + (double)wpe[i % (T * C)];
     want[i] = sum * ops_row_factor(d, i, C);
@@ -822,7 +823,7 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
     const float *old = mode ? before + words : NULL;
     memcpy(dwte, before, (size_t)words * sizeof *dwte);
     memcpy(dwpe, before + words, (size_t)places * sizeof *dwpe);
-    ops_begin(sums, sizes, before, words); /* dwte always adds, dwpe by mode */
+    ops_begin(sums, sizes, before, words); /* dwte always adds; dwpe: mode */
     ops_begin(sums + words, sizes + words, old, places);
     for (int i = 0; i < n; i++) {
       double g = (double)dout[i] * ops_row_factor(d, i, C);
@@ -836,13 +837,13 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
     ops_expect(e, "embed_bwd's dwte", dwte, sums, sizes, words, G2Z_FP32, ops_walk(B * T));
     ops_expect(e, "embed_bwd's dwpe", dwpe, sums + words, sizes + words, T * C, e->grad,
                ops_walk(B));
-    /* Rows past the sequence length belong to longer sequences. */
+    /* Rows beyond the sequence length belong to longer sequences. */
     CHECK(e->t, memcmp(dwpe + T * C, before + words + T * C, (size_t)(2 * C) * sizeof(float)) == 0);
   }
   free(tokens);
 }
 
-/* The rows of all tokens, added to a part of wte's gradient: to what lies in it alone. */
+/* All tokens' rows, added to a part of wte's gradient: only inside of it. */
 static void ops_embedding_add(ops_env *e, int N, int C, int V, int first, int count) {
   int words = V * C;
   float *rows = ops_random(e, N * C, 1), *grads = ops_random(e, words, 4);
@@ -873,7 +874,7 @@ static void ops_embedding_at(ops_env *e, const int *shape) {
   int N = shape[0] * shape[1], C = shape[2], V = shape[3];
   ops_embedding(e, shape[0], shape[1], C, V);
   ops_embedding_add(e, N, C, V, 0, C * V);
-  ops_embedding_add(e, N, C, V, 8, C * V / 2 / 8 * 8); /* cuts two rows */
+  ops_embedding_add(e, N, C, V, 8, C * V / 2 / 8 * 8); /* splits two rows */
 }
 
 static void test_ops_embedding(g2z_test *t) {
@@ -883,7 +884,7 @@ static void test_ops_embedding(g2z_test *t) {
 
 /* ----- LM head ---------------------------------------------------------- */
 
-/* Losses, and dlogits of the loss times 8, from logits that are rounded to the type. */
+/* Losses, and dlogits of 8 times the loss, from logits rounded to the type. */
 static void ops_classify(g2z_dtype dtype, double *loss, double *size, float *dlogits,
                          const float *logits, const int32_t *targets, int N, int V) {
   for (int i = 0; i < N; i++) {
@@ -919,8 +920,8 @@ static void ops_head(ops_env *e, const int *shape) {
   ops_product(want, size, h, C, 1, wte, 1, C, N, V, C);
   OPS_RUN(e, head_logits, own, h, wte, N, C, V);
   ops_expect(e, "head_logits", own, want, size, all, G2Z_FP32, ops_walk(C));
-  /* Where the reference is at a tie, logits differ by a ulp and the loss with them: the rest takes
-   * the op's own logits, which were just checked. */
+  /* If the reference is at a tie, a logit differs by a ulp, and so does the loss. The rest
+   * therefore uses the op's own logits, which were just checked. */
   ops_classify(e->dtype, want_loss, size, d, own, targets, N, V);
   double loss_sum = 2.5, in_order = 2.5;
   OPS_RUN(e, head_loss, losses, &loss_sum, NULL, NULL, G2Z_FP32, logits, h, wte, targets, dloss,
@@ -929,7 +930,7 @@ static void ops_head(ops_env *e, const int *shape) {
   for (int i = 0; i < N; i++) in_order += (double)losses[i];
   CHECK(e->t, loss_sum == in_order);
 
-  if (e->device->fp8) { /* of all that follows the logits alone come from rounded operands */
+  if (e->device->fp8) { /* only logits come from rounded operands */
     float *narrow_h = ops_narrow(e, &ops_e4m3, h, N, C, 0);
     float *narrow_wte = ops_narrow(e, &ops_e4m3, wte, V, C, 32);
     memset(want, 0, (size_t)all * sizeof *want);
@@ -949,17 +950,17 @@ static void ops_head(ops_env *e, const int *shape) {
     OPS_RUN(e, head_loss, losses, &loss_sum, dh, dwte, G2Z_FP32, logits, h, wte, targets, dloss,
             &e->state, ops_write(old), N, C, V, Vp, chunk);
     ops_expect(e, "head_loss", losses, want_loss, size, N, G2Z_FP32, 16);
-    for (int i = (N - 1) / chunk * chunk; i < N; i++) { /* the last chunk's are still there */
+    for (int i = (N - 1) / chunk * chunk; i < N; i++) { /* the last chunk's are left */
       for (int v = 0; v < V; v++) want[v] = (double)d[i * V + v];
       ops_expect(e, "its dlogits", logits + i % chunk * Vp, want, NULL, V, e->dtype, 128);
     }
     /* An element of dlogits that rounds to the other neighbour is off by 2^-10 of itself in fp16
-     * and by 2^-7 in bf16: 2^14 and 2^17 roundings. In fp32 its error is that of the exponent. */
+     * and by 2^-7 in bf16: 2^14 and 2^17 roundings. fp32 has the exponent's error. */
     double each = e->dtype == G2Z_FP32 ? 128 : e->dtype == G2Z_FP16 ? 16384 : 131072;
     ops_expect(e, "head_loss's dh", dh, want_h, size_h, n, e->dtype, each + ops_walk(V));
     ops_expect(e, "head_loss's dwte", dwte, want_w, size_w, words, G2Z_FP32, each + ops_walk(N));
     for (int i = 0; i < words && !mode; i++) before[i] = g2z__round(e->grad, dwte[i]);
-    if (mode || N > chunk) continue; /* in one chunk it may be rounded at once */
+    if (mode || N > chunk) continue; /* one chunk may be rounded directly */
     OPS_RUN(e, head_loss, losses, &loss_sum, dh, dwte, e->grad, logits, h, wte, targets, dloss,
             &e->state, G2Z_OVERWRITE, N, C, V, Vp, chunk);
     CHECK(e->t, memcmp(dwte, before, (size_t)words * sizeof *dwte) == 0);
@@ -1000,8 +1001,8 @@ static g2z_optimizer_config ops_optimizer(void) {
   return c;
 }
 
-/* A step of 10 targets whose gradients have this sum of squares in all. A rank may have failed in
- * it, and have left out all of them. */
+/* Decides a step of 10 targets whose gradients have this total sum of squares. `status`: a rank's
+ * failure. `masked`: no target counts. */
 static void ops_decide_as(ops_env *e, g2z_step_state *state, const g2z_optimizer_config *config,
                           double sum, g2z_status status, int masked) {
   double rows[3][G2Z_VERDICT_COLUMNS];
@@ -1044,7 +1045,7 @@ static void ops_decide_scale(g2z_test *t) {
   CHECK(t, s.grad_multiplier == 1.0f / 65536 && s.skip == 0);
   ops_decide(&e, &s, &config, 1);
   CHECK(t, s.loss_scale == 131072 && s.good_steps == 0 && s.used_loss_scale == 65536);
-  /* An overflow halves, skips, and leaves AdamW's count and the schedule where they are. */
+  /* An overflow halves the scale and skips the step; AdamW's count and the schedule stay. */
   float lr = g2z_schedule_lr(&config, 50);
   ops_decide(&e, &s, &config, INFINITY);
   CHECK(t, s.loss_scale == 65536 && s.skip == 1 && s.skipped == 1 && s.applied == 50);
@@ -1055,7 +1056,8 @@ static void ops_decide_scale(g2z_test *t) {
   ops_decide(&e, &s, &config, 1);
   CHECK(t, s.skip == 0 && s.applied == 51 && s.lr == lr && s.good_steps == 1);
 
-  /* Hysteresis 2: the second overflow halves, and so does every one until a good window. */
+  /* Hysteresis 2: the second overflow halves the scale, and so does each one until a good
+   * window. */
   config.loss_scale_hysteresis = 2;
   config.loss_scale_window = 3;
   s.hysteresis = 2;
@@ -1074,7 +1076,8 @@ static void ops_decide_scale(g2z_test *t) {
   ops_decide(&e, &s, &config, INFINITY);
   CHECK(t, s.loss_scale == 512 && s.hysteresis == 1);
 
-  /* At 1 it cannot shrink: those skips are counted, until a good step. At 2^24 it stops growing. */
+  /* A scale of 1 cannot shrink: these skips are counted until a good step. At 2^24 it stops
+   * growing. */
   s.loss_scale = 2;
   ops_decide(&e, &s, &config, INFINITY);
   CHECK(t, s.loss_scale == 1 && s.skipped_at_minimum == 0);
@@ -1104,7 +1107,7 @@ static void ops_decide_scale(g2z_test *t) {
   CHECK(t, s.good_steps == good.good_steps && s.hysteresis == good.hysteresis);
   CHECK(t, s.skipped_at_minimum == 0);
 
-  /* A count that is full stays so. */
+  /* A saturated count stays. */
   config.loss_scale_dynamic = 0;
   s.good_steps = INT32_MAX;
   ops_decide(&e, &s, &config, 1);
@@ -1116,7 +1119,7 @@ static void test_ops_decide(g2z_test *t) {
   ops_decide_scale(t);
   ops_env e;
   ops_open(&e, t, G2Z_BF16, G2Z_FP32);
-  g2z_optimizer_config config = ops_optimizer(); /* asks for a dynamic scale, which only fp16 has */
+  g2z_optimizer_config config = ops_optimizer(); /* a dynamic scale, for fp16 only */
   g2z_step_state s;
   memset(&s, 0, sizeof s);
   s.loss_scale = 1;
@@ -1131,7 +1134,7 @@ static void test_ops_decide(g2z_test *t) {
   CHECK(t, s.grad_multiplier == 1 && s.grad_norm == 0.5f);
   ops_decide(&e, &s, &config, 0);
   CHECK(t, s.grad_multiplier == 1 && s.grad_norm == 0 && s.skip == 0);
-  /* The learning rate is that of the applied step, from 0 on. */
+  /* The learning rate is the applied step's, from 0 on. */
   memset(&s, 0, sizeof s);
   s.loss_scale = 1;
   ops_decide(&e, &s, &config, 1);
@@ -1154,8 +1157,8 @@ static void test_ops_adamw(g2z_test *t) {
     g2z_step_state s;
     memset(&s, 0, sizeof s);
     s.loss_scale = 64;
-    /* Two ranges, one of them with decay, and one element between them that nobody owns: memory
-     * and shard differ, as they do under ZeRO. */
+    /* Two ranges, one with decay, and between them one element that has no owner: offsets in memory
+     * and in the shard differ, as under ZeRO. */
     g2z_update_range ranges[2];
     memset(ranges, 0, sizeof ranges);
     ranges[0].elements = 15000;
@@ -1181,7 +1184,7 @@ static void test_ops_adamw(g2z_test *t) {
     }
     ops_expect(&e, "adamw's master", master, want, NULL, 29000, G2Z_FP32, 1e4);
     int near = 1, exact = 1;
-    for (size_t i = 0; i < 29000; i++) { /* a weight is about 1, three updates about 0.02 */
+    for (size_t i = 0; i < 29000; i++) { /* weights are about 1, three updates 0.02 */
       near &= fabs((double)master[i] - want[i]) < 4e-7;
       near &= fabs((double)m[i] - want_m[i]) < 1e-6 && fabs((double)v[i] - want_v[i]) < 1e-6;
       exact &= params[i < 15000 ? i : i + 1] == g2z__round(ops_dtypes[which], master[i]);
@@ -1189,7 +1192,7 @@ static void test_ops_adamw(g2z_test *t) {
     CHECK(t, near);
     CHECK(t, exact && params[15000] == 777 && m[29000] == 0 && v[29000] == 0);
     CHECK(t, (double)master[29000] == want[29000]);
-    /* A skipped step moves nothing. */
+    /* A skipped step changes nothing. */
     float *kept = ops_filled(&e, n, 0);
     memcpy(kept, master, n * sizeof *kept);
     ops_decide(&e, &s, &config, NAN);
@@ -1225,7 +1228,7 @@ static void test_ops_sums_and_casts(g2z_test *t) {
     }
     CHECK(t, exact);
     if (!n) continue;
-    /* Squares of 1e38 are finite in double; one infinity or NaN anywhere is seen. */
+    /* Squares of 1e38 stay finite in double; one infinity or NaN anywhere is detected. */
     x[n - 1] = 1e38f;
     OPS_RUN(&e, grad_sumsq, &sum, x, &all, 1);
     CHECK(t, isfinite(sum));
@@ -1244,7 +1247,7 @@ static void test_ops_sums_and_casts(g2z_test *t) {
 #include <omp.h>
 #endif
 
-static int ops_threads; /* how many of OpenMP's an op may take */
+static int ops_threads; /* OpenMP threads that an op may use */
 
 static void *ops_on_thread(void *t) {
   static void (*const runs[])(g2z_test *) = {
@@ -1260,8 +1263,8 @@ static void *ops_on_thread(void *t) {
 
 static void *ops_nothing(void *user) { return user; }
 
-/* 64 KiB beside what a thread needs before it runs: the thread-local variables of all libraries,
- * which a program with CUDA's has more of. */
+/* 64 KiB more than a thread needs to start: thread-local variables of all libraries are on its
+ * stack, and CUDA adds more of them. */
 static size_t ops_small_stack(void) {
   for (size_t bytes = (size_t)PTHREAD_STACK_MIN;; bytes += 4096) {
     pthread_attr_t small;
@@ -1275,7 +1278,7 @@ static size_t ops_small_stack(void) {
   }
 }
 
-/* All of the above on a small stack, with 1, 2 and 3 threads: buffers have the same bits. */
+/* All of the above on a small stack, with 1, 2 and 3 threads: equal bits in all buffers. */
 static void test_ops_threads(g2z_test *t) {
   uint64_t first = 0;
   pthread_attr_t small;
@@ -1295,7 +1298,7 @@ static void test_ops_threads(g2z_test *t) {
   pthread_attr_destroy(&small);
 }
 
-/* The same in a program of its own, whose OpenMP threads have small stacks, too. */
+/* The same in a separate program, whose OpenMP threads have small stacks, too. */
 static void test_ops_stack(g2z_test *t) {
   char command[128];
   snprintf(command, sizeof command, "OMP_STACKSIZE=%zuB /proc/%d/exe ops_threads > /dev/null",

@@ -1,6 +1,6 @@
-/* Tests of the room "ranks": real processes that meet, talk, die, hang and are looked after, and
- * the scripts that start them. Tests that use private names of the header: places,
- * ranks_addresses, ranks_flight; "internals" stands above what writes such names. */
+/* Tests of the room "ranks": real processes that meet, exchange data, die, hang and are supervised,
+ * and the scripts that start them. Tests that use private names of the header: places,
+ * ranks_addresses, ranks_flight; "internals" marks code that uses such names. */
 
 /* ----- rank programs ----- */
 
@@ -11,7 +11,7 @@ static void rank_on_fault(void *user, const g2z_fault *fault) {
   _exit(70);
 }
 
-static g2z_services rank_services; /* of this process, which is one rank */
+static g2z_services rank_services; /* this process is one rank */
 
 static void rank_log(void *user, g2z_log_level level, const char *sentence) {
   (void)user, (void)level;
@@ -19,7 +19,7 @@ static void rank_log(void *user, g2z_log_level level, const char *sentence) {
   fflush(stdout);
 }
 
-/* Joins with the environment's place and short deadlines, or says why not and ends with 1.
+/* Joins at the environment's place with short deadlines; on failure prints why and exits with 1.
  * Arguments NAME=VALUE change the config. */
 static g2z_ranks *rank_join(int argc, char **argv) {
   g2z_ranks_config config = g2z_ranks_config_default();
@@ -54,7 +54,7 @@ static g2z_ranks *rank_join(int argc, char **argv) {
   return ranks;
 }
 
-/* Leaves; the exit code of a program that ended with this status. */
+/* Leaves the job; returns the exit code for this status. */
 static int rank_end(g2z_ranks *ranks, g2z_status status) {
   if (status != G2Z_OK)
     printf("failed: %s: %s\n", g2z_status_text(status), rank_services.error);
@@ -62,7 +62,7 @@ static int rank_end(g2z_ranks *ranks, g2z_status status) {
   return status == G2Z_OK ? 0 : 3;
 }
 
-/* Every call, several times, and what it must give. */
+/* Makes every call several times and checks its result. */
 static int rank_calls(int argc, char **argv) {
   g2z_ranks *ranks = rank_join(argc, argv);
   const int rank = g2z_ranks_place(ranks)->rank, world = g2z_ranks_place(ranks)->world;
@@ -95,7 +95,7 @@ static int rank_calls(int argc, char **argv) {
 }
 
 /* internals */
-/* A stream of 64 MB each way between rank 0 and every other, checked by its sum. */
+/* 64 MB from each other rank to rank 0 and back, checked by their sum. */
 static int rank_stream(int argc, char **argv) {
   enum { COUNT = 16 << 20 };
   const size_t bytes = (size_t)COUNT * 4;
@@ -118,7 +118,7 @@ static int rank_stream(int argc, char **argv) {
   return code ? code : sum == want ? 0 : 2;
 }
 
-/* Rank 1 makes another call than the others. */
+/* Rank 1 makes a different call from the others'. */
 static int rank_mismatch(int argc, char **argv) {
   g2z_ranks *ranks = rank_join(argc, argv);
   int value = 0, all[RANKS_MOST];
@@ -126,14 +126,14 @@ static int rank_mismatch(int argc, char **argv) {
                           ? g2z_ranks_broadcast(ranks, &value, sizeof value)
                           : g2z_ranks_all_gather(ranks, &value, sizeof value, all);
   printf("%s\n", rank_services.error);
-  if (g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK) status = G2Z_OK; /* once out of step, always */
+  if (g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK) status = G2Z_OK; /* the job stays out of step */
   return rank_end(ranks, status);
 }
 
-/* ----- rank programs: where one rank dies, hangs or leaves ----- */
+/* ----- rank programs: one rank dies, hangs or leaves ----- */
 
 /* internals */
-/* "loop TURNS RANK WHAT": all turn in small steps; at step 20 one RANK does WHAT. */
+/* "loop TURNS RANK WHAT": all ranks run short steps; in step 20 RANK does WHAT. */
 static int rank_loop(int argc, char **argv) {
   g2z_ranks *ranks = rank_join(argc, argv);
   const int rank = g2z_ranks_place(ranks)->rank, turns = argc > 0 ? atoi(argv[0]) : 0;
@@ -143,20 +143,20 @@ static int rank_loop(int argc, char **argv) {
   g2z_status status = G2Z_OK;
   for (int turn = 1; turn <= turns && status == G2Z_OK; turn++) {
     g2z__ranks_phase(ranks, "data", turn, 0);
-    if (turn == 20 && strcmp(what, "stuck") == 0) { /* all, the odd one first */
+    if (turn == 20 && strcmp(what, "stuck") == 0) { /* all ranks, the odd one first */
       if (!odd) rank_sleep(0.1);
       g2z__ranks_phase(ranks, "forward", turn, 0);
       rank_sleep(100);
     }
-    if (turn == 20 && strcmp(what, "save") == 0) { /* long, but announced on all */
+    if (turn == 20 && strcmp(what, "save") == 0) { /* long, but all announced it */
       g2z__ranks_phase(ranks, "save", turn, 5);
       if (odd) rank_sleep(1.5);
-    } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* all wait for what it won't do */
+    } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* all wait for a step it skips */
       g2z__ranks_record(ranks, "graph", -1, 0);
       if (!odd) rank_sleep(100);
       rank_sleep(0.2);
       g2z__ranks_alone(ranks);
-      if (what[5]) rank_sleep(100); /* nor does its device let go of it */
+      if (what[5]) rank_sleep(100); /* nor does its device release it */
       break;
     } else if (turn == 20 && odd) {
       if (strcmp(what, "hang") == 0) rank_sleep(100);
@@ -180,7 +180,7 @@ static int rank_loop(int argc, char **argv) {
 static volatile sig_atomic_t rank_signal;
 static void rank_on_signal(int signal) { rank_signal = signal; }
 
-/* "spawn WHAT": three ranks through g2z_ranks_spawn, of which rank 1 does WHAT. */
+/* "spawn WHAT": g2z_ranks_spawn starts three ranks; rank 1 does WHAT. */
 static int rank_spawn(int argc, char **argv) {
   int is_parent, code;
   rank_services.log = rank_log;
@@ -188,7 +188,7 @@ static int rank_spawn(int argc, char **argv) {
   if (status != G2Z_OK) return rank_end(NULL, status);
   if (is_parent) return code;
   const char *what = argc > 0 ? argv[0] : "";
-  if (strcmp(what, "saved") == 0) { /* the others have stopped and saved before it fails */
+  if (strcmp(what, "saved") == 0) { /* the others stop and save before it fails */
     if (strcmp(getenv("RANK"), "1") != 0) _exit(G2Z_EXIT_STOPPED);
     rank_sleep(0.3);
     _exit(5);
@@ -212,8 +212,8 @@ static int rank_spawn(int argc, char **argv) {
   return rank_signal ? G2Z_EXIT_STOPPED : code;
 }
 
-/* "slow": a step of ten micro-steps, of which each takes 0.2 s on rank 1. The other waits for their
- * sum, longer than hang_s: each micro-step is progress. */
+/* "slow": a step of ten micro-steps, each of which takes 0.2 s on rank 1. The other rank waits for
+ * their sum longer than hang_s, but each micro-step counts as progress. */
 static g2z_ops slow_ops;
 static const g2z_ops *slow_right;
 static g2z_status slow_embed(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
@@ -253,8 +253,8 @@ static int rank_slow(int argc, char **argv) {
 }
 
 /* internals */
-/* "backlog": rank 1 sends 64 MB, which rank 0 takes after a while. Heartbeats must not wait behind
- * data that nobody takes. */
+/* "backlog": rank 1 sends 64 MB, which rank 0 receives later. Heartbeats must not queue up after
+ * data that has not been received. */
 static int rank_backlog(int argc, char **argv) {
   enum { BYTES = 64 << 20 };
   g2z_ranks *ranks = rank_join(argc, argv);
@@ -269,8 +269,9 @@ static int rank_backlog(int argc, char **argv) {
 
 /* ----- tests of places ----- */
 
-/* The place that the words "NAME=value NAME=value" describe, where ~ is a space and no launcher's
- * variables are around. Nothing calls setenv, which may free its memory, while environ is ours. */
+/* The place that "NAME=value NAME=value" describes, in which ~ stands for a space, without any
+ * launcher's other variables. No call here may use setenv, which may free the environment, while
+ * environ is replaced. */
 static g2z_status test_place(g2z_test *t, const char *variables, g2z_place *place) {
   char line[600], **kept = environ;
   const char *words[16];
@@ -387,20 +388,19 @@ static void test_places_refused(g2z_test *t) {
   }
 }
 
-/* ----- tests of ranks: what each rank does, and how each ends ----- */
+/* ----- tests of ranks: what each rank does and how it ends ----- */
 
 enum { NOBODY = -1 };
 
-/* A job, of which one rank may be odd. All others end with `code` and say both sentences; so does
- * the odd one if its code is theirs. */
+/* A job in which one rank may be odd. All others end with `code` and print both sentences; the odd
+ * one prints them too if its code is the same. */
 typedef struct test_scene {
-  const char *test, *program, *odd_program; /* NULL: the same; "": the odd one does not come */
+  const char *test, *program, *odd_program; /* NULL: the same; "": the odd one is missing */
   int world, odd, code, odd_code;
   const char *says, *says_too;              /* NULL: anything */
-  int signal;                               /* goes to the odd one, once all have met */
-  double after;                             /* this many seconds */
-  double within;                            /* so long after this, or the meeting, all have ended;
-                                             * 0: they need not */
+  int signal;                               /* sent to the odd one, once all have met */
+  double after;                             /* seconds from the meeting to the signal */
+  double within;                            /* until all end, from it or the meeting; 0: any */
 } test_scene;
 
 #define ALL(test, program, world, code, says, too) \
@@ -421,7 +421,7 @@ static const test_scene test_scenes[] = {
     ALL("ranks_calls", "stream", 3, 0, NULL, NULL),
     ALL("ranks_calls", "calls interrupts=1", 3, 0, NULL, NULL),
     ALL("ranks_calls", "stream interrupts=1", 2, 0, NULL, NULL),
-    ALL("ranks_calls", "calls files=20", 5, 0, NULL, NULL), /* fewer than a meeting takes callers */
+    ALL("ranks_calls", "calls files=20", 5, 0, NULL, NULL), /* fewer files than callers */
     APART("ranks_refusals", "calls build=one", "calls build=other", 3, 2, 1,
           "is another build (other)", NULL),
     APART("ranks_refusals", "calls", "calls world=4", 3, 2, 1,
@@ -444,7 +444,7 @@ static const test_scene test_scenes[] = {
         NULL, SIGKILL, 0.1),
     LOOP("ranks_killed", "9999 0 die", 0, 137, "rank 0 on "), /* at its first heartbeat */
     LOOP("ranks_killed", "9999 3 die", 3, 137, "rank 3 on "),
-    CUT(0), /* connections between living ranks: both ends are named, and at once */
+    CUT(0), /* cut connections between living ranks: both ends are named at once */
     CUT(2),
     HIT("ranks_stopped", " silence=0.7", 1, 70, "fault of rank 1: rank 1 on ", "does not answer",
         SIGSTOP, 0.1),
@@ -484,7 +484,8 @@ static const test_scene test_scenes[] = {
 #undef HIT
 #undef CUT
 
-/* Waits for all that have met, and signals the odd one before; it may be stopped until then. */
+/* Sends the odd one the signal, if any, and waits for the others; a stopped odd one is then
+ * killed. */
 static void test_scene_within(g2z_test *t, const test_scene *scene, test_ranks *ranks) {
   test_ranks_await(t, ranks);
   rank_sleep(scene->after);
@@ -501,7 +502,7 @@ static void test_scene_within(g2z_test *t, const test_scene *scene, test_ranks *
   ranks->pid[scene->odd] = victim;
 }
 
-/* All scenes of the test that runs. */
+/* Runs all scenes of the current test. */
 static void test_ranks_scenes(g2z_test *t) {
   for (size_t i = 0; i < sizeof test_scenes / sizeof *test_scenes; i++) {
     const test_scene *scene = &test_scenes[i];
@@ -525,7 +526,7 @@ static void test_ranks_scenes(g2z_test *t) {
   }
 }
 
-/* All ranks of a job end with 0. */
+/* All ranks of a job must end with 0. */
 static void test_ranks_fine(g2z_test *t, test_ranks *ranks) {
   test_ranks_end(t, ranks, 20, 0, NULL);
 }
@@ -543,7 +544,7 @@ static void test_ranks_refusals(g2z_test *t) {
   test_ranks_free(t, &ranks);
 }
 
-/* Configs that cannot be, and every failing allocation of a rank 0 that stays alone. */
+/* Invalid configs, and every failing allocation of a rank 0 that remains alone. */
 static void test_ranks_config(g2z_test *t) {
   static const struct { int world, rank; const char *sentence; } bad[] = {
       {0, 0, "rank 0 of 0"}, {2, 2, "rank 2 of 2"}, {2, 1, "port 0"}};
@@ -590,7 +591,7 @@ static struct sockaddr_in test_stranger_address(const char *address, int port) {
   return there;
 }
 
-/* A plain connection to the port, as a stranger makes it; -1: refused. */
+/* Connects to the port as a stranger does; -1: refused. */
 static int test_stranger(const char *address, int port) {
   struct sockaddr_in there = test_stranger_address(address, port);
   int one = socket(AF_INET, SOCK_STREAM, 0);
@@ -599,7 +600,7 @@ static int test_stranger(const char *address, int port) {
   return -1;
 }
 
-/* The same, as soon as a rank 0 listens there. */
+/* The same, once a rank 0 listens there. */
 static int test_stranger_waits(g2z_test *t, const char *address, int port) {
   int one = -1;
   for (double begin = g2z_seconds(); one < 0 && !test_late(begin, 10); rank_sleep(0.002))
@@ -612,7 +613,7 @@ static void test_stranger_says(int one, const void *bytes, size_t count) {
   (void)!send(one, bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* How many bytes come within `seconds`, until the end of the connection; *ended: it came. */
+/* The number of bytes received within `seconds`, or until the connection ends (*ended). */
 static size_t test_stranger_hears(int one, double seconds, int *ended) {
   char bytes[512];
   size_t count = 0;
@@ -628,7 +629,7 @@ static size_t test_stranger_hears(int one, double seconds, int *ended) {
 }
 
 /* internals */
-/* A message of the protocol, without the job's token: HELLO of rank 1 of two, or any other. */
+/* A message of the protocol without the job's token: HELLO of rank 1 of two, or another kind. */
 static void test_stranger_talks(int one, g2z__kind kind) {
   g2z__packet packet;
   memset(&packet, 0, sizeof packet);
@@ -637,7 +638,7 @@ static void test_stranger_talks(int one, g2z__kind kind) {
   g2z__say(one, kind, &packet.body);
 }
 
-/* A socket that listens at a port. */
+/* A socket that listens at this port. */
 static int test_listen(g2z_test *t, const char *address, int port, int backlog) {
   struct sockaddr_in here = test_stranger_address(address, port);
   int one = socket(AF_INET, SOCK_STREAM, 0);
@@ -645,7 +646,7 @@ static int test_listen(g2z_test *t, const char *address, int port, int backlog) 
   return one;
 }
 
-/* A service on the port that says nothing, and two jobs on one port that differ in their id. */
+/* A silent service on the port; and two jobs on one port with different ids. */
 static void test_ranks_neighbours(g2z_test *t) {
   test_ranks one, two;
   test_ranks_open(&two, 3);
@@ -661,8 +662,8 @@ static void test_ranks_neighbours(g2z_test *t) {
     if (job) test_ranks_fine(t, &two);
     else close(squatter);
   }
-  /* A job by hand waits for its last rank while all of another, of as many ranks or of more, come
-   * to the same port without an id: neither ends the other. */
+  /* A job started by hand waits for its last rank. All ranks of another job, with as many ranks or
+   * more, come to the same port; neither has an id. Neither ends the other. */
   for (int world = 3; world <= 4; world++) {
     test_ranks_open(&one, 3);
     test_ranks_open(&two, world);
@@ -679,7 +680,8 @@ static void test_ranks_neighbours(g2z_test *t) {
   }
 }
 
-/* Visitors who are no ranks, and stay: some of them speak the protocol, without the job's token. */
+/* Visitors that are not ranks and keep their connections: some speak the protocol, without the
+ * job's token. */
 static void test_ranks_strangers(g2z_test *t) {
   enum { VISITORS = 100 };
   int visitors[VISITORS], ended;
@@ -696,7 +698,7 @@ static void test_ranks_strangers(g2z_test *t) {
     if (i % 25 == 8) test_stranger_talks(visitors[i], i == 8 ? G2Z__START : G2Z__FAULT);
     if (i % 7 == 3) shutdown(visitors[i], SHUT_WR);
   }
-  /* Who says nothing hears nothing, and who says nonsense is dropped without a word. */
+  /* A silent visitor gets no bytes; one that sends nonsense is disconnected without a reply. */
   CHECK(t, test_stranger_hears(visitors[95], 0.3, &ended) == 0 && !ended);
   CHECK(t, test_stranger_hears(visitors[97], test_busy(), &ended) == 0 && ended);
   test_ranks_start(t, &ranks, 1, 1, NULL, "calls");
@@ -704,7 +706,7 @@ static void test_ranks_strangers(g2z_test *t) {
   for (int i = 0; i < VISITORS; i++) close(visitors[i]);
 }
 
-/* Connections as fast as they can be made, while ranks meet. */
+/* Connections in rapid succession while ranks meet. */
 typedef struct test_flood {
   int port, stop, count;
 } test_flood;
@@ -735,7 +737,7 @@ static void test_ranks_flood(g2z_test *t) {
   close(test_stranger_waits(t, "127.0.0.1", ranks.port));
   CHECK(t, pthread_create(&thread, NULL, test_flood_run, &flood) == 0);
   for (int r = 1; r < 5; r++) {
-    rank_sleep(0.3); /* the ranks before have long met rank 0, and must stay */
+    rank_sleep(0.3); /* earlier ranks have met rank 0 by now and must stay */
     test_ranks_start(t, &ranks, r, r, NULL, "calls");
   }
   test_ranks_fine(t, &ranks);
@@ -747,13 +749,13 @@ static void test_ranks_flood(g2z_test *t) {
 /* ----- listeners that are not rank 0 ----- */
 
 /* internals */
-/* What an intruder does on its port, with the magic of the protocol and without the job's token. */
+/* An intruder's behaviour on its port: it uses the protocol's magic, without the job's token. */
 typedef enum test_intrusion {
   SAY_NOTHING, SAY_GARBAGE, SAY_THE_SAME, SAY_FAULT, SAY_WELCOME_FAULT, SAY_WELCOME_START
 } test_intrusion;
 typedef struct test_intruder {
   test_intrusion does;
-  int listener, stop, count;      /* count: of connections it has had */
+  int listener, stop, count;      /* count: connections so far */
   pthread_t thread;
 } test_intruder;
 
@@ -776,7 +778,7 @@ static void *test_intruder_run(void *user) {
     if (intruder->does == SAY_GARBAGE) test_stranger_says(one, "HTTP/1.1 400 Bad\r\n\r\n", 20);
     if (intruder->does == SAY_THE_SAME && got > 0) test_stranger_says(one, &packet, (size_t)got);
     if (intruder->does >= SAY_WELCOME_FAULT) {
-      g2z__welcome welcome; /* with the token that it has heard */
+      g2z__welcome welcome; /* with the token that it has received */
       memset(&welcome, 0, sizeof welcome);
       memcpy(welcome.token, packet.body.hello.token, sizeof welcome.token);
       g2z__say(one, G2Z__WELCOME, &welcome);
@@ -794,8 +796,8 @@ static void *test_intruder_run(void *user) {
   return NULL;
 }
 
-/* Intruders take all of a job's ports but the last: its ranks pass them by, and none of them ends a
- * rank, or holds it. */
+/* Intruders take all of a job's ports except the last. Its ranks skip these ports, and no intruder
+ * ends a rank or delays it. */
 static void test_ranks_intruders(g2z_test *t) {
   test_ranks ranks;
   test_intruder intruders[3];
@@ -818,7 +820,8 @@ static void test_ranks_intruders(g2z_test *t) {
   }
 }
 
-/* Who knows the job's id but not its secret is a stranger, and so is a rank 0 to such a rank. */
+/* A rank that knows the job's id but not its secret is a stranger to rank 0, and rank 0 is one to
+ * it. */
 static void test_ranks_secret(g2z_test *t) {
   test_ranks ranks, other;
   test_ranks_open(&ranks, 2);
@@ -843,8 +846,8 @@ static void test_ranks_secret(g2z_test *t) {
 }
 
 /* internals */
-/* Rank 0 listens at MASTER_ADDR and nowhere else, also where not all ranks are on its host. A name
- * that is a loopback address here, of which other hosts know a better one, is no such place. */
+/* Rank 0 listens only at MASTER_ADDR, also if not all ranks are on its host. Exception: a name that
+ * is a loopback address here and may have another address on other hosts. */
 static void test_ranks_address(g2z_test *t) {
   static const char *const mixed[] = {"127.0.1.1", "192.0.2.7", "::1"};
   struct addrinfo *here[3];
@@ -864,7 +867,7 @@ static void test_ranks_address(g2z_test *t) {
   CHECK(t, !g2z__socket_widen(here[0]));
   for (int i = 0; i < 3; i++) CHECK(t, (here[i]->ai_family == AF_UNSPEC) == (i != 1));
   freeaddrinfo(here[0]);
-  test_ranks_open(&ranks, 2); /* 127.0.0.1, and does not say so */
+  test_ranks_open(&ranks, 2); /* 127.0.0.1 in disguise */
   test_ranks_start(t, &ranks, 0, 0, NULL, "calls host=0x7f000001 local=1");
   test_ranks_start(t, &ranks, 1, 1, NULL, "calls host=127.0.0.3 local=1");
   test_ranks_wait(t, &ranks, 20);
@@ -874,7 +877,7 @@ static void test_ranks_address(g2z_test *t) {
 }
 
 /* internals */
-/* A host of two addresses: at the first nothing ever answers, which leaves the second its time. */
+/* A host with two addresses: the first never answers, and enough time is left for the second. */
 static void test_ranks_addresses(g2z_test *t) {
   struct addrinfo *here[2];
   int fillers[4], found = 0;
@@ -885,7 +888,7 @@ static void test_ranks_addresses(g2z_test *t) {
   test_ranks_open(&job, 2);
   int dead = test_listen(t, "127.0.0.2", job.port, 0);
   struct sockaddr_in at = test_stranger_address("127.0.0.2", job.port);
-  for (int k = 0; k < 4; k++) { /* a full queue: the system drops what comes */
+  for (int k = 0; k < 4; k++) { /* a full queue: the system drops new connections */
     fillers[k] = socket(AF_INET, SOCK_STREAM, 0);
     g2z__socket_prepare(fillers[k]);
     (void)!connect(fillers[k], (struct sockaddr *)&at, sizeof at);
@@ -927,8 +930,8 @@ static void test_ranks_addresses(g2z_test *t) {
   free(ranks);
 }
 
-/* A job that is suspended as a whole for longer than its deadlines goes on when it wakes, one rank
- * after the other, and so does one that is still meeting. */
+/* A whole job that is suspended for longer than its deadlines continues when its ranks wake one
+ * after another, also if they are still meeting. */
 static void test_ranks_suspended(g2z_test *t) {
   static const struct { const char *program; double seconds; } cases[] = {
       {"loop 500 silence=1", 2.5}, {"loop 500 silence=1", 1.3}, {"loop 500 hang=1", 2.5},
@@ -991,7 +994,7 @@ static void test_ranks_flight(g2z_test *t) {
 
 /* ----- processes that start ranks ----- */
 
-/* Until rank 0 has said this so often. */
+/* Waits until rank 0 has printed this so many times. */
 static void test_ranks_until(g2z_test *t, const test_ranks *ranks, const char *part, int times,
                              double seconds, char text[4096]) {
   const double begin = g2z_seconds();
@@ -1009,7 +1012,7 @@ static int test_process_ends(int process) {
     size_t got = file ? fread(stat, 1, sizeof stat - 1, file) : 0;
     if (file) fclose(file);
     stat[got] = 0;
-    if (!got || strstr(stat, ") Z")) return 1; /* it may wait for init to take note */
+    if (!got || strstr(stat, ") Z")) return 1; /* a zombie until init collects it */
   }
   return 0;
 }
@@ -1022,9 +1025,10 @@ static void test_ranks_spawn(g2z_test *t) {
   char text[4096], self[300];
   double begin = g2z_seconds();
   test_ranks_scenes(t);
-  CHECK_SOON(t, begin, 12); /* who waits for the stopped one takes 13 s */
+  CHECK_SOON(t, begin, 12); /* waiting for the stopped rank takes 13 s */
   test_ranks_open(&ranks, 1);
-  /* Who dies before the ranks have met is named at once, and the others do not wait for it. */
+  /* A rank that dies before the ranks have met is named at once, and the others do not wait for
+   * it. */
   for (int i = 0; i < 2; i++) {
     begin = g2z_seconds();
     test_ranks_start(t, &ranks, 0, 0, NULL, early[i].program);
@@ -1034,7 +1038,8 @@ static void test_ranks_spawn(g2z_test *t) {
     CHECK_RANK(t, &ranks, 0, early[i].code, early[i].how);
     CHECK_SOON(t, begin, 6);
   }
-  /* Signals go through the one that started them, exactly once; the death of that one ends all. */
+  /* Signals reach the ranks through their parent, exactly once; the parent's death ends all of
+   * them. */
   for (int orphan = 0; orphan < 2; orphan++) {
     test_ranks_start(t, &ranks, 0, 0, NULL, orphan ? "spawn orphan" : "spawn signal");
     test_ranks_until(t, &ranks, "process ", 3, 10, text);
@@ -1047,7 +1052,7 @@ static void test_ranks_spawn(g2z_test *t) {
   }
   test_ranks_free(t, &ranks);
 
-  /* Without /proc ranks are started by the program's name, or it is said why not. */
+  /* Without /proc the program's name starts the ranks; if that fails, the error states why. */
   if (test_shell("unshare -rm mount -t tmpfs none /proc 2>&1", text, sizeof text) != 0) return;
   ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
   self[length > 0 ? length : 0] = 0;
@@ -1060,14 +1065,14 @@ static void test_ranks_spawn(g2z_test *t) {
   }
 }
 
-/* Ranks on a terminal of which background jobs may not write (stty tostop), and on one that is
- * stopped (Ctrl-S), for good or for a while: the process that looks after them does not wait for
- * the terminal. */
+/* Ranks on a terminal to which background jobs may not write (stty tostop), and on one that is
+ * stopped (Ctrl-S), for good or for a while: the supervising process does not wait for the
+ * terminal. */
 static void test_ranks_terminal(g2z_test *t) {
   static const struct {
     char *program;
     int code, stopped;
-    double resumed;               /* after so many seconds; 0: never */
+    double resumed;               /* seconds until it is resumed; 0: never */
     const char *says;
   } cases[] = {{(char *)"fine", 0, 0, 0, "is rank 2 of 3, 2 of 3 here, ranks"},
                {(char *)"early", 137, 1, 0, ""},
@@ -1116,7 +1121,7 @@ static void test_ranks_terminal(g2z_test *t) {
   }
 }
 
-/* The same calls under mpirun, whichever it is. */
+/* The same calls under any mpirun. */
 static void test_ranks_mpirun(g2z_test *t) {
   static const struct { const char *program, *part; } cases[] = {
       {"calls", NULL}, {"loop 1000000 1 crash", "fault of rank 1: rank 1 on "}};
@@ -1134,12 +1139,12 @@ static void test_ranks_mpirun(g2z_test *t) {
     int code = test_shell(command, output, sizeof output);
     t->checks++;
     if ((i == 0) != (code == 0) || code == 124 ||
-        (open_mpi && cases[i].part && !strstr(output, cases[i].part))) /* MPICH ends them first */
+        (open_mpi && cases[i].part && !strstr(output, cases[i].part))) /* MPICH ends them earlier */
       test_fail(t, __FILE__, __LINE__, "%s: code %d, and it said:\n%s", command, code, output);
   }
 }
 
-/* ./train as ranks of its own, and what it leaves; its secrets stay out of files. */
+/* ./train starts its own ranks: the files that it leaves contain no secrets. */
 static void test_ranks_train(g2z_test *t) {
   static const char *const files[] = {"launcher_metadata.json", "topo.txt", "ibstat.txt"};
   TRAIN_OR_SKIP(t);
@@ -1160,8 +1165,8 @@ static void test_ranks_train(g2z_test *t) {
             "--gpus 99, but this process sees ");
 }
 
-/* Four ranks of ./train by hand, where nobody looks after them; those of `victims` (a bit each) are
- * killed in one moment. The others leave and name one of these, in RUN_FAILED.json too. */
+/* Four ranks of ./train started by hand, without a supervisor. Those in `victims` (one bit each)
+ * are killed at the same moment. The others exit and name one of them, also in RUN_FAILED.json. */
 static void test_ranks_train_killed(g2z_test *t) {
   static const int victims[] = {4, 1, 3, 5, 3, 9};
   TRAIN_OR_SKIP(t);
@@ -1169,7 +1174,7 @@ static void test_ranks_train_killed(g2z_test *t) {
     test_ranks ranks;
     const char *run = test_text("run%d", turn);
     int dead = victims[turn], named = -1, writer = -1;
-    if (turn == 0) /* what ranks left that were killed while they wrote it */
+    if (turn == 0) /* left by ranks that were killed while they wrote it */
       test_sh(t, "mkdir run0 && touch run0/flight_rank_7.jsonl.partial "
                  "run0/RUN_FAILED.json.partial");
     test_train_open(t, &ranks, 4, test_text("%s --steps 100000000 --batch 2", test_digits(t, run)));
@@ -1199,10 +1204,10 @@ static void test_ranks_train_killed(g2z_test *t) {
   }
 }
 
-/* What the scripts hand to srun, which is played by one that prints its arguments and what rank 0
- * is found by; @ is the test's directory, . is the repository. On several nodes rank 0 is on the
- * first. Each batch script also runs as sbatch runs it from another directory: as a copy, whose
- * own path scontrol tells. */
+/* The scripts' arguments to srun. A fake srun prints its arguments and the variables that locate
+ * rank 0; @ is the test's directory, . is the repository. On several nodes rank 0 is on the first.
+ * Each batch script also runs as sbatch runs it from another directory: as a copy, whose original
+ * path scontrol reports. */
 static void test_slurm_scripts(g2z_test *t) {
   static const struct { const char *script, *variables, *want; } cases[] = {
       {"train_1gpu.sbatch", "", "srun:-K0|--wait=60|./train|--run-dir|@/run|"},

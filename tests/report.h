@@ -3,7 +3,7 @@
 
 /* ----- tests of pages: reports, events, profiles -------------------------- */
 
-/* How often `part` stands in `text`. */
+/* Counts `part` in `text`. */
 static int test_page_count(const char *text, const char *part) {
   int count = 0;
   for (const char *at = text; at && (at = strstr(at, part)) != NULL; at += strlen(part)) count++;
@@ -11,7 +11,7 @@ static int test_page_count(const char *text, const char *part) {
 }
 
 /* internals */
-/* A page with everything that pages have: `count` points of a noisy curve, a spike, a gap. */
+/* A page with every kind of content: `count` points of a noisy curve, a spike, a gap. */
 static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
   static double x[20000], y[20000], bars[2] = {3, NAN}, high[2] = {4, 5};
@@ -70,10 +70,10 @@ static void test_pages(g2z_test *t) {
     CHECK(t, test_page_count(text, pairs[i][0]) > 0 &&
                  test_page_count(text, pairs[i][0]) == test_page_count(text, pairs[i][1]));
   CHECK(t, !strstr(text, "<script") && !strstr(text, "http") && !strstr(text, "nan"));
-  CHECK(t, test_page_count(text, "class=bar") == 1); /* the other one is not known */
+  CHECK(t, test_page_count(text, "class=bar") == 1); /* the other one is unknown */
   CHECK(t, test_page_count(text, "class=dot") == 3);
-  /* Of 20,000 points the spike is left and at most 1,000 are drawn; the gap before the last point
-   * parts it from the others. */
+  /* Of 20,000 points at most 1,000 are drawn, including the spike; the gap separates the last point
+   * from the others. */
   const char *line = strstr(text, "class=\"series"), *end = line ? strchr(line, '>') : NULL;
   int points = 0, gaps = 0;
   double least = 1e9, most = 0;
@@ -92,7 +92,7 @@ static void test_pages(g2z_test *t) {
   text = test_run_read(t, t->directory, "page.html", &bytes);
   line = text ? strstr(text, "class=\"series") : NULL;
   end = line ? strchr(line, '>') : NULL;
-  CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": the last point, alone */
+  CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": a single last point */
   g2z_release(&t->services, text);
   int failed = 0;
   g2z_status status = G2Z_NO_MEMORY;
@@ -108,7 +108,7 @@ static void test_pages(g2z_test *t) {
   CHECK_STATUS(t, test_page_write(t, "/nowhere/page.html", 10), G2Z_IO, &t->services, "/nowhere");
 }
 
-/* A whisker that reaches beyond the scale of its bars. */
+/* A whisker that exceeds the scale of its bars. */
 static void test_page_whisker(g2z_test *t) {
   static const double y[] = {1}, low[] = {-1e30};
   static const char *const labels[] = {"one"};
@@ -136,7 +136,7 @@ static void test_page_whisker(g2z_test *t) {
   g2z_release(&t->services, text);
 }
 
-/* Numbers that no scale can be made for must not show, and ticks are round. */
+/* Numbers without a possible scale are not drawn, and ticks are round. */
 static void test_page_scales(g2z_test *t) {
   static const struct {
     double low, high;
@@ -176,7 +176,7 @@ static void test_page_scales(g2z_test *t) {
   }
 }
 
-/* What test_run_all left, as a page and as events; then each of its files damaged in turn. */
+/* The files of test_run_all, as a page and as events; then each of these files damaged in turn. */
 static void test_run_report(g2z_test *t) {
   static const struct {
     const char *name, *text, *want;
@@ -232,7 +232,7 @@ static void test_run_report(g2z_test *t) {
   }
   CHECK_STATUS(t, g2z_report_run(&t->services, t->directory), G2Z_IO, &t->services,
                "metrics.jsonl");
-  /* One that has not ended: what it wrote so far, with a line that is being written. */
+  /* A run that has not ended: its lines so far, and an incomplete one. */
   snprintf(path, sizeof path, "%.500s/metrics.jsonl", s.run_dir);
   FILE *file = fopen(path, "ab");
   CHECK(t, file && fputs("{\"step\": 9, \"lo", file) > 0 && fclose(file) == 0);
@@ -256,7 +256,7 @@ static void test_run_report(g2z_test *t) {
   }
 }
 
-/* Long runs have a smoothed loss over the raw one; two runs have their losses in one chart. */
+/* Long runs show a smoothed loss over the raw one; two runs share a chart of their losses. */
 static void test_report_curves(g2z_test *t) {
   static const char *const names[] = {"one", "two"};
   g2z_results *results;
@@ -267,7 +267,7 @@ static void test_report_curves(g2z_test *t) {
     CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, names[r])));
     snprintf(path, sizeof path, "%s/metrics.jsonl", test_path(t, names[r]));
     FILE *file = fopen(path, "wb");
-    for (int i = 1; file && i <= 200; i++) { /* in turn 3 and 5: smooth it is near 4 */
+    for (int i = 1; file && i <= 200; i++) { /* alternately 3 and 5: smoothed about 4 */
       snprintf(line, sizeof line, "{\"step\": %d, \"tokens\": %d, \"loss\": %d, \"skipped\": 0, "
                "\"step_ms\": 12.5, \"data_ms\": 0}\n", i, 64 * i, i % 2 ? 3 : 5);
       fputs(line, file);
@@ -299,7 +299,7 @@ static void test_report_curves(g2z_test *t) {
   CHECK(t, text && strstr(text, "<b>Validation loss</b>"));
   CHECK(t, text && test_page_count(text, "<path class=\"series") == 8);
   CHECK(t, text && test_page_count(text, "/two</span>") == 4);
-  /* What differs is in the table, what does not above it; a narrow page has the headers again. */
+  /* Differing values are in the table, common ones above it; a narrow page repeats the headers. */
   CHECK(t, text && strstr(text, "<h1>Runs compared</h1>") && !strstr(text, "<dt>experiments<"));
   CHECK(t, text && strstr(text, "<table id=t1><thead><tr><th>run<th>wall s</tr></thead>"));
   CHECK(t, text && strstr(text, "<dt>tokens/s</dt><dd>12843</dd>"));
@@ -309,8 +309,8 @@ static void test_report_curves(g2z_test *t) {
   g2z_results_free(results);
 }
 
-/* A run of 2,000 epochs: a page that reads all of them for each of its 18,000 figures takes 10 s on
- * one core, one that reads each once 0.02 s. The bound lies between, far from both. */
+/* A run of 2,000 epochs. If each of the page's 18,000 figures reads all of them, it takes 10 s on
+ * one core; if each is read once, 0.02 s. The bound lies between, far from both. */
 static void test_run_report_epochs(g2z_test *t) {
   enum { EPOCHS = 2000 };
   static const char *const names[] = {
@@ -370,13 +370,14 @@ static uint64_t test_event_varint(const unsigned char **at) {
 }
 
 typedef struct test_events {
-  int events, values, starts;          /* starts: of SessionLog */
-  int64_t first, last;                 /* steps of those with values */
+  int events, values, starts;          /* starts: SessionLog events */
+  int64_t first, last;                 /* steps of events with values */
   double loss[64], val_loss;           /* train/loss by step */
   char tags[2048];
 } test_events;
 
-/* Fields of one message; those inside are read in the same way: their numbers tell them apart. */
+/* Fields of one message. Nested messages are read in the same way: field numbers distinguish
+ * them. */
 static void test_event_fields(g2z_test *t, const unsigned char *at, const unsigned char *end,
                               int depth, test_events *seen, int64_t *step, char tag[64]) {
   while (at < end) {
@@ -452,7 +453,7 @@ static void test_events_read(g2z_test *t, const char *run_dir, size_t index, tes
   g2z_release(&t->services, text);
 }
 
-/* A run, stopped and resumed: two files, which together hold each step once. */
+/* A run, stopped and resumed: two files that together hold each step once. */
 static void test_run_events(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -479,7 +480,7 @@ static void test_run_events(g2z_test *t) {
   CHECK(t, test_files_count(t, "without/events") == 0);
 }
 
-/* Spans inside each other, more of them than a GPU has events for at a time. */
+/* Nested spans, more of them than a GPU has events for at a time. */
 static void test_spans_on(g2z_test *t, g2z_device_kind kind) {
   enum { TURNS = 1500 };
   const size_t bytes = (size_t)1 << 20;
@@ -535,7 +536,7 @@ static const char test_stats_text[] =
     " ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):\n\n"
     " Time (%)  whatever\n ---\n x\n";
 
-/* The first string at "a.0.b" of a JSON text is this one. */
+/* The first string at "a.0.b" of a JSON text equals this one. */
 static void test_profile_is(g2z_test *t, const char *text, const char *path, const char *want) {
   g2zp_told told;
   char *got = NULL;
@@ -624,7 +625,7 @@ static void test_profile(g2z_test *t) {
   }
 }
 
-/* train --profile, and the same summary made again from what it left. */
+/* train --profile, and its summary made again from the remaining files. */
 static void test_run_profile(g2z_test *t) {
   static const char *const earlier[] = {"run/profiles/nsys_stats_a.txt", "run/profiles/timers_.txt",
                                         "run/profiles/nsys_7_a.nsys-rep"};
@@ -642,7 +643,7 @@ static void test_run_profile(g2z_test *t) {
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
                "profile needs a run_dir");
   s.config.run_dir = s.run_dir;
-  /* What an earlier run left there does not count, and damaged does no harm. */
+  /* Files that an earlier run left do not count; damaged ones do no harm. */
   CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "run/profiles")));
   for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++)
     test_write_file(t, test_path(t, earlier[i]), "x\n", 2);
@@ -670,7 +671,7 @@ static void test_run_profile(g2z_test *t) {
   CHECK(t, access(path, R_OK) == 0);
 }
 
-/* slurm/profile.sh with an nsys that is played, and without one. */
+/* slurm/profile.sh with a fake nsys, and without nsys. */
 static void test_profile_script(g2z_test *t) {
   static const char nsys[] =
       "#!/bin/sh\ncase $1 in\n"
@@ -691,13 +692,13 @@ static void test_profile_script(g2z_test *t) {
   CHECK(t, test_files_count(t, "run/profiles/nsys_7_*.nsys-rep") == 1);
   CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
   test_sh(t, "rm -r '%s/run'%s", t->directory, "");
-  /* Slurm's signal goes to all processes; the program saves, and what was measured is kept. */
+  /* Slurm signals all processes; the program saves, and the measurements so far are kept. */
   CHECK(t, RUN("", "sh -c 'kill -USR1 $PPID $(cut -d\" \" -f4 /proc/$PPID/stat); sleep 0.2; "
                    "exit 75'") == 75);
   CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
   test_sh(t, "rm -r '%s/run'%s", t->directory, "");
   CHECK(t, RUN("SLURM_LOCALID=1", "echo ran") == 0 && strcmp(output, "ran\n") == 0);
-  CHECK(t, test_files_count(t, "run") == 0); /* the first task of the host does it */
+  CHECK(t, test_files_count(t, "run") == 0); /* only the host's first task profiles */
   CHECK(t, RUN("", "") == 1 && strstr(output, "slurm/profile.sh RUN_DIR"));
   if (test_shell("PATH=/usr/bin:/bin command -v nsys", output, sizeof output) == 0) return;
   snprintf(line, sizeof line, "PATH=/usr/bin:/bin bash slurm/profile.sh '%s/run' echo ran 2>&1",

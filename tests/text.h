@@ -1,6 +1,6 @@
-/* Tests of extras/g2z_text.h and of ./prepare_data: text to tokens and back, vocabularies that are
- * learnt, shards that are written. Tests that use private names of the header: tokenizer_scan,
- * tokenizer_part; "internals" stands above what writes such names. */
+/* Tests of extras/g2z_text.h and of ./prepare_data: text to tokens and back, vocabulary training,
+ * shards. Tests that use private names of the header: tokenizer_scan, tokenizer_part; "internals"
+ * marks code that uses such names. */
 
 /* ----- tokenizer --------------------------------------------------------- */
 
@@ -11,7 +11,7 @@ static const char test_bpe_text[] =
     "10000 chances, don't they? aaaaaaa aaaa aa! Café, cafés and naïve 東京, 東京都.    Four  "
     "spaces:\t\tand tabs.\r\n";
 
-/* What Hugging Face's BpeTrainer (tokenizers 0.23.3) learns from test_bpe_text: 120 merges of
+/* The merges of Hugging Face's BpeTrainer (tokenizers 0.23.3) for test_bpe_text: the first 120 of
  * 144. */
 static const char test_bpe_merges[] =
     "#version: 0.2\n"
@@ -25,7 +25,7 @@ static const char test_bpe_merges[] =
     "Ġ CafÃ©\nĠ Da\nĠ Fo\nĠ Li\nĠ cafÃ©\nĠ don\nĠ fo\nĠ in\nĠ naÃ\nĠt ab\nĠw e\nĠw is\n"
     "Ġw or\naa a\nĠo r\nes t\nĠs paces\nan ces\nĠ1 859\nĠb el\nĠb est\nĠĠ Ġ\n";
 
-/* A vocabulary learnt from a text; the test owns it. */
+/* A vocabulary trained on a text; the test owns it. */
 static g2z_tokenizer *test_bpe_learn(g2z_test *t, const char *text, size_t bytes, int vocab) {
   g2z_bpe_trainer *trainer = NULL;
   g2z_tokenizer *tokenizer = NULL;
@@ -38,7 +38,7 @@ static g2z_tokenizer *test_bpe_learn(g2z_test *t, const char *text, size_t bytes
   return tokenizer;
 }
 
-/* The vocabulary that test_bpe_text teaches, an encoder, and ids to compare. */
+/* The vocabulary of test_bpe_text, an encoder, and ids to compare. */
 typedef struct test_bpe {
   g2z_tokenizer *tokenizer;
   g2z_encoder *encoder;
@@ -59,7 +59,7 @@ static void test_bpe_close(test_bpe *bpe) {
   g2z_tokenizer_free(bpe->tokenizer);
 }
 
-/* The ids of a text with an encoder of its own; the test frees them. */
+/* Encodes a text with a new encoder; the test frees the ids. */
 static g2z_tokens test_bpe_encode(g2z_test *t, const g2z_tokenizer *tokenizer, const char *text,
                                   size_t bytes, int flags) {
   g2z_encoder *encoder = NULL;
@@ -89,8 +89,8 @@ static void test_bpe_round_trip(g2z_test *t, const g2z_tokenizer *tokenizer, con
   g2z_tokens_free(&tokens);
 }
 
-/* Text that is hard to cut: words, contractions, digits, white space of all widths, and bytes that
- * are no UTF-8. */
+/* Text that is hard to split: words, contractions, digits, white space of all widths, and bytes
+ * that are not UTF-8. */
 static size_t test_bpe_random_text(uint32_t *state, char *out, size_t limit) {
   static const char *const atoms[] = {
       " ", " ", "  ", "\n", "\r\n", "\t", "\xC2\xA0", "\xC2\x85", "\xE3\x80\x80", "\xE2\x80\xA8",
@@ -108,8 +108,8 @@ static size_t test_bpe_random_text(uint32_t *state, char *out, size_t limit) {
   return bytes;
 }
 
-/* Learning goes on until no pair is left, so that each piece is one token: the tokens of the text
- * that was learnt from are the pieces of the pattern. */
+/* Training until no pair is left makes each piece one token: the tokens of the training text are
+ * the pieces of the pattern. */
 static void test_tokenizer_pieces(g2z_test *t) {
   static const char *const cases[][2] = { /* text, pieces with | between */
       {"Hello world", "Hello| world"},
@@ -126,17 +126,18 @@ static void test_tokenizer_pieces(g2z_test *t) {
       {"abc123def 4,567.89", "abc|123|def| 4|,|567|.|89"},
       {"x=(y+1)*2;", "x|=(|y|+|1|)*|2|;"},
       {"Caf\xC3\xA9 na\xC3\xAFve", "Caf\xC3\xA9| na\xC3\xAFve"},
-      /* NEL, no-break, line separator and ideographic space are white space; they are no U+0020 */
+      /* NEL, no-break, line separator and ideographic space are white space, but not U+0020 */
       {"a\xC2\x85" "b", "a|\xC2\x85|b"},
       {"a\xC2\xA0" "b", "a|\xC2\xA0|b"},
       {"a\xE2\x80\xA8" "b", "a|\xE2\x80\xA8|b"},
       {"a \xE3\x80\x80" "b", "a| |\xE3\x80\x80|b"},
       {"a\xE3\x80\x80 b", "a|\xE3\x80\x80| b"},
-      /* zero width space, byte order mark, Mongolian vowel separator and U+001C are not */
+      /* zero width space, byte order mark, Mongolian vowel separator and U+001C are not white
+       * space */
       {"a\xE2\x80\x8B" "b", "a|\xE2\x80\x8B|b"},
       {"a\xEF\xBB\xBF!", "a|\xEF\xBB\xBF!"},
       {"a\xE1\xA0\x8E\x1C", "a|\xE1\xA0\x8E\x1C"},
-      /* letters and numbers of other planes, and of Unicode 16 alone: U+105C0, U+10D4A, U+1CCF0 */
+      /* letters and numbers of other planes, and of Unicode 16: U+105C0, U+10D4A, U+1CCF0 */
       {"\xE6\x9D\xB1\xE4\xBA\xAC" "12\xD9\xA3\xC2\xBD\xE2\x85\xA7!",
        "\xE6\x9D\xB1\xE4\xBA\xAC|12\xD9\xA3\xC2\xBD\xE2\x85\xA7|!"},
       {"\xF0\x90\x97\x80\xF0\x90\xB5\x8A" "a\xF0\x9C\xB3\xB0" "5",
@@ -187,7 +188,7 @@ static void test_tokenizer_bytes(g2z_test *t) {
   if (!tokenizer) return;
   CHECK(t, g2z_tokenizer_vocab(tokenizer) == 257 && g2z_tokenizer_eot(tokenizer) == 256);
   size_t bytes;
-  int id = 0; /* GPT-2's order: what prints in Latin-1, and then the rest */
+  int id = 0; /* GPT-2's order: printable Latin-1, then the rest */
   for (int rest = 0; rest < 2; rest++)
     for (int byte = 0; byte < 256; byte++) {
       int prints = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
@@ -228,8 +229,8 @@ static void test_tokenizer_bytes(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
-/* A text that is fed a little at a time teaches the same as the whole. With merges until no pair is
- * left, the vocabulary shows each different piece. */
+/* Training on a text in small parts gives the same vocabulary as on the whole. With merges until no
+ * pair is left, the vocabulary reveals every different piece. */
 static void test_bpe_trainer_part(g2z_test *t) {
   static char text[3000];
   uint32_t state = 37;
@@ -244,7 +245,7 @@ static void test_bpe_trainer_part(g2z_test *t) {
       CHECK_OK(t, g2z_bpe_trainer_feed_part(trainer, text + at, seen - at, &used));
       CHECK(t, used <= seen - at);
     }
-    CHECK(t, at > bytes - 100 && at <= bytes); /* no piece of this text has 100 bytes */
+    CHECK(t, at > bytes - 100 && at <= bytes); /* no piece here has 100 bytes */
     if (trainer) CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text + at, bytes - at));
     if (trainer) CHECK_OK(t, g2z_bpe_trainer_finish(trainer, 65536, &parts));
     int equal = whole && parts && g2z_tokenizer_vocab(whole) == g2z_tokenizer_vocab(parts);
@@ -261,8 +262,8 @@ static void test_bpe_trainer_part(g2z_test *t) {
   }
 }
 
-/* A text as a whole, in two parts one after the other, and shared by two trainers that are added:
- * the pieces are the same here. */
+/* A text fed at once, in two parts, and to two trainers that are added: the pieces are the same
+ * here. */
 static void test_bpe_training(g2z_test *t) {
   static const size_t bytes = sizeof test_bpe_text - 1;
   const size_t half = g2z_encode_cut(test_bpe_text, 300);
@@ -284,14 +285,14 @@ static void test_bpe_training(g2z_test *t) {
     test_bpe_round_trip(t, tokenizer, test_bpe_text, bytes, test_bpe_text, bytes);
     g2z_tokenizer_free(tokenizer);
     REQUIRE_OK(t, g2z_bpe_trainer_finish(trainer, 100000, &all));
-    CHECK(t, g2z_tokenizer_vocab(all) == 257 + 144); /* no pair is left, as there */
+    CHECK(t, g2z_tokenizer_vocab(all) == 257 + 144); /* no pair is left, as in Hugging Face's */
     g2z_tokenizer_free(all);
     g2z_bpe_trainer_free(trainer);
     g2z_bpe_trainer_free(other);
   }
 }
 
-/* tokenizer.json around the files that the library writes; arrays: merges as pairs of strings. */
+/* Builds tokenizer.json from files that the library writes; arrays: merges as pairs of strings. */
 static size_t test_bpe_as_json(const char *vocab, const char *merges, int arrays, char *out) {
   size_t length = (size_t)sprintf(
       out, "{\"version\":\"1.0\",\"added_tokens\":[{\"id\":376,\"content\":\"<|endoftext|>\","
@@ -353,7 +354,7 @@ static void test_tokenizer_formats(g2z_test *t) {
 }
 
 static void test_tokenizer_refusals(g2z_test *t) {
-  static const char use[] = "vocab.bpe, merges.txt or tokenizer.json"; /* what is read instead */
+  static const char use[] = "vocab.bpe, merges.txt or tokenizer.json"; /* formats read instead */
   static const struct { const char *text, *sentence, *too; } cases[] = {
       {"", "vocab is empty", ""},
       {"#version: 0.2\na b\nab\n", "vocab, line 3: \"ab\" is not two tokens", ""},
@@ -388,7 +389,7 @@ static void test_tokenizer_refusals(g2z_test *t) {
                  cases[i].sentence);
     CHECK(t, tokenizer == NULL && strstr(t->services.error, cases[i].too));
   }
-  /* Doubling makes tokens of 2, 4, ... bytes: the 11th would have 2048. */
+  /* Doubling gives tokens of 2, 4, ... bytes: the 11th would have 2048. */
   size_t length = 0;
   for (size_t half = 1; half <= 1024; half *= 2) {
     memset(text + length, 'a', 2 * half + 2);
@@ -399,7 +400,7 @@ static void test_tokenizer_refusals(g2z_test *t) {
   CHECK_FORMAT(t, g2z_tokenizer_parse(&t->services, "vocab", text, length, &tokenizer),
                "line 11: a token of 2048 bytes");
   CHECK_IO(t, g2z_tokenizer_create(&t->services, test_path(t, "none"), &tokenizer), "none");
-  /* Ids of Hugging Face's trainer, which puts <|endoftext|> first; and ours. */
+  /* Ids of Hugging Face's trainer, which puts <|endoftext|> first; and the kit's own. */
   test_write_file(t, test_path(t, "merges.txt"), "a b\n", 4);
   static const char other[] = "{\"<|endoftext|>\": 0, \"!\": 1}";
   test_write_file(t, test_path(t, "vocab.json"), other, sizeof other - 1);
@@ -413,7 +414,8 @@ static void test_tokenizer_refusals(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
-/* A text may be cut where g2z_encode_cut says, whatever is in it; and the place is the last. */
+/* A text may be cut where g2z_encode_cut says, whatever it contains, and that is the last such
+ * place. */
 static void test_tokenizer_cut(g2z_test *t) {
   test_bpe b;
   uint32_t state = 1;
@@ -433,13 +435,13 @@ static void test_tokenizer_cut(g2z_test *t) {
   CHECK(t, wrong == 0 && cuts > 10000);
   CHECK(t, g2z_encode_cut("", 0) == 0 && g2z_encode_cut(" ", 1) == 0);
   CHECK(t, g2z_encode_cut("ab  c \n d", 9) == 5 && g2z_encode_cut("ab  c \n d", 5) == 2);
-  CHECK(t, g2z_encode_cut("ab\xE3\x80\x80", 5) == 2); /* the character at the cut is whole */
+  CHECK(t, g2z_encode_cut("ab\xE3\x80\x80", 5) == 2); /* the character before the cut is whole */
   CHECK(t, g2z_encode_cut("ab\xE3\x80", 4) == 0);
   CHECK(t, g2z_encode_cut("a\xC2\xA0 b", 5) == 1);
   test_bpe_close(&b);
 }
 
-/* The definition, without any cleverness: join the neighbours that make the smallest id. */
+/* The plain definition: join the neighbours that make the smallest id. */
 static size_t test_bpe_plainly(const g2z_tokenizer *tokenizer, const char *piece, size_t bytes,
                                int32_t *ids) {
   size_t starts[1025], count = bytes;
@@ -494,7 +496,7 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
     }
   g2z_tokenizer_free(tokenizer);
 
-  /* What is quadratic, or recursive, does not come back from this. */
+  /* Quadratic or recursive code would not return from this. */
   size_t bytes = 1000001;
   char *spaces = (char *)malloc(bytes);
   CHECK(t, spaces != NULL);
@@ -503,7 +505,7 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
   spaces[bytes - 1] = 'A';
   tokenizer = test_bpe_learn(t, spaces, bytes, 300);
   if (tokenizer) {
-    CHECK(t, g2z_tokenizer_vocab(tokenizer) < 300); /* 1024 bytes is the longest token */
+    CHECK(t, g2z_tokenizer_vocab(tokenizer) < 300); /* no token is longer than 1024 bytes */
     test_bpe_round_trip(t, tokenizer, spaces, bytes, spaces, bytes);
   }
   g2z_tokenizer_free(tokenizer);
@@ -511,13 +513,13 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
 }
 
 /* internals */
-/* GPT-2's pattern once more, character by character: the end of the piece that starts at p. */
+/* GPT-2's pattern again, one character at a time: the end of the piece that starts at p. */
 static const unsigned char *test_piece_end(const unsigned char *classes, const unsigned char *p,
                                            const unsigned char *end) {
   const unsigned char *at = p, *next, *last = p;
   size_t contraction = *p == '\'' ? g2zt_contraction(p, end) : 0;
   if (contraction) return p + contraction;
-  if (*p == ' ' && p + 1 < end) at = p + 1; /* one space joins the run behind it */
+  if (*p == ' ' && p + 1 < end) at = p + 1; /* one space joins the next run */
   int kind = g2zt_class(classes, at, &next);
   if (kind != G2ZT_WHITE) {
     do at = next;
@@ -525,11 +527,11 @@ static const unsigned char *test_piece_end(const unsigned char *classes, const u
     return at;
   }
   for (at = p; at < end && g2zt_class(classes, at, &next) == G2ZT_WHITE; at = next) last = at;
-  return at == end || last == p ? at : last; /* the last of a run splits off before a word */
+  return at == end || last == p ? at : last; /* a run's last one splits off before a word */
 }
 
 /* internals */
-/* Whether the scan gives the pieces that the pattern gives, one by one. */
+/* Whether the scan gives the same pieces as the pattern. */
 static int test_pieces_equal(const unsigned char *classes, const unsigned char *text,
                              size_t bytes) {
   const unsigned char *end = text + bytes;
@@ -539,7 +541,7 @@ static int test_pieces_equal(const unsigned char *classes, const unsigned char *
 }
 
 /* internals */
-/* Whether it is found where a text of which one byte was changed stops to be valid. */
+/* Whether the validity check finds the first invalid byte after one byte of a text was changed. */
 static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) {
   size_t at = bytes ? test_bpe_random(state) % bytes : 0, valid = 0;
   unsigned char kept = text[at];
@@ -555,7 +557,7 @@ static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) 
 }
 
 /* internals */
-/* Pieces of hard texts of many lengths, and of each class of Unicode beside each other. */
+/* Pieces of hard texts of many lengths, and of neighbours of each Unicode class. */
 static void test_tokenizer_scan(g2z_test *t) {
   static unsigned char raw[12000], text[3 * sizeof raw];
   g2z_tokenizer *tokenizer = NULL;
@@ -576,7 +578,7 @@ static void test_tokenizer_scan(g2z_test *t) {
     if (!test_valid_equal(text, valid, &state))
       test_fail(t, __FILE__, __LINE__, "text %d is valid up to another byte", i);
   }
-  /* Each character of a class of its own, and others, between two of each class. */
+  /* Each character that has a class, and others, between two characters of each class. */
   for (uint32_t c = 0x20; c < G2ZT_CLASSIFIED; c += c < 0x3200 ? 1 : 1 + c / 512) {
     if (c >= 0xD800 && c < 0xE000) continue;
     unsigned char utf8[4];
@@ -598,7 +600,7 @@ static void test_tokenizer_scan(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
-/* Ids of a text that is handed over a little at a time. */
+/* Ids of a text that is passed in small parts. */
 static void test_bpe_stream(g2z_test *t, g2z_encoder *encoder, const char *text, size_t bytes,
                             size_t step, int flags, g2z_tokens *out) {
   size_t at = 0, seen = 0, used;
@@ -639,15 +641,15 @@ static void test_tokenizer_part(g2z_test *t) {
     wrong += !test_bpe_equal(&b.whole, &b.parts);
   }
   CHECK(t, wrong == 0);
-  /* Pieces that do not fit into a part, merged as one and in parts: letters, apostrophes that begin
-   * contractions only where a piece starts, and bytes that are not UTF-8. */
+  /* Pieces larger than a part, merged at once and in parts: letters, apostrophes that begin
+   * contractions only at the start of a piece, and bytes that are not UTF-8. */
   for (size_t a = 0; a < 5; a++) {
     size_t letters = strlen(alphabets[a]), bytes = long_bytes, made = 0, used;
     for (size_t i = 0; i < bytes; i++) piece[i] = alphabets[a][test_bpe_random(&state) % letters];
     memcpy(piece + bytes - 8, "'s'll've", 8);
     b.whole.count = 0;
     CHECK_OK(t, g2z_encode(b.encoder, piece, bytes, 0, &b.whole));
-    if (a < 2) { /* the letters are one piece: merged at once */
+    if (a < 2) { /* all letters are one piece */
       CHECK_OK(t, g2zt_merge_part(&b.encoder->merger, (unsigned char *)piece, bytes - 8, 0, ids,
                                   &made, &used));
       CHECK(t, made + 3 <= b.whole.count && memcmp(ids, b.whole.ids, made * sizeof *ids) == 0);
@@ -660,7 +662,7 @@ static void test_tokenizer_part(g2z_test *t) {
   test_bpe_close(&b);
 }
 
-/* Everything once: the status of the first call that failed. */
+/* Calls everything once; returns the status of the first call that failed. */
 static g2z_status test_bpe_everything(g2z_test *t, const void *vocab, size_t bytes) {
   static char piece[400];
   g2z_tokenizer *tokenizer = NULL, *learnt = NULL;
@@ -766,7 +768,7 @@ static void test_tokenizer_gpt2(g2z_test *t) {
 /* ----- the command line of ./prepare_data -------------------------------- */
 
 static const char *test_prepare_program(void) {
-  const char *program = getenv("G2Z_PREPARE_DATA"); /* another build, such as a sanitized one */
+  const char *program = getenv("G2Z_PREPARE_DATA"); /* another build, for example sanitized */
   return program ? program : "./prepare_data";
 }
 
@@ -775,9 +777,8 @@ static const char *test_prepare_program(void) {
 
 static char test_prepare_said[16384];
 
-/* Runs `BEFORE prepare_data ARGUMENTS` in a shell, where $D is the test's directory and $P the
- * program; with --bytes unless the arguments name a vocabulary. Returns the exit code, -1 when it
- * did not exit. */
+/* Runs `BEFORE prepare_data ARGUMENTS` in a shell; $D is the test's directory, $P the program. Adds
+ * --bytes unless the arguments name a vocabulary. Returns the exit code, -1 if it did not exit. */
 G2Z_PRINTF(3, 4)
 static int test_prepare(g2z_test *t, const char *before, const char *format, ...) {
   char command[4096];
@@ -796,11 +797,11 @@ static int test_prepare(g2z_test *t, const char *before, const char *format, ...
   return test_shell(command, test_prepare_said, sizeof test_prepare_said);
 }
 
-/* Runs of the program in one directory, one after the other. */
+/* Consecutive runs of the program in one directory. */
 typedef struct test_prepare_case {
   const char *before, *arguments;
   int code;
-  const char *says;             /* with "=" in front: and nothing else */
+  const char *says;             /* after "=": the whole output */
 } test_prepare_case;
 
 static void test_prepare_cases(g2z_test *t, const test_prepare_case *cases, size_t count) {
@@ -815,7 +816,7 @@ static void test_prepare_cases(g2z_test *t, const test_prepare_case *cases, size
   }
 }
 
-/* A shard of the directory holds these tokens; with header: in llm.c's format. */
+/* A shard in the test's directory holds these tokens; header: llm.c's format. */
 static void test_prepare_shard(g2z_test *t, const char *name, int header, const int32_t *expected,
                                size_t count) {
   const size_t skip = header ? 1024 : 0, bytes = skip + 2 * count;
@@ -827,7 +828,7 @@ static void test_prepare_shard(g2z_test *t, const char *name, int header, const 
     memcpy(want + skip + 2 * i, &token, 2);
   }
   FILE *file = fopen(test_path(t, name), "rb");
-  if (file && header) /* the hash of the vocabulary is any */
+  if (file && header) /* any vocabulary hash is accepted */
     CHECK(t, fseek(file, 12, SEEK_SET) == 0 && fread(want + 12, 8, 1, file) == 1);
   if (file) fclose(file);
   t->checks++;
@@ -836,7 +837,7 @@ static void test_prepare_shard(g2z_test *t, const char *name, int header, const 
   free(want);
 }
 
-/* Byte-level ids of a text in which # stands for <|endoftext|>; returns how many there are. */
+/* Byte-level ids of a text in which # stands for <|endoftext|>; returns their count. */
 static size_t test_prepare_ids(const char *text, int32_t *ids) {
   size_t count = 0;
   for (const char *c = text; *c; c++) {
@@ -846,7 +847,7 @@ static size_t test_prepare_ids(const char *text, int32_t *ids) {
   return count;
 }
 
-/* A file of a begin in UTF-8, and of hard text behind it; how many bytes. */
+/* A file that begins with valid UTF-8, followed by hard text; returns the number of bytes. */
 static size_t test_prepare_text(g2z_test *t, const char *name, uint32_t state, char *text,
                                 size_t limit) {
   size_t bytes = 0;
@@ -856,7 +857,7 @@ static size_t test_prepare_text(g2z_test *t, const char *name, uint32_t state, c
   return bytes;
 }
 
-/* Files of the test's directory, from pairs of name and text. */
+/* Writes files into the test's directory from pairs of name and text. */
 static void test_prepare_files(g2z_test *t, const char *const (*files)[2], size_t count) {
   for (size_t i = 0; i < count; i++)
     test_write_file(t, test_path(t, files[i][0]), files[i][1], strlen(files[i][1]));
@@ -866,7 +867,7 @@ static void test_prepare_conventions(g2z_test *t) {
   static const struct {
     const char *arguments, *file;
     int header;
-    const char *tokens; /* as test_prepare_ids reads them; NULL: there is no such file */
+    const char *tokens; /* for test_prepare_ids; NULL: the file does not exist */
   } cases[] = {
       {"--val-fraction 0 $D/a.txt", "a_train_000000.bin", 1, "#one\n\n\ntwo 2\n\nthree"},
       {"--val-fraction 0 $D/a.txt", "a_val_000000.bin", 1, NULL},
@@ -923,7 +924,7 @@ static void test_prepare_conventions(g2z_test *t) {
   }
 }
 
-/* Several jobs: the shards hold what one call of the library gives, for any number of threads. */
+/* Several jobs: for any number of threads, the shards equal one call of the library. */
 static void test_prepare_threads(g2z_test *t) {
   static char text[3000000];
   size_t bytes;
@@ -937,7 +938,7 @@ static void test_prepare_threads(g2z_test *t) {
   CHECK(t, g2z_tokenizer_vocab(tokenizer) == 400);
   g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes, 0);
   int32_t *ids = (int32_t *)malloc((expected.count + 1) * sizeof *ids);
-  ids[0] = 399; /* the marker that begins the document */
+  ids[0] = 399; /* the marker before the document */
   memcpy(ids + 1, expected.ids, expected.count * sizeof *ids);
   test_prepare_shard(t, "1/long_val_000000.bin", 1, ids, 1000);
   test_prepare_shard(t, "1/long_train_000000.bin", 1, ids + 1000, expected.count - 999);
@@ -953,7 +954,7 @@ static void test_prepare_threads(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
-/* Arguments behind --out $D/out, and the sentence with which exit code 1 comes. */
+/* Arguments after --out $D/out, and the sentence that comes with exit code 1. */
 static const char *const test_prepare_bad[][2] = {
     {"", "no input"},
     {"--colour x", "unexpected flag --colour"},
@@ -1008,12 +1009,12 @@ static void test_prepare_refusals(g2z_test *t) {
       {"lone.jsonl", "{\"text\":\"\\uFFFD\",\"a\":\"\\uD800\"}\n"
                      "{\"text\":\"\\ud83d\\uDE00\\uDC00\"}\n"},
   };
-  /* ended from outside, with a disk that is full, and with an output that is an input, under
-   * another path, or another program's */
+  /* stopped by a signal, with a full disk, and with an output that is an input under another path,
+   * or another program's file */
   static const test_prepare_case more[] = {
       {"{ cat $D/a.txt; sleep 1; } |", "--out $D/out - & sleep 0.3; kill -TERM $!; wait $!", 1,
        "stopped by signal 15"},
-      {"mkfifo $D/fifo;", "--out $D/out $D/fifo & sleep 0.3; kill -TERM $!; " /* nobody writes */
+      {"mkfifo $D/fifo;", "--out $D/out $D/fifo & sleep 0.3; kill -TERM $!; " /* no writer */
        "sleep 1; kill -KILL $! 2> /dev/null; wait $!", 1, "stopped by signal 15"},
       {"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do cat $D/a.txt $D/a.txt >> $D/b.txt; "
        "cat $D/b.txt >> $D/a.txt; done; ulimit -f 64;", "--out $D/out $D/a.txt", 1,
@@ -1045,10 +1046,11 @@ static void test_prepare_refusals(g2z_test *t) {
   CHECK(t, test_prepare(t, "", "--name x --val-fraction 0 --out $D/out $D/in.txt") == 1);
   CHECK(t, strstr(test_prepare_said, "another program writes") != NULL);
   g2z_writer_free(other);
-  CHECK(t, rmdir(test_path(t, "out")) == 0); /* it is empty: nothing was left */
+  CHECK(t, rmdir(test_path(t, "out")) == 0); /* nothing is left in it */
 }
 
-/* What the shards of a pattern hold: their tokens, all of them `letter`; 0: they are refused. */
+/* Checks that the shards of a pattern hold only `letter`; returns the number of tokens, 0 if the
+ * loader refuses the shards. */
 static int64_t test_prepare_set(g2z_test *t, const char *pattern, char letter) {
   g2z_loader_config config;
   g2z_loader *loader = NULL;
@@ -1067,8 +1069,8 @@ static int64_t test_prepare_set(g2z_test *t, const char *pattern, char letter) {
   return tokens;
 }
 
-/* A set of shards is replaced as a whole, when that is asked for; whenever a kill comes, the
- * patterns find the old set, the new one, or a set that is refused. */
+/* On request a set of shards is replaced as a whole. After a kill at any moment, the patterns find
+ * the old set, the new one, or a set that is refused. */
 static void test_prepare_replaces(g2z_test *t) {
   enum { OLD = 801, NEW = 401, EACH = 25, KILLS = 4 };
   static const test_prepare_case cases[] = {
@@ -1079,8 +1081,9 @@ static void test_prepare_replaces(g2z_test *t) {
       {"", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 0, ""},
       {"rm $D/1/d2_*.bin;", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 1,
        "1/d2.bpe exists"},
-      {"", "--out $D/1 --name d2 $D/d.jsonl", 0, ""}, /* without --train-bpe it is no part */
-      /* fewer shards, no validation, no mask: what is too many goes, and nothing else does */
+      {"", "--out $D/1 --name d2 $D/d.jsonl", 0, ""}, /* only with --train-bpe part of the set */
+      /* fewer shards, no validation, no mask: superfluous files of the set are removed, and no
+       * others */
       {"", "--out $D/2 --name 'a b' --field a,b --val-fraction 0.5 --shard-tokens 2 $D/p.jsonl", 0,
        ""},
       {"cd $D/2 && touch 'a b_train_7.bin' 'a b_train_x.bin' 'a b.bpe'; cd $OLDPWD;",
@@ -1091,7 +1094,7 @@ static void test_prepare_replaces(g2z_test *t) {
       {"", "--out $D/3 --format raw --val-fraction 0 --name x $D/d.jsonl", 0, ""},
       {"", "--out $D/3 --format raw --val-fraction 0 --overwrite $D/d.jsonl; ls $D/3", 0,
        "\ntrain.bin\ntrain_x.bin\n"},
-      /* which vocabulary is said, and the line that is advised runs */
+      /* the output names the vocabulary, and the advised command works */
       {"P=$(readlink -f \"$P\"); mkdir $D/data; cd $D; printf 'h e\\n' > data/vocab.bpe; "
        "printf hehe > \"a 'b.txt\"; \"$P\" --out 'o u t' a*b.txt 2>&1 | tail -n 1 > line; "
        "sh ./line; ls 'o u t';", "--help", 0,
@@ -1115,7 +1118,7 @@ static void test_prepare_replaces(g2z_test *t) {
     CHECK(t, test_prepare(t, "rm -rf $D/k;", "--out $D/k --name s --val-fraction 0 --shard-tokens "
                           "%d $D/old.txt", EACH) == 0);
     CHECK(t, test_prepare_set(t, "k/s_train_*.bin", 'o') == OLD);
-    /* killed when the commit has begun, or a little later */
+    /* killed after the commit has begun, at once or a little later */
     test_prepare(t, "", "--out $D/k --name s --val-fraction 0 --shard-tokens %d --overwrite "
                  "$D/new.txt & n=0; while [ -s $D/k/s_train_000000.bin ] && "
                  "[ -e $D/k/s_train_000032.bin ] && [ $n -lt 2000000 ]; do "
@@ -1132,7 +1135,7 @@ static void test_prepare_replaces(g2z_test *t) {
   CHECK(t, refused > 0);
 }
 
-/* Lines as the JSON writers of Python write them, and what json.loads reads in "text". */
+/* Lines as Python's JSON writers write them, and the text that json.loads reads in "text". */
 static void test_prepare_jsonl(g2z_test *t) {
   static const struct { const char *name, *lines, *text; } cases[] = {
       {"json.dumps of floats", "{\"a\": NaN, \"b\": [Infinity, -Infinity], \"text\": \"1\"}\n"
@@ -1150,7 +1153,7 @@ static void test_prepare_jsonl(g2z_test *t) {
                   "\"text\": \"n\"}", "n"},
       {"nesting", "{\"n\": [[[[[[[[[[[[{\"text\": \"no\"}]]]]]]]]]]]], \"text\": \"yes\"}", "yes"},
       {"spaces", " { \"text\" : \"a\" } \n\t\n{\"text\":\"b\"}", "a#b"}};
-  /* json.loads takes none of these, whatever reads them */
+  /* json.loads refuses all of these */
   static const struct { const char *line, *says; } refused[] = {
       {"{\"a\": nan, \"text\": \"b\"}", "line 1, column 7: expected"},
       {"{\"a\": -NaN, \"text\": \"b\"}", "line 1, column 7: "},
@@ -1189,7 +1192,7 @@ static void test_prepare_jsonl(g2z_test *t) {
     CHECK(t, test_prepare(t, "", "--overwrite --out $D --val-fraction 0 $D/j.jsonl") == 1);
     CHECK_HAS(t, test_prepare_said, refused[i].says);
   }
-  /* One byte in fifty is damaged: each becomes U+FFFD, as --help says. */
+  /* One byte in fifty is damaged: each becomes U+FFFD, as --help states. */
   for (size_t i = 0; i < 200000 && text; i++) {
     const int damaged = test_bpe_random(&state) % 50 == 0;
     text[i] = damaged ? (char)(128 + test_bpe_random(&state) % 128) : "some words "[i % 11];
@@ -1208,7 +1211,7 @@ static void test_prepare_jsonl(g2z_test *t) {
   free(text);
 }
 
-/* Text that comes through gzip or zstd, whole, cut short, and without the program. */
+/* Text from gzip or zstd: whole, cut short, and without the program. */
 static void test_prepare_packed(g2z_test *t) {
   static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
   static const char *const files[][2] = {
@@ -1219,12 +1222,12 @@ static void test_prepare_packed(g2z_test *t) {
        "$D/d.jsonl.", 0, "2 documents, 5 tokens"},
       {"", "--out $D/3 --val-fraction 0 $D/cut.", 1, "the file is damaged or cut short"},
       {"rmdir $D/3 && PATH=/nowhere", "--out $D/5 --val-fraction 0 $D/p.txt.", 1, "cannot start "}};
-  /* a gzip that is killed half way */
+  /* a gzip that is killed halfway */
   static const test_prepare_case killed[] = {
       {"mkdir $D/bin; printf '#!/bin/sh\necho text; kill -9 $$\n' > $D/bin/gzip; "
        "chmod +x $D/bin/gzip; PATH=$D/bin:$PATH", "--out $D/3 --val-fraction 0 $D/not.gz", 1,
        "gzip -dc was ended by signal 9"}};
-  /* enough of them are dealt out, as others are; of a few it is not known where the last half is */
+  /* many are distributed like unpacked files; with few, the last half's start is unknown */
   static const test_prepare_case many[] = {
       {"for i in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20; do "
        "printf a$i | gzip -c > $D/m$i.gz; done;", "--out $D/4 --val-fraction 0.5 $D/m*.gz", 0,
@@ -1259,8 +1262,9 @@ static void test_prepare_packed(g2z_test *t) {
   if (!found) SKIP(t, "neither gzip nor zstd is here");
 }
 
-/* Eight million letters without a space, then white space and words: no place to cut. The base is
- * one call of the library; what is not cut is encoded while it is read, whatever the threads. */
+/* Eight million letters without a space, then white space and words: no place to cut. The reference
+ * is one call of the library. A piece without a cut is encoded while it is read, for any number of
+ * threads. */
 static void test_prepare_open(g2z_test *t) {
   uint32_t state = 31;
   size_t bytes = 9000000, at = 0;
@@ -1297,14 +1301,14 @@ static void test_prepare_open(g2z_test *t) {
                           threads) == 0);
   CHECK(t, test_prepare(t, "", "--split-docs eot --val-fraction 0.5 --threads 2 --out $D/e "
                                "$D/open.txt") == 0);
-  CHECK(t, strstr(test_prepare_said, "train       1 document,") != NULL); /* and one to validate */
+  CHECK(t, strstr(test_prepare_said, "train       1 document,") != NULL); /* one for validation */
   g2z_tokenizer_free(tokenizer);
   free(text);
 }
 
-/* 120 MB without a place to cut take little memory, also to learn from. Where the program does not
- * even start under the limit, as under AddressSanitizer, which takes terabytes of addresses, there
- * is none. */
+/* 120 MB without a place to cut need little memory, also in vocabulary training. If the program
+ * does not even start under the limit, the test sets none: AddressSanitizer reserves terabytes of
+ * addresses. */
 static void test_prepare_memory(g2z_test *t) {
   static const char text[] = "yes 'a1,b' | tr -d '\\n' | head -c 120000000 > $D/m.txt; %s";
   static const char learn[] = "--train-bpe 300 --val-fraction 0 --threads 1 --out $D/m $D/m.txt";
@@ -1317,9 +1321,9 @@ static void test_prepare_memory(g2z_test *t) {
   CHECK(t, strstr(test_prepare_said, "1 document, 90000002 tokens") != NULL);
 }
 
-/* Documents of a letter, and two markers behind each, without white space. The first has so many
- * letters that the job, which is left open between 4 and 5 MiB, ends among the others, and some
- * more move them: wherever it ends in the 27 bytes from one to the next, there is none too many. */
+/* Documents of one letter, each followed by two markers, without white space. The first has so many
+ * letters that the job, which ends anywhere between 4 and 5 MiB, ends in the others. Additional
+ * letters shift them: no end within the 27 bytes of a document may add a marker. */
 static void test_prepare_markers(g2z_test *t) {
   static const char period[] = "a<|endoftext|><|endoftext|>";
   enum { PERIOD = sizeof period - 1, FIRST = 4190000, DOCUMENTS = 40000 };
@@ -1342,7 +1346,7 @@ static void test_prepare_markers(g2z_test *t) {
   free(ids);
 }
 
-/* Ends the program as soon as it catches signal 15. */
+/* Sends signal 15 as soon as the program has a handler for it. */
 #define TEST_TERM " & i=0; " \
                   "until [ $i = 200 ] || grep -qs 'SigCgt:.*[4-7c-f]...$' /proc/$!/status; " \
                   "do i=$((i + 1)); sleep 0.05; done; kill -TERM $!; wait $!"
@@ -1359,7 +1363,7 @@ static void test_prepare_filters(g2z_test *t) {
       {"printf '39 72\\n\\t220 0' |", "--decode", 0, "=Hi !"},
       {"", "--vocab $D/merges.txt --encode < $D/a.txt > $D/ids; "
        "\"$P\" --vocab $D/merges.txt --decode < $D/ids > $D/b.txt; cmp $D/a.txt $D/b.txt", 0, "="},
-      {"{ yes 1 | head -5000; echo 257; } |", "--decode", 1, /* behind many that are fine */
+      {"{ yes 1 | head -5000; echo 257; } |", "--decode", 1, /* after many valid ones */
        "byte 10002: an id beyond 256"},
       {"echo 1 99999999999 |", "--decode", 1, "byte 4: an id beyond 256"},
       {"echo 1 -2 |", "--decode", 1, "byte 2: 0x2d is no digit"},
@@ -1369,7 +1373,7 @@ static void test_prepare_filters(g2z_test *t) {
   test_help(t, "prepare_data", test_prepare_program());
   test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
   test_write_file(t, test_path(t, "a.txt"), test_bpe_text, strlen(test_bpe_text));
-  for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) /* text: --encode too */
+  for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) /* text options: --encode too */
     for (int decode = i > 5; decode < 2; decode++) {
       const char *mode = decode ? "decode" : "encode";
       CHECK(t, test_prepare(t, "echo 1 |", "--%s --%s", mode, useless[i]) == 1);

@@ -1,12 +1,12 @@
 /* Tests of the rooms trainer and generation: steps, accumulation, loss scale, sampling; and ZeRO,
- * where several ranks compute what one computes. Tests that use private names of the header:
- * cuda_early, sampling; "internals" stands above what writes such names. */
+ * in which several ranks compute the results of one. Tests that use private names of the header:
+ * cuda_early, sampling; "internals" marks code that uses such names. */
 
 /* ----- trainer ----------------------------------------------------------- */
 
 static const g2z_dtype test_dtypes[] = {G2Z_FP32, G2Z_FP16, G2Z_BF16};
 
-/* A type in which nothing is learnt, or a fresh model that knows something. */
+/* Fails if a type does not learn, or if a fresh model is better than chance. */
 static void test_overfit(g2z_test *t) {
   for (int d = 0; d < 3; d++) {
     g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
@@ -27,14 +27,14 @@ static void test_overfit(g2z_test *t) {
   }
 }
 
-/* What twelve steps leave with everything on: dropout, accumulation, clipping, fp16. */
+/* The result of twelve steps with everything on: dropout, accumulation, clipping, fp16. */
 enum { TRACE_STEPS = 12, TRACE_MOST = 60000 };
 typedef struct test_trace {
   float losses[TRACE_STEPS], weights[TRACE_MOST], grads[TRACE_MOST];
   int counts[3];
 } test_trace;
 
-/* Zeroes what the model does not fill: a trace may still hold a larger model's numbers. */
+/* Zeroes the rest, too: a trace may still hold a larger model's numbers. */
 static void test_trace_end(g2z_test *t, g2z_trainer *trainer, test_trace *out) {
   size_t count = trainer->plan->parameters;
   CHECK(t, count <= TRACE_MOST);
@@ -44,21 +44,21 @@ static void test_trace_end(g2z_test *t, g2z_trainer *trainer, test_trace *out) {
   CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_GRADS, 0, count, out->grads));
 }
 
-/* One rank: stages, threads and buckets change nothing. The gradients that are left are no part of
- * it, as stages keep them in other places. */
+/* One rank: stages, threads and buckets change nothing. The final gradients are not compared, since
+ * stages keep them in different places. */
 static void test_determinism(g2z_test *t) {
-  enum { FIRST = 1, LIKE = 2 }; /* what the next are compared with; is compared */
+  enum { FIRST = 1, LIKE = 2 }; /* becomes the reference; is compared with it */
   static const struct {
     double bucket_mb;
     int stage, accum, threads, what;
     double bound;
   } cases[] = {
       {0, 1, 3, 0, FIRST, 0}, {0, 1, 3, 0, LIKE, 0}, {0, 0, 3, 0, LIKE, 0}, {0, 1, 3, 1, LIKE, 0},
-      /* Buckets change the order in which the norm is added up, in double: the clip factor may move
-       * by an ulp, and twelve AdamW steps of 6e-4 cannot carry that past 1e-5. */
+      /* Buckets change the order of the norm's sum, in double: the clip factor may change by an
+       * ulp, and twelve AdamW steps of 6e-4 cannot amplify that beyond 1e-5. */
       {0.01, 1, 3, 0, LIKE, 1e-5},
-      /* Stage 2 adds micro-steps up outside of the ops: with one of them it changes nothing either,
-       * but that its buckets end with each unit. In stage 3 all parameters are its own. */
+      /* Stage 2 adds micro-steps outside of the ops. With one micro-step it changes nothing either,
+       * except that its buckets end with each unit. In stage 3 the rank owns all parameters. */
       {0.01, 1, 1, 0, FIRST, 0}, {0.01, 2, 1, 0, LIKE | FIRST, 1e-5}, {0.01, 3, 1, 0, LIKE, 0}};
   static test_trace first, trace;
   for (int i = 0; i < 8; i++) {
@@ -90,7 +90,7 @@ static void test_determinism(g2z_test *t) {
   }
 }
 
-/* Calls of the ops that a block's forward is made of. */
+/* Counts the calls of the ops in a block's forward pass. */
 static g2z_ops test_counted;
 static const g2z_ops *test_counted_right;
 static int test_counts[3];
@@ -115,7 +115,7 @@ static g2z_status test_count_attention(g2z_device *device, void *out, void *narr
   return test_counted_right->attention_fwd(device, out, narrow, lse, qkv, dropout, B, T, C, NH);
 }
 
-/* Twelve steps, the last of which is counted, and what is left of them. */
+/* Twelve steps, of which the last is counted, and their results. */
 static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_train_config *config,
                                test_trace *out) {
   test_batch b = test_some_batch();
@@ -139,8 +139,8 @@ static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_tr
   test_trainer_close(&tt);
 }
 
-/* Every loss, gradient and weight is the same to the bit, in each type and stage. Each block but
- * the last runs forward again, without its last product. */
+/* Every loss, gradient and weight is bit-equal, in each type and stage. Each block except the last
+ * runs forward again, without its last product. */
 static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph, int fp8) {
   enum { L = 3 };
   static test_trace kept, again;
@@ -155,13 +155,13 @@ static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph, in
     config.zero_stage = (i + 1) % 3;
     config.bucket_mb = 0.02;
     config.graph = graph;
-    config.tune = i % 2 ? G2Z_TUNE_OWN : G2Z_TUNE_OFF; /* no trainer times a product */
+    config.tune = i % 2 ? G2Z_TUNE_OWN : G2Z_TUNE_OFF; /* trainers must not time products */
     test_recompute_run(t, device, &config, &kept);
     config.recompute = G2Z_RECOMPUTE_BLOCK;
     test_recompute_run(t, device, &config, &again);
     CHECK(t, memcmp(&kept, &again, offsetof(test_trace, counts)) == 0);
     CHECK(t, kept.losses[TRACE_STEPS - 1] > 0 && kept.grads[0] != 0);
-    if (graph) continue; /* ops are not called any more */
+    if (graph) continue; /* a graph calls no ops */
     int accum = config.accum, twice = accum * (L - 1);
     CHECK(t, kept.counts[0] == accum * (2 * L + 1));
     CHECK(t, again.counts[0] == kept.counts[0] + 2 * twice);
@@ -170,7 +170,7 @@ static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph, in
   }
 }
 
-/* Whether the GPU has products of 8 bits: Hopper alone does. */
+/* Whether the GPU has 8-bit products: only Hopper does. */
 static int test_fp8_here(g2z_test *t) {
   g2z_device *gpu = NULL;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &gpu));
@@ -189,7 +189,7 @@ static void test_cuda_recompute(g2z_test *t) {
     for (int graph = 0; graph < 2; graph++) test_recompute_on(t, G2Z_DEVICE_CUDA, graph, fp8);
 }
 
-/* |a - b| / |b| of the gradients that two traces leave. */
+/* |a - b| / |b| of two traces' gradients. */
 static double test_grads_apart(const test_trace *a, const test_trace *b) {
   double apart = 0, size = 0;
   for (int i = 0; i < TRACE_MOST; i++) {
@@ -199,10 +199,11 @@ static double test_grads_apart(const test_trace *a, const test_trace *b) {
   return sqrt(apart / size);
 }
 
-/* Twelve steps of each way, the last one repeated to the bit without its copies of weights. A score
- * knows nothing of 8 bits; the loss of a step does, by little: logits of a fresh model are small, and a number in e4m3 is off by
- * a sixteenth of itself at most. Gradients in e5m2 show from the second step on. One head of 40
- * channels leaves gaps between rows of 8 bits; 64 are what Hopper's attention takes. */
+/* Twelve steps in each mode; the last mode once more without its copies of weights, which must be
+ * bit-equal. A score does not use 8 bits. A step does, and its loss differs slightly: a fresh
+ * model's logits are small, and e4m3 is off by a sixteenth of a number at most. Gradients in e5m2
+ * show from the second step on. One head of 40 channels leaves gaps between 8-bit rows; Hopper's
+ * attention takes 64. */
 static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int channels) {
   enum { RUNS = G2Z_FP8_COUNT + 1 };
   static test_trace traces[RUNS];
@@ -228,7 +229,7 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
     }
     for (int run = 1; run <= ways; run++) CHECK(t, scores[run] == scores[0]);
     CHECK(t, memcmp(traces + ways - 1, traces + ways, sizeof *traces) == 0);
-    /* Rounding makes it 0.045; one operand of a layer that is 0 makes it 0.1. */
+    /* Rounding makes it 0.045; an operand of a layer that is 0 makes it 0.1. */
     for (int run = 1; run < ways; run++) CHECK(t, test_grads_apart(traces + run, traces) < 0.07);
     for (int run = 1; run < ways; run++)
       for (int step = 0; step < TRACE_STEPS; step++) {
@@ -262,8 +263,8 @@ static void test_cuda_fp8(g2z_test *t) {
 
 enum { EARLY_STEPS = 15, EARLY_TOKENS = 2 * 4 * 128, EARLY_MOST = 3000000 };
 
-/* A tool that follows every access sees in few steps what the clock would show in many:
- * G2Z_TEST_EARLY_STEPS says how many. */
+/* A tool that follows every access finds in few steps what timing would show only in many:
+ * G2Z_TEST_EARLY_STEPS sets the number. */
 static int test_early_steps(void) {
   const char *wanted = getenv("G2Z_TEST_EARLY_STEPS");
   int steps = wanted ? atoi(wanted) : EARLY_STEPS;
@@ -271,7 +272,7 @@ static int test_early_steps(void) {
 }
 
 /* internals */
-/* Steps whose kernels may start while the one before ends, or may not. */
+/* Steps whose kernels may, or may not, start before the previous kernel ends. */
 static void test_early_run(g2z_test *t, const g2z_train_config *config, int early, float *losses,
                            float *weights) {
   int32_t x[EARLY_TOKENS], y[EARLY_TOKENS];
@@ -291,7 +292,7 @@ static void test_early_run(g2z_test *t, const g2z_train_config *config, int earl
   test_trainer_close(&tt);
 }
 
-/* A kernel that started early and read too early would change bits sooner or later. */
+/* A kernel that starts early and reads too early would change bits sooner or later. */
 static void test_cuda_early(g2z_test *t) {
   CUDA_OR_SKIP(t);
   static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16, G2Z_FP32};
@@ -307,7 +308,7 @@ static void test_cuda_early(g2z_test *t) {
     while (test_attention_leaves_out(config.dtype, 4 * 4 * config.seq)) config.seq /= 2;
     config.dropout = i % 2 ? 0.1f : 0;
     config.optimizer.warmup = 0;
-    config.tune = i % 2 ? G2Z_TUNE_OFF : G2Z_TUNE_OWN; /* no trainer times a product */
+    config.tune = i % 2 ? G2Z_TUNE_OFF : G2Z_TUNE_OWN; /* trainers must not time products */
     config.graph = i / 3;
     test_early_run(t, &config, 0, losses[0], weights[0]);
     for (int again = 0; again < 4; again++) {
@@ -321,7 +322,7 @@ static void test_cuda_early(g2z_test *t) {
   for (int i = 0; i < 2; i++) free(weights[i]);
 }
 
-/* Three micro-steps of 2 sequences and one of 6 add up the same gradient. */
+/* Three micro-steps of 2 sequences and one of 6 sum up to the same gradient. */
 static void test_accumulation(g2z_test *t) {
   float losses[2][10];
   test_batch b = test_some_batch();
@@ -340,8 +341,7 @@ static void test_accumulation(g2z_test *t) {
   CHECK(t, losses[0][9] < losses[0][0] - 0.5f);
 }
 
-/* A skipped step moves nothing but the scale: weights, m, v, AdamW's count and the schedule
- * stay. */
+/* A skipped step changes only the scale: weights, m, v, AdamW's count and the schedule stay. */
 static void test_loss_scale(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
   config.dtype = G2Z_FP16;
@@ -356,7 +356,7 @@ static void test_loss_scale(g2z_test *t) {
   test_steps(t, tt.trainer, b.x, b.y, 50, NULL, &last);
   CHECK(t, last.loss_scale == 1024 && last.applied == 50 && last.skipped_total == 0);
   test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &last);
-  CHECK(t, last.loss_scale == 2048); /* after 50 good steps it doubled */
+  CHECK(t, last.loss_scale == 2048); /* doubled after 50 good steps */
 
   float good[16], huge[16], state[2][3][16];
   CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, good));
@@ -378,7 +378,7 @@ static void test_loss_scale(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
-/* A range of the canonical order that lands in another bucket or beside a unit. */
+/* Ranges of the canonical order that begin in any bucket and cross units. */
 static void test_canonical_access(g2z_test *t) {
   static const double buckets[] = {0, 0.003, 0.02};
   for (int b = 0; b < 3; b++)
@@ -404,7 +404,7 @@ static void test_canonical_access(g2z_test *t) {
     }
 }
 
-/* Each tensor has the spread that GPT-2's has. */
+/* Each tensor has GPT-2's standard deviation. */
 static void test_initialised(g2z_test *t, void *user, const char *name, g2z_param param,
                              size_t canonical, size_t elements) {
   const g2z_plan *plan = (const g2z_plan *)t->plans[1];
@@ -433,7 +433,7 @@ static void test_initialisation(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
-/* Validation is the mean of the losses that steps without a learning rate report. */
+/* Validation returns the mean of the losses that steps with a learning rate of 0 report. */
 static void test_validation(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
   g2z_loader_config lc = {test_at(t, "v.bin"), 2, 8, 1, 0, 1, 61, G2Z_ORDER_FILE, 0};
@@ -456,7 +456,7 @@ static void test_validation(g2z_test *t) {
   }
   CHECK_NEAR(t, loss, sum / 4, 1e-6);
   g2z_loader_free(loader);
-  /* Each token counts, whatever the batch: 60 targets are seven sequences of 8 and a half. */
+  /* Each token counts, whatever the batch: 60 targets are seven and a half sequences of 8. */
   test_shard(t, "v.bin", G2Z_SHARD_RAW, ids, 61);
   for (int batch = 1; batch <= 9; batch += 1 + batch / 2) {
     test_trainer other;
@@ -475,7 +475,7 @@ static void test_validation(g2z_test *t) {
     test_trainer_close(&other);
   }
   lc.batch = 2;
-  /* A loader of another vocabulary: its tokens are no rows of this model's wte. */
+  /* A loader with another vocabulary: its tokens are not rows of this model's wte. */
   lc.vocab = 65536;
   lc.glob = test_at(t, "wide.bin");
   ids[40] = 60000;
@@ -508,7 +508,7 @@ static void test_sampling(g2z_test *t) {
   const float logits[5] = {1.0f, 3.0f, 2.0f, 0.0f, 3.0f};
   g2z_sampling s = g2z_sampling_default();
   s.temperature = 0;
-  CHECK(t, g2z__sample(logits, 5, &s, 0) == 1); /* equals: the smaller id */
+  CHECK(t, g2z__sample(logits, 5, &s, 0) == 1); /* a tie: the smaller id */
   s.temperature = 1;
   int count[5] = {0, 0, 0, 0, 0};
   double sum = 0;
@@ -542,7 +542,7 @@ static void test_sampling(g2z_test *t) {
 }
 
 /* internals */
-/* A model that has learnt a cycle of tokens by heart writes it on, also past its context. */
+/* A model that has learned a cycle of tokens by heart continues it, also past its context. */
 static void test_generate_cycle(g2z_test *t) {
   enum { PERIOD = 7 };
   g2z_train_config config = test_config_of(1, 2, 32, 16, 61);
@@ -568,9 +568,9 @@ static void test_generate_cycle(g2z_test *t) {
   CHECK(t, count == 16);
   for (size_t i = 0; i < count; i++) CHECK(t, ids[i] == 10 + 5 * (int)(i % PERIOD));
   CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 26, &s, -1));
-  CHECK(t, count == 26); /* the window slides: no position beyond the context is asked for */
+  CHECK(t, count == 26); /* the window slides: all positions stay within the context */
   CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 26, &s, -1));
-  CHECK(t, count == 26); /* it is full */
+  CHECK(t, count == 26); /* already full */
   s.temperature = 1;
   CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 526, &s, 10));
   CHECK(t, count == 526 || (count > 26 && ids[count - 1] == 10));
@@ -580,7 +580,7 @@ static void test_generate_cycle(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
-/* A list of tokens belongs to the services it began with, whoever adds to it. */
+/* A list of tokens keeps its first services, whatever services later calls use. */
 static void test_tokens_services(g2z_test *t) {
   static g2z_test other;
   g2z_tokenizer *tokenizer = NULL;
@@ -596,7 +596,7 @@ static void test_tokens_services(g2z_test *t) {
   CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
   CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
   CHECK_OK(t, g2z_tokens_reserve(&other.services, &tokens, 1));
-  other.fail_at = 1; /* the sentence goes to the services of the call */
+  other.fail_at = 1; /* the call's services get the sentence */
   CHECK_STATUS(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens),
                G2Z_NO_MEMORY, &t->services, "bytes");
   other.fail_at = 0;
@@ -612,11 +612,11 @@ static void test_tokens_services(g2z_test *t) {
 
 /* ----- rank programs: ZeRO ----- */
 
-/* This rank's part of the `sequences` of a step: sequence j goes to rank j % world. What follows a
- * token is a function of it, so that twenty steps learn something. */
+/* This rank's part of a step's `sequences`: sequence j goes to rank j % world. Each target is a
+ * function of its token, so that twenty steps learn something. */
 static void zero_tokens(int step, int rank, int world, int sequences, int vocab, int32_t *x,
                         int32_t *y) {
-  int apart = vocab / 61; /* 61 of the words, which lie in the slices of all ranks */
+  int apart = vocab / 61; /* 61 of the words, spread over all ranks' slices */
   int32_t all[ZERO_SEQUENCES * ZERO_SEQ];
   test_tokens(all, (size_t)sequences * ZERO_SEQ, 61, (uint64_t)step + 5);
   for (int j = rank, at = 0; j < sequences; j += world)
@@ -627,7 +627,7 @@ static void zero_tokens(int step, int rank, int world, int sequences, int vocab,
     }
 }
 
-/* The losses of ZERO_STEPS steps. */
+/* Stores the losses of ZERO_STEPS steps. */
 static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
   int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
   const g2z_plan *plan = trainer->plan;
@@ -643,14 +643,14 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
   return G2Z_OK;
 }
 
-/* What is done to a run beside its case. ZERO_LIKE + world: one rank takes micro-batches of the size
- * that those of `world` ranks have. ZERO_ROUNDED + world: the same, and each gradient moves as far
- * as the roundings of `world` ranks can move it. */
+/* Changes to a run in addition to its case. ZERO_LIKE + world: one rank takes micro-batches as
+ * large as the ones on `world` ranks. ZERO_ROUNDED + world: the same, and each gradient moves as
+ * far as the roundings of `world` ranks can move it. */
 enum { ZERO_PLAIN, ZERO_RECOMPUTE, ZERO_LIKE, ZERO_ROUNDED = ZERO_LIKE + TEST_RANKS };
 
-/* Before a step takes the norm of its gradients, which are fp32 on one rank, each moves up or down,
- * as a coin falls, by zero_move of itself and of the range's mean size: ranks' parts of opposite
- * sign are larger than their sum, and round by more. */
+/* Before a step computes the norm of its gradients, which are fp32 on one rank, each moves up or
+ * down at random by zero_move times the sum of its size and the range's mean size. Reason: ranks'
+ * parts of opposite sign are larger than their sum and round by more. */
 static g2z_ops zero_moving;
 static const g2z_ops *zero_still;
 static double zero_move;
@@ -679,9 +679,9 @@ static g2z_status zero_sumsq(g2z_device *device, double *sum, const void *grads,
   return zero_still->grad_sumsq(device, sum, grads, ranges, count);
 }
 
-/* A sum over `world` ranks is rounded 2 world times at most, by half a unit in the last place each,
- * which is 2^-11 of a number in fp16 and 2^-8 in bf16: each rank's part, world - 1 sums, and what
- * it is compared with. */
+/* Bound of the roundings in a sum over `world` ranks: each rank's part, world - 1 sums, and the
+ * number that it is compared with. These are at most 2 world, by half a unit in the last place
+ * each: 2^-11 of a number in fp16, 2^-8 in bf16. */
 static void zero_round(g2z_trainer *trainer, int world, g2z_dtype dtype) {
   zero_still = trainer->device->ops;
   zero_moving = *zero_still;
@@ -704,14 +704,14 @@ static int rank_zero(int argc, char **argv) {
   for (int i = 0; i < cases && status == G2Z_OK; i++) {
     g2z_train_config config = zero_config(i, gpu, context->world, (g2z_dtype)dtype);
     g2z_trainer *trainer;
-    if (context->world == 1) { /* the judge knows no ZeRO */
+    if (context->world == 1) { /* the reference does not use ZeRO */
       config.zero_stage = 0;
       config.strategy = G2Z_STRATEGY_ZERO;
     }
     config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     config.batch /= like;
     config.accum *= like;
-    if (rounded) config.graph = 0; /* the host takes part in the middle of a step */
+    if (rounded) config.graph = 0; /* the host acts in the middle of a step */
     status = test_trainer_create(context, &config, &trainer);
     if (status != G2Z_OK) break;
     if (getenv("NCCL_P2P_DISABLE") && (trainer->comm->reduce == G2Z_TRANSPORT_COPY ||
@@ -733,8 +733,8 @@ static int rank_zero(int argc, char **argv) {
   return status != G2Z_OK;
 }
 
-/* Counts gathers, and looks at where blocks take turns when one is computed with: it is there, and
- * the next one of the pass is on its way. */
+/* Counts gathers. Whenever a block is computed, checks the block buffers: one holds this block, and
+ * the other gets the next block of the pass. */
 static g2z_trainer *turns_trainer;
 static g2z_ops turns_ops;
 static const g2z_ops *turns_right;
@@ -744,7 +744,7 @@ static int turns_seen, turns_wrong, turns_gathers;
 static void turns_look(int next) {
   const g2z_trainer *t = turns_trainer;
   int unit = t->needed, L = t->plan->model.layers;
-  if (unit < 1 || unit > L) return; /* the final LayerNorm */
+  if (unit < 1 || unit > L) return; /* unit 0: the final LayerNorm */
   turns_seen++;
   turns_wrong += t->turn[unit % 2] != unit || !t->turn_joined[unit % 2];
   turns_wrong += unit + next >= 1 && unit + next <= L && t->turn[(unit + next) % 2] != unit + next;
@@ -764,7 +764,7 @@ static g2z_status turns_gather(g2z_comm *comm, const g2z_call *call) {
   return turns_played->play(comm, call);
 }
 
-/* turns CASE: three steps of stage 3 with a bucket for each unit. */
+/* turns CASE: three steps of stage 3 with one bucket per unit. */
 static int rank_turns(int argc, char **argv) {
   enum { STEPS = 3 };
   g2z_services services;
@@ -793,15 +793,16 @@ static int rank_turns(int argc, char **argv) {
                 config.batch * config.accum * context->world, config.model.vocab, x, y);
     status = g2z_trainer_step_batch(t, x, y, &report);
   }
-  /* Of L blocks, all but the two that lie there already come in each pass of each micro-step; an
-   * update sends those two, wte, wpe and the final LayerNorm, as does the beginning. */
+  /* Per pass of each micro-step, all of the L blocks are gathered except the two that are already
+   * in the buffers. An update sends these two, wte, wpe and the final LayerNorm; so does the
+   * start. */
   int L = config.model.layers, most = 5 + STEPS * (2 * (L - 2) * config.accum + 5);
-  int looks = STEPS * config.accum * L * (2 + 4); /* LayerNorms and products of a block */
+  int looks = STEPS * config.accum * L * (2 + 4); /* a block's LayerNorms and products */
   int wrong = turns_gathers != most || turns_seen != looks || turns_wrong;
   printf("%d gathers of %d, %d looks of %d, %d wrong\n", turns_gathers, most, turns_seen, looks,
          turns_wrong);
-  /* The first block, which lies there, is written to: what is computed then is what is computed
-   * when nothing lies there any more. */
+  /* Writes to the first block, which is in a buffer: the logits must equal those after the buffers
+   * have been filled again. */
   float logits[2][ZERO_WORDS] = {{0}}, zeros[512] = {0};
   for (int i = 0; i < 2 && status == G2Z_OK; i++) {
     int32_t token = 7;
@@ -819,7 +820,7 @@ static int rank_turns(int argc, char **argv) {
   return status != G2Z_OK || wrong;
 }
 
-/* Validates on a shard that rank 1 believes to have tokens that it has no place for. */
+/* Validates on a shard that has tokens outside the vocabulary that rank 1 is given. */
 static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
   const g2z_plan *plan = trainer->plan;
   g2z_services *services = trainer->context->services;
@@ -840,10 +841,10 @@ static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
   return status;
 }
 
-/* trouble KIND DEVICE CASE SHARD: rank 1 brings a token that does not exist to step 4, or asks to
- * stop in step 3, or cannot validate on SHARD before step 4, which hinders no step. All ranks say
- * what became of it, from which step. On a GPU the step is a graph, and before step 4 all ask for
- * logits, which gathers parameters that the graph would have gathered. */
+/* trouble KIND DEVICE CASE SHARD: rank 1 has an invalid token in step 4, requests a stop in step 3,
+ * or cannot validate on SHARD before step 4, after which steps continue. All ranks print the
+ * outcome and its step. On a GPU the step is a graph, and before step 4 all compute logits, which
+ * gathers parameters that the graph would have gathered. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   if (argc != 4) return 2;
@@ -884,9 +885,9 @@ static int rank_trouble(int argc, char **argv) {
 }
 
 /* masked SHARD STAGE ACCUM FILE: a step of golden/tiny on the three sequences of a shard with a
- * mask. Stage 4 is strategy dp. Prints the loss of the step and of a validation before it. Writes
- * the gradients that AdamW took, m / (1 - beta1) after a first step, to FILE.RANK: NaN where
- * another rank owns them. */
+ * mask. Stage 4 is strategy dp. Prints the losses of the step and of a validation before it. Writes
+ * the gradients that AdamW used, m / (1 - beta1) after the first step, to FILE.RANK; NaN stands for
+ * those that another rank owns. */
 static int rank_masked(int argc, char **argv) {
   g2z_services services;
   g2z_context *context = NULL;
@@ -937,7 +938,7 @@ static int rank_masked(int argc, char **argv) {
   return status == G2Z_OK ? 0 : 1;
 }
 
-/* ----- tests of ZeRO: several ranks compute what one computes ----- */
+/* ----- tests of ZeRO: several ranks compute the results of one ----- */
 
 /* Runs rank_zero on `world` ranks. */
 static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int how,
@@ -954,7 +955,7 @@ static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cas
   return count == (size_t)cases;
 }
 
-/* The largest difference of any loss of any case from one rank's, in nats. */
+/* The largest difference from one rank's loss in any step of any case, in nats. */
 static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASES][ZERO_STEPS],
                          int cases) {
   double worst = 0;
@@ -966,14 +967,16 @@ static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASE
   return worst;
 }
 
-/* How far `world` ranks' losses may be from one rank's, in nats. fp32: gradients differ in the
- * order of their sums, by some 2^-24, which AdamW carries into 20 steps of at most lr = 4e-3, and
- * 32 products of a logit add up: 1e-6; a tenth of what is allowed, for activations round too. 16
- * bits: each step rounds gradients, and parameters and activations that differ at all may round to
- * different neighbours, so no formula follows a difference through 20 steps. It is measured
- * instead: by a run of one rank whose gradients all move as far as roundings can move them in every
- * step. Real roundings go either way and mostly less far. Runs that differ by them alone stay
- * closer together. */
+/* The allowed difference between the losses of `world` ranks and of one, in nats.
+ * fp32: gradients differ in the order of their sums, by some 2^-24. AdamW carries that into 20
+ * steps
+ *   of at most lr = 4e-3, and a logit adds up 32 products: 1e-6. Ten times that is allowed, since
+ *   activations round too.
+ * 16 bits: each step rounds gradients, and parameters and activations that differ at all may round
+ *   to different neighbours, so no formula follows a difference through 20 steps. A run measures it
+ *   instead: one rank, whose gradients all move as far as roundings can move them in every step.
+ *   Real roundings have either sign and are mostly smaller, so runs that differ only by them stay
+ *   closer together. */
 static double zero_bound(g2z_test *t, int device, g2z_dtype dtype, int world, int cases,
                          float one[ZERO_CASES][ZERO_STEPS]) {
   static float rounded[ZERO_CASES][ZERO_STEPS];
@@ -982,9 +985,9 @@ static double zero_bound(g2z_test *t, int device, g2z_dtype dtype, int world, in
   return zero_worst(rounded, one, cases);
 }
 
-/* Worlds from `least` to `most` against one rank, which learns. With 16 bits that rank takes
- * micro-batches of the same size, for a product's roundings depend on its shape, and adds up in
- * fp32. */
+/* Worlds from `least` to `most` against one rank, which must learn. In 16 bits that rank adds up in
+ * fp32 and takes micro-batches of the same size, since a product's roundings depend on its
+ * shape. */
 static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least, int most) {
   static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
   for (int world = least; world <= most; world++) {
@@ -999,14 +1002,15 @@ static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least,
     printf("      %s, %d ranks: losses differ by %.1e at most, and may by %.1e\n",
            g2z_dtype_text(dtype), world, worst, bound);
     CHECK_NEAR(t, worst, 0, bound);
-    /* Through the connections rank 0 adds up what it would add up in stage 0. */
+    /* On connections rank 0 adds the same numbers as in stage 0. */
     for (int i = ZERO_DP; i < ZERO_CASES && !device; i += ZERO_COLUMNS)
       CHECK(t, memcmp(many[i], many[i - ZERO_DP], sizeof many[i]) == 0);
   }
 }
 
-/* The gradients of a third step of a rank alone; *apart: whether the embedding's part of wte's went
- * apart. The learning rate is too small to change a parameter, so that rounding does not grow. */
+/* The gradients of a single rank's third step; *apart: whether the embedding's part of wte's
+ * gradient was sent separately. The learning rate is too small to change a parameter, so rounding
+ * does not grow. */
 static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, int *apart,
                                    float *grads, size_t limit, size_t *count) {
   int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
@@ -1027,8 +1031,8 @@ static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, 
   return status;
 }
 
-/* A rank alone rounds the head's part of wte's gradient at once: the same bits in every stage, and
- * what fp32 gives to within two roundings. */
+/* A single rank rounds the head's part of wte's gradient directly: the same bits in every stage,
+ * and within two roundings of the fp32 gradient. */
 static void test_zero_alone(g2z_test *t) {
   static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16};
   static float wide[1 << 17], first[1 << 17], grads[1 << 17];
@@ -1037,7 +1041,7 @@ static void test_zero_alone(g2z_test *t) {
     for (int column = -1; column < ZERO_COLUMNS; column++) {
       int apart = 0;
       size_t n = 0;
-      /* Stage 0, many words. */
+      /* Stage 0, large vocabulary. */
       g2z_train_config config = zero_config(ZERO_COLUMNS, 0, 1, dtypes[i]);
       config.batch = 15; /* 240 tokens: one chunk */
       config.optimizer.lr = config.optimizer.min_lr = 1e-9f;
@@ -1065,17 +1069,17 @@ static void test_zero_halves(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
 }
 
-/* Stage 3 gathers a block while the one before it is computed with, none more often than needed. */
+/* Stage 3 gathers the next block while a block is computed, and none more often than needed. */
 static void test_zero_turns(g2z_test *t) {
   for (int accum = 0; accum < 2; accum++)
     test_ranks_job(t, 2, 0, " 0 wrong", "turns %d", 3 + 3 * ZERO_COLUMNS * accum);
 }
 
-/* Activations made again change no bit on two ranks either, in any column and with any bucket: the
- * algorithms of products depend on their shapes alone, as tune is off. */
+/* Recomputed activations change no bit on two ranks either, in any column and with any bucket: with
+ * tune off, products choose their algorithms by shape only. */
 static void test_zero_recompute_on(g2z_test *t, int device, g2z_dtype dtype) {
   static float kept[ZERO_CASES][ZERO_STEPS], again[ZERO_CASES][ZERO_STEPS];
-  const int cases = 3 * ZERO_COLUMNS; /* those of one micro-step */
+  const int cases = 3 * ZERO_COLUMNS; /* the cases with one micro-step */
   if (!zero_run(t, device, dtype, 2, cases, ZERO_PLAIN, kept) ||
       !zero_run(t, device, dtype, 2, cases, ZERO_RECOMPUTE, again))
     return;
@@ -1096,7 +1100,7 @@ static void masked_gradient(g2z_test *t, void *user, const char *name, g2z_param
   free(want);
 }
 
-/* Runs rank_masked on `world` ranks; together they own PyTorch's gradients. */
+/* Runs rank_masked on `world` ranks; their parts together equal PyTorch's gradients. */
 static void masked_run(g2z_test *t, const char *shard, int world, int stage, int accum,
                        double loss) {
   static float all[1 << 17], part[1 << 17];
@@ -1131,8 +1135,8 @@ static void masked_run(g2z_test *t, const char *shard, int world, int stage, int
   test_tensors(t, plan, masked_gradient, all);
 }
 
-/* Fine-tuning on a shard with a mask: losses and gradients are those of PyTorch with ignore_index.
- * Ranks and micro-steps differ in how many targets count; one has none. */
+/* Fine-tuning on a shard with a mask: losses and gradients equal PyTorch's with ignore_index. Ranks
+ * and micro-steps differ in how many targets count; one has none. */
 static void test_golden_masked(g2z_test *t) {
   char shard[512];
   size_t count;
@@ -1154,7 +1158,7 @@ static void test_golden_masked(g2z_test *t) {
   free(loss);
 }
 
-/* What befalls one rank is returned by all, from the same step, with the same sentence. */
+/* One rank's trouble is returned by all ranks, from the same step, with the same sentence. */
 static void test_zero_trouble_on(g2z_test *t, int device, int world) {
   static const struct { const char *kind, *says; } cases[] = {
       {"token", "step 6 status 1, from what was saved 0: rank 1: token=61 at position 17"},
@@ -1163,14 +1167,15 @@ static void test_zero_trouble_on(g2z_test *t, int device, int world) {
   int32_t ids[1600];
   test_tokens(ids, 1600, 61, 3);
   test_shard(t, "val.bin", G2Z_SHARD_LLMC, ids, 1600);
-  for (int i = 0; i < 9; i++) /* in stages 2 and 3, and strategy dp */
+  for (int i = 0; i < 9; i++) /* in stages 2 and 3, and with strategy dp */
     test_ranks_job(t, world, 0, cases[i / 3].says, "trouble %s %d %d %s", cases[i / 3].kind, device,
                    2 + i % 3, test_path(t, "val.bin"));
 }
 
 static void test_zero_trouble(g2z_test *t) { test_zero_trouble_on(t, 0, 3); }
 
-/* A user who knows that GPUs do not reach each other tells NCCL; the kit's own copies obey. */
+/* If GPUs cannot access each other, the user sets a variable for NCCL; the kit's own copies obey
+ * it. */
 static void test_zero_apart(g2z_test *t, int world) {
   static float one[ZERO_CASES][ZERO_STEPS], apart[ZERO_CASES][ZERO_STEPS];
   setenv("NCCL_P2P_DISABLE", "1", 1);
@@ -1180,7 +1185,7 @@ static void test_zero_apart(g2z_test *t, int world) {
   unsetenv("NCCL_P2P_DISABLE");
 }
 
-/* On GPUs, through NCCL and copies. */
+/* On GPUs, with NCCL and copies. */
 static void test_cuda_zero(g2z_test *t) {
   int count = 0;
 #if defined(__CUDACC__)

@@ -1,9 +1,9 @@
-/* Tests of the room "weights": safetensors, and models in the layout of Hugging Face. All but
+/* Tests of the room "weights": safetensors, and models in Hugging Face's layout. All except
  * weights_configs use private names of the header. */
 
 /* ----- safetensors and weights ------------------------------------------- */
 
-/* A file of this header and these bytes behind it; `data` NULL: zeros. */
+/* A file with this header, followed by these bytes; `data` NULL: zeros. */
 static const char *test_weights_file(g2z_test *t, const char *header, const void *data,
                                      size_t count) {
   const char *path = test_path(t, "model.safetensors");
@@ -17,7 +17,7 @@ static const char *test_weights_file(g2z_test *t, const char *header, const void
   return path;
 }
 
-/* Elements of a tensor by its name. */
+/* Reads elements of the tensor with this name. */
 static g2z_status test_weights_read(g2z__safetensors *file, const char *name, size_t first,
                                     size_t count, float *out) {
   int index = g2z__safetensors_find(file, name);
@@ -51,7 +51,7 @@ static void test_safetensors_types(g2z_test *t) {
                tensor.elements == 65536 && tensor.bytes == 131072 &&
                tensor.begin == 8 + sizeof header - 1);
   CHECK_OK(t, test_weights_read(st, "fh", 0, 65536, got));
-  for (int i = 0; i < 65536; i++) { /* every half as the definition has it; NaN stays NaN */
+  for (int i = 0; i < 65536; i++) { /* every half by its definition; NaN stays NaN */
     int exponent = i >> 10 & 31, fraction = i & 1023;
     double value = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
     if (exponent == 31) value = fraction ? NAN : INFINITY;
@@ -84,7 +84,7 @@ static void test_safetensors_types(g2z_test *t) {
   "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 static const struct {
   const char *header;
-  size_t data;                  /* bytes behind it */
+  size_t data;                  /* bytes after it */
   const char *sentence;
 } test_safetensors_bad[] = {
     {"", 0, "expected an object, found the text's end"},
@@ -138,7 +138,7 @@ static void test_safetensors_refused(g2z_test *t) {
   const char *path = test_weights_file(t, "{\"__metadata__\":null}", NULL, 0);
   CHECK_OK(t, g2z__safetensors_open(services, path, &file));
   g2z__safetensors_free(file);
-  /* Other files under this name, each of 40 bytes. */
+  /* Other formats under this name, 40 bytes each. */
   static const char *const others[][2] = {
       {"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs in place of the file"},
       {"PK\3\4", "a file of torch.save: save the model with"},
@@ -165,7 +165,7 @@ static void test_safetensors_refused(g2z_test *t) {
   CHECK_IO(t, g2z__safetensors_open(services, test_path(t, "no"), &file), "No such file");
   CHECK_IO(t, g2z__safetensors_open(services, t->directory, &file), "it is a directory");
 
-  /* Cut at every byte; every byte of the header changed. */
+  /* Truncated at every byte; every byte of the header changed. */
   g2z_writer *writer;
   g2z__safetensor tensors[2];
   float values[7] = {1, 2, 3, 4, 5, 6, 7};
@@ -205,14 +205,14 @@ static void test_safetensors_refused(g2z_test *t) {
   g2z_release(services, text);
 }
 
-/* A tiny model whose canonical element i is i + 0.25, and what was asked of it. */
+/* A tiny model whose canonical element i is i + 0.25, and the progress of a reader. */
 typedef struct test_weights {
   float *values;
   size_t count, next;
-  size_t fail_at;               /* calls at or beyond this element fail */
+  size_t fail_at;               /* calls that reach it fail */
 } test_weights;
 
-/* DIRECTORY/model.safetensors and config.json. */
+/* Writes DIRECTORY/model.safetensors and config.json. */
 static g2z_status test_weights_write(g2z_services *services, const char *directory,
                                      const g2z_model_config *model, const test_weights *w) {
   char path[600];
@@ -276,7 +276,7 @@ static void test_weights_round_trip(g2z_test *t) {
   CHECK_OK(t, g2z__weights_read(services, directory, &read, test_weights_take, &back));
   CHECK(t, back.next == back.count && memcmp(back.values, w.values, w.count * sizeof(float)) == 0);
 
-  /* Names, shapes and places as Hugging Face has them: [in, out], block 0 after block 1. */
+  /* Names, shapes and order as in Hugging Face's files: [in, out], block 0 after block 1. */
   REQUIRE_OK(t, g2z__safetensors_open(services, path, &file));
   CHECK(t, file->count == 4 + 2 * 12);
   int index = g2z__safetensors_find(file, "transformer.h.1.mlp.c_fc.weight");
@@ -284,18 +284,18 @@ static void test_weights_round_trip(g2z_test *t) {
   g2z__safetensor tensor = file->tensors[index < 0 ? 0 : index];
   CHECK(t, tensor.rank == 2 && tensor.shape[0] == 8 && tensor.shape[1] == 32);
   CHECK_OK(t, test_weights_read(file, "transformer.h.1.mlp.c_fc.weight", 1, 1, &value));
-  CHECK(t, value == 16 + 8 + 256 + 32 + 1 + 0.25f); /* behind lnf, fcprojb, fcprojw and fcb */
+  CHECK(t, value == 16 + 8 + 256 + 32 + 1 + 0.25f); /* after lnf, fcprojb, fcprojw, fcb */
   CHECK_OK(t, test_weights_read(file, "transformer.wte.weight", 9001 * 8 - 1, 1, &value));
   CHECK(t, value == (float)(w.count - 1) + 0.25f);
   CHECK(t, g2z__safetensors_find(file, "lm_head.weight") == -1);
   g2z__safetensors_free(file);
 
-  /* Two writes of the same weights are the same bytes. */
+  /* Two writes of the same weights give the same bytes. */
   CHECK_OK(t, g2z_read_file(services, path, 1 << 24, &first, &bytes));
   CHECK_OK(t, test_weights_write(services, directory, &model, &w));
   CHECK(t, test_files_equal(t, path, first, bytes));
 
-  /* A number that is not finite is no weight, also where only fp32 is too small for it. */
+  /* A weight that is not finite is refused, also if it only overflows fp32. */
   static const struct { size_t at; float value; const char *sentence; } broken[] = {
       {0, NAN, "element 0 of tensor \"transformer.ln_f.weight\" is nan in fp32, not a finite"},
       {16 + 8 + 256 + 32 + 7, INFINITY, "7 of tensor \"transformer.h.1.mlp.c_fc.weight\" is inf"},
@@ -311,7 +311,7 @@ static void test_weights_round_trip(g2z_test *t) {
   }
   CHECK_OK(t, test_weights_write(services, directory, &model, &w));
 
-  /* Who takes may stop it; a full disk leaves the old file. */
+  /* The receiver may stop a read; a full disk leaves the old file. */
   back.fail_at = 1000;
   back.next = 0;
   CHECK(t, g2z__weights_read(services, directory, &model, test_weights_take, &back) == G2Z_STOPPED);
@@ -326,8 +326,8 @@ static void test_weights_round_trip(g2z_test *t) {
   free(back.values);
 }
 
-/* The file of a model of one layer, 8 channels, 4 positions and 3 tokens, with changes: tensor
- * `which` gets another name (NULL: is left out) and row count, and extra ones follow. */
+/* The file of a model with one layer, 8 channels, 4 positions and 3 tokens, with changes: tensor
+ * `which` gets another name (NULL: is left out) and row count, and extra tensors follow. */
 static void test_weights_variant(g2z_test *t, const char *prefix, int which, const char *rename,
                                  uint64_t rows, const g2z__safetensor *extra, size_t extras) {
   struct named { const char *name; int rank; uint64_t shape[2]; };
@@ -364,7 +364,7 @@ static void test_weights_variant(g2z_test *t, const char *prefix, int which, con
     for (int k = 0; k < tensors[i].rank; k++) elements *= (size_t)tensors[i].shape[k];
     int tied = strstr(tensors[i].name, "wte") || strcmp(tensors[i].name, "lm_head.weight") == 0;
     for (size_t k = 0; k < elements; k++) values[k] = (float)(tied ? 1 : i) + (float)k / 256;
-    if (tensors[i].begin) values[elements - 1] += 1; /* a head that is not tied */
+    if (tensors[i].begin) values[elements - 1] += 1; /* an untied head */
     CHECK_OK(t, g2z_writer_put(writer, values, elements * sizeof(float)));
   }
   CHECK_OK(t, g2z_writer_commit(writer));
@@ -372,7 +372,7 @@ static void test_weights_variant(g2z_test *t, const char *prefix, int which, con
 }
 
 static void test_weights_variants(g2z_test *t) {
-  /* The head of a file: none, tied, another one, or of this many rows; an extra tensor's name. */
+  /* The file's head: none, tied, different, or with this many rows; an extra tensor's name. */
   static const struct {
     const char *prefix;
     int which;
@@ -418,19 +418,19 @@ static void test_weights_variants(g2z_test *t) {
   CHECK_OK(t, READ(1));
   CHECK(t, w[0].next == 944 && w[1].next == 944);
   CHECK(t, memcmp(values[0], values[1], sizeof values[0]) == 0);
-  /* A writer may keep the other one of two names for tied weights. */
+  /* A writer may keep only the second of the two names of tied weights. */
   test_weights_variant(t, "transformer.", 15, NULL, 0, extra + 2, 1);
   CHECK_OK(t, READ(1));
   CHECK(t, memcmp(values[0], values[1], sizeof values[0]) == 0);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     const g2z__safetensor *first = bad[i].head ? extra : extra + 3;
-    extra[2].begin = bad[i].head < 0; /* not tied */
+    extra[2].begin = bad[i].head < 0; /* untied */
     extra[2].shape[0] = bad[i].head > 0 ? (uint64_t)bad[i].head : 3;
     extra[3].name = bad[i].extra;
     test_weights_variant(t, bad[i].prefix, bad[i].which, bad[i].rename, bad[i].rows, first,
                          bad[i].head ? 3 : bad[i].extra != NULL);
     CHECK_STATUS(t, READ(0), bad[i].status, services, bad[i].sentence);
-    CHECK(t, w[0].next == 0); /* nothing was taken before all was compared */
+    CHECK(t, w[0].next == 0); /* all is compared before any is taken */
   }
   CHECK(t, unlink(test_path(t, "model.safetensors")) == 0);
   CHECK_IO(t, READ(0), "has no model.safetensors");
@@ -444,7 +444,7 @@ static void test_weights_configs(g2z_test *t) {
   g2z_model_config model;
 #define SIZES "\"n_layer\":12,\"n_head\":12,\"n_embd\":768,\"n_positions\":1024," \
               "\"vocab_size\":50257"
-  static const char *const good[] = { /* the first as OpenAI's weights are published */
+  static const char *const good[] = { /* the first: OpenAI's published config */
       "{\"activation_function\":\"gelu_new\",\"architectures\":[\"GPT2LMHeadModel\"],"
       "\"attn_pdrop\":0.1,\"bos_token_id\":50256,\"initializer_range\":0.02,"
       "\"layer_norm_epsilon\":1e-05,\"model_type\":\"gpt2\",\"n_ctx\":1024," SIZES ","
