@@ -38,7 +38,7 @@ typedef struct options {
   float val_fraction;
   int64_t val_tokens, shard_tokens;
   int encode, decode, threads, overwrite, help;
-  int val_default;           /* no flag chose the validation split */
+  int val_default;           /* no flag set the validation split */
   char **words;              /* [word_count]: the command line as it was typed */
   int word_count;
   char name_text[256];       /* the name of the shards */
@@ -46,7 +46,7 @@ typedef struct options {
   int paired;                /* fields are a prompt and its completion */
 } options;
 
-/* What the program makes: shards, or the output of the flag with this name. */
+/* The program's output: shards, or the output of the flag with this name. */
 enum { SHARDS, ENCODE, DECODE };
 static const char *const mode_names[] = {"shards", "encode", "decode"};
 
@@ -200,7 +200,7 @@ static void advise(g2z_services *services, const options *o, const char *first, 
 static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   const options defaults = default_options();
   const int mode = o->encode ? ENCODE : o->decode ? DECODE : SHARDS;
-  /* the fields of JSON: text or content, the one field, or prompt and completion */
+  /* JSON fields: text or content, one field, or prompt and completion */
   const char *first = o->field ? o->field : "text", *comma = strchr(first, ',');
   const char *second = comma ? comma + 1 : o->field ? first : "content";
   size_t length = comma ? (size_t)(comma - first) : strlen(first), most = sizeof o->fields[0] - 1;
@@ -258,7 +258,7 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--name %.80s: give 1 to 200 characters without a slash; --out takes the directory",
                 o->name);
-  /* the name of the shards: --name, or the first input's without its directory and ending */
+  /* the shards' name: --name, or the first input's without directory and ending */
   const char *slash = strrchr(inputs[0], '/'), *file = slash ? slash + 1 : inputs[0];
   const char *name = o->name ? o->name : strcmp(file, "-") ? file : "stdin";
   length = o->name ? strlen(name) : g2z_text_named(name).bytes;
@@ -275,14 +275,14 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
 #define OPEN_BYTES 4194304      /* text without a cut for so long is encoded while it is read */
 #define LINE_BYTES 268435456    /* the longest line of JSON */
 
-typedef struct source {      /* a file, or a part of one */
+typedef struct source {      /* a file, or a range of one */
   const char *path, *label;  /* the label is for messages */
   int json;                  /* one document per line */
   uint64_t begin, end;       /* range of bytes; end UINT64_MAX: to the end of the file */
   int split;                 /* TRAIN, VAL or BY_DOCUMENT */
 } source;
 
-typedef struct segment {     /* a document, or as much of one as a job holds */
+typedef struct segment {     /* a document, or the part of one in this job */
   const char *label;
   uint64_t place;            /* its line (json), or its offset in the file */
   size_t begin, bytes;       /* in the job's text */
@@ -308,7 +308,7 @@ typedef struct reader {
   const options *o;
   g2z_services *services;
   const source *sources;
-  int count, at;             /* sources; the one that is read now or next */
+  int count, at;             /* number of sources; the current or next one */
   g2z_text_file text;        /* its file is -1: none is open */
   int waits;                 /* reading may block: a pipe or a terminal */
   int look;                  /* check the source's first bytes once they are read */
@@ -319,9 +319,9 @@ typedef struct reader {
   int open;                  /* the last job's text ended without a cut */
   int carriage_return;       /* the last character read was one, and became a newline */
   int in_document, split;    /* the next segment continues a document; its split */
-  int blank;                 /* its part in open jobs so far is white space */
+  int blank;                 /* its part in open jobs is white space only */
   int64_t documents;
-  int some;                  /* a source so far held text */
+  int some;                  /* one of the sources had text */
 } reader;
 
 static volatile sig_atomic_t stop_signal;
@@ -450,7 +450,7 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
   return j->open ? G2Z_OK : keep_rest(r, j, usable);
 }
 
-/* F as the user typed it: the float 0.1f is a little more than 0.1. */
+/* F as the user typed it: the float 0.1f is slightly more than 0.1. */
 static double val_fraction(const options *o) {
   return o->val_fraction > 0 ? floor((double)o->val_fraction * 1e7 + 0.5) / 1e7 : 0;
 }
@@ -464,7 +464,7 @@ static void begin_document(reader *r) {
   r->in_document = r->blank = 1;
 }
 
-/* Adds a segment of the document that is open. */
+/* Adds a segment of the open document. */
 static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int starts, int ends) {
   segment *list = (segment *)widen(j->segments, &j->segments_capacity, j->count + 1, sizeof *list);
   if (!list) return fail(r->services, G2Z_NO_MEMORY, "no memory for %zu documents", j->count + 1);
@@ -559,7 +559,7 @@ typedef struct worker {
   struct pool *pool;
   g2z_services services;
   g2z_encoder *encoder;
-  g2z_bpe_trainer *trainer;  /* in place of the encoder while a vocabulary is learnt */
+  g2z_bpe_trainer *trainer;  /* replaces the encoder during --train-bpe */
   job held;                  /* its current job */
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
@@ -1112,7 +1112,7 @@ static g2z_status read_at(g2z_services *services, const char *path, uint64_t off
   return some < 0 ? g2z_fail_file(services, error, "read", path) : G2Z_OK;
 }
 
-/* Finds the begin of the last `fraction` of a text: at a character, and not inside CR LF. */
+/* Finds the start of the last `fraction` of a text: at a character, and not inside CR LF. */
 static g2z_status find_tail(g2z_services *services, const char *path, uint64_t bytes,
                             double fraction, uint64_t *begin) {
   unsigned char around[4] = {0, 0, 0, 0};
@@ -1186,9 +1186,9 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
 
 /* ----- the program ------------------------------------------------------- */
 
-/* Gives the files their names and removes the rest of an `old` set. Each split's first shard is an
- * empty file until all other files have their names. Readers refuse it, so none takes a mix of two
- * sets or a part of a set for a set. */
+/* Gives the files their names and removes the rest of an `old` set. Each split's first shard stays
+ * an empty file until all other files have their names. Readers refuse an empty file, so they never
+ * take a mix of two sets, or a part of one, for a set. */
 static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *tokenizer,
                              size_t old) {
   char path[4608], empty[4616];

@@ -35,19 +35,19 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
-  G2Z_FLAG_GLOB,     /* the same for a pattern of files; a second, other value is an error: the
-                      * files of the first would be left out */
+  G2Z_FLAG_GLOB,     /* the same for a file pattern; a second, different value is an error: the
+                      * first pattern's files would be left out */
   G2Z_FLAG_TEXTS,    /* g2z_texts: all arguments up to the next flag are appended */
-  G2Z_FLAG_FILE,     /* char *: a file of flags, "--name VALUE" a line and # before a comment; its
-                      * text, to which their values point, is freed with g2z_release */
+  G2Z_FLAG_FILE,     /* char *: a file of flags, one "--name VALUE" per line, comments after #;
+                      * its text, to which values point, is freed with g2z_release */
   G2Z_FLAG_CHOICE,   /* int or enum: the index of the value among the words of `value` */
   G2Z_FLAG_INT,      /* int */
   G2Z_FLAG_INT64,    /* int64_t */
-  G2Z_FLAG_UINT64,   /* uint64_t; any value, minimum and maximum are not looked at */
+  G2Z_FLAG_UINT64,   /* uint64_t; any value: minimum and maximum are ignored */
   G2Z_FLAG_FLOAT     /* float */
 } g2z_flag_kind;
 
-#define G2Z_TEXTS 16             /* files that one flag may name */
+#define G2Z_TEXTS 16             /* files that one flag may take */
 typedef struct g2z_texts {
   int count;
   const char *text[G2Z_TEXTS];
@@ -56,54 +56,54 @@ typedef struct g2z_texts {
 typedef struct g2z_flag {
   const char *name;          /* without dashes */
   g2z_flag_kind kind;
-  void *destination;         /* holds the default, which --help shows when it is in the range */
-  double minimum, maximum;   /* of a number, both allowed */
-  const char *value;         /* what --help calls the value: "N", "DIR"; of a choice "|cpu|cuda" */
+  void *destination;         /* holds the default; --help shows it if it is in the range */
+  double minimum, maximum;   /* range of a number, inclusive */
+  const char *value;         /* value's name in --help: "N", "DIR"; of a choice "|cpu|cuda" */
   const char *help;
 } g2z_flag;
 
-/* Arguments that are no flags are moved to argv[1..*rest], in their order; with rest NULL they are
- * an error. The sentence of an unknown flag names ours if it is another program's.
- * -h is --help. */
+/* Arguments that are not flags are moved to argv[1..*rest], in order; with rest NULL they are an
+ * error. The error for another program's flag names the flag to use here. -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int *rest);
 /* The table as text. Print it before parsing: it shows the values of the destinations. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
-/* The table as arguments, for a program that starts itself: the words of `first`, then a
- * "--name=VALUE" for each flag whose destination holds a value in its range, from which the parser
- * reads that value again, to the last bit. Ends with NULL; freed with g2z_release. */
+/* The table as arguments, for a program that starts itself: the words of `first`, then one
+ * "--name=VALUE" for each flag whose destination holds a value in its range. The parser reads the
+ * same value from it, to the last bit. Ends with NULL; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv);
-/* argv as one line that a shell would take apart in the same way; freed with g2z_release. */
+/* argv as one line that a shell splits into the same words; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
 
 /* ===== ranks of this host ================================================
  * Starting a job's ranks without mpirun: the same program, once for each rank. */
 
-/* Exit codes of programs around the library, which mpirun, srun and scripts see. */
-#define G2Z_EXIT_LOST 70     /* another rank died or hangs: a consequence, look for its output */
+/* Exit codes of programs around the library, for mpirun, srun and scripts. */
+#define G2Z_EXIT_LOST 70     /* another rank died or hangs: its output has the cause */
 #define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
 
-typedef struct g2z_job {    /* processes that this one starts and looks after */
-  int ranks;                      /* 1: also a process of its own */
-  char **argv;                    /* of each: this program, with these arguments; ends with NULL */
-  const char *output;             /* file at whose end they print; NULL: where this process does */
-  void (*watch)(void *user);      /* called at their start, then ten times a second; NULL: not */
+typedef struct g2z_job {    /* processes that this one starts and supervises */
+  int ranks;                      /* 1: a separate process, too */
+  char **argv;                    /* of each rank: this program and its arguments; ends with NULL */
+  const char *output;             /* file to which they append their output; NULL: this process's */
+  void (*watch)(void *user);      /* called at the start, then ten times a second; NULL: never */
   void *user;
 } g2z_job;
 typedef struct g2z_job_end {
-  int exit_code;                  /* 0, or the first failure's that is no consequence of another's;
-                                   * 128 + signal of a rank that was killed */
-  int signal;                     /* the last one that was handed on; 0: none */
+  int exit_code;                  /* 0, or the code of the first rank that failed by itself;
+                                   * 128 + signal of a killed rank */
+  int signal;                     /* the last signal passed on; 0: none */
   double cpu_s;                   /* of all processes, user and system */
-  size_t rank_bytes;              /* the most memory that one of them had resident */
+  size_t rank_bytes;              /* the largest resident memory of a process */
 } g2z_job_end;
-/* Starts this program job->ranks times as ranks of one job on this host, which share a random
- * secret (or G2Z_SECRET), and waits for all. Passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on
- * to them. When a rank fails, the log names it and its end at once (with `output` the caller has
- * to). The others get SIGTERM after two seconds, SIGKILL after 13. Call it before any thread. */
+/* Starts this program job->ranks times as ranks of one job on this host and waits for all. They
+ * share a random secret (or G2Z_SECRET). Passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to
+ * them. When a rank fails, the log names it and how it ended at once (with `output` the caller has
+ * to). The others get SIGTERM after two seconds, SIGKILL after 13. Call it before any thread
+ * starts. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
 /* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
  * or ranks is 1, and continues. 1: all have ended, and the program returns *exit_code. */
@@ -112,11 +112,11 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
 
 /* ===== the begin of main ================================================= */
 
-/* The first call of main. Standard input, output and error that the program was started without
- * become /dev/null: else the next file that is opened would be one of them. A file beyond
- * `ulimit -f` becomes an error of the write. OpenMP's threads sleep while they wait, unless
- * OMP_WAIT_POLICY is set: where something else runs on a core, spinning costs most of the speed.
- * A small limit of the stack (ulimit -s) is raised; an error if it may not be. */
+/* The first call of main. If the program was started without standard input, output or error, these
+ * become /dev/null: otherwise the next file that it opens would get their number. A write beyond
+ * `ulimit -f` returns an error. OpenMP's waiting threads sleep unless OMP_WAIT_POLICY is set: if
+ * other work needs a core, spinning costs most of the speed. A small stack limit (ulimit -s) is
+ * raised; it is an error if that is not allowed. */
 G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 
 #ifdef __cplusplus
@@ -153,7 +153,7 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
     g2z_status try_status_ = (call);               \
     if (try_status_ != G2Z_OK) return try_status_; \
   } while (0)
-/* Ends the function: what the caller wants cannot be, by this sentence. */
+/* Ends the function with this sentence: the caller's request is invalid. */
 #define G2ZG_REFUSE(services, ...) return g2z_fail(services, G2Z_BAD_ARGUMENT, __VA_ARGS__)
 
 #ifdef __cplusplus
@@ -162,9 +162,9 @@ extern "C" {
 
 /* ===== flags =============================================================
  * In:  a table of flags and argv. Out: values in the table's destinations.
- * Law: a value is taken whole or refused; nothing is guessed, and what is unknown is named. */
+ * Law: a value is taken whole or refused; nothing is guessed, and an unknown flag is named. */
 
-/* An empty argument, so that a sentence shows it. */
+/* An empty argument as "", so that a sentence shows it. */
 static const char *g2zg_shown(const char *text) { return text[0] ? text : "\"\""; }
 
 static const g2z_flag *g2zg_flag_find(const g2z_flag *flags, int count, const char *name,
@@ -176,8 +176,8 @@ static const g2z_flag *g2zg_flag_find(const g2z_flag *flags, int count, const ch
   return NULL;
 }
 
-/* The flags of nanoGPT, llm.c (C and Python), Hugging Face's Trainer, DeepSpeed and Megatron-LM,
- * and what to type here. Names with a dash are those of llm.c's C programs. */
+/* Flags of nanoGPT, llm.c (C and Python), Hugging Face's Trainer, DeepSpeed and Megatron-LM, each
+ * with the flag to type here. Names with a dash belong to llm.c's C programs. */
 static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     /* data */
     {"-i dataset train_file train_data_path data_path input_bin",
@@ -286,7 +286,7 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"config config_file yaml_cfg", "--flags FILE"},
 };
 
-/* Those programs write _ or -. */
+/* Other programs write _ or -. */
 static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, size_t length) {
   size_t same = 0;
   while (same < length && same < bytes &&
@@ -296,7 +296,7 @@ static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, si
   return same == length && same == bytes;
 }
 
-/* What to type for another program's flag, if this program has such flags; NULL: unknown. */
+/* The flag to type for another program's flag, if this program has it; NULL: unknown. */
 static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const char *name,
                                      size_t length) {
   static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-";
@@ -313,7 +313,8 @@ static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const cha
   return has ? ours : NULL;
 }
 
-/* The argument that is no flag, "-b" or "--n_layer=12", with what is meant where that is known. */
+/* Refuses an argument that is no flag, "-b" or "--n_layer=12", and names the right flag if
+ * known. */
 static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
                                     const char *program, const char *argument) {
   const size_t whole = strcspn(argument, "="), dashes = strspn(argument, "-");
@@ -335,13 +336,13 @@ static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flag
               g2z_shell_word(program, word, sizeof word));
 }
 
-/* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a person would write them. */
+/* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a user would type them. */
 static void g2zg_number_text(double number, char text[32]) {
   if (number == floor(number) && fabs(number) < 1e15) snprintf(text, 32, "%.0f", number);
   else snprintf(text, 32, "%.6g", number);
 }
 
-/* Moved as bytes: an enum's type may differ from int in sign. */
+/* Copied as bytes: an enum's type may differ from int in sign. */
 static int g2zg_flag_choice(const g2z_flag *flag) {
   int index;
   memcpy(&index, flag->destination, sizeof index);
@@ -394,7 +395,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     G2ZG_REFUSE(services, "--%s %.80s: not %s; write --%s %s", flag->name, g2zg_shown(text), whole ?
                 "a whole number" : "a number", flag->name, whole ? "12" : "0.5, or 5e-1");
   if (whole && errno == ERANGE) in_range = 0;
-  if (flag->kind != G2Z_FLAG_UINT64) /* written so that a NaN is out of range */
+  if (flag->kind != G2Z_FLAG_UINT64) /* so written, a NaN is out of range */
     in_range = in_range && number >= flag->minimum && number <= flag->maximum;
   if (!in_range) {
     char least[32], most[32];
@@ -413,7 +414,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   return G2Z_OK;
 }
 
-/* Takes the flag argv[*at] with its value, and leaves *at on the last argument that it took. */
+/* Reads the flag argv[*at] and its value, and moves *at to the last argument used. */
 static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, int count,
                                  const char *program, int argc, char **argv, int *at) {
   const char *name = argv[*at] + 2;
@@ -443,7 +444,7 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
     return G2Z_OK;
   }
   /* The lines of a file count as if they stood on the command line. Values of flags point into its
-   * text, so that there can be one file only. */
+   * text, so only one file is allowed. */
   char **text = (char **)flag->destination, *line, *next;
   char sentence[G2Z_ERROR_BYTES];
   size_t bytes;
@@ -499,7 +500,7 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
   return G2Z_OK;
 }
 
-/* The default as text; empty when the destination holds none. */
+/* The default as text; empty if the destination holds none. */
 static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
   text[0] = 0;
   double number = 0, minimum = flag->minimum, maximum = flag->maximum;
@@ -525,7 +526,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
       return;
     case G2Z_FLAG_INT: number = *(int *)flag->destination; break;
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
-    case G2Z_FLAG_FLOAT: /* of "0.99" the float is larger than the double */
+    case G2Z_FLAG_FLOAT: /* the float of "0.99" is larger than the double */
       number = *(float *)flag->destination;
       minimum = (float)minimum;
       maximum = (float)maximum;
@@ -533,13 +534,13 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
   }
   if (!(number >= minimum && number <= maximum)) return;
   g2zg_number_text(number, text);
-  if (flag->kind == G2Z_FLAG_INT64) /* a double does not hold each of them */
+  if (flag->kind == G2Z_FLAG_INT64) /* a double cannot hold every int64 */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
   if (flag->kind == G2Z_FLAG_FLOAT && (float)strtod(text, NULL) != (float)number)
     snprintf(text, 64, "%.9g", number);
 }
 
-/* A flag as one argument, 0: it holds no value; else the length, as snprintf counts it. */
+/* A flag as one argument. Returns its length, as snprintf does; 0: it holds no value. */
 static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
   char text[64];
   const char *value = text;
@@ -559,7 +560,7 @@ G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *f
   *argv = NULL;
   for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
   for (int i = 0; i < count; i++) bytes += (size_t)g2zg_flag_argument(&flags[i], NULL, 0) + 1;
-  G2ZG_TRY(g2z_allocate(services, bytes, 1, &memory)); /* the pointers, then what they point to */
+  G2ZG_TRY(g2z_allocate(services, bytes, 1, &memory)); /* the pointers, then their texts */
   char **out = *argv = (char **)memory, *to = (char *)(out + places), *end = (char *)memory + bytes;
   for (int i = 0; i < first_count + count; i++) {
     size_t room = (size_t)(end - to);
@@ -614,28 +615,28 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 }
 
 /* ===== ranks of this host ================================================
- * In:  a program and how many ranks. Out: what their ends come to.
+ * In:  a program and a number of ranks. Out: their common exit code.
  * Law: no rank outlives this process, and the log names the rank that failed first by itself. */
 
 static const int g2zg_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 #define G2ZG_SPAWN_RANKS 4096
 #define G2ZG_SPAWN_VARIABLES 9
-typedef struct g2zg_spawn {       /* a job in the hands of its parent */
+typedef struct g2zg_spawn {       /* a job, as its parent sees it */
   g2z_services *services;
   const g2z_job *job;
-  int output;                     /* -1: as this process */
-  char texts[G2ZG_SPAWN_VARIABLES][192]; /* what a launcher would set */
-  char **environment;             /* these, and this process's */
-  sigset_t signals, before;       /* those that are waited for; the mask that ranks get */
+  int output;                     /* -1: this process's output */
+  char texts[G2ZG_SPAWN_VARIABLES][192]; /* the variables of a launcher */
+  char **environment;             /* these, then this process's */
+  sigset_t signals, before;       /* signals to wait for; the mask that ranks get */
   pid_t *processes;               /* [ranks]; 0: not started, or ended */
   double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
-  int haste;                      /* 1: SIGTERM, 2: SIGKILL was sent to those that are left */
-  char news[160];                 /* how a rank failed, until the log has it */
+  int haste;                      /* 1: the rest got SIGTERM, 2: SIGKILL */
+  char news[160];                 /* how a rank failed, until it is logged */
   g2z_job_end *end;
 } g2zg_spawn;
 
-/* The variables of all ranks, with a secret that is random unless the user has set one. */
+/* The variables of all ranks, with a random secret unless the user has set one. */
 static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   extern char **environ;
   char secret[128] = "", id[64];
@@ -650,7 +651,7 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   if (set && *set) snprintf(secret, sizeof secret, "%s", set);
   clock_gettime(CLOCK_REALTIME, &now);
   snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
-  snprintf(spawn->texts[0], room, "RANK=");       /* these two for each rank */
+  snprintf(spawn->texts[0], room, "RANK=");       /* these two differ per rank */
   snprintf(spawn->texts[1], room, "LOCAL_RANK=");
   snprintf(spawn->texts[2], room, "WORLD_SIZE=%d", spawn->job->ranks);
   snprintf(spawn->texts[3], room, "LOCAL_WORLD_SIZE=%d", spawn->job->ranks);
@@ -673,9 +674,9 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   return G2Z_OK;
 }
 
-/* Starts one rank, in a process group of its own: what a terminal or `timeout` sends to this group
- * would otherwise come twice, and a second signal means haste. Through a pipe, which exec closes,
- * comes why exec failed. */
+/* Starts one rank in a separate process group. Otherwise a signal that a terminal or `timeout`
+ * sends to this group would reach it twice, and a second signal means haste. The pipe, which exec
+ * closes, reports why exec failed. */
 static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
   extern char **environ;
   int ends[2], error = 0;
@@ -687,13 +688,13 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
                     strerror(errno));
   for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
   pid_t parent = getpid(), child = fork();
-  if (child == 0) { /* from here to exec only what a signal handler may do */
+  if (child == 0) { /* until exec, only calls that a signal handler may make */
 #if defined(__linux__)
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it shall not outlive the one that looks after it */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* the rank dies with its parent */
 #endif
     setpgid(0, 0);
-    /* Signals count from here on, and must not meet a handler of the program that exec replaces.
-     * What is ignored stays so, as exec has it. */
+    /* From here on signals count, and must not meet a handler of the program that exec replaces.
+     * Ignored signals stay ignored, as exec does it. */
     for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals); i++) {
       struct sigaction action;
       if (sigaction(g2zg_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
@@ -701,7 +702,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
       action.sa_handler = SIG_DFL;
       sigaction(g2zg_spawn_signals[i], &action, NULL);
     }
-    signal(SIGTTOU, SIG_IGN); /* under `stty tostop` a rank's first line would stop it */
+    signal(SIGTTOU, SIG_IGN); /* otherwise `stty tostop` stops it at its first line */
     sigprocmask(SIG_SETMASK, &spawn->before, NULL);
     int output = spawn->output;
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
@@ -709,7 +710,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     if (printing && getppid() == parent) {
       environ = spawn->environment;
       execv("/proc/self/exe", spawn->job->argv);
-      execvp(spawn->job->argv[0], spawn->job->argv); /* no /proc: by its name */
+      execvp(spawn->job->argv[0], spawn->job->argv); /* no /proc: by name */
     }
     error = errno;
     g2z_write_bytes(ends[1], &error, sizeof error);
@@ -736,7 +737,7 @@ static int g2zg_spawn_weight(int code) {
   return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
 }
 
-/* Starts all ranks and waits until all have ended. job->watch runs once at least, even if they end
+/* Starts all ranks and waits until all have ended. job->watch runs at least once, even if they end
  * at once. */
 static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   const struct timespec pause = {0, 100000000};
@@ -749,7 +750,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
   struct sigaction ordinary, child;
   memset(&ordinary, 0, sizeof ordinary);
-  ordinary.sa_handler = SIG_DFL; /* ignored ones would leave nothing to wait for */
+  ordinary.sa_handler = SIG_DFL; /* waiting needs signals that are not ignored */
   sigaction(SIGCHLD, &ordinary, &child);
   g2z_status status = G2Z_OK;
   for (int r = 0; r < job->ranks && status == G2Z_OK; r++)
@@ -757,9 +758,9 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   if (status != G2Z_OK) g2zg_spawn_signal(spawn, SIGKILL);
   do {
     if (job->watch) job->watch(job->user);
-    /* The next signal, within a tenth of a second; not above 0: none. */
+    /* The next signal, within a tenth of a second; 0 or less: none. */
     int number = 0;
-#if defined(__APPLE__) /* which has no sigtimedwait */
+#if defined(__APPLE__) /* no sigtimedwait */
     sigset_t pending;
     nanosleep(&pause, NULL);
     sigpending(&pending);
@@ -782,15 +783,15 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
         running++;
         continue;
       }
-      /* A rank has ended. The first that failed by itself is named. */
+      /* A rank has ended. The first one that failed by itself is named. */
       spawn->processes[r] = 0;
       end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
                     1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
-      const size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts in KiB */
+      const size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts KiB */
       if (resident > end->rank_bytes) end->rank_bytes = resident;
       const int killed = WIFEXITED(ended) ? 0 : WTERMSIG(ended);
       const int code = !killed        ? WEXITSTATUS(ended)
-                       : spawn->haste ? G2Z_EXIT_LOST /* by this process */
+                       : spawn->haste ? G2Z_EXIT_LOST /* killed by this process */
                                       : 128 + killed;
       if (g2zg_spawn_weight(code) <= g2zg_spawn_weight(end->exit_code)) continue;
       end->exit_code = code;
@@ -802,8 +803,8 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
         snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) ended with exit code %d",
                  r, (int)process, code);
     }
-    /* Logs the news, unless standard output takes nothing, as after Ctrl-S: this process must
-     * continue to look after its ranks and to pass on signals. */
+    /* Logs the news unless standard output blocks, as after Ctrl-S: this process must continue to
+     * supervise its ranks and to pass on signals. */
     struct pollfd console = {STDOUT_FILENO, POLLOUT, 0};
     if (spawn->news[0] && poll(&console, 1, 0) != 0) {
       g2z_log(spawn->services, G2Z_LOG_WARNING, "%s", spawn->news);
@@ -825,7 +826,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   return status;
 }
 
-/* Refuses to start ranks from a rank; *inside: it is one of those that this program started. */
+/* Refuses to start ranks from a rank; *inside: this program started this rank. */
 static g2z_status g2zg_spawn_check(g2z_services *services, int ranks, int *inside) {
   g2z_place place;
   *inside = 0;
@@ -882,9 +883,9 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
 }
 
 /* ===== the begin of main =================================================
- * In:  a process as it was started. Out: one whose files and threads behave. */
+ * In:  a process as it was started. Out: a process with usable files, stack and threads. */
 
-#define G2ZG_STACK 131072 /* bytes: 80,000 is the most that main and a thread were seen to take */
+#define G2ZG_STACK 131072 /* bytes: main and a thread used at most 80,000 */
 
 G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
   int open_files = 1, again = 0;
@@ -896,12 +897,12 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
     const long kib = (long)(stack.rlim_cur / 1024);
     stack.rlim_cur = 8u << 20;
     if (stack.rlim_max < stack.rlim_cur) stack.rlim_cur = stack.rlim_max;
-    again = setrlimit(RLIMIT_STACK, &stack) == 0; /* threads get what the program began with */
+    again = setrlimit(RLIMIT_STACK, &stack) == 0; /* threads inherit the initial limit */
     if (!again || stack.rlim_cur < G2ZG_STACK)
       return g2z_fail(services, G2Z_NO_MEMORY, "the stack is limited to %ld KiB, and %d are needed"
                       ": type ulimit -s 8192, if need be in a new shell", kib, G2ZG_STACK / 1024);
   }
-#ifdef _OPENMP /* its runtime has read the variable before main */
+#ifdef _OPENMP /* its runtime read the variable before main */
   again |= !getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
 #endif
   if (again) execv("/proc/self/exe", argv);

@@ -1,4 +1,4 @@
-/* g2z_text.h: text to GPT-2's token ids and back, beside gpt2_zero.h. MIT licence.
+/* g2z_text.h: text to GPT-2's token ids and back, on top of gpt2_zero.h. MIT licence.
  *
  * QUICK START
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -118,10 +118,10 @@ G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t byt
 /* The largest p up to `bytes` where white space follows another character; 0 if there is none.
  * Encoding [0, p) and the rest separately gives the ids of the whole. */
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
-/* Appends the ids of the first *used bytes, those that no text after `bytes` can change. Call again
- * with the rest and the text that follows it; used NULL: the text is complete. So a text of any
- * length is encoded in bounded memory, also where g2z_encode_cut finds no place. Each piece that
- * ends 64 bytes or more before the end is encoded, and part of a piece longer than about 1 MiB. */
+/* Appends the ids of the first *used bytes: ids that no text after `bytes` can change. Call it
+ * again with the rest and the following text; used NULL: the text is complete. So it encodes a text
+ * of any length in bounded memory, also if g2z_encode_cut finds no place. Each piece that ends 64
+ * bytes or more before the end is encoded, and part of a piece longer than about 1 MiB. */
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used);
 /* The text of ids (not necessarily valid UTF-8) and a NUL; free it with g2z_release. An id outside
@@ -180,8 +180,8 @@ typedef struct g2z_text_remedy {
  * converts the file; with `remedy` the caller gets that command instead. */
 G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
                                   const char *text, size_t bytes, g2z_text_remedy *remedy);
-/* Finds the strings fields[0] and fields[1] of a line of JSON; the last of several counts, and
- * found[i].at is NULL if there is none. Without `both`, fields[1] may have a value that is no
+/* Finds the strings fields[0] and fields[1] of a line of JSON. The last of several counts;
+ * found[i].at is NULL if there is none. Without `both`, fields[1] may have a value that is not a
  * string. `label` and `json` are as in g2z_json_open. */
 G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, const char *line,
                                      size_t bytes, const char *const fields[2], int both,
@@ -209,7 +209,7 @@ G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, 
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A caller's bug, not an input: overridable, and never has a side effect. */
+/* For a caller's bug, not for input: overridable, and never with a side effect. */
 #ifndef G2Z_ASSERT
 #define G2Z_ASSERT(condition) assert(condition)
 #endif
@@ -229,7 +229,7 @@ extern "C" {
 #define G2ZT_EOT "<|endoftext|>"
 #define G2ZT_EOT_BYTES (sizeof G2ZT_EOT - 1)
 
-/* g2z_grow for a list of `type`; returns from the function it stands in when it fails. */
+/* g2z_grow for a list of `type`; returns from the calling function if it fails. */
 #define G2ZT_GROW(services, type, list, capacity, used, need)                              \
   do {                                                                                     \
     void *grown_ = (list);                                                                 \
@@ -461,7 +461,7 @@ G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
 }
 
 /* ===== tables ============================================================
- * In:  byte strings. Out: the number of a string; the least of many items.
+ * In:  byte strings. Out: the number of a string; the smallest of many items.
  * Law: strings are in a hash table with linear probing, at most half full; nothing is ever removed.
  *      The caller grows a heap before it pushes. */
 
@@ -485,7 +485,7 @@ static inline size_t g2zt_word_bytes(const g2zt_words *words, size_t word) {
   return words->starts[word + 1] - words->starts[word];
 }
 
-/* The slot of a word: its own, or the empty one where it belongs. */
+/* The slot of a word, or the empty slot where it belongs. */
 static inline size_t g2zt_words_slot(const g2zt_words *words, const unsigned char *bytes,
                                      size_t count) {
   const uint64_t odd = 0x9E3779B97F4A7C15u;
@@ -575,7 +575,7 @@ static void g2zt_heap_push(g2zt_heap *heap, uint64_t first, uint64_t second) {
   items[hole] = item;
 }
 
-/* Removes items[0], the least. */
+/* Removes items[0], the smallest. */
 static void g2zt_heap_pop(g2zt_heap *heap) {
   g2zt_item *items = heap->items, *last = &items[--heap->count];
   size_t hole = 0, child;
@@ -736,10 +736,10 @@ static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t toke
 }
 
 /* Turns `count` bytes of a piece into *made ids, which stand for *used bytes: all, unless the piece
- * is open. `ids` has room for one id per byte. The symbol after an open piece is not known. Merges
- * come in the order of their ids, so the last symbol is right until the first merge that has it on
- * the left: it might merge with the unknown symbol, and is dropped. The remaining ids begin the ids
- * of the whole piece: no merge crosses their end. */
+ * is open. `ids` has room for one id per byte. If the piece is open, the symbol after it is
+ * unknown. Merges come in the order of their ids, so the last symbol is right until the first merge
+ * that has it on the left: it might merge with the unknown symbol, and is dropped. The remaining
+ * ids begin the ids of the whole piece: no merge crosses their end. */
 static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piece, size_t count,
                                   int open, int32_t *ids, size_t *made, size_t *used) {
   const g2z_tokenizer *tokenizer = merger->tokenizer;
@@ -939,8 +939,8 @@ static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *p
   return G2Z_OK;
 }
 
-/* Appends the ids of valid text without special tokens; *used is how much of it. open: the text may
- * continue after `bytes`, and only the part that no continuation changes is encoded. */
+/* Appends the ids of valid text without special tokens; *used is the part that was encoded. open:
+ * the text may continue after `bytes`, so only the part that no continuation changes is encoded. */
 static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char *text,
                                        size_t bytes, int open, g2z_tokens *out, size_t *used) {
   const unsigned char *p = text, *end = text + bytes, *limit = end;
@@ -1006,7 +1006,7 @@ G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *given, size
   size_t all, valid_bytes, before = out->count;
   const int open = used != NULL;
   if (!open) used = &all;
-  /* without a last character that is cut off */
+  /* without a truncated last character */
   for (size_t back = 1; open && back <= 3 && back <= bytes; back++) {
     const unsigned char *p = text + bytes - back;
     if ((*p & 0xC0) == 0x80) continue;
@@ -1257,7 +1257,8 @@ static const struct { const char *object, *member, *value, *refusal; } g2zt_fact
     {"pre_tokenizer", "add_prefix_space", "false", G2ZT_PIECES},
     {"", "normalizer", "null", "a normalizer is not supported; GPT-2 has none (null)"}};
 
-/* Reads a member; returns whether it is a fact with its value. Another value than null fails. */
+/* Reads a member; returns whether it is one of the facts with its value. Another value, except
+ * null, is an error. */
 static int g2zt_read_json_fact(g2z_json *json, const char *object, const g2z_json_text *key) {
   g2z_json_peek(json); /* moves to the value */
   const char *value = (const char *)json->at;
@@ -1513,7 +1514,7 @@ G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const voi
   if (bytes == 0) return G2Z_OK;
   G2ZT_TRY(g2zt_valid_text(trainer->services, &trainer->repair, 0, &begin, &valid));
   const unsigned char *p = begin, *end = begin + valid, *limit = end;
-  /* This excludes a last character that is cut off, too. */
+  /* This also excludes a truncated last character. */
   if (open) limit = valid > G2ZT_CERTAIN ? end - G2ZT_CERTAIN : begin;
   while (p < limit) {
     const unsigned char *next = g2zt_piece_end(trainer->classes, p, end);
@@ -1566,13 +1567,13 @@ typedef struct g2zt_learning {
   g2zt_heap heap;            /* (INT64_MAX - count, left << 32 | right), the count when entered */
 } g2zt_learning;
 
-/* The symbol after the one at `at`; a barrier if there is none. */
+/* The symbol after the symbol at `at`; a barrier if there is none. */
 static inline uint32_t g2zt_site_next(const g2zt_learning *learning, uint32_t at) {
   return at + (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens,
                                         (size_t)learning->sites[at].id);
 }
 
-/* The symbol before the one at `at`; 0 if there is none. */
+/* The symbol before the symbol at `at`; 0 if there is none. */
 static inline uint32_t g2zt_site_previous(const g2zt_learning *learning, uint32_t at) {
   int32_t id = learning->sites[at - 1].id;
   return id < 0 ? 0 : at - (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens, (size_t)id);
@@ -1756,7 +1757,8 @@ G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_t
   out->child = 0;
   out->file = -1;
   if (!out->packer) {
-    /* A FIFO may have no writer yet: the caller waits for one where a signal can stop it. */
+    /* A FIFO may have no writer yet: the caller waits for one, at a place where a signal can stop
+     * it. */
     out->file = is_stdin ? dup(STDIN_FILENO) : g2z_open_file(path, O_RDONLY | O_NONBLOCK);
     return out->file < 0 ? g2z_fail_file(services, errno, "read", out->label) : G2Z_OK;
   }
@@ -1843,7 +1845,7 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
   return status;
 }
 
-/* Files that are named by mistake: bytes near their begin, what they are, and a command that prints
+/* Files that users name by mistake: bytes near their start, their kind, and a command that prints
  * their text, or their documents as lines of JSON. Its %s is the file's name. */
 #define G2ZT_PYTHON(module, batches)                                                          \
   "python3 -c 'import json, sys, " module "; [print(json.dumps(row, default=str)) for batch " \
@@ -1926,7 +1928,7 @@ G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int 
                           lines, remedy);
   if (controls * 30 > bytes || (bytes > 1 && (!text[0] || !text[1])))
     return g2zt_no_text(services, path, "binary", "", lines, remedy);
-  for (size_t step; end - at > 3; at += step ? step : 1) { /* the last may be cut */
+  for (size_t step; end - at > 3; at += step ? step : 1) { /* the last may be truncated */
     step = g2z_utf8_length(at, end);
     characters++;
     wrong += step == 0;

@@ -31,7 +31,7 @@ config = GPT2Config(n_layer=LAYERS, n_head=HEADS, n_embd=CHANNELS, n_positions=C
                     vocab_size=VOCAB, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
                     bos_token_id=VOCAB - 1, eos_token_id=VOCAB - 1)
 model = GPT2LMHeadModel(config)
-with torch.no_grad():  # every parameter, biases and LayerNorm too, gets a value of its own
+with torch.no_grad():  # a different value for every parameter, also biases and LayerNorm
     for name, parameter in model.named_parameters():
         base = 1.0 if ".ln_" in name and name.endswith("weight") else 0.0
         parameter.copy_(base + 0.1 * torch.randn_like(parameter))
@@ -74,8 +74,8 @@ values["step_loss"] = torch.stack(losses)
 save_file({name: value.detach().float().contiguous() for name, value in values.items()},
           str(HERE / "values.safetensors"), metadata={"format": "pt"})
 
-# Fine-tuning: three documents of one stream of tokens. What does not count is -100 to PyTorch.
-# Sequences of T + 1 tokens share an end; none of the second one's targets counts.
+# Fine-tuning: three documents in one stream of tokens. PyTorch ignores targets of -100.
+# Sequences of T + 1 tokens overlap by one; none of the second one's targets counts.
 model = GPT2LMHeadModel.from_pretrained(HERE / "tiny").double().eval()
 tokens = torch.randint(0, VOCAB, (B * T + 1,))
 counts = torch.zeros(B * T + 1)

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Runs the tests against faults made on purpose (tests/mutants.h) and prints which test caught which.
-#   tests/mutants.sh cpu|cuda [NAME...]    all of them, or these
-# A test counts when it passes without a mutant. A mutant that no test catches is a failure, unless
-# G2Z_TEST_DTYPES leaves out the types in brackets, in which alone it exists. Two jobs run at a time
-# on a CPU, and four on a GPU.
+# Runs the tests against deliberate faults (tests/mutants.h) and prints the tests that caught each.
+#   tests/mutants.sh cpu|cuda [NAME...]    all mutants, or these
+# A test counts only if it passes without a mutant. A mutant that no test catches is a failure. An
+# exception is a mutant that exists only in the types in its brackets, if G2Z_TEST_DTYPES leaves
+# them out. One job runs per processor of the CPU, and four on a GPU.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 device=${1:-cpu}
@@ -14,7 +14,7 @@ esac
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 export TMPDIR=$work G2Z_MUTANT_DEVICE=$device OMP_WAIT_POLICY=passive
-export G2Z_TEST_DTYPES=${G2Z_TEST_DTYPES-fp16}   # one type of a GPU is enough to see a fault
+export G2Z_TEST_DTYPES=${G2Z_TEST_DTYPES-fp16}   # on a GPU one type is enough to catch a fault
 
 # job "MUTANT TEST" writes how the test ends into a file: "passed", "caught" or "no answer".
 job() {

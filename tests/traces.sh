@@ -5,25 +5,25 @@
 # The base is a commit, the candidate is the working tree. Both are built in build/traces, which
 # keeps a build until its sources change; `rm -r build/traces` starts afresh.
 #
-# Equal must be: loss, gradient norm and loss scale of every step, validation losses, and the
+# These must be equal: loss, gradient norm and loss scale of every step, validation losses, and the
 # numbers of the final weights, byte by byte. metrics.jsonl prints floats with nine significant
-# digits, and nine digits tell any two floats apart: equal digits are equal bits. File formats may
-# differ between the versions: each version resumes from its own checkpoint and tuning file.
+# digits, which distinguish any two floats: equal digits are equal bits. File formats may differ
+# between the versions: each version resumes from its own checkpoint and tuning file.
 #
 #   --base COMMIT       the version to compare with [dd58b4a]
 #   --base-dir DIR      its sources, unpacked: for a machine without this repository's history
 #   --only PATTERN      only configs whose name matches this regular expression
 #   --tolerance X       accept configs of several ranks whose losses differ by up to X, relative
-#   --changed PATTERN   with --tolerance: configs of one rank whose sums changed as well, and those
-#                       named *-tuned where the two tuning files chose different algorithms
-#   --leave-out FIELDS  do not compare these fields of metrics.jsonl, with commas between them,
-#                       where a version changes them on purpose: --leave-out val_loss
-#   --speed             time larger models on GPUs instead: both versions in turns, median steps
+#   --changed PATTERN   --tolerance holds for these configs of one rank, too: their sums changed, or
+#                       they are named *-tuned and the two tuning files chose different algorithms
+#   --leave-out FIELDS  do not compare these fields of metrics.jsonl (with commas between them): a
+#                       version changes them on purpose. Example: --leave-out val_loss
+#   --speed             time larger models on GPUs instead: both versions alternately, median steps
 #   --list              print the configs
 #   --help              print this
 #
-# A line per config: OK, with the weights' sha256; within, which --tolerance accepts; DIFFERS;
-# FAILED; skipped, for want of GPUs. The exit code is 0 if some are accepted, and no other fails.
+# Prints one line per config: OK, with the weights' sha256; within: --tolerance accepts it; DIFFERS;
+# FAILED; skipped: too few GPUs. The exit code is 0 if some are accepted and none differs or fails.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -32,18 +32,18 @@ data="--train $work/data/text_train_*.bin --vocab $work/data/text.bpe --tensorbo
 data="$data --sample-tokens 0"
 tiny="$data --val $work/data/text_val_*.bin --val-every 10 --max-val-steps 2"
 tiny="$tiny --layers 3 --steps 20 --lr 2e-3"
-turns=3 warm_up=10   # --speed: of each version; steps of a turn that do not count
-limit_s=300          # of one training
+turns=3 warm_up=10   # --speed: turns per version; ignored first steps of a turn
+limit_s=300          # for one training
 
-# load LIST COMMON reads names and flags; of two equal flags the later one counts.
+# load LIST COMMON reads names and flags; if a flag comes twice, the later one counts.
 declare -A flags list
 load() {
   local name rest
   while read -r name rest; do list[$1]+=" $name" flags[$name]="$2 $rest"; done
 }
 
-# A name begins with the device and the number of ranks. @NAME is the run directory that the same
-# program left for that config. The vocabulary of 1000 is not a multiple of 128: it gets padding.
+# A name begins with the device and the number of ranks. @NAME is the same program's run directory
+# of that config. The vocabulary of 1000 is not a multiple of 128, so it gets padding.
 load compare "$tiny --channels 64 --heads 4 --context 64 --batch 2" << 'END'
 cpu1-plain          --batch 4
 cpu1-accum          --accum 3 --dropout 0.1 --recompute block --schedule linear
@@ -109,13 +109,13 @@ END
 die() { echo "traces.sh: $*" >&2; exit 1; }
 runs_here() { [[ $1 == cpu* || ${1:3:1} -le $gpus ]]; }
 
-# What the programs are built from, as a tar file that depends on the contents alone.
+# The programs' sources as a tar file that depends only on their contents.
 sources() {
   (cd "$1" && shopt -s nullglob && tar -c --mtime=@0 --owner=0 --group=0 --mode=u=rw,go=r \
     --exclude='test_*' --exclude='bench*' Makefile ./*.[ch] ./*.cu ./*.cuh extras/*.[ch])
 }
 
-# build SIDE: from the tar file at standard input.
+# build SIDE builds the tar file on standard input.
 build() {
   local tree=$work/$1
   mkdir -p "$work" && cat > "$tree.tar.new" || return 1
@@ -145,7 +145,7 @@ build_both() {
     > "$work/data.log" 2>&1 || die "the base makes no shards: see $work/data.log"
 }
 
-# train SIDE NAME leaves the run directory runs/SIDE/NAME, and beside it NAME.txt with the console.
+# train SIDE NAME leaves the run directory runs/SIDE/NAME, and next to it its output NAME.txt.
 train() {
   local program=$work/$1/train run=$runs/$1/$2 device=${2:0:3} ranks=${2:3:1} words needed
   local text="${flags[$2]} --device ${device/gpu/cuda} --run-dir $run"
@@ -162,13 +162,13 @@ train() {
   timeout "$limit_s" "$program" "${words[@]}" > "$run.txt" 2>&1 < /dev/null
 }
 
-# field(KEY) is a value in a line of metrics.jsonl, as it is printed there.
+# field(KEY) is a value in a line of metrics.jsonl, as printed there.
 # shellcheck disable=SC2016
 field='function field(key,  text) {
   if (!match($0, "\"" key "\": *[^,}]*")) return "-"
   text = substr($0, RSTART, RLENGTH); sub(/^[^:]*: */, "", text); return text }'
 
-# The sha256 of a safetensors file's numbers, without its header, whose notes may differ.
+# The sha256 of a safetensors file's numbers. Its header may have different notes.
 weights_sum() {
   local header
   header=$(od -An -t u8 -N 8 "$1") && tail -c +$((header + 9)) "$1" | sha256sum | cut -c 1-64
@@ -188,7 +188,7 @@ judge() {
   done
   awk -v tolerance="$tolerance" -v sums="$sums" -v out=",${option[leave-out]}," "$field"'
     function kept(key) { return index(out, "," key ",") ? "-" : field(key) }
-    function off(a, b) {   # relative; null is infinitely far from a number
+    function off(a, b) {   # relative; infinite between null and a number
       if (a == b) return 0
       if (a !~ /[0-9]/ || b !~ /[0-9]/ || a + 0 == 0) return 9e99
       return (a > b ? a - b : b - a) / (a < 0 ? -a : a) }
@@ -264,7 +264,7 @@ while [[ $# -gt 0 ]]; do
   shift
 done
 gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU ')
-# Threads that wait sleep, since other work may need their core.
+# Waiting threads sleep, since other work may need their core.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY-passive}
 
 build_both
