@@ -157,7 +157,7 @@ static void test_files_special(g2z_test *t) {
   test_files_refuse(t, 'w', path, "file: it is a symbolic link; name a file");
   CHECK(t, test_files_equal(t, path, "target", 6)); /* reading through a link is allowed */
   test_files_hold(t, test_path(t, "target"), "target", 6, 3); /* and file, link: no new entry */
-  /* Whether a name is taken: a dangling link takes it; an error is reported as one. */
+  /* A dangling link takes a name, and an error is not reported as a free name. */
   static const struct { const char *name; int there; const char *error; } names[] = {
       {"target", 1, NULL}, {"lost", 1, NULL}, {".", 1, NULL}, {"none", 0, NULL},
       {"none/x", 0, NULL}, {"target/x", 0, NULL}, {"", 1, NULL},

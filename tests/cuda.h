@@ -11,7 +11,7 @@
  *        s * sqrt(K), and each of its K roundings moves it by up to 2^-24 of that, at random: s *
  *        K * 2^-24 in all, taken four times for the worst of many sums; tensor cores keep a bit
  *        less, and tf32 takes inputs with 11 bits of precision.
- * On the GPU every output is poisoned with NaNs first and has guard bytes before and behind it. */
+ * On the GPU every output is poisoned with NaNs first and has guard bytes before and after it. */
 
 typedef enum test_kind { TEST_ACT, TEST_GRAD, TEST_F32, TEST_F64, TEST_I32 } test_kind;
 
@@ -75,7 +75,7 @@ static double test_eps(g2z_dtype dtype) {
   return dtype == G2Z_FP16 ? 0x1p-10 : dtype == G2Z_BF16 ? 0x1p-7 : 0x1p-23;
 }
 
-/* Rounds a float to the type and stores it as the GPU does; and the way back. */
+/* Rounds a float to the type as the GPU stores it; and converts it back. */
 static void test_encode(g2z_dtype dtype, float x, void *to) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);

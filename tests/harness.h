@@ -103,7 +103,7 @@ static double test_busy(void) {
   return busy > 1 ? busy : 1;
 }
 
-/* Whether more than `seconds` have passed since `begin`. Measures the load before it says yes. */
+/* Whether more than `seconds` have passed since `begin`. Measures the load before it returns 1. */
 static int test_late(double begin, double seconds) {
   const double passed = g2z_seconds() - begin;
   if (passed <= seconds * test_busiest) return 0;

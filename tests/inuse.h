@@ -256,7 +256,7 @@ static void test_model_generates(g2z_test *t) {
                                    &heard));
     CHECK(t, lengths[0] == begins[1] + 3);
   }
-  /* The same logits as those of the whole text, token by token. */
+  /* The same logits as from the whole text, token by token. */
   float *whole = (float *)malloc(MOST * V * sizeof(float)), one[V];
   CHECK_OK(t, g2z_model_logits(model, plain[0], 1, MOST, whole));
   for (int n = 1; n <= MOST; n += 13) {
@@ -390,9 +390,9 @@ static void test_next_one(test_pair *p, int B, int T, int NH, int HS) {
   test_pair_clear(p);
 }
 
-/* Both backends draw the same tokens and count them alike: greedy, all, few, a mass, few of a mass.
- * The rows include equal logits and a NaN. The backends round weights and their sums differently,
- * so a draw between two ids may differ: in one row of 64 at most. */
+/* Both backends draw the same tokens and count them alike: greedily, from all, from the top_k, from
+ * the top_p, and from both. The rows include equal logits and a NaN. The backends round weights and
+ * their sums differently, so a draw between two ids may differ: in one row of 64 at most. */
 static void test_draw_one(test_pair *p, int B, int V, const g2z_sampling *sampling) {
   const int T = 9;
   test_twin *tokens = test_twin_new(p, TEST_I32, (size_t)B);

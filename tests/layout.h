@@ -17,9 +17,9 @@ static void test_plan_of_published_models(g2z_test *t) {
   }
 }
 
-/* Tensors tile the canonical space in order. In memory, units follow each other and start where the
- * plan says. Two units that share a gradient buffer never overlap wte's gradient. From stage 2 on,
- * a bucket lies inside one unit; wte's buckets do in any stage. */
+/* Tensors tile the canonical space in order. In memory, units follow each other and start at the
+ * planned offsets. Two units that share a gradient buffer never overlap wte's gradient. From stage
+ * 2 on, a bucket lies inside one unit; wte's buckets do in any stage. */
 static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   const g2z_unit *wte = &plan->unit[plan->wte];
   const int by_unit = plan->zero_stage >= 2;
@@ -53,8 +53,8 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
   }
 }
 
-/* The units' places tile the parameters' buffer, together with this rank's slices of the units that
- * share the two block buffers. A bucket is gathered to the place from which its unit is read. */
+/* Two parts tile the parameters' buffer: the units' places, and this rank's slices of the units
+ * that share the two block buffers. A bucket is gathered to its unit's place. */
 static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
   const int turns = plan->zero_stage == 3 && plan->world > 1, L = plan->model.layers;
   unsigned char *held = (unsigned char *)calloc(plan->param_elements, 1);

@@ -544,8 +544,8 @@ static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, i
   return left_out;
 }
 
-/* Each target of each rank, in both orders, is -1 if its bit says so: shards of both formats, of
- * sizes around whole bytes, with and without a mask. */
+/* Each target of each rank, in both orders, is -1 if its bit is 0: shards of both formats, of sizes
+ * around whole bytes, with and without a mask. */
 static void test_loader_masks(g2z_test *t) {
   static const int tokens[] = {400, 300, 200, 77, 121};
   char glob[512], name[32];

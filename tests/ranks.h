@@ -398,8 +398,8 @@ typedef struct test_scene {
   const char *test, *program, *odd_program; /* NULL: the same; "": the odd one is missing */
   int world, odd, code, odd_code;
   const char *says, *says_too;              /* NULL: anything */
-  int signal;                               /* sent to the odd one, once all have met */
-  double after;                             /* seconds from the meeting to the signal */
+  int signal;                               /* sent to the odd one */
+  double after;                             /* seconds from the meeting of all to the signal */
   double within;                            /* until all end, from it or the meeting; 0: any */
 } test_scene;
 

@@ -1,5 +1,5 @@
 /* Tests of the room "report": pages, TensorBoard events, spans and profiles. Tests that use private
- * names of the header: pages; "internals" stands above what writes such names. */
+ * names of the header: pages; "internals" marks code that uses such names. */
 
 /* ----- tests of pages: reports, events, profiles -------------------------- */
 
@@ -72,8 +72,8 @@ static void test_pages(g2z_test *t) {
   CHECK(t, !strstr(text, "<script") && !strstr(text, "http") && !strstr(text, "nan"));
   CHECK(t, test_page_count(text, "class=bar") == 1); /* the other one is unknown */
   CHECK(t, test_page_count(text, "class=dot") == 3);
-  /* Of 20,000 points at most 1,000 are drawn, including the spike; the gap separates the last point
-   * from the others. */
+  /* At most 1,000 of 20,000 points are drawn, including the spike; the gap separates the last
+   * point. */
   const char *line = strstr(text, "class=\"series"), *end = line ? strchr(line, '>') : NULL;
   int points = 0, gaps = 0;
   double least = 1e9, most = 0;

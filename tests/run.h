@@ -35,7 +35,7 @@ static const char *const test_slurm_schema[] = {
     "0 scheduler.nnodes",     "0 scheduler.procid", "0 scheduler.localid",
     "\" scheduler.partition"};
 
-/* Checks for a missing field, an unreported step or a file that readers look for. */
+/* Fails if a field, a reported step or a file that readers look for is missing. */
 static void test_run_artifacts(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -82,7 +82,7 @@ static void test_run_artifacts(g2z_test *t) {
   test_sh(t, "cd run/weights && ls model.safetensors config.json merges.txt vocab.json > ../out");
 }
 
-/* Blanks the values in a line of text that depend on a clock. */
+/* Blanks the values that depend on a clock in a line of text. */
 static void test_run_untimed(char *text) {
   for (char *line = text; line && *line;) {
     static const char *const times[] = {"\"step_ms\"", "\"val_ms\"", "\"sample_ms\"",
@@ -231,7 +231,7 @@ static void test_run_padded_vocab(g2z_test *t) {
     CHECK(t, test_run_eot(t, test_text("run%d/step-000001", i), cases[i].vocab) == cases[i].eot);
     CHECK(t, test_run_eot(t, test_text("run%d/weights", i), cases[i].vocab) == cases[i].eot);
     if (i != 2) continue;
-    /* Without a tokenizer beside the weights, their config.json decides. */
+    /* Without a tokenizer next to the weights, their config.json decides. */
     snprintf(saved, sizeof saved, "%.400s/step-000001", s.run_dir);
     s.config.train.init_from = saved;
     CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
@@ -391,7 +391,7 @@ static void test_run_diverges(g2z_test *t) {
     g2z_run *run = NULL;
     g2z_run_event event;
     g2z_context_config cc = g2z_context_config_default(&t->services);
-    float nan = copysignf(NAN, -1); /* as x86 makes it */
+    float nan = copysignf(NAN, -1); /* x86 makes negative NaNs */
     int steps = 0, told = 0, fixed = cases[i].fixed;
     test_run_prepare(t, &s, test_text("run%d", i));
     s.config.save_every = cases[i].save_every;
@@ -1407,8 +1407,8 @@ static void test_run_resume_torn(g2z_test *t) {
   CHECK_HAS(t, test_run_warning, "line 2: ");
   test_sh(t, "sed -i '2s/;/:/' b/metrics.jsonl");
   test_runs_equal(t, "a", "b");
-  /* If the length does not help, steps decide: the error names the damaged line, and the file is
-   * unchanged. */
+  /* If the file has changed before that length, the lines' steps decide how much stays. The error
+   * names the damaged line, and the file is unchanged. */
   static const char *const damages[] = {"2s/:/;;/", "2s/.*/{\"loss\": 1}/", "2s/.*//"};
   for (int i = 0; i < 3; i++) {
     test_sh(t, "rm -r b; cp -r a b && sed -i '%s' b/metrics.jsonl && cp b/metrics.jsonl damaged",
@@ -1536,7 +1536,7 @@ static void test_run_resume_refusals(g2z_test *t) {
   s.config.save_weights = path; /* must stay a checkpoint: it is resumed below */
   REFUSED(G2Z_BAD_ARGUMENT, "step-000004 is a checkpoint, whose weights belong to its other files");
   s.config.save_weights = NULL;
-  uid_t self = geteuid(); /* unlistable is not the same as none */
+  uid_t self = geteuid(); /* not readable does not mean empty */
   CHECK(t, chmod(s.run_dir, 0333) == 0 && chmod(t->directory, 0755) == 0);
   if (self != 0 || seteuid(65534) == 0) {
     REFUSED(G2Z_IO, "cannot read the directory");
@@ -1730,7 +1730,7 @@ static void test_train_signals(g2z_test *t) {
       {SIGHUP, 1, "SIGHUP"}};
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
-  void (*before)(int) = signal(SIGHUP, SIG_DFL); /* nohup has it ignored */
+  void (*before)(int) = signal(SIGHUP, SIG_DFL); /* nohup ignores it */
   for (int i = 0; i < 4; i++) {
     int world = cases[i].world;
     const char *name = cases[i].name;
@@ -1832,7 +1832,7 @@ static int test_train_paste(g2z_test *t, const char *text, const char *words, ch
 }
 
 /* The commands that a run prints continue it when pasted, whatever its directory is called. Their
- * files exist: a stopped run has no weights, and says so. */
+ * files exist: a stopped run has no weights, and reports this. */
 static void test_train_hints(g2z_test *t) {
   static char said[16384], output[16384];
   char run[600], log[700];
@@ -2258,8 +2258,8 @@ static void test_train_ranks_differ(g2z_test *t) {
   CHECK(t, !test_there(t, "differ")); /* nothing is left */
 }
 
-/* Fields of training_metrics.json that other programs read: they exist however short the run, and
- * the ones that these programs format are numbers. */
+/* Other programs read these fields of training_metrics.json: all exist, however short the run, and
+ * the fields that these programs format as numbers are numbers. */
 static void test_run_short(g2z_test *t) {
   static const char *const schema[] = {
       "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",

@@ -1094,7 +1094,7 @@ static void test_prepare_replaces(g2z_test *t) {
       {"", "--out $D/3 --format raw --val-fraction 0 --name x $D/d.jsonl", 0, ""},
       {"", "--out $D/3 --format raw --val-fraction 0 --overwrite $D/d.jsonl; ls $D/3", 0,
        "\ntrain.bin\ntrain_x.bin\n"},
-      /* the output names the vocabulary, and the advised command works */
+      /* the output names the vocabulary; the advised command can be pasted */
       {"P=$(readlink -f \"$P\"); mkdir $D/data; cd $D; printf 'h e\\n' > data/vocab.bpe; "
        "printf hehe > \"a 'b.txt\"; \"$P\" --out 'o u t' a*b.txt 2>&1 | tail -n 1 > line; "
        "sh ./line; ls 'o u t';", "--help", 0,
@@ -1321,9 +1321,10 @@ static void test_prepare_memory(g2z_test *t) {
   CHECK(t, strstr(test_prepare_said, "1 document, 90000002 tokens") != NULL);
 }
 
-/* Documents of one letter, each followed by two markers, without white space. The first has so many
- * letters that the job, which ends anywhere between 4 and 5 MiB, ends in the others. Additional
- * letters shift them: no end within the 27 bytes of a document may add a marker. */
+/* Documents of one letter, each followed by two markers, without white space. The first document is
+ * long: an open job, which ends between 4 and 5 MiB, ends among the others. Each test adds a letter
+ * to shift them, so that the job ends at each of the 27 bytes of a document. No end may add a
+ * marker. */
 static void test_prepare_markers(g2z_test *t) {
   static const char period[] = "a<|endoftext|><|endoftext|>";
   enum { PERIOD = sizeof period - 1, FIRST = 4190000, DOCUMENTS = 40000 };

@@ -115,7 +115,7 @@ static g2z_status test_count_attention(g2z_device *device, void *out, void *narr
   return test_counted_right->attention_fwd(device, out, narrow, lse, qkv, dropout, B, T, C, NH);
 }
 
-/* Twelve steps, of which the last is counted, and their results. */
+/* Twelve steps and their results; counts the ops of the last step. */
 static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_train_config *config,
                                test_trace *out) {
   test_batch b = test_some_batch();
@@ -170,7 +170,7 @@ static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph, in
   }
 }
 
-/* Whether the GPU has 8-bit products: only Hopper does. */
+/* 1 if the GPU has 8-bit products: only Hopper does. */
 static int test_fp8_here(g2z_test *t) {
   g2z_device *gpu = NULL;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &gpu));
@@ -801,8 +801,8 @@ static int rank_turns(int argc, char **argv) {
   int wrong = turns_gathers != most || turns_seen != looks || turns_wrong;
   printf("%d gathers of %d, %d looks of %d, %d wrong\n", turns_gathers, most, turns_seen, looks,
          turns_wrong);
-  /* Writes to the first block, which is in a buffer: the logits must equal those after the buffers
-   * have been filled again. */
+  /* Writes to the first block, which is in a buffer. The logits must use the new values at once:
+   * the same logits come after the block has been gathered again. */
   float logits[2][ZERO_WORDS] = {{0}}, zeros[512] = {0};
   for (int i = 0; i < 2 && status == G2Z_OK; i++) {
     int32_t token = 7;
@@ -969,9 +969,8 @@ static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASE
 
 /* The allowed difference between the losses of `world` ranks and of one, in nats.
  * fp32: gradients differ in the order of their sums, by some 2^-24. AdamW carries that into 20
- * steps
- *   of at most lr = 4e-3, and a logit adds up 32 products: 1e-6. Ten times that is allowed, since
- *   activations round too.
+ *   steps of at most lr = 4e-3, and a logit adds up 32 products: 1e-6. Ten times that is allowed,
+ *   since activations round too.
  * 16 bits: each step rounds gradients, and parameters and activations that differ at all may round
  *   to different neighbours, so no formula follows a difference through 20 steps. A run measures it
  *   instead: one rank, whose gradients all move as far as roundings can move them in every step.
