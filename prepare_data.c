@@ -196,7 +196,7 @@ static void advise(g2z_services *services, const options *o, const char *first, 
   free(words);
 }
 
-/* Checks the options together and fills in those that were left open. */
+/* Checks the options together and sets those that no flag has set. */
 static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   const options defaults = default_options();
   const int mode = o->encode ? ENCODE : o->decode ? DECODE : SHARDS;
@@ -347,7 +347,7 @@ static g2z_status widen_text(g2z_services *services, char **text, size_t *capaci
   return G2Z_OK;
 }
 
-/* The bytes of white space at the begin of a text. */
+/* The number of bytes of white space at the start of a text. */
 static size_t blanks(const char *text, size_t bytes) {
   size_t count = 0;
   while (count < bytes && (text[count] == ' ' || (text[count] >= '\t' && text[count] <= '\r')))
@@ -529,7 +529,7 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
   return 0;
 }
 
-/* Splits a text into documents by --split-docs. Blank text between markers is no document. */
+/* Splits a text into documents by --split-docs. Blank text between markers is not a document. */
 static g2z_status split_text(reader *r, job *j, int end) {
   size_t at = 0;
   for (size_t next, bytes; at < j->bytes; at = next) {

@@ -1,5 +1,5 @@
-/* g2z_program.h: what a command-line program around gpt2_zero.h needs: a table of flags, ranks that
- * it starts itself, and the begin of main. MIT licence.
+/* g2z_program.h: the common parts of command-line programs around gpt2_zero.h: a table of flags,
+ * ranks that a program starts itself, and the start of main. MIT licence.
  *
  * QUICK START
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -10,11 +10,10 @@
  *     const g2z_flag flags[] = {{"steps", G2Z_FLAG_INT, &steps, 1, 1e6, "N", "length of the run"}};
  *     if (g2z_flags_parse(&services, flags, 1, argc, argv, NULL) != G2Z_OK) puts(services.error);
  *
- * It uses gpt2_zero.h through its public functions alone, and takes the library's build switches
- * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API) and its contract for errors: a status, and a
- * sentence in services->error. Names that begin with g2zg_ or G2ZG_ are private.
+ * It uses only public functions of gpt2_zero.h, its build switches (GPT2_ZERO_IMPLEMENTATION,
+ * G2Z_STATIC, G2Z_API) and its error contract: a status, and a sentence in services->error. Names that begin with g2zg_ or G2ZG_ are private.
  *
- * CONTENTS: flags; ranks of this host; the begin of main */
+ * CONTENTS: flags; ranks of this host; the start of main */
 
 #ifndef G2Z_PROGRAM_INCLUDED
 #define G2Z_PROGRAM_INCLUDED
@@ -110,7 +109,7 @@ G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
-/* ===== the begin of main ================================================= */
+/* ===== the start of main ================================================= */
 
 /* The first call of main. If the program was started without standard input, output or error, these
  * become /dev/null: otherwise the next file that it opens would get their number. A write beyond
@@ -390,7 +389,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     in_range = !negative; /* strtoull would wrap -1 around */
   } else if (whole) number = (double)(integer = strtoll(text, &end, 10));
   else number = strtod(text, &end);
-  int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* what strtoll skips */
+  int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* strtoll skips these */
   if (end == text || *end || space)
     G2ZG_REFUSE(services, "--%s %.80s: not %s; write --%s %s", flag->name, g2zg_shown(text), whole ?
                 "a whole number" : "a number", flag->name, whole ? "12" : "0.5, or 5e-1");
@@ -732,7 +731,7 @@ static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
     if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
 }
 
-/* Of two ranks' exit codes the one with the greater weight counts. */
+/* Of two ranks' exit codes, the one with the larger weight counts. */
 static int g2zg_spawn_weight(int code) {
   return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
 }
@@ -882,7 +881,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   return status;
 }
 
-/* ===== the begin of main =================================================
+/* ===== the start of main =================================================
  * In:  a process as it was started. Out: a process with usable files, stack and threads. */
 
 #define G2ZG_STACK 131072 /* bytes: main and a thread used at most 80,000 */

@@ -393,7 +393,7 @@ static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, i
  *      character of a run of white space begins the next piece if text follows. The end of a piece
  *      is certain once the character after it and the two bytes after an apostrophe are known. */
 
-#define G2ZT_CERTAIN 64 /* pieces that end so many bytes before the end of a text are certain */
+#define G2ZT_CERTAIN 64 /* pieces that end this far before the end of a text are certain */
 
 /* The length of the contraction at the apostrophe p; 0: none. */
 static size_t g2zt_contraction(const unsigned char *p, const unsigned char *end) {
@@ -530,7 +530,7 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
   size_t slot = g2zt_words_slot(words, bytes, count);
   *word = words->table[slot] ? words->table[slot] - 1 : words->count;
   if (words->table[slot]) return G2Z_OK;
-  /* 2^32 - 2 leaves room for the barriers between words while a vocabulary is learnt. */
+  /* 2^32 - 2 leaves room for the barriers between words during vocabulary training. */
   if (used + words->count + count >= UINT32_MAX - 2)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "more than 4 GiB of different words; train on a part of the text");
@@ -1075,8 +1075,8 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
 
 #define G2ZT_NAME_BYTES (2 * G2ZT_TOKEN_BYTES + 1)
 
-/* A token as it stands in files, with a NUL: each byte as a printable character in UTF-8, itself or
- * U+0100 + its index among the other 68. Returns its length. */
+/* A token in the form of vocabulary files, with a NUL: each byte as a printable character in UTF-8,
+ * itself or U+0100 + its index among the other 68. Returns its length. */
 static size_t g2zt_token_name(const g2z_tokenizer *tokenizer, int id, char out[G2ZT_NAME_BYTES]) {
   size_t bytes, length = 0;
   const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &bytes);
@@ -1095,7 +1095,7 @@ typedef struct g2zt_reading { /* the position in a vocabulary file */
   const char *unit;           /* "line", "merge" or "token", */
   size_t number;              /* and its number: for messages */
   g2z_tokenizer *tokenizer;
-  g2zt_words names;           /* the tokens as they stand in files */
+  g2zt_words names;           /* the tokens in the form of vocabulary files */
   unsigned char *text;        /* the last unescaped string */
   size_t text_capacity;
 } g2zt_reading;
@@ -1551,7 +1551,7 @@ typedef struct g2zt_site {
   uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
 } g2zt_site;
 
-typedef struct g2zt_record { /* a pair of tokens while a vocabulary is learnt */
+typedef struct g2zt_record { /* a pair of tokens during training */
   int64_t count;             /* its occurrences in all texts */
   uint32_t first;            /* the list of its sites */
 } g2zt_record;

@@ -346,7 +346,7 @@ static void test_loader_damage(g2z_test *t) {
   g2z_loader_position start = {0, 30}, behind = {0, 10};
   int32_t firsts[B];
   config.order = G2Z_ORDER_FILE;
-  config.vocab = 500; /* token 500 stands at index 500: sequences 0..61 read tokens 0..496 */
+  config.vocab = 500; /* token 500 is at index 500: sequences 0..61 read tokens 0..496 */
   REQUIRE_OK(t, g2z_loader_create(services, &config, &loader));
   for (int step = 0; step < 31; step++) test_loader_step(t, loader, &config, firsts);
   for (int again = 0; again < 3; again++) {
