@@ -11,7 +11,8 @@
  *     if (g2z_flags_parse(&services, flags, 1, argc, argv, NULL) != G2Z_OK) puts(services.error);
  *
  * It uses only public functions of gpt2_zero.h, its build switches (GPT2_ZERO_IMPLEMENTATION,
- * G2Z_STATIC, G2Z_API) and its error contract: a status, and a sentence in services->error. Names that begin with g2zg_ or G2ZG_ are private.
+ * G2Z_STATIC, G2Z_API) and its error contract: a status, and a sentence in services->error. Names
+ * that begin with g2zg_ or G2ZG_ are private.
  *
  * CONTENTS: flags; ranks of this host; the start of main */
 
