@@ -8473,7 +8473,6 @@ G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z__safetensor *tensor, c
   return text;
 }
 
-/* The tensor in the file must have the shape of `want`. */
 G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, int index,
                                                  const g2z__safetensor *want) {
   const g2z__safetensor *got = &file->tensors[index];
@@ -9648,8 +9647,8 @@ G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
   return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
 }
 
-/* Creates the communicator and the buffers that other ranks access: parameters, wte's gradient rows
- * (in the logits), votes. */
+/* Creates the communicator and the buffers that other ranks access: parameters, votes, and the
+ * logits' buffer, which also takes wte's gradient rows. */
 G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const g2z_comm_config config = {2 * plan->buckets + 3, plan->bucket_elements, plan->wire_dtype,
@@ -10116,7 +10115,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *token
   return G2Z_OK;
 }
 
-/* A growing text has a new shape per token: too many to time products for, so tuning is off. */
+/* Turns tuning off: a growing text has a new shape per token, too many to time. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
                                       int last_only, float *logits) {
   G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
@@ -10929,7 +10928,6 @@ G2Z__PRIVATE g2z_status g2z__transfer_whole(g2z__transfer *x, const char *name,
                   "copy the checkpoint again", x->path, (uint64_t)info.st_size, bytes);
 }
 
-/* Reads bytes of the open file. */
 G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, void *out,
                                            size_t bytes) {
   int64_t got = g2z__pread(x->descriptor, out, bytes, begin);
@@ -10939,7 +10937,6 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
                   x->path);
 }
 
-/* Computes the checksum of bytes of the open file. */
 G2Z__PRIVATE g2z_status g2z__transfer_sum(g2z__transfer *x, uint64_t begin, uint64_t bytes,
                                           uint32_t *sum) {
   const size_t most = x->chunk_elements * sizeof(float);
@@ -11023,7 +11020,6 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   return G2Z_OK;
 }
 
-/* Writes this rank's optimizer file. */
 G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
   typedef struct { char text[32]; } tensor_name;
   const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
@@ -11119,7 +11115,6 @@ G2Z__PRIVATE void g2z__saved_put_fields(const g2z__saved *saved, g2z_json_out *o
   }
 }
 
-/* Writes the members of trainer_state.json. */
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   const g2z__saved *saved = (const g2z__saved *)user;
   g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
