@@ -957,25 +957,25 @@ static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
 }
 
 /* ===== >>d07 shards and loader ===========================================
- * Shards are files of uint16 tokens, with llm.c's header (256 int32: 20240520, 1, count) or raw,
- * told apart by content. Behind the three numbers that llm.c reads, the header may have a hash of
- * the vocabulary: one loader refuses shards of two. A sequence is T+1 consecutive tokens of one
- * shard: x, and y one token later. Sequence i of a shard starts at token i*T, so a shard of n
- * tokens holds (n-1)/T sequences. Training does not use the rest of fewer than T+1 tokens.
+ * Shards are files of uint16 tokens, with llm.c's header (256 int32: 20240520, 1, count) or raw;
+ * the content shows which. After the three numbers that llm.c reads, the header may hold a hash of
+ * the vocabulary: a loader refuses shards of two vocabularies. A sequence is T+1 consecutive tokens
+ * of one shard: x, and y one token later. Sequence i of a shard starts at token i*T, so a shard of
+ * n tokens holds (n-1)/T sequences. Training skips the rest, which is fewer than T+1 tokens.
  *
- * Beside the shard NAME.bin may lie its mask, NAME.mask, a bit for each token. A token that does
- * not count is read in x, but is no target: y is -1 in its place. Without a mask all count.
+ * A shard NAME.bin may have a mask next to it, NAME.mask, with one bit per token. A token that does
+ * not count is read in x, but is no target: its y is -1. Without a mask all tokens count.
  *
  * Step s of an epoch takes positions [s*G, (s+1)*G) of its order, where G = batch * accum * world;
- * of those, position j goes to rank j % world. There are two orders:
- *   SHUFFLED   To train: a permutation of the sequences keyed by (seed, epoch). The last N % G of
- *              it are left out, others in each epoch.
- *   FILE       To validate: every token of every shard is a target once, except a shard's first.
- *              A shard's last sequence may be shorter than T, and the last step have fewer than G
- *              sequences: both are filled up with token 0 and targets of -1.
+ * position j of these goes to rank j % world. There are two orders:
+ *   SHUFFLED   For training: a permutation of the sequences keyed by (seed, epoch). It omits its
+ *              last N % G sequences, which differ from epoch to epoch.
+ *   FILE       For validation: every token of every shard is a target once, except a shard's first.
+ *              A shard's last sequence may be shorter than T, and the last step may have fewer than
+ *              G sequences: both are filled up with token 0 and targets of -1.
  *
- * A prefetch thread reads ahead; an error in it (a file that shrank, a token beyond the vocabulary)
- * is returned by the call that needs the data. */
+ * A prefetch thread reads ahead. Its errors (a file that shrank, a token beyond the vocabulary)
+ * are returned by the call that needs the data. */
 
 typedef enum g2z_shard_format { G2Z_SHARD_LLMC, G2Z_SHARD_RAW } g2z_shard_format;
 
@@ -983,27 +983,27 @@ typedef struct g2z_shard_writer g2z_shard_writer;
 G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *path,
                                            g2z_shard_format format, g2z_shard_writer **out);
 /* ids are 0..65535; with G2Z_UNCOUNTED added, the token does not count. A shard with such tokens
- * gets a mask; the commit of one without removes the mask of an earlier shard of its name. */
+ * gets a mask. The commit of a shard without removes the mask of an earlier shard of its name. */
 #define G2Z_UNCOUNTED (1 << 30)
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
-/* The hash of the vocabulary that the ids belong to, for llm.c's header; before the finish. */
+/* Sets the hash of the vocabulary in llm.c's header; call it before the finish. */
 G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash);
-/* All of a commit but the rename: a program that writes several shards finishes each in its turn
- * and commits them together at the end. Nothing may be appended after it. Closed, it takes no file
- * descriptor any more, but nothing keeps another writer away from its name either. */
+/* A commit without the rename: a program that writes several shards finishes each when it is full,
+ * and commits them together at the end. Nothing may be appended afterwards. A closed writer holds
+ * no file descriptor and no lock: another writer could take its name. */
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer);
-G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer); /* finished before */
+G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer); /* after the finish */
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
-G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer); /* uncommitted: leaves nothing */
-/* Adds G2Z_UNCOUNTED to each id that the mask of a shard leaves out: `ids` are all its tokens. */
+G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer); /* removes an uncommitted file */
+/* Adds G2Z_UNCOUNTED to each id that the shard's mask excludes; `ids` are all its tokens. */
 G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int32_t *ids,
                                   size_t count);
 
 typedef enum g2z_order { G2Z_ORDER_FILE, G2Z_ORDER_SHUFFLED } g2z_order;
 
 typedef struct g2z_loader_config {
-  const char *glob;             /* a file or a pattern; files are taken in name order */
+  const char *glob;             /* a file or a pattern; files are read in the order of names */
   int batch, seq, accum;        /* B, T, micro-steps */
   int rank, world;
   int vocab;                    /* every token must be smaller */
@@ -1011,11 +1011,11 @@ typedef struct g2z_loader_config {
   uint64_t seed;
 } g2z_loader_config;
 
-typedef struct g2z_loader_position { /* what a checkpoint keeps: the step that is read next */
+typedef struct g2z_loader_position { /* the step that is read next; checkpoints keep it */
   int64_t epoch, step;
 } g2z_loader_position;
 
-typedef struct g2z_loader {     /* to be read; the functions below write it */
+typedef struct g2z_loader {     /* read only; the functions below write it */
   g2z_loader_config config;     /* its glob is not kept */
   int64_t tokens;               /* in all shards */
   int64_t sequences;            /* N */
@@ -1023,10 +1023,10 @@ typedef struct g2z_loader {     /* to be read; the functions below write it */
   int64_t global;               /* G */
   int64_t steps_per_epoch;      /* N / G, at least 1; in FILE order rounded up */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
-  uint64_t data;                /* hash of each shard's length, its ends and samples between */
+  uint64_t data;                /* hash of every shard's length, ends and samples between */
   uint64_t saved_data;          /* without the samples: manual, CHECKPOINTS */
-  uint64_t vocab_hash;          /* that the shards name; 0: none does */
-  const char *vocab_shard;      /* a shard that names it */
+  uint64_t vocab_hash;          /* from the shards' headers; 0: none has it */
+  const char *vocab_shard;      /* a shard that has it */
   struct g2z__prefetch *reader;
 } g2z_loader;
 
@@ -1037,67 +1037,67 @@ G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
  * call. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
-/* Refuses two names or patterns of shards that share a file, and a pattern of training shards that
- * takes validation shards too; one without a file is left to the loader. val may be NULL. */
+/* Refuses two names or patterns that share a file, and a pattern of training shards that also
+ * matches validation shards. A pattern without a file is left to the loader. val may be NULL. */
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
-/* The order of an epoch as a pure function: which of `count` sequences stands at `position`. */
+/* The order of an epoch, a pure function: which of `count` sequences stands at `position`. */
 G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position);
 
 /* ===== >>d08 op table ====================================================
- * The model is written once, against these ops; CPU and CUDA each fill the table. An op enqueues
- * its work and returns; results are there after wait() or synchronize(). All pointers but those
- * marked host are device memory.
+ * The model is written once, with these ops; CPU and CUDA each fill the table. An op enqueues its
+ * work and returns; results are valid after wait() or synchronize(). All pointers are to device
+ * memory, except those marked host.
  *
- * Types: "act" is the device's dtype, "grad" its grad_dtype, f32 and f64 what they say. On the CPU
- * act and grad are stored as fp32 and every output is rounded to a value of its type.
+ * Types: "act" is the device's dtype, "grad" its grad_dtype; f32 and f64 are fp32 and fp64. The CPU
+ * stores act and grad as fp32 and rounds every output to a value of its type.
  * Layouts are row-major, outputs come first, N = B*T. Weights are [in, out], as Hugging Face's
- * Conv1D. G2Z_OVERWRITE means =, G2Z_ACCUMULATE means +=; a bias or norm gradient goes with the
- * mode of its op. Sums run in an order that depends on the shapes alone: bitwise repeatable. */
+ * Conv1D. G2Z_OVERWRITE means =, G2Z_ACCUMULATE means +=; the mode of an op also holds for its bias
+ * or norm gradients. Sums run in an order that depends only on shapes: bitwise repeatable. */
 
 typedef enum g2z_write { G2Z_OVERWRITE, G2Z_ACCUMULATE } g2z_write;
 
-/* What the step knows about itself, in device memory: no op and no decision waits for the host. */
+/* The state of the step, in device memory: no op and no decision waits for the host. */
 typedef struct g2z_step_state {
   int64_t step;              /* steps finished, applied or skipped; keys dropout */
-  int64_t applied;           /* AdamW steps taken: bias correction, schedule */
-  int64_t skipped;           /* steps skipped in all */
+  int64_t applied;           /* AdamW steps taken; for bias correction and schedule */
+  int64_t skipped;           /* steps skipped in total */
   int64_t counted;           /* last step: targets of all ranks that are not -1 */
   int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
   int32_t good_steps;        /* in a row, since the scale grew or a step was skipped */
   int32_t hysteresis;        /* overflows left before the scale halves */
-  int32_t skip;              /* verdict of the last step: 1, its gradients were not finite, no
+  int32_t skip;              /* verdict on the last step. 1: its gradients were not finite, no
                               * target counted, or a rank failed in it */
   int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
-  int32_t stop;              /* of the last step: 1, a rank was asked to stop */
+  int32_t stop;              /* of the last step. 1: a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
   float grad_multiplier;     /* clip factor / loss scale: what AdamW multiplies gradients with */
-  float loss;                /* last step: mean loss over the targets that count; NaN: none does */
+  float loss;                /* last step: mean loss of the targets that count; NaN: none counts */
   float grad_norm;           /* last step: global norm, unscaled, before clipping */
-  float lr;                  /* last step: learning rate; of a skipped one what it would be */
+  float lr;                  /* last step: learning rate, also of a skipped step */
   float used_loss_scale;     /* last step */
 } g2z_step_state;
 
-/* What the ranks say about a step that is about to end: a row of doubles for each rank. */
+/* The ranks' votes on a step that is about to end: one row of doubles per rank. */
 enum {
   G2Z_VERDICT_LOSS,          /* sum of the losses of its tokens, all micro-steps together */
-  G2Z_VERDICT_STATUS,        /* its g2z_status; not G2Z_OK: the step is skipped */
-  G2Z_VERDICT_STOP,          /* 1: it was asked to stop */
+  G2Z_VERDICT_STATUS,        /* the rank's g2z_status; not G2Z_OK: the step is skipped */
+  G2Z_VERDICT_STOP,          /* 1: the rank was asked to stop */
   G2Z_VERDICT_MASKED,        /* targets of -1: gradients and losses are means over the others */
-  G2Z_VERDICT_SQUARES,       /* sum of squares of the gradients that it owns */
+  G2Z_VERDICT_SQUARES,       /* sum of squares of the gradients that the rank owns */
   G2Z_VERDICT_COLUMNS
 };
 typedef struct g2z_verdict {
   double *rows;              /* device, [world, G2Z_VERDICT_COLUMNS] */
   int world;
-  int owners;                /* rows whose squares count: one where all ranks own the same */
-  g2z_step_state *reported[2]; /* from allocate_host(): what the decision left, by parity of its
-                              * step; or both NULL */
+  int owners;                /* rows whose squares count: one if all ranks own the same */
+  g2z_step_state *reported[2]; /* from allocate_host(): the state after the decision, by parity of
+                              * the step; or both NULL */
 } g2z_verdict;
 
-/* Dropout, regenerated wherever it is needed and never stored. Element e of sequence s at a site is
- * kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e % 4]) >= probability, and
- * scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T + key for attention; e / 4
- * has 32 bits, so from e = 2^34 on masks would repeat, and configs that go there are refused. */
+/* Dropout, computed again wherever it is needed and never stored. Element e of sequence s at a site
+ * is kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e % 4]) >= probability,
+ * and scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T + key for attention.
+ * The counter e / 4 has 32 bits, so masks would repeat from e = 2^34 on: such configs are refused. */
 typedef struct g2z_dropout {
   float probability;             /* 0: off, and nothing below is read */
   uint32_t site;                 /* which dropout of the model */
@@ -1107,13 +1107,13 @@ typedef struct g2z_dropout {
   const g2z_step_state *state;   /* device: the step */
 } g2z_dropout;
 
-/* Elements first, first + 1, ... of a table with rows are element `at` and those behind it of a
- * buffer. All are multiples of 8. */
+/* Elements [first, first + elements) of a table with rows lie at element `at` of a buffer. All
+ * three are multiples of 8. */
 typedef struct g2z_row_part {
   size_t first, elements, at;
 } g2z_row_part;
 
-/* What AdamW works on: device memory, but for host_ranges, the same as ranges, and config. */
+/* Operands of AdamW, in device memory except config and host_ranges (a copy of ranges). */
 typedef struct g2z_update {
   void *params;                  /* act out */
   float *master, *m, *v;         /* in place */
@@ -1123,8 +1123,8 @@ typedef struct g2z_update {
   const g2z_step_state *state;
 } g2z_update;
 
-/* What a step consists of, for profilers (NVTX, on a GPU) and for the device's own timers. A span
- * may lie in others, but not in itself; those inside a graph are not seen. */
+/* The parts of a step, for profilers (NVTX, on a GPU) and the device's own timers. A span may lie
+ * in others, but not in itself. Spans inside a graph are not seen. */
 #define G2Z_SPAN_LIST(X)                                                                          \
   /*  name            text */                                                                     \
   X(FORWARD,         "train/forward")                                                             \
@@ -1150,16 +1150,16 @@ typedef enum g2z_span {
 } g2z_span;
 G2Z_API const char *g2z_span_text(g2z_span span);
 
-/* A GPU times the algorithms of a product when its shape first appears and keeps the fastest. The
- * choice changes the order of addition: a rerun that must be bit-equal reads the table that the
- * first run wrote, before its first step, with the same tune. */
+/* A GPU times the algorithms of a product when its shape first appears, and keeps the fastest. The
+ * choice changes the order of addition. A rerun that must be bit-equal reads the first run's table
+ * before its first step, with the same tune. */
 typedef enum g2z_tune {
   G2Z_TUNE_OFF,                /* the library's first choice: right for shapes that come once, as in
-                                * generation. The LM head keeps logits on Hopper, too */
+                                * generation. The LM head then keeps logits on Hopper, too */
   G2Z_TUNE_ON,                 /* the fastest of the library's algorithms and our own kernel. On
-                                * Hopper the LM head's exponentials, for gradients of 16 bits, are
-                                * always our own kernel's */
-  G2Z_TUNE_OWN                 /* our own kernel wherever it fits: for tests of it */
+                                * Hopper, for 16-bit gradients, the LM head's exponentials always
+                                * come from our own kernel */
+  G2Z_TUNE_OWN                 /* our own kernel wherever it fits: to test it */
 } g2z_tune;
 
 typedef struct g2z_graph g2z_graph;
@@ -1169,19 +1169,19 @@ typedef struct g2z_device g2z_device;
 /* How a token is drawn from logits. */
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
-  int top_k;           /* 0: all; else as many, and those as likely as the last of them */
-  float top_p;         /* 1: all; else the smallest set of likeliest tokens with that mass, and
-                        * those as likely as the last of them */
+  int top_k;           /* 0: all; else the k likeliest tokens, and those as likely as the last */
+  float top_p;         /* 1: all; else the smallest set of likeliest tokens with that probability,
+                        * and those as likely as the last */
   uint64_t seed;
 } g2z_sampling;
 
-/* Bytes of a row of n numbers of 8 bits. */
+/* Bytes of a row of n 8-bit numbers. */
 #define G2Z_NARROW_ROW(n) (((size_t)(n) + 15) / 16 * 16)
 
 typedef struct g2z_ops {
   /* Memory and order. allocate() zeroes. Host memory from allocate_host may be the source of an
-   * upload that is still under way. mark(event) notes a place in the queue, wait(event) lets the
-   * host wait until the device has passed it; events are 0..7. */
+   * upload that is still running. mark(event) records a place in the queue; wait(event) blocks the
+   * host until the device has passed that place; events are 0..7. */
   g2z_status (*allocate)(g2z_device *device, size_t bytes, void **out);
   void (*release)(g2z_device *device, void *memory);
   g2z_status (*allocate_host)(g2z_device *device, size_t bytes, void **out);
@@ -1194,58 +1194,58 @@ typedef struct g2z_ops {
   g2z_status (*synchronize)(g2z_device *device);
   void (*close)(g2z_device *device);
 
-  /* Graphs: work that is recorded once and then started as a whole, without the cost of its many
-   * launches. Between begin and end the ops and mark() are recorded and do not run; run the same
-   * work once before, so that scratch has its size and every product its algorithm. Uploads and
-   * downloads inside a graph use the same pinned memory each time. Nothing that the graph touches
-   * may be released before it. Where nothing was recorded *out is NULL, which free() takes. The CPU
-   * has no graphs: begin is G2Z_UNSUPPORTED, and the other three are NULL. */
+  /* Graphs: work that is recorded once and then launched as a whole, without the cost of its many
+   * launches. Between begin and end, ops and mark() are recorded and do not run. Run the same work
+   * once before, so that scratch has its size and every product its algorithm. Uploads and
+   * downloads in a graph use the same pinned memory each time. Free the graph before anything it
+   * touches. If nothing was recorded, *out is NULL, which free() accepts. The CPU has no graphs:
+   * begin returns G2Z_UNSUPPORTED, and the other three are NULL. */
   g2z_status (*graph_begin)(g2z_device *device);
   g2z_status (*graph_end)(g2z_device *device, g2z_graph **out);
   g2z_status (*graph_run)(g2z_device *device, const g2z_graph *graph);
   void (*graph_free)(g2z_device *device, g2z_graph *graph);
 
-  /* A span may lie in others, but not in itself; those inside a graph are not seen. Timing is for
-   * g2z_device_time_spans: open() begins it, settle() waits until all that ended is counted. */
+  /* Spans: see G2Z_SPAN_LIST. The timers serve g2z_device_time_spans: open() starts timing,
+   * settle() waits until all spans that have ended are counted. */
   void (*span_begin)(const g2z_device *device, g2z_span span);
   void (*span_end)(const g2z_device *device, g2z_span span);
   g2z_status (*timers_open)(g2z_device *device);
   g2z_status (*timers_settle)(g2z_device *device);
 
-  /* The table of what was chosen by device->tune; the text is freed by g2z_release. read() keeps
-   * the choices for shapes that were timed already. The CPU's table is empty. */
+  /* The table of the algorithms chosen by device->tune; free the text with g2z_release. read() does
+   * not change the choices for shapes that were timed already. The CPU's table is empty. */
   g2z_status (*tuning)(g2z_device *device, char **text);
   g2z_status (*tuning_read)(g2z_device *device, const char *text);
 
   /* out[N,C] act = dropout(wte[token] + wpe[t]) */
   g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
                           const void *wpe, const g2z_dropout *dropout, int B, int T, int C);
-  /* dwte[Vp,C] f32 += , or NULL: dwpe alone; dwpe[T,C] grad, rows of the sequence length only.
+  /* dwte[Vp,C] f32 +=; NULL: only dwpe. dwpe[T,C] grad: only rows within the sequence length.
    * dout[N,C] act. */
   g2z_status (*embed_bwd)(g2z_device *device, float *dwte, void *dwpe, const void *dout,
                           const int32_t *tokens, g2z_write mode, const g2z_dropout *dropout, int B,
                           int T, int C);
 
-  /* The same where dwte is spread over ranks. order[2 N] i32: tokens[N] in ascending order, equal
-   * ones as they stood, and behind them where each stood. With that, grads += those parts of the
-   * sums of rows[N,C] act by token: a token's rows are added up in fp32 and rounded once, with what
-   * was there. `parts` is the host's; no two overlap. */
+  /* The same if dwte is spread over ranks. order[2 N] i32: tokens[N] in ascending order (stable),
+   * then the place each had before the sort. With it, embed_add adds the listed parts of the sums
+   * by token of rows[N,C] act to grads: a token's rows and the old value add up in fp32 and are
+   * rounded once. `parts` is host memory; no two overlap. */
   g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
   g2z_status (*embed_add)(g2z_device *device, void *grads, const g2z_row_part *parts, int count,
                           const void *rows, const int32_t *order, int N, int C);
 
-  /* The next token of each of B sequences, positions[b] (device) others before it:
+  /* The next token of each of B sequences; positions[b] (device) tokens precede it:
    * out[B,C] act = wte[tokens[b]] + wpe[positions[b]] */
   g2z_status (*embed_next)(g2z_device *device, void *out, const int32_t *tokens,
                            const int32_t *positions, const void *wte, const void *wpe, int B,
                            int C);
-  /* Its attention: row b of rows[B,3,NH,HS] act becomes row positions[b] of past[B,T,3,NH,HS] act,
-   * and out[B,NH,HS] act attends to rows 0..positions[b] of it. */
+  /* The attention of that token. Row b of rows[B,3,NH,HS] act is stored as row positions[b] of
+   * past[B,T,3,NH,HS] act; out[B,NH,HS] act attends to rows 0..positions[b] of past. */
   g2z_status (*attention_next)(g2z_device *device, void *out, void *past, const void *rows,
                                const int32_t *positions, int B, int T, int C, int NH);
 
-  /* `narrow` below is NULL, or a copy in 8 bits that one op leaves and the next product reads:
-   * activations times 4 in e4m3, gradients in e5m2, a row of n in G2Z_NARROW_ROW(n) bytes. A CPU
+  /* `narrow` below is NULL, or an 8-bit copy that one op writes and the next product reads:
+   * activations times 4 in e4m3, gradients in e5m2. A row of n takes G2Z_NARROW_ROW(n) bytes. A CPU
    * neither writes nor reads it: its products round x and dy themselves.
    *
    * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32 are kept for
@@ -1253,53 +1253,53 @@ typedef struct g2z_ops {
   g2z_status (*layernorm_fwd)(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
                               const void *x, const void *w, const void *b, int N, int C);
   /* dres[N,C] act: = dx or += dx (res_mode); dw[C], db[C] grad (mode). dbias[C] grad, if not NULL:
-   * column sums of dropped[N,C] act = dropout'(dres), the gradient that the projection or embedding
-   * which was added into this residual sees. Without dropout `dropped` is not written: dres is that
-   * gradient. NULL, with dbias NULL: nobody wants it. */
+   * column sums of dropped[N,C] act = dropout'(dres). That is the gradient which the projection or
+   * embedding below this residual receives. Without dropout that gradient is dres, and `dropped` is
+   * not written. `dropped` and dbias may both be NULL: not wanted. */
   g2z_status (*layernorm_bwd)(g2z_device *device, void *dres, void *dropped, void *dw, void *db,
                               void *dbias, const void *dy, const void *x, const void *w,
                               const float *mean, const float *rstd, g2z_write res_mode,
                               g2z_write mode, const g2z_dropout *dropout, int N, int C);
 
   /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
-   *   slope not NULL:    slope[N,O] = gelu'(that), which is all that backward needs; y = gelu(that)
+   *   slope not NULL:    slope[N,O] = gelu'(that), all that backward needs; y = gelu(that)
    *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual
-   * narrow_x not NULL: x is read from there, and w is rounded to e4m3, times 32. With both narrow_x
-   * and slope, y is left in narrow_y, too. */
+   * narrow_x not NULL: the product reads x from there and rounds w to e4m3, times 32. With both
+   * narrow_x and slope, y is also written to narrow_y. */
   g2z_status (*linear_fwd)(g2z_device *device, void *y, void *narrow_y, void *slope, const void *x,
                            const void *narrow_x, const void *w, const void *bias,
                            const void *residual, const g2z_dropout *dropout, int N, int K, int O);
   /* dx[N,K] act = dy[N,O] w^T; slope[N,K] not NULL: times slope, and dbias[K] grad = column sums
    * of dx. narrow not NULL, in fp16: dy is rounded to e5m2, w to e4m3, times 32. With slope, dx is
-   * left in narrow, too; without slope, dy is read from there. */
+   * also written to narrow; without slope, dy is read from there. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
                                 const void *w, const void *slope, void *narrow, g2z_write mode,
                                 int N, int K, int O);
   /* dw[K,O] grad = x^T dy */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
                                   g2z_write mode, int N, int K, int O);
-  /* device->narrow [first, first + 4): writes the copies of these weights. From then on products of
-   * 8 bits that are given such a w read its copy. */
+  /* Writes the copies of the weights device->narrow [first, first + 4). From then on 8-bit products
+   * that are given such a w read its copy. */
   g2z_status (*narrow_weights)(g2z_device *device, int first);
 
   /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
-   * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. Also narrow, rows of C. */
+   * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. narrow: rows of C. */
   g2z_status (*attention_fwd)(g2z_device *device, void *out, void *narrow, float *lse,
                               const void *qkv, const g2z_dropout *dropout, int B, int T, int C,
                               int NH);
-  /* dqkv[B,T,3,NH,HS] act, also narrow, rows of 3C; dbias[3C] grad: its column sums. */
+  /* dqkv[B,T,3,NH,HS] act; narrow: rows of 3C; dbias[3C] grad: column sums of dqkv. */
   g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *narrow, void *dbias,
                               const void *dout, const void *out, const float *lse,
                               const void *qkv, g2z_write mode, const g2z_dropout *dropout, int B,
                               int T, int C, int NH);
 
-  /* LM head and cross-entropy, `chunk` tokens of logits at a time. losses[N] f32: each token's;
-   * *loss_sum f64 += their sum. dh not NULL: dh[N,C] act, and dwte[Vp,C] (mode), of the loss
-   * times dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if dwte is overwritten
-   * by a single chunk. logits[chunk,Vp] act: scratch. A target of -1 makes no loss, 0, and no
-   * gradient. Rows V..Vp-1 of wte never reach the softmax; those of dwte are written as 0. With dh
-   * and device->fp8, h and wte are rounded to e4m3 before they make logits: h with a scale for each
-   * row, wte times 32. dh and dwte are made from h and wte as they are. */
+  /* LM head and cross-entropy, with the logits of `chunk` tokens at a time. losses[N] f32: per
+   * token; *loss_sum f64 += their sum. dh not NULL: dh[N,C] act and dwte[Vp,C] (mode) are gradients
+   * of loss * dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if a single chunk
+   * overwrites dwte. logits[chunk,Vp] act: scratch. A target of -1 has loss 0 and no gradient. Rows
+   * V..Vp-1 of wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are
+   * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte are
+   * made from the original h and wte. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,
@@ -1309,8 +1309,8 @@ typedef struct g2z_ops {
   g2z_status (*head_logits)(g2z_device *device, float *logits, const void *h, const void *wte,
                             int n, int C, int V);
 
-  /* tokens[b] = a draw from logits[b,V] f32 with seed + b and the index drawn[b], or -1 where no
-   * logit is a number; then 1 is added to drawn[b], and to positions[b] up to T - 1. */
+  /* tokens[b] = a draw from logits[b,V] f32 with seed + b and the index drawn[b]; -1 if no logit is
+   * a number. Then adds 1 to drawn[b], and to positions[b] up to T - 1. */
   g2z_status (*draw)(g2z_device *device, int32_t *tokens, int32_t *drawn, int32_t *positions,
                      const float *logits, const g2z_sampling *sampling, int B, int V, int T);
 
@@ -1320,31 +1320,30 @@ typedef struct g2z_ops {
 
   /* to[n] grad = from[n], or += */
   g2z_status (*grad_add)(g2z_device *device, void *to, const void *from, g2z_write mode, size_t n);
-  /* *sum f64 += sum of squares of what lies in these ranges of grads; not finite when one of them
-   * is not. `ranges` is the host's. */
+  /* *sum f64 += sum of squares of grads in these ranges; not finite if one element is not.
+   * `ranges` is host memory. */
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads,
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
-   * number of targets, those of -1 included: gradients were made as of their mean. Adds up in the
-   * order of ranks, so that each comes to the same result; leaves losses and squares zero for the
-   * next step. */
+   * number of targets including those of -1: backward divided by it. Adds up in the order of ranks,
+   * so that all come to the same result. Leaves losses and squares zero for the next step. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
   /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). */
   g2z_status (*adamw)(g2z_device *device, const g2z_update *update, size_t begin, size_t end);
 } g2z_ops;
 
-/* What a device is, for people and artifacts. */
+/* Description of a device, for logs and artifacts. */
 typedef struct g2z_device_info {
-  char name[128];              /* "NVIDIA H200"; "" for a CPU, as are the next two */
+  char name[128];              /* "NVIDIA H200"; a CPU has "" here and in the next two */
   char runtime[32];            /* "13.0": the version of CUDA */
   char collectives[32];        /* "2.28.9": the version of NCCL */
   int count;                   /* GPUs that this process can see */
-  double exponentials_per_s;   /* of fp32, at its highest clock; NaN: unknown, as of a CPU */
-  int fp8;                     /* 1: g2z_device_set_fp8 takes them all: a CPU, or Hopper */
+  double exponentials_per_s;   /* in fp32, at the highest clock; NaN: unknown, as on a CPU */
+  int fp8;                     /* 1: g2z_device_set_fp8 accepts every value: a CPU, or Hopper */
 } g2z_device_info;
 
-/* A weight and its copies in e4m3, times 32. */
+/* A weight and its e4m3 copies, times 32. */
 typedef struct g2z_narrow_weight {
   const void *w;               /* [K,O] act */
   uint8_t *columns;            /* [O] rows of K, for linear_fwd */
@@ -1357,30 +1356,30 @@ struct g2z_device {
   g2z_services *services;
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
-  int tune;                    /* a g2z_tune, which the caller may change; ON at first */
-  g2z_fp8 fp8;                 /* as g2z_device_set_fp8 left it; NONE at first */
-  const g2z_narrow_weight *narrow; /* the caller's */
-  int narrow_count;            /* 0: each product of 8 bits rounds its weight */
+  int tune;                    /* a g2z_tune that the caller may change; initially ON */
+  g2z_fp8 fp8;                 /* set by g2z_device_set_fp8; initially NONE */
+  const g2z_narrow_weight *narrow; /* the caller's memory */
+  int narrow_count;            /* 0: each 8-bit product rounds its own weight */
   g2z_device_info info;
-  void *backend;               /* what the backend keeps for itself */
-  struct g2z__timers *timers;  /* of spans; NULL: they are not timed */
+  void *backend;               /* the backend's private state */
+  struct g2z__timers *timers;  /* of spans; NULL: not timed */
 };
 
 /* Opens a device for one type of numbers. */
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
-/* Which products of training are of 8 bits; a device that has none refuses all but NONE. */
+/* Chooses the products of training in 8 bits; a device without them refuses all except NONE. */
 G2Z_API g2z_status g2z_device_set_fp8(g2z_device *device, g2z_fp8 fp8);
-/* How many of a kind this process sees; of CPUs one, of GPUs none where this build has no CUDA. */
+/* The number of devices of a kind: CPUs 1; GPUs those that this process sees, 0 without CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
 /* G2Z_OK: this process sees a GPU. Otherwise the sentence gives the reason: no driver, an old
  * driver or no GPU, and which variable promised one. G2Z_UNSUPPORTED: this build has no CUDA, and
  * nothing promises a GPU. A program that takes the CPU instead prints any other sentence as a
  * warning. */
 G2Z_API g2z_status g2z_device_find_gpu(g2z_services *services);
-/* Free and total memory in bytes that a device of this kind has now; of a CPU no more than the
- * control groups of this process (a container's, a batch job's) leave to it. */
+/* Free and total bytes of memory of a device of this kind. A CPU has at most what the control
+ * groups of this process (a container's, a batch job's) allow. */
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes);
 
@@ -1388,127 +1387,127 @@ typedef struct g2z_span_times {
   int64_t count;
   double total_s, min_s, max_s;
 } g2z_span_times;
-/* From now on spans are timed: on a GPU between events in the queue where their work runs, on a CPU
- * by the clock. Until then they cost nothing. */
+/* Spans are timed from now on: on a GPU between events in the queue where their work runs, on a CPU
+ * by the clock. Before this call they cost nothing. */
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
-/* What they took; waits for the device. All 0 where they are not timed. */
+/* The times so far; waits for the device. All 0 if spans are not timed. */
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
 
 
 /* ===== >>d09 CPU ops =====================================================
- * The oracle of every other backend, and fast enough to train a small model: plain loops, OpenMP
- * threads when the compiler has them. No result depends on the number of threads. */
+ * The oracle of every other backend, and fast enough to train a small model: plain loops, with
+ * OpenMP threads if the compiler has them. No result depends on the number of threads. */
 
 
 /* ===== >>d10 ranks =======================================================
- * The processes of a job are its ranks. They meet at rank 0 over TCP, compare what they are, and
- * keep those connections: for small messages between the hosts' memories, for the collectives of
- * CPU ranks, and for heartbeats, by which the death of one rank ends all within seconds.
+ * The processes of a job are its ranks. They meet at rank 0 over TCP, compare their settings, and
+ * keep these connections: for small messages between hosts, for the collectives of CPU ranks, and
+ * for heartbeats. If one rank dies, heartbeats end the whole job within seconds.
  *
- * After g2z_ranks_join every call is made by all ranks in the same order, except _place,
- * _collectives and _write_flight. A job of one rank opens no connection. */
+ * After g2z_ranks_join all ranks make every call in the same order, except _place, _collectives and
+ * _write_flight. A job of one rank opens no connection. */
 
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
   int local_rank, local_world;    /* among the ranks on this host; local_world 0: not known yet */
   char launcher[16];              /* "alone", "ranks", "torchrun", "openmpi", "pmi" or "slurm" */
   char host[256];                 /* where rank 0 listens: a name or an address */
-  int port;                       /* the first that is tried there */
-  char job[128];                  /* the job's id: only ranks with the same one meet */
-  char secret[128];               /* and the same secret; "": whoever guesses the id is a member */
+  int port;                       /* the first port that is tried there */
+  char job[128];                  /* the job's id: only ranks with the same id can meet */
+  char secret[128];               /* they also need the same secret; "": the id is enough */
 } g2z_place;
 
-/* This process's place, from the variables of the launcher that started it. Precedence: RANK and
- * WORLD_SIZE (g2z_ranks_spawn, torchrun, by hand), Open MPI, PMI (MPICH, Intel MPI), a Slurm step;
- * none of them: alone. G2Z_BAD_ARGUMENT where they contradict each other or lack something. */
+/* This process's place, from the variables of its launcher. Precedence: RANK and WORLD_SIZE
+ * (g2z_ranks_spawn, torchrun, by hand), Open MPI, PMI (MPICH, Intel MPI), a Slurm step; without any
+ * the process is alone. G2Z_BAD_ARGUMENT if they contradict each other or one is missing. */
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
 typedef struct g2z_fault {  /* why the job ends */
-  int rank;                       /* who died or hangs */
+  int rank;                       /* the rank that died or hangs */
   char host[64];
-  char phase[32];                 /* what it did last: "step", "save", ... */
+  char phase[32];                 /* its last activity: "step", "save", ... */
   int64_t step;
-  char sentence[512];             /* all of it, for people */
+  char sentence[512];             /* the whole report, to print */
 } g2z_fault;
 
 typedef struct g2z_ranks_config {
   g2z_place place;
-  const char *device;             /* the GPU's unique name: no two ranks share one; "" for a CPU */
+  const char *device;             /* the GPU's unique name, as no two ranks share one; CPU: "" */
   const char *build;              /* must be equal on all ranks */
-  double join_s;                  /* until all ranks are there */
-  double silence_s;               /* without a heartbeat: the rank counts as dead; 0: never */
-  double hang_s;                  /* without progress: the rank counts as hung; 0: never */
-  /* Called once, from a thread of the library, when the job cannot go on. It should report and
-   * leave the process. NULL: g2z_ranks_* calls and the collectives of CPU ranks return G2Z_LOST,
-   * but a thread that waits for its GPU waits for ever: programs on GPUs need a handler. */
+  double join_s;                  /* longest wait until all ranks have joined */
+  double silence_s;               /* after this time without a heartbeat a rank is dead; 0: never */
+  double hang_s;                  /* after this time without progress a rank hangs; 0: never */
+  /* Called once, from a thread of the library, when the job cannot continue. It should report and
+   * end the process. NULL: g2z_ranks_* calls and the collectives of CPU ranks return G2Z_LOST. A
+   * thread that waits for its GPU would wait for ever, so programs on GPUs need a handler. */
   void (*on_fault)(void *user, const g2z_fault *fault);
   void *user;
 } g2z_ranks_config;
-/* Alone, "", "", 120 s, 30 s, 600 s, no handler. Time in which this process was suspended (SIGSTOP,
- * a frozen container or machine) counts for none of the three. */
+/* Alone, "", "", 120 s, 30 s, 600 s, no handler. None of the three times counts while this process
+ * is suspended (SIGSTOP, a frozen container or machine). */
 G2Z_API g2z_ranks_config g2z_ranks_config_default(void);
 
 typedef struct g2z_ranks g2z_ranks;
-/* Meets the others. Fails on every rank, with the names of those that are missing (G2Z_LOST) or
- * differ (G2Z_BAD_ARGUMENT). */
+/* Meets the other ranks. A failure fails every rank and names the ranks that are missing (G2Z_LOST)
+ * or differ (G2Z_BAD_ARGUMENT). */
 G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
                                   g2z_ranks **out);
-/* Says goodbye, so that the others do not take it for a death. NULL is fine. */
+/* Sends a goodbye, so that the others do not report a death. NULL is fine. */
 G2Z_API void g2z_ranks_leave(g2z_ranks *ranks);
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks);
 
-/* These return G2Z_LOST when a rank died. all[world][bytes] from everybody's mine[bytes], in the
- * order of ranks. */
+/* These return G2Z_LOST if a rank died. This one gathers mine[bytes] of every rank into
+ * all[world][bytes], in the order of ranks. */
 G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
                                         void *all);
-/* Rank 0's bytes to everybody. */
+/* Copies rank 0's bytes to all ranks. */
 G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count);
-/* The same status on all: that of the lowest rank whose own is not G2Z_OK, with its sentence. */
+/* Returns the same status and sentence on all ranks: the lowest failed rank's, or G2Z_OK. */
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
-/* G2Z_BAD_ARGUMENT on all, naming the first line in which a rank's text differs from rank 0's. */
+/* G2Z_BAD_ARGUMENT on all ranks if a text differs from rank 0's; names the first such line. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
-/* How many of this rank's last 1,024 collectives moved a bucket in a step. Those of a graph
- * count in the step that recorded it only. */
+/* The number of this rank's last 1,024 collectives that moved a bucket in a step. Collectives
+ * inside a graph count only in the step that recorded it. */
 G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
-/* The flight recorder: this rank's last 1,024 collectives, a line of JSON each, after one that says
- * where the rank is now. For on_fault: `services` is one of the calling thread's own. */
+/* The flight recorder: one line of JSON with the rank's present state, then one for each of its
+ * last 1,024 collectives. For on_fault: `services` must belong to the calling thread. */
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
                                           const char *path);
 
 /* ===== >>d11 collectives =================================================
- * What ranks do to each other's device memory: copy engines and NCCL between GPUs, the connections
- * of room 10 between CPU ranks, nothing at all in a job of one. Calls run in order on a queue of
- * their own, beside the device's work; AFTER and WAIT are where one waits for the other, and the
- * host waits for neither. All ranks submit the same calls in the same order. A step's calls can be
+ * Copies and sums between the ranks' device memories: by copy engines and NCCL between GPUs, by the
+ * connections of room 10 between CPU ranks, not at all in a job of one. Calls run in order on a
+ * separate queue while the device computes. AFTER and WAIT make one wait for the other; the host
+ * waits for neither. All ranks submit the same calls in the same order. The calls of a step can be
  * recorded and played again. */
 
 typedef struct g2z_comm g2z_comm;
 
 typedef enum g2z_call_kind {
-  G2Z_CALL_AFTER,  /* The queue waits until this rank's device has done what it was given so far.
-                    * With `all` it waits for the devices of all ranks before what follows touches
+  G2Z_CALL_AFTER,  /* The queue waits until this rank's device has finished all its work so far.
+                    * With `all` it waits for the devices of all ranks, before later calls touch
                     * other ranks' memory. */
-  G2Z_CALL_REDUCE, /* to grad (write): what this rank owns of the sum of all ranks' from[n] grad.
-                    * They travel in the wire's type. `to` may lie in `from` where this rank's part
-                    * lies, and must for owners ALL and ROOT; the rest of `from` is undefined
+  G2Z_CALL_REDUCE, /* to grad (write): the part that this rank owns of the sum of all ranks' from[n]
+                    * grad, sent in the wire's type. `to` may be this rank's part of `from`, and
+                    * must be for owners ALL and ROOT. The rest of `from` is undefined
                     * afterwards. */
-  G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0, which may
-                    * be that part of `to` itself. No rank may still read `to`: the caller knows
-                    * that, or asks for it by AFTER with `all`. */
-  G2Z_CALL_ROWS,   /* to[world][n bytes]: row r is rank r's from[n], which may be that row itself,
-                    * and is so in a job of one. No rank may still read these. */
+  G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0. `from` may
+                    * be that part of `to` itself. No rank may still read `to`: the caller ensures
+                    * it, if necessary by AFTER with `all`. */
+  G2Z_CALL_ROWS,   /* to[world][n bytes]: row r is rank r's from[n]. `from` may be that row itself,
+                    * and is so in a job of one. No rank may still read the rows. */
   G2Z_CALL_CAST,   /* to[n] grad = round(from[n] fp32) */
-  G2Z_CALL_MARK,   /* Notes this place of the queue. When it is passed, what was gathered before has
-                    * arrived. Places are 0..places-1. */
-  G2Z_CALL_WAIT,   /* The device goes on when the queue has passed the place. */
-  G2Z_CALL_GRAPH   /* of a recorded step: what the device was given between two WAITs */
+  G2Z_CALL_MARK,   /* Records this place in the queue. When the queue has passed it, all earlier
+                    * gathers have arrived. Places are 0..places-1. */
+  G2Z_CALL_WAIT,   /* The device waits until the queue has passed the place. */
+  G2Z_CALL_GRAPH   /* of a recorded step: the device's work between two WAITs */
 } g2z_call_kind;
 
 typedef struct g2z_call {
   g2z_call_kind kind;
   g2z_owner owner;             /* REDUCE, GATHER */
   g2z_write write;             /* REDUCE */
-  g2z_span span;               /* ROWS: what they are */
+  g2z_span span;               /* ROWS: the span that they are timed as */
   int place;                   /* MARK, WAIT; AFTER: where the device stood, set by submit */
   int all;                     /* AFTER */
   void *to, *from;
@@ -1518,22 +1517,22 @@ typedef struct g2z_call {
 
 typedef struct g2z_collectives { /* a transport */
   const char *name;
-  /* Notes how far the device's work goes until now, for AFTER. While a graph is recorded this is a
-   * place inside the graph: each run of the graph passes it again. */
+  /* Records the end of the device's work so far, for AFTER. While a graph is recorded this is a
+   * place inside the graph, and each run of the graph passes it again. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
-  /* Enqueues one call. AFTER waits for the departure `place`, of the graph's latest run where it
-   * lies in one. A transport whose calls block, such as that of CPU ranks, ignores AFTER, MARK,
-   * WAIT. */
+  /* Enqueues one call. AFTER waits for the departure `place`; if that lies in a graph, in the
+   * graph's latest run. A transport whose calls block, such as the CPU ranks' one, ignores AFTER,
+   * MARK and WAIT. */
   g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
-  /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, also while a graph is
-   * recorded. *done 0: it is not that quick here, and nothing was done. */
+  /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, even while a graph is
+   * recorded. *done 0: the transport cannot do that, and nothing was done. */
   g2z_status (*exchange)(g2z_comm *comm, const g2z_call *rows, int *done);
-  /* Zeroed memory of the kind that the transport is fast on: for both buffers of GATHER, and for
-   * ROWS. All ranks ask for the same in the same order. */
+  /* Zeroed memory of the kind that is fast for this transport: for both buffers of GATHER, and for
+   * ROWS. All ranks allocate the same sizes in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* lap() begins lap 0 or 1, which ends with exchange(). waited_ms(): how long the device waited in
-   * it, once it has passed it. A lap that was not timed repeats the last sample. */
+  /* lap() begins lap 0 or 1; exchange() ends it. waited_ms() returns how long the device waited in
+   * a lap that it has passed. A lap that was not timed repeats the last sample. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
@@ -1545,37 +1544,37 @@ struct g2z_comm {
   g2z_ranks *ranks;
   g2z_device *device;
   int rank, world;
-  g2z_dtype wire;              /* in which gradients travel and are added up */
-  g2z_transport gather;        /* what carries parameters here; never AUTO */
-  g2z_transport reduce;        /* and gradients; with COPY they travel in grad_dtype */
+  g2z_dtype wire;              /* the type that gradients travel and add up in */
+  g2z_transport gather;        /* the transport of parameters; never AUTO */
+  g2z_transport reduce;        /* the transport of gradients; with COPY they travel in grad_dtype */
   int lap_now;
   double lap_s[2];
-  float *chunk;                /* CPU ranks: what arrives, on rank 0 */
+  float *chunk;                /* CPU ranks: receive buffer, on rank 0 */
   struct g2z__record *record;  /* while a step is recorded */
   void *backend;
 };
 
 typedef struct g2z_comm_config {
-  int places;                  /* of MARK and WAIT */
+  int places;                  /* number of places for MARK and WAIT */
   size_t most;                 /* elements of the largest reduction */
   g2z_dtype wire;              /* the device's dtype or grad_dtype: what a reduction rounds to */
-  g2z_transport gather, reduce; /* not AUTO. COPY becomes NCCL where it cannot be had */
+  g2z_transport gather, reduce; /* not AUTO. COPY becomes NCCL if it is impossible */
 } g2z_comm_config;
 
 /* Collectives between the ranks for this device's memory and types. */
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
-/* A call of a kind, with what all kinds but AFTER, MARK and WAIT need; other members are 0. */
+/* A call with the members that all kinds except AFTER, MARK and WAIT need; the others are 0. */
 G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n);
 /* Enqueues a call, or appends it to the step that is being recorded. */
 G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
-G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all); /* AFTER, MARK and WAIT by themselves */
+G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all); /* submits AFTER; below MARK, WAIT */
 G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place);
 G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
 /* Bytes per second of a plain copy, to compare collectives with: the fastest of several that rank 0
- * makes, by copy engine into another GPU, on a CPU by memcpy. NaN on all ranks where rank 0 sees no
- * other GPU, or may take no memory there. */
+ * makes, on GPUs by copy engine into another GPU, on a CPU by memcpy. NaN on all ranks if rank 0
+ * sees no other GPU or cannot allocate memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d12 weights =====================================================
