@@ -6029,31 +6029,31 @@ static const g2z_ops *g2z__cpu_ops(void) {
  * In:  the launcher's variables.
  * Out: a star of connections around rank 0, calls over it, and a fault when a rank dies or hangs.
  * Law: a rank that dies or hangs is named to all others, and every wait has a deadline. A
- *      connection without the job's token is closed: it costs the job nothing and is told nothing.
+ *      connection without the job's token is closed without an answer, and costs the job nothing.
  *
- * Each rank has two connections to rank 0. The thread that calls the library uses `data`. Once the
- * ranks have met only the watcher's thread uses `control`: heartbeats never wait for gradients. */
+ * Each rank has two connections to rank 0. The thread that calls the library uses `data`. After the
+ * meeting only the watcher's thread uses `control`: heartbeats never wait for gradients. */
 
 #define G2Z__RANKS_MAX 4096
-#define G2Z__RANKS_PORTS 4       /* tried, from the launcher's on: torchrun occupies its own */
+#define G2Z__RANKS_PORTS 4       /* tried, from the launcher's port on: torchrun occupies that */
 #define G2Z__RANKS_RECORDS 1024  /* collectives that the flight recorder holds */
-#define G2Z__RANKS_CALLERS 16    /* connections at a time that have not shown the token */
+#define G2Z__RANKS_CALLERS 16    /* connections at a time that have not sent the token */
 
 /* ----- messages: a head, and the body of its kind ------------------------ */
 
-#define G2Z__ANY SIZE_MAX /* as many bytes as the head says */
+#define G2Z__ANY SIZE_MAX /* the heading has the number of bytes */
 #define G2Z__KIND_LIST(X)                                                                          \
-  /* kind       text           bytes of body           who sends it, and when */                   \
-  X(HELLO,      "hello",       sizeof(g2z__hello))  /* a caller, first: its token, who it is */    \
+  /* kind       text           bytes of body           sender, and when it sends */                \
+  X(HELLO,      "hello",       sizeof(g2z__hello))  /* a caller, first: its token and names */     \
   X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0, to a right HELLO: its own token */ \
-  X(START,      "start",       sizeof(int32_t))     /* rank 0 to all: everybody is there */        \
+  X(START,      "start",       sizeof(int32_t))     /* rank 0 to all: every rank is there */       \
   X(FAULT,      "fault",       sizeof(g2z__ending)) /* rank 0 to all: the job ends, and why */     \
-  X(BEAT,       "beat",        sizeof(g2z__pulse))  /* each watcher, once a second */              \
+  X(BEAT,       "beat",        sizeof(g2z__pulse))  /* each watcher, at least once a second */     \
   X(BROKEN,     "broken",      sizeof(g2z__broken)) /* a rank whose data connection broke */       \
   X(GOODBYE,    "goodbye",     sizeof(g2z__pulse))  /* a rank that leaves; rank 0's answer */      \
   X(GATHER,     "all_gather",  G2Z__ANY)            /* on data: a rank's part, then everything */  \
   X(BROADCAST,  "broadcast",   G2Z__ANY)            /* on data: the root's bytes */                \
-  X(REFUSAL,    "refusal",     G2Z__ANY)            /* on data, rank 0: calls differ; a sentence */
+  X(REFUSAL,    "refusal",     G2Z__ANY)            /* on data, rank 0: how the calls differ */
 
 typedef enum g2z__kind {
 #define X(kind, text, bytes) G2Z__##kind,
@@ -6088,10 +6088,10 @@ typedef struct g2z__ending {
 } g2z__ending;
 
 typedef struct g2z__pulse {       /* where a rank is */
-  int64_t step, sequence;         /* sequence: collectives begun; -1: it fails alone */
-  uint64_t moves;                 /* counts everything that is progress */
-  double limit_s;                 /* from one move to the next; 0: for ever */
-  uint32_t progress;              /* of the device */
+  int64_t step, sequence;         /* sequence: collectives begun; -1: the rank fails alone */
+  uint64_t moves;                 /* counts each sign of progress */
+  double limit_s;                 /* longest time between two moves; 0: no limit */
+  uint32_t progress;              /* the device's count of collectives that ended */
   char phase[32];
 } g2z__pulse;
 
@@ -6118,8 +6118,8 @@ typedef struct g2z__link {        /* a connection */
   g2z__packet in;
 } g2z__link;
 
-/* A clock that stands still while its process does. A look that comes more than step_s after the
- * one before counts as step_s: the process was suspended, or got no time from the system. */
+/* A clock that stops while its process is suspended. A reading more than step_s after the previous
+ * one adds step_s only: the process was suspended, or the system gave it no time. */
 typedef struct g2z__clock {
   double last, awake, step_s;
 } g2z__clock;
@@ -6127,14 +6127,14 @@ typedef struct g2z__clock {
 typedef struct g2z__peer {        /* a rank, as seen from here */
   g2z__link data, control;
   g2z__hello hello;
-  g2z__pulse last;                /* its last heartbeat, */
-  double heard;                   /* and when it came, on the watcher's clock */
-  double broke;                   /* when its data connection broke, on that clock; 0: it did not */
-  int error;                      /* with which errno */
-  int left;                       /* it said goodbye; in the meeting: it knows of the failure */
+  g2z__pulse last;                /* its last heartbeat */
+  double heard;                   /* when that came, on the watcher's clock */
+  double broke;                   /* when its data connection broke, on that clock; 0: never */
+  int error;                      /* errno of the broken connection */
+  int left;                       /* it sent GOODBYE; in the meeting: it was sent FAULT */
 } g2z__peer;
 
-typedef struct g2z__flight {      /* of a collective */
+typedef struct g2z__flight {      /* a collective in the flight recorder */
   int64_t sequence, step;
   char kind[24];
   int bucket;
@@ -6145,25 +6145,25 @@ typedef struct g2z__flight {      /* of a collective */
 struct g2z_ranks {
   g2z_services *services;
   g2z_ranks_config config;
-  uint32_t tokens[2][4];          /* of the job: its members', and its rank 0's */
+  uint32_t tokens[2][4];          /* of the job's members, and of its rank 0 */
   g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
   int peer_count, me;             /* me: the peer that is this rank */
-  int wake;                       /* the other end of its control: to tell the watcher */
-  struct pollfd *polls;           /* scratch of g2z__poll, and the links of these entries */
+  int wake;                       /* the other end of its control: messages to the watcher */
+  struct pollfd *polls;           /* scratch of g2z__poll; polled: the link of each entry */
   g2z__link **polled;
   int32_t *votes;                 /* [world]: scratch of agree */
-  g2z_status broken;              /* data connections are out of step: all later calls fail so */
+  g2z_status broken;              /* data connections are out of step: later calls fail with it */
   double began;
   g2z__clock clock;               /* of the meeting, then of the watcher */
   pthread_t watcher;
-  int watched;                    /* it runs; what follows is its own, up to `lock` */
+  int watched;                    /* it runs, and owns the fields up to `lock` */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
-  g2z__pulse low;                 /* of the ranks that hold up the others, with all their moves */
-  double low_since;               /* since when it is the same */
-  pthread_mutex_t lock;           /* of all that follows */
+  g2z__pulse low;                 /* pulse of the rearmost ranks; moves: their sum */
+  double low_since;               /* when it changed last */
+  pthread_mutex_t lock;           /* guards all that follows */
   g2z__pulse self;
-  double moved;                   /* g2z_seconds() of its last move */
+  double moved;                   /* g2z_seconds() at this rank's last move */
   int64_t sequence;               /* collectives begun */
   const volatile uint32_t *progress;
   int lost;                       /* `fault` is set, and was handled */
@@ -6184,8 +6184,8 @@ G2Z__PRIVATE void g2z__clock_start(g2z__clock *clock, double step_s) {
 
 /* ----- place ------------------------------------------------------------- */
 
-/* In the order of precedence. A launcher is there when its size is. NULL: it has no such variable.
- * The ids are the same on all ranks of a job, and on no rank of another. */
+/* Environment variables of the launchers, in the order of precedence. NULL: it has no such
+ * variable. The ids together are the same on all ranks of a job, and differ between jobs. */
 typedef struct g2z__launcher {
   const char *name, *rank, *size, *local_rank, *local_size, *ids[4];
 } g2z__launcher;
@@ -6206,7 +6206,7 @@ G2Z__PRIVATE const char *g2z__env(const char *name) {
   return text && *text ? text : NULL;
 }
 
-/* One that must be a number; `otherwise` when it is not set. */
+/* An environment variable that must be a whole number; `otherwise` when it is not set. */
 G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name, int least,
                                         int most, int otherwise, int *out) {
   const char *text = g2z__env(name);
@@ -6221,12 +6221,12 @@ G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name
   return G2Z_OK;
 }
 
-/* Rank, size and their local twins. World 0: the launcher's variables are not there. */
+/* Reads rank, size, local rank and local size. World stays 0 without the launcher's variables. */
 G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__launcher *launcher,
                                            g2z_place *out) {
   const char *rank = g2z__env(launcher->rank), *size = g2z__env(launcher->size);
   int slurm = strcmp(launcher->name, "slurm") == 0, nodes;
-  /* Slurm's batch script has a rank, but is no step. */
+  /* Slurm's batch script has SLURM_PROCID, but is no job step. */
   if (!size && (!rank || slurm)) return G2Z_OK;
   if (!rank || !size)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
@@ -6241,13 +6241,13 @@ G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__la
   if (out->world == 1 || (slurm && nodes == 1)) out->local_world = out->world;
   int last = (out->local_world ? out->local_world : out->world) - 1;
   G2Z__TRY(g2z__env_number(services, launcher->local_rank, 0, last, -1, &out->local_rank));
-  if (out->local_rank < 0) /* srun --mpi=pmi2 has Slurm's own */
+  if (out->local_rank < 0) /* srun --mpi=pmi2 sets only Slurm's local rank */
     G2Z__TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
   if (out->world == 1) out->local_rank = 0;
   return G2Z_OK;
 }
 
-/* Whether MASTER_ADDR means this host in so many words. */
+/* Whether MASTER_ADDR names this host explicitly. */
 G2Z__PRIVATE int g2z__place_is_here(const char *address) {
   return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
          strcmp(address, "localhost") == 0;
@@ -6260,7 +6260,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   memset(out, 0, sizeof *out);
   for (; i < count && !out->world; i++)
     G2Z__TRY(g2z__place_numbers(services, &g2z__launchers[i], out));
-  if (!out->world) { /* no launcher: alone, unless Slurm says that there should be more */
+  if (!out->world) { /* no launcher: alone, unless Slurm has several tasks */
     G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
     if (tasks > 1)
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
@@ -6270,7 +6270,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     return G2Z_OK;
   }
 
-  /* The host of rank 0. By hand, RANK and WORLD_SIZE are enough where all ranks are on one host. */
+  /* The host of rank 0. Variables set by hand without MASTER_ADDR mean that all ranks are here. */
   const char *address = g2z__env("MASTER_ADDR");
   int by_hand = strcmp(out->launcher, "torchrun") == 0;
   int here = address ? g2z__place_is_here(address) : by_hand;
@@ -6311,8 +6311,8 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   return G2Z_OK;
 }
 
-/* The two tokens follow from the job's id and secret, so whoever knows both is a member. They
- * differ: a service that echoes what it hears must not pass for rank 0. */
+/* Derives the two tokens from the job's id and secret: a process that knows both is a member. The
+ * tokens differ, so that a service that echoes its input does not pass for rank 0. */
 G2Z__PRIVATE void g2z__job_tokens(const g2z_place *place, uint32_t tokens[2][4]) {
   uint64_t key = g2z__hash(G2Z__HASH, place->job, strlen(place->job));
   key = g2z__hash(key, "\n", 1);
@@ -6325,7 +6325,7 @@ G2Z__PRIVATE void g2z__job_tokens(const g2z_place *place, uint32_t tokens[2][4])
 
 /* ----- connections ------------------------------------------------------- */
 
-/* All sockets are set so from the start; data connections become blocking when all have met. */
+/* Prepares every new socket. Data connections become blocking when all ranks have met. */
 G2Z__PRIVATE void g2z__socket_prepare(int socket) {
   int on = 1;
   fcntl(socket, F_SETFD, FD_CLOEXEC);
@@ -6343,20 +6343,20 @@ G2Z__PRIVATE void g2z__peer_close(g2z__peer *peer) {
   g2z__socket_close(&peer->control.socket);
 }
 
-/* Waits for `events` or an error until the clock says `until`; 1 when there is something. */
+/* Waits for `events` or an error until the clock reaches `until`; 1: one of them came. */
 G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, double until) {
   for (;;) {
     struct pollfd entry = {socket, events, 0};
     double left = until - g2z__awake(clock);
-    if (left > 0.1) left = 0.1; /* the clock must be looked at */
+    if (left > 0.1) left = 0.1; /* read the clock often: it adds at most step_s */
     int ready = poll(&entry, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
     if (ready > 0) return 1;
     if ((ready < 0 && errno != EINTR) || left <= 0) return 0;
   }
 }
 
-/* Waits up to wait_s for input, and marks the callers and control connections that have some. It
- * gives poll() open sockets alone: poll() refuses more entries than this process may open files. */
+/* Waits up to wait_s for input, and marks the callers and control connections that have some. Only
+ * open sockets go to poll(), which refuses more entries than this process may open files. */
 G2Z__PRIVATE void g2z__poll(g2z_ranks *ranks, g2z__link *callers, int caller_count, double wait_s) {
   const int links = caller_count + ranks->peer_count;
   nfds_t count = 0;
@@ -6372,7 +6372,7 @@ G2Z__PRIVATE void g2z__poll(g2z_ranks *ranks, g2z__link *callers, int caller_cou
   for (nfds_t i = 0; i < count; i++) ranks->polled[i]->ready = ranks->polls[i].revents != 0;
 }
 
-/* The addresses of a host, for freeaddrinfo; returns what getaddrinfo says, 0: found. */
+/* The addresses of a host; freeaddrinfo releases them. Returns getaddrinfo's error; 0: found. */
 G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   struct addrinfo hints;
   memset(&hints, 0, sizeof hints);
@@ -6402,8 +6402,8 @@ static const struct { const char *text; size_t bytes; } g2z__kinds[] = {
 #undef X
 };
 
-/* Sends all bytes; 0 with errno: the connection is lost. A socket that does not block gets a second
- * of patience once the system takes no more. */
+/* Sends all bytes; 0 with errno: the connection is lost. While a nonblocking socket is full, waits
+ * up to a second for room. */
 G2Z__PRIVATE int g2z__send(int socket, const void *bytes, size_t count) {
   for (size_t done = 0; done < count;) {
     struct pollfd entry = {socket, POLLOUT, 0};
@@ -6426,8 +6426,8 @@ G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   return g2z__send(socket, &packet, sizeof packet.head + size);
 }
 
-/* Reads what has come of a message of fixed size: 1 it is whole, 0 not yet, -1 the connection has
- * ended or says what is no such message. */
+/* Reads what has arrived of a message of fixed size. 1: all of it; 0: not yet; -1: the connection
+ * has ended, or sent something else. */
 G2Z__PRIVATE int g2z__hear(g2z__link *link) {
   const g2z__heading *head = &link->in.head;
   for (;;) {
@@ -6451,7 +6451,7 @@ G2Z__PRIVATE int g2z__hear(g2z__link *link) {
   }
 }
 
-/* The kind of the next message; -1: none came until the clock said `until`. */
+/* The kind of the next message; -1: the connection has failed, or the clock has reached `until`. */
 G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
   int heard;
   while ((heard = g2z__hear(link)) == 0)
@@ -6460,12 +6460,12 @@ G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
 }
 
 /* ----- the meeting: all ranks but 0 --------------------------------------
- * Rank 0 listens. A rank opens control and then data; on each it says HELLO and waits for WELCOME.
- * Then it waits on control for START, or for FAULT, which says why the job cannot start. */
+ * Rank 0 listens. A rank opens control and then data; on each it sends HELLO and waits for WELCOME.
+ * Then it waits on control for START, or for FAULT with the reason why the job cannot start. */
 
 #define G2Z__PATIENCE_S 1.5 /* for a listener that may not be rank 0 */
 
-/* A failure that rank 0 has told. */
+/* Fails with the status and the sentence that rank 0 sent. */
 G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending) {
   int known = ending->status > 0 && ending->status < G2Z_STATUS_COUNT;
   ending->fault.sentence[sizeof ending->fault.sentence - 1] = 0;
@@ -6473,8 +6473,8 @@ G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending)
                   ending->fault.sentence);
 }
 
-/* Tries to open one of the connections, and waits for WELCOME until the clock says `until`. 0: rank
- * 0 is not there, or not yet; `seen` becomes what is there instead. */
+/* Tries to open one of the connections, and waits for WELCOME until the clock reaches `until`. 0:
+ * rank 0 is not there (yet). If something else listens there, `seen` describes it. */
 G2Z__PRIVATE int g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int port, int control,
                            double until, char seen[160]) {
   g2z__peer *zero = &ranks->peers[0];
@@ -6503,8 +6503,8 @@ G2Z__PRIVATE int g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int
   return 1;
 }
 
-/* Looks for rank 0 at all addresses and ports. The one that has answered on control may take its
- * time on data. A rank that does not fit hears why on control, and gets no data connection. */
+/* Looks for rank 0 at all addresses and ports. After WELCOME on control, the wait for WELCOME on
+ * data lasts up to `until`. A rank that does not fit gets FAULT on control only. */
 G2Z__PRIVATE g2z_status g2z__look(g2z_ranks *ranks, const struct addrinfo *addresses, double until,
                                   char seen[160], int *found) {
   g2z__link *control = &ranks->peers[0].control;
@@ -6526,7 +6526,7 @@ G2Z__PRIVATE g2z_status g2z__look(g2z_ranks *ranks, const struct addrinfo *addre
 G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
   const g2z_place *place = &ranks->config.place;
   const double until = g2z__awake(&ranks->clock) + ranks->config.join_s;
-  const double longest_s = place->local_world == place->world ? 0.1 : 1; /* spare rank 0's host */
+  const double longest_s = place->local_world == place->world ? 0.1 : 1; /* spares rank 0's host */
   g2z__link *control = &ranks->peers[0].control;
   struct addrinfo *addresses = NULL;
   g2z_status status = G2Z_OK;
@@ -6548,7 +6548,7 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
                     ranks->peers[ranks->me].hello.host, place->host, place->port,
                     place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
   G2Z__TRY(status);
-  /* Rank 0 may have started later by as much as it waits for the others. */
+  /* Rank 0 may have started as late as `until`, and waits join_s for the others. */
   int kind = g2z__await(&ranks->clock, control, until + ranks->config.join_s + 10);
   if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &control->in.body.ending);
   if (kind != G2Z__START)
@@ -6565,12 +6565,12 @@ typedef struct g2z__meeting {
   g2z_ranks *ranks;
   int port;
   int present;                    /* ranks with both connections, this one included */
-  int told;                       /* ranks that know of the failure */
+  int told;                       /* ranks that were sent the failure */
   int strangers;                  /* callers whose token was wrong */
   unsigned accepted;              /* connections, so far */
   g2z__ending ending;             /* status G2Z_OK: it may still succeed */
   g2z__link listener;
-  g2z__link callers[G2Z__RANKS_CALLERS]; /* behind the listener: polled as one list */
+  g2z__link callers[G2Z__RANKS_CALLERS]; /* follow the listener: polled as one list */
 } g2z__meeting;
 
 /* The first failure counts. */
@@ -6590,8 +6590,7 @@ G2Z__PRIVATE int g2z__socket_is_loopback(const struct addrinfo *at) {
 }
 
 /* Leaves out loopback addresses, which other hosts cannot reach: Debian's /etc/hosts has 127.0.1.1
- * for a host's own name. If there is no other address, all interfaces are listened on; 1: so it
- * is. */
+ * for a host's own name. If there is no other address, selects all interfaces and returns 1. */
 G2Z__PRIVATE int g2z__socket_widen(struct addrinfo *addresses) {
   int wide = 1;
   for (struct addrinfo *at = addresses; at; at = at->ai_next) wide &= g2z__socket_is_loopback(at);
@@ -6640,7 +6639,7 @@ G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
                                        : "MASTER_ADDR to the host on which rank 0 runs");
 }
 
-/* What a member says of itself must fit. */
+/* Fails the meeting if a member's world, build or GPU does not fit. */
 G2Z__PRIVATE void g2z__meeting_check(g2z__meeting *meeting, const g2z__hello *hello) {
   const g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
@@ -6672,9 +6671,9 @@ G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
   memset(&peer->hello, 0, sizeof peer->hello);
 }
 
-/* Takes what a caller says. A connection with the token becomes its rank's, or hears why the job
- * ends; any other is closed without a word. A rank's place belongs to the first process that comes
- * for it: another process is of a second job with the same id, and looks on. */
+/* Handles a caller's message. A connection with the token becomes its rank's, or gets FAULT with
+ * the reason; any other is closed without an answer. A rank's place belongs to the first process
+ * that claims it. Another process is of a second job with the same id: it is turned away. */
 G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
   g2z_ranks *ranks = meeting->ranks;
   g2z__hello *hello = &caller->in.body.hello;
@@ -6685,7 +6684,7 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
   const int known = right && hello->rank > 0 && hello->rank < ranks->config.place.world;
   g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
   meeting->strangers += said_hello && !right;
-  /* Control comes first, and data once. */
+  /* Control comes before data, and data comes once. */
   if (!right || hello->rank == 0 ||
       (peer && peer->hello.process && peer->hello.process != hello->process) ||
       (!hello->control && (!peer || peer->control.socket < 0 || peer->data.socket >= 0))) {
@@ -6708,19 +6707,19 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
     g2z__socket_close(&caller->socket);
     return;
   }
-  if (hello->control) g2z__meeting_forget(meeting, peer); /* an earlier try of the same process */
+  if (hello->control) g2z__meeting_forget(meeting, peer); /* of an earlier try */
   (hello->control ? &peer->control : &peer->data)->socket = caller->socket;
   caller->socket = -1;
   peer->hello = *hello;
   meeting->present += !hello->control;
 }
 
-/* Handles what comes within a tenth of a second. */
+/* Waits up to a tenth of a second for input, and handles it. */
 G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
   g2z__poll(ranks, &meeting->listener, 1 + G2Z__RANKS_CALLERS, 0.1);
-  /* A rank that waits says nothing: it has ended. Before data is there it may still try again. */
+  /* A waiting rank sends nothing: input means that it ended. Without data it may try again. */
   for (int r = 1; r < world; r++) {
     g2z__peer *peer = &ranks->peers[r];
     if (!peer->control.ready) continue;
@@ -6739,7 +6738,7 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
                       "of open files (ulimit -n) above %d", ranks->peers[0].hello.host, world,
                       2 * world + G2Z__RANKS_CALLERS + 64);
   if (one < 0) return;
-  /* A flood of strangers drives out the oldest: members say HELLO at once, and try again. */
+  /* Too many strangers drive out the oldest caller: members send HELLO at once, and retry. */
   g2z__link *caller = &meeting->callers[meeting->accepted++ % G2Z__RANKS_CALLERS];
   g2z__socket_prepare(one);
   g2z__socket_close(&caller->socket);
@@ -6747,7 +6746,7 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   caller->got = 0;
 }
 
-/* Until all are there, or until all that came know why it fails. */
+/* Runs the meeting until all ranks are there, or until all that came were sent its failure. */
 G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
@@ -6756,7 +6755,7 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
          g2z__awake(&ranks->clock) <= until)
     g2z__meeting_turn(meeting);
 
-  /* The deadline has passed: the first of those that are missing are named. */
+  /* After the deadline, name the first missing ranks. */
   char list[128] = "", strangers[128] = "";
   size_t used = 0;
   int more = world - meeting->present;
@@ -6775,7 +6774,7 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
                       meeting->present, world, ranks->peers[0].hello.host, meeting->port, list,
                       strangers);
 
-  /* All hear how it ended: START, or why not. */
+  /* Send all ranks START, or FAULT with the reason. */
   int failed = meeting->ending.status != G2Z_OK;
   for (int r = 0; r < world; r++) {
     g2z__peer *peer = &ranks->peers[r];
@@ -6789,7 +6788,7 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
     if (failed) peer->left = 1, meeting->told++;
   }
   if (!failed) return G2Z_OK;
-  /* Those that are still starting need not wait for their own deadline to hear of it. */
+  /* Ranks that are still starting get FAULT now; otherwise they wait for their own deadline. */
   double patience = g2z__awake(&ranks->clock) + (join_s < 3 ? join_s : 3);
   while (meeting->told < world - 1 && g2z__awake(&ranks->clock) < patience)
     g2z__meeting_turn(meeting);
@@ -6818,11 +6817,11 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
 }
 
 /* ----- the watcher -------------------------------------------------------
- * A thread that only reads and writes heartbeats and looks at its clock. It makes no call of CUDA
- * or NCCL: those may be what hangs. Rank 0 judges all ranks; the others judge rank 0, and
+ * A thread that only reads and writes heartbeats and looks at its clock. It never calls CUDA or
+ * NCCL, which may hang. Rank 0 judges all ranks; the others judge rank 0, and
  * themselves once rank 0 has left. */
 
-/* Reads the clock, and where this rank is. */
+/* Copies this rank's own pulse for the watcher, and returns the clock. */
 G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
   g2z__pulse *mine = &ranks->peers[ranks->me].last;
   pthread_mutex_lock(&ranks->lock);
@@ -6832,8 +6831,8 @@ G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
   return g2z__awake(&ranks->clock);
 }
 
-/* To the other peers. A message is sent whole or not at all: a socket that is writable has room for
- * it. patience_s: how long to wait, in all, for those that are not; without it they miss a beat. */
+/* Sends to the other peers. A message is sent whole or not at all: a writable socket has room for
+ * it. patience_s: total wait for sockets that are not writable; at 0 these peers miss a beat. */
 G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *body,
                                   double patience_s) {
   double until = g2z__awake(&ranks->clock) + patience_s;
@@ -6844,8 +6843,8 @@ G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *
   }
 }
 
-/* The job ends, once: rank 0 tells the others, the program hears of it, and so does whoever waits
- * for data. */
+/* Ends the job, once: rank 0 sends FAULT to the others, on_fault runs, and threads that wait for
+ * data wake up. */
 G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
   ending->fault.host[sizeof ending->fault.host - 1] = 0;
   ending->fault.phase[sizeof ending->fault.phase - 1] = 0;
@@ -6860,12 +6859,12 @@ G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
     if (ranks->peers[i].data.socket >= 0) shutdown(ranks->peers[i].data.socket, SHUT_RDWR);
 }
 
-/* "rank 2 on node7 WHAT, in phase step of step 12". */
+/* Ends the job with the sentence "rank 2 on node7 WHAT, in phase step of step 12". */
 G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, const char *format,
                                    ...) {
   char what[256];
-  if (ranks->lost || ranks->parting) return; /* what follows is no longer this rank's business */
+  if (ranks->lost || ranks->parting) return; /* this rank blames once, and not while it leaves */
   G2Z__PRINT(what, format);
   g2z__ending ending;
   memset(&ending, 0, sizeof ending);
@@ -6880,7 +6879,7 @@ G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, cons
   g2z__watch_end(ranks, &ending);
 }
 
-/* Takes what a peer has sent. */
+/* Handles the messages that a peer has sent. */
 G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
   const int mine = peer == &ranks->peers[ranks->me];
   int heard;
@@ -6908,18 +6907,18 @@ G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
     if (kind == G2Z__BEAT || peer->left) continue;
     peer->left = 1;
     if (mine) ranks->parting = 1;
-    else if (ranks->me == 0) /* it waits for an answer */
+    else if (ranks->me == 0) /* the peer waits for an answer */
       g2z__say(peer->control.socket, G2Z__GOODBYE, &ranks->peers[0].last);
   }
 }
 
-/* How far a rank is behind another: in collectives begun, else in those that its device did. */
+/* `other`'s lead over `one` in collectives begun; if none, in those that the devices ended. */
 G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *other) {
   if (one->sequence != other->sequence) return other->sequence - one->sequence;
   return (int32_t)(other->progress - one->progress);
 }
 
-/* Deadlines, once everything that has come is read. */
+/* Checks the deadlines, after all messages that have come are read. */
 G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
   const double silence_s = ranks->config.silence_s;
   int64_t furthest = ranks->peers[ranks->me].last.sequence;
@@ -6930,7 +6929,7 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
     if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
       g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
                        now - peer->heard);
-    /* A second in which a death would have been noticed has passed: both ends live. */
+    /* A death would have been noticed within this second: both ends are alive. */
     if (peer->broke > 0 && now - peer->broke > 1)
       g2z__watch_blame(ranks, peer,
                        "lost its data connection to rank 0 on %.63s (%.60s): both are alive, check "
@@ -6943,8 +6942,8 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
                        "left early, while others go on (its own output says why)");
   if (ranks->me && !ranks->peers[0].left) return;
 
-  /* The ranks that are furthest behind hold up the others. One of them must move on within their
-   * longest limit; how long the others wait for them does not matter. */
+  /* The rearmost ranks hold up the others. One of them must make progress within their longest
+   * limit; how long the others wait for them does not matter. */
   const g2z__peer *last = &ranks->peers[ranks->me];
   double limit_s = 0;
   uint64_t moves = 0;
@@ -6974,15 +6973,15 @@ G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
                      now - ranks->low_since, last->last.sequence, furthest);
 }
 
-/* Takes what comes within wait_s. */
+/* Waits up to wait_s for messages, and handles them. */
 G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
   g2z__poll(ranks, NULL, 0, wait_s);
   for (int i = 0; i < ranks->peer_count; i++)
     if (ranks->peers[i].control.ready) g2z__watch_hear(ranks, &ranks->peers[i]);
 }
 
-/* The clock is read before and after each wait, and only then is anybody judged: time in which this
- * process was suspended is nobody's silence. */
+/* The clock is read before and after each wait, and the ranks are judged only then: time in which
+ * this process was suspended must not count as their silence. */
 G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
   double now = g2z__watch_look(ranks), next = now;
@@ -6998,8 +6997,8 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
     if (!ranks->lost && !ranks->parting) g2z__watch_judge(ranks, now);
   }
   if (!ranks->parting) return NULL;
-  /* Goodbye to all, and then until they have said it too: rank 0 holds the star together for those
-   * that are about to leave as well. */
+  /* Send GOODBYE to all, then wait up to 5 s for theirs: the others reach each other only through
+   * rank 0, so it leaves last. */
   double until = g2z__watch_look(ranks) + 5;
   g2z__watch_tell(ranks, G2Z__GOODBYE, &ranks->peers[ranks->me].last, 5);
   for (int staying = 1; staying && g2z__awake(&ranks->clock) < until;) {
@@ -7031,7 +7030,7 @@ G2Z__PRIVATE void g2z__ranks_move(g2z_ranks *ranks) {
   ranks->moved = g2z_seconds();
 }
 
-/* What heartbeats tell the others. Each call is progress: hang_s starts again, and is
+/* Sets what heartbeats report. Each call is progress: the time limit starts again, with
  * hang_s + extra_s until the next call. */
 G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step,
                                    double extra_s) {
@@ -7043,7 +7042,7 @@ G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t 
   pthread_mutex_unlock(&ranks->lock);
 }
 
-/* What this rank says of itself. */
+/* Fills in this rank's HELLO. */
 G2Z__PRIVATE void g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello) {
   const g2z_ranks_config *config = &ranks->config;
   struct utsname name;
@@ -7087,13 +7086,13 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   g2z__ranks_introduce(ranks, &ranks->peers[ranks->me].hello);
   g2z__clock_start(&ranks->clock, ranks->config.join_s / 4);
   G2Z__TRY(place->rank == 0 ? g2z__meet_all(ranks) : g2z__meet_zero(ranks));
-  ranks->began = g2z_seconds(); /* the same moment on all */
+  ranks->began = g2z_seconds(); /* the same moment on all ranks */
   for (int i = 0; i < count; i++) {
     int one = ranks->peers[i].data.socket;
     if (one >= 0) fcntl(one, F_SETFL, fcntl(one, F_GETFL) & ~O_NONBLOCK);
   }
 
-  /* The watcher begins. */
+  /* Start the watcher, with at least five heartbeats per limit. */
   const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
   int pair[2];
   ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
@@ -7150,18 +7149,18 @@ G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks
 
 /* ----- progress and the flight recorder ---------------------------------- */
 
-/* A word that the device counts up as its collectives end, in memory that the host can read: it
- * goes on when the host does not. NULL before that memory is freed. */
+/* Sets the word that the device increments when a collective ends, in memory that the host can
+ * read. It counts even while the host hangs. Pass NULL before that memory is freed. */
 G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t *word) {
   pthread_mutex_lock(&ranks->lock);
   ranks->progress = word;
   pthread_mutex_unlock(&ranks->lock);
 }
 
-#define G2Z__ALONE_S 10 /* from such a failure to a goodbye; a broken device may not let go */
+#define G2Z__ALONE_S 10 /* limit from a failure alone to GOODBYE: a broken device may hang */
 
-/* This rank fails in a way that the others are not told. They may wait for its device although it
- * has begun all collectives that they have: that it leaves is not the end of its work. */
+/* This rank fails in a way that the others are not told. It may have begun as many collectives as
+ * they have while they wait for its device: sequence -1 shows that its work is not done. */
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.sequence = -1;
@@ -7170,7 +7169,7 @@ G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_unlock(&ranks->lock);
 }
 
-/* A collective that is about to be enqueued, into the flight recorder; returns its number. */
+/* Records a collective that is about to be enqueued; returns its number. */
 G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int bucket,
                                        size_t bytes) {
   pthread_mutex_lock(&ranks->lock);
@@ -7246,8 +7245,8 @@ G2Z__PRIVATE int g2z__ranks_is_lost(g2z_ranks *ranks) {
   return lost;
 }
 
-/* A data connection has ended. The watchers know in a moment who is to blame, or after silence_s
- * if a host is gone. */
+/* A data connection has ended. Waits for the watchers to name the rank at fault: at once, or after
+ * silence_s if a host is gone. */
 G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
   const g2z__broken broken = {peer, error};
   const double until = g2z_seconds() + ranks->config.silence_s + 5;
@@ -7260,10 +7259,10 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
                   ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
 }
 
-/* The stream of bytes between rank 0 and another rank, for the collectives of CPU ranks. `peer` is
- * 0 on every rank but rank 0. Both sides call in the same order. They return when the bytes are in
- * the system's hands (send) or in the caller's (receive): two that send much to each other at the
- * same time wait for ever. */
+/* The byte stream between rank 0 and another rank, for the collectives of CPU ranks. `peer` is 0 on
+ * every rank except rank 0. Both sides call in the same order. Send returns when the system has all
+ * bytes, receive when the caller has them: two ranks that send much to each other at the same time
+ * wait forever. */
 G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
                                         size_t count) {
   G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->me != peer);
@@ -7283,7 +7282,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *byt
   return G2Z_OK;
 }
 
-/* A call's message to a peer. */
+/* Sends a call's message to a peer. */
 G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, g2z__kind kind, int64_t sequence,
                                        const void *bytes, size_t count) {
   g2z__heading head = {G2Z__MAGIC, (uint32_t)kind, sequence, count};
@@ -7291,7 +7290,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, g2z__kind kin
   return g2z__ranks_send(ranks, peer, bytes, count);
 }
 
-/* The same call's message from a peer. Where the peer is in another call, rank 0 tells all. */
+/* Receives the message of the same call. If the peer is in another call, rank 0 sends REFUSAL. */
 G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind kind,
                                         int64_t sequence, void *bytes, size_t count) {
   g2z__heading head;
@@ -7315,9 +7314,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
   return ranks->broken = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
 }
 
-/* Through rank 0: the others' bytes go to it, and all of them from it to everybody. root -1: rank
- * r's `count` bytes are part r of `all`. Else the root's bytes are all there is, and the others
- * only say that they are in the same call. */
+/* All ranks send to rank 0, and rank 0 sends `all` to every rank. root -1: rank r's `count` bytes
+ * are part r of `all`. Otherwise `all` is the root's bytes; the other ranks send only a heading,
+ * which shows that they are in the same call. */
 G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int root,
                                         const void *mine, void *all, size_t count) {
   const int world = ranks->config.place.world, rank = ranks->config.place.rank;
@@ -7344,7 +7343,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int ro
 
 G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
                                         void *all) {
-  if (bytes) /* none: only to wait for all */
+  if (bytes) /* 0: a barrier */
     memmove((char *)all + (size_t)ranks->config.place.rank * bytes, mine, bytes);
   return g2z__ranks_call(ranks, G2Z__GATHER, -1, mine, all, bytes);
 }
@@ -7380,7 +7379,7 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
   return g2z__ranks_decide(ranks, mine, sentence);
 }
 
-/* Whether it is so on every rank. */
+/* *all: whether `mine` is true on every rank. */
 G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   int32_t yes = mine;
   *all = mine;
@@ -7390,13 +7389,13 @@ G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   return status;
 }
 
-/* How much of a text's first line a sentence quotes. */
+/* The number of bytes of a text's first line that a sentence quotes. */
 G2Z__PRIVATE int g2z__line_bytes(const char *text) {
   size_t bytes = strcspn(text, "\n");
   return bytes < 200 ? (int)bytes : 200;
 }
 
-/* Rank 0's text to everybody. The others' *copy is freed with g2z_release; rank 0 has none. */
+/* Broadcasts rank 0's text. The other ranks release *copy with g2z_release; rank 0's is NULL. */
 G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char **copy) {
   uint64_t bytes = text ? strlen(text) + 1 : 0;
   *copy = NULL;
@@ -7410,7 +7409,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char
 
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text) {
   char sentence[G2Z_ERROR_BYTES] = "", *copy;
-  size_t line = 0; /* where the first line begins that is not alike */
+  size_t line = 0; /* the beginning of the first line that differs */
   if (ranks->config.place.world == 1) return G2Z_OK;
   g2z_status status = g2z__ranks_text(ranks, text, &copy);
   if (status == G2Z_OK) {
@@ -7432,10 +7431,10 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 
 /* ===== >>i11 collectives =================================================
  * In:  buffers that all ranks hold. Out: their sums and copies.
- * Law: a sum has one order, that of ranks, or from its owner on around. Every rank enqueues the
- *      same collectives in the same order, whatever happened to it. */
+ * Law: a sum has one order: from rank 0 up, or from its owner up and around. Every rank enqueues
+ *      the same collectives in the same order, even after it has failed. */
 
-/* ----- what CPU ranks and a job of one have in common -------------------- */
+/* ----- shared by CPU ranks and a job of one ------------------------------ */
 
 G2Z__PRIVATE g2z_status g2z__plain_departure(g2z_comm *comm, int *departure) {
   (void)comm;
@@ -7459,14 +7458,14 @@ G2Z__PRIVATE void g2z__plain_release(g2z_comm *comm, void *memory) {
 }
 G2Z__PRIVATE void g2z__plain_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
-/* A transport whose calls block, and wait for nothing else. */
+/* A transport whose calls block: AFTER, MARK and WAIT have nothing to do. */
 #define G2Z__PLAIN_TRANSPORT(name, play)                                                  \
   {name, g2z__plain_departure, play, g2z__plain_exchange, g2z__plain_allocate,            \
    g2z__plain_release, g2z__plain_lap, g2z__plain_waited, g2z__plain_close}
 
-/* ----- a job of one: what is there already is the result ----------------- */
+/* ----- a job of one: its own gradients are the sums ---------------------- */
 
-/* A rank alone has its parameters where they are used, and its sums are its own gradients. */
+/* A single rank's parameters are already in place, and its sums are its own gradients. */
 G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
   g2z_device *dev = comm->device;
   if (c->kind == G2Z_CALL_CAST)
@@ -7483,13 +7482,13 @@ static const g2z_collectives g2z__one_rank = G2Z__PLAIN_TRANSPORT("one rank", g2
 
 #define G2Z__CHUNK_FLOATS (1 << 16)
 
-/* What travels is of the wire's type. */
+/* Rounds buffer[n] to the type in which ranks send it. */
 G2Z__PRIVATE void g2z__star_round(const g2z_comm *comm, float *buffer, size_t n) {
   if (comm->wire != G2Z_FP16 && comm->wire != G2Z_BF16) return;
   for (size_t i = 0; i < n; i++) buffer[i] = g2z__round(comm->wire, buffer[i]);
 }
 
-/* buffer[n], on rank 0, becomes the sum over the ranks: in fp32, rounded once. */
+/* On rank 0 buffer[n] becomes the sum over the ranks, added in fp32 and rounded once. */
 G2Z__PRIVATE g2z_status g2z__star_sum(g2z_comm *comm, float *buffer, size_t n) {
   g2z__star_round(comm, buffer, n);
   if (comm->rank != 0) return g2z__ranks_send(comm->ranks, 0, buffer, n * sizeof(float));
@@ -7505,7 +7504,7 @@ G2Z__PRIVATE g2z_status g2z__star_sum(g2z_comm *comm, float *buffer, size_t n) {
   return G2Z_OK;
 }
 
-/* From rank 0 to rank r: the `bytes` at r * stride of `buffer`. */
+/* Rank 0 sends to each rank r the `bytes` at r * stride of `buffer`. */
 G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t stride,
                                          size_t bytes) {
   if (comm->rank != 0)
@@ -7515,7 +7514,7 @@ G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t st
   return G2Z_OK;
 }
 
-/* Slice r of `buffer`, `bytes` long, from rank r to everybody. */
+/* Each rank r sends slice r of `buffer`, `bytes` long, to all others. */
 G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t bytes) {
   if (comm->rank != 0)
     G2Z__TRY(g2z__ranks_send(comm->ranks, 0, buffer + (size_t)comm->rank * bytes, bytes));
@@ -7546,7 +7545,7 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
   return g2z__star_gather(comm, (char *)c->to, bytes);
 }
 
-/* What a call's time is told under. */
+/* The span that a call's time counts to. */
 G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
   static const g2z_span reduce[] = {G2Z_SPAN_REDUCE_SCATTER, G2Z_SPAN_ALL_REDUCE, G2Z_SPAN_REDUCE};
   if (c->kind == G2Z_CALL_ROWS) return c->span;
@@ -7573,11 +7572,11 @@ static const g2z_collectives g2z__star =
 
 /* ----- submit: play a call at once, or record it ------------------------- */
 
-/* A recorded step is a list: graph, WAIT, calls, graph, WAIT, ... A graph holds what the device was
- * given between two WAITs. It is run before the calls that were submitted meanwhile, since they
- * follow places inside it. Calls are issued again as ordinary calls, so that what a step sends last
- * travels beside the beginning of the next step, and waiting can be timed. In a job of one all
- * calls are work of the device, and the step is one graph. */
+/* A recorded step is a list: graph, calls, WAIT, graph, calls, WAIT, ... A graph holds the device's
+ * work between two WAITs. It runs before the calls that were submitted meanwhile, because they
+ * follow places inside it. Calls are issued again as ordinary calls: a step's last transfers
+ * overlap the beginning of the next step, and waiting can be timed. In a job of one all calls are
+ * work of the device, and the step is one graph. */
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
   G2Z__TRY(G2Z__GROW(comm->services, &record->calls, &record->capacity, record->count,
@@ -7586,7 +7585,7 @@ G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   return G2Z_OK;
 }
 
-/* Ends the graph, and puts it before the calls that were submitted meanwhile. */
+/* Ends the graph and inserts it before the calls that were submitted meanwhile. */
 G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
   g2z__record *record = comm->record;
   g2z_call graph = g2z_call_of(G2Z_CALL_GRAPH, NULL, NULL, 0);
@@ -7605,12 +7604,12 @@ G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
   return G2Z_OK;
 }
 
-/* The device waits between two graphs. */
+/* Ends the graph, records the WAIT, and begins the next graph. */
 G2Z__PRIVATE g2z_status g2z__record_wait(g2z_comm *comm, const g2z_call *call) {
   g2z_status status = g2z__record_cut(comm);
   if (status == G2Z_OK) status = g2z__record_add(comm, call);
   comm->record->meanwhile = comm->record->count;
-  /* Also after a failure: g2z__record_end ends it. */
+  /* Begin a graph even after a failure: g2z__record_end ends it. */
   g2z_status begun = comm->device->ops->graph_begin(comm->device);
   return status != G2Z_OK ? status : begun;
 }
@@ -7655,7 +7654,7 @@ G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
   memset(record, 0, sizeof *record);
 }
 
-/* Until end(), what comm and its device are given goes into the empty record. */
+/* Until g2z__record_end, the work of comm and its device goes into the empty record. */
 G2Z__PRIVATE g2z_status g2z__record_begin(g2z_comm *comm, g2z__record *record) {
   G2Z__TRY(comm->device->ops->graph_begin(comm->device));
   comm->record = record;
@@ -7663,7 +7662,7 @@ G2Z__PRIVATE g2z_status g2z__record_begin(g2z_comm *comm, g2z__record *record) {
   return G2Z_OK;
 }
 
-/* `status` is that of what was recorded; a record that is not whole is empty. */
+/* `status` is the result of the recorded work. After a failure the record is empty. */
 G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
   g2z__record *record = comm->record;
   g2z_status cut = g2z__record_cut(comm);
@@ -7725,7 +7724,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   return status;
 }
 
-/* What carries a call, as a log names it. */
+/* The name of a transport in the log. */
 G2Z__PRIVATE const char *g2z__comm_carrier(const g2z_comm *comm, g2z_transport transport) {
   return transport == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name;
 }
@@ -7736,7 +7735,7 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   g2z_release(comm->services, comm);
 }
 
-#define G2Z__COPIES 5 /* the first one touches pages and opens paths */
+#define G2Z__COPIES 5 /* the first one touches pages and opens paths: not timed */
 
 G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
   char *from, *to;
@@ -7744,7 +7743,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, doub
   G2Z__TRY(G2Z__NEW(comm->services, bytes, &from));
   g2z_status status = G2Z__NEW(comm->services, bytes, &to);
   for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
-    memset(from, i, bytes); /* so that no copy can be left out */
+    memset(from, i, bytes); /* the compiler must not drop a copy */
     double begin = g2z_seconds();
     memcpy(to, from, bytes);
     double spent = g2z_seconds() - begin;
