@@ -823,7 +823,7 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
     test_head_norm(p, dwte, targets, C, relative);
     test_head_norm(p, dh, NULL, C, relative);
   }
-  if (N <= chunk) { /* rounded directly */
+  if (N <= chunk) { /* rounded without a sum in fp32 */
     test_twin *narrow = test_twin_new(p, TEST_GRAD, words);
     g2z_dtype grad = p->cpu->grad_dtype;
     BOTH(&training, head_loss, (float *)HERE(losses), (double *)HERE(sum), HERE(dh), HERE(narrow),

@@ -79,7 +79,7 @@ static int rank_calls(int argc, char **argv) {
     bad += g2z_ranks_same(ranks, "turn", turn % 2 ? "" : "one\ntwo") != G2Z_OK;
   }
   bad += g2z_ranks_all_gather(ranks, NULL, 0, all) != G2Z_OK; /* a barrier */
-  /* The lowest failing rank's status and sentence reach everybody. */
+  /* The lowest failing rank's status and sentence reach all ranks. */
   snprintf(rank_services.error, sizeof rank_services.error, "disk %d is full", rank);
   g2z_status mishap = rank == world - 1 ? G2Z_IO : rank ? G2Z_DEVICE : G2Z_OK;
   g2z_status status = g2z_ranks_agree(ranks, mishap);
@@ -400,7 +400,8 @@ typedef struct test_scene {
   const char *says, *says_too;              /* NULL: anything */
   int signal;                               /* sent to the odd one */
   double after;                             /* seconds from the meeting of all to the signal */
-  double within;                            /* until all end, from it or the meeting; 0: any */
+  double within;                            /* seconds from the signal, or else the meeting,
+                                             * to the end of all ranks; 0: any */
 } test_scene;
 
 #define ALL(test, program, world, code, says, too) \
@@ -662,8 +663,8 @@ static void test_ranks_neighbours(g2z_test *t) {
     if (job) test_ranks_fine(t, &two);
     else close(squatter);
   }
-  /* A job started by hand waits for its last rank. All ranks of another job, with as many ranks or
-   * more, come to the same port; neither has an id. Neither ends the other. */
+  /* A job started by hand waits for its last rank. Meanwhile all ranks of another job, as many or
+   * more, come to the same port. Neither job has an id, and neither ends the other. */
   for (int world = 3; world <= 4; world++) {
     test_ranks_open(&one, 3);
     test_ranks_open(&two, world);

@@ -156,7 +156,7 @@ static void test_run_targets(g2z_test *t) {
   CHECK(t, at && sscanf(at, "val_loss_avg_global\": %lf", &val) == 1);
   CHECK_NEAR(t, train, val, 1e-5);
   CHECK_HAS(t, text, "\"optimizer_steps\": 3,");
-  s.config.run_dir = s.config.save_weights = NULL; /* and the first step has none of these */
+  s.config.run_dir = s.config.save_weights = NULL; /* the first step gets no such sequence */
   s.config.max_train_steps = 1;
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "no step of 1 was applied, since masks");
   s.config.max_train_steps = 0;
@@ -1586,8 +1586,8 @@ static void test_run_goes_on(g2z_test *t) {
   test_run_prepare(t, &s, "other");
   test_sh(t, "mkdir other && echo '{\"schema_version\": \"1.0\"}' > other/training_metrics.json");
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a training_metrics.json, which a run");
-  /* So are another run's checkpoints: the new ones would collide with them, and "latest" would
-   * resume them. */
+  /* Another run's checkpoints are refused, too: the new ones would collide with them, and "latest"
+   * would resume them. */
   test_sh(t, "rm other/*.json && mkdir other/step-000007");
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a run already (step-000007)");
   CHECK(t, !test_there(t, "other/metrics.jsonl"));

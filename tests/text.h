@@ -414,8 +414,7 @@ static void test_tokenizer_refusals(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
-/* A text may be cut where g2z_encode_cut says, whatever it contains, and that is the last such
- * place. */
+/* g2z_encode_cut returns the last place where a text may be cut, whatever the text contains. */
 static void test_tokenizer_cut(g2z_test *t) {
   test_bpe b;
   uint32_t state = 1;
@@ -557,7 +556,8 @@ static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) 
 }
 
 /* internals */
-/* Pieces of hard texts of many lengths, and of neighbours of each Unicode class. */
+/* Pieces of hard texts of many lengths, and of texts in which each Unicode class meets each
+ * other. */
 static void test_tokenizer_scan(g2z_test *t) {
   static unsigned char raw[12000], text[3 * sizeof raw];
   g2z_tokenizer *tokenizer = NULL;

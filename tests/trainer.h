@@ -820,7 +820,7 @@ static int rank_turns(int argc, char **argv) {
   return status != G2Z_OK || wrong;
 }
 
-/* Validates on a shard that has tokens outside the vocabulary that rank 1 is given. */
+/* Validates on a shard. Rank 1's loader gets a vocabulary that lacks some of its tokens. */
 static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
   const g2z_plan *plan = trainer->plan;
   g2z_services *services = trainer->context->services;
@@ -1001,7 +1001,7 @@ static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least,
     printf("      %s, %d ranks: losses differ by %.1e at most, and may by %.1e\n",
            g2z_dtype_text(dtype), world, worst, bound);
     CHECK_NEAR(t, worst, 0, bound);
-    /* On connections rank 0 adds the same numbers as in stage 0. */
+    /* On CPUs rank 0 adds up the same numbers with strategy dp as in stage 0. */
     for (int i = ZERO_DP; i < ZERO_CASES && !device; i += ZERO_COLUMNS)
       CHECK(t, memcmp(many[i], many[i - ZERO_DP], sizeof many[i]) == 0);
   }
