@@ -4720,7 +4720,7 @@ static inline G2Z_HOST_DEVICE float g2z__from_bits(uint32_t bits) {
  * computed, then one is selected by signed comparisons, which SSE2 has. */
 static inline G2Z_HOST_DEVICE float g2z__round_fp16(float x) {
   uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu;
-  /* fp16 keeps 10 of the 23 fraction bits. A carry into the exponent is right. */
+  /* fp16 keeps 10 of the 23 fraction bits. A carry into the exponent gives the next power of two. */
   uint32_t rounded = (magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu;
   rounded = (int32_t)rounded >= 0x47800000 ? 0x7f800000u : rounded; /* 65536 and above: infinity */
   /* Below 2^-14 fp16 has steps of 2^-24, the spacing of fp32 in [0.5, 1). */
@@ -5759,7 +5759,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
 /* ----- LM head ---------------------------------------------------------- */
 
 /* The loss of one token, log(sum of exp(logits)) - logits[target]. Overwrites logits[V] with the
- * rounded gradient: `gradient` times the softmax, from which 1 is subtracted at the target. */
+ * rounded gradient: `gradient` times the softmax, less 1 at the target. */
 G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int32_t target,
                                      float gradient) {
   float max = -INFINITY, at_target = target < 0 ? 0 : logits[target];
@@ -6088,7 +6088,7 @@ typedef struct g2z__ending {
 } g2z__ending;
 
 typedef struct g2z__pulse {       /* where a rank is */
-  int64_t step, sequence;         /* sequence: collectives begun; -1: the rank fails alone */
+  int64_t step, sequence;         /* sequence: collectives begun; -1: see g2z__ranks_alone */
   uint64_t moves;                 /* counts each sign of progress */
   double limit_s;                 /* longest time between two moves; 0: no limit */
   uint32_t progress;              /* the device's count of collectives that ended */
@@ -6166,7 +6166,7 @@ struct g2z_ranks {
   double moved;                   /* g2z_seconds() at this rank's last move */
   int64_t sequence;               /* collectives begun */
   const volatile uint32_t *progress;
-  int lost;                       /* `fault` is set, and was handled */
+  int lost;                       /* `fault` is set, and on_fault has run */
   g2z_fault fault;
   g2z__flight records[G2Z__RANKS_RECORDS];
 };
@@ -6707,7 +6707,7 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
     g2z__socket_close(&caller->socket);
     return;
   }
-  if (hello->control) g2z__meeting_forget(meeting, peer); /* of an earlier try */
+  if (hello->control) g2z__meeting_forget(meeting, peer); /* an earlier try's connections */
   (hello->control ? &peer->control : &peer->data)->socket = caller->socket;
   caller->socket = -1;
   peer->hello = *hello;
@@ -6719,7 +6719,7 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
   g2z__poll(ranks, &meeting->listener, 1 + G2Z__RANKS_CALLERS, 0.1);
-  /* A waiting rank sends nothing: input means that it ended. Without data it may try again. */
+  /* A waiting rank sends nothing: input means that it ended. Before it has `data` it may retry. */
   for (int r = 1; r < world; r++) {
     g2z__peer *peer = &ranks->peers[r];
     if (!peer->control.ready) continue;
@@ -7157,7 +7157,7 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
   pthread_mutex_unlock(&ranks->lock);
 }
 
-#define G2Z__ALONE_S 10 /* limit from a failure alone to GOODBYE: a broken device may hang */
+#define G2Z__ALONE_S 10 /* limit from such a failure to GOODBYE: a broken device may hang */
 
 /* This rank fails in a way that the others are not told. It may have begun as many collectives as
  * they have while they wait for its device: sequence -1 shows that its work is not done. */
