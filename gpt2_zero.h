@@ -1097,7 +1097,7 @@ typedef struct g2z_verdict {
 /* Dropout, computed again wherever it is needed and never stored. Element e of sequence s at a site
  * is kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e % 4]) >= probability,
  * and scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T + key for attention.
- * The counter e / 4 has 32 bits, so masks would repeat from e = 2^34 on: such configs are refused. */
+ * The counter e / 4 has 32 bits, so masks would repeat from e = 2^34 on: configs avoid that. */
 typedef struct g2z_dropout {
   float probability;             /* 0: off, and nothing below is read */
   uint32_t site;                 /* which dropout of the model */
@@ -1582,7 +1582,7 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
  * files, and config.json. A trainer begins with them (init_from) and saves them, as one file
  * (g2z_trainer_save_weights). */
 
-/* The model of DIRECTORY/config.json; refuses what is no GPT-2 as published. */
+/* The model of DIRECTORY/config.json; refuses anything except a GPT-2 as published. */
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
                                       g2z_model_config *out);
 
@@ -1601,14 +1601,14 @@ typedef struct g2z_context_config {
   g2z_ranks_config ranks;         /* place.world 0: ask g2z_place_find; device and build are set */
 } g2z_context_config;
 
-/* The default device; the place that the launcher gives. */
+/* The default device, and the place from the launcher. */
 G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services);
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out);
 G2Z_API void g2z_context_free(g2z_context *context); /* NULL is fine */
 
 /* ===== >>d14 trainer =====================================================
- * A model in training, driven step by step. A step is enqueued and its results are read one step
- * later: report.loss belongs to report.loss_step. flush() drains. */
+ * A model in training, driven step by step. A call enqueues a step and reads the results of the
+ * previous one: report.loss belongs to report.loss_step. flush() waits for all. */
 
 typedef struct g2z_trainer g2z_trainer;
 
@@ -1616,16 +1616,16 @@ typedef struct g2z_report {
   int64_t step;          /* steps enqueued so far, this one included */
   int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
   float loss;            /* mean over the targets of the global batch that count; NaN: none does */
-  int64_t counted;       /* so many targets count */
+  int64_t counted;       /* number of targets that count */
   float grad_norm;       /* before clipping; not finite, or counted 0: the step was skipped */
   float lr;
-  float loss_scale;      /* that the step ran with */
-  int skipped;           /* 1: the weights did not move */
+  float loss_scale;      /* loss scale of the step */
+  int skipped;           /* 1: the weights did not change */
   int64_t skipped_total;
   int64_t applied;       /* AdamW steps taken up to loss_step */
   double data_ms;        /* waiting for tokens */
-  double exposed_comm_ms;/* the device waited for other ranks; every 8th step is timed, and the
-                          * others repeat its time; NaN: not measured */
+  double exposed_comm_ms;/* time that the device waited for other ranks; every 8th step is timed,
+                          * and the others repeat its time; NaN: not measured */
 } g2z_report;
 
 /* ----- the trainer, whose first members may be read ----- */
@@ -1633,7 +1633,7 @@ typedef struct g2z_report {
 typedef struct g2z__model {
   const g2z_plan *plan;
   g2z_device *device;
-  char *params, *grads;     /* flat; the plan says what lies where */
+  char *params, *grads;     /* flat; the plan has the offsets */
   char *activations;
   char *logits;             /* [head_chunk, Vp] act */
   void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
@@ -1646,13 +1646,13 @@ typedef struct g2z__pass {
   const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
   int B, T;
   g2z_dropout dropout;      /* `site` is set for each use */
-  g2z_write write;          /* gradients are written, or added to what earlier micro-steps left */
-  int rows;                 /* 1: what the embedding adds to wte's gradient is not added, but left
-                             * as a row for each token: see g2z__gather_rows */
-  const int32_t *positions; /* device, [B]: the next token of each sequence, T = 1, with so many
-                             * before it in the cache of [B,window]; NULL: whole sequences */
-  int window, sequence;     /* whole sequences of a model that generates: where the first one's rows
-                             * lie in that cache */
+  g2z_write write;          /* overwrite gradients, or add to those of earlier micro-steps */
+  int rows;                 /* 1: the embedding's part of wte's gradient is not added, but kept as
+                             * one row per token: see g2z__gather_rows */
+  const int32_t *positions; /* device, [B]: T = 1, the next token of each sequence, and the number
+                             * of tokens before it in the cache [B,window]; NULL: whole sequences */
+  int window, sequence;     /* generation from whole sequences: the place of the first one's rows in
+                             * that cache */
 } g2z__pass;
 
 typedef struct g2z__record {
@@ -1662,55 +1662,55 @@ typedef struct g2z__record {
 } g2z__record;
 
 struct g2z_trainer {
-  g2z_context *context;              /* to read, as all up to `loader` */
+  g2z_context *context;              /* read only, as are all members up to `loader` */
   g2z_services *services;
   g2z_train_config config;
   g2z_plan *plan;
   g2z_device *device;
   g2z_loader *loader;                /* NULL without shards */
   /* The rest is the trainer's own. */
-  g2z_comm *comm;                    /* places: reductions of buckets, their gathers, the verdict,
-                                      * the embedding's rows */
+  g2z_comm *comm;                    /* places: bucket reductions, bucket gathers, the verdict, the
+                                      * embedding's rows */
   g2z__model model;
-  g2z__record record;                /* of a step; empty until one was recorded */
+  g2z__record record;                /* of a step; empty until a step is recorded */
   void *held[18];                    /* G2Z__HELD_HOST of the device, then pinned ones of the host:
                                       * all memory that is the trainer's own */
   void *shared[3];                   /* the communicator's: parameters, logits, votes */
   float *master, *m, *v;             /* [shard_elements] */
   char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
                                       * else NULL */
-  char *sums;                        /* that shard, or the model's gradients: where the sums over
-                                      * ranks lie that this rank owns */
+  char *sums;                        /* where this rank's part of the sums over ranks lies: that
+                                      * shard, or the model's gradients */
   g2z_step_state *state;             /* device */
   g2z_verdict verdict;
   double *ballot[2];                 /* host: status, stop request and masked targets of this rank,
                                       * by parity */
-  double voted[3];                   /* the ballot that lies in the verdict */
+  double voted[3];                   /* the ballot that is in the verdict now */
   int64_t masked;                    /* targets of -1 in the step that is about to be enqueued */
   double *eval_sum;
   g2z_update_range *ranges;          /* device: the plan's */
-  g2z_update update;                 /* what AdamW takes */
+  g2z_update update;                 /* operands of AdamW */
   g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
-  g2z_narrow_weight *narrow;         /* host, 4 of each block: copies in 8 bits; or NULL */
-  uint8_t *narrow_at;                /* device: where they lie */
-  g2z_row_part *row_parts;           /* host: where wte's gradient lies, of what this rank owns */
+  g2z_narrow_weight *narrow;         /* host, 4 per block: 8-bit copies; or NULL */
+  uint8_t *narrow_at;                /* device: the memory of these copies */
+  g2z_row_part *row_parts;           /* host: the places of this rank's parts of wte's gradient */
   int row_part_count;
-  int32_t *x, *y;                    /* device, [accum, B, T]; y behind x */
-  const void *rows;                  /* device: the embedding's part of wte's gradient, a row for */
-  const int32_t *row_tokens;         /* each token of all ranks, and these tokens */
-  int32_t *staged[2];                /* host, x and y of one step one after the other */
+  int32_t *x, *y;                    /* device, [accum, B, T]; y follows x in memory */
+  const void *rows;                  /* device: embedding's part of wte's gradient, a row for each */
+  const int32_t *row_tokens;         /* token of all ranks, and these tokens */
+  int32_t *staged[2];                /* host, x followed by y of one step */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
   int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
-  int micro_step;                    /* that is being enqueued */
+  int micro_step;                    /* the one that is being enqueued */
   g2z__pass pass;                    /* its tokens, and how its gradients are written */
-  int stale;                         /* 1: slices of other ranks are older than their masters */
-  int joined;                        /* the device waited for so many gathers, in their order */
-  int needed;                        /* the unit whose parameters were asked for last */
-  int turn[2];                       /* stage 3: the unit whose parameters lie in each of the two
-                                      * places, or come there; 0: none */
+  int stale;                         /* 1: other ranks' slices are older than their masters */
+  int joined;                        /* number of gathers, in order, that the device waited for */
+  int needed;                        /* the unit whose parameters were requested last */
+  int turn[2];                       /* stage 3: the unit whose parameters are in each of the two
+                                      * buffers, or arriving there; 0: none */
   int turn_joined[2];                /* 1: the device waited for them */
-  int tuned;                         /* 1: rank 0's choices of products are everybody's */
+  int tuned;                         /* 1: all ranks use rank 0's choices of algorithms */
   int stop_requested, stop_agreed;
   g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
   char failure[G2Z_ERROR_BYTES];
@@ -1720,42 +1720,42 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
                                       g2z_trainer **out);
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
 /* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
- * of a job make the same calls, and return the same status from the same call: what befell one of
- * them (a shard that cannot be read) becomes known to all one step later, and is what their steps
- * return until a checkpoint is loaded. A call that fails reports the last step that finished all
- * the same where no later call would: loss_step is not 0 then. */
+ * of a job make the same calls, and the same call returns the same status on all. A failure of one
+ * rank (a shard that cannot be read) becomes known to all one step later; their steps return it
+ * until a checkpoint is loaded. If no later call would report the last finished step, a call that
+ * fails still does: loss_step is not 0 then. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
-/* One step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 is left out:
- * loss and gradient are means over the others, of all ranks and micro-steps. */
+/* One step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 does not count:
+ * loss and gradient are means over the other targets, of all ranks and micro-steps. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
-/* May be called from a signal handler. Once all ranks know of it, two steps later at most, step and
+/* May be called from a signal handler. At most two steps later all ranks know of it. Then step and
  * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. Validate, score
  * and g2z_generate return G2Z_STOPPED on all ranks before their next batch or token. */
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
-/* Mean loss, without dropout, of `steps` batches of a loader with the trainer's B and T and
- * accum 1, from where it stands, over the targets of all ranks that count; NaN where none does. */
+/* Mean loss, without dropout, of the next `steps` batches of a loader with the trainer's B and T
+ * and accum 1, over the targets of all ranks that count; NaN if none counts. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
-/* logits[count,V] in host memory of one sequence of up to `context` tokens, and no more than B*T;
- * last_only: [1,V]. Of several ranks all call it. */
+/* logits[count,V] in host memory of one sequence of up to `context` tokens, at most B*T;
+ * last_only: [1,V]. All ranks of a job must call it. */
 G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
                                       int last_only, float *logits);
-/* g2z_model_score with what the trainer has learnt. T tokens are no more than B*T of the config. Of
- * several ranks all make the same call. */
+/* g2z_model_score with the trainer's present weights. B*T is at most the config's B*T. All ranks of
+ * a job make the same call. */
 G2Z_API g2z_status g2z_trainer_score(g2z_trainer *trainer, const int32_t *tokens,
                                      const int32_t *targets, int B, int T, float *losses,
                                      double *mean);
-/* Trained on so far, over all ranks, with what came before a checkpoint that was loaded. */
+/* Tokens trained on so far, over all ranks, including those before a loaded checkpoint. */
 G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
-/* Something beside the steps failed on this rank, for a reason that services->error holds: all
- * ranks return this status from one of their next steps, and none waits for this one. Of several
- * failures the first counts. */
+/* Reports a failure outside the steps on this rank; services->error holds the reason. All ranks
+ * return this status from one of their next steps, and none waits for this rank. Only the first
+ * failure counts. */
 G2Z_API void g2z_trainer_fail(g2z_trainer *trainer, g2z_status status);
 
-/* Canonical ranges of what the trainer holds, as fp32 in host memory. */
+/* Canonical ranges of the trainer's buffers, as fp32 in host memory. */
 typedef enum g2z_buffer {
   G2Z_BUFFER_MASTER,
   G2Z_BUFFER_M,
@@ -1767,98 +1767,97 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *trainer, g2z_buffer buffer, siz
 /* Writing MASTER also sets the parameters of that range. */
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
                                      size_t count, const float *values);
-/* The choices that a GPU's timings made, as a file for g2z_train_config.tuning; empty on a CPU. */
+/* Writes the algorithms that a GPU chose, for g2z_train_config.tuning; empty on a CPU. */
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *trainer, const char *path);
-/* model.safetensors and config.json of the master weights in Hugging Face's form. */
+/* Writes the master weights as model.safetensors and config.json in Hugging Face's form. */
 G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *directory);
 
 /* ===== >>d15 model in use =================================================
- * A trained or published GPT-2: weights alone, in any type, with a workspace of its own. It scores
- * texts and continues them. A trainer continues texts too, for samples while it trains. */
+ * A trained or published GPT-2: only weights, in any type, and a workspace. It scores texts and
+ * continues them. A trainer continues texts too, for samples during training. */
 
 typedef struct g2z_model {
-  g2z_services *services;       /* to read, as the next four */
+  g2z_services *services;       /* read only, as are the next four */
   g2z_model_config config;
   g2z_device *device;
   g2z_plan *plan;
-  size_t bytes;                 /* that it holds on the device */
+  size_t bytes;                 /* its memory on the device */
   /* The rest is the model's own. */
   g2z__model inner;
   int32_t *tokens, *targets;    /* device, [tokens of the plan]; targets are positions, too */
   double *sum;                  /* device */
 } g2z_model;
 
-/* Opens DIRECTORY/model.safetensors and config.json: of Hugging Face's form, or a checkpoint's.
- * Each rank of a job has a model of its own. */
+/* Opens DIRECTORY/model.safetensors and config.json, in Hugging Face's form or from a checkpoint.
+ * Each rank of a job has its own model. */
 G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
                                   g2z_model **out);
 G2Z_API void g2z_model_free(g2z_model *model); /* NULL is fine */
-/* losses[B,T]: -log of the probability that the model gives targets[B,T] behind tokens[B,T]; 0
- * where the target is -1, which is not counted. *mean: of those that are; NaN if none is. losses
- * may be NULL. T is at most config.context. */
+/* losses[B,T]: -log of the probability that the model gives targets[B,T] after tokens[B,T]; 0 if
+ * the target is -1, which does not count. *mean: over the targets that count; NaN if none does.
+ * losses may be NULL. T is at most config.context. */
 G2Z_API g2z_status g2z_model_score(g2z_model *model, const int32_t *tokens, const int32_t *targets,
                                    int B, int T, float *losses, double *mean);
-/* logits[B,T,V] behind each token. */
+/* logits[B,T,V] after each token. */
 G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int B, int T,
                                     float *logits);
 
 G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
-/* What g2z_generate would refuse. */
+/* Refuses what g2z_generate would refuse. */
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
 /* ids[0 .. *count) are the prompt, at least one token. Appends tokens until ids holds `most` of
- * them, or until one is `stop` (-1: none is). All ranks of a job make the same call: they may hold
- * the parameters together. */
+ * them, or until one is `stop` (-1: none is). All ranks of a job make the same call, since they may
+ * share the parameters. */
 G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, int32_t *ids, size_t *count, size_t most,
                                 const g2z_sampling *sampling, int stop);
 
-/* Hears of each token as it is drawn; not 0: the sequence ends with it. */
+/* Called with each token as it is drawn; a result other than 0 ends the sequence after it. */
 typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
-/* Continues `count` sequences together, each with a key-value cache: ids[count][room] hold
- * lengths[count] tokens, and in the end what was appended. A sequence ends behind `stop` (-1: none)
- * or where its room is full. Sequence i draws as one that is alone with seed sampling->seed + i.
- * A text longer than config.context goes on from its last half context. each NULL: nobody.
- * The cache takes 3 C values for each layer and token; the rest of the memory is one sequence's. */
+/* Continues `count` sequences together, each with a key-value cache. ids[count][room] hold
+ * lengths[count] tokens; both grow by the appended tokens. A sequence ends after `stop` (-1: none)
+ * or when its room is full. Sequence i draws like a single one with seed sampling->seed + i. A text
+ * longer than config.context continues from its last half context. each may be NULL. The cache
+ * takes 3 C values per layer and token; the rest of the memory is for one sequence. */
 G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user);
 
 /* ===== >>d16 checkpoints =================================================
- * All that a training needs to go on, in a directory that appears whole or not at all
- * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can take it up: files speak
+ * The state that a training needs to continue, in a directory that appears whole or not at all
+ * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can resume it: files use
  * canonical ranges. All ranks call save and load together. */
 
-/* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. A failure on
- * any rank is a failure on all, and leaves nothing behind. Steps under way are waited for. */
+/* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. If one rank
+ * fails, all fail and nothing is left. The save waits for steps that are still running. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
-/* The same with what the program keeps beside the state. Rank 0 calls both (or NULL) before the
+/* The same with additions of the program. Rank 0 calls both functions (or NULL) before the
  * directory gets its name: `note` puts members of the object in DIRECTORY/note.json, and `files`
  * writes other files into the directory that it is given. If the save fails, these files stay. */
 typedef void (*g2z_note)(void *user, g2z_json_out *out);
 typedef g2z_status (*g2z_files)(void *user, const char *directory);
 G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *directory,
                                          g2z_note note, g2z_files files, void *user);
-/* Checks every byte before anything of the trainer changes. On the same world, config and machine
- * the steps that follow are, to the bit, those of the run that saved. The model must be the same;
- * any other setting is the trainer's own, and the log names those that differ. With another global
- * batch the data goes on behind as many whole steps as the sequences that were read make up: those
- * of the rest are read again. With other data (manual: CHECKPOINTS, `data`) or another T the epoch
- * starts over. */
+/* Checks every byte before anything of the trainer changes. With the same world, config and machine
+ * the following steps are bit-identical to those of the run that saved. The model must be the same;
+ * all other settings are the trainer's own, and the log names those that differ. With another
+ * global batch the sequences that were read count as whole steps of the new size; the rest is read
+ * again. With other data (manual: CHECKPOINTS, `data`) or another T the epoch starts over. */
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
 
 typedef struct g2z_checkpoint {
   int64_t step, tokens;         /* trained on so far */
-  int64_t epoch, epoch_step;    /* of the run that saved: steps of that epoch that were read */
-  g2z_loader_position next;     /* where a trainer that loads it goes on with the loader's data */
+  int64_t epoch, epoch_step;    /* of the run that saved: its epoch, and the steps read from it */
+  g2z_loader_position next;     /* where a trainer that loads it continues in the loader's data */
   char *note;                   /* note.json, freed with g2z_release; NULL: there is none */
 } g2z_checkpoint;
-/* What trainer_state.json and note.json say: G2Z_FORMAT where one of them is damaged. loader NULL:
+/* Reads trainer_state.json and note.json; G2Z_FORMAT if one is damaged. Without a loader (NULL)
  * `next` stays zero. */
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out);
-/* Removes a checkpoint, whole or not, and nothing that somebody else put there or keeps elsewhere,
- * behind a link. 0: the directory is still there, and errno says why. */
+/* Removes a checkpoint, whole or not. It removes no other files, and follows no links. 0: the
+ * directory still exists, and errno has the reason. */
 G2Z_API int g2z_checkpoint_remove(const char *directory);
-/* CRC-32C of bytes that go on from others with the checksum `sum`; 0 begins. */
+/* CRC-32C of bytes that follow others with the checksum `sum`; 0 for the first bytes. */
 G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count);
 
 #ifdef __cplusplus
@@ -1869,7 +1868,7 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count);
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_IMPLEMENTED)
 #define G2Z_IMPLEMENTED
 
-/* It makes isfinite() true for a NaN: gradients that are not finite would move the weights. */
+/* -ffast-math makes isfinite() true for a NaN: gradients that are not finite would be applied. */
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || __FINITE_MATH_ONLY__ + 0
 #error "gpt2_zero.h: -ffast-math takes away NaN, by which a step is known that must be skipped: \
 compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
@@ -1907,13 +1906,13 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #include <nmmintrin.h> /* CRC-32C as an instruction */
 #endif
 
-/* The C library declares for the whole file what it was asked for at the first of its headers. */
+/* The first header of the C library decides what it declares for the whole file. */
 #if defined(__GLIBC__) && !(defined(__USE_XOPEN2K8) && defined(__USE_MISC))
 #error "gpt2_zero.h: a system header before it has hidden POSIX: compile with -std=gnu11 in place \
 of -std=c11, or include gpt2_zero.h first"
 #endif
 
-/* A caller's bug, not an input: overridable, and never has a side effect. */
+/* Catches bugs of the caller, not bad input: overridable, and its condition has no side effect. */
 #ifndef G2Z_ASSERT
 #define G2Z_ASSERT(condition) assert(condition)
 #endif
