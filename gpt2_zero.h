@@ -4719,7 +4719,7 @@ static inline G2Z_HOST_DEVICE float g2z__from_bits(uint32_t bits) {
  * computed, then one is selected by signed comparisons, which SSE2 has. */
 static inline G2Z_HOST_DEVICE float g2z__round_fp16(float x) {
   uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu;
-  /* fp16 keeps 10 of the 23 fraction bits. A carry into the exponent gives the next power of two. */
+  /* fp16 keeps 10 of the 23 fraction bits. A carry makes the next power of two. */
   uint32_t rounded = (magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu;
   rounded = (int32_t)rounded >= 0x47800000 ? 0x7f800000u : rounded; /* 65536 and above: infinity */
   /* Below 2^-14 fp16 has steps of 2^-24, the spacing of fp32 in [0.5, 1). */
