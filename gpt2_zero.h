@@ -1696,8 +1696,8 @@ struct g2z_trainer {
   g2z_row_part *row_parts;           /* host: the places of this rank's parts of wte's gradient */
   int row_part_count;
   int32_t *x, *y;                    /* device, [accum, B, T]; y follows x in memory */
-  const void *rows;                  /* device: embedding's part of wte's gradient, a row for each */
-  const int32_t *row_tokens;         /* token of all ranks, and these tokens */
+  const void *rows;                  /* device: the embedding's part of wte's gradient, one row per */
+  const int32_t *row_tokens;         /* token of all ranks; and these tokens */
   int32_t *staged[2];                /* host, x followed by y of one step */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
@@ -6997,7 +6997,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
   }
   if (!ranks->parting) return NULL;
   /* Send GOODBYE to all, then wait up to 5 s for theirs: the others reach each other only through
-   * rank 0, so it leaves last. */
+   * rank 0. */
   double until = g2z__watch_look(ranks) + 5;
   g2z__watch_tell(ranks, G2Z__GOODBYE, &ranks->peers[ranks->me].last, 5);
   for (int staying = 1; staying && g2z__awake(&ranks->clock) < until;) {

@@ -476,8 +476,9 @@ G2Z_API void g2z_eval_text(const g2z_eval *e, char text[200]) {
   at += snprintf(text + at, 200 - (size_t)at, " | %" PRId64 " token%s", e->tokens,
                  e->tokens == 1 ? "" : "s");
   if (e->questions)
-    at += snprintf(text + at, 200 - (size_t)at, " | %" PRId64 " question%s: acc %.4f, acc_norm %.4f",
-                   e->questions, e->questions == 1 ? "" : "s", e->acc, e->acc_norm);
+    at += snprintf(text + at, 200 - (size_t)at,
+                   " | %" PRId64 " question%s: acc %.4f, acc_norm %.4f", e->questions,
+                   e->questions == 1 ? "" : "s", e->acc, e->acc_norm);
   if (e->questions && !isnan(e->acc_bytes))
     snprintf(text + at, 200 - (size_t)at, ", acc_bytes %.4f", e->acc_bytes);
 }
