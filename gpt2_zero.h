@@ -1696,8 +1696,8 @@ struct g2z_trainer {
   g2z_row_part *row_parts;           /* host: the places of this rank's parts of wte's gradient */
   int row_part_count;
   int32_t *x, *y;                    /* device, [accum, B, T]; y follows x in memory */
-  const void *rows;                  /* device: the embedding's part of wte's gradient, one row per */
-  const int32_t *row_tokens;         /* token of all ranks; and these tokens */
+  const void *rows;                  /* device: embedding's part of wte's gradient, one row for */
+  const int32_t *row_tokens;         /* each token of all ranks, and these tokens */
   int32_t *staged[2];                /* host, x followed by y of one step */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
@@ -2032,7 +2032,7 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
 /* ===== >>i01 status ======================================================
  * In:  a status code. Out: its meaning. */
 
-/* The function that tells the texts of an enum, from the list that made the enum. */
+/* Defines the function that returns an enum value's text, from the list that defines the enum. */
 #define G2Z__DEFINE_TEXT(function, type, LIST, TEXT)                          \
   G2Z_API const char *function(type value) {                                  \
     static const char *const texts[] = {LIST(TEXT)};                          \
@@ -2044,7 +2044,7 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
 G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
 
 /* ===== >>i02 services and files ==========================================
- * In:  requests for memory, log lines, files. Out: the same, with every failure as a sentence.
+ * In:  requests for memory, log lines, files. Out: these, and a sentence for every failure.
  * Law: nothing below this room calls malloc, free or printf itself. */
 
 G2Z_API char *g2z_tame(char *text) {
@@ -2054,7 +2054,7 @@ G2Z_API char *g2z_tame(char *text) {
   return text;
 }
 
-/* Prints what stands behind `format` in a call into an array. */
+/* Prints the arguments that follow `format` into an array. */
 #define G2Z__PRINT(array, format)                        \
   do {                                                   \
     va_list arguments_;                                  \
@@ -2093,7 +2093,7 @@ G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t siz
                     count, size);
   size_t bytes = count * size;
   if (bytes == 0) bytes = 1;
-  /* calloc's large blocks are zero without being touched: the system hands out clean pages. */
+  /* calloc does not touch large blocks: the system hands out zeroed pages. */
   *out = services->allocate ? services->allocate(services->user, bytes) : calloc(1, bytes);
   if (!*out)
     return g2z_fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes (%.1f MiB)", bytes,
@@ -2150,7 +2150,7 @@ G2Z_API double g2z_seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* A thread without signals: handlers belong to the program's own. 0, or the error's number. */
+/* Starts a thread that blocks all signals: the program's threads handle them. 0, or the errno. */
 G2Z__PRIVATE int g2z__thread_start(pthread_t *thread, void *(*run)(void *), void *user) {
   sigset_t all, before;
   sigfillset(&all);
@@ -2161,7 +2161,7 @@ G2Z__PRIVATE int g2z__thread_start(pthread_t *thread, void *(*run)(void *), void
 }
 
 /* ----- files -------------------------------------------------------------
- * Readers use pread, so that several may share a descriptor; writers never show a half-written file
+ * Readers use pread, so that several can share a descriptor. Writers never show a half-written file
  * under its final name. */
 
 static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64: shards exceed 2 GiB");
@@ -2205,9 +2205,9 @@ G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, 
   return G2Z_OK;
 }
 
-#define G2Z__HASH 0xcbf29ce484222325u /* of nothing */
+#define G2Z__HASH 0xcbf29ce484222325u /* of no bytes */
 
-/* The FNV-1a hash of a text that was hashed to `hash` so far and goes on with these bytes. */
+/* Continues an FNV-1a hash with these bytes: `hash` covers the bytes before them. */
 G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
   for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
@@ -2243,7 +2243,7 @@ G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count) {
   return 1;
 }
 
-/* The same at an offset. */
+/* g2z_write_bytes at an offset. */
 G2Z__PRIVATE int g2z__pwrite(int file, const void *bytes, size_t count, uint64_t offset) {
   for (size_t done = 0; done < count;) {
     ssize_t put;
@@ -2266,9 +2266,9 @@ G2Z__PRIVATE int g2z__resize(int file, uint64_t bytes) {
   return done;
 }
 
-/* A new name is durable only once its directory is; -1: it could not be opened. Closes it. Returns
- * the error's number. A directory that cannot be synced (of some network and FUSE file systems) is
- * left to the system: the file itself is complete. */
+/* A new name is durable only after its directory is synced. Closes `directory`; -1: it could not be
+ * opened. Returns an errno. If a directory cannot be synced (on some network and FUSE file systems)
+ * that is no error: the file itself is complete. */
 G2Z__PRIVATE int g2z__sync_directory(int directory) {
   int error = directory < 0 || g2z__sync(directory) == 0 ? 0 : errno;
   if (directory >= 0) close(directory);
@@ -2284,7 +2284,7 @@ G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *pat
   return error ? g2z_fail_file(services, error, "sync the directory", directory) : G2Z_OK;
 }
 
-/* In the words of a sentence. */
+/* The words for a sentence. */
 G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
   return S_ISDIR(info->st_mode) ? "a directory"
          : S_ISLNK(info->st_mode) ? "a symbolic link"
@@ -2298,14 +2298,14 @@ struct g2z_writer {
   int file;                    /* -1: closed, and all of it is on the disk */
   int pending;                 /* PATH.partial exists and is this writer's */
   int error;                   /* errno of the first failure, which sticks; 0: none */
-  const char *action;          /* that failed */
+  const char *action;          /* the one that failed */
   uint64_t written;            /* bytes put so far */
-  size_t held;                 /* the last of them, which are in `buffer` alone */
-  char *path, *partial;        /* behind the struct, in the same block */
+  size_t held;                 /* the last of these bytes, which only `buffer` holds yet */
+  char *path, *partial;        /* after the struct, in the same allocation */
   char buffer[G2Z__WRITER_BYTES];
 };
 
-/* Keeps errno of the first call that failed; every later call returns its sentence again. */
+/* Keeps the errno of the first call that failed. Every later call returns its sentence again. */
 G2Z__PRIVATE g2z_status g2z__writer_check(g2z_writer *writer, int good, const char *action) {
   if (good && !writer->error) return G2Z_OK;
   if (!writer->error) {
@@ -2315,9 +2315,9 @@ G2Z__PRIVATE g2z_status g2z__writer_check(g2z_writer *writer, int good, const ch
   return g2z_fail_file(writer->services, writer->error, writer->action, writer->path);
 }
 
-/* Opens PATH.partial and empties it. Its lock keeps other writers away until the file is closed; a
- * program that was killed left a file without one. Where another program renamed the file between
- * our open() and our lock, the lock is on that program's complete file, which stays as it is. */
+/* Opens PATH.partial and empties it. Its lock keeps other writers away until the file is closed;
+ * the file of a killed program has no lock. If another program renamed the file between our open()
+ * and our lock, the lock is on that program's complete file, which we leave alone. */
 G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   g2z_services *services = writer->services;
   struct stat mine, named;
@@ -2390,7 +2390,7 @@ G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...
     writer->written += (uint64_t)length;
     return G2Z_OK;
   }
-  char *text; /* too long for the rest of the buffer */
+  char *text; /* the text is too long for the rest of the buffer */
   g2z_status status = G2Z__NEW(writer->services, (size_t)length + 1, &text);
   if (status != G2Z_OK) {
     writer->error = ENOMEM;
@@ -2420,14 +2420,14 @@ G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, c
   return g2z__writer_check(writer, g2z__pwrite(writer->file, bytes, count, offset), "write");
 }
 
-/* The first half of a commit: all of the file is on the disk, under the name PATH.partial. */
+/* The first half of a commit: the whole file is on the disk, under the name PATH.partial. */
 G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
   if (writer->file < 0) return g2z__writer_check(writer, 1, "");
   G2Z__TRY(g2z_writer_flush(writer));
   return g2z__writer_check(writer, g2z__sync(writer->file) == 0, "sync");
 }
 
-/* For many files that get their names together. Only commit and free may follow. */
+/* For many files that are renamed together. Only commit and free may follow. */
 G2Z__PRIVATE g2z_status g2z__writer_close(g2z_writer *writer) {
   const int file = writer->file;
   G2Z__TRY(g2z__writer_finish(writer));
@@ -2446,13 +2446,13 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
 
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
   if (!writer) return;
-  if (writer->pending) unlink(writer->partial); /* before the lock goes, and another has the name */
+  if (writer->pending) unlink(writer->partial); /* while the lock still keeps others away */
   if (writer->file >= 0) close(writer->file);
   g2z_release(writer->services, writer);
 }
 
-/* Opens a file for reading. A FIFO is refused: nobody may ever write to it. One of the shell's, as
- * in --vocab <(zcat FILE), has its writer. *file is -1 on failure. */
+/* Opens a file for reading. Refuses a FIFO, which may never get a writer, except a pipe that the
+ * shell made, as in --vocab <(zcat FILE). *file is -1 on failure. */
 G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
   const int shell = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
   struct stat info;
@@ -2466,7 +2466,7 @@ G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path,
                   g2z__kind_of_file(&info));
 }
 
-/* Pipes have no size and files may grow: the end is where read() returns 0. */
+/* Pipes have no size, and files may grow, so this reads until read() returns 0. */
 G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *path, int file,
                                             size_t limit, char **text, size_t *bytes) {
   struct stat info;
@@ -2512,7 +2512,7 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
     if (path[i] != '/' && path[i] != 0) continue;
     memcpy(prefix, path, i);
     if (mkdir(prefix, 0777) == 0) continue;
-    int error = errno; /* not always EEXIST of a directory that exists (read-only mounts) */
+    int error = errno; /* an existing directory does not always give EEXIST (read-only mounts) */
     if (stat(prefix, &info) != 0 || !S_ISDIR(info.st_mode))
       return g2z_fail_file(services, error, "create the directory", prefix);
   }
@@ -2527,7 +2527,7 @@ G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *t
 }
 
 /* ===== >>i04 JSON ========================================================
- * In:  any bytes that claim to be JSON, or values to write. Out: values in place, or a text.
+ * In:  any bytes that should be JSON, or values to write. Out: values in place, or a text.
  * Law: no allocation, no recursion, nothing read beyond `end`, no locale; what RFC 8259 forbids is
  * an error with its line and column, except NaN and Infinity in values that are skipped. */
 
@@ -2567,7 +2567,7 @@ G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *l
   if (bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) json->at += 3;
 }
 
-/* Skips white space; the byte that follows, or 0 at the end and after an error. */
+/* Skips white space and returns the byte after it; 0 at the end and after an error. */
 G2Z__PRIVATE unsigned char g2z__json_space(g2z_json *json) {
   if (json->status != G2Z_OK) return 0;
   while (json->at < json->end &&
@@ -2581,7 +2581,7 @@ G2Z_API char g2z_json_peek(g2z_json *json) {
   return (char)(c && strchr("{[\"tfn-0123456789", c) ? c : 0);
 }
 
-/* Steps over the byte c, or complains that it is not there. */
+/* Steps over the byte c, or fails if it is not there. */
 G2Z__PRIVATE int g2z__json_take(g2z_json *json, char c, const char *expected) {
   if (g2z__json_space(json) != (unsigned char)c) {
     g2z__json_expected(json, expected);
@@ -2612,8 +2612,8 @@ G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *en
   return value;
 }
 
-/* Decodes the escape at *at to UTF-8 and steps over it; returns its 1 to 4 bytes, or 0 where JSON
- * has no such escape. Half a surrogate pair becomes U+FFFD. */
+/* Decodes the escape at *at to UTF-8 and steps over it. Returns its 1 to 4 bytes, or 0 if it is no
+ * JSON escape. Half a surrogate pair becomes U+FFFD. */
 G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned char *end,
                                      unsigned char out[4]) {
   static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
@@ -2748,7 +2748,7 @@ G2Z__PRIVATE size_t g2z__json_scan(g2z_json *json, const char *expected) {
   return valid ? (size_t)(c - json->at) : 0;
 }
 
-/* The number at json->at, of `bytes` bytes, is not what it should be. */
+/* Fails because of the number at json->at, which has `bytes` bytes. */
 G2Z__PRIVATE void g2z__json_fail_number(g2z_json *json, size_t bytes, const char *why) {
   g2z_json_fail(json, "%.*s %s", (int)(bytes < 40 ? bytes : 40), (const char *)json->at, why);
 }
@@ -2775,7 +2775,7 @@ G2Z_API int64_t g2z_json_integer(g2z_json *json) {
 
 G2Z_API double g2z_json_number(g2z_json *json) {
   size_t bytes = g2z__json_scan(json, "a number"), length = 0;
-  char text[4096], zero[16]; /* a double is told from its neighbours by at most 767 digits */
+  char text[4096], zero[16]; /* at most 767 digits decide which double a number is */
   if (bytes == 0) return 0;
   if (bytes > sizeof text - sizeof zero) {
     g2z__json_fail_number(json, bytes, "... has more than 4000 characters: round it");
@@ -2894,7 +2894,7 @@ G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
   return word;
 }
 
-/* A command line may hold any bytes, but a JSON text must be UTF-8: what is not becomes U+FFFD. */
+/* A command line may hold any bytes, but JSON must be UTF-8: invalid bytes become U+FFFD. */
 G2Z__PRIVATE void g2z__json_quote(g2z_writer *writer, const char *text) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
   g2z_writer_put(writer, "\"", 1);
@@ -2920,7 +2920,7 @@ G2Z__PRIVATE void g2z__json_line(g2z_json_out *out) {
   if (out->indent > 0) g2z_writer_printf(out->writer, "\n%*s", out->indent * out->depth, "");
 }
 
-/* What stands before a value: the comma, the line and the name. */
+/* Writes what precedes a value: the comma, the line break and the name. */
 G2Z__PRIVATE void g2z__json_member(g2z_json_out *out, const char *key) {
   if (out->filled) g2z_writer_put(out->writer, ", ", out->indent > 0 ? 1 : 2);
   if (out->depth > 0) g2z__json_line(out);
@@ -2985,8 +2985,8 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
 }
 
 /* ===== >>i05 config ======================================================
- * In:  what the user wants. Out: a config whose values agree with each other, or a sentence.
- * Law: every value is checked here, once; the rooms below take them as sound. */
+ * In:  the user's settings. Out: a config whose values agree with each other, or a sentence.
+ * Law: every value is checked here, once; later rooms rely on it. */
 
 #define G2Z__STAMP 0x67327a63u
 /* Limits that keep every index inside its type: rows in int, elements in size_t, files in int64. */
@@ -2997,11 +2997,11 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
 #define G2Z__MAX_BATCH (1 << 20)
 #define G2Z__MAX_ACCUM (1 << 20)
 #define G2Z__MAX_TOKENS (1 << 28) /* of a micro-step */
-#define G2Z__MAX_DROPPED (INT64_C(1) << 34) /* in a sequence: dropout counts fours in 32 bits */
+#define G2Z__MAX_DROPPED (INT64_C(1) << 34) /* per sequence: dropout's counter is e / 4, 32 bits */
 
 G2Z__DEFINE_TEXT(g2z_dtype_text, g2z_dtype, G2Z_DTYPE_LIST, G2Z__SECOND_OF_3)
 
-/* The value of 16 bits that hold an FP16 or a BF16 number. */
+/* The value of an FP16 or BF16 number. */
 G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
   uint32_t bits = (uint32_t)half << 16;
   float value;
@@ -3148,7 +3148,7 @@ G2Z__PRIVATE double g2z__setting_number(const g2z_setting *setting,
   return number;
 }
 
-/* A value's text: of a float the shortest that reads as the same float. */
+/* A value as text; a float in the shortest form that reads as the same float. */
 G2Z__PRIVATE void g2z__setting_text(const g2z_setting *setting, const g2z_train_config *config,
                                     char text[G2Z__SETTING_BYTES]) {
   const double number = g2z__setting_number(setting, config);
@@ -3167,7 +3167,7 @@ G2Z__PRIVATE void g2z__setting_text(const g2z_setting *setting, const g2z_train_
     }
 }
 
-/* All settings, a line "name=value" for each. */
+/* All settings, one line "name=value" each. */
 G2Z__PRIVATE void g2z__settings_text(const g2z_train_config *config,
                                      char text[G2Z__SETTINGS_BYTES]) {
   size_t used = 0;
@@ -3179,7 +3179,7 @@ G2Z__PRIVATE void g2z__settings_text(const g2z_train_config *config,
   }
 }
 
-/* Takes a value's text; 0: it is none. Bounds are g2z__settings_check's. */
+/* Reads a value from text; 0: it is not a value. g2z__settings_check checks the bounds. */
 G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, g2z_train_config *config,
                                    const char *text) {
   char *at = (char *)config + setting->at, *end = NULL;
@@ -3204,13 +3204,13 @@ G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, g2z_train_config 
   return end != text && !*end && errno == 0;
 }
 
-/* The first `count` settings against their bounds; NaN is outside. */
+/* Checks the first `count` settings against their bounds; NaN is outside. */
 G2Z__PRIVATE g2z_status g2z__settings_check(g2z_services *services,
                                             const g2z_train_config *config, int count) {
   for (int i = 0; i < count; i++) {
     const g2z_setting *setting = &g2z__settings[i];
     const double value = g2z__setting_number(setting, config);
-    const int is_float = setting->kind == G2Z_SETTING_FLOAT; /* bounds round as the value did */
+    const int is_float = setting->kind == G2Z_SETTING_FLOAT; /* round bounds like the value */
     const double least = is_float ? (double)(float)setting->least : setting->least;
     const double most = is_float ? (double)(float)setting->most : setting->most;
     char text[G2Z__SETTING_BYTES];
@@ -3286,7 +3286,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and only "
                     "dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
-  /* Attention has most to drop: heads of up to 128 channels leave seq x channels far below. */
+  /* Attention has the most elements: heads of up to 128 channels leave seq x channels far below. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
   if (config->dropout > 0 && scores > G2Z__MAX_DROPPED)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
@@ -3301,20 +3301,20 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
 }
 
 /* ===== >>i06 plan ========================================================
- * In:  a config, a device kind, a rank of a world. Out: where everything lies and what it weighs.
- * Law: pure. Whoever allocates, prints or reshards asks here and computes nothing of its own. */
+ * In:  a config, a device kind, a rank of a world. Out: the place and size of everything.
+ * Law: pure. All code that allocates, prints or reshards uses these numbers and computes none. */
 
-/* Activations of a forward pass that backward needs, and backward's own scratch. How many there
- * are: in training STREAM, LAYER and CACHE have one for each layer, but with recomputation all
- * layers share one of LAYER and CACHE. A model that is only run forward needs one of each and none
- * of BACKWARD; to generate it keeps each layer's QKV, its key-value cache, of more tokens (K) than
- * run at a time (N). Types: A the plan's dtype, F fp32. Some live a second life:
- *   lnf     once the head has run, holds the gradient behind dropout ("dropped" of layernorm_bwd)
- *   fc      of a layer, once its weight gradient is made, takes the gradient at ln2's output and,
- *           behind it, fc's or qkv's in 8 bits; where one token follows others, takes its row of
- *           qkv before that enters the cache
- *   wide    4 C per token: fc's gradient; or qkv's (3 C) and, behind it, attention's (C); while a
- *           block runs forward, activations in 8 bits */
+/* Activations of a forward pass that backward needs, and backward's own scratch. Copies: in
+ * training STREAM, LAYER and CACHE have one per layer; with recomputation all layers share one of
+ * LAYER and CACHE. A model that only runs forward needs one of each and no BACKWARD. To generate,
+ * it keeps each layer's QKV, the key-value cache, for more tokens (K) than run at a time (N).
+ * Types: A the plan's dtype, F fp32. Some buffers are used again:
+ *   lnf     after the head: the gradient after dropout ("dropped" of layernorm_bwd)
+ *   fc      of a layer, after its weight gradient: the gradient at ln2's output and, after it in
+ *           memory, fc's or qkv's gradient in 8 bits. In generation token by token: the token's row
+ *           of qkv before it enters the cache
+ *   wide    4 C per token: fc's gradient; or qkv's (3 C) followed by attention's (C); while a block
+ *           runs forward, 8-bit activations */
 #define G2Z__ACTIVATION_LIST(X)                                          \
   /*  name      copies  type  elements */                                \
   X(EMBED,     ONCE,    A,    (N) * C)      /* residual stream at block 0 */ \
@@ -3324,13 +3324,13 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   X(QKV,       CACHE,   A,    (K) * 3 * C)                               \
   X(ATT,       LAYER,   A,    (N) * C)                                   \
   X(LSE,       LAYER,   F,    (N) * NH)                                  \
-  X(RES2,      LAYER,   A,    (N) * C)      /* residual stream behind attention */ \
+  X(RES2,      LAYER,   A,    (N) * C)      /* residual stream after attention */ \
   X(LN2,       LAYER,   A,    (N) * C)                                   \
   X(LN2_MEAN,  LAYER,   F,    (N))                                       \
   X(LN2_RSTD,  LAYER,   F,    (N))                                       \
   X(FCSLOPE,   LAYER,   A,    (N) * 4 * C)  /* GELU's slope */           \
   X(FC,        LAYER,   A,    (N) * 4 * C)  /* GELU's output */          \
-  X(RES3,      STREAM,  A,    (N) * C)      /* residual stream behind the block */ \
+  X(RES3,      STREAM,  A,    (N) * C)      /* residual stream after the block */ \
   X(LNF,       ONCE,    A,    (N) * C)                                   \
   X(LNF_MEAN,  ONCE,    F,    (N))                                       \
   X(LNF_RSTD,  ONCE,    F,    (N))                                       \
@@ -3397,40 +3397,41 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
   return (count + grain - 1) / grain * grain;
 }
 
-/* Whether each unit is laid out, reduced and freed by itself. */
+/* 1: each unit is laid out, reduced and freed separately. */
 G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
 
-/* How many of a bucket's elements, and so of those of many buckets, this rank owns. */
+/* The number of `elements` that this rank owns. Linear, so it also holds for ranges of buckets. */
 G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements) {
   if (plan->owner == G2Z_OWNER_ROOT) return plan->rank == 0 ? elements : 0;
   return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->world;
 }
 
-/* Whether ranks wait for parameters that others update. */
+/* 1: ranks wait for parameters that others update. */
 G2Z__PRIVATE int g2z__plan_gathers(const g2z_plan *plan) {
   return plan->world > 1 && plan->owner != G2Z_OWNER_ALL;
 }
 
-/* What buckets are cut to multiples of. */
+/* Buckets are multiples of this many elements. */
 G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
 
-/* The most that is left for the end of backward, where nothing hides it: of what comes before wte
- * (and is wanted first by the next forward pass), and of wte, which is cast piece by piece while
- * pieces travel. Of fp32 there is no cast; and where the embedding's part goes as rows, all of
- * wte's gradient goes before, under backward. */
+/* Size limits of the buckets that finish last, when no computation is left to hide their traffic:
+ * of the last bucket before wte (which the next forward pass reads first), and of wte's buckets,
+ * which are cast piece by piece while earlier pieces travel. The second limit does not apply to
+ * fp32, which needs no cast, nor if the embedding's part travels as rows: then wte's gradient is
+ * reduced earlier, during backward. */
 #define G2Z__LAST_BYTES ((size_t)8 << 20)
 #define G2Z__PIECE_BYTES ((size_t)16 << 20)
 
-/* `elements` of a bucket, or what `bytes` hold if that is less. */
+/* `elements` of a bucket, or as many as fit in `bytes` if that is less. */
 G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
   size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
   return room < grain || elements < room ? elements : room;
 }
 
-/* Cuts the memory of units [first, next) into buckets, from its end on, so that what is odd is the
- * first bucket. Before wte the last bucket is small, and each is at most twice as large as the one
- * behind it: that travels while it is made. Returns their number; `end` NULL: no more than that,
- * else they are written in front of `end`. */
+/* Cuts the memory of units [first, next) into buckets, from its end, so that the odd size is the
+ * first bucket's. Before wte the last bucket is small, and each is at most twice as large as the
+ * next one, during whose computation it travels. Returns their number. Writes them in front of
+ * `end`, unless that is NULL. */
 G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, int first, int next, g2z_bucket *end) {
   size_t begin = plan->unit[first].begin, left = plan->unit[next].begin - begin;
   size_t full = plan->bucket_elements, size;
@@ -3449,19 +3450,20 @@ G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, int first, int next, g2z_bu
   return count;
 }
 
-/* The unit behind those that share buckets with unit `first`: up to stage 1 all before wte do. */
+/* The first unit after those that share buckets with unit `first`: up to stage 1 all units before
+ * wte share theirs. */
 G2Z__PRIVATE int g2z__plan_cut_end(const g2z_plan *plan, int first) {
   return g2z__plan_by_unit(plan) || first == plan->wte ? first + 1 : plan->wte;
 }
 
-/* Upper bound of the update ranges: borders of decay and of buckets. */
+/* Upper bound of the number of update ranges: they end where decay changes and at buckets. */
 G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* All buckets, and of this rank's slice of each the update ranges, parameter by parameter. */
+/* Fills in all buckets, and the update ranges of this rank's slices, parameter by parameter. */
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
-  const int apart = g2z__plan_gathers(plan); /* a bucket goes out by itself */
+  const int apart = g2z__plan_gathers(plan); /* 1: buckets are shared one by one */
   void *memory;
   G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->buckets + 1, sizeof(g2z_bucket), &memory));
   plan->bucket = (g2z_bucket *)memory;
@@ -3484,7 +3486,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     const g2z_unit *unit = &plan->unit[b->unit];
     b->param_at = unit->param_at + (b->begin - unit->begin);
     b->grad_at = unit->grad_at + (b->begin - unit->begin);
-    /* Buckets tile the memory, and each gives the same part of itself. */
+    /* Buckets tile the memory, and a rank owns the same part of each. */
     b->own_elements = g2z__plan_share(plan, b->elements);
     b->own_begin = b->begin;
     if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
@@ -3526,18 +3528,18 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   return G2Z_OK;
 }
 
-/* A chunk of logits; room for one row in fp32, which generation wants. */
+/* Bytes of a chunk of logits, at least of one fp32 row, which generation needs. */
 G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   size_t row = (size_t)plan->head_chunk * (size_t)plan->dtype_bytes;
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
 }
 
 /* Of Hopper's kernels: */
-#define G2Z__HOPPER_SPLITS 8     /* parts of a head in attention's backward, at most */
-#define G2Z__ATTENTION_PARTS 320 /* heads, or parts of one, whose dQ is in scratch there, at most */
-#define G2Z__PRODUCT_COLUMNS 192 /* of a tile of our own products */
+#define G2Z__HOPPER_SPLITS 8     /* maximum of parts of a head in attention's backward */
+#define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, with dQ in scratch there */
+#define G2Z__PRODUCT_COLUMNS 192 /* in a tile of our own products */
 
-/* A block's four weights in 8 bits, each for forward and for backward. */
+/* Bytes of a block's four weights in 8 bits, each once for forward and once for backward. */
 G2Z__PRIVATE size_t g2z__narrow_bytes(int C) {
   const int sides[4][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}};
   size_t bytes = 0;
@@ -3552,7 +3554,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
   bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * (size_t)plan->dtype_bytes);
-  /* A block that stage 3 gathers would have to be rounded anew for each pass. */
+  /* Not in stage 3: a gathered block would have to be rounded again in each pass. */
   const int kept = plan->fp8 >= G2Z_FP8_FORWARD && plan->device == G2Z_DEVICE_CUDA &&
                    (plan->zero_stage < 3 || plan->world == 1);
   plan->narrow_bytes = kept ? (size_t)plan->model.layers * g2z__narrow_bytes(plan->model.channels)
@@ -3566,7 +3568,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
                                           (size_t)(plan->world - 1) * (size_t)plan->grad_bytes);
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
            plan->wire_dtype != plan->grad_dtype)
-    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2); /* what travels */
+    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2); /* in the wire's type */
   bytes[G2Z_MEMORY_OPTIMIZER] = 3 * g2z__align(plan->shard_elements * sizeof(float));
   bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
   bytes[G2Z_MEMORY_HEAD] = g2z__plan_logits_bytes(plan);
@@ -3579,10 +3581,10 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
       g2z__align(g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)) +
       g2z__align(sizeof(double));
 
-  /* Scratch of the CUDA ops: 32 MiB for products, and what the op that asks for most asks for.
-   * That is attention's row statistics, partial sums and parts of dQ, the sort of the tokens, with
-   * dropout a projection's output, with fp8 operands of 8 bits; or the head's rows. Blocks that
-   * were outgrown stay, each 1.5 times the last: 3 times in all. */
+  /* Scratch of the CUDA ops: 32 MiB for products, and the largest request of any other op. That is
+   * either attention's (row statistics, partial sums, parts of dQ, the sort of the tokens; with
+   * dropout a projection's output; with fp8 8-bit operands), or the rows of the head. Scratch grows
+   * by 1.5 times and keeps its older blocks: 3 times the request in all. */
   size_t rows = g2z__round_up((size_t)plan->seq, 64); /* of whole tiles */
   size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
                 (N / 32 + 2048) * 4 * C;
@@ -3612,11 +3614,11 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++) plan->bytes_total += bytes[i];
 }
 
-/* What the embedding adds to wte's gradient, on all ranks: where the logits were, a row for each
- * token of a micro-step, or the parts of it that this rank owns; then the tokens; then their order,
- * as embed_order leaves it. */
+/* The embedding's part of wte's gradient on all ranks, in the memory of the logits: one row per
+ * token of a micro-step, or the parts of it that this rank owns; then the tokens; then their order
+ * as embed_order writes it. */
 typedef struct g2z__embedding_rows {
-  size_t count, tokens, order, bytes; /* number of rows; where what begins, and all ends */
+  size_t count, tokens, order, bytes; /* rows; offsets of tokens and order; total */
 } g2z__embedding_rows;
 G2Z__PRIVATE g2z__embedding_rows g2z__plan_rows(const g2z_plan *plan) {
   g2z__embedding_rows rows;
@@ -3628,17 +3630,17 @@ G2Z__PRIVATE g2z__embedding_rows g2z__plan_rows(const g2z_plan *plan) {
   return rows;
 }
 
-/* What depends on the micro-batch. */
+/* Fills in everything that depends on the micro-batch. */
 G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   const int tokens = batch * plan->seq;
   plan->batch = batch;
 
-  /* Tokens whose logits exist at one time. On a CPU: as many as stay in the caches with the rows of
-   * wte that they meet. On a GPU: all, up to 65,536, where the logits take at most half as much
-   * memory as the activations; else 8,192. Each further chunk reads and writes wte's fp32 gradient
-   * again. Both sizes grow with the tokens, so the limit is the same for every batch, and a larger
-   * batch never needs less memory. The number of chunks changes the order of sums: it follows from
-   * the config alone, and not from a GPU's free memory. */
+  /* Tokens whose logits exist at the same time. On a CPU: as many as fit in the caches with the
+   * rows of wte that they meet. On a GPU: all, up to 65,536, if the logits take at most half as
+   * much memory as the activations; else 8,192. Each further chunk reads and writes wte's fp32
+   * gradient again. Logits and activations both grow with the tokens, so the limit is the same for
+   * every batch, and a larger batch never needs less memory. The number of chunks changes the order
+   * of sums, so it follows from the config alone, not from a GPU's free memory. */
   g2z_plan one = *plan;
   one.batch = 1;
   size_t activations = g2z__activation_offset(&one, G2Z__ACT_COUNT, 0);
@@ -3647,9 +3649,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   if (plan->device == G2Z_DEVICE_CPU) limit = 256;
   plan->head_chunk = tokens < limit ? tokens : limit;
 
-  /* The embedding's part of wte's gradient goes apart if its rows arrive well before all of wte's
-   * gradient would: they are at most two thirds as many as wte has. A rank alone gains where the
-   * head's part is then rounded at once, since nothing is added to it. */
+  /* The embedding's part of wte's gradient is sent separately if its rows arrive well before all of
+   * wte's gradient would: they are at most two thirds as many as wte has. A single rank gains if
+   * the head's part can then be rounded at once, because nothing is added to it. */
   const g2z__embedding_rows rows = g2z__plan_rows(plan);
   const int alone = plan->accum == 1 && plan->head_chunk == tokens;
   plan->wte_rows = (plan->world > 1 || (plan->grad_dtype != G2Z_FP32 && alone)) &&
@@ -3669,7 +3671,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   g2z__plan_bytes(plan);
 }
 
-/* Kind, size and place of each unit, and the size of a bucket; then what depends on the batch. */
+/* Fills in kind, size and place of each unit, and the bucket size; then the rest of the plan. */
 G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
   const size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan);
   const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)g2z__plan_by_unit(plan);
@@ -3701,9 +3703,9 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
   plan->shard_elements = g2z__plan_share(plan, plan->elements);
 
-  /* Where units lie in this rank's parameters and gradients. If blocks are gathered, two of them
-   * have room between the final LayerNorm and wpe, and this rank's slices of all stand after wte.
-   * From stage 2 on the gradients of two units have room, and wte's. */
+  /* The units' places in this rank's parameters and gradients. If blocks are gathered, there is
+   * room for two of them between the final LayerNorm and wpe, and this rank's slices of all blocks
+   * follow wte. From stage 2 on there is room for the gradients of two units and of wte. */
   const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
   const g2z_unit *wte = &plan->unit[plan->wte];
   const size_t largest = block->room > wpe->room ? block->room : wpe->room;
@@ -3719,7 +3721,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   plan->param_elements = plan->slices_at = wte->param_at + plan->elements - wte->begin;
   if (block->gathered) plan->param_elements += layers * block->room / (size_t)plan->world;
 
-  /* Smaller buckets than 64 MiB pay the start of each collective; larger ones leave more for the
+  /* Buckets below 64 MiB pay for starting more collectives; larger ones leave more traffic for the
    * end of the step, when no computation hides it. */
   double bytes = 64.0 * 1048576.0;
   if (config->bucket_mb > 0) bytes = (double)config->bucket_mb * 1048576.0;
@@ -3790,12 +3792,12 @@ G2Z_API void g2z_plan_free(g2z_plan *plan) {
   g2z_release(plan->services, plan);
 }
 
-/* What must be free when a process has its context, and nothing else yet. */
+/* Bytes that must be free when a process has created only its context. */
 G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
   return plan->bytes_total + plan->nccl_bytes;
 }
 
-/* The largest B whose plan fits into `free_bytes`, beside what NCCL takes; 0 when none does. */
+/* The largest B whose plan fits into `free_bytes` together with NCCL's memory; 0: none fits. */
 G2Z__PRIVATE int g2z__plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
   int fits = 0;
   for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* bytes grow with B: a binary search */
@@ -3816,7 +3818,7 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
   char remedy[300] = "", each[64] = "", stage[16] = "";
   if (g2z__plan_needs(plan) <= free_bytes) return G2Z_OK;
   if (sharing > 1) snprintf(each, sizeof each, " for each of the %d ranks on this host", sharing);
-  int most = 0; /* the largest batch of what was tried, up to the one that was asked for */
+  int most = 0; /* the largest batch of all trials, at most the requested one */
   for (int i = 0; i < 8 && most < plan->batch; i++) {
     g2z_train_config trial = *config;
     g2z_plan *leaner;
