@@ -2807,8 +2807,7 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   return G2Z_OK;
 }
 
-/* Tokens of a micro-step from which --fp8 makes no step slower. 124M on an H100: with 2,048 tokens
- * a step takes 0.95 to 1.00 of the time of 16 bits, with 1,024 it takes 1.06. */
+/* Tokens of a micro-step from which --fp8 was not slower than 16 bits (docs/speed.md). */
 #define G2ZR_FP8_TOKENS 2048
 
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
