@@ -303,6 +303,20 @@ extern "C" {
 #define G2Z_PRINTF(text, first)
 #endif
 
+/* Catches bugs of the caller, not bad input: overridable, and its condition has no side effect. */
+#ifndef G2Z_ASSERT
+#define G2Z_ASSERT(condition) assert(condition)
+#endif
+
+/* For the library and programs around it. TRY and REFUSE return from the calling function. */
+#define G2Z_TRY(call)                              \
+  do {                                             \
+    g2z_status try_status_ = (call);               \
+    if (try_status_ != G2Z_OK) return try_status_; \
+  } while (0)
+#define G2Z_REFUSE(services, ...) return g2z_fail(services, G2Z_BAD_ARGUMENT, __VA_ARGS__)
+#define G2Z_COUNT(table) (sizeof table / sizeof *(table))
+
 /* ===== >>d01 status ======================================================
  * Every call that can fail returns one of these. The sentence with the values is in `error` of the
  * g2z_services (room 02) that the call was given. */
@@ -1912,11 +1926,6 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 of -std=c11, or include gpt2_zero.h first"
 #endif
 
-/* Catches bugs of the caller, not bad input: overridable, and its condition has no side effect. */
-#ifndef G2Z_ASSERT
-#define G2Z_ASSERT(condition) assert(condition)
-#endif
-
 /* In static mode a program may leave most of the library unused. */
 #if defined(__GNUC__)
 #define G2Z__PRIVATE static __attribute__((unused))
@@ -1924,11 +1933,7 @@ of -std=c11, or include gpt2_zero.h first"
 #define G2Z__PRIVATE static
 #endif
 
-#define G2Z__TRY(call)                        \
-  do {                                        \
-    g2z_status try_status_ = (call);          \
-    if (try_status_ != G2Z_OK) return try_status_; \
-  } while (0)
+#define G2Z__TRY G2Z_TRY
 
 #ifdef __cplusplus
 extern "C" {

@@ -16,12 +16,6 @@
 #define G2Z_GIT_COMMIT NULL /* the Makefile knows it */
 #endif
 
-#define TRY(call)                          \
-  do {                                     \
-    g2z_status status_ = (call);           \
-    if (status_ != G2Z_OK) return status_; \
-  } while (0)
-
 typedef struct program {
   g2z_run_options options;
   g2z_context_config context;
@@ -149,8 +143,8 @@ static g2z_status dry_run(g2z_services *services, const g2z_run_options *o,
   if (context->ranks.place.rank != 0) return G2Z_OK; /* no other's is larger */
   config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
   config.optimizer.min_lr = 0;
-  TRY(g2z_plan_create(services, &config, context->device, context->ranks.place.rank,
-                      context->ranks.place.world, &plan));
+  G2Z_TRY(g2z_plan_create(services, &config, context->device, context->ranks.place.rank,
+                          context->ranks.place.world, &plan));
   if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
     puts("this machine has no such device: how much memory it has is not known here");
     free_bytes = 0;
@@ -171,7 +165,7 @@ static g2z_status train(program *p) {
   g2z_run_event event;
   p->context.ranks.on_fault = on_fault;
   p->context.ranks.user = p;
-  TRY(g2z_run_launch(&p->options, &p->context, &context, &run));
+  G2Z_TRY(g2z_run_launch(&p->options, &p->context, &context, &run));
   g2z_run_catch_signals(run);
   g2z_status status;
   while ((status = g2z_run_next(run, &event)) == G2Z_OK) {
@@ -244,11 +238,11 @@ static g2z_status evaluate(const program *p, g2z_model *model, const g2z_tokeniz
     char text[200], name[1024];
     const double begin = g2z_seconds();
     snprintf(name, sizeof name, "%s", files->text[i]);
-    TRY(g2z_eval_open(model->services, &model->config, tokenizer, files->text[i], &set));
+    G2Z_TRY(g2z_eval_open(model->services, &model->config, tokenizer, files->text[i], &set));
     g2z_status status = g2z_eval_run(set, model, NULL, print_share, g2z_tame(name), &result);
     g2z_eval_free(set);
     leave_place();
-    TRY(status);
+    G2Z_TRY(status);
     g2z_eval_text(&result, text);
     printf("%s | %s | %.2f s\n", name, text, g2z_seconds() - begin);
   }
@@ -264,7 +258,7 @@ static g2z_status use_model(const program *p, g2z_context *context, g2z_model *m
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is nothing to do with these weights: give "
                     "--prompt TEXT, --eval FILE, or shards to train on, --train GLOB");
   if (run->vocab || model->config.vocab == 257)
-    TRY(g2z_tokenizer_create(services, run->vocab, &tokenizer));
+    G2Z_TRY(g2z_tokenizer_create(services, run->vocab, &tokenizer));
   g2z_status status = evaluate(p, model, tokenizer);
   if (status == G2Z_OK && (asks || run->prompt) && !tokenizer)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "text needs the tokenizer file that the model "

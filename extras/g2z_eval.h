@@ -83,12 +83,6 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
 #include <math.h>
 #include <string.h>
 
-#define G2ZE_TRY(call)                             \
-  do {                                             \
-    g2z_status try_status_ = (call);               \
-    if (try_status_ != G2Z_OK) return try_status_; \
-  } while (0)
-
 #define G2ZE_ROWS 128           /* scored together at most, */
 #define G2ZE_TOKENS 8192        /* and at most this many tokens: enough work for a CPU */
 #define G2ZE_ENDINGS 16         /* of a question at most */
@@ -132,7 +126,7 @@ static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t firs
   g2z_status status = g2z_grow(s->services, &list, &s->row_capacity, s->rows, s->rows + 1,
                                sizeof *s->row);
   s->row = (g2ze_row *)list;
-  G2ZE_TRY(status);
+  G2Z_TRY(status);
   g2ze_row *row = &s->row[s->rows++];
   row->at = at + cut;
   row->count = (int)(count - cut);
@@ -149,7 +143,7 @@ static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t firs
 static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
   const size_t context = (size_t)s->config.context, end = s->tokens.count;
   for (; at + 1 < end; at += context)
-    G2ZE_TRY(g2ze_add(s, at, end - at < context + 1 ? end - at : context + 1, 1, 0));
+    G2Z_TRY(g2ze_add(s, at, end - at < context + 1 ? end - at : context + 1, 1, 0));
   return G2Z_OK;
 }
 
@@ -158,10 +152,10 @@ static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
 static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const void *text,
                                 size_t bytes) {
   const size_t at = s->tokens.count;
-  G2ZE_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
+  G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
   s->tokens.ids[s->tokens.count++] = g2z_tokenizer_eot(s->tokenizer);
   s->bytes += (int64_t)bytes;
-  G2ZE_TRY(g2z_encode(encoder, text, bytes, G2Z_ENCODE_DEFAULT, &s->tokens));
+  G2Z_TRY(g2z_encode(encoder, text, bytes, G2Z_ENCODE_DEFAULT, &s->tokens));
   return g2ze_windows(s, at);
 }
 
@@ -173,7 +167,7 @@ static g2z_status g2ze_line(g2z_eval_set *s, g2z_encoder *encoder, char *line, s
   g2z_json_text found[2];
   char label[700];
   snprintf(label, sizeof label, "%.600s, line %d", s->path, number);
-  G2ZE_TRY(g2z_text_document(s->services, label, line, bytes, fields, 0, &json, found));
+  G2Z_TRY(g2z_text_document(s->services, label, line, bytes, fields, 0, &json, found));
   const g2z_json_text *text = &found[!found[0].at];
   if (!text->at)
     return g2z_fail(s->services, G2Z_FORMAT, "%s has no \"text\" or \"content\": each line of a "
@@ -187,7 +181,7 @@ static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, 
   for (size_t at = 0, n; at < bytes; at += n + 1, number++) {
     const char *end = (const char *)memchr(text + at, '\n', bytes - at);
     n = end ? (size_t)(end - (text + at)) : bytes - at;
-    if (strspn(text + at, " \t\r") < n) G2ZE_TRY(g2ze_line(s, encoder, text + at, n, number));
+    if (strspn(text + at, " \t\r") < n) G2Z_TRY(g2ze_line(s, encoder, text + at, n, number));
   }
   return G2Z_OK;
 }
@@ -195,11 +189,11 @@ static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, 
 static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
   const int lines = g2z_text_named(s->path).json;
   g2z_encoder *encoder;
-  G2ZE_TRY(g2z_text_check(s->services, s->path, lines, text, bytes, NULL));
+  G2Z_TRY(g2z_text_check(s->services, s->path, lines, text, bytes, NULL));
   if (!s->tokenizer)
-    return g2z_fail(s->services, G2Z_BAD_ARGUMENT, "%s is text, and there is no vocabulary to read "
-                    "it with: name one with --vocab", s->path);
-  G2ZE_TRY(g2z_encoder_create(s->services, s->tokenizer, &encoder));
+    G2Z_REFUSE(s->services, "%s is text, and there is no vocabulary to read it with: name one with "
+               "--vocab", s->path);
+  G2Z_TRY(g2z_encoder_create(s->services, s->tokenizer, &encoder));
   g2z_status status = lines ? g2ze_lines(s, encoder, text, bytes)
                             : g2ze_document(s, encoder, text, bytes);
   g2z_encoder_free(encoder);
@@ -210,7 +204,7 @@ static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
 
 /* Appends `count` tokens from uint16. */
 static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
-  G2ZE_TRY(g2z_tokens_reserve(s->services, &s->tokens, s->tokens.count + count));
+  G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, s->tokens.count + count));
   for (size_t i = 0; i < count; i++) {
     uint16_t token;
     memcpy(&token, from + 2 * i, sizeof token);
@@ -228,10 +222,10 @@ static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, si
   if (!known && s->tokenizer) known = g2z_tokenizer_hash(s->tokenizer);
   if (begin) memcpy(&hash, text + 12, sizeof hash);
   if (hash && known && hash != known)
-    return g2z_fail(s->services, G2Z_BAD_ARGUMENT, "%s was made with another vocabulary than the "
-                    "model's: prepare the text with that, ./prepare_data --vocab FILE", s->path);
-  G2ZE_TRY(g2ze_take(s, text + begin, (bytes - begin) / 2));
-  G2ZE_TRY(g2z_shard_mask(s->services, s->path, s->tokens.ids, s->tokens.count));
+    G2Z_REFUSE(s->services, "%s was made with another vocabulary than the model's: prepare the "
+               "text with that, ./prepare_data --vocab FILE", s->path);
+  G2Z_TRY(g2ze_take(s, text + begin, (bytes - begin) / 2));
+  G2Z_TRY(g2z_shard_mask(s->services, s->path, s->tokens.ids, s->tokens.count));
   return g2ze_windows(s, 0);
 }
 
@@ -287,15 +281,15 @@ static g2z_status g2ze_read_question(g2z_eval_set *s, g2ze_reader *r, g2ze_quest
     const size_t at = s->tokens.count, count = g2ze_words(r, &ending);
     whole = count > 0;
     if (!whole) break;
-    G2ZE_TRY(g2ze_take(s, context, known));
-    G2ZE_TRY(g2ze_take(s, ending, count));
+    G2Z_TRY(g2ze_take(s, context, known));
+    G2Z_TRY(g2ze_take(s, ending, count));
     double bytes = g2ze_bytes(s, s->tokens.ids + at + known, count);
-    G2ZE_TRY(g2ze_add(s, at, known + count, known, bytes));
+    G2Z_TRY(g2ze_add(s, at, known + count, known, bytes));
   }
   if (whole && size == (int)(2 * (r->at - begin))) return G2Z_OK;
   return g2z_fail(s->services, G2Z_FORMAT, "%s is damaged at byte %zu, in the question behind "
-                  "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path,
-                  1024 + 2 * begin, number);
+                  "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path, 1024 + 2 *
+                  begin, number);
 }
 
 static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t bytes, int count) {
@@ -305,8 +299,8 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
     g2z_status status = g2z_grow(s->services, &list, &s->question_capacity, s->questions,
                                  s->questions + 1, sizeof *s->question);
     s->question = (g2ze_question *)list;
-    G2ZE_TRY(status);
-    G2ZE_TRY(g2ze_read_question(s, &reader, &s->question[s->questions++]));
+    G2Z_TRY(status);
+    G2Z_TRY(g2ze_read_question(s, &reader, &s->question[s->questions++]));
   }
   return G2Z_OK;
 }
@@ -351,26 +345,24 @@ static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
 static g2z_status g2ze_check_tokenizer(g2z_services *services, const g2z_model_config *model,
                                        const g2z_tokenizer *tokenizer) {
   if (tokenizer && g2z_tokenizer_vocab(tokenizer) > model->vocab)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "the vocabulary has %d tokens and the model %d: "
-                    "take the one that the model was trained with",
-                    g2z_tokenizer_vocab(tokenizer), model->vocab);
+    G2Z_REFUSE(services, "the vocabulary has %d tokens and the model %d: take the one that the "
+               "model was trained with", g2z_tokenizer_vocab(tokenizer), model->vocab);
   if (tokenizer && model->vocab_hash && g2z_tokenizer_hash(tokenizer) != model->vocab_hash)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "the vocabulary is another than the model's: name "
-                    "the one that it was trained with, --vocab FILE, or leave --vocab away");
+    G2Z_REFUSE(services, "the vocabulary is another than the model's: name the one that it was "
+               "trained with, --vocab FILE, or leave --vocab away");
   return G2Z_OK;
 }
 
 static g2z_status g2ze_load(g2z_eval_set *s) {
   char *text;
   size_t bytes;
-  G2ZE_TRY(g2ze_check_tokenizer(s->services, &s->config, s->tokenizer));
-  G2ZE_TRY(g2z_text_read(s->services, s->path, G2ZE_FILE_MAX, &text, &bytes));
+  G2Z_TRY(g2ze_check_tokenizer(s->services, &s->config, s->tokenizer));
+  G2Z_TRY(g2z_text_read(s->services, s->path, G2ZE_FILE_MAX, &text, &bytes));
   g2z_status status = g2ze_read(s, text, bytes);
   g2z_release(s->services, text);
-  G2ZE_TRY(status);
+  G2Z_TRY(status);
   if (s->rows) return G2Z_OK;
-  return g2z_fail(s->services, G2Z_BAD_ARGUMENT, "%s has no token that could be predicted",
-                  s->path);
+  G2Z_REFUSE(s->services, "%s has no token that could be predicted", s->path);
 }
 
 G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
@@ -378,7 +370,7 @@ G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config 
                                  g2z_eval_set **out) {
   void *memory;
   *out = NULL;
-  G2ZE_TRY(g2z_allocate(services, 1, sizeof(g2z_eval_set), &memory));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_eval_set), &memory));
   g2z_eval_set *s = (g2z_eval_set *)memory;
   s->services = services;
   s->config = *config;
@@ -419,10 +411,10 @@ static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2
       batch->tokens[at] = inside ? ids[0] & ~G2Z_UNCOUNTED : 0;
       batch->targets[at] = counts ? ids[1] : -1;
     }
-  G2ZE_TRY(model ? g2z_model_score(model, batch->tokens, batch->targets, count, T, batch->losses,
-                                   &mean)
-                 : g2z_trainer_score(trainer, batch->tokens, batch->targets, count, T,
-                                     batch->losses, &mean));
+  G2Z_TRY(model ? g2z_model_score(model, batch->tokens, batch->targets, count, T, batch->losses,
+                                  &mean)
+                : g2z_trainer_score(trainer, batch->tokens, batch->targets, count, T,
+                                    batch->losses, &mean));
   for (int i = 0; i < count; i++) {
     row[i].sum = 0;
     for (int t = 0; t < T; t++) row[i].sum += (double)batch->losses[i * T + t];
@@ -438,7 +430,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
   double sum = 0;
   void *memory;
   memset(out, 0, sizeof *out);
-  G2ZE_TRY(g2z_allocate(s->services, 3 * room, sizeof(int32_t), &memory));
+  G2Z_TRY(g2z_allocate(s->services, 3 * room, sizeof(int32_t), &memory));
   batch.tokens = (int32_t *)memory;
   batch.targets = batch.tokens + room;
   batch.losses = (float *)(batch.targets + room);
@@ -454,7 +446,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
     status = g2ze_score(s, s->row + at, (int)count, model, trainer, &batch);
   }
   g2z_release(s->services, memory);
-  G2ZE_TRY(status);
+  G2Z_TRY(status);
   for (size_t i = 0; i < s->rows; i++) {
     out->tokens += s->row[i].counted;
     sum += s->row[i].sum;
@@ -533,10 +525,10 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
   w.tokenizer = tokenizer;
   w.put = put;
   w.user = user;
-  G2ZE_TRY(g2ze_check_tokenizer(model->services, &model->config, tokenizer));
+  G2Z_TRY(g2ze_check_tokenizer(model->services, &model->config, tokenizer));
   g2ze_put(&w, (const unsigned char *)prompt, strlen(prompt), 1);
   if (!*prompt) prompt = "<|endoftext|>";
-  G2ZE_TRY(g2z_encoder_create(model->services, tokenizer, &encoder));
+  G2Z_TRY(g2z_encoder_create(model->services, tokenizer, &encoder));
   g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL, &ids);
   g2z_encoder_free(encoder);
   const size_t room = ids.count + (size_t)tokens;

@@ -147,15 +147,6 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 #include <sys/random.h>
 #endif
 
-#define G2ZG_COUNT(names) (sizeof names / sizeof *(names))
-#define G2ZG_TRY(call)                             \
-  do {                                             \
-    g2z_status try_status_ = (call);               \
-    if (try_status_ != G2Z_OK) return try_status_; \
-  } while (0)
-/* Ends the function with this sentence: the caller's request is invalid. */
-#define G2ZG_REFUSE(services, ...) return g2z_fail(services, G2Z_BAD_ARGUMENT, __VA_ARGS__)
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -301,7 +292,7 @@ static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const cha
                                      size_t length) {
   static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-";
   const char *ours = NULL;
-  for (size_t i = 0; i < G2ZG_COUNT(g2zg_foreign) && !ours; i++)
+  for (size_t i = 0; i < G2Z_COUNT(g2zg_foreign) && !ours; i++)
     for (const char *word = g2zg_foreign[i].theirs; *word; word += strspn(word, " ")) {
       const size_t bytes = strcspn(word, " ");
       if (g2zg_same_name(word, bytes, name, length)) ours = g2zg_foreign[i].ours;
@@ -325,15 +316,15 @@ static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flag
   for (int i = 0; i < count; i++)
     if (flags[i].kind != G2Z_FLAG_GROUP &&
         g2zg_same_name(flags[i].name, strlen(flags[i].name), name, length))
-      G2ZG_REFUSE(services, "unexpected flag %.*s: type --%s %s", shown, argument, flags[i].name,
-                  flags[i].value + (flags[i].kind == G2Z_FLAG_CHOICE));
+      G2Z_REFUSE(services, "unexpected flag %.*s: type --%s %s", shown, argument, flags[i].name,
+                 flags[i].value + (flags[i].kind == G2Z_FLAG_CHOICE));
   if (dashes == 1) ours = g2zg_flag_foreign(flags, count, argument, whole);
   if (!ours && length > 1) ours = g2zg_flag_foreign(flags, count, name, length);
   if (ours)
-    G2ZG_REFUSE(services, "unexpected flag %.*s: %s%s", shown, argument,
-                strncmp(ours, "--", 2) == 0 ? "type " : "", ours);
-  G2ZG_REFUSE(services, "unexpected flag %.*s: %s --help lists all", shown, argument,
-              g2z_shell_word(program, word, sizeof word));
+    G2Z_REFUSE(services, "unexpected flag %.*s: %s%s", shown, argument, strncmp(ours, "--", 2) == 0
+               ? "type " : "", ours);
+  G2Z_REFUSE(services, "unexpected flag %.*s: %s --help lists all", shown, argument,
+             g2z_shell_word(program, word, sizeof word));
 }
 
 /* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a user would type them. */
@@ -353,17 +344,17 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB) {
     const char **destination = (const char **)flag->destination;
     if (flag->kind == G2Z_FLAG_GLOB && *destination && strcmp(*destination, text) != 0)
-      G2ZG_REFUSE(services, "--%s is given twice, as %.200s and as %.200s, but takes one pattern: "
-                  "put the files into one directory and type --%s 'DIR/NAME_*.bin', with quotes",
-                  flag->name, *destination, text, flag->name);
+      G2Z_REFUSE(services, "--%s is given twice, as %.200s and as %.200s, but takes one pattern: "
+                 "put the files into one directory and type --%s 'DIR/NAME_*.bin', with quotes",
+                 flag->name, *destination, text, flag->name);
     *destination = text;
     return G2Z_OK;
   }
   if (flag->kind == G2Z_FLAG_TEXTS) {
     g2z_texts *texts = (g2z_texts *)flag->destination;
     if (texts->count == G2Z_TEXTS)
-      G2ZG_REFUSE(services, "--%s takes %d values, and %.300s is one more", flag->name, G2Z_TEXTS,
-                  text);
+      G2Z_REFUSE(services, "--%s takes %d values, and %.300s is one more", flag->name, G2Z_TEXTS,
+                 text);
     texts->text[texts->count++] = text;
     return G2Z_OK;
   }
@@ -375,8 +366,8 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
       memcpy(flag->destination, &i, sizeof i);
       return G2Z_OK;
     }
-    G2ZG_REFUSE(services, "--%s %.80s: must be one of %s", flag->name, g2zg_shown(text),
-                flag->value + 1);
+    G2Z_REFUSE(services, "--%s %.80s: must be one of %s", flag->name, g2zg_shown(text), flag->value
+               + 1);
   }
   /* A number. */
   int whole = flag->kind != G2Z_FLAG_FLOAT, negative = text[0] == '-', in_range = 1;
@@ -392,8 +383,8 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   else number = strtod(text, &end);
   int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* strtoll skips these */
   if (end == text || *end || space)
-    G2ZG_REFUSE(services, "--%s %.80s: not %s; write --%s %s", flag->name, g2zg_shown(text), whole ?
-                "a whole number" : "a number", flag->name, whole ? "12" : "0.5, or 5e-1");
+    G2Z_REFUSE(services, "--%s %.80s: not %s; write --%s %s", flag->name, g2zg_shown(text), whole ?
+               "a whole number" : "a number", flag->name, whole ? "12" : "0.5, or 5e-1");
   if (whole && errno == ERANGE) in_range = 0;
   if (flag->kind != G2Z_FLAG_UINT64) /* so written, a NaN is out of range */
     in_range = in_range && number >= flag->minimum && number <= flag->maximum;
@@ -404,8 +395,8 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     if (flag->kind == G2Z_FLAG_UINT64) snprintf(most, sizeof most, "%" PRIu64, UINT64_MAX);
     if (flag->kind == G2Z_FLAG_INT64 && flag->maximum >= 9e18)
       snprintf(most, sizeof most, "%" PRId64, INT64_MAX);
-    G2ZG_REFUSE(services, "--%s %.80s: must be from %s to %s", flag->name, text,
-                flag->kind == G2Z_FLAG_UINT64 ? "0" : least, most);
+    G2Z_REFUSE(services, "--%s %.80s: must be from %s to %s", flag->name, text, flag->kind ==
+               G2Z_FLAG_UINT64 ? "0" : least, most);
   }
   if (flag->kind == G2Z_FLAG_UINT64) *(uint64_t *)flag->destination = natural;
   else if (flag->kind == G2Z_FLAG_INT64) *(int64_t *)flag->destination = integer;
@@ -424,7 +415,7 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
   if (!flag) return g2zg_flag_unknown(services, flags, count, program, argv[*at]);
   if (flag->kind == G2Z_FLAG_SWITCH) {
     if (value)
-      G2ZG_REFUSE(services, "--%s takes no value: leave =%.80s away", flag->name, value);
+      G2Z_REFUSE(services, "--%s takes no value: leave =%.80s away", flag->name, value);
     *(int *)flag->destination = 1;
     return G2Z_OK;
   }
@@ -435,12 +426,12 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
     if (!is_flag) value = argv[++*at];
   }
   if (!value)
-    G2ZG_REFUSE(services, "--%s needs a value: --%s %s", flag->name, flag->name,
-                flag->value + (flag->kind == G2Z_FLAG_CHOICE));
+    G2Z_REFUSE(services, "--%s needs a value: --%s %s", flag->name, flag->name, flag->value +
+               (flag->kind == G2Z_FLAG_CHOICE));
   if (flag->kind != G2Z_FLAG_FILE) {
-    G2ZG_TRY(g2zg_flag_set(services, flag, value));
+    G2Z_TRY(g2zg_flag_set(services, flag, value));
     while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
-      G2ZG_TRY(g2zg_flag_set(services, flag, argv[++*at]));
+      G2Z_TRY(g2zg_flag_set(services, flag, argv[++*at]));
     return G2Z_OK;
   }
   /* The lines of a file count as if they stood on the command line. Values of flags point into its
@@ -449,8 +440,8 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
   char sentence[G2Z_ERROR_BYTES];
   size_t bytes;
   if (*text)
-    G2ZG_REFUSE(services, "--%s takes one file: join them", flag->name);
-  G2ZG_TRY(g2z_read_file(services, value, 1 << 20, text, &bytes));
+    G2Z_REFUSE(services, "--%s takes one file: join them", flag->name);
+  G2Z_TRY(g2z_read_file(services, value, 1 << 20, text, &bytes));
   char *end = *text + bytes;
   for (line = *text; line < end; line = next) {
     char *stop = line + strcspn(line, "\n");
@@ -486,14 +477,14 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
     if (strcmp(argv[i], "-h") == 0) argv[i] = help;
     char *argument = argv[i];
     if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
-      G2ZG_TRY(g2zg_flag_take(services, flags, count, argv[0], argc, argv, &i));
+      G2Z_TRY(g2zg_flag_take(services, flags, count, argv[0], argc, argv, &i));
       continue;
     }
     if (argument[0] == '-' && argument[1]) /* a lone - is standard input */
       return g2zg_flag_unknown(services, flags, count, argv[0], argument);
     if (!rest)
-      G2ZG_REFUSE(services, "unexpected argument \"%.80s\": put patterns, and text with spaces, in "
-                  "quotes, as in --train 'data/NAME_*.bin'", argument);
+      G2Z_REFUSE(services, "unexpected argument \"%.80s\": put patterns, and text with spaces, in "
+                 "quotes, as in --train 'data/NAME_*.bin'", argument);
     argv[++kept] = argument;
   }
   if (rest) *rest = kept;
@@ -560,7 +551,7 @@ G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *f
   *argv = NULL;
   for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
   for (int i = 0; i < count; i++) bytes += (size_t)g2zg_flag_argument(&flags[i], NULL, 0) + 1;
-  G2ZG_TRY(g2z_allocate(services, bytes, 1, &memory)); /* the pointers, then their texts */
+  G2Z_TRY(g2z_allocate(services, bytes, 1, &memory)); /* the pointers, then their texts */
   char **out = *argv = (char **)memory, *to = (char *)(out + places), *end = (char *)memory + bytes;
   for (int i = 0; i < first_count + count; i++) {
     size_t room = (size_t)(end - to);
@@ -605,7 +596,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
   for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 4; /* ' becomes '\'' */
   void *memory;
   *line = NULL;
-  G2ZG_TRY(g2z_allocate(services, bytes, 1, &memory));
+  G2Z_TRY(g2z_allocate(services, bytes, 1, &memory));
   char *to = *line = (char *)memory, *end = to + bytes;
   for (int i = 0; i < argc; i++) {
     if (i) *to++ = ' ';
@@ -661,8 +652,8 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
   snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
   while (environ[count]) count++;
-  G2ZG_TRY(g2z_allocate(spawn->services, count + G2ZG_SPAWN_VARIABLES + 1, sizeof(char *),
-                        &memory));
+  G2Z_TRY(g2z_allocate(spawn->services, count + G2ZG_SPAWN_VARIABLES + 1, sizeof(char *),
+                       &memory));
   spawn->environment = (char **)memory;
   for (int k = 0; k < G2ZG_SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
   for (size_t i = 0; i < count; i++) {
@@ -695,7 +686,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     setpgid(0, 0);
     /* From here on signals count, and must not meet a handler of the program that exec replaces.
      * Ignored signals stay ignored, as exec does it. */
-    for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals); i++) {
+    for (size_t i = 0; i < G2Z_COUNT(g2zg_spawn_signals); i++) {
       struct sigaction action;
       if (sigaction(g2zg_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
         continue;
@@ -723,8 +714,8 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
   if (child > 0 && got > 0) waitpid(child, NULL, 0);
   spawn->processes[rank] = child > 0 && got <= 0 ? child : 0;
   if (spawn->processes[rank]) return G2Z_OK;
-  return g2z_fail(spawn->services, child > 0 ? G2Z_IO : G2Z_NO_MEMORY,
-                  "rank %d cannot be started: %s: %s", rank, spawn->job->argv[0], strerror(error));
+  return g2z_fail(spawn->services, child > 0 ? G2Z_IO : G2Z_NO_MEMORY, "rank %d cannot be started: "
+                  "%s: %s", rank, spawn->job->argv[0], strerror(error));
 }
 
 static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
@@ -745,7 +736,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   g2z_job_end *end = spawn->end;
   int running;
   sigemptyset(&spawn->signals);
-  for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals); i++)
+  for (size_t i = 0; i < G2Z_COUNT(g2zg_spawn_signals); i++)
     sigaddset(&spawn->signals, g2zg_spawn_signals[i]);
   sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
   struct sigaction ordinary, child;
@@ -764,7 +755,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
     sigset_t pending;
     nanosleep(&pause, NULL);
     sigpending(&pending);
-    for (size_t i = 0; i < G2ZG_COUNT(g2zg_spawn_signals) && !number; i++)
+    for (size_t i = 0; i < G2Z_COUNT(g2zg_spawn_signals) && !number; i++)
       if (sigismember(&pending, g2zg_spawn_signals[i]) == 1) sigwait(&spawn->signals, &number);
 #else
     number = sigtimedwait(&spawn->signals, NULL, &pause);
@@ -831,13 +822,12 @@ static g2z_status g2zg_spawn_check(g2z_services *services, int ranks, int *insid
   g2z_place place;
   *inside = 0;
   if (ranks < 1 || ranks > G2ZG_SPAWN_RANKS)
-    G2ZG_REFUSE(services, "%d ranks: must be from 1 to %d", ranks, G2ZG_SPAWN_RANKS);
+    G2Z_REFUSE(services, "%d ranks: must be from 1 to %d", ranks, G2ZG_SPAWN_RANKS);
   if (g2z_place_find(services, &place) != G2Z_OK) return G2Z_OK;
   *inside = strcmp(place.launcher, "ranks") == 0;
   if (place.world <= 1 || *inside) return G2Z_OK;
-  G2ZG_REFUSE(services, "this process is rank %d of %d already (%s), and shall start %d more: "
-              "leave --ranks and --gpus to that launcher", place.rank, place.world, place.launcher,
-              ranks);
+  G2Z_REFUSE(services, "this process is rank %d of %d already (%s), and shall start %d more: leave "
+             "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher, ranks);
 }
 
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
@@ -850,7 +840,7 @@ G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z
   spawn.job = job;
   spawn.end = out;
   spawn.output = -1;
-  G2ZG_TRY(g2zg_spawn_check(services, job->ranks, &inside));
+  G2Z_TRY(g2zg_spawn_check(services, job->ranks, &inside));
   if (job->output) {
     spawn.output = g2z_open_file(job->output, O_WRONLY | O_CREAT | O_APPEND);
     if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
@@ -871,7 +861,7 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   g2z_job_end end;
   int inside;
   *is_parent = *exit_code = 0;
-  G2ZG_TRY(g2zg_spawn_check(services, ranks, &inside));
+  G2Z_TRY(g2zg_spawn_check(services, ranks, &inside));
   if (inside || ranks == 1) return G2Z_OK;
   *is_parent = 1;
   memset(&job, 0, sizeof job);
@@ -899,8 +889,9 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
     if (stack.rlim_max < stack.rlim_cur) stack.rlim_cur = stack.rlim_max;
     again = setrlimit(RLIMIT_STACK, &stack) == 0; /* threads inherit the initial limit */
     if (!again || stack.rlim_cur < G2ZG_STACK)
-      return g2z_fail(services, G2Z_NO_MEMORY, "the stack is limited to %ld KiB, and %d are needed"
-                      ": type ulimit -s 8192, if need be in a new shell", kib, G2ZG_STACK / 1024);
+      return g2z_fail(services, G2Z_NO_MEMORY, "the stack is limited to %ld KiB, and %d are "
+                      "needed: type ulimit -s 8192, if need be in a new shell", kib, G2ZG_STACK /
+                      1024);
   }
 #ifdef _OPENMP /* its runtime read the variable before main */
   again |= !getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0;

@@ -22,7 +22,7 @@
  *
  * It uses gpt2_zero.h, g2z_program.h, g2z_text.h, g2z_eval.h and g2z_report.h through their public
  * functions alone, and takes the library's build switches (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC,
- * G2Z_API, G2Z_ASSERT) and its contract for errors: a status, and a sentence in services->error. It
+ * G2Z_API) and its contract for errors: a status, and a sentence in services->error. It
  * prints nothing. It ends a process in one place: g2z_run_catch_signals, at a second signal. Names
  * that begin with g2zr_ or G2ZR_ are private.
  *
@@ -228,7 +228,6 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_RUN_IMPLEMENTED)
 #define G2Z_RUN_IMPLEMENTED
 
-#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -247,19 +246,6 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #include <time.h>
 #include <unistd.h>
 
-/* A caller's bug, not an input: overridable, and never has a side effect. */
-#ifndef G2Z_ASSERT
-#define G2Z_ASSERT(condition) assert(condition)
-#endif
-
-#define G2ZR_TRY(call)                             \
-  do {                                             \
-    g2z_status try_status_ = (call);               \
-    if (try_status_ != G2Z_OK) return try_status_; \
-  } while (0)
-/* Ends the function: what the caller wants cannot be, by this sentence. */
-#define G2ZR_REFUSE(services, ...) return g2z_fail(services, G2Z_BAD_ARGUMENT, __VA_ARGS__)
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -271,7 +257,6 @@ extern "C" {
 
 #define G2ZR_NAME(name) #name,
 #define G2ZR_DOUBLE(name) double name;
-#define G2ZR_COUNT(names) (sizeof names / sizeof *(names))
 
 /* Sums over the whole run, however often it was resumed. */
 #define G2ZR_TOTAL_LIST(X)                                                                        \
@@ -455,8 +440,8 @@ static g2z_status g2zr_has(g2z_services *services, const char *directory, const 
 static g2z_status g2zr_check_length(g2z_services *services, const char *what, const char *text,
                                     size_t room) {
   if (!text || strlen(text) < room) return G2Z_OK;
-  G2ZR_REFUSE(services, "%s has %zu bytes, and at most %zu have room: give a shorter one", what,
-              strlen(text), room - 1);
+  G2Z_REFUSE(services, "%s has %zu bytes, and at most %zu have room: give a shorter one", what,
+             strlen(text), room - 1);
 }
 
 /* Fails if a log was removed or replaced during the run, which would end without its metrics. */
@@ -546,7 +531,7 @@ static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
 /* Rank 0: writes a text and a line feed as a file. */
 static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *text) {
   g2z_writer *writer;
-  G2ZR_TRY(g2z_writer_create(run->services, g2zr_in(run, name).text, &writer));
+  G2Z_TRY(g2z_writer_create(run->services, g2zr_in(run, name).text, &writer));
   g2z_writer_printf(writer, "%s\n", text);
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
@@ -693,7 +678,7 @@ static const struct {
 /* The name of a signal in `text`; NULL for 0, which is none. */
 static const char *g2zr_signal_text(int64_t signal, char text[32]) {
   snprintf(text, 32, "signal %d", (int)signal);
-  for (size_t i = 0; i < G2ZR_COUNT(g2zr_signals); i++)
+  for (size_t i = 0; i < G2Z_COUNT(g2zr_signals); i++)
     if (signal == g2zr_signals[i].number) snprintf(text, 32, "%s", g2zr_signals[i].name);
   return signal ? text : NULL;
 }
@@ -824,12 +809,12 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
 static g2z_status g2zr_write_artifacts(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
   if (run->context->device == G2Z_DEVICE_CUDA)
-    G2ZR_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
-  G2ZR_TRY(g2z_json_write(run->services, g2zr_in(run, "training_metrics.json").text,
-                          g2zr_put_artifact, run));
+    G2Z_TRY(g2z_trainer_write_tuning(run->trainer, g2zr_in(run, "tuning.txt").text));
+  G2Z_TRY(g2z_json_write(run->services, g2zr_in(run, "training_metrics.json").text,
+                         g2zr_put_artifact, run));
   g2zr_report(run, 1);
   if (!run->config.profile) return G2Z_OK;
-  G2ZR_TRY(g2z_device_span_times(run->trainer->device, times));
+  G2Z_TRY(g2z_device_span_times(run->trainer->device, times));
   return g2z_profile_write_spans(run->services, run->config.run_dir, times);
 }
 
@@ -870,10 +855,10 @@ static g2z_status g2zr_save_tokenizer(void *user, const char *directory) {
   if (!run->tokenizer || run->context->rank != 0) return G2Z_OK;
   for (int i = 0; i < 4; i++) {
     const g2z_path path = g2z_path_in(directory, "%s", g2zr_tokenizer_files[i]);
-    G2ZR_TRY(i == 0   ? g2z_tokenizer_write_merges(services, run->tokenizer, path.text)
-             : i == 1 ? g2z_tokenizer_write_vocab(services, run->tokenizer, path.text)
-                      : g2z_json_write(services, path.text,
-                                       i == 2 ? g2zr_put_tokenizer : g2zr_put_generation, run));
+    G2Z_TRY(i == 0   ? g2z_tokenizer_write_merges(services, run->tokenizer, path.text)
+            : i == 1 ? g2z_tokenizer_write_vocab(services, run->tokenizer, path.text)
+                     : g2z_json_write(services, path.text,
+                                      i == 2 ? g2zr_put_tokenizer : g2zr_put_generation, run));
   }
   return G2Z_OK;
 }
@@ -893,7 +878,7 @@ static int g2zr_remove_checkpoint(const char *path) {
 static g2z_status g2zr_sync(g2z_run *run) {
   const g2zr_stream *const streams[] = {&run->metrics, &run->log};
   for (int i = 0; i < 2 && streams[i]->file >= 0; i++) {
-    G2ZR_TRY(g2zr_stream_check(run, streams[i]));
+    G2Z_TRY(g2zr_stream_check(run, streams[i]));
     int done;
     G2Z_RETRY(done, fsync(streams[i]->file));
     if (done != 0) return g2z_fail_file(run->services, errno, "sync", streams[i]->path.text);
@@ -999,14 +984,14 @@ static g2z_status g2zr_finish(g2z_run *run) {
   run->ended = g2z_seconds();
   g2z_utc_now(now);
   g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
-            "total_wall_time_sec=%.3f timestamp_utc=%s",
-            saved ? saved : run->saved >= 0 ? checkpoint.text : "none", run->context->world,
-            g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
+            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : run->saved >= 0 ?
+            checkpoint.text : "none", run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run),
+            now);
   if (run->log.file < 0) return G2Z_OK;
-  G2ZR_TRY(g2zr_log(run, run->line));
-  G2ZR_TRY(g2zr_write_artifacts(run));
-  G2ZR_TRY(g2zr_sync(run));
-  G2ZR_TRY(g2zr_tell_failure(run, &run->held)); /* such as of the line above, with several ranks */
+  G2Z_TRY(g2zr_log(run, run->line));
+  G2Z_TRY(g2zr_write_artifacts(run));
+  G2Z_TRY(g2zr_sync(run));
+  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* such as of the line above, with several ranks */
   g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
   if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* its name may be there */
   return status;
@@ -1094,14 +1079,14 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
                         (run->epoch_ends ? G2ZR_DUE_EPOCH_END : 0));
   sum.evaluated = run->evaluated;
   g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
-                   G2ZR_COUNT(g2zr_total_names));
+                   G2Z_COUNT(g2zr_total_names));
   g2z_json_put_string(out, "weights", run->weights);
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) {
     g2zr_epoch epoch = run->epoch[i];
     if (&run->epoch[i] == last) epoch.wall_s = 0;
     g2zr_put_doubles(out, NULL, g2zr_epoch_names, (const double *)&epoch,
-                     G2ZR_COUNT(g2zr_epoch_names));
+                     G2Z_COUNT(g2zr_epoch_names));
   }
   g2z_json_end(out, ']');
   out->indent = 0; /* on one line */
@@ -1124,7 +1109,7 @@ static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
   g2z_status status = g2z_grow(run->services, &list, &run->epoch_capacity, run->epoch_count,
                                run->epoch_count + 1, sizeof(g2zr_epoch));
   run->epoch = (g2zr_epoch *)list;
-  G2ZR_TRY(status);
+  G2Z_TRY(status);
   g2zr_epoch *epoch = &run->epoch[run->epoch_count++];
   memset(epoch, 0, sizeof *epoch);
   epoch->index = index;
@@ -1143,7 +1128,7 @@ static g2z_status g2zr_restore(g2z_run *run) {
   g2z_json_enter(json, '{');
   while (g2z_json_next(json, '}', &key)) {
     if (g2z_json_is(&key, "totals"))
-      g2zr_get_doubles(json, g2zr_total_names, (double *)&run->sum, G2ZR_COUNT(g2zr_total_names));
+      g2zr_get_doubles(json, g2zr_total_names, (double *)&run->sum, G2Z_COUNT(g2zr_total_names));
     else if (g2z_json_is(&key, "weights")) {
       const g2z_json_text text = g2z_json_string(json);
       if (json->status == G2Z_OK && text.bytes < sizeof run->weights_before)
@@ -1153,7 +1138,7 @@ static g2z_status g2zr_restore(g2z_run *run) {
         if (g2zr_begin_epoch(run, 0) != G2Z_OK) json->status = G2Z_NO_MEMORY;
         else
           g2zr_get_doubles(json, g2zr_epoch_names, (double *)&run->epoch[run->epoch_count - 1],
-                           G2ZR_COUNT(g2zr_epoch_names));
+                           G2Z_COUNT(g2zr_epoch_names));
       }
     else if (g2z_json_is(&key, "step_s") && g2z_json_enter(json, '['))
       while (g2z_json_next(json, ']', NULL)) {
@@ -1165,7 +1150,7 @@ static g2z_status g2zr_restore(g2z_run *run) {
   if (json->status == G2Z_OK &&
       (!run->epoch_count || run->epoch[run->epoch_count - 1].steps != (double)steps))
     g2z_json_fail(json, "its last epoch lacks some of its steps");
-  G2ZR_TRY(g2z_json_close(json));
+  G2Z_TRY(g2z_json_close(json));
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
 }
@@ -1198,16 +1183,16 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
             run->step, isnan(best) ? "" : was);
   if (sound) run->unsound = 0;
   else if (!run->unsound) run->unsound = run->step;
-  G2ZR_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note has the lengths of the logs */
-  G2ZR_TRY(g2zr_save_state(run, saved.text));
+  G2Z_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note has the lengths of the logs */
+  G2Z_TRY(g2zr_save_state(run, saved.text));
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
             run->steps, saved.text, seconds);
   run->sum.pause_s += seconds;
   if (run->metrics.file < 0) return G2Z_OK;
-  G2ZR_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
-  G2ZR_TRY(g2zr_log(run, run->line));
+  G2Z_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
+  G2Z_TRY(g2zr_log(run, run->line));
   g2zr_report(run, 0);
   /* While the run is unsound, checkpoints from before that stay. The others are renamed to
    * unfinished ones first, so that nobody takes a half of one for a checkpoint. */
@@ -1252,7 +1237,7 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_optimizer_config *optimizer = &config->train.optimizer;
   const g2z_checkpoint *from = &run->from;
   if (run->resume)
-    G2ZR_TRY(g2z_checkpoint_read(run->services, run->resume, run->train, &run->from));
+    G2Z_TRY(g2z_checkpoint_read(run->services, run->resume, run->train, &run->from));
   run->resumed = from->step;
   run->steps_per_epoch = 1;
   if (run->train) {
@@ -1305,40 +1290,39 @@ static g2z_status g2zr_check(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
 #define X(name, value, most) \
-  if (most >= 0) G2ZR_TRY(g2z_check_range(run->services, #name, (int64_t)(config->value), 0, most));
+  if (most >= 0) G2Z_TRY(g2z_check_range(run->services, #name, (int64_t)(config->value), 0, most));
   G2ZR_SETTING_LIST(X)
 #undef X
-  G2ZR_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
-  G2ZR_TRY(g2z_sampling_check(run->services, &config->sampling));
+  G2Z_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
+  G2Z_TRY(g2z_sampling_check(run->services, &config->sampling));
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
-    G2ZR_REFUSE(run->services, "there is nothing to do: name token shards to train on, or to "
-                "validate on");
+    G2Z_REFUSE(run->services, "there is nothing to do: name token shards to train on, or to "
+               "validate on");
   g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
   g2z_plan *plan;
-  G2ZR_TRY(g2z_plan_create(run->services, &probe, run->context->device,
-                           run->context->rank, run->context->world, &plan));
+  G2Z_TRY(g2z_plan_create(run->services, &probe, run->context->device,
+                          run->context->rank, run->context->world, &plan));
   g2z_plan_free(plan);
   const char *needs = config->save_every > 0 ? "save_every"
                       : config->save_epochs  ? "save_epochs"
                       : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
                                                                                 : NULL;
   if (needs && !config->run_dir)
-    G2ZR_REFUSE(run->services, "%s needs a run_dir, where checkpoints stand", needs);
+    G2Z_REFUSE(run->services, "%s needs a run_dir, where checkpoints stand", needs);
   if (config->profile && (!config->run_dir || config->train.graph == 1))
-    G2ZR_REFUSE(run->services, "profile needs %s", config->run_dir ?
-                "graph off: nothing can be timed inside a graph" :
-                "a run_dir, where profiles stand");
+    G2Z_REFUSE(run->services, "profile needs %s", config->run_dir ? "graph off: nothing can be "
+               "timed inside a graph" : "a run_dir, where profiles stand");
   if (config->profile) config->train.graph = 0;
-  G2ZR_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, sizeof run->found.run_dir));
-  G2ZR_TRY(g2zr_check_length(run->services, "save_weights", config->save_weights, 4001));
+  G2Z_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, sizeof run->found.run_dir));
+  G2Z_TRY(g2zr_check_length(run->services, "save_weights", config->save_weights, 4001));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
-    G2ZR_REFUSE(run->services, "resume is empty: name a checkpoint, or say \"latest\"");
+    G2Z_REFUSE(run->services, "resume is empty: name a checkpoint, or say \"latest\"");
   if (config->resume && !config->train.train_glob)
-    G2ZR_REFUSE(run->services, "a training is resumed with the token shards that it trains on: "
-                "name them");
+    G2Z_REFUSE(run->services, "a training is resumed with the token shards that it trains on: name "
+               "them");
   return G2Z_OK;
 }
 
@@ -1353,21 +1337,21 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
       config->sample_tokens = 0;
       return G2Z_OK;
     }
-    G2ZR_REFUSE(run->services, "samples need the tokenizer file (vocab.bpe, merges.txt) that the "
-                "shards were made with: the model has %d tokens, and only 257 could be bytes",
-                vocab);
+    G2Z_REFUSE(run->services, "samples need the tokenizer file (vocab.bpe, merges.txt) that the "
+               "shards were made with: the model has %d tokens, and only 257 could be bytes",
+               vocab);
   }
-  G2ZR_TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
+  G2Z_TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
   if (g2z_tokenizer_vocab(run->tokenizer) > vocab)
-    G2ZR_REFUSE(run->services, "%.300s has %d tokens, but the model only %d: give the model that "
-                "vocabulary, or the tokenizer file that it was trained with", config->vocab,
-                g2z_tokenizer_vocab(run->tokenizer), vocab);
+    G2Z_REFUSE(run->services, "%.300s has %d tokens, but the model only %d: give the model that "
+               "vocabulary, or the tokenizer file that it was trained with", config->vocab,
+               g2z_tokenizer_vocab(run->tokenizer), vocab);
   config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
   if (!wanted) config->sample_tokens = 0;
   /* The prompt, and room for what follows it. */
   const char *prompt = config->prompt && *config->prompt ? config->prompt : "<|endoftext|>";
   g2z_encoder *encoder;
-  G2ZR_TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
+  G2Z_TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
   g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
                                  &run->sample);
   run->prompt = run->sample.count;
@@ -1383,7 +1367,7 @@ static g2z_status g2zr_gather(g2z_run *run, const int64_t *values, size_t count,
   const size_t world = (size_t)run->context->world;
   void *memory;
   *all = NULL;
-  G2ZR_TRY(g2zr_agree(run, g2z_allocate(run->services, count * world, sizeof **all, &memory)));
+  G2Z_TRY(g2zr_agree(run, g2z_allocate(run->services, count * world, sizeof **all, &memory)));
   *all = (int64_t *)memory;
   return g2z_ranks_all_gather(run->context->ranks, values, count * sizeof *values, memory);
 }
@@ -1394,7 +1378,7 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   const int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq;
   int64_t *all = NULL, total = 0;
   void *memory;
-  G2ZR_TRY(g2z_allocate(run->services, vocab, sizeof(int64_t), &memory));
+  G2Z_TRY(g2z_allocate(run->services, vocab, sizeof(int64_t), &memory));
   int64_t *counts = (int64_t *)memory;
   g2z_status status = G2Z_OK;
   for (int64_t step = 0; step < run->val_steps && status == G2Z_OK; step++) {
@@ -1417,9 +1401,9 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
   run->val_entropy = sum / (double)total;
   run->val_tokens = total;
   if (status == G2Z_OK && total == 0) /* the loader checked that one in all shards does */
-    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT,
-                      "no token of the first %" PRId64 " validation batches counts: raise "
-                      "--val-steps or --max-val-steps", run->val_steps);
+    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64 " "
+                      "validation batches counts: raise --val-steps or --max-val-steps",
+                      run->val_steps);
   g2z_release(run->services, all);
   g2z_release(run->services, memory);
   return status;
@@ -1461,8 +1445,8 @@ static void g2zr_introduce(g2z_run *run) {
     int64_t length;
     const char *flag = g2zr_length(run, &length);
     G2ZR_SAY(run, "resumed after step %" PRId64 ", from %s, in %.2f s%s", run->resumed, run->resume,
-             run->resume_s, run->found.own && !run->from.note ?
-             "; it has no sums of the steps before it: times and mean losses begin here" : "");
+             run->resume_s, run->found.own && !run->from.note ? "; it has no sums of the steps "
+             "before it: times and mean losses begin here" : "");
     if (run->steps <= run->resumed)
       G2ZR_SAY(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is of "
                "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
@@ -1495,7 +1479,7 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
                                          &torn);
     if (torn) g2z_log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
     if (torn) break;
-    G2ZR_TRY(status);
+    G2Z_TRY(status);
     const int again = (due & G2ZR_DUE_VALIDATION && !isnan(line.val_ms)) ||
                       (due & G2ZR_DUE_EVALUATION && line.eval >= run->sum.evaluated) ||
                       (due & G2ZR_DUE_SAMPLE && !isnan(line.sample_ms)) ||
@@ -1548,9 +1532,9 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   memset(&value, 0, sizeof value);
   origin[0] = 0;
   int there;
-  G2ZR_TRY(g2z_is_there(run->services, path.text, &there));
+  G2Z_TRY(g2z_is_there(run->services, path.text, &there));
   if (!there) return G2Z_OK;
-  G2ZR_TRY(g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &bytes));
+  G2Z_TRY(g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &bytes));
   g2z_json_open(&json, run->services, path.text, text, strcspn(text, "\n"));
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
@@ -1560,7 +1544,7 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   if (g2z_json_close(&json) == G2Z_OK && value.at && value.bytes < PATH_MAX) /* it was synced */
     origin[g2z_json_unescape(&value, (unsigned char *)origin)] = 0;
   g2z_release(run->services, text);
-  if (origin[0]) G2ZR_TRY(g2z_is_there(run->services, origin, &there));
+  if (origin[0]) G2Z_TRY(g2z_is_there(run->services, origin, &there));
   if (!origin[0] || there) return G2Z_OK;
   return g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not there "
                   "any more, and has no checkpoint of its own: put that back, or choose another "
@@ -1591,11 +1575,11 @@ static g2z_status g2zr_choose(g2z_run *run) {
   if (!resume) return G2Z_OK;
   snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
-    G2ZR_TRY(g2zr_latest(run, "", run->before, &run->before));
+    G2Z_TRY(g2zr_latest(run, "", run->before, &run->before));
     run->found.continues = 1; /* even if nothing was saved: then it begins again */
     run->found.own = run->before >= 0;
     if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
-    else if (!run->passed_over[0]) G2ZR_TRY(g2zr_find_origin(run, path.text));
+    else if (!run->passed_over[0]) G2Z_TRY(g2zr_find_origin(run, path.text));
     else
       return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy "
                       "one there again, or remove them to begin anew", run_dir, run->passed_over,
@@ -1606,8 +1590,8 @@ static g2z_status g2zr_choose(g2z_run *run) {
                            here.st_ino == there.st_ino;
     run->found.own = run->found.continues;
   }
-  G2ZR_TRY(g2zr_check_length(run->services, "the checkpoint's path", path.text,
-                             sizeof run->found.resume));
+  G2Z_TRY(g2zr_check_length(run->services, "the checkpoint's path", path.text,
+                            sizeof run->found.resume));
   memcpy(run->found.resume, path.text, strlen(path.text) + 1);
   return G2Z_OK;
 }
@@ -1621,34 +1605,34 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   int64_t latest;
   int there, is_run;
   if (!run_dir) return G2Z_OK;
-  G2ZR_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
-  G2ZR_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run makes it first */
+  G2Z_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
+  G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run makes it first */
   is_run |= latest >= 0;
-  for (size_t i = 0; latest < 0 && i < G2ZR_COUNT(ends); i++) {
-    G2ZR_TRY(g2zr_has(run->services, run_dir, ends[i], &there));
+  for (size_t i = 0; latest < 0 && i < G2Z_COUNT(ends); i++) {
+    G2Z_TRY(g2zr_has(run->services, run_dir, ends[i], &there));
     if (there)
-      G2ZR_REFUSE(run->services, "%.200s holds a run already, which has ended and saved no "
-                  "checkpoint (%s): choose another --run-dir, or remove it%s%s", run_dir, ends[i],
-                  i ? "" : ". To train its weights further: ", i ? ""
-                  : g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
+      G2Z_REFUSE(run->services, "%.200s holds a run already, which has ended and saved no "
+                 "checkpoint (%s): choose another --run-dir, or remove it%s%s", run_dir, ends[i], i
+                 ? "" : ". To train its weights further: ", i ? "" :
+                 g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
   }
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
   const char *const traces[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
                                 "train.log", "sample.txt", "report.html", name};
-  for (size_t i = 0; !(run->found.continues && is_run) && i < G2ZR_COUNT(traces); i++) {
-    G2ZR_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
+  for (size_t i = 0; !(run->found.continues && is_run) && i < G2Z_COUNT(traces); i++) {
+    G2Z_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
     if (there && !is_run)
-      G2ZR_REFUSE(run->services, "%.200s is no run directory and holds a %s, which a run would "
-                  "replace: choose another --run-dir", run_dir, traces[i]);
+      G2Z_REFUSE(run->services, "%.200s is no run directory and holds a %s, which a run would "
+                 "replace: choose another --run-dir", run_dir, traces[i]);
     if (there)
-      G2ZR_REFUSE(run->services, "%.200s holds a run already (%s): a new run needs another "
-                  "--run-dir. To continue it: %s", run_dir, traces[i],
-                  g2zr_command(run, run_dir, " --resume latest", text));
+      G2Z_REFUSE(run->services, "%.200s holds a run already (%s): a new run needs another "
+                 "--run-dir. To continue it: %s", run_dir, traces[i],
+                 g2zr_command(run, run_dir, " --resume latest", text));
   }
   if (!run->found.continues || latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
-  G2ZR_REFUSE(run->services, "%.200s holds checkpoints after step %" PRId64 ", the last of step %"
-              PRId64 ": remove those, choose another --run-dir, or continue from that: %s", run_dir,
-              run->resumed, latest, g2zr_command(run, run_dir, " --resume latest", text));
+  G2Z_REFUSE(run->services, "%.200s holds checkpoints after step %" PRId64 ", the last of step %"
+             PRId64 ": remove those, choose another --run-dir, or continue from that: %s", run_dir,
+             run->resumed, latest, g2zr_command(run, run_dir, " --resume latest", text));
 }
 
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
@@ -1657,8 +1641,8 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
   if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
   close(*lock);
   *lock = -1;
-  G2ZR_REFUSE(services, "another program is at work in %s: wait until it ends, or choose another "
-              "directory", path);
+  G2Z_REFUSE(services, "another program is at work in %s: wait until it ends, or choose another "
+             "directory", path);
 }
 
 /* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
@@ -1666,7 +1650,7 @@ static g2z_status g2zr_lock(g2z_run *run) {
   const char *directory = run->config.run_dir;
   int there;
   if (!directory || run->lock >= 0) return G2Z_OK;
-  G2ZR_TRY(g2z_is_there(run->services, directory, &there));
+  G2Z_TRY(g2z_is_there(run->services, directory, &there));
   if (!there) return G2Z_OK;
   return g2z_lock_directory(run->services, directory, &run->lock);
 }
@@ -1684,37 +1668,37 @@ static g2z_status g2zr_open_files(g2z_run *run) {
    * it. A run knows its own by its directory, or by the name in its checkpoint. */
   if (weights) {
     const size_t length = run_dir ? strlen(run_dir) : 0;
-    G2ZR_TRY(g2zr_has(run->services, weights, "trainer_state.json", &there));
+    G2Z_TRY(g2zr_has(run->services, weights, "trainer_state.json", &there));
     if (there)
-      G2ZR_REFUSE(run->services, "%.400s is a checkpoint, whose weights belong to its other files: "
-                  "save these in another directory", weights);
-    G2ZR_TRY(g2z_make_directory(run->services, weights)); /* not after hours of training */
+      G2Z_REFUSE(run->services, "%.400s is a checkpoint, whose weights belong to its other files: "
+                 "save these in another directory", weights);
+    G2Z_TRY(g2z_make_directory(run->services, weights)); /* not after hours of training */
     if (!realpath(weights, run->weights))
       return g2z_fail_file(run->services, errno, "find the path of", weights);
     int own = run->found.continues && strncmp(weights, run_dir, length) == 0 &&
               weights[length] == '/';
     own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
-    for (size_t i = 0; i < G2ZR_COUNT(names) && !own; i++) {
-      G2ZR_TRY(g2zr_has(run->services, weights, names[i], &there));
+    for (size_t i = 0; i < G2Z_COUNT(names) && !own; i++) {
+      G2Z_TRY(g2zr_has(run->services, weights, names[i], &there));
       if (there)
-        G2ZR_REFUSE(run->services, "%.300s holds a model already (%s), which this run did not "
-                    "write: name another directory with --save-weights, or remove that model",
-                    weights, names[i]);
+        G2Z_REFUSE(run->services, "%.300s holds a model already (%s), which this run did not "
+                   "write: name another directory with --save-weights, or remove that model",
+                   weights, names[i]);
     }
     g2z_writer *writer; /* can it be written there? */
-    G2ZR_TRY(g2z_writer_create(run->services, g2z_path_in(weights, "model.safetensors").text,
-                               &writer));
+    G2Z_TRY(g2z_writer_create(run->services, g2z_path_in(weights, "model.safetensors").text,
+                              &writer));
     g2z_writer_free(writer);
   }
   if (!run_dir) return G2Z_OK;
-  G2ZR_TRY(g2z_make_directory(run->services, run_dir));
-  G2ZR_TRY(g2zr_lock(run));
-  G2ZR_TRY(g2zr_keep(run, "metrics.jsonl", run->sum.metrics_bytes, 1, &metrics));
-  G2ZR_TRY(g2zr_keep(run, "train.log", run->sum.log_bytes, 0, &log));
-  G2ZR_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", metrics));
-  G2ZR_TRY(g2zr_stream_open(run, &run->log, "train.log", log));
+  G2Z_TRY(g2z_make_directory(run->services, run_dir));
+  G2Z_TRY(g2zr_lock(run));
+  G2Z_TRY(g2zr_keep(run, "metrics.jsonl", run->sum.metrics_bytes, 1, &metrics));
+  G2Z_TRY(g2zr_keep(run, "train.log", run->sum.log_bytes, 0, &log));
+  G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", metrics));
+  G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", log));
   char *rest, *line = strtok_r(run->early, "\n", &rest);
-  for (; line; line = strtok_r(NULL, "\n", &rest)) G2ZR_TRY(g2zr_log(run, line));
+  for (; line; line = strtok_r(NULL, "\n", &rest)) G2Z_TRY(g2zr_log(run, line));
   if (!run->resume || run->found.own) return G2Z_OK;
   /* The run begins with another run's checkpoint. Its first line of metrics.jsonl names that one:
    * --resume latest takes it until this run has a checkpoint of its own. */
@@ -1722,7 +1706,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   void *member;
   if (!realpath(run->resume, path))
     return g2z_fail_file(run->services, errno, "find the path of", run->resume);
-  G2ZR_TRY(g2z_allocate(run->services, strlen(path) + 16, 6, &member));
+  G2Z_TRY(g2z_allocate(run->services, strlen(path) + 16, 6, &member));
   g2zr_member("resumed_from", path, (char *)member);
   g2z_status status = g2zr_put_line(run, 0, NULL, NULL, (char *)member);
   g2z_release(run->services, member);
@@ -1736,7 +1720,7 @@ static g2z_status g2zr_check_shared(const g2z_run *run) {
   for (int i = 0; i < 2; i++) {
     if (!made[i] || run->context->rank == 0) continue;
     const g2z_path path = g2z_path_in(made[i], "%s", i ? "" : "metrics.jsonl");
-    G2ZR_TRY(g2z_is_there(run->services, path.text, &there));
+    G2Z_TRY(g2z_is_there(run->services, path.text, &there));
     if (!there)
       return g2z_fail(run->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
                       "directory on a file system that all ranks share", run->context->rank,
@@ -1747,7 +1731,7 @@ static g2z_status g2zr_check_shared(const g2z_run *run) {
 
 /* Rank 0, if the run continues: removes the traces of its last end. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
-  G2ZR_TRY(g2zr_tell_failure(run, &run->held));
+  G2Z_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
   /* A save or a removal that was killed leaves a directory "step-N.partial". */
   int64_t step = INT64_MAX;
@@ -1757,7 +1741,7 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   }
   /* Checkpoints that were passed over get names that are not searched. */
   for (step = INT64_MAX; run->passed_over[0];) {
-    G2ZR_TRY(g2zr_latest(run, "", step, &step));
+    G2Z_TRY(g2zr_latest(run, "", step, &step));
     if (step <= run->resumed) break;
     const g2z_path path = g2zr_checkpoint(run, step, ""),
                    aside = g2zr_checkpoint(run, step, ".damaged");
@@ -1781,12 +1765,12 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   if (train->train_glob) {
     g2z_loader_config loader = g2zr_shards(run, train->train_glob, train->accum,
                                            G2Z_ORDER_SHUFFLED);
-    G2ZR_TRY(g2z_loader_create(run->services, &loader, &run->train));
+    G2Z_TRY(g2z_loader_create(run->services, &loader, &run->train));
   }
-  G2ZR_TRY(g2zr_open_tokenizer(run));
+  G2Z_TRY(g2zr_open_tokenizer(run));
   if (config->val_glob) {
     g2z_loader_config loader = g2zr_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
-    G2ZR_TRY(g2z_loader_create(run->services, &loader, &run->val));
+    G2Z_TRY(g2z_loader_create(run->services, &loader, &run->val));
     run->val_steps = run->val->steps_per_epoch;
     if (config->val_steps > 0 && run->val_steps > config->val_steps)
       run->val_steps = config->val_steps;
@@ -1808,19 +1792,19 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   for (int i = 0; i < 2; i++) {
     if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
     if (hash)
-      G2ZR_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: %smake the "
-                  "shards again with ./prepare_data --vocab %s", loaders[i]->vocab_shard, known,
-                  train->init_from ? "" : "give --vocab the file that they were made with, or ",
-                  train->init_from && run->tokenizer && config->vocab ?
-                  g2z_shell_word(config->vocab, word, sizeof word) : "FILE");
+      G2Z_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: %smake the "
+                 "shards again with ./prepare_data --vocab %s", loaders[i]->vocab_shard, known,
+                 train->init_from ? "" : "give --vocab the file that they were made with, or ",
+                 train->init_from && run->tokenizer && config->vocab ?
+                 g2z_shell_word(config->vocab, word, sizeof word) : "FILE");
     hash = loaders[i]->vocab_hash;
     known = loaders[i]->vocab_shard;
     if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
       continue;
-    G2ZR_REFUSE(run->services, "%.300s holds tokens of %s, but the model's vocabulary has %d: give "
-                "--vocab the file that the shards were made with%s", known, hash == G2ZR_BYTES ?
-                "a vocabulary of 257, single bytes" : "a vocabulary other than GPT-2's",
-                model->vocab, hash == G2ZR_BYTES ? ", or --vocab-size 257" : "");
+    G2Z_REFUSE(run->services, "%.300s holds tokens of %s, but the model's vocabulary has %d: give "
+               "--vocab the file that the shards were made with%s", known, hash == G2ZR_BYTES ? "a "
+               "vocabulary of 257, single bytes" : "a vocabulary other than GPT-2's", model->vocab,
+               hash == G2ZR_BYTES ? ", or --vocab-size 257" : "");
   }
   model->vocab_hash = hash;
   /* Files to score: a row is never longer than what the trainer has activations for. */
@@ -1828,8 +1812,8 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   const int64_t room = (int64_t)train->batch * train->seq;
   if (room < rows.context) rows.context = (int)room;
   for (int i = 0; i < config->eval.count; i++)
-    G2ZR_TRY(g2z_eval_open(run->services, &rows, run->tokenizer, config->eval.text[i],
-                           &run->eval[i]));
+    G2Z_TRY(g2z_eval_open(run->services, &rows, run->tokenizer, config->eval.text[i],
+                          &run->eval[i]));
   /* The dataset's name: "openwebtext" from "data/openwebtext_train_*.bin". */
   const char *slash = shards ? strrchr(shards, '/') : NULL;
   const char *name = slash ? slash + 1 : shards ? shards : "", *split = strstr(name, "_train");
@@ -1856,23 +1840,23 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   snprintf(run->found.run_dir, sizeof run->found.run_dir, "%s", run_dir ? run_dir : "");
   if (first && status == G2Z_OK) status = g2zr_lock(run);
   if (first && status == G2Z_OK) status = g2zr_choose(run);
-  G2ZR_TRY(g2z_ranks_agree(ranks, status));
-  G2ZR_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
+  G2Z_TRY(g2z_ranks_agree(ranks, status));
+  G2Z_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
   if (run_dir) run->config.run_dir = run->found.run_dir;
   run->resume = run->found.resume[0] ? run->found.resume : NULL;
   if (run->resume) run->config.train.init_from = NULL; /* the weights come from the checkpoint */
-  G2ZR_TRY(g2zr_agree(run, g2zr_open_alone(run)));
+  G2Z_TRY(g2zr_agree(run, g2zr_open_alone(run)));
   status = g2zr_agree(run, g2zr_count_steps(run));
   *damaged = status == G2Z_FORMAT;
-  G2ZR_TRY(status);
-  G2ZR_TRY(g2zr_agree(run, first ? g2zr_check_directory(run) : G2Z_OK));
+  G2Z_TRY(status);
+  G2Z_TRY(g2zr_agree(run, first ? g2zr_check_directory(run) : G2Z_OK));
   if (run->val) {
     char text[32];
     snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
-    G2ZR_TRY(g2z_ranks_same(ranks, "validation data", text));
-    G2ZR_TRY(g2zr_val_entropy(run));
+    G2Z_TRY(g2z_ranks_same(ranks, "validation data", text));
+    G2Z_TRY(g2zr_val_entropy(run));
   }
-  G2ZR_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
+  G2Z_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
   if (!run->resume) return G2Z_OK;
   double begin = g2z_seconds();
   status = g2z_trainer_load(run->trainer, run->resume);
@@ -1908,7 +1892,7 @@ static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
       {"NVIDIA L4",                 121, 60, 30.3},
       {"Tesla T4",                  65, NAN, 8.1},
   };
-  for (size_t i = 0; i < G2ZR_COUNT(known); i++)
+  for (size_t i = 0; i < G2Z_COUNT(known); i++)
     if (strcmp(name, known[i].name) == 0)
       return 1e12 * (dtype == G2Z_FP32   ? known[i].single
                      : dtype == G2Z_TF32 ? known[i].tf32
@@ -1925,7 +1909,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc, name.nodename,
            (long)getpid());
   run->started = g2z_seconds();
-  G2ZR_TRY(g2zr_agree(run, g2zr_check(run)));
+  G2Z_TRY(g2zr_agree(run, g2zr_check(run)));
   const g2z_run_config config = run->config; /* the user's */
   char text[1024];
   int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
@@ -1935,8 +1919,8 @@ static g2z_status g2zr_open(g2z_run *run) {
                    (int64_t)(run->config.value));
   G2ZR_SETTING_LIST(X)
 #undef X
-  G2ZR_TRY(g2z_ranks_same(run->context->ranks, "config", text));
-  G2ZR_TRY(g2z_ranks_same(run->context->ranks, "prompt", config.prompt ? config.prompt : ""));
+  G2Z_TRY(g2z_ranks_same(run->context->ranks, "config", text));
+  G2Z_TRY(g2z_ranks_same(run->context->ranks, "prompt", config.prompt ? config.prompt : ""));
   /* "latest" passes over a damaged checkpoint: the run opens again with an earlier one. It does not
    * pass over a checkpoint that cannot be read or has another version: that may be whole. */
   g2z_status status;
@@ -1953,13 +1937,13 @@ static g2z_status g2zr_open(g2z_run *run) {
     g2zr_close(run);
     run->config = config;
   }
-  if (config.profile) G2ZR_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
+  if (config.profile) G2Z_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   run->peak_flops = run->context->world *
                     g2zr_peak_flops(run->trainer->device->info.name, config.train.dtype);
   run->sum.best_val_loss = run->sum.best_loss = NAN;
   const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
-  G2ZR_TRY(g2zr_agree(run, status));
+  G2Z_TRY(g2zr_agree(run, status));
   /* The trainer is at the checkpoint's step. Due is the work that the saving run left there, and
    * the work that this run adds. */
   const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
@@ -1984,8 +1968,8 @@ static g2z_status g2zr_open(g2z_run *run) {
     run->known.step = run->resumed;
     run->known.tokens = g2z_trainer_tokens(run->trainer);
   }
-  G2ZR_TRY(g2zr_agree(run, g2zr_open_files(run)));
-  G2ZR_TRY(g2zr_agree(run, g2zr_check_shared(run)));
+  G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
+  G2Z_TRY(g2zr_agree(run, g2zr_check_shared(run)));
   if (run->context->rank == 0) g2zr_introduce(run);
   return g2zr_agree(run, g2zr_forget_end(run));
 }
@@ -1995,7 +1979,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   *out = NULL;
   void *memory;
   g2z_services *services = context->services;
-  G2ZR_TRY(g2z_allocate(services, 1, sizeof(g2z_run), &memory));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_run), &memory));
   g2z_run *run = (g2z_run *)memory;
   run->services = services;
   run->context = context;
@@ -2055,7 +2039,7 @@ static int g2zr_is_every(int64_t steps, int64_t step) { return steps > 0 && step
 static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
   double begin = g2z_seconds();
-  G2ZR_TRY(g2z_trainer_step(run->trainer, report));
+  G2Z_TRY(g2z_trainer_step(run->trainer, report));
   int64_t step = ++run->step;
   run->step_s_of[step % 2] = g2z_seconds() - begin;
   run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
@@ -2100,7 +2084,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
-  G2ZR_TRY(g2zr_grow_steps(run, (size_t)epoch->steps));
+  G2Z_TRY(g2zr_grow_steps(run, (size_t)epoch->steps));
   run->step_s[(size_t)epoch->steps++] = step_s;
   epoch->skipped += m->skipped;
   epoch->tokens += tokens;
@@ -2136,9 +2120,9 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
 #define X(type, name, meaning) (double)m->name,
   const double values[] = {G2Z_METRIC_LIST(X)};
 #undef X
-  const int count = (int)G2ZR_COUNT(tags); /* the first two are step and tokens */
-  G2ZR_TRY(g2zr_put_line(run, count - 2, names + 2, values + 2, ""));
-  G2ZR_TRY(g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1));
+  const int count = (int)G2Z_COUNT(tags); /* the first two are step and tokens */
+  G2Z_TRY(g2zr_put_line(run, count - 2, names + 2, values + 2, ""));
+  G2Z_TRY(g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1));
   const double smooth_s = sum->smooth_s / sum->smooth_weight;
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = tokens / smooth_s;
@@ -2160,8 +2144,8 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
 static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   g2z_loader_position first = {0, 0};
   double loss, begin = g2z_seconds();
-  G2ZR_TRY(g2z_loader_seek(run->val, first));
-  G2ZR_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
+  G2Z_TRY(g2z_loader_seek(run->val, first));
+  G2Z_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
   if (run->steps == 0 && !isfinite(loss)) /* a training skips such steps, and ends by that */
     return g2z_fail(run->services, G2Z_DIVERGED, "the validation loss is not a finite number: what "
                     "the model computes does not fit its type; take --dtype fp32");
@@ -2175,10 +2159,10 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %.*f | %.2f nats %s "
             "unigrams", run->step, run->steps, loss, perplexity < 1000 ? 2 : 0, perplexity,
             fabs(better), better >= 0 ? "under" : "over");
-  G2ZR_TRY(g2zr_write_note(run, "val_loss", loss, "val_ms", seconds));
+  G2Z_TRY(g2zr_write_note(run, "val_loss", loss, "val_ms", seconds));
   static const char *const tag = "val/loss";
-  G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
-  G2ZR_TRY(g2zr_log(run, run->line));
+  G2Z_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
+  G2Z_TRY(g2zr_log(run, run->line));
   g2zr_report(run, 0);
   return G2Z_OK;
 }
@@ -2202,8 +2186,8 @@ static void g2zr_eval_share(void *user, double share) {
   if (share == 0) run->share_told_s = now;
   if (run->context->rank != 0 || now - run->share_told_s < 10) return;
   run->share_told_s = now;
-  g2z_log(run->services, G2Z_LOG_INFO, "%.200s: %.0f %%", run->config.eval.text[run->evaluated],
-          100 * share);
+  g2z_log(run->services, G2Z_LOG_INFO, "%.200s: %.0f %%", run->config.eval.text[run->evaluated], 100
+          * share);
 }
 
 /* The next file of --eval. */
@@ -2222,7 +2206,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   char member[6 * NAME_MAX + 96];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
-  G2ZR_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, g2zr_eval_share, run, eval));
+  G2Z_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, g2zr_eval_share, run, eval));
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   run->evaluated = (file + 1) % files;
@@ -2233,10 +2217,10 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const double acc = eval->questions ? eval->acc_norm : NAN;
   const double values[] = {(double)file, eval->loss, acc, seconds * 1e3};
   g2zr_member("eval_file", name, member);
-  G2ZR_TRY(g2zr_put_line(run, 4, names, values, member));
+  G2Z_TRY(g2zr_put_line(run, 4, names, values, member));
   g2zr_printable(name, strlen(name), tag + strlen(tag)); /* protobuf's strings are UTF-8 */
   const char *tags = tag;
-  G2ZR_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval->loss));
+  G2Z_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval->loss));
   return g2zr_log(run, run->line);
 }
 
@@ -2244,9 +2228,9 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   g2z_tokens *sample = &run->sample;
   sample->count = run->prompt;
-  G2ZR_TRY(g2z_generate(run->trainer, sample->ids, &sample->count,
-                        run->prompt + (size_t)run->config.sample_tokens, &run->config.sampling,
-                        g2z_tokenizer_eot(run->tokenizer)));
+  G2Z_TRY(g2z_generate(run->trainer, sample->ids, &sample->count,
+                       run->prompt + (size_t)run->config.sample_tokens, &run->config.sampling,
+                       g2z_tokenizer_eot(run->tokenizer)));
   /* A model has more ids than its tokenizer if its vocabulary was rounded up. */
   size_t kept = run->prompt;
   for (size_t i = kept; i < sample->count; i++)
@@ -2256,7 +2240,7 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   char *text;
   size_t bytes;
   void *memory;
-  G2ZR_TRY(g2z_decode(run->services, run->tokenizer, sample->ids, kept, &text, &bytes));
+  G2Z_TRY(g2z_decode(run->services, run->tokenizer, sample->ids, kept, &text, &bytes));
   g2z_release(run->services, run->sample_text);
   g2z_status status = g2z_allocate(run->services, 3 * bytes + 64, 1, &memory);
   run->sample_text = (char *)memory;
@@ -2267,12 +2251,12 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
     event->sample = run->sample_text + head;
   }
   g2z_release(run->services, text);
-  G2ZR_TRY(status);
+  G2Z_TRY(status);
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
-  G2ZR_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
+  G2Z_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
   if (run->log.file >= 0)
-    G2ZR_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample_text)));
+    G2Z_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample_text)));
   return g2zr_log(run, run->sample_text);
 }
 
@@ -2285,17 +2269,17 @@ static g2z_status g2zr_stop(g2z_run *run) {
   for (int rank = run->context->world - 1; rank >= 0 && all; rank--)
     if (all[rank]) run->stop_signal = all[rank];
   g2z_release(run->services, all);
-  G2ZR_TRY(status);
+  G2Z_TRY(status);
   g2zr_settle_epoch(run);
   if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
   status = run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK;
-  G2ZR_TRY(g2zr_agree(run, status));
+  G2Z_TRY(g2zr_agree(run, status));
   const char *signal = g2zr_signal_text(run->stop_signal, name);
   const int saved = run->saved == run->step;
   g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
-            signal ? " by " : "", signal ? signal : "",
-            saved ? "saved. To continue: " : "not saved: there is no --run-dir",
-            saved ? g2zr_command(run, run->config.run_dir, " --resume latest", text) : "");
+            signal ? " by " : "", signal ? signal : "", saved ? "saved. To continue: " : "not "
+            "saved: there is no --run-dir", saved ?
+            g2zr_command(run, run->config.run_dir, " --resume latest", text) : "");
   return G2Z_OK;
 }
 
@@ -2312,24 +2296,24 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   *shown = now != G2ZR_DUE_EPOCH_END && now != G2ZR_DUE_WEIGHTS;
   event->line = run->line;
   switch (now) {
-    case G2ZR_DUE_VALIDATION: G2ZR_TRY(g2zr_validate(run, event)); break;
+    case G2ZR_DUE_VALIDATION: G2Z_TRY(g2zr_validate(run, event)); break;
     case G2ZR_DUE_EVALUATION:
-      G2ZR_TRY(g2zr_evaluate(run, event));
+      G2Z_TRY(g2zr_evaluate(run, event));
       if (run->evaluated) return G2Z_OK; /* another file comes next */
       break;
     case G2ZR_DUE_SAMPLE:
-      G2ZR_TRY(g2zr_write_sample(run, event));
+      G2Z_TRY(g2zr_write_sample(run, event));
       event->line = run->sample_text;
       break;
     case G2ZR_DUE_EPOCH_END: { /* the next one begins unless the run ends too */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);
       if (run->epoch_ends) /* an epoch that --max-train-steps cuts may continue in a longer run */
-        G2ZR_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
-      if (run->step < run->steps) G2ZR_TRY(g2zr_begin_epoch(run, epoch->index + 1));
+        G2Z_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
+      if (run->step < run->steps) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
       break;
     }
-    case G2ZR_DUE_SAVE: G2ZR_TRY(g2zr_save(run, event)); break;
+    case G2ZR_DUE_SAVE: G2Z_TRY(g2zr_save(run, event)); break;
     case G2ZR_DUE_WEIGHTS: {
       /* The tokenizer comes first: weights that open have all of theirs. The directory was made at
        * the start; another run that was to write there may have removed it since. */
@@ -2337,16 +2321,16 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       g2z_status status = G2Z_OK;
       if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
       if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
-      G2ZR_TRY(g2zr_agree(run, status));
-      G2ZR_TRY(g2z_trainer_save_weights(run->trainer, directory));
+      G2Z_TRY(g2zr_agree(run, status));
+      G2Z_TRY(g2z_trainer_save_weights(run->trainer, directory));
       break;
     }
     case G2ZR_DUE_STOP:
-      if (!run->finished) G2ZR_TRY(g2zr_stop(run));
+      if (!run->finished) G2Z_TRY(g2zr_stop(run));
       run->finished = 1;
       return g2z_fail(run->services, G2Z_STOPPED, "%s", run->line);
     case G2ZR_DUE_FINISH:
-      if (!run->finished) G2ZR_TRY(g2zr_agree(run, g2zr_finish(run)));
+      if (!run->finished) G2Z_TRY(g2zr_agree(run, g2zr_finish(run)));
       run->finished = 1;
       event->kind = G2Z_RUN_DONE;
       return G2Z_OK;
@@ -2359,7 +2343,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
   for (int shown = 0; !shown;) {
     g2z_report report;
     memset(&report, 0, sizeof report);
-    G2ZR_TRY(g2zr_tell_failure(run, &run->ending));
+    G2Z_TRY(g2zr_tell_failure(run, &run->ending));
     if (!run->due) {
       g2z_status status = g2zr_train(run, &report);
       status = g2zr_after(run, status, &report);
@@ -2367,19 +2351,19 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
         g2zr_will_stop(run);
         continue;
       }
-      G2ZR_TRY(status);
+      G2Z_TRY(status);
       if (report.loss_step <= run->known.step) continue; /* what is due waits for its loss */
     } else if (run->known.step < run->step) {
       g2z_status status = g2z_trainer_flush(run->trainer, &report);
-      G2ZR_TRY(g2zr_after(run, status, &report));
+      G2Z_TRY(g2zr_after(run, status, &report));
     }
     if (report.loss_step > run->known.step) {
       event->line = run->line;
-      G2ZR_TRY(g2zr_learn(run, &report, event));
+      G2Z_TRY(g2zr_learn(run, &report, event));
       shown = 1;
     } else if (run->due) {
       g2z_status status = g2zr_due(run, event, &shown);
-      if (status != G2Z_STOPPED || run->due & G2ZR_DUE_STOP) G2ZR_TRY(status);
+      if (status != G2Z_STOPPED || run->due & G2ZR_DUE_STOP) G2Z_TRY(status);
       else {
         g2zr_will_stop(run);
         shown = 0;
@@ -2578,7 +2562,7 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
 
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *o) {
-  G2ZR_TRY(g2zr_options_table(services, o, argc, argv, NULL, NULL));
+  G2Z_TRY(g2zr_options_table(services, o, argc, argv, NULL, NULL));
   /* --eval takes names, which a shell makes of a pattern, and quoted patterns like --train. */
   const g2z_texts given = o->run.eval;
   g2z_texts *texts = &o->run.eval;
@@ -2626,19 +2610,19 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   *is_parent = *code = 0;
   if (!ranks) return G2Z_OK;
   if (o->gpus && o->ranks && o->gpus != o->ranks)
-    G2ZR_REFUSE(services, "--ranks and --gpus say the same: give one of them");
+    G2Z_REFUSE(services, "--ranks and --gpus say the same: give one of them");
   if (o->gpus > gpus) {
     char why[512] = "give fewer, or see nvidia-smi -L and CUDA_VISIBLE_DEVICES";
     if (g2z_device_find_gpu(services) != G2Z_OK)
       snprintf(why, sizeof why, "%.400s; ranks without GPUs: --ranks %d", services->error, o->gpus);
-    G2ZR_REFUSE(services, "--gpus %d, but this process sees %d: %s", o->gpus, gpus, why);
+    G2Z_REFUSE(services, "--gpus %d, but this process sees %d: %s", o->gpus, gpus, why);
   }
   /* Settings that would fail on every rank fail once, here. */
   g2z_run_options checked = *o;
   g2z_context_config context = g2z_context_config_default(services);
   if (o->device < 0) checked.device = (int)context.device; /* rank 0 explains a missing GPU, */
   checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and the use of --fp8 */
-  G2ZR_TRY(g2z_run_options_settle(services, &checked, &context));
+  G2Z_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
@@ -2651,32 +2635,32 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   int has = 0, runs = 0;
   if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) {
     if (S_ISREG(info.st_mode) && (!dot || (strcmp(dot, ".safetensors") && strcmp(dot, ".json"))))
-      G2ZR_REFUSE(services, "--init-from %.300s is a file, and a directory with model.safetensors "
-                  "and config.json is wanted: llm.c's dev/eval/export_hf.py -i FILE -o DIR makes "
-                  "one of llm.c's weights, save_pretrained of PyTorch's; make gpt2 gets OpenAI's",
-                  path);
+      G2Z_REFUSE(services, "--init-from %.300s is a file, and a directory with model.safetensors "
+                 "and config.json is wanted: llm.c's dev/eval/export_hf.py -i FILE -o DIR makes "
+                 "one of llm.c's weights, save_pretrained of PyTorch's; make gpt2 gets OpenAI's",
+                 path);
     snprintf(parent, 400, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    G2ZR_REFUSE(services, "--init-from %.300s is a file, and a directory is wanted: --init-from %s",
-                path, g2z_shell_word(parent, word, 400));
+    G2Z_REFUSE(services, "--init-from %.300s is a file, and a directory is wanted: --init-from %s",
+               path, g2z_shell_word(parent, word, 400));
   }
-  G2ZR_TRY(g2zr_has(services, path, "config.json", &has));
+  G2Z_TRY(g2zr_has(services, path, "config.json", &has));
   if (has) return G2Z_OK;
   size_t length = (size_t)snprintf(parent, sizeof parent, "%.1000s", path);
   while (length > 1 && parent[length - 1] == '/') parent[--length] = 0;
   if (length > 8 && strcmp(parent + length - 8, "/weights") == 0) parent[length - 8] = 0;
-  G2ZR_TRY(g2zr_has(services, parent, "metrics.jsonl", &runs));
-  if (runs) G2ZR_TRY(g2zr_has(services, parent, "weights/config.json", &has));
+  G2Z_TRY(g2zr_has(services, parent, "metrics.jsonl", &runs));
+  if (runs) G2Z_TRY(g2zr_has(services, parent, "weights/config.json", &has));
   g2z_shell_word(parent, word, sizeof word);
   if (has)
-    G2ZR_REFUSE(services, "--init-from %.300s is a run directory: its weights are in --init-from "
-                "%s/weights", path, word);
+    G2Z_REFUSE(services, "--init-from %.300s is a run directory: its weights are in --init-from "
+               "%s/weights", path, word);
   if (runs)
-    G2ZR_REFUSE(services, "--init-from %.200s: the run in %.200s has no weights yet, they come at "
-                "its end. To continue it: its command with --resume latest; its checkpoints hold "
-                "weights too: --init-from %s/step-NNNNNN", path, parent, word);
+    G2Z_REFUSE(services, "--init-from %.200s: the run in %.200s has no weights yet, they come at "
+               "its end. To continue it: its command with --resume latest; its checkpoints hold "
+               "weights too: --init-from %s/step-NNNNNN", path, parent, word);
   if (*path && !slash && stat(path, &info) != 0)
-    G2ZR_REFUSE(services, "--init-from %.200s: there is no such directory here. For OpenAI's "
-                "weights: make gpt2; for random weights of that size: --model gpt2", path);
+    G2Z_REFUSE(services, "--init-from %.200s: there is no such directory here. For OpenAI's "
+               "weights: make gpt2; for random weights of that size: --model gpt2", path);
   return G2Z_OK;
 }
 
@@ -2684,7 +2668,7 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
 static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint64_t *hash,
                                   int *tokens) {
   g2z_tokenizer *tokenizer;
-  G2ZR_TRY(g2z_tokenizer_create(services, path, &tokenizer));
+  G2Z_TRY(g2z_tokenizer_create(services, path, &tokenizer));
   *hash = g2z_tokenizer_hash(tokenizer);
   *tokens = g2z_tokenizer_vocab(tokenizer);
   g2z_tokenizer_free(tokenizer);
@@ -2705,28 +2689,28 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
   const int text = bytes > 0 && g2z_text_check(services, path, 0, head, bytes, NULL) == G2Z_OK;
   if (named || (!text && !g2z_text_named(path).packer)) return G2Z_OK;
   const char *vocab = o->run.vocab ? o->run.vocab : "data/vocab.bpe";
-  G2ZR_REFUSE(services, "%s %.200s: that is text, not tokens. This makes shards of it, "
-              "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
-              path, o->run.vocab ? "" : ", with GPT-2's vocabulary of `make vocab`",
-              g2z_shell_word(vocab, words[0], sizeof words[0]),
-              g2z_shell_word(path, words[1], sizeof words[1]));
+  G2Z_REFUSE(services, "%s %.200s: that is text, not tokens. This makes shards of it, "
+             "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
+             path, o->run.vocab ? "" : ", with GPT-2's vocabulary of `make vocab`",
+             g2z_shell_word(vocab, words[0], sizeof words[0]),
+             g2z_shell_word(path, words[1], sizeof words[1]));
 }
 
 /* The model of the weights. Flags may repeat its shape, and must not contradict it. */
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *weights = o->run.train.init_from;
-  G2ZR_TRY(g2zr_check_weights(services, weights));
-  G2ZR_TRY(g2z_weights_config(services, weights, model));
+  G2Z_TRY(g2zr_check_weights(services, weights));
+  G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
-    G2ZR_TRY(g2z_model_config_named(services, o->model, &wanted));
+    G2Z_TRY(g2z_model_config_named(services, o->model, &wanted));
     g2z_model_config_override(&wanted, &o->shape);
     wanted.context = o->shape.context; /* a name sets no length and no vocabulary */
     wanted.vocab = o->shape.vocab;
   }
 #define X(name, flag)                                                                             \
   if (wanted.name && wanted.name != model->name)                                                  \
-    G2ZR_REFUSE(services,                                                   \
+    G2Z_REFUSE(services,                                                   \
                     "%s says " #name "=%d, but the weights in %.400s have " #name "=%d: leave "   \
                     "it out, or name other weights", o->shape.name ? flag : "--model",            \
                     wanted.name, weights, model->name);
@@ -2738,19 +2722,19 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
 #undef X
   int there, tokens;
   snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
-  G2ZR_TRY(g2z_is_there(services, o->vocab_text, &there));
+  G2Z_TRY(g2z_is_there(services, o->vocab_text, &there));
   uint64_t given = 0;
   const int own = there && !o->run.vocab;
   if (own) o->run.vocab = o->vocab_text;
   if (there && !model->vocab_hash) /* another program's config.json does not name it */
-    G2ZR_TRY(g2zr_read_vocab(services, o->vocab_text, &model->vocab_hash, &tokens));
-  if (o->run.vocab) G2ZR_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &tokens));
+    G2Z_TRY(g2zr_read_vocab(services, o->vocab_text, &model->vocab_hash, &tokens));
+  if (o->run.vocab) G2Z_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &tokens));
   if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
   if (own)
-    G2ZR_REFUSE(services, "%.300s is not the vocabulary of the weights in its directory, which "
-                "another run wrote: name theirs, --vocab FILE", o->vocab_text);
-  G2ZR_REFUSE(services, "--vocab %.300s is not the vocabulary of the weights in %.300s: name "
-              "theirs%s", o->run.vocab, weights, there ? ", or leave --vocab away" : "");
+    G2Z_REFUSE(services, "%.300s is not the vocabulary of the weights in its directory, which "
+               "another run wrote: name theirs, --vocab FILE", o->vocab_text);
+  G2Z_REFUSE(services, "--vocab %.300s is not the vocabulary of the weights in %.300s: name "
+             "theirs%s", o->run.vocab, weights, there ? ", or leave --vocab away" : "");
 }
 
 /* The model: the weights' own, or a preset and what the flags override. */
@@ -2763,18 +2747,18 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   struct stat info;
   if (vocab && stat(vocab, &info) == 0 && S_ISDIR(info.st_mode)) {
     char word[400];
-    for (size_t i = 0; i < G2ZR_COUNT(files); i++) {
+    for (size_t i = 0; i < G2Z_COUNT(files); i++) {
       int has;
-      G2ZR_TRY(g2zr_has(services, vocab, files[i], &has));
+      G2Z_TRY(g2zr_has(services, vocab, files[i], &has));
       if (has) name = files[i];
     }
-    G2ZR_REFUSE(services, "--vocab %.300s is a directory, and a file is wanted: --vocab %s/%s",
-                vocab, g2z_shell_word(vocab, word, sizeof word), name);
+    G2Z_REFUSE(services, "--vocab %.300s is a directory, and a file is wanted: --vocab %s/%s",
+               vocab, g2z_shell_word(vocab, word, sizeof word), name);
   }
   if (o->run.train.init_from) return g2zr_settle_weights(services, o);
   uint64_t hash;
-  G2ZR_TRY(g2z_model_config_named(services, preset, model));
-  if (vocab) G2ZR_TRY(g2zr_read_vocab(services, vocab, &hash, &model->vocab));
+  G2Z_TRY(g2z_model_config_named(services, preset, model));
+  if (vocab) G2Z_TRY(g2zr_read_vocab(services, vocab, &hash, &model->vocab));
   g2z_model_config_override(model, &o->shape);
   return G2Z_OK;
 }
@@ -2785,7 +2769,7 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
 #define X(used, flag, name, sentence)                                                             \
   if (!used && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                 \
-    G2ZR_REFUSE(services, flag ": " sentence);
+    G2Z_REFUSE(services, flag ": " sentence);
 #define SAMPLE(flag, name) \
   X(samples, flag, name, "--sample-tokens 0 has no use for it; leave one of them away")
 #define VAL(flag, name) \
@@ -2814,17 +2798,17 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
                                           g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
   g2z_ranks_config *ranks = &context->ranks;
-  G2ZR_TRY(g2z_place_find(services, &ranks->place));
-  G2ZR_TRY(g2zr_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
-  G2ZR_TRY(g2zr_check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
-  G2ZR_TRY(g2zr_check_uses(services, o));
+  G2Z_TRY(g2z_place_find(services, &ranks->place));
+  G2Z_TRY(g2zr_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
+  G2Z_TRY(g2zr_check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
+  G2Z_TRY(g2zr_check_uses(services, o));
   if (strcmp(ranks->place.launcher, "alone") == 0 && (o->ranks || o->gpus)) /* not started yet */
     ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
   if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
   ranks->silence_s = o->silence_timeout;
   ranks->hang_s = o->hang_timeout;
-  G2ZR_TRY(g2zr_settle_model(services, o));
+  G2Z_TRY(g2zr_settle_model(services, o));
   if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs none of them */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   else if (context->device == G2Z_DEVICE_CPU && ranks->place.rank == 0 &&
@@ -2835,10 +2819,10 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   train->seq = o->seq ? o->seq : train->model.context;
   const int64_t together = (int64_t)train->batch * ranks->place.world;
   if (o->global_batch && o->accum)
-    G2ZR_REFUSE(services, "--accum and --global-batch say the same: give one of them");
+    G2Z_REFUSE(services, "--accum and --global-batch say the same: give one of them");
   if (o->global_batch % together)
-    G2ZR_REFUSE(services, "--global-batch %d must be a multiple of batch x ranks = %" PRId64,
-                o->global_batch, together);
+    G2Z_REFUSE(services, "--global-batch %d must be a multiple of batch x ranks = %" PRId64,
+               o->global_batch, together);
   train->accum = o->global_batch ? (int)(o->global_batch / together) : o->accum ? o->accum : 1;
   if (train->fp8 && context->device == G2Z_DEVICE_CUDA &&
       (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS) {
@@ -2849,21 +2833,21 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     train->fp8 = G2Z_FP8_NONE;
   }
   if (o->steps && o->run.epochs)
-    G2ZR_REFUSE(services, "--steps and --epochs both set the length: give one of them, and "
-                "--max-train-steps to stop earlier");
+    G2Z_REFUSE(services, "--steps and --epochs both set the length: give one of them, and "
+               "--max-train-steps to stop earlier");
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
-    G2ZR_REFUSE(services, "--resume latest looks into --run-dir, and without that each start makes "
-                "a new one: name the directory of the run");
-  G2ZR_TRY(g2zr_check_shards(services, o, "--train", train->train_glob));
-  G2ZR_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
+    G2Z_REFUSE(services, "--resume latest looks into --run-dir, and without that each start makes "
+               "a new one: name the directory of the run");
+  G2Z_TRY(g2zr_check_shards(services, o, "--train", train->train_glob));
+  G2Z_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
   if (train->train_glob && !o->dry_run)
-    G2ZR_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
+    G2Z_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
   if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run) {
     if (o->run.prompt || o->run.eval.count)
-      G2ZR_REFUSE(services, "%s needs trained weights: name them, --init-from RUN_DIR/weights, or "
-                  "shards to train on, --train GLOB", o->run.prompt ? "--prompt" : "--eval");
-    G2ZR_REFUSE(services, "there is nothing to do: name token shards to train on, --train GLOB, or "
-                "weights, --init-from DIR, and a prompt or files to score");
+      G2Z_REFUSE(services, "%s needs trained weights: name them, --init-from RUN_DIR/weights, or "
+                 "shards to train on, --train GLOB", o->run.prompt ? "--prompt" : "--eval");
+    G2Z_REFUSE(services, "there is nothing to do: name token shards to train on, --train GLOB, or "
+               "weights, --init-from DIR, and a prompt or files to score");
   }
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
@@ -2966,7 +2950,7 @@ static g2z_status g2zr_write_output_of(g2z_services *services, const char *direc
   char block[4096];
   g2z_writer *writer;
   size_t got;
-  G2ZR_TRY(g2z_writer_create(services, g2z_path_in(directory, "%s", name).text, &writer));
+  G2Z_TRY(g2z_writer_create(services, g2z_path_in(directory, "%s", name).text, &writer));
   snprintf(block, sizeof block, "%s 2>&1", command);
   FILE *pipe = popen(block, "r");
   while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0)
@@ -2985,16 +2969,16 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   char path[1200];
   if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
   if (!directory)
-    G2ZR_REFUSE(services, "%s", o->nccl_logs ? "--nccl-logs writes into the run directory: give one"
-                : "NCCL_LOGS=1 writes into the run directory: give one, or unset it");
-  G2ZR_TRY(g2z_make_directory(services, directory));
+    G2Z_REFUSE(services, "%s", o->nccl_logs ? "--nccl-logs writes into the run directory: give one"
+               : "NCCL_LOGS=1 writes into the run directory: give one, or unset it");
+  G2Z_TRY(g2z_make_directory(services, directory));
   setenv("NCCL_DEBUG", "INFO", 0);
   snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */
   setenv("NCCL_DEBUG_FILE", path, 0);
   if (place->rank != 0) return G2Z_OK;
   snprintf(path, sizeof path, "%s/nccl_topo.xml", directory);
   setenv("NCCL_TOPO_DUMP_FILE", path, 0);
-  G2ZR_TRY(g2zr_write_output_of(services, directory, "topo.txt", "nvidia-smi topo -m"));
+  G2Z_TRY(g2zr_write_output_of(services, directory, "topo.txt", "nvidia-smi topo -m"));
   return g2zr_write_output_of(services, directory, "ibstat.txt", "ibstat");
 }
 
@@ -3002,7 +2986,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
                                   g2z_context **context, g2z_run **run) {
   const g2z_place *place = &config->ranks.place;
   *run = NULL;
-  G2ZR_TRY(g2z_context_create(config, context));
+  G2Z_TRY(g2z_context_create(config, context));
   g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
@@ -3078,7 +3062,7 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run) {
   action.sa_handler = g2zr_on_signal;
   action.sa_flags = SA_RESTART;
   __atomic_store_n(&g2zr_running, run, __ATOMIC_RELAXED);
-  for (size_t i = 0; i < G2ZR_COUNT(g2zr_signals); i++) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zr_signals); i++) {
     const int number = g2zr_signals[i].number, known = sigaction(number, NULL, &before) == 0;
     if (number == SIGHUP && known && before.sa_handler == SIG_IGN) continue;
     sigaction(number, &action, NULL);

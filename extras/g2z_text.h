@@ -209,17 +209,6 @@ G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, 
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* For a caller's bug, not for input: overridable, and never with a side effect. */
-#ifndef G2Z_ASSERT
-#define G2Z_ASSERT(condition) assert(condition)
-#endif
-
-#define G2ZT_TRY(call)                             \
-  do {                                             \
-    g2z_status try_status_ = (call);               \
-    if (try_status_ != G2Z_OK) return try_status_; \
-  } while (0)
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -293,7 +282,7 @@ static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **ou
   static const char kinds[] = "olnw"; /* in the order of the enum */
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2z_allocate(services, G2ZT_CLASSIFIED, 1, &memory));
+  G2Z_TRY(g2z_allocate(services, G2ZT_CLASSIFIED, 1, &memory));
   *out = (unsigned char *)memory;
   size_t at = 0;
   for (const char *run = g2zt_class_runs; *run;) {
@@ -374,10 +363,9 @@ static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, i
   size_t valid = g2zt_utf8_valid(*text, *bytes);
   if (valid == *bytes) return G2Z_OK;
   if (strict)
-    return g2z_fail(services, G2Z_FORMAT,
-                    "invalid UTF-8: byte 0x%02x at offset %zu; convert the text to UTF-8, or "
-                    "encode without G2Z_ENCODE_STRICT (--strict) for U+FFFD in its place",
-                    (*text)[valid], valid);
+    return g2z_fail(services, G2Z_FORMAT, "invalid UTF-8: byte 0x%02x at offset %zu; convert the "
+                    "text to UTF-8, or encode without G2Z_ENCODE_STRICT (--strict) for U+FFFD in "
+                    "its place", (*text)[valid], valid);
   size_t used, repaired = g2zt_utf8_repair(*text, *bytes, NULL, SIZE_MAX, &used);
   G2ZT_GROW(services, unsigned char, repair->bytes, repair->capacity, 0, repaired);
   g2zt_utf8_repair(*text, *bytes, repair->bytes, SIZE_MAX, &used);
@@ -519,7 +507,7 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
   if (words->count * 2 >= words->slots) {
     void *memory;
     size_t slots = words->slots ? words->slots * 2 : 1024;
-    G2ZT_TRY(g2z_allocate(services, slots, sizeof *words->table, &memory));
+    G2Z_TRY(g2z_allocate(services, slots, sizeof *words->table, &memory));
     g2z_release(services, words->table);
     words->table = (uint32_t *)memory;
     words->slots = slots;
@@ -532,8 +520,8 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
   if (words->table[slot]) return G2Z_OK;
   /* 2^32 - 2 leaves room for the barriers between words during vocabulary training. */
   if (used + words->count + count >= UINT32_MAX - 2)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "more than 4 GiB of different words; train on a part of the text");
+    return g2z_fail(services, G2Z_UNSUPPORTED, "more than 4 GiB of different words; train on a "
+                    "part of the text");
   G2ZT_GROW(services, unsigned char, words->bytes, words->bytes_capacity, used, used + count);
   G2ZT_GROW(services, uint32_t, words->starts, words->starts_capacity,
             words->count ? words->count + 1 : 0, words->count + 2);
@@ -605,7 +593,7 @@ struct g2z_tokenizer {
 static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
   g2z_tokenizer *tokenizer = (g2z_tokenizer *)memory;
   tokenizer->services = services;
   g2z_status status = g2zt_classes_create(services, &tokenizer->classes);
@@ -646,7 +634,7 @@ static g2z_status g2zt_tokenizer_join(g2z_tokenizer *tokenizer, uint32_t left, u
     return g2z_fail(services, G2Z_FORMAT, "more than %d tokens", G2ZT_VOCAB_MAX);
   memcpy(joined, tokens->bytes + tokens->starts[left], a);
   memcpy(joined + a, tokens->bytes + tokens->starts[right], b);
-  G2ZT_TRY(g2zt_words_add(services, tokens, joined, a + b, &id));
+  G2Z_TRY(g2zt_words_add(services, tokens, joined, a + b, &id));
   if (id != next)
     return g2z_fail(services, G2Z_FORMAT, "makes the token that has id %zu already", id);
   size_t bit = g2zt_join_bit(left, right);
@@ -802,8 +790,8 @@ static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, si
   for (size_t part = G2ZT_PART; *used < count;) {
     size_t left = count - *used, some, bytes;
     int last = part >= left;
-    G2ZT_TRY(g2zt_merge_part(merger, piece + *used, last ? left : part, open || !last, ids + *made,
-                             &some, &bytes));
+    G2Z_TRY(g2zt_merge_part(merger, piece + *used, last ? left : part, open || !last, ids + *made,
+                            &some, &bytes));
     *made += some;
     *used += bytes;
     if (last) break;
@@ -849,7 +837,7 @@ G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenize
   const size_t line = sizeof(g2zt_word), count = (size_t)1 << G2ZT_WORDS_BITS;
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
   g2z_encoder *encoder = (g2z_encoder *)memory;
   encoder->services = encoder->merger.services = services;
   encoder->tokenizer = encoder->merger.tokenizer = tokenizer;
@@ -929,7 +917,7 @@ static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *p
     g2zt_append(second, out);
     return G2Z_OK;
   }
-  G2ZT_TRY(g2zt_merge(&encoder->merger, piece, bytes, 0, ids, &made, &used));
+  G2Z_TRY(g2zt_merge(&encoder->merger, piece, bytes, 0, ids, &made, &used));
   out->count += made;
   if (bytes > G2ZT_WORD_BYTES || made > G2ZT_WORD_IDS) return G2Z_OK;
   if (word->count) word = second;
@@ -967,20 +955,20 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
     if (count == 0) break;
     /* append their ids */
     size_t most = out->count + (size_t)(p - starts[0]) + G2ZT_WORD_IDS;
-    G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, most));
+    G2Z_TRY(g2z_tokens_reserve(encoder->services, out, most));
     for (size_t i = 0; i < count; i++)
       if (g2zt_key_equal(&words[i]->key, &keys[i])) g2zt_append(words[i], out);
-      else G2ZT_TRY(g2zt_encode_other(encoder, starts[i], (size_t)(starts[i + 1] - starts[i]),
-                                      &keys[i], words[i], out));
+      else G2Z_TRY(g2zt_encode_other(encoder, starts[i], (size_t)(starts[i + 1] - starts[i]),
+                                     &keys[i], words[i], out));
   }
   *used = (size_t)(p - text);
   if (!open || limit - p < G2ZT_PART) return G2Z_OK;
   /* Part of a long piece that has begun. The rest will be read as if a piece began there, so it
    * must not look like a contraction or begin inside a character. */
   size_t made, begun;
-  G2ZT_TRY(g2z_tokens_reserve(encoder->services, out, out->count + (size_t)(limit - p)));
+  G2Z_TRY(g2z_tokens_reserve(encoder->services, out, out->count + (size_t)(limit - p)));
   int32_t *ids = out->ids + out->count;
-  G2ZT_TRY(g2zt_merge(&encoder->merger, p, (size_t)(limit - p), 1, ids, &made, &begun));
+  G2Z_TRY(g2zt_merge(&encoder->merger, p, (size_t)(limit - p), 1, ids, &made, &begun));
   for (; made; made--) {
     const unsigned char *rest = p + begun;
     if ((*rest & 0xC0) != 0x80 && (*rest != '\'' || !g2zt_contraction(rest, end))) break;
@@ -1018,8 +1006,8 @@ G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *given, size
   *used = 0;
   valid_bytes = bytes;
   if (bytes == 0) return G2Z_OK;
-  G2ZT_TRY(g2zt_valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
-                           &valid_bytes));
+  G2Z_TRY(g2zt_valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
+                          &valid_bytes));
   /* Text around a special <|endoftext|> is encoded separately, as by tiktoken and Hugging Face. */
   const unsigned char *p = valid, *end = valid + valid_bytes, *eot;
   for (;; p = eot + G2ZT_EOT_BYTES) {
@@ -1053,13 +1041,12 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
   *bytes = 0;
   for (size_t i = 0; i < count; i++) {
     if (!g2z_tokenizer_token(tokenizer, ids[i], &length))
-      return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "id %" PRId32 " at position %zu is not below the vocabulary's %d; decode "
-                      "with the vocabulary that encoded", ids[i], i,
+      return g2z_fail(services, G2Z_BAD_ARGUMENT, "id %" PRId32 " at position %zu is not below the "
+                      "vocabulary's %d; decode with the vocabulary that encoded", ids[i], i,
                       g2z_tokenizer_vocab(tokenizer));
     total += length;
   }
-  G2ZT_TRY(g2z_allocate(services, total + 1, 1, &memory));
+  G2Z_TRY(g2z_allocate(services, total + 1, 1, &memory));
   *text = (char *)memory;
   for (size_t i = 0; i < count; i++) {
     const unsigned char *token = g2z_tokenizer_token(tokenizer, ids[i], &length);
@@ -1176,17 +1163,17 @@ static g2z_status g2zt_read_json_merges(g2zt_reading *reading, g2z_json *json) {
   for (; g2z_json_next(json, ']', NULL); reading->number++) {
     size_t bytes = 0, count = 0;
     if (g2z_json_peek(json) != '[') {
-      G2ZT_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
+      G2Z_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
     } else {
       for (g2z_json_enter(json, '['); g2z_json_next(json, ']', NULL); count++) {
         if (count) reading->text[bytes++] = ' '; /* g2zt_read_text left room for it */
-        G2ZT_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
+        G2Z_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
       }
       if (json->status == G2Z_OK && count != 2)
         return g2zt_reading_fail(reading, "joins %zu tokens; a merge joins 2", count);
     }
     if (json->status != G2Z_OK) return G2Z_OK;
-    G2ZT_TRY(g2zt_read_merge(reading, reading->text, bytes));
+    G2Z_TRY(g2zt_read_merge(reading, reading->text, bytes));
   }
   return G2Z_OK;
 }
@@ -1202,20 +1189,18 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
     int64_t id = g2z_json_integer(json);
     if (json->status != G2Z_OK) return G2Z_OK;
     if (g2z_json_is(&key, G2ZT_EOT) && id == (int64_t)tokens->count) continue;
-    G2ZT_TRY(g2zt_read_text(reading, key, &bytes));
+    G2Z_TRY(g2zt_read_text(reading, key, &bytes));
     if (id < 0 || id != g2zt_words_find(&reading->names, reading->text, bytes))
-      return g2zt_reading_fail(reading,
-                               "\"%s\" has id %" PRId64 ", which does not follow from the merges "
-                               "(256 bytes, then the merges in order, then " G2ZT_EOT
-                               "), so weights with such ids cannot be used; for a new model take "
+      return g2zt_reading_fail(reading, "\"%s\" has id %" PRId64 ", which does not follow from the "
+                               "merges (256 bytes, then the merges in order, then " G2ZT_EOT "), "
+                               "so weights with such ids cannot be used; for a new model take "
                                "merges.txt without vocab.json",
                                g2zt_show(reading->text, bytes).text, id);
     known++;
   }
   if (json->status == G2Z_OK && known != tokens->count)
-    return g2z_fail(reading->services, G2Z_FORMAT,
-                    "%s: its vocabulary has %zu tokens, but bytes and merges make %zu",
-                    reading->label, known, tokens->count);
+    return g2z_fail(reading->services, G2Z_FORMAT, "%s: its vocabulary has %zu tokens, but bytes "
+                    "and merges make %zu", reading->label, known, tokens->count);
   return G2Z_OK;
 }
 
@@ -1264,7 +1249,7 @@ static int g2zt_read_json_fact(g2z_json *json, const char *object, const g2z_jso
   const char *value = (const char *)json->at;
   g2z_json_skip(json);
   size_t bytes = (size_t)((const char *)json->at - value);
-  for (size_t i = 0; i < sizeof g2zt_facts / sizeof *g2zt_facts; i++) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zt_facts); i++) {
     const char *want = g2zt_facts[i].value;
     if (strcmp(object, g2zt_facts[i].object) || !g2z_json_is(key, g2zt_facts[i].member)) continue;
     if (bytes == strlen(want) && memcmp(value, want, bytes) == 0) return 1;
@@ -1289,9 +1274,9 @@ static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const vo
       g2z_json_enter(&json, '{');
       while (g2z_json_next(&json, '}', &key)) {
         if (g2z_json_is(&key, "merges") && !check && !merges++)
-          G2ZT_TRY(g2zt_read_json_merges(reading, &json));
+          G2Z_TRY(g2zt_read_json_merges(reading, &json));
         else if (g2z_json_is(&key, "vocab") && check && !vocab++)
-          G2ZT_TRY(g2zt_read_json_vocab(reading, &json));
+          G2Z_TRY(g2zt_read_json_vocab(reading, &json));
         else g2zt_read_json_fact(&json, "model", &key);
       }
     } else if (object && check && g2z_json_is(&key, "pre_tokenizer")) {
@@ -1299,17 +1284,16 @@ static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const vo
       while (g2z_json_next(&json, '}', &key))
         pieces |= g2zt_read_json_fact(&json, "pre_tokenizer", &key) && g2z_json_is(&key, "type");
     } else if (check && g2z_json_is(&key, "added_tokens")) {
-      G2ZT_TRY(g2zt_read_json_added(reading, &json));
+      G2Z_TRY(g2zt_read_json_added(reading, &json));
     } else {
       g2zt_read_json_fact(&json, check ? "" : "nothing yet", &key);
     }
   }
-  G2ZT_TRY(g2z_json_close(&json));
+  G2Z_TRY(g2z_json_close(&json));
   if (check ? vocab && pieces : merges) return G2Z_OK;
-  return g2z_fail(reading->services, G2Z_FORMAT,
-                  "%s is JSON without %s; give Hugging Face's tokenizer.json, or merges.txt",
-                  reading->label, check ? "model.vocab and a pre_tokenizer of type ByteLevel"
-                                        : "model.merges");
+  return g2z_fail(reading->services, G2Z_FORMAT, "%s is JSON without %s; give Hugging Face's "
+                  "tokenizer.json, or merges.txt", reading->label, check ? "model.vocab and a "
+                  "pre_tokenizer of type ByteLevel" : "model.merges");
 }
 
 /* Recognises the format by the first line. The first merge joins two bytes, so its line has at most
@@ -1325,14 +1309,13 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
   int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
   int is_llmc = bytes >= 4 && memcmp(text, "\xC8\xD7\x34\x01", 4) == 0;
   if (is_tiktoken || is_llmc)
-    return g2z_fail(reading->services, G2Z_UNSUPPORTED,
-                    "%s is a vocabulary in %s's format, which is not supported: give it as "
-                    "vocab.bpe, merges.txt or tokenizer.json",
+    return g2z_fail(reading->services, G2Z_UNSUPPORTED, "%s is a vocabulary in %s's format, which "
+                    "is not supported: give it as vocab.bpe, merges.txt or tokenizer.json",
                     reading->label, is_llmc ? "llm.c" : "tiktoken");
   int is_json =
       bytes > 1 && text[0] == '{' && (text[1] != ' ' || !memchr(text, '\n', bytes < 6 ? bytes : 6));
   if (is_json) {
-    G2ZT_TRY(g2zt_read_json_walk(reading, 0, text, bytes));
+    G2Z_TRY(g2zt_read_json_walk(reading, 0, text, bytes));
     return g2zt_read_json_walk(reading, 1, text, bytes);
   }
   /* vocab.bpe, merges.txt: one merge per line */
@@ -1342,7 +1325,7 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
     next = next ? next + 1 : end;
     if (length && text[length - 1] == '\r') length--;
     if (++reading->number == 1 && length >= 8 && memcmp(text, "#version", 8) == 0) continue;
-    G2ZT_TRY(g2zt_read_merge(reading, text, length));
+    G2Z_TRY(g2zt_read_merge(reading, text, length));
   }
   return G2Z_OK;
 }
@@ -1381,7 +1364,7 @@ G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label
   if (bytes >= sizeof pointer - 1 && memcmp(text, pointer, sizeof pointer - 1) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%.300s is a pointer of git-lfs in place of the file: "
                     "type git lfs pull in its directory", label);
-  G2ZT_TRY(g2zt_tokenizer_new(services, out));
+  G2Z_TRY(g2zt_tokenizer_new(services, out));
   g2z_status status = g2zt_read(*out, 0, label, text, bytes);
   if (status == G2Z_OK) return G2Z_OK;
   g2z_tokenizer_free(*out);
@@ -1396,12 +1379,12 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
   int there;
   *out = NULL;
   if (!path) return g2zt_tokenizer_new(services, out);
-  G2ZT_TRY(g2z_is_there(services, path, &there));
+  G2Z_TRY(g2z_is_there(services, path, &there));
   if (!there)
     return g2z_fail(services, G2Z_IO, "cannot open %s: No such file; check the path, or get "
-                    "GPT-2's by `make vocab`, which writes data/vocab.bpe",
-                    path[0] ? path : "\"\"");
-  G2ZT_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
+                    "GPT-2's by `make vocab`, which writes data/vocab.bpe", path[0] ? path :
+                    "\"\"");
+  G2Z_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
   g2z_status status = g2z_tokenizer_parse(services, path, text, bytes, out);
   g2z_release(services, text);
   const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -1425,7 +1408,7 @@ G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
                                               const g2z_tokenizer *tokenizer, const char *path) {
   g2z_writer *writer;
   char left[G2ZT_NAME_BYTES], right[G2ZT_NAME_BYTES];
-  G2ZT_TRY(g2z_writer_create(services, path, &writer));
+  G2Z_TRY(g2z_writer_create(services, path, &writer));
   g2z_status status = g2z_writer_printf(writer, "#version: 0.2\n");
   for (size_t i = 0; i < tokenizer->merges.count && status == G2Z_OK; i++) {
     const g2zt_pair merge = g2zt_pair_at(&tokenizer->merges, i);
@@ -1443,7 +1426,7 @@ G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services, const g2z_t
   g2z_json_out out;
   char token[G2ZT_NAME_BYTES];
   memset(&out, 0, sizeof out);
-  G2ZT_TRY(g2z_writer_create(services, path, &out.writer));
+  G2Z_TRY(g2z_writer_create(services, path, &out.writer));
   g2z_json_begin(&out, NULL, '{');
   for (int id = 0; id < g2z_tokenizer_vocab(tokenizer); id++) {
     g2zt_token_name(tokenizer, id, token);
@@ -1473,7 +1456,7 @@ struct g2z_bpe_trainer {
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out) {
   void *memory;
   *out = NULL;
-  G2ZT_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
   g2z_bpe_trainer *trainer = (g2z_bpe_trainer *)memory;
   trainer->services = services;
   g2z_status status = g2zt_classes_create(services, &trainer->classes);
@@ -1498,7 +1481,7 @@ static g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned ch
   size_t known = trainer->words.count, word;
   G2ZT_GROW(trainer->services, int64_t, trainer->counts, trainer->counts_capacity, known,
             known + 1);
-  G2ZT_TRY(g2zt_words_add(trainer->services, &trainer->words, piece, bytes, &word));
+  G2Z_TRY(g2zt_words_add(trainer->services, &trainer->words, piece, bytes, &word));
   if (word == known) trainer->counts[word] = 0;
   trainer->counts[word] += times;
   return G2Z_OK;
@@ -1512,14 +1495,14 @@ G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const voi
   if (!open) used = &all;
   *used = 0;
   if (bytes == 0) return G2Z_OK;
-  G2ZT_TRY(g2zt_valid_text(trainer->services, &trainer->repair, 0, &begin, &valid));
+  G2Z_TRY(g2zt_valid_text(trainer->services, &trainer->repair, 0, &begin, &valid));
   const unsigned char *p = begin, *end = begin + valid, *limit = end;
   /* This also excludes a truncated last character. */
   if (open) limit = valid > G2ZT_CERTAIN ? end - G2ZT_CERTAIN : begin;
   while (p < limit) {
     const unsigned char *next = g2zt_piece_end(trainer->classes, p, end);
     if (next > limit) break;
-    G2ZT_TRY(g2zt_trainer_count(trainer, p, (size_t)(next - p), 1));
+    G2Z_TRY(g2zt_trainer_count(trainer, p, (size_t)(next - p), 1));
     p = next;
   }
   *used = (size_t)(p - begin);
@@ -1535,8 +1518,8 @@ G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *te
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other) {
   const g2zt_words *words = &other->words;
   for (size_t word = 0; word < words->count; word++)
-    G2ZT_TRY(g2zt_trainer_count(trainer, words->bytes + words->starts[word],
-                                g2zt_word_bytes(words, word), other->counts[word]));
+    G2Z_TRY(g2zt_trainer_count(trainer, words->bytes + words->starts[word],
+                               g2zt_word_bytes(words, word), other->counts[word]));
   return G2Z_OK;
 }
 
@@ -1620,8 +1603,8 @@ static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
     return G2Z_OK;
   G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity,
             known ? known + 1 : 0, known + 2);
-  G2ZT_TRY(g2zt_words_add(learning->services, &learning->pairs, (const unsigned char *)&pair,
-                          sizeof pair, &index));
+  G2Z_TRY(g2zt_words_add(learning->services, &learning->pairs, (const unsigned char *)&pair,
+                         sizeof pair, &index));
   g2zt_record *record = &learning->records[index + 1];
   if (index == known) memset(record, 0, sizeof *record);
   record->count += learning->counts[sites[at].word];
@@ -1657,7 +1640,7 @@ static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t 
   sites[second - 1].id = sites[second].id = -1;
   sites[at].id = id;
   sites[g2zt_site_next(learning, at) - 1].id = id;
-  G2ZT_TRY(g2zt_learn_link(learning, at));
+  G2Z_TRY(g2zt_learn_link(learning, at));
   return previous ? g2zt_learn_link(learning, previous) : G2Z_OK;
 }
 
@@ -1665,7 +1648,7 @@ static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, i
   /* lay the words out as sites of single bytes */
   size_t total = 1 + words->count + (words->count ? words->starts[words->count] : 0);
   void *memory;
-  G2ZT_TRY(g2z_allocate(learning->services, total, sizeof *learning->sites, &memory));
+  G2Z_TRY(g2z_allocate(learning->services, total, sizeof *learning->sites, &memory));
   g2zt_site *sites = learning->sites = (g2zt_site *)memory;
   uint32_t at = 0;
   sites[at++].id = -1;
@@ -1678,26 +1661,26 @@ static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, i
   }
   /* count their pairs */
   while (--at)
-    if (sites[at].id >= 0) G2ZT_TRY(g2zt_learn_link(learning, at));
-  G2ZT_TRY(g2zt_learn_enter(learning, 1));
+    if (sites[at].id >= 0) G2Z_TRY(g2zt_learn_link(learning, at));
+  G2Z_TRY(g2zt_learn_enter(learning, 1));
   while (g2z_tokenizer_vocab(learning->tokenizer) < vocab) {
     uint32_t best = g2zt_learn_best(learning), previous;
     if (!best) break;
     size_t known = learning->pairs.count + 1;
     int32_t id = (int32_t)learning->tokenizer->tokens.count;
     const g2zt_pair pair = g2zt_pair_at(&learning->pairs, best - 1);
-    G2ZT_TRY(g2zt_tokenizer_join(learning->tokenizer, pair.left, pair.right));
+    G2Z_TRY(g2zt_tokenizer_join(learning->tokenizer, pair.left, pair.right));
     while ((at = learning->records[best].first) != 0) {
       /* A pair (x, x) in a run of x: its sites overlap and are merged from left to right. Taking a
        * run as a whole visits each of its symbols only a few times. */
       while ((previous = g2zt_site_previous(learning, at)) && sites[previous].list == best)
         at = previous;
       do {
-        G2ZT_TRY(g2zt_learn_site(learning, at, id));
+        G2Z_TRY(g2zt_learn_site(learning, at, id));
         at = g2zt_site_next(learning, at);
       } while (sites[at].list == best);
     }
-    G2ZT_TRY(g2zt_learn_enter(learning, known));
+    G2Z_TRY(g2zt_learn_enter(learning, known));
   }
   return G2Z_OK;
 }
@@ -1709,10 +1692,9 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
   memset(&learning, 0, sizeof learning);
   *out = NULL;
   if (vocab < 257 || vocab > G2ZT_VOCAB_MAX)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "a vocabulary of %d; choose 257 (the bytes and %s) to %d", vocab, G2ZT_EOT,
-                    G2ZT_VOCAB_MAX);
-  G2ZT_TRY(g2zt_tokenizer_new(services, &learning.tokenizer));
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "a vocabulary of %d; choose 257 (the bytes and %s) "
+                    "to %d", vocab, G2ZT_EOT, G2ZT_VOCAB_MAX);
+  G2Z_TRY(g2zt_tokenizer_new(services, &learning.tokenizer));
   learning.services = services;
   learning.counts = trainer->counts;
   g2z_status status = g2zt_learn(&learning, &trainer->words, vocab);
@@ -1800,10 +1782,10 @@ G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uin
   text->child = 0;
   if (code == 0) return G2Z_OK;
   if (WIFSIGNALED(code))
-    return g2z_fail(services, G2Z_IO, "%s: %s -dc was ended by signal %d; start again",
-                    text->label, packer, WTERMSIG(code));
-  return g2z_fail(services, G2Z_FORMAT, "%s: %s -dc ended with exit code %d after %" PRIu64
-                  " bytes of text: the file is damaged or cut short; check it with %s -t",
+    return g2z_fail(services, G2Z_IO, "%s: %s -dc was ended by signal %d; start again", text->label,
+                    packer, WTERMSIG(code));
+  return g2z_fail(services, G2Z_FORMAT, "%s: %s -dc ended with exit code %d after %" PRIu64 " "
+                  "bytes of text: the file is damaged or cut short; check it with %s -t",
                   text->label, packer, WEXITSTATUS(code), bytes, packer);
 }
 
@@ -1822,7 +1804,7 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
   *text = NULL;
   *bytes = 0;
   if (!g2z_text_named(path).packer) return g2z_read_file(services, path, limit, text, bytes);
-  G2ZT_TRY(g2z_text_open(services, path, &from));
+  G2Z_TRY(g2z_text_open(services, path, &from));
   void *list = NULL;
   g2z_status status = G2Z_OK;
   for (ssize_t got = 1; got && status == G2Z_OK;) {
@@ -1898,8 +1880,8 @@ static g2z_status g2zt_no_text(g2z_services *services, const char *path, const c
       sizeof to->command)
     to->command[0] = 0;
   return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8; convert it to %s%s%s",
-                  label, what, json ? "lines of JSON" : "text", remedy ? "" : ": ",
-                  remedy ? "" : to->command);
+                  label, what, json ? "lines of JSON" : "text", remedy ? "" : ": ", remedy ? "" :
+                  to->command);
 }
 
 G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
@@ -1912,7 +1894,7 @@ G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int 
   while (blank < bytes && text[blank] && strchr(" \t\r\n", text[blank])) blank++;
   if (lines && blank < bytes && text[blank] == '[')
     return g2zt_no_text(services, path, "an array of JSON", "jq -c '.[]' %s", 1, remedy);
-  for (size_t i = 0; i < sizeof g2zt_magics / sizeof *g2zt_magics; i++)
+  for (size_t i = 0; i < G2Z_COUNT(g2zt_magics); i++)
     if (g2zt_magics[i].at + g2zt_magics[i].count <= bytes &&
         memcmp(text + g2zt_magics[i].at, g2zt_magics[i].bytes, g2zt_magics[i].count) == 0)
       return g2zt_no_text(services, path, g2zt_magics[i].what, g2zt_magics[i].command,
@@ -1923,9 +1905,8 @@ G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int 
   }
   for (int odd = 0; odd < 2; odd++) /* every other byte of Latin letters is 0 */
     if (zeros[odd] * 4 > bytes && zeros[!odd] * 8 < bytes)
-      return g2zt_no_text(services, path, "text in UTF-16", odd
-                          ? "iconv -f utf-16le -t utf-8 %s" : "iconv -f utf-16be -t utf-8 %s",
-                          lines, remedy);
+      return g2zt_no_text(services, path, "text in UTF-16", odd ? "iconv -f utf-16le -t utf-8 %s" :
+                          "iconv -f utf-16be -t utf-8 %s", lines, remedy);
   if (controls * 30 > bytes || (bytes > 1 && (!text[0] || !text[1])))
     return g2zt_no_text(services, path, "binary", "", lines, remedy);
   for (size_t step; end - at > 3; at += step ? step : 1) { /* the last may be truncated */
@@ -1938,8 +1919,8 @@ G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int 
   if (wrong * 100 <= characters || (!latin && wrong * 10 <= characters)) return G2Z_OK;
   snprintf(what, sizeof what, "%s (%zu of its first %zu characters are invalid)",
            latin ? "perhaps in Latin-1" : "in another encoding", wrong, characters);
-  return g2zt_no_text(services, path, what, latin ? "iconv -f latin1 -t utf-8 %s"
-                                                  : "iconv -f ENCODING -t utf-8 %s", lines, remedy);
+  return g2zt_no_text(services, path, what, latin ? "iconv -f latin1 -t utf-8 %s" : "iconv -f "
+                      "ENCODING -t utf-8 %s", lines, remedy);
 }
 
 G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, const char *line,
