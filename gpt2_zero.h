@@ -10623,86 +10623,67 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
-typedef struct g2z__crc {
+/* Takes eight bytes per iteration: with SSE 4.2's instruction, or with tables at about 2 GB/s. */
+G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
+  const unsigned char *at = (const unsigned char *)bytes;
+  uint64_t word;
+  sum = ~sum;
+#if defined(__SSE4_2__) && defined(__x86_64__)
+  for (; count >= 8; at += 8, count -= 8) {
+    memcpy(&word, at, sizeof word);
+    sum = (uint32_t)_mm_crc32_u64(sum, word);
+  }
+  for (; count > 0; at++, count--) sum = _mm_crc32_u8(sum, *at);
+#else
   uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
-} g2z__crc;
-
-G2Z__PRIVATE void g2z__crc_init(g2z__crc *crc) {
   for (uint32_t byte = 0; byte < 256; byte++) {
-    uint32_t value = byte;
-    for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0x82f63b78u : 0);
-    crc->table[0][byte] = value;
+    table[0][byte] = byte;
+    for (int bit = 0; bit < 8; bit++)
+      table[0][byte] = table[0][byte] >> 1 ^ (table[0][byte] & 1 ? 0x82f63b78u : 0);
   }
   for (int k = 1; k < 8; k++)
-    for (uint32_t byte = 0; byte < 256; byte++) {
-      uint32_t value = crc->table[k - 1][byte];
-      crc->table[k][byte] = value >> 8 ^ crc->table[0][value & 255];
-    }
-}
-
-/* Continues `sum`, the checksum of the preceding bytes; 0 begins. Takes eight bytes per iteration,
- * with SSE 4.2's instruction or with tables at about 2 GB/s. */
-G2Z__PRIVATE uint32_t g2z__crc32c(const g2z__crc *crc, uint32_t sum, const void *bytes,
-                                  size_t count) {
-  const unsigned char *at = (const unsigned char *)bytes;
-  sum = ~sum;
+    for (int byte = 0; byte < 256; byte++)
+      table[k][byte] = table[k - 1][byte] >> 8 ^ table[0][table[k - 1][byte] & 255];
   for (; count >= 8; at += 8, count -= 8) {
-    uint64_t word;
     memcpy(&word, at, sizeof word);
-#if defined(__SSE4_2__) && defined(__x86_64__)
-    sum = (uint32_t)_mm_crc32_u64(sum, word);
-#else
     word ^= sum;
     sum = 0;
-    for (int k = 0; k < 8; k++) sum ^= crc->table[7 - k][word >> (8 * k) & 255];
-#endif
+    for (int k = 0; k < 8; k++) sum ^= table[7 - k][word >> (8 * k) & 255];
   }
-  for (; count > 0; at++, count--) sum = sum >> 8 ^ crc->table[0][(sum ^ *at) & 255];
+  for (; count > 0; at++, count--) sum = sum >> 8 ^ table[0][(sum ^ *at) & 255];
+#endif
   return ~sum;
-}
-
-G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
-  g2z__crc crc;
-  g2z__crc_init(&crc);
-  return g2z__crc32c(&crc, sum, bytes, count);
 }
 
 /* ----- file names and fields ----- */
 
-/* The files that loading reads in addition to trainer_state.json; one OPTIMIZER file per rank. */
-enum { G2Z__FILE_MODEL, G2Z__FILE_CONFIG, G2Z__FILE_TUNING, G2Z__FILE_OPTIMIZER };
+/* The file of the weights, or the file with the moments of a rank that saved. */
+enum { G2Z__MODEL_FILE = -1 };
 
-G2Z__PRIVATE void g2z__checkpoint_file(int file, int64_t world, char name[64]) {
-  static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt"};
-  if (file < G2Z__FILE_OPTIMIZER) snprintf(name, 64, "%s", names[file]);
-  else
-    snprintf(name, 64, "optimizer-%05d-of-%05" PRId64 ".safetensors", file - G2Z__FILE_OPTIMIZER,
-             world);
-}
-
-/* 1: a checkpoint of any world size has a file of this name, or of this name with .partial. */
-G2Z__PRIVATE int g2z__checkpoint_has(const char *name) {
-  char base[64], own[64];
-  size_t length = strlen(name);
-  int rank = 0, world = 0;
-  if (length > 8 && strcmp(name + length - 8, ".partial") == 0) length -= 8;
-  snprintf(base, sizeof base, "%.*s", (int)length, name);
-  sscanf(base, "optimizer-%5d-of-%5d", &rank, &world);
-  int has = strcmp(base, "trainer_state.json") == 0 || strcmp(base, "note.json") == 0 ||
-            strcmp(base, "CHECKSUMS") == 0;
-  for (int file = 0; file <= G2Z__FILE_OPTIMIZER; file++) {
-    g2z__checkpoint_file(file < G2Z__FILE_OPTIMIZER ? file : file + rank, world, own);
-    has |= strcmp(base, own) == 0;
-  }
-  return has;
+G2Z__PRIVATE void g2z__checkpoint_file(int rank, int64_t world, char name[64]) {
+  if (rank == G2Z__MODEL_FILE) snprintf(name, 64, "model.safetensors");
+  else snprintf(name, 64, "optimizer-%05d-of-%05" PRId64 ".safetensors", rank, world);
 }
 
 G2Z_API int g2z_checkpoint_remove(const char *path) {
+  static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt",
+                                      "trainer_state.json", "note.json", "CHECKSUMS"};
   int file = g2z_open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (file >= 0 && !directory) close(file);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
-    if (g2z__checkpoint_has(entry->d_name)) unlinkat(dirfd(directory), entry->d_name, 0);
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+    char name[64], optimizer[64];
+    size_t length = strlen(entry->d_name);
+    int rank = 0, world = 0;
+    if (length > 8 && strcmp(entry->d_name + length - 8, ".partial") == 0) length -= 8;
+    snprintf(name, sizeof name, "%.*s", (int)length, entry->d_name);
+    sscanf(name, "optimizer-%5d-of-%5d", &rank, &world); /* of any world size */
+    g2z__checkpoint_file(rank, world, optimizer);
+    int belongs = strcmp(name, optimizer) == 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+      belongs |= strcmp(name, names[i]) == 0;
+    if (belongs) unlinkat(dirfd(directory), entry->d_name, 0);
+  }
   if (directory) closedir(directory);
   return rmdir(path) == 0 || errno == ENOENT;
 }
@@ -10710,14 +10691,6 @@ G2Z_API int g2z_checkpoint_remove(const char *path) {
 /* "m.0000000123" names the range of m that begins at canonical element 123. */
 G2Z__PRIVATE void g2z__moment_name(g2z_buffer buffer, size_t canonical, char name[32]) {
   snprintf(name, 32, "%c.%010zu", buffer == G2Z_BUFFER_M ? 'm' : 'v', canonical);
-}
-G2Z__PRIVATE int g2z__moment_parse(const char *name, g2z_buffer *buffer, size_t *canonical) {
-  char same[32];
-  *buffer = name[0] == 'm' ? G2Z_BUFFER_M : G2Z_BUFFER_V;
-  if (!name[0] || name[1] != '.' || strlen(name) > 21) return 0;
-  *canonical = (size_t)strtoull(name + 2, NULL, 10);
-  g2z__moment_name(*buffer, *canonical, same);
-  return strcmp(name, same) == 0;
 }
 
 /* A line of CHECKSUMS. */
@@ -10789,23 +10762,6 @@ G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
   saved->sums = NULL;
 }
 
-/* Appends the chunks of a file. An empty file has one empty chunk. */
-G2Z__PRIVATE g2z_status g2z__sums_add(g2z_services *services, g2z__saved *saved, const char *name,
-                                      uint64_t bytes) {
-  g2z__sum sum;
-  memset(&sum, 0, sizeof sum);
-  snprintf(sum.name, sizeof sum.name, "%.75s", name);
-  do {
-    const uint64_t left = bytes - sum.begin;
-    sum.bytes = left < G2Z__SUM_BYTES ? left : G2Z__SUM_BYTES;
-    G2Z__TRY(G2Z__GROW(services, &saved->sums, &saved->sum_capacity, saved->sum_count,
-                       saved->sum_count + 1));
-    saved->sums[saved->sum_count++] = sum;
-    sum.begin += sum.bytes;
-  } while (sum.begin < bytes);
-  return G2Z_OK;
-}
-
 /* The length of a file, or -1 if CHECKSUMS does not list it. */
 G2Z__PRIVATE int64_t g2z__saved_bytes(const g2z__saved *saved, const char *name) {
   int64_t bytes = -1;
@@ -10835,16 +10791,17 @@ typedef struct g2z__transfer {
   g2z_trainer *t;
   g2z_services *services;
   g2z_ranks *ranks;
-  char *place;                  /* the directory; while saving, DIRECTORY.partial */
+  char *directory;              /* while saving: DIRECTORY.partial */
   g2z__saved saved;
-  g2z__crc crc;
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int descriptor;               /* of the open file; -1: none */
   char *path;                   /* of the open file, or the last name built */
   int weights_only;             /* saving: weights, not a checkpoint */
   size_t begin, count;          /* canonical range: this rank saves what it owns in it */
-  g2z_writer *model;            /* rank 0: model.safetensors */
+  g2z_writer *model, *writer;   /* saving: rank 0's model.safetensors; another file */
+  g2z__safetensor *tensors;     /* saving: the header of this rank's moments, */
+  char (*names)[32];            /* with their names */
   g2z_note note;                /* saving: writes the program's note.json */
   g2z_files files;
   void *user;
@@ -10863,8 +10820,11 @@ G2Z__PRIVATE void g2z__transfer_shut(g2z__transfer *x) {
 G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z__transfer_shut(x);
   g2z_writer_free(x->model);
+  g2z_writer_free(x->writer);
   if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
-  g2z_release(x->services, x->place);
+  g2z_release(x->services, x->directory);
+  g2z_release(x->services, x->tensors);
+  g2z_release(x->services, x->names);
   g2z_release(x->services, x->extents);
   g2z__saved_free(x->services, &x->saved);
 }
@@ -10879,10 +10839,9 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   x->services = t->services;
   x->ranks = t->context->ranks;
   x->descriptor = -1;
-  g2z__crc_init(&x->crc);
   while (length > 1 && directory[length - 1] == '/') length--;
-  G2Z__TRY(G2Z__NEW(t->services, bytes, &x->place));
-  snprintf(x->place, bytes, "%.*s%s", (int)length, directory, suffix);
+  G2Z__TRY(G2Z__NEW(t->services, bytes, &x->directory));
+  snprintf(x->directory, bytes, "%.*s%s", (int)length, directory, suffix);
   x->chunk_elements = t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters
                                                                   : G2Z__CHECKPOINT_CHUNK;
   G2Z__TRY(t->device->ops->allocate_host(t->device, x->chunk_elements * sizeof(float), &memory));
@@ -10893,43 +10852,31 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
 /* Closes the open file and sets x->path to the path of `name` in the directory. */
 G2Z__PRIVATE g2z_status g2z__transfer_name(g2z__transfer *x, const char *name) {
   g2z__transfer_shut(x);
-  return g2z_join_path(x->services, x->place, name, &x->path);
+  return g2z_join_path(x->services, x->directory, name, &x->path);
 }
-G2Z__PRIVATE g2z_status g2z__transfer_path(g2z__transfer *x, int file) {
-  char name[64];
-  g2z__checkpoint_file(file, x->saved.world, name);
-  return g2z__transfer_name(x, name);
+
+/* Begins to write another file of the directory. */
+G2Z__PRIVATE g2z_status g2z__transfer_create(g2z__transfer *x, const char *name) {
+  g2z_writer_free(x->writer);
+  x->writer = NULL;
+  G2Z__TRY(g2z__transfer_name(x, name));
+  return g2z_writer_create(x->services, x->path, &x->writer);
 }
 
 /* Closes the open file and opens another, unless it is the same. */
 G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, const char *name, int flags) {
   const int rank = x->t->plan->rank;
-  if (x->descriptor >= 0 && strcmp(x->path + strlen(x->place) + 1, name) == 0) return G2Z_OK;
+  if (x->descriptor >= 0 && strcmp(x->path + strlen(x->directory) + 1, name) == 0) return G2Z_OK;
   G2Z__TRY(g2z__transfer_name(x, name));
   x->descriptor = g2z_open_file(x->path, flags | O_NONBLOCK); /* a FIFO must not block here */
   if (x->descriptor >= 0) return G2Z_OK;
   if (errno == ENOENT && flags == O_RDONLY)
     return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
-                    "checkpoint again", x->place, name);
+                    "checkpoint again", x->directory, name);
   if (errno == ENOENT && rank > 0)
     return g2z_fail(x->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
                     "directory on a file system that all ranks share", rank, x->path);
   return g2z_fail_file(x->services, errno, "open", x->path);
-}
-
-/* Opens a regular file of exactly this length. */
-G2Z__PRIVATE g2z_status g2z__transfer_whole(g2z__transfer *x, const char *name,
-                                            uint64_t bytes) {
-  struct stat info;
-  G2Z__TRY(g2z__transfer_file(x, name, O_RDONLY));
-  if (fstat(x->descriptor, &info) != 0) return g2z_fail_file(x->services, errno, "read", x->path);
-  if (!S_ISREG(info.st_mode))
-    return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path,
-                    g2z__kind_of_file(&info));
-  if ((uint64_t)info.st_size == bytes) return G2Z_OK;
-  return g2z_fail(x->services, G2Z_FORMAT,
-                  "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
-                  "copy the checkpoint again", x->path, (uint64_t)info.st_size, bytes);
 }
 
 G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, void *out,
@@ -10941,27 +10888,29 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
                   x->path);
 }
 
-G2Z__PRIVATE g2z_status g2z__transfer_sum(g2z__transfer *x, uint64_t begin, uint64_t bytes,
-                                          uint32_t *sum) {
-  const size_t most = x->chunk_elements * sizeof(float);
-  *sum = 0;
-  for (uint64_t done = 0, n; done < bytes; done += n) {
-    n = bytes - done < most ? bytes - done : most;
-    G2Z__TRY(g2z__transfer_read(x, begin + done, x->chunk, (size_t)n));
-    *sum = g2z__crc32c(&x->crc, *sum, x->chunk, (size_t)n);
-  }
-  return G2Z_OK;
-}
-
 /* Computes the checksums of chunks rank, rank + world, ... `write` 1 stores them; 0 compares them
  * with the stored ones. */
 G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
-  const size_t world = (size_t)x->t->plan->world;
+  const size_t world = (size_t)x->t->plan->world, most = x->chunk_elements * sizeof(float);
   for (size_t i = (size_t)x->t->plan->rank; i < x->saved.sum_count; i += world) {
     g2z__sum *sum = &x->saved.sums[i];
-    uint32_t crc;
-    G2Z__TRY(g2z__transfer_whole(x, sum->name, (uint64_t)g2z__saved_bytes(&x->saved, sum->name)));
-    G2Z__TRY(g2z__transfer_sum(x, sum->begin, sum->bytes, &crc));
+    const uint64_t whole = (uint64_t)g2z__saved_bytes(&x->saved, sum->name);
+    struct stat info;
+    uint32_t crc = 0;
+    G2Z__TRY(g2z__transfer_file(x, sum->name, O_RDONLY));
+    if (fstat(x->descriptor, &info) != 0) return g2z_fail_file(x->services, errno, "read", x->path);
+    if (!S_ISREG(info.st_mode))
+      return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path,
+                      g2z__kind_of_file(&info));
+    if ((uint64_t)info.st_size != whole)
+      return g2z_fail(x->services, G2Z_FORMAT,
+                      "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
+                      "copy the checkpoint again", x->path, (uint64_t)info.st_size, whole);
+    for (uint64_t done = 0, n; done < sum->bytes; done += n) {
+      n = sum->bytes - done < most ? sum->bytes - done : most;
+      G2Z__TRY(g2z__transfer_read(x, sum->begin + done, x->chunk, (size_t)n));
+      crc = g2z_crc32c(crc, x->chunk, (size_t)n);
+    }
     if (write) sum->crc = crc;
     else if (sum->crc != crc)
       return g2z_fail(x->services, G2Z_FORMAT,
@@ -10984,25 +10933,11 @@ G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const vo
   return g2z__trainer_alone(x->t, status);
 }
 
-/* Writes a range of this rank's shard to byte `at` of the open file. */
-G2Z__PRIVATE g2z_status g2z__saver_put(g2z__transfer *x, g2z_buffer buffer,
-                                       const g2z_update_range *range, uint64_t at) {
-  const float *shard = g2z__trainer_shard(x->t, buffer) + range->shard;
-  for (size_t done = 0, n; done < range->elements; done += n) {
-    n = range->elements - done < x->chunk_elements ? range->elements - done : x->chunk_elements;
-    const size_t bytes = n * sizeof(float);
-    G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, bytes));
-    if (!g2z__pwrite(x->descriptor, x->chunk, bytes, at + done * sizeof(float)))
-      return g2z_fail_file(x->services, errno, "write", x->path);
-  }
-  return G2Z_OK;
-}
-
 /* Writes this rank's elements into a .partial file that has its header and full length. The model
  * file, which rank 0 created, takes the masters in canonical order; this rank's optimizer file
  * takes all of m, then all of v. */
 G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
-  const int model = file == G2Z__FILE_MODEL;
+  const int model = file == G2Z__MODEL_FILE;
   uint64_t header = 0;
   char name[64], partial[80];
   g2z_update_range range;
@@ -11015,95 +10950,87 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   const int first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
   for (int b = first; b <= (model ? first : G2Z_BUFFER_V); b++)
     for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range);) {
+      const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b) + range.shard;
       if (model) at = header + range.canonical * sizeof(float);
-      G2Z__TRY(g2z__saver_put(x, (g2z_buffer)b, &range, at));
-      at += range.elements * sizeof(float);
+      for (size_t done = 0, n; done < range.elements; done += n) {
+        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
+        G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, n * sizeof(float)));
+        if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), at))
+          return g2z_fail_file(x->services, errno, "write", x->path);
+        at += n * sizeof(float);
+      }
     }
   if (g2z__sync(x->descriptor) != 0) return g2z_fail_file(x->services, errno, "sync", x->path);
   g2z__transfer_shut(x);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__saver_moments(g2z__transfer *x) {
-  typedef struct { char text[32]; } tensor_name;
-  const int file = G2Z__FILE_OPTIMIZER + x->t->plan->rank;
-  const size_t most = 2 * x->t->plan->updates;
-  size_t count = 0;
-  tensor_name *names;
-  g2z__safetensor *list = NULL;
-  g2z_writer *writer = NULL;
-  g2z_update_range range;
-  G2Z__TRY(G2Z__NEW(x->services, most, &names));
-  g2z_status status = G2Z__NEW(x->services, most, &list);
-  for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V && status == G2Z_OK; b++)
-    for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range); count++) {
-      g2z__moment_name((g2z_buffer)b, range.canonical, names[count].text);
-      list[count].name = names[count].text;
-      list[count].rank = 1;
-      list[count].shape[0] = range.elements;
-    }
-  if (status == G2Z_OK) status = g2z__transfer_path(x, file);
-  if (status == G2Z_OK)
-    status = g2z__safetensors_create(x->services, x->path, list, count, &writer);
-  g2z_release(x->services, list);
-  g2z_release(x->services, names);
-  if (status == G2Z_OK) status = g2z__saver_fill(x, file);
-  if (status == G2Z_OK) status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
-}
-
-/* Rank 0: makes the directory and the model file, with its header and full length. */
-G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x) {
-  struct stat info;
-  if (!x->weights_only) g2z_checkpoint_remove(x->place); /* from a killed save */
-  if (!x->weights_only && lstat(x->place, &info) == 0 && S_ISLNK(info.st_mode))
-    return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written "
-                    "there would overwrite what it leads to; remove the link", x->place);
-  G2Z__TRY(g2z_make_directory(x->services, x->place));
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_MODEL));
-  return g2z__weights_create(x->services, x->path, &x->t->plan->model, &x->model);
-}
-
-/* Rank 0: renames the model file and config.json once both are whole, so a full disk leaves the old
- * pair. A checkpoint also gets the tuning table. */
-G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
-  g2z_writer *config;
-  int replaces;
-  G2Z__TRY(g2z_is_there(x->services, x->model->path, &replaces));
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_CONFIG));
-  G2Z__TRY(g2z_writer_create(x->services, x->path, &config));
-  g2z_status status = g2z__weights_put_config(config, &x->t->plan->model, x->t->config.dropout);
-  if (status == G2Z_OK) status = g2z__writer_finish(config);
-  /* A kill from here on leaves a directory that does not open: either config.json without a model,
-   * or new weights without config.json. */
-  if (status == G2Z_OK && unlink(x->path) != 0 && errno != ENOENT)
-    status = g2z_fail_file(x->services, errno, "replace", x->path);
-  if (status == G2Z_OK && !replaces) status = g2z_writer_commit(config);
-  if (status == G2Z_OK) status = g2z_writer_commit(x->model);
-  if (status == G2Z_OK) status = g2z_writer_commit(config);
-  g2z_writer_free(config);
-  if (status != G2Z_OK || x->weights_only) return status;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING));
-  return g2z_trainer_write_tuning(x->t, x->path);
-}
-
-/* Collects the numbers of trainer_state.json. */
-G2Z__PRIVATE g2z_status g2z__saver_state(g2z__transfer *x) {
+/* Each rank: saves what it owns. */
+G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
-  const g2z_plan *plan = t->plan;
   g2z__saved *saved = &x->saved;
   G2Z__TRY(g2z__saver_download(x, &saved->state, t->state, sizeof saved->state));
   saved->tokens = g2z_trainer_tokens(t);
+  saved->config = t->config;
   if (t->loader) {
     saved->epoch = t->loader->position.epoch;
     saved->epoch_step = t->loader->position.step;
     saved->sequences = t->loader->sequences;
     saved->data = g2z__saved_data(t->loader);
   }
-  saved->world = plan->world;
-  saved->config = t->config;
-  return G2Z_OK;
+  G2Z__TRY(g2z__saver_fill(x, G2Z__MODEL_FILE));
+  if (x->weights_only) return G2Z_OK;
+
+  /* The moments, in a file of this rank's own. */
+  const size_t most = 2 * t->plan->updates;
+  size_t count = 0;
+  char name[64];
+  g2z_update_range range;
+  G2Z__TRY(G2Z__NEW(x->services, most, &x->names));
+  G2Z__TRY(G2Z__NEW(x->services, most, &x->tensors));
+  for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V; b++)
+    for (size_t next = 0; g2z__owned_next(t, x->begin, x->count, &next, &range); count++) {
+      g2z__moment_name((g2z_buffer)b, range.canonical, x->names[count]);
+      x->tensors[count].name = x->names[count];
+      x->tensors[count].rank = 1;
+      x->tensors[count].shape[0] = range.elements;
+    }
+  g2z__checkpoint_file(t->plan->rank, saved->world, name);
+  G2Z__TRY(g2z__transfer_name(x, name));
+  G2Z__TRY(g2z__safetensors_create(x->services, x->path, x->tensors, count, &x->writer));
+  G2Z__TRY(g2z__saver_fill(x, t->plan->rank));
+  return g2z_writer_commit(x->writer);
+}
+
+/* All ranks check what they save; rank 0 creates the directory and the model file, with its header
+ * and full length. */
+G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_name) {
+  const g2z_plan *plan = x->t->plan;
+  const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
+  const int all = plan->owner == G2Z_OWNER_ALL; /* each rank owns all and saves an equal part */
+  struct stat info;
+  int there = 0;
+  x->saved.world = plan->world;
+  x->begin = all ? P / W * rank + P % W * rank / W : 0;
+  x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
+  if (plan->updates > G2Z__CHECKPOINT_PARTS)
+    return g2z_fail(x->services, G2Z_BAD_ARGUMENT,
+                    "%d buckets cut this rank's share into %zu ranges, too many for one file: "
+                    "raise bucket_mb", plan->buckets, plan->updates);
+  if (rank > 0) return G2Z_OK;
+  if (!x->weights_only) {
+    G2Z__TRY(g2z_is_there(x->services, final_name, &there));
+    if (there) /* never overwrite a whole checkpoint */
+      return g2z_fail(x->services, G2Z_BAD_ARGUMENT,
+                      "%s exists already: remove it, or save under another name", final_name);
+    g2z_checkpoint_remove(x->directory); /* from a killed save */
+    if (lstat(x->directory, &info) == 0 && S_ISLNK(info.st_mode))
+      return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written "
+                      "there would overwrite what it leads to; remove the link", x->directory);
+  }
+  G2Z__TRY(g2z_make_directory(x->services, x->directory));
+  G2Z__TRY(g2z__transfer_name(x, "model.safetensors"));
+  return g2z__weights_create(x->services, x->path, &plan->model, &x->model);
 }
 
 G2Z__PRIVATE void g2z__saved_put_fields(const g2z__saved *saved, g2z_json_out *out, int begin,
@@ -11141,17 +11068,13 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
 /* Rank 0: writes a JSON file; `members` writes its members. */
 G2Z__PRIVATE g2z_status g2z__saver_json(g2z__transfer *x, const char *name, g2z_note members,
                                         void *user) {
-  g2z_writer *writer;
-  G2Z__TRY(g2z__transfer_name(x, name));
-  G2Z__TRY(g2z_writer_create(x->services, x->path, &writer));
-  g2z_json_out out = {writer, 2, 0, 0};
+  G2Z__TRY(g2z__transfer_create(x, name));
+  g2z_json_out out = {x->writer, 2, 0, 0};
   g2z_json_begin(&out, NULL, '{');
   members(user, &out);
   g2z_json_end(&out, '}');
-  g2z_status status = g2z_writer_put(writer, "\n", 1);
-  if (status == G2Z_OK) status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
+  g2z_writer_put(x->writer, "\n", 1);
+  return g2z_writer_commit(x->writer);
 }
 
 G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
@@ -11161,130 +11084,119 @@ G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
   return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Rank 0, after all ranks wrote: adds the program's files and the state, then lists all files. */
-G2Z__PRIVATE g2z_status g2z__saver_list(g2z__transfer *x) {
+/* Rank 0, after all ranks wrote: names the weights; in a checkpoint, adds the other files and lists
+ * all of them. */
+G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
-  g2z_status status = G2Z_OK;
-  struct stat info;
+  int replaces;
   char name[64];
-  if (x->files) G2Z__TRY(x->files(x->user, x->place));
+  /* The weights and config.json are both on the disk before one gets its name: a full disk leaves
+   * the old pair. A kill after the unlink leaves a directory that does not open, with config.json
+   * but no model, or with new weights but no config.json. */
+  G2Z__TRY(g2z_is_there(x->services, x->model->path, &replaces));
+  G2Z__TRY(g2z__transfer_create(x, "config.json"));
+  G2Z__TRY(g2z__weights_put_config(x->writer, &x->t->plan->model, x->t->config.dropout));
+  G2Z__TRY(g2z__writer_finish(x->writer));
+  if (unlink(x->path) != 0 && errno != ENOENT)
+    return g2z_fail_file(x->services, errno, "replace", x->path);
+  if (!replaces) G2Z__TRY(g2z_writer_commit(x->writer));
+  G2Z__TRY(g2z_writer_commit(x->model));
+  G2Z__TRY(g2z_writer_commit(x->writer));
+  if (x->weights_only) return G2Z_OK;
+
+  G2Z__TRY(g2z__transfer_name(x, "tuning.txt"));
+  G2Z__TRY(g2z_trainer_write_tuning(x->t, x->path));
+  if (x->files) G2Z__TRY(x->files(x->user, x->directory));
   if (x->note) G2Z__TRY(g2z__saver_json(x, "note.json", x->note, x->user));
   G2Z__TRY(g2z__saver_json(x, "trainer_state.json", g2z__saved_put, saved));
-  DIR *directory = opendir(x->place);
-  if (!directory) return g2z_fail_file(x->services, errno, "list", x->place);
+
+  /* The chunks of all files. An empty file has one empty chunk. */
+  DIR *directory = opendir(x->directory);
+  if (!directory) return g2z_fail_file(x->services, errno, "list", x->directory);
+  g2z_status status = G2Z_OK;
   for (struct dirent *entry; status == G2Z_OK && (entry = readdir(directory)) != NULL;) {
-    if (fstatat(dirfd(directory), entry->d_name, &info, 0) != 0)
-      status = g2z_fail_file(x->services, errno, "list", x->place);
-    else if (!S_ISREG(info.st_mode)) continue;
-    else if (strlen(entry->d_name) >= sizeof saved->sums->name || strchr(entry->d_name, '\n'))
+    struct stat info;
+    g2z__sum sum;
+    memset(&sum, 0, sizeof sum);
+    if (fstatat(dirfd(directory), entry->d_name, &info, 0) != 0) {
+      status = g2z_fail_file(x->services, errno, "list", x->directory);
+      break;
+    }
+    if (!S_ISREG(info.st_mode)) continue;
+    if (strlen(entry->d_name) >= sizeof sum.name || strchr(entry->d_name, '\n')) {
       status = g2z_fail(x->services, G2Z_BAD_ARGUMENT, "the name of %s/%.200s is too long for a "
-                        "checkpoint: %zu bytes, of one line, have room", x->place, entry->d_name,
-                        sizeof saved->sums->name - 1);
-    else status = g2z__sums_add(x->services, saved, entry->d_name, (uint64_t)info.st_size);
+                        "checkpoint: %zu bytes, of one line, have room", x->directory,
+                        entry->d_name, sizeof sum.name - 1);
+      break;
+    }
+    snprintf(sum.name, sizeof sum.name, "%.75s", entry->d_name);
+    do {
+      const uint64_t left = (uint64_t)info.st_size - sum.begin;
+      sum.bytes = left < G2Z__SUM_BYTES ? left : G2Z__SUM_BYTES;
+      status = G2Z__GROW(x->services, &saved->sums, &saved->sum_capacity, saved->sum_count,
+                         saved->sum_count + 1);
+      if (status == G2Z_OK) saved->sums[saved->sum_count++] = sum;
+      sum.begin += sum.bytes;
+    } while (status == G2Z_OK && sum.begin < (uint64_t)info.st_size);
   }
   closedir(directory);
   G2Z__TRY(status);
   qsort(saved->sums, saved->sum_count, sizeof(g2z__sum), g2z__sum_order);
   for (int rank = 0; rank < saved->world; rank++) {
-    g2z__checkpoint_file(G2Z__FILE_OPTIMIZER + rank, saved->world, name);
+    g2z__checkpoint_file(rank, saved->world, name);
     if (g2z__saved_bytes(saved, name) < 0)
       return g2z_fail(x->services, G2Z_IO, "rank 0 does not see %s, which rank %d wrote into %s: "
                       "choose a directory on a file system that all ranks share", name, rank,
-                      x->place);
+                      x->directory);
   }
   return G2Z_OK;
 }
 
-/* All ranks: compute the checksums of the files that rank 0 listed. */
-G2Z__PRIVATE g2z_status g2z__saver_sum(g2z__transfer *x) {
-  g2z__saved *saved = &x->saved;
-  const size_t world = (size_t)x->t->plan->world;
-  uint64_t count = saved->sum_count;
-  uint32_t *mine = NULL;
-  G2Z__TRY(g2z_ranks_broadcast(x->ranks, &count, sizeof count));
-  const size_t each = (size_t)(count + world - 1) / world;
-  g2z_status status = G2Z__GROW(x->services, &saved->sums, &saved->sum_capacity, saved->sum_count,
-                                (size_t)count);
-  if (status == G2Z_OK) status = G2Z__NEW(x->services, each * (world + 1), &mine);
-  status = g2z_ranks_agree(x->ranks, status);
-  if (status == G2Z_OK)
-    status = g2z_ranks_broadcast(x->ranks, saved->sums, (size_t)count * sizeof(g2z__sum));
-  saved->sum_count = (size_t)count;
-  if (status == G2Z_OK) status = g2z_ranks_agree(x->ranks, g2z__transfer_sums(x, 1));
-  for (size_t i = (size_t)x->t->plan->rank, n = 0; status == G2Z_OK && i < count; i += world)
-    mine[n++] = saved->sums[i].crc;
-  uint32_t *all = mine + each;
-  if (status == G2Z_OK)
-    status = g2z_ranks_all_gather(x->ranks, mine, each * sizeof *mine, all);
-  for (size_t i = 0; status == G2Z_OK && i < count; i++)
-    saved->sums[i].crc = all[i % world * each + i / world];
-  g2z_release(x->services, mine);
-  return status;
-}
-
 /* Rank 0: writes CHECKSUMS and gives the directory its final name. */
-G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *directory) {
-  g2z_writer *writer;
+G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_name) {
   char line[160];
   uint32_t crc = 0;
-  G2Z__TRY(g2z__transfer_name(x, "CHECKSUMS"));
-  G2Z__TRY(g2z_writer_create(x->services, x->path, &writer));
+  G2Z__TRY(g2z__transfer_create(x, "CHECKSUMS"));
   for (size_t i = 0; i < x->saved.sum_count; i++) {
     const g2z__sum *sum = &x->saved.sums[i];
     const int bytes = snprintf(line, sizeof line, "%08" PRIx32 " %" PRIu64 " %" PRIu64 " %s\n",
                                sum->crc, sum->bytes, sum->begin, sum->name);
-    crc = g2z__crc32c(&x->crc, crc, line, (size_t)bytes);
-    g2z_writer_put(writer, line, (size_t)bytes);
+    crc = g2z_crc32c(crc, line, (size_t)bytes);
+    g2z_writer_put(x->writer, line, (size_t)bytes);
   }
-  snprintf(line, sizeof line, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
-  g2z_status status = g2z_writer_put(writer, line, strlen(line));
-  if (status == G2Z_OK) status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  G2Z__TRY(status);
+  g2z_writer_printf(x->writer, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
+  G2Z__TRY(g2z_writer_commit(x->writer));
   /* Open the directory above first: after the rename only its sync can fail. */
   G2Z__TRY(g2z__transfer_name(x, ".."));
   int above = g2z_open_file(x->path, O_RDONLY | O_DIRECTORY);
-  int renamed = rename(x->place, directory) == 0, error = errno;
+  int renamed = rename(x->directory, final_name) == 0, error = errno;
   int unsynced = g2z__sync_directory(above);
   if (!renamed)
-    return g2z_fail_file(x->services, error, "rename a complete checkpoint to", directory);
-  if (unsynced) return g2z_fail_file(x->services, unsynced, "sync the directory above", directory);
-  return G2Z_OK;
-}
-
-/* If every rank owns all elements (OWNER_ALL), each saves an equal share of them. */
-G2Z__PRIVATE g2z_status g2z__saver_open(g2z__transfer *x, g2z_trainer *t, const char *directory) {
-  const g2z_plan *plan = t->plan;
-  const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
-  const int all = plan->owner == G2Z_OWNER_ALL;
-  int there = 0;
-  x->saved.world = plan->world;
-  x->begin = all ? P / W * rank + P % W * rank / W : 0;
-  x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
-  if (rank == 0 && !x->weights_only) G2Z__TRY(g2z_is_there(t->services, directory, &there));
-  if (there) /* never overwrite a whole checkpoint */
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                    "%s exists already: remove it, or save under another name", directory);
-  if (plan->updates > G2Z__CHECKPOINT_PARTS)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                    "%d buckets cut this rank's share into %zu ranges, too many for one file: "
-                    "raise bucket_mb", plan->buckets, plan->updates);
+    return g2z_fail_file(x->services, error, "rename a complete checkpoint to", final_name);
+  if (unsynced) return g2z_fail_file(x->services, unsynced, "sync the directory above", final_name);
   return G2Z_OK;
 }
 
 /* Ranks agree after each phase that they run alone, so that none waits for a failed rank. */
-G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *directory) {
-  const int first = x->t->plan->rank == 0;
-  G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_begin(x) : G2Z_OK));
-  g2z_status status = g2z__saver_state(x);
-  if (status == G2Z_OK) status = g2z__saver_fill(x, G2Z__FILE_MODEL);
-  if (status == G2Z_OK && !x->weights_only) status = g2z__saver_moments(x);
-  G2Z__TRY(g2z_ranks_agree(x->ranks, status));
-  G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_commit(x) : G2Z_OK));
+G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *final_name) {
+  const size_t world = (size_t)x->t->plan->world, rank = (size_t)x->t->plan->rank;
+  g2z__saved *saved = &x->saved;
+  G2Z__TRY(g2z_ranks_agree(x->ranks, g2z__saver_begin(x, final_name)));
+  G2Z__TRY(g2z_ranks_agree(x->ranks, g2z__saver_own(x)));
+  G2Z__TRY(g2z_ranks_agree(x->ranks, rank == 0 ? g2z__saver_commit(x) : G2Z_OK));
   if (x->weights_only) return G2Z_OK;
-  G2Z__TRY(g2z_ranks_agree(x->ranks, first ? g2z__saver_list(x) : G2Z_OK));
-  G2Z__TRY(g2z__saver_sum(x));
-  return g2z_ranks_agree(x->ranks, first ? g2z__saver_publish(x, directory) : G2Z_OK);
+  /* Each rank computes the checksums of its part of the chunks that rank 0 listed. */
+  uint64_t count = saved->sum_count;
+  G2Z__TRY(g2z_ranks_broadcast(x->ranks, &count, sizeof count));
+  G2Z__TRY(g2z_ranks_agree(x->ranks, G2Z__GROW(x->services, &saved->sums, &saved->sum_capacity,
+                                               saved->sum_count, (size_t)count + world)));
+  G2Z__TRY(g2z_ranks_broadcast(x->ranks, saved->sums, (size_t)count * sizeof(g2z__sum)));
+  saved->sum_count = (size_t)count;
+  G2Z__TRY(g2z_ranks_agree(x->ranks, g2z__transfer_sums(x, 1)));
+  for (size_t i = 0; i < count; i += world)
+    G2Z__TRY(g2z_ranks_all_gather(x->ranks, &saved->sums[i + rank], sizeof(g2z__sum),
+                                  &saved->sums[i]));
+  return g2z_ranks_agree(x->ranks, rank == 0 ? g2z__saver_publish(x, final_name) : G2Z_OK);
 }
 
 G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int weights_only,
@@ -11297,14 +11209,14 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
   x.note = note;
   x.files = files;
   x.user = user;
-  if (status == G2Z_OK) status = g2z__saver_open(&x, t, directory);
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
     status = g2z__saver_run(&x, directory);
     if (status != G2Z_OK && t->plan->rank == 0 && !weights_only) {
       g2z_writer_free(x.model); /* also removes its .partial file */
-      x.model = NULL;
-      g2z_checkpoint_remove(x.place);
+      g2z_writer_free(x.writer);
+      x.model = x.writer = NULL;
+      g2z_checkpoint_remove(x.directory);
     }
   }
   g2z__transfer_free(&x);
@@ -11512,7 +11424,7 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
     if (setting->on_resume != on_resume || strcmp(was, is) == 0) continue;
     if (on_resume == G2Z_RESUME_SAME)
       return g2z_fail(x->services, G2Z_BAD_ARGUMENT, "%s was saved by a model with %s=%s, and this "
-                      "one has %s=%s: resume with the same model", x->place, setting->name, was,
+                      "one has %s=%s: resume with the same model", x->directory, setting->name, was,
                       setting->name, is);
     g2z_log(x->services, on_resume == G2Z_RESUME_WARN ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
             "%s changed since the checkpoint: %s -> %s", setting->name, was, is);
@@ -11537,7 +11449,7 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
   const uint64_t bytes = (uint64_t)g2z__saved_bytes(&x->saved, "model.safetensors");
   uint64_t header = 0;
-  g2z__extent extent = {G2Z_BUFFER_MASTER, G2Z__FILE_MODEL, 0, x->t->plan->parameters, 0};
+  g2z__extent extent = {G2Z_BUFFER_MASTER, G2Z__MODEL_FILE, 0, x->t->plan->parameters, 0};
   G2Z__TRY(g2z__transfer_file(x, "model.safetensors", O_RDONLY));
   G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
   extent.begin = sizeof header + header;
@@ -11551,16 +11463,22 @@ G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
   g2z__safetensors *file;
   g2z_status status = G2Z_OK;
-  G2Z__TRY(g2z__transfer_path(x, index));
+  char path[64];
+  g2z__checkpoint_file(index, x->saved.world, path);
+  G2Z__TRY(g2z__transfer_name(x, path));
   G2Z__TRY(g2z__safetensors_open(x->services, x->path, &file));
   for (size_t i = 0; status == G2Z_OK && i < file->count; i++) {
     const g2z__safetensor *tensor = &file->tensors[i];
     g2z__extent extent;
-    int known = g2z__moment_parse(tensor->name, &extent.buffer, &extent.canonical);
+    char name[32];
+    extent.buffer = tensor->name[0] == 'm' ? G2Z_BUFFER_M : G2Z_BUFFER_V;
+    extent.canonical = strlen(tensor->name) > 2 ? (size_t)strtoull(tensor->name + 2, NULL, 10) : 0;
     extent.file = index;
     extent.elements = tensor->elements;
     extent.begin = tensor->begin;
-    if (!known || tensor->type != G2Z__F32 || tensor->rank != 1 || tensor->elements == 0)
+    g2z__moment_name(extent.buffer, extent.canonical, name);
+    if (strcmp(tensor->name, name) != 0 || tensor->type != G2Z__F32 || tensor->rank != 1 ||
+        tensor->elements == 0)
       status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
                         "F32", x->path, tensor->name);
     else status = g2z__extent_add(x, &extent);
@@ -11583,14 +11501,14 @@ G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
       if (extent->canonical != end || extent->elements > P - end)
         return g2z_fail(x->services, G2Z_FORMAT,
                         "%s/%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
-                        "another checkpoint", x->place, file, name, extent->elements,
+                        "another checkpoint", x->directory, file, name, extent->elements,
                         extent->canonical < end   ? "overlaps others up to"
                         : extent->canonical > end ? "leaves a gap from" : "goes on from", end, P);
       end += extent->elements;
     }
     if (end != P)
       return g2z_fail(x->services, G2Z_FORMAT, "the optimizer files of %s hold %s up to element "
-                      "%zu of %zu: a file is missing", x->place,
+                      "%zu of %zu: a file is missing", x->directory,
                       buffer == G2Z_BUFFER_M ? "m" : "v", end, P);
   }
   return G2Z_OK;
@@ -11602,11 +11520,11 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
   G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
   G2Z__TRY(g2z__transfer_sums(x, 0));
   g2z_model_config model;
-  G2Z__TRY(g2z_weights_config(x->services, x->place, &model));
+  G2Z__TRY(g2z_weights_config(x->services, x->directory, &model));
   x->vocab_hash = x->t->plan->model.vocab_hash;
-  G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->place));
+  G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->directory));
   G2Z__TRY(g2z__loading_list_model(x));
-  for (int file = G2Z__FILE_OPTIMIZER; file < G2Z__FILE_OPTIMIZER + (int)x->saved.world; file++)
+  for (int file = 0; file < (int)x->saved.world; file++)
     G2Z__TRY(g2z__loading_list_moments(x, file));
   return g2z__loading_check_extents(x);
 }
@@ -11752,7 +11670,7 @@ G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
   char *text;
   size_t bytes;
   if (x->t->plan->device != G2Z_DEVICE_CUDA) return G2Z_OK;
-  G2Z__TRY(g2z__transfer_path(x, G2Z__FILE_TUNING));
+  G2Z__TRY(g2z__transfer_name(x, "tuning.txt"));
   G2Z__TRY(g2z_read_file(x->services, x->path, 1 << 24, &text, &bytes));
   if (bytes > 0 && g2z__tuning_read(x->t->device, text) != G2Z_OK)
     g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
