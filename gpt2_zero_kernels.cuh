@@ -4387,12 +4387,22 @@ struct g2z__hopper_bwd {
   g2z__hopper_cut cut;
 };
 
+/* The rows of a head in one of dqkv's three tensors. Sizes are widened as unsigned numbers, because
+ * backward has no register left for a sign extension. */
+template <typename A>
+static __device__ inline g2z__rows<A> g2z__hopper_rows(const g2z__hopper_bwd<A> &x, int head,
+                                                       int tensor) {
+  size_t C = (unsigned)(x.NH * 64);
+  size_t first = (unsigned)(head / x.NH * x.T) * 3 * C + (unsigned)tensor * C;
+  return {x.dqkv + first + (unsigned)(head % x.NH * 64), 3 * C, x.T, 64, x.dqkv, x.narrow};
+}
+
 /* Stores a column's sum of one of dqkv's three tensors. */
 template <typename A>
 static __device__ inline void g2z__hopper_leave_sum(const g2z__hopper_bwd<A> &x, int head, int slab,
                                                     int tensor, int column, float sum) {
-  size_t row = (size_t)(head / x.NH * x.slabs + slab) * 3 + (size_t)tensor;
-  x.sums[(row * (size_t)x.NH + (size_t)(head % x.NH)) * 64 + (size_t)column] = sum;
+  size_t row = (unsigned)((head / x.NH * x.slabs + slab) * 3 + tensor);
+  x.sums[(row * (unsigned)x.NH + (unsigned)(head % x.NH)) * 64 + (unsigned)column] = sum;
 }
 
 /* The index of query t in a row of statistics. Within 16 queries, the 4 that a lane needs are
@@ -4566,8 +4576,8 @@ static __device__ inline void g2z__hopper_dq_tile(float (&dq)[8][4], uint32_t ds
 /* A part's tiles of dQ: tile i lies at i * 1024. Tiles below 2 * first do not exist. */
 template <typename A>
 static __device__ inline float4 *g2z__hopper_part(const g2z__hopper_bwd<A> &x, int head, int part) {
-  size_t at = (size_t)(head - x.cut.whole) * (size_t)x.cut.left;
-  return x.parts + (at + (size_t)x.cut.base[part]) * 1024;
+  int at = (head - x.cut.whole) * x.cut.left + x.cut.base[part];
+  return x.parts + (size_t)(unsigned)at * 1024;
 }
 
 /* One warpgroup adds up dQ. A tile of dQ is complete after the keys on its diagonal. Until then it
@@ -4585,9 +4595,8 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
   float *q_sums = floats + S::DQ / 4; /* [4 warps][64]; reuses the tiles' memory at an item's end */
   G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
-    int b = item.head / x.NH, h = item.head % x.NH;
     float4 *left = thread + (item.parts == 1
-                                 ? x.dq + (size_t)blockIdx.x * (size_t)tiles * 1024
+                                 ? x.dq + (size_t)(blockIdx.x * (unsigned)tiles) * 1024
                                  : g2z__hopper_part(x, item.head, item.part));
     float sums[2] = {};
     for (int j = item.begin; j < item.end; j++) {
@@ -4620,8 +4629,8 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
         } else if (item.parts > 1) {
           g2z__dq_leave(left + (size_t)i * 1024, dq);
         } else {
-          g2z__store_c<64>(g2z__rows_of(x.dqkv, b, h, 0, 3, x.T, x.NH, 64, x.narrow), dq,
-                           i * 64 + warp * 16, x.scale, x.scale);
+          g2z__store_c<64>(g2z__hopper_rows(x, item.head, 0), dq, i * 64 + warp * 16, x.scale,
+                           x.scale);
           g2z__hopper_add_columns(sums, dq);
         }
       }
@@ -4656,11 +4665,12 @@ static __device__ inline void g2z__hopper_stat_get(float (&stat)[4][4], const fl
 }
 
 /* One tile of 64 queries: P^T and dV; dS^T in the layout of dK's A operand. The caller has issued
- * the tile's scores and dP after the last tile's dV. */
+ * the tile's scores and dP after the last tile's dV. `below`: this lane's first key minus its first
+ * query, each as a place within a tile. */
 template <typename A>
 static __device__ inline void
 g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_t (&ds)[4][4],
-                 const float *stats, uint32_t dout_tile, int first, int row, float scale2) {
+                 const float *stats, uint32_t dout_tile, int first, int below, float scale2) {
   float stat[4][4];
   uint32_t p[4][4];
   g2z__hopper_stat_get(stat, stats); /* lse */
@@ -4672,7 +4682,7 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_
     for (int n = 0; n < 8; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        if (row + i / 2 * 8 > n * 8 + g2z__lane_column() + i % 2) s[n][i] = -INFINITY;
+        if (below + i / 2 * 8 > n * 8 + i % 2) s[n][i] = -INFINITY;
 #pragma unroll
   for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -4713,7 +4723,8 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
   typedef g2z__hopper_shared S;
   float s[8][4], dp[8][4];
   uint32_t ds[4][4], q_tiles = keys.shared + S::Q, dout_tiles = keys.shared + S::DOUT;
-  int row = keys.row % 64 + g2z__lane_row(), stage = keys.q.stage, last = 0;
+  int below = keys.row % 64 + g2z__lane_row() - g2z__lane_column();
+  int stage = keys.q.stage, last = 0;
   stats += g2z__lane() % 4 * 4;
   g2z__barrier_wait_warp(keys.barriers->q_full + stage, keys.q.phase);
   g2z__wgmma_scores_shared<A>(s, k_tile, q_tiles + (uint32_t)(stage * S::TILE));
@@ -4721,7 +4732,7 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
   g2z__wgmma_scores_shared<A>(dp, v_tile, dout_tiles + (uint32_t)(stage * S::TILE));
   for (int i = 0;; i++) {
     g2z__hopper_tile<A>(s, dp, dv, ds, stats + stage * 128,
-                        dout_tiles + (uint32_t)(stage * S::TILE), i == 0, row, scale2);
+                        dout_tiles + (uint32_t)(stage * S::TILE), i == 0, below, scale2);
     if (i > 0) {
       g2z__settled(dk);
       g2z__barrier_arrive_warp(keys.barriers->q_empty + last);
@@ -4753,10 +4764,8 @@ static __device__ inline void g2z__hopper_store_keys(const g2z__hopper_bwd<A> &x
                                                      float (&sums)[8], float (&c)[8][4], int row,
                                                      float factor, uint32_t tile, int place) {
   uint4 packs[4];
-  g2z__hopper_store<__nv_fp8_e5m2>(packs,
-                                   g2z__rows_of(x.dqkv, item.head / x.NH, item.head % x.NH, tensor,
-                                                3, x.T, x.NH, 64, x.narrow),
-                                   c, row, factor, factor, tile, place);
+  g2z__hopper_store<__nv_fp8_e5m2>(packs, g2z__hopper_rows(x, item.head, tensor), c, row, factor,
+                                   factor, tile, place);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float numbers[8];
@@ -4877,13 +4886,13 @@ g2z_k_attention_hopper_bwd(const __grid_constant__ g2z__hopper_bwd<A> x,
   __syncthreads();
   int group = g2z__warpgroup();
   if (group < 2) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
     g2z__hopper_dkv<A>(x, shared, floats, &barriers);
   } else if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
     g2z__hopper_dq<A>(x, shared, floats, &barriers);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == 384)
       g2z__hopper_load<A>(x, &qkv_map, &dout_map, &stats_map, shared, &barriers);
   }
@@ -4905,7 +4914,7 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   int tiles = (x.T + 63) / 64, thread = (int)threadIdx.x % 128, warp = (int)threadIdx.x / 32;
   int splits = max(x.cut.splits, 2), head = x.cut.whole + (int)blockIdx.x / splits;
   int turn = (int)blockIdx.x % splits;
-  auto to = g2z__rows_of(x.dqkv, head / x.NH, head % x.NH, 0, 3, x.T, x.NH, 64, x.narrow);
+  g2z__rows<A> to = g2z__hopper_rows(x, head, 0);
   float sums[16] = {};
   for (int i = turn * 2 + warp / 4; i < tiles; i += splits * 2) {
     float dq[8][4] = {};
