@@ -2210,6 +2210,16 @@ G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, 
   return G2Z_OK;
 }
 
+/* "DIRECTORY/name"; "" if the directory is "", which is not the root. A path that is too long for
+ * the system stays too long, so it opens nothing. */
+typedef struct g2z__path { char text[PATH_MAX + 8]; } g2z__path;
+G2Z__PRIVATE g2z__path g2z__join(const char *directory, const char *name) {
+  g2z__path path;
+  path.text[0] = 0;
+  if (*directory) snprintf(path.text, sizeof path.text, "%s/%s", directory, name);
+  return path;
+}
+
 #define G2Z__HASH 0xcbf29ce484222325u /* of no bytes */
 
 /* Continues an FNV-1a hash with these bytes: `hash` covers the bytes before them. */
@@ -7807,39 +7817,35 @@ static const struct { const char *begin, *what; } g2z__tensor_others[] = {
     {"\037\213", "packed by gzip: unpack it"},
     {"<", "a page of the web: download the file again"}};
 
-struct g2z__safetensors;
+typedef struct g2z__tensor_file {
+  struct g2z__tensor_file *next;
+  char *header;                 /* JSON text; tensor names are unescaped in place */
+  char *path;                   /* after the struct, in the same allocation */
+} g2z__tensor_file;
 
 typedef struct g2z__safetensor {
-  const char *name;             /* valid as long as `in` */
-  struct g2z__safetensors *in;  /* its file */
+  const char *name;
+  g2z__tensor_file *in;
   int type;                     /* index into g2z__tensor_types */
   int rank;                     /* dimensions; 0: a scalar */
   uint64_t shape[G2Z__TENSOR_RANK];
   size_t elements;
   uint64_t begin, bytes;        /* byte range in the file */
+  int used;                     /* the model has a weight for it */
 } g2z__safetensor;
 
-/* One file, or an index with its files. At most one file of an index is open. */
+/* The tensors of one file, or of all files of an index. */
 typedef struct g2z__safetensors {
   g2z_services *services;
-  char *path;                   /* of the file, or of the index */
-  int file;                     /* -1: not open */
-  char *header;                 /* JSON text; tensor names are unescaped in place */
-  g2z__safetensor *tensors;     /* sorted by name; an index lists all its files' tensors */
+  char *path;                   /* of the file, or of the index; in the same allocation */
+  g2z__safetensor *tensors;     /* sorted by name */
   size_t count, capacity;
-  struct g2z__safetensors *parts, *next; /* an index owns a list of files */
-  struct g2z__safetensors *open; /* index: the file that is open */
+  g2z__tensor_file *parts;
+  g2z__tensor_file *open;       /* the part that `file` reads: one at a time is open */
+  int file;                     /* -1: none */
 } g2z__safetensors;
 
 /* ----- reading a header ----- */
-
-G2Z__PRIVATE void g2z__tensor_parse_type(g2z_json *json, g2z__safetensor *tensor) {
-  g2z_json_text text = g2z_json_string(json);
-  for (tensor->type = 0; tensor->type < G2Z__TENSOR_TYPES; tensor->type++)
-    if (g2z_json_is(&text, g2z__tensor_types[tensor->type].name)) return;
-  g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
-                tensor->name, (int)(text.bytes < 20 ? text.bytes : 20), (const char *)text.at);
-}
 
 /* Reads at most `most` numbers, all >= 0, and returns their count. */
 G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *tensor,
@@ -7858,83 +7864,47 @@ G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *t
   return count;
 }
 
-/* Type, shape and offsets must agree. Here `begin` is relative to the end of the header. */
-G2Z__PRIVATE void g2z__tensor_measure(g2z_json *json, g2z__safetensor *tensor,
-                                      const uint64_t offsets[2]) {
-  uint64_t elements = 1, size = g2z__tensor_types[tensor->type].bytes;
-  for (int i = 0; i < tensor->rank; i++) {
-    if (tensor->shape[i] && elements > (uint64_t)INT64_MAX / size / tensor->shape[i]) {
-      g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
-                    tensor->name);
-      return;
-    }
-    elements *= tensor->shape[i];
-  }
-  tensor->elements = (size_t)elements;
-  tensor->begin = offsets[0];
-  tensor->bytes = elements * size;
-  if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != tensor->bytes)
-    g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
-                  ", but its shape takes %" PRIu64 " bytes: the file is damaged", tensor->name,
-                  offsets[0], offsets[1], tensor->bytes);
-}
-
-/* One entry of the header. */
-G2Z__PRIVATE void g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
+/* Reads one entry of a header. Its type, shape and offsets must agree. Here `begin` is relative to
+ * the end of the header. */
+G2Z__PRIVATE g2z_status g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
   uint64_t offsets[2] = {0, 0};
   int bounds = 0;
   g2z_json_text key;
   tensor->type = tensor->rank = -1;
   g2z_json_enter(json, '{');
   while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "dtype")) g2z__tensor_parse_type(json, tensor);
-    else if (g2z_json_is(&key, "shape"))
+    if (g2z_json_is(&key, "dtype")) {
+      const g2z_json_text text = g2z_json_string(json);
+      int type = 0;
+      while (type < G2Z__TENSOR_TYPES && !g2z_json_is(&text, g2z__tensor_types[type].name)) type++;
+      if (type == G2Z__TENSOR_TYPES)
+        g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
+                      tensor->name, (int)(text.bytes < 20 ? text.bytes : 20),
+                      (const char *)text.at);
+      tensor->type = type;
+    } else if (g2z_json_is(&key, "shape"))
       tensor->rank = g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z__TENSOR_RANK);
     else if (g2z_json_is(&key, "data_offsets"))
       bounds = g2z__tensor_parse_list(json, tensor, "pair of data_offsets", offsets, 2);
     else g2z_json_skip(json);
   }
-  if (json->status != G2Z_OK) return;
-  if (tensor->type >= 0 && tensor->rank >= 0 && bounds == 2)
-    g2z__tensor_measure(json, tensor, offsets);
-  else
-    g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: the "
-                  "file is damaged", tensor->name);
-}
-
-G2Z__PRIVATE g2z_status g2z__safetensors_parse(g2z__safetensors *file, size_t bytes) {
-  g2z_json json;
-  g2z_json_text key;
-  const unsigned char *at = (const unsigned char *)file->header, *end = at + bytes;
-  for (size_t step; at < end; at += step) {
-    step = g2z_utf8_length(at, end);
-    if (step == 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s: byte %zu of the header is not UTF-8: the file is damaged", file->path,
-                      bytes - (size_t)(end - at));
+  if (json->status != G2Z_OK) return json->status;
+  if (tensor->type < 0 || tensor->rank < 0 || bounds != 2)
+    return g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: "
+                         "the file is damaged", tensor->name);
+  tensor->bytes = g2z__tensor_types[tensor->type].bytes;
+  for (int i = 0; i < tensor->rank; i++) {
+    if (tensor->shape[i] && tensor->bytes > (uint64_t)INT64_MAX / tensor->shape[i])
+      return g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
+                           tensor->name);
+    tensor->bytes *= tensor->shape[i];
   }
-  g2z_json_open(&json, file->services, file->path, file->header, bytes);
-  g2z_json_enter(&json, '{');
-  while (g2z_json_next(&json, '}', &key)) {
-    if (g2z_json_is(&key, "__metadata__")) { /* strings or null; ignored */
-      if (g2z_json_peek(&json) == 'n') g2z_json_skip(&json);
-      else if (g2z_json_enter(&json, '{'))
-        while (g2z_json_next(&json, '}', &key)) g2z_json_string(&json);
-      continue;
-    }
-    G2Z__TRY(G2Z__GROW(file->services, &file->tensors, &file->capacity, file->count,
-                       file->count + 1));
-    g2z__safetensor *tensor = &file->tensors[file->count++];
-    memset(tensor, 0, sizeof *tensor);
-    tensor->in = file;
-    char *name = file->header + (key.at - json.begin);
-    size_t length = g2z_json_unescape(&key, (unsigned char *)name);
-    name[length] = 0; /* overwrites at most the closing quote */
-    tensor->name = name;
-    if (strlen(name) != length) g2z_json_fail(&json, "a tensor's name contains a NUL");
-    g2z__tensor_parse(&json, tensor);
-  }
-  return g2z_json_close(&json);
+  tensor->elements = (size_t)(tensor->bytes / g2z__tensor_types[tensor->type].bytes);
+  tensor->begin = offsets[0];
+  if (offsets[1] >= offsets[0] && offsets[1] - offsets[0] == tensor->bytes) return G2Z_OK;
+  return g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
+                       ", but its shape takes %" PRIu64 " bytes: the file is damaged",
+                       tensor->name, offsets[0], offsets[1], tensor->bytes);
 }
 
 G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
@@ -7947,155 +7917,126 @@ G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
   return strcmp(((const g2z__safetensor *)a)->name, ((const g2z__safetensor *)b)->name);
 }
 
-/* Sorts the tensors by name. Names must be unique. */
-G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *file) {
-  if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_name);
-  for (size_t i = 1; i < file->count; i++)
-    if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s names tensor \"%.200s\" twice: write it with each name once", file->path,
-                      file->tensors[i].name);
+/* Sorts the tensors from `first` on by name. Names must be unique. */
+G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *set, size_t first) {
+  if (set->count > first)
+    qsort(set->tensors + first, set->count - first, sizeof *set->tensors, g2z__tensor_by_name);
+  for (size_t i = first + 1; i < set->count; i++)
+    if (strcmp(set->tensors[i - 1].name, set->tensors[i].name) == 0)
+      return g2z_fail(set->services, G2Z_FORMAT,
+                      "%s names tensor \"%.200s\" twice: write it with each name once",
+                      set->path, set->tensors[i].name);
   return G2Z_OK;
 }
 
-/* The tensors must tile the bytes after the header without gaps or overlaps. Leaves them sorted by
- * name. */
-G2Z__PRIVATE g2z_status g2z__safetensors_check(g2z__safetensors *file, uint64_t data,
-                                               uint64_t bytes) {
-  uint64_t end = 0;
-  G2Z__TRY(g2z__safetensors_sort(file)); /* duplicate names fail here, not as a gap */
-  if (file->count)
-    qsort(file->tensors, file->count, sizeof(g2z__safetensor), g2z__tensor_by_begin);
-  for (size_t i = 0; i < file->count; i++) {
-    g2z__safetensor *tensor = &file->tensors[i];
-    if (tensor->begin != end)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
-                      "it end at %" PRIu64 ": the file is damaged", file->path, tensor->name,
-                      tensor->begin, end);
-    end += tensor->bytes; /* equals data_offsets[1], so below 2^63 */
-    if (end > bytes - data) break;
-    tensor->begin += data;
-  }
-  if (end != bytes - data)
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s promises %s%" PRIu64 " bytes of tensors behind its header and has %" PRIu64
-                    ": it was cut or is unfinished; copy it again", file->path,
-                    end > bytes - data ? "at least " : "", end, bytes - data);
-  return g2z__safetensors_sort(file);
+/* Opens a file of the set unless it is open, in place of the one that is: an index may have more
+ * files than a process may open. */
+G2Z__PRIVATE g2z_status g2z__safetensors_use(g2z__safetensors *set, g2z__tensor_file *part) {
+  if (set->open == part) return G2Z_OK;
+  if (set->file >= 0) close(set->file);
+  set->open = NULL;
+  G2Z__TRY(g2z__open_read(set->services, part->path, &set->file));
+  set->open = part;
+  return G2Z_OK;
 }
 
-/* Reads and checks the header of the open file. */
-G2Z__PRIVATE g2z_status g2z__safetensors_load(g2z__safetensors *file) {
+/* Adds the tensors of a file after it has read and checked its header: JSON after its length. */
+G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *path) {
+  g2z_services *services = set->services;
+  const size_t first = set->count, path_bytes = strlen(path) + 1;
   struct stat info;
-  if (fstat(file->file, &info) != 0)
-    return g2z_fail_file(file->services, errno, "open", file->path);
-  uint64_t length = 0, bytes = (uint64_t)info.st_size;
-  int64_t got = g2z__pread(file->file, &length, sizeof length, 0);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
-  if (got < 8)
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
-                    file->path, bytes);
-  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8) {
-    char head[32] = "";
-    g2z__pread(file->file, head, sizeof head - 1, 0);
-    for (size_t i = 0; i < sizeof g2z__tensor_others / sizeof *g2z__tensor_others; i++)
-      if (strncmp(head, g2z__tensor_others[i].begin, strlen(g2z__tensor_others[i].begin)) == 0)
-        return g2z_fail(file->services, G2Z_FORMAT, "%s is %s", file->path,
-                        g2z__tensor_others[i].what);
-    return g2z_fail(file->services, G2Z_FORMAT,
-                    "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
-                    "it was cut, or it is no safetensors file", file->path, length, bytes);
-  }
-  G2Z__TRY(G2Z__NEW(file->services, (size_t)length, &file->header));
-  got = g2z__pread(file->file, file->header, (size_t)length, 8);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", file->path);
-  if ((uint64_t)got < length)
-    return g2z_fail(file->services, G2Z_FORMAT, "%s shrank while it was read: copy it again",
-                    file->path);
-  G2Z__TRY(g2z__safetensors_parse(file, (size_t)length));
-  return g2z__safetensors_check(file, 8 + length, bytes);
-}
-
-G2Z__PRIVATE void g2z__safetensors_close(g2z__safetensors *file) {
-  if (file->file >= 0) close(file->file);
-  file->file = -1;
-}
-
-G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *file) {
-  if (!file) return;
-  for (g2z__safetensors *part = file->parts, *next; part; part = next) {
-    next = part->next;
-    g2z__safetensors_free(part);
-  }
-  g2z__safetensors_close(file);
-  g2z_release(file->services, file->header);
-  g2z_release(file->services, file->tensors);
-  g2z_release(file->services, file);
-}
-
-/* A closed file without tensors. */
-G2Z__PRIVATE g2z_status g2z__safetensors_new(g2z_services *services, const char *path,
-                                             g2z__safetensors **out) {
-  const size_t length = strlen(path) + 1;
-  g2z__safetensors *file;
-  G2Z__TRY(g2z__new(services, 1, sizeof *file + length, out));
-  file = *out;
-  file->services = services;
-  file->path = (char *)(file + 1);
-  file->file = -1;
-  memcpy(file->path, path, length);
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char *path,
-                                              g2z__safetensors **out) {
-  G2Z__TRY(g2z__safetensors_new(services, path, out));
-  g2z_status status = g2z__open_read(services, path, &(*out)->file);
-  if (status == G2Z_OK) status = g2z__safetensors_load(*out);
-  if (status == G2Z_OK) return G2Z_OK;
-  g2z__safetensors_free(*out);
-  *out = NULL;
-  return status;
-}
-
-/* ----- several files and their index ----- */
-
-/* Adds a file and its tensors to the index unless it is already there. Leaves the file closed. */
-G2Z__PRIVATE g2z_status g2z__index_add(g2z__safetensors *index, const char *path) {
-  g2z__safetensors *part = index->parts;
-  while (part && strcmp(part->path, path) != 0) part = part->next;
-  if (part) return G2Z_OK;
-  G2Z__TRY(g2z__safetensors_open(index->services, path, &part));
-  g2z__safetensors_close(part);
-  part->next = index->parts;
-  index->parts = part;
-  G2Z__TRY(G2Z__GROW(index->services, &index->tensors, &index->capacity, index->count,
-                     index->count + part->count));
-  for (size_t i = 0; i < part->count; i++) index->tensors[index->count++] = part->tensors[i];
-  return G2Z_OK;
-}
-
-/* A value of weight_map: the name of a file in the index's directory. */
-G2Z__PRIVATE void g2z__index_parse_file(g2z_json *json, const char *directory,
-                                        g2z__safetensors *index) {
-  char name[256], *path;
-  g2z_json_text text = g2z_json_string(json);
-  if (text.bytes >= sizeof name) g2z_json_fail(json, "a file's name of more than 255 bytes");
-  if (json->status != G2Z_OK) return;
-  name[g2z_json_unescape(&text, (unsigned char *)name)] = 0;
-  json->status = g2z_join_path(index->services, directory, name, &path);
-  if (json->status == G2Z_OK) json->status = g2z__index_add(index, path);
-  g2z_release(index->services, path);
-}
-
-G2Z__PRIVATE g2z_status g2z__index_parse(g2z__safetensors *index, const char *directory,
-                                         const char *text, size_t bytes) {
   g2z_json json;
   g2z_json_text key;
-  g2z_json_open(&json, index->services, index->path, text, bytes);
+  uint64_t length = 0, end = 0;
+  g2z__tensor_file *part;
+  G2Z__TRY(g2z__new(services, 1, sizeof *part + path_bytes, &part));
+  part->path = (char *)(part + 1);
+  memcpy(part->path, path, path_bytes);
+  part->next = set->parts;
+  set->parts = part;
+  G2Z__TRY(g2z__safetensors_use(set, part));
+  int64_t got = fstat(set->file, &info) == 0 ? g2z__pread(set->file, &length, 8, 0) : -1;
+  if (got < 0) return g2z_fail_file(services, errno, "read", path);
+  const uint64_t bytes = (uint64_t)info.st_size, data = bytes - 8 - length;
+  if (got < 8)
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
+                    path, bytes);
+  if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8) {
+    char head[32] = "";
+    g2z__pread(set->file, head, sizeof head - 1, 0);
+    for (size_t i = 0; i < sizeof g2z__tensor_others / sizeof *g2z__tensor_others; i++)
+      if (strncmp(head, g2z__tensor_others[i].begin, strlen(g2z__tensor_others[i].begin)) == 0)
+        return g2z_fail(services, G2Z_FORMAT, "%s is %s", path, g2z__tensor_others[i].what);
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
+                    "it was cut, or it is no safetensors file", path, length, bytes);
+  }
+  G2Z__TRY(G2Z__NEW(services, (size_t)length, &part->header));
+  got = g2z__pread(set->file, part->header, (size_t)length, 8);
+  if (got < 0) return g2z_fail_file(services, errno, "read", path);
+  if ((uint64_t)got < length)
+    return g2z_fail(services, G2Z_FORMAT, "%s shrank while it was read: copy it again", path);
+
+  /* The header lists the tensors. */
+  const unsigned char *at = (const unsigned char *)part->header, *header_end = at + length;
+  for (size_t step = 1; at < header_end; at += step)
+    if ((step = g2z_utf8_length(at, header_end)) == 0)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s: byte %zu of the header is not UTF-8: the file is damaged", path,
+                      (size_t)(length - (uint64_t)(header_end - at)));
+  g2z_json_open(&json, services, path, part->header, (size_t)length);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z_json_is(&key, "__metadata__")) { /* strings or null; ignored */
+      if (g2z_json_peek(&json) == 'n') g2z_json_skip(&json);
+      else if (g2z_json_enter(&json, '{'))
+        while (g2z_json_next(&json, '}', &key)) g2z_json_string(&json);
+      continue;
+    }
+    G2Z__TRY(G2Z__GROW(services, &set->tensors, &set->capacity, set->count, set->count + 1));
+    g2z__safetensor *tensor = &set->tensors[set->count++];
+    memset(tensor, 0, sizeof *tensor);
+    tensor->in = part;
+    char *name = part->header + (key.at - json.begin);
+    const size_t name_bytes = g2z_json_unescape(&key, (unsigned char *)name);
+    name[name_bytes] = 0; /* overwrites at most the closing quote */
+    tensor->name = name;
+    if (strlen(name) != name_bytes) g2z_json_fail(&json, "a tensor's name contains a NUL");
+    g2z__tensor_parse(&json, tensor);
+  }
+  G2Z__TRY(g2z_json_close(&json));
+
+  /* They must tile the bytes after the header without gaps or overlaps. */
+  G2Z__TRY(g2z__safetensors_sort(set, first)); /* a name that comes twice is no gap */
+  if (set->count > first)
+    qsort(set->tensors + first, set->count - first, sizeof *set->tensors, g2z__tensor_by_begin);
+  for (size_t i = first; i < set->count && end <= data; i++) {
+    g2z__safetensor *tensor = &set->tensors[i];
+    if (tensor->begin != end)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
+                      "it end at %" PRIu64 ": the file is damaged", path, tensor->name,
+                      tensor->begin, end);
+    end += tensor->bytes; /* equals data_offsets[1], so below 2^63 */
+    tensor->begin += 8 + length;
+  }
+  if (end == data) return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT,
+                  "%s promises %s%" PRIu64 " bytes of tensors after its header and has %" PRIu64
+                  ": it was cut or is unfinished; copy it again", path,
+                  end > data ? "at least " : "", end, data);
+}
+
+/* Adds every file that the index names in its weight_map. They lie in its directory. */
+G2Z__PRIVATE g2z_status g2z__safetensors_add_index(g2z__safetensors *set, const char *text,
+                                                   size_t bytes) {
+  const char *slash = strrchr(set->path, '/');
+  const int directory = slash ? (int)(slash + 1 - set->path) : 0;
+  char name[256], path[PATH_MAX + sizeof name];
+  g2z_json json;
+  g2z_json_text key;
+  g2z_json_open(&json, set->services, set->path, text, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
     if (!g2z_json_is(&key, "weight_map")) {
@@ -8103,101 +8044,122 @@ G2Z__PRIVATE g2z_status g2z__index_parse(g2z__safetensors *index, const char *di
       continue;
     }
     g2z_json_enter(&json, '{');
-    while (g2z_json_next(&json, '}', &key)) g2z__index_parse_file(&json, directory, index);
+    while (g2z_json_next(&json, '}', &key)) {
+      const g2z_json_text file = g2z_json_string(&json);
+      if (file.bytes >= sizeof name) g2z_json_fail(&json, "a file's name of more than 255 bytes");
+      if (json.status != G2Z_OK) break;
+      name[g2z_json_unescape(&file, (unsigned char *)name)] = 0;
+      snprintf(path, sizeof path, "%.*s%s", directory, set->path, name);
+      const g2z__tensor_file *part = set->parts;
+      while (part && strcmp(part->path, path) != 0) part = part->next;
+      if (!part) json.status = g2z__safetensors_add(set, path);
+    }
   }
   G2Z__TRY(g2z_json_close(&json));
-  if (index->count) return g2z__safetensors_sort(index);
-  return g2z_fail(index->services, G2Z_FORMAT, "%s has no weight_map that names files of tensors: "
-                  "copy the model again", index->path);
+  if (set->count) return G2Z_OK;
+  return g2z_fail(set->services, G2Z_FORMAT, "%s has no weight_map that names files of tensors: "
+                  "copy the model again", set->path);
 }
 
-/* Opens all files that the index names. */
-G2Z__PRIVATE g2z_status g2z__safetensors_open_index(g2z_services *services, const char *directory,
-                                                    const char *path, g2z__safetensors **out) {
+G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *set) {
+  if (!set) return;
+  for (g2z__tensor_file *part = set->parts, *next; part; part = next) {
+    next = part->next;
+    g2z_release(set->services, part->header);
+    g2z_release(set->services, part);
+  }
+  if (set->file >= 0) close(set->file);
+  g2z_release(set->services, set->tensors);
+  g2z_release(set->services, set);
+}
+
+/* Opens a file of tensors, or all files of an index: a path that ends in ".json". */
+G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char *path,
+                                              g2z__safetensors **out) {
+  const size_t length = strlen(path);
+  g2z__safetensors *set;
   char *text = NULL;
   size_t bytes;
-  G2Z__TRY(g2z__safetensors_new(services, path, out));
-  g2z_status status = g2z_read_file(services, path, G2Z__TENSOR_HEADER_MOST, &text, &bytes);
-  if (status == G2Z_OK) status = g2z__index_parse(*out, directory, text, bytes);
-  g2z_release(services, text);
-  if (status == G2Z_OK) return G2Z_OK;
-  g2z__safetensors_free(*out);
+  g2z_status status;
   *out = NULL;
+  G2Z__TRY(g2z__new(services, 1, sizeof *set + length + 1, &set));
+  set->services = services;
+  set->file = -1;
+  set->path = (char *)(set + 1);
+  memcpy(set->path, path, length + 1);
+  if (length < 5 || strcmp(path + length - 5, ".json") != 0)
+    status = g2z__safetensors_add(set, path);
+  else {
+    status = g2z_read_file(services, path, G2Z__TENSOR_HEADER_MOST, &text, &bytes);
+    if (status == G2Z_OK) status = g2z__safetensors_add_index(set, text, bytes);
+    g2z_release(services, text);
+  }
+  if (status == G2Z_OK) status = g2z__safetensors_sort(set, 0);
+  if (status == G2Z_OK) *out = set;
+  else g2z__safetensors_free(set);
   return status;
 }
 
-/* The position of a tensor, or -1 if the file has no tensor of that name. */
-G2Z__PRIVATE int g2z__safetensors_find(const g2z__safetensors *file, const char *name) {
+/* The position of a tensor, or -1 if the set has no tensor of that name. */
+G2Z__PRIVATE int g2z__safetensors_find(const g2z__safetensors *set, const char *name) {
   g2z__safetensor key, *found = NULL;
   key.name = name;
-  if (file->count)
-    found = (g2z__safetensor *)bsearch(&key, file->tensors, file->count, sizeof key,
+  if (set->count)
+    found = (g2z__safetensor *)bsearch(&key, set->tensors, set->count, sizeof key,
                                        g2z__tensor_by_name);
-  return found ? (int)(found - file->tensors) : -1;
-}
-
-/* ----- reading numbers ----- */
-
-G2Z__PRIVATE void g2z__tensor_widen(int type, const unsigned char *from, size_t count, float *out) {
-  for (size_t i = 0; i < count; i++) {
-    double wide;
-    uint16_t half;
-    if (type == G2Z__F64) {
-      memcpy(&wide, from + 8 * i, sizeof wide);
-      out[i] = (float)wide;
-    } else {
-      memcpy(&half, from + 2 * i, sizeof half);
-      out[i] = g2z__widen(type == G2Z__F16 ? G2Z_FP16 : G2Z_BF16, half);
-    }
-  }
-}
-
-G2Z__PRIVATE g2z_status g2z__tensor_pread(g2z__safetensors *file, const g2z__safetensor *tensor,
-                                          uint64_t offset, void *out, size_t bytes) {
-  g2z__safetensors *in = tensor->in;
-  if (in->file < 0) { /* a file of an index: only one is open at a time */
-    if (file->open) g2z__safetensors_close(file->open);
-    file->open = in;
-    G2Z__TRY(g2z__open_read(file->services, in->path, &in->file));
-  }
-  int64_t got = g2z__pread(in->file, out, bytes, tensor->begin + offset);
-  if (got < 0) return g2z_fail_file(file->services, errno, "read", in->path);
-  if ((size_t)got == bytes) return G2Z_OK;
-  return g2z_fail(file->services, G2Z_FORMAT,
-                  "%s shrank while tensor \"%.200s\" was read: copy it again", in->path,
-                  tensor->name);
+  return found ? (int)(found - set->tensors) : -1;
 }
 
 /* Reads elements [first, first + count) of an F32, F16, BF16 or F64 tensor as fp32. */
-G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *file, int index, size_t first,
+G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, size_t first,
                                               size_t count, float *out) {
-  const g2z__safetensor *tensor = &file->tensors[index];
+  const g2z__safetensor *tensor = &set->tensors[index];
+  const char *path = tensor->in->path;
   const size_t size = (size_t)g2z__tensor_types[tensor->type].bytes;
+  unsigned char raw[32768];
   G2Z_ASSERT(count <= tensor->elements && first <= tensor->elements - count);
-  if (tensor->type == G2Z__F32)
-    return g2z__tensor_pread(file, tensor, first * size, out, count * size);
   if (tensor->type > G2Z__BF16)
-    return g2z_fail(file->services, G2Z_UNSUPPORTED,
+    return g2z_fail(set->services, G2Z_UNSUPPORTED,
                     "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
-                    "read: save it as F32", tensor->in->path, tensor->name,
+                    "read: save it as F32", path, tensor->name,
                     g2z__tensor_types[tensor->type].name);
-  unsigned char raw[8192];
-  for (size_t done = 0; done < count;) {
-    size_t n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
-    G2Z__TRY(g2z__tensor_pread(file, tensor, (first + done) * size, raw, n * size));
-    g2z__tensor_widen(tensor->type, raw, n, out + done);
-    done += n;
+  G2Z__TRY(g2z__safetensors_use(set, tensor->in));
+  for (size_t done = 0, n; done < count; done += n) {
+    n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
+    int64_t got = g2z__pread(set->file, raw, n * size, tensor->begin + (first + done) * size);
+    if (got < 0) return g2z_fail_file(set->services, errno, "read", path);
+    if ((size_t)got < n * size)
+      return g2z_fail(set->services, G2Z_FORMAT,
+                      "%s shrank while tensor \"%.200s\" was read: copy it again", path,
+                      tensor->name);
+    if (tensor->type == G2Z__F32) memcpy(out + done, raw, n * size);
+    for (size_t i = 0; i < n && tensor->type != G2Z__F32; i++) {
+      double wide;
+      uint16_t half;
+      memcpy(&half, raw + size * i, sizeof half);
+      if (tensor->type != G2Z__F64)
+        out[done + i] = g2z__widen(tensor->type == G2Z__F16 ? G2Z_FP16 : G2Z_BF16, half);
+      else {
+        memcpy(&wide, raw + size * i, sizeof wide);
+        out[done + i] = (float)wide;
+      }
+    }
   }
   return G2Z_OK;
 }
 
 /* ----- writing ----- */
 
-/* Writes the header. Like the reference implementation, pads it with spaces so that the data begins
- * at a multiple of 8. *bytes: size of the data. */
-G2Z__PRIVATE g2z_status g2z__safetensors_header(g2z_writer *writer, const g2z__safetensor *tensors,
-                                                size_t count, uint64_t *bytes) {
+/* Creates a file of F32 tensors at its full length, from the name, rank and shape in `tensors`. The
+ * elements follow in this order, from offset writer->written on. Like the reference implementation,
+ * pads the header with spaces so that they begin at a multiple of 8. */
+G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const char *path,
+                                                const g2z__safetensor *tensors, size_t count,
+                                                g2z_writer **out) {
   uint64_t length = 0, offset = 0;
+  g2z_writer *writer;
+  *out = NULL;
+  G2Z__TRY(g2z_writer_create(services, path, &writer));
   g2z_json_out json = {writer, 0, 0, 0};
   g2z_writer_put(writer, &length, sizeof length);
   g2z_json_begin(&json, NULL, '{');
@@ -8225,24 +8187,10 @@ G2Z__PRIVATE g2z_status g2z__safetensors_header(g2z_writer *writer, const g2z__s
   g2z_json_end(&json, '}');
   g2z_writer_put(writer, "       ", (size_t)(-writer->written & 7));
   length = writer->written - sizeof length;
-  *bytes = offset;
-  return g2z__writer_patch(writer, 0, &length, sizeof length);
-}
-
-/* Creates a file of F32 tensors at its full length, from the name, rank and shape in `tensors`. The
- * elements follow in this order, from offset writer->written on. */
-G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const char *path,
-                                                const g2z__safetensor *tensors, size_t count,
-                                                g2z_writer **out) {
-  uint64_t bytes;
-  g2z_writer *writer;
-  *out = NULL;
-  G2Z__TRY(g2z_writer_create(services, path, &writer));
-  g2z_status status = g2z__safetensors_header(writer, tensors, count, &bytes);
-  if (status == G2Z_OK) {
-    const int done = g2z__resize(writer->file, writer->written + bytes);
-    status = g2z__writer_check(writer, done == 0, "make room in");
-  }
+  g2z_status status = g2z__writer_patch(writer, 0, &length, sizeof length);
+  if (status == G2Z_OK)
+    status = g2z__writer_check(writer, g2z__resize(writer->file, writer->written + offset) == 0,
+                               "make room in");
   if (status == G2Z_OK) *out = writer;
   else g2z_writer_free(writer);
   return status;
@@ -8251,58 +8199,47 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
 /* ----- GPT-2 in files ----- */
 
 #define G2Z__WEIGHTS_PREFIX "transformer."
+#define G2Z__WEIGHTS_PREFIX_BYTES (sizeof G2Z__WEIGHTS_PREFIX - 1)
 #define G2Z__WEIGHTS_CHUNK 65536 /* elements copied at a time from file to model */
 
-typedef struct g2z__weight {
-  char name[64];                /* with the prefix: "transformer.h.0.ln_1.weight" */
-  g2z__safetensor tensor;       /* what the model needs: name, rank, shape, elements */
-  int index;                    /* of the tensor in the file */
-} g2z__weight;
-
-G2Z__PRIVATE void g2z__weights_add(const g2z_model_config *model, g2z_unit_kind unit, int layer,
-                                   g2z__weight *list, size_t *count) {
-  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-    g2z_param_info info = g2z_param_describe(model, (g2z_param)p);
-    if (info.unit != unit) continue;
-    g2z__weight *weight = &list[(*count)++];
-    if (unit == G2Z_UNIT_BLOCK)
-      snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "h.%d.%s", layer,
-               info.hf_name);
-    else snprintf(weight->name, sizeof weight->name, G2Z__WEIGHTS_PREFIX "%s", info.hf_name);
-    weight->tensor.name = weight->name;
-    weight->tensor.rank = info.rank;
-    weight->tensor.shape[0] = info.rank == 2 ? info.rows : info.cols;
-    weight->tensor.shape[1] = info.rank == 2 ? info.cols : 0;
-    weight->tensor.elements = info.elements;
-  }
-}
-
-/* Lists every tensor of the model in canonical order. Free the list with g2z_release. */
+/* Lists the name, rank, shape and elements of every tensor of the model in canonical order. The
+ * names have the prefix: "transformer.h.0.ln_1.weight". Free the list with g2z_release. */
 G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
-                                          g2z__weight **list, size_t *count) {
+                                          g2z__safetensor **list, size_t *count) {
+  const size_t name_bytes = 64;
+  const int layers = model->layers;
   *count = 0;
   G2Z__TRY(g2z__model_config_check(services, model));
-  G2Z__TRY(G2Z__NEW(services, (size_t)(model->layers + 1) * G2Z_PARAM_COUNT, list));
-  g2z__weights_add(model, G2Z_UNIT_LNF, 0, *list, count);
-  for (int layer = model->layers - 1; layer >= 0; layer--)
-    g2z__weights_add(model, G2Z_UNIT_BLOCK, layer, *list, count);
-  g2z__weights_add(model, G2Z_UNIT_WPE, 0, *list, count);
-  g2z__weights_add(model, G2Z_UNIT_WTE, 0, *list, count);
+  const size_t most = (size_t)(layers + 1) * G2Z_PARAM_COUNT;
+  G2Z__TRY(g2z__new(services, most, sizeof **list + name_bytes, list));
+  for (int u = 0; u < layers + 3; u++) {
+    const g2z_unit_kind kind = u == 0 ? G2Z_UNIT_LNF : u <= layers ? G2Z_UNIT_BLOCK
+                             : u == layers + 1 ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      const g2z_param_info info = g2z_param_describe(model, (g2z_param)p);
+      if (info.unit != kind) continue;
+      char block[16] = "", *name = (char *)(*list + most) + name_bytes * *count;
+      if (kind == G2Z_UNIT_BLOCK) snprintf(block, sizeof block, "h.%d.", layers - u);
+      snprintf(name, name_bytes, G2Z__WEIGHTS_PREFIX "%s%s", block, info.hf_name);
+      g2z__safetensor *tensor = &(*list)[(*count)++];
+      tensor->name = name;
+      tensor->rank = info.rank;
+      tensor->shape[0] = info.rank == 2 ? info.rows : info.cols;
+      tensor->shape[1] = info.rank == 2 ? info.cols : 0;
+      tensor->elements = info.elements;
+    }
+  }
   return G2Z_OK;
 }
 
 /* Creates model.safetensors with its header. The elements follow in canonical order. */
 G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
                                             const g2z_model_config *model, g2z_writer **out) {
-  g2z__weight *list;
+  g2z__safetensor *list;
   size_t count;
-  g2z__safetensor *tensors;
   *out = NULL;
   G2Z__TRY(g2z__weights_list(services, model, &list, &count));
-  g2z_status status = G2Z__NEW(services, count, &tensors);
-  for (size_t i = 0; i < count && status == G2Z_OK; i++) tensors[i] = list[i].tensor;
-  if (status == G2Z_OK) status = g2z__safetensors_create(services, path, tensors, count, out);
-  g2z_release(services, tensors);
+  const g2z_status status = g2z__safetensors_create(services, path, list, count, out);
   g2z_release(services, list);
   return status;
 }
@@ -8327,10 +8264,8 @@ static const struct { const char *name; int value; } g2z__config_flags[] = {
     {"tie_word_embeddings", 1}};
 #define G2Z__CONFIG_FLAGS (sizeof g2z__config_flags / sizeof *g2z__config_flags)
 
-G2Z__PRIVATE int g2z__config_get(const g2z_model_config *model, size_t i) {
-  int value;
-  memcpy(&value, (const char *)model + g2z__config_sizes[i].at, sizeof value);
-  return value;
+G2Z__PRIVATE int *g2z__config_size(g2z_model_config *model, size_t i) {
+  return (int *)(void *)((char *)model + g2z__config_sizes[i].at);
 }
 
 /* Stores the training dropout, so that training continued in Python uses the same. */
@@ -8339,6 +8274,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
   const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
   char hash[20];
+  g2z_model_config sizes = *model;
   g2z_json_out json = {writer, 2, 0, 0};
   g2z_json_begin(&json, NULL, '{');
   g2z_json_begin(&json, "architectures", '[');
@@ -8346,7 +8282,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_end(&json, ']');
   g2z_json_put_string(&json, "model_type", "gpt2");
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
-    g2z_json_put_integer(&json, g2z__config_sizes[i].name, g2z__config_get(model, i));
+    g2z_json_put_integer(&json, g2z__config_sizes[i].name, *g2z__config_size(&sizes, i));
   g2z_json_put_integer(&json, "n_ctx", model->context); /* transformers before 2021 reads this */
   g2z_json_put_string(&json, "n_inner", NULL);
   g2z_json_put_string(&json, "activation_function", "gelu_new");
@@ -8381,59 +8317,54 @@ G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const
                 (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known);
 }
 
-/* Reads a member that the model depends on and skips all others. */
-G2Z__PRIVATE void g2z__config_parse_member(g2z_json *json, const g2z_json_text *key,
-                                           g2z_model_config *model, int *inner) {
-  static const char *const words[] = {"false", "true"};
-  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
-    if (g2z_json_is(key, g2z__config_sizes[i].name) ||
-        g2z_json_is(key, g2z__config_sizes[i].also)) {
-      int value = g2z__config_parse_size(json, g2z__config_sizes[i].name);
-      memcpy((char *)model + g2z__config_sizes[i].at, &value, sizeof value);
-      return;
-    }
-  for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
-    if (g2z_json_is(key, g2z__config_flags[i].name)) {
-      if (g2z_json_bool(json) != g2z__config_flags[i].value)
-        g2z_json_fail(json, "%s is %s, and this kit computes GPT-2 as published, with %s",
-                      g2z__config_flags[i].name, words[!g2z__config_flags[i].value],
-                      words[g2z__config_flags[i].value]);
-      return;
-    }
-  if (g2z_json_is(key, "eos_token_id") && strchr("0123456789", g2z_json_peek(json)))
-    model->eot = g2z__config_parse_size(json, "eos_token_id"); /* skip null or a list */
-  else if (g2z_json_is(key, "vocab_hash")) {
-    g2z_json_text text = g2z_json_string(json);
-    char hash[20];
-    snprintf(hash, sizeof hash, "%.*s", (int)(text.bytes < 17 ? text.bytes : 17),
-             text.at ? (const char *)text.at : "");
-    if (strspn(hash, "0123456789abcdef") != 16 || hash[16])
-      g2z_json_fail(json, "vocab_hash is not 16 hexadecimal digits");
-    else model->vocab_hash = strtoull(hash, NULL, 16);
-  } else if (g2z_json_is(key, "n_inner") && g2z_json_peek(json) != 'n')
-    *inner = g2z__config_parse_size(json, "n_inner");
-  else if (g2z_json_is(key, "model_type"))
-    g2z__config_parse_word(json, "model_type", "gpt2", "gpt2");
-  else if (g2z_json_is(key, "activation_function"))
-    g2z__config_parse_word(json, "activation_function", "gelu_new", "gelu_pytorch_tanh");
-  else if (g2z_json_is(key, "layer_norm_epsilon")) {
-    double eps = g2z_json_number(json);
-    if (!(fabs(eps - 1e-5) < 1e-12))
-      g2z_json_fail(json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
-  } else g2z_json_skip(json);
-}
-
+/* Reads the members that the model depends on; skips all others. */
 G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *path,
                                           const char *text, size_t bytes, g2z_model_config *model) {
+  static const char *const words[] = {"false", "true"};
   g2z_json json;
   g2z_json_text key;
   int inner = 0;
   g2z_json_open(&json, services, path, text, bytes);
   g2z_json_enter(&json, '{');
-  while (g2z_json_next(&json, '}', &key)) g2z__config_parse_member(&json, &key, model, &inner);
+  while (g2z_json_next(&json, '}', &key)) {
+    size_t size = 0, flag = 0;
+    while (size < G2Z__CONFIG_SIZES && !g2z_json_is(&key, g2z__config_sizes[size].name) &&
+           !g2z_json_is(&key, g2z__config_sizes[size].also))
+      size++;
+    while (flag < G2Z__CONFIG_FLAGS && !g2z_json_is(&key, g2z__config_flags[flag].name)) flag++;
+    if (size < G2Z__CONFIG_SIZES)
+      *g2z__config_size(model, size) =
+          g2z__config_parse_size(&json, g2z__config_sizes[size].name);
+    else if (flag < G2Z__CONFIG_FLAGS) {
+      const int wanted = g2z__config_flags[flag].value;
+      if (g2z_json_bool(&json) != wanted)
+        g2z_json_fail(&json, "%s is %s, and this kit computes GPT-2 as published, with %s",
+                      g2z__config_flags[flag].name, words[!wanted], words[wanted]);
+    } else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(&json)))
+      model->eot = g2z__config_parse_size(&json, "eos_token_id"); /* skip null or a list */
+    else if (g2z_json_is(&key, "vocab_hash")) {
+      const g2z_json_text digits = g2z_json_string(&json);
+      char hash[20];
+      snprintf(hash, sizeof hash, "%.*s", (int)(digits.bytes < 17 ? digits.bytes : 17),
+               (const char *)digits.at);
+      if (strspn(hash, "0123456789abcdef") != 16 || hash[16])
+        g2z_json_fail(&json, "vocab_hash is not 16 hexadecimal digits");
+      else model->vocab_hash = strtoull(hash, NULL, 16);
+    } else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(&json) != 'n')
+      inner = g2z__config_parse_size(&json, "n_inner");
+    else if (g2z_json_is(&key, "model_type"))
+      g2z__config_parse_word(&json, "model_type", "gpt2", "gpt2");
+    else if (g2z_json_is(&key, "activation_function"))
+      g2z__config_parse_word(&json, "activation_function", "gelu_new", "gelu_pytorch_tanh");
+    else if (g2z_json_is(&key, "layer_norm_epsilon")) {
+      const double eps = g2z_json_number(&json);
+      if (!(fabs(eps - 1e-5) < 1e-12))
+        g2z_json_fail(&json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
+    } else g2z_json_skip(&json);
+  }
   G2Z__TRY(g2z_json_close(&json));
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
-    if (g2z__config_get(model, i) == 0)
+    if (*g2z__config_size(model, i) == 0)
       return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
                       path, g2z__config_sizes[i].name);
   if (inner && inner != 4 * (int64_t)model->channels)
@@ -8445,18 +8376,17 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
 
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
                                       g2z_model_config *out) {
-  char *path, *text;
+  const g2z__path path = g2z__join(directory, "config.json");
+  char *text;
   size_t bytes;
   g2z_model_config model;
   memset(out, 0, sizeof *out);
   memset(&model, 0, sizeof model);
   model.eot = g2z_model_config_default().eot; /* GPT2Config's default if absent */
-  G2Z__TRY(g2z_join_path(services, directory, "config.json", &path));
-  g2z_status status = g2z_read_file(services, path, 1 << 20, &text, &bytes);
-  if (status == G2Z_OK) status = g2z__config_parse(services, path, text, bytes, &model);
-  if (status == G2Z_OK) *out = model;
+  G2Z__TRY(g2z_read_file(services, path.text, 1 << 20, &text, &bytes));
+  const g2z_status status = g2z__config_parse(services, path.text, text, bytes, &model);
   g2z_release(services, text);
-  g2z_release(services, path);
+  if (status == G2Z_OK) *out = model;
   return status;
 }
 
@@ -8477,16 +8407,27 @@ G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z__safetensor *tensor, c
   return text;
 }
 
-G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, int index,
-                                                 const g2z__safetensor *want) {
-  const g2z__safetensor *got = &file->tensors[index];
+/* The position of a weight whose name may lack the prefix. wte may be stored as the head alone. */
+G2Z__PRIVATE int g2z__weights_find(const g2z__safetensors *set, const char *name) {
+  int index = g2z__safetensors_find(set, name);
+  if (index < 0) index = g2z__safetensors_find(set, name + G2Z__WEIGHTS_PREFIX_BYTES);
+  if (index < 0 && strcmp(name, G2Z__WEIGHTS_PREFIX "wte.weight") == 0)
+    index = g2z__safetensors_find(set, "lm_head.weight");
+  return index;
+}
+
+/* Marks tensor `index` of a set as used. It must have the shape that the model needs. */
+G2Z__PRIVATE g2z_status g2z__weights_use(g2z__safetensors *set, int index,
+                                         const g2z__safetensor *want) {
+  g2z__safetensor *got = &set->tensors[index];
   char got_text[200], want_text[200];
+  got->used = 1;
   if (got->rank == want->rank &&
       memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
     return G2Z_OK;
-  int turned = got->rank == 2 && want->rank == 2 && got->shape[0] == want->shape[1] &&
-               got->shape[1] == want->shape[0];
-  return g2z_fail(file->services, G2Z_FORMAT,
+  const int turned = got->rank == 2 && want->rank == 2 && got->shape[0] == want->shape[1] &&
+                     got->shape[1] == want->shape[0];
+  return g2z_fail(set->services, G2Z_FORMAT,
                   "%s: tensor \"%.200s\" has the shape %s, but the model needs %s: %s",
                   got->in->path, got->name, g2z__tensor_shape_text(got, got_text),
                   g2z__tensor_shape_text(want, want_text),
@@ -8494,65 +8435,39 @@ G2Z__PRIVATE g2z_status g2z__weights_check_shape(const g2z__safetensors *file, i
                          : "take the config.json that belongs to it");
 }
 
-/* Hugging Face also stores two mask buffers, h.N.attn.bias and h.N.attn.masked_bias: skip them. */
-G2Z__PRIVATE int g2z__weights_ignored(const char *name) {
-  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
-  if (strncmp(name, G2Z__WEIGHTS_PREFIX, prefix) == 0) name += prefix;
-  if (strncmp(name, "h.", 2) != 0) return 0;
-  size_t digits = strspn(name + 2, "0123456789");
-  name += 2 + digits;
-  return digits > 0 && (strcmp(name, ".attn.bias") == 0 || strcmp(name, ".attn.masked_bias") == 0);
-}
-
-/* The file must hold every weight and nothing else. used[file->count] is zeroed scratch. */
-G2Z__PRIVATE g2z_status g2z__weights_match(const g2z__safetensors *file, int layers,
-                                           g2z__weight *list, size_t count, unsigned char *used) {
-  const size_t prefix = sizeof G2Z__WEIGHTS_PREFIX - 1;
-  const int head = g2z__safetensors_find(file, "lm_head.weight");
+/* The set must hold every weight of the list and nothing else. */
+G2Z__PRIVATE g2z_status g2z__weights_match(g2z__safetensors *set, int layers,
+                                           const g2z__safetensor *list, size_t count) {
+  const int head = g2z__safetensors_find(set, "lm_head.weight");
   for (size_t i = 0; i < count; i++) {
-    int with = g2z__safetensors_find(file, list[i].name);
-    int without = g2z__safetensors_find(file, list[i].name + prefix);
-    if (with >= 0 && without >= 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
-                      "%s has both \"%s\" and \"%s\": it must have one of them", file->path,
-                      list[i].name, list[i].name + prefix);
-    list[i].index = with >= 0 ? with : without;
-    if (list[i].index < 0 && i == count - 1) list[i].index = head; /* wte: tied to the head */
-    if (list[i].index < 0)
-      return g2z_fail(file->services, G2Z_FORMAT,
+    const char *name = list[i].name, *bare = name + G2Z__WEIGHTS_PREFIX_BYTES;
+    const int index = g2z__weights_find(set, name);
+    if (g2z__safetensors_find(set, name) >= 0 && g2z__safetensors_find(set, bare) >= 0)
+      return g2z_fail(set->services, G2Z_FORMAT,
+                      "%s has both \"%s\" and \"%s\": it must have one of them", set->path, name,
+                      bare);
+    if (index < 0)
+      return g2z_fail(set->services, G2Z_FORMAT,
                       "%s has no tensor \"%s\", which a GPT-2 with layers=%d needs (its first is "
                       "\"%.60s\"): take the config.json that belongs to it, or save it as "
-                      "GPT2LMHeadModel", file->path, list[i].name, layers,
-                      file->count ? file->tensors[0].name : "");
-    G2Z__TRY(g2z__weights_check_shape(file, list[i].index, &list[i].tensor));
-    used[list[i].index] = 1;
+                      "GPT2LMHeadModel", set->path, name, layers,
+                      set->count ? set->tensors[0].name : "");
+    G2Z__TRY(g2z__weights_use(set, index, &list[i]));
   }
-  if (head >= 0) {
-    G2Z__TRY(g2z__weights_check_shape(file, head, &list[count - 1].tensor)); /* wte */
-    used[head] = 1;
-  }
-  for (size_t i = 0; i < file->count; i++)
-    if (!used[i] && !g2z__weights_ignored(file->tensors[i].name))
-      return g2z_fail(file->services, G2Z_FORMAT,
+  if (head >= 0) G2Z__TRY(g2z__weights_use(set, head, &list[count - 1])); /* wte */
+  for (size_t i = 0; i < set->count; i++) {
+    /* Hugging Face also stores two mask buffers, h.N.attn.bias and h.N.attn.masked_bias. */
+    const char *name = set->tensors[i].name;
+    if (strncmp(name, G2Z__WEIGHTS_PREFIX, G2Z__WEIGHTS_PREFIX_BYTES) == 0)
+      name += G2Z__WEIGHTS_PREFIX_BYTES;
+    const size_t digits = strncmp(name, "h.", 2) == 0 ? strspn(name + 2, "0123456789") : 0;
+    const int mask = digits && (strcmp(name + 2 + digits, ".attn.bias") == 0 ||
+                                strcmp(name + 2 + digits, ".attn.masked_bias") == 0);
+    if (!set->tensors[i].used && !mask)
+      return g2z_fail(set->services, G2Z_FORMAT,
                       "%s has a tensor \"%.200s\", which a GPT-2 with layers=%d does not have: "
                       "take the config.json that belongs to it, or save it as GPT2LMHeadModel",
-                      file->tensors[i].in->path, file->tensors[i].name, layers);
-  return G2Z_OK;
-}
-
-/* GPT-2's head is its token embedding: a file that stores both must store the same numbers. */
-G2Z__PRIVATE g2z_status g2z__weights_check_tied(g2z__safetensors *file, const g2z__weight *wte,
-                                                float *chunk) {
-  const int head = g2z__safetensors_find(file, "lm_head.weight");
-  const size_t half = G2Z__WEIGHTS_CHUNK / 2, total = wte->tensor.elements;
-  for (size_t at = 0, n; head >= 0 && at < total; at += n) {
-    n = total - at < half ? total - at : half;
-    G2Z__TRY(g2z__safetensors_read(file, head, at, n, chunk));
-    G2Z__TRY(g2z__safetensors_read(file, wte->index, at, n, chunk + half));
-    if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
-      return g2z_fail(file->services, G2Z_UNSUPPORTED,
-                      "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
-                      "the model with tie_word_embeddings", file->path);
+                      set->tensors[i].in->path, set->tensors[i].name, layers);
   }
   return G2Z_OK;
 }
@@ -8561,67 +8476,56 @@ G2Z__PRIVATE g2z_status g2z__weights_check_tied(g2z__safetensors *file, const g2
 typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t count,
                                         const float *values);
 
-G2Z__PRIVATE g2z_status g2z__weights_take_all(g2z__safetensors *file, int layers,
-                                              g2z__weight *list, size_t count,
-                                              g2z__weights_take take, void *user) {
-  g2z_services *services = file->services;
-  unsigned char *used;
-  float *chunk;
-  G2Z__TRY(G2Z__NEW(services, file->count, &used));
-  g2z_status status = g2z__weights_match(file, layers, list, count, used);
-  g2z_release(services, used);
-  G2Z__TRY(status);
-  G2Z__TRY(G2Z__NEW(services, G2Z__WEIGHTS_CHUNK, &chunk));
-  status = g2z__weights_check_tied(file, &list[count - 1], chunk);
+/* Passes the weights of the list, which `set` holds, to `take`. */
+G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safetensor *list,
+                                          size_t count, float *chunk, g2z__weights_take take,
+                                          void *user) {
+  const size_t half = G2Z__WEIGHTS_CHUNK / 2, wte_elements = list[count - 1].elements;
+  const int head = g2z__safetensors_find(set, "lm_head.weight");
+  const int wte = g2z__weights_find(set, list[count - 1].name);
   size_t canonical = 0;
-  for (size_t i = 0; i < count; i++)
-    for (size_t at = 0, n; at < list[i].tensor.elements && status == G2Z_OK; at += n) {
-      n = list[i].tensor.elements - at;
-      if (n > G2Z__WEIGHTS_CHUNK) n = G2Z__WEIGHTS_CHUNK;
-      status = g2z__safetensors_read(file, list[i].index, at, n, chunk);
-      for (size_t k = 0; k < n && status == G2Z_OK; k++)
-        if (!isfinite(chunk[k]))
-          status = g2z_fail(services, G2Z_FORMAT,
-                            "%s: element %zu of tensor \"%s\" is %g in fp32, not a finite number: "
-                            "take weights from before they diverged, or copy the file again",
-                            file->path, at + k, file->tensors[list[i].index].name,
-                            g2z__nan_unsigned((double)chunk[k]));
-      if (status == G2Z_OK) status = take(user, canonical, n, chunk);
-      canonical += n;
-    }
-  g2z_release(services, chunk);
-  return status;
-}
 
-G2Z__PRIVATE g2z_status g2z__directory_has(g2z_services *services, const char *directory,
-                                           const char *name, int *there) {
-  char *path;
-  G2Z__TRY(g2z_join_path(services, directory, name, &path));
-  g2z_status status = g2z_is_there(services, path, there);
-  g2z_release(services, path);
-  return status;
+  /* GPT-2's head is its token embedding: a file with both must have the same numbers in them. */
+  for (size_t at = 0, n; head >= 0 && at < wte_elements; at += n) {
+    n = wte_elements - at < half ? wte_elements - at : half;
+    G2Z__TRY(g2z__safetensors_read(set, head, at, n, chunk));
+    G2Z__TRY(g2z__safetensors_read(set, wte, at, n, chunk + half));
+    if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
+      return g2z_fail(set->services, G2Z_UNSUPPORTED,
+                      "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
+                      "the model with tie_word_embeddings", set->path);
+  }
+  for (size_t i = 0; i < count; i++) {
+    const int index = g2z__weights_find(set, list[i].name);
+    for (size_t at = 0, n; at < list[i].elements; at += n, canonical += n) {
+      n = list[i].elements - at < G2Z__WEIGHTS_CHUNK ? list[i].elements - at : G2Z__WEIGHTS_CHUNK;
+      G2Z__TRY(g2z__safetensors_read(set, index, at, n, chunk));
+      for (size_t k = 0; k < n; k++)
+        if (!isfinite(chunk[k]))
+          return g2z_fail(set->services, G2Z_FORMAT,
+                          "%s: element %zu of tensor \"%s\" is %g in fp32, not a finite number: "
+                          "take weights from before they diverged, or copy the file again",
+                          set->path, at + k, set->tensors[index].name,
+                          g2z__nan_unsigned((double)chunk[k]));
+      G2Z__TRY(take(user, canonical, n, chunk));
+    }
+  }
+  return G2Z_OK;
 }
 
 /* DIRECTORY/model.safetensors, or else the files of its index. */
 G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *directory,
                                           g2z__safetensors **out) {
-  static const char *const names[] = {"model.safetensors", "model.safetensors.index.json",
-                                      "pytorch_model.bin"};
-  char *path;
-  int kind = 0, there;
+  static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+  int there;
   *out = NULL;
-  for (; kind < 3; kind++) {
-    G2Z__TRY(g2z__directory_has(services, directory, names[kind], &there));
-    if (there) break;
+  for (int i = 0; i < 2; i++) {
+    const g2z__path path = g2z__join(directory, names[i]);
+    G2Z__TRY(g2z_is_there(services, path.text, &there));
+    if (there) return g2z__safetensors_open(services, path.text, out);
   }
-  if (kind < 2) {
-    G2Z__TRY(g2z_join_path(services, directory, names[kind], &path));
-    g2z_status status = kind == 0 ? g2z__safetensors_open(services, path, out)
-                                  : g2z__safetensors_open_index(services, directory, path, out);
-    g2z_release(services, path);
-    return status;
-  }
-  if (kind == 2)
+  G2Z__TRY(g2z_is_there(services, g2z__join(directory, "pytorch_model.bin").text, &there));
+  if (there)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "the weights in %s are a pickle, pytorch_model.bin: save them as "
                     "model.safetensors, with save_pretrained(..., safe_serialization=True)",
@@ -8635,16 +8539,18 @@ G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *di
 G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *directory,
                                           const g2z_model_config *model, g2z__weights_take take,
                                           void *user) {
-  g2z__safetensors *file;
-  g2z__weight *list;
+  g2z__safetensors *set;
+  g2z__safetensor *list = NULL;
+  float *chunk = NULL;
   size_t count;
-  G2Z__TRY(g2z__weights_open(services, directory, &file));
+  G2Z__TRY(g2z__weights_open(services, directory, &set));
   g2z_status status = g2z__weights_list(services, model, &list, &count);
-  if (status == G2Z_OK) {
-    status = g2z__weights_take_all(file, model->layers, list, count, take, user);
-    g2z_release(services, list);
-  }
-  g2z__safetensors_free(file);
+  if (status == G2Z_OK) status = g2z__weights_match(set, model->layers, list, count);
+  if (status == G2Z_OK) status = G2Z__NEW(services, G2Z__WEIGHTS_CHUNK, &chunk);
+  if (status == G2Z_OK) status = g2z__weights_pass(set, list, count, chunk, take, user);
+  g2z_release(services, chunk);
+  g2z_release(services, list);
+  g2z__safetensors_free(set);
   return status;
 }
 
@@ -11386,14 +11292,14 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
                     "whole: take an earlier checkpoint", directory);
-  G2Z__TRY(g2z__directory_has(services, directory, "trainer_state.json", &state));
-  G2Z__TRY(g2z__directory_has(services, directory, "model.safetensors", &weights));
+  G2Z__TRY(g2z_is_there(services, g2z__join(directory, "trainer_state.json").text, &state));
+  G2Z__TRY(g2z_is_there(services, g2z__join(directory, "model.safetensors").text, &weights));
   if (!state)
     return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
                     "checkpoint: %s", directory, weights ? "weights but " : "",
                     weights ? "begin a new training from them, --init-from"
                             : "name a step-NNNNNN directory of a run");
-  G2Z__TRY(g2z__directory_has(services, directory, "CHECKSUMS", &sums));
+  G2Z__TRY(g2z_is_there(services, g2z__join(directory, "CHECKSUMS").text, &sums));
   if (!sums)
     return g2z_fail(services, G2Z_FORMAT, "%s has no CHECKSUMS, which belongs to it: copy the "
                     "checkpoint again", directory);

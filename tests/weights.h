@@ -91,7 +91,7 @@ static const struct {
     {"[]", 0, "expected an object, found '['"},
     {"{", 0, "a name in quotes"},
     {"{} {}", 0, "expected the end"},
-    {"{}", 1, "promises 0 bytes of tensors behind its header and has 1"},
+    {"{}", 1, "promises 0 bytes of tensors after its header and has 1"},
     {"{\"a\":1}", 4, "expected an object, found '1'"},
     {"{\"a\":{}}", 4, "\"a\" lacks its dtype, shape or pair of data_offsets"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its dtype, shape or pair"},
