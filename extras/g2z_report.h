@@ -180,10 +180,32 @@ G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN for fewer than two values. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
+/* A JSON object that was read from a file. Members are found by path: "summary.best_val_loss",
+ * "epochs.0.steps", or "epochs.last" for the last element of an array. */
+typedef struct g2z_object {
+  g2z_services *services;
+  char *path, *text;            /* text NULL: the file does not exist, and there are no members */
+  size_t bytes;
+} g2z_object;
+/* Checks the whole file: one valid object. Free *out with g2z_object_free, after a failure too. */
+G2Z_API g2z_status g2z_object_read(g2z_services *services, const char *path, g2z_object *out);
+G2Z_API void g2z_object_free(g2z_object *object);
+/* 1: *json is at the value of the member `at`. */
+G2Z_API int g2z_object_at(const g2z_object *object, const char *at, g2z_json *json);
+/* NaN: there is no number at `at`. */
+G2Z_API double g2z_object_number(const g2z_object *object, const char *at);
+/* *out: the text at `at`, freed with g2z_release; NULL: there is none. */
+G2Z_API g2z_status g2z_object_text(const g2z_object *object, const char *at, char **out);
+/* 1: *json is inside the array at `at`, before its first element. */
+G2Z_API int g2z_object_list(const g2z_object *object, const char *at, g2z_json *json);
+/* 1: *element is the array's next element, cut out so that reading its members does not scan
+ * earlier elements again. `object` owns its text: do not free it. */
+G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object *element);
+
 /* The runs found in directories, for one page. */
 typedef struct g2z_results {
   g2z_services *services;
-  struct g2zp_told *runs;       /* training_metrics.json of each run */
+  g2z_object *runs;             /* training_metrics.json of each run */
   size_t run_count, run_capacity;
   /* Unless NULL, `take` reads each file NAME_report.json, and `show` puts its part of the page
    * before the runs. */
@@ -376,9 +398,12 @@ static const char g2zp_page_style[] =
     ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
     "h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
-/* Escapes markup. Bytes that are not UTF-8 or that control a terminal become U+FFFD. */
-static void g2zp_page_escape(g2z_writer *writer, const char *text) {
+/* Escapes markup. Bytes that are not UTF-8 or that control a terminal become U+FFFD. Writes the
+ * text between two pieces of markup. */
+static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
+                         const char *close) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  g2z_writer_put(writer, open, strlen(open));
   while (at < end) {
     const g2z_shown shown = g2z_utf8_show(at, end);
     const char *entity = *at == '&' ? "&amp;" : *at == '<' ? "&lt;" : *at == '>' ? "&gt;"
@@ -387,13 +412,6 @@ static void g2zp_page_escape(g2z_writer *writer, const char *text) {
     else g2z_writer_put(writer, shown.text, shown.bytes);
     at += shown.used;
   }
-}
-
-/* Writes the escaped text between two pieces of markup. */
-static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
-                         const char *close) {
-  g2z_writer_put(writer, open, strlen(open));
-  g2zp_page_escape(writer, text);
   g2z_writer_put(writer, close, strlen(close));
 }
 
@@ -425,6 +443,12 @@ static char *g2zp_page_format(g2z_page *page, const char *format, va_list argume
   if (memory) vsnprintf((char *)memory, (size_t)length + 1, format, arguments);
   return (char *)memory;
 }
+/* Declares `text`, the function's format and arguments as text. */
+#define G2ZP_FORMAT(page, format, text)                        \
+  va_list arguments_;                                          \
+  va_start(arguments_, format);                                \
+  char *text = g2zp_page_format(page, format, arguments_);     \
+  va_end(arguments_)
 
 /* Closes the open element and opens one of `kind`; keeps an open element of that kind. */
 static void g2zp_page_open(g2z_page *page, int kind) {
@@ -465,20 +489,14 @@ G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
 }
 
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  char *text = g2zp_page_format(page, format, arguments);
-  va_end(arguments);
+  G2ZP_FORMAT(page, format, text);
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
   g2zp_element(page->writer, "<p>", text ? text : "", "</p>\n");
   g2z_release(page->services, text);
 }
 
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  char *text = g2zp_page_format(page, format, arguments);
-  va_end(arguments);
+  G2ZP_FORMAT(page, format, text);
   int is_long = text && strlen(text) > 60;
   g2zp_page_open(page, G2ZP_PAGE_FACTS);
   g2zp_element(page->writer, is_long ? "<div class=long><dt>" : "<div><dt>", name, "</dt><dd>");
@@ -488,8 +506,7 @@ G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format,
     g2zp_element(page->writer, "<span>", at, space ? "</span> " : "</span>");
     at = end + (space != 0);
   }
-  if (!is_long) g2zp_page_escape(page->writer, text ? text : "");
-  g2z_writer_printf(page->writer, "</dd></div>\n");
+  g2zp_element(page->writer, "", is_long || !text ? "" : text, "</dd></div>\n");
   g2z_release(page->services, text);
 }
 
@@ -512,16 +529,11 @@ G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *head
 
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
   G2Z_ASSERT(page->open == G2ZP_PAGE_TABLE);
-  va_list arguments;
-  va_start(arguments, format);
-  char *text = g2zp_page_format(page, format, arguments);
-  va_end(arguments);
+  G2ZP_FORMAT(page, format, text);
+  const int last = page->cell + 1 == page->columns;
   g2zp_element(page->writer, page->cell ? "<td>" : "<tr><td>",
-               !text ? "" : *text ? text : "\xe2\x80\x93", "");
-  if (++page->cell == page->columns) {
-    g2z_writer_printf(page->writer, "</tr>\n");
-    page->cell = 0;
-  }
+               !text ? "" : *text ? text : "\xe2\x80\x93", last ? "</tr>\n" : "");
+  page->cell = last ? 0 : page->cell + 1;
   g2z_release(page->services, text);
 }
 
@@ -529,7 +541,7 @@ G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
   g2z_writer_printf(page->writer, "</body>\n</html>\n");
   if (page->no_memory)
-    return g2z_fail(page->services, G2Z_NO_MEMORY, "no memory for a text of a page");
+    return g2z_fail(page->services, G2Z_NO_MEMORY, "no memory for the text of the page");
   return g2z_writer_commit(page->writer);
 }
 
@@ -696,49 +708,18 @@ static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double
   g2zp_element(writer, ">", text, "</text>\n");
 }
 
-/* Writes title and legend, and opens the picture. */
-static void g2zp_chart_head(g2z_page *page, const g2z_chart *chart, double height) {
-  g2z_writer *writer = page->writer;
-  g2zp_element(writer, "<figure><figcaption><b>", chart->title, "</b>");
-  if (chart->about) g2zp_element(writer, "<span>", chart->about, "</span>");
-  g2z_writer_printf(writer, "</figcaption>\n");
-  if (chart->series_count > 1) {
-    g2z_writer_printf(writer, "<div class=legend>");
-    for (int i = 0; i < chart->series_count; i++) {
-      const int dashed = chart->series[i].mark == G2Z_MARK_DASHED;
-      g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\"", dashed ? " class=dash" : "", i);
-      g2zp_element(writer, ">", chart->series[i].name, "</span>");
-    }
-    g2z_writer_printf(writer, "</div>\n");
-  }
-  g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img", (int)G2ZP_CHART_WIDTH,
-                    (int)height);
-  g2zp_element(writer, " aria-label=\"", chart->title, "\">\n");
+/* Whole numbers and numbers from 100 on get no decimals, all others five significant digits, as
+ * losses need. */
+static void g2zp_number_text(double value, char out[32]) {
+  const int plain = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
+  snprintf(out, 32, plain ? "%.0f" : "%.5g", value);
+  g2z_plain_number(out);
 }
 
-/* Draws the grid and the numbers of its lines. */
-static void g2zp_chart_axes(g2z_page *page, const g2z_chart *chart, const g2zp_scale *x,
-                            const g2zp_scale *y) {
+static void g2zp_page_number(g2z_page *page, const char *name, double value) {
   char text[32];
-  double free_from = 0; /* ticks at data values may be too close together */
-  for (int i = 0; i < y->ticks; i++) {
-    double at = g2zp_scale_at(y, y->tick[i]);
-    g2zp_tick_text(y, y->tick[i], text);
-    g2zp_svg_line(page->writer, "grid", x->from, at, x->to, at);
-    g2zp_svg_text(page->writer, "end", x->from - 6, at + 4, text);
-  }
-  g2zp_svg_line(page->writer, "axis", x->from, y->from, x->to, y->from);
-  for (int i = 0; i < x->ticks; i++) {
-    double at = g2zp_scale_at(x, x->tick[i]);
-    g2zp_tick_text(x, x->tick[i], text);
-    double half = 4 * (double)strlen(text) + 2;
-    if (at - half < free_from) continue;
-    free_from = at + half;
-    g2zp_svg_line(page->writer, "axis", at, y->from, at, y->from + 4);
-    g2zp_svg_text(page->writer, "mid", at, y->from + 17, text);
-  }
-  if (chart->x_name)
-    g2zp_svg_text(page->writer, "mid", (x->from + x->to) / 2, y->from + 33, chart->x_name);
+  g2zp_number_text(value, text);
+  g2z_page_fact(page, name, "%s", text);
 }
 
 /* A long series is cut into stretches; each is drawn as its minimum and maximum, in their order. A
@@ -773,35 +754,30 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
   g2z_writer_printf(writer, "\"/>\n");
 }
 
-/* Whole numbers and numbers from 100 on get no decimals, all others five significant digits, as
- * losses need. */
-static void g2zp_number_text(double value, char out[32]) {
-  const int plain = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
-  snprintf(out, 32, plain ? "%.0f" : "%.5g", value);
-  g2z_plain_number(out);
-}
-
-static void g2zp_page_number(g2z_page *page, const char *name, double value) {
-  char text[32];
-  g2zp_number_text(value, text);
-  g2z_page_fact(page, name, "%s", text);
-}
-
-/* Columns over the picture: each shows the values of all series there under the pointer. */
-static void g2zp_chart_values(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
-                              const g2zp_scale *y) {
+/* Draws the series as lines and points, then columns over the picture: each shows the values of all
+ * series there under the pointer. */
+static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
+                             const g2zp_scale *y) {
   enum { COLUMNS = 120 };
-  size_t at[G2Z_CHART_SERIES][COLUMNS];
+  size_t at[G2Z_CHART_SERIES][COLUMNS]; /* 1 + the index of the column's last point; 0: none */
   const double wide = (x->to - x->from) / COLUMNS;
   char text[32];
-  memset(at, 0, sizeof at); /* 1 + the index of the column's last point; 0: none */
-  for (int s = 0; s < chart->series_count; s++)
-    for (size_t i = 0; i < chart->series[s].count; i++) {
-      double column = (g2zp_scale_at(x, chart->series[s].x[i]) - x->from) / wide;
-      if (isnan(g2zp_scale_at(y, chart->series[s].y[i])) || !(column >= 0 && column <= COLUMNS))
-        continue;
-      at[s][column < COLUMNS ? (int)column : COLUMNS - 1] = i + 1;
+  memset(at, 0, sizeof at);
+  for (int s = 0; s < chart->series_count; s++) {
+    const g2z_series *series = &chart->series[s];
+    const int dots = series->mark == G2Z_MARK_POINTS && series->count <= 64;
+    g2zp_chart_line(writer, series, s, x, y);
+    for (size_t i = 0; i < series->count; i++) {
+      const double across = g2zp_scale_at(x, series->x[i]), up = g2zp_scale_at(y, series->y[i]);
+      if (isnan(across + up)) continue;
+      if (dots)
+        g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5 cx=\"%s\" "
+                          "cy=\"%s\"/>\n", s, G2ZP_AT(across), G2ZP_AT(up));
+      const double column = (across - x->from) / wide;
+      if (column >= 0 && column <= COLUMNS)
+        at[s][column < COLUMNS ? (int)column : COLUMNS - 1] = i + 1;
     }
+  }
   for (int c = 0; c < COLUMNS; c++) {
     int values = 0;
     for (int s = 0; s < chart->series_count; s++) {
@@ -823,188 +799,160 @@ static void g2zp_chart_values(g2z_writer *writer, const g2z_chart *chart, const 
   }
 }
 
-static void g2zp_chart_lines(g2z_page *page, const g2z_chart *chart) {
+/* Draws one group of horizontal bars per label, each with its whisker and its value as text. */
+static void g2zp_chart_bars(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
+                            const g2zp_scale *y, double group, size_t groups) {
+  g2zp_scale own = *x;
+  char text[32];
+  own.step = 0; /* each value gets its own unit and decimals */
+  for (size_t at = 0; at < groups; at++) {
+    double top = y->to + group * (double)at + 5;
+    g2zp_svg_text(writer, "end", x->from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
+    for (int i = 0; i < chart->series_count; i++, top += 14) {
+      const g2z_series *series = &chart->series[i];
+      double end = at < series->count ? g2zp_scale_at(x, series->y[at]) : NAN, text_at = end;
+      if (isnan(end)) continue;
+      if (end < x->from) end = x->from;
+      g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12 x=\"%s\" "
+                        "y=\"%s\" width=\"%s\"/>", i, G2ZP_AT(x->from), G2ZP_AT(top),
+                        G2ZP_AT(end - x->from));
+      double low = series->low ? g2zp_scale_at(x, series->low[at]) : NAN;
+      double high = series->low ? g2zp_scale_at(x, series->high[at]) : NAN;
+      if (!isnan(low + high)) { /* a whisker with end caps */
+        g2zp_svg_line(writer, "whisker", low, top + 6, high, top + 6);
+        g2zp_svg_line(writer, "whisker", low, top + 2.5, low, top + 9.5);
+        g2zp_svg_line(writer, "whisker", high, top + 2.5, high, top + 9.5);
+      }
+      if (high > text_at) text_at = high;
+      g2zp_tick_text(&own, series->y[at], text);
+      g2zp_svg_text(writer, "value", text_at + 6, top + 10, text);
+    }
+  }
+}
+
+/* Values of bars lie on the x axis: bars are horizontal, so that labels have room. */
+G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
+  const int bars = chart->labels != NULL;
+  const double group = 14.0 * chart->series_count + 10;
+  g2z_writer *writer = page->writer;
   g2zp_extent wide = g2zp_nothing, tall = g2zp_nothing;
   g2zp_scale x, y;
   char text[32];
-  size_t widest = 0;
-  for (int i = 0; i < chart->series_count; i++) {
-    const g2z_series *series = &chart->series[i];
-    for (size_t at = 0; at < series->count; at++) {
-      g2zp_extent_add(&wide, series->x[at]);
-      g2zp_extent_add(&tall, series->y[at]);
-    }
-  }
-  g2zp_scale_make(&x, &wide, chart->x_axis == G2Z_AXIS_AUTO ? G2Z_AXIS_LINEAR : chart->x_axis, 0);
-  g2zp_scale_make(&y, &tall, chart->y_axis, 1);
-  for (int i = 0; i < y.ticks; i++) {
-    g2zp_tick_text(&y, y.tick[i], text);
-    if (strlen(text) > widest) widest = strlen(text);
-  }
-  x.from = 12 + G2ZP_CHART_DIGIT * (double)widest;
-  x.to = G2ZP_CHART_WIDTH - 14;
-  y.from = G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
-  y.to = 10;
-  g2zp_chart_head(page, chart, G2ZP_CHART_HEIGHT);
-  g2zp_chart_axes(page, chart, &x, &y);
-  if (isnan(wide.low + tall.low))
-    g2zp_svg_text(page->writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
-  for (int i = 0; i < chart->series_count; i++) {
-    const g2z_series *series = &chart->series[i];
-    g2zp_chart_line(page->writer, series, i, &x, &y);
-    for (size_t at = 0; at < series->count; at++) {
-      double across = g2zp_scale_at(&x, series->x[at]), up = g2zp_scale_at(&y, series->y[at]);
-      if (isnan(across + up) || series->mark != G2Z_MARK_POINTS || series->count > 64) continue;
-      g2z_writer_printf(page->writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5 cx=\"%s\" "
-                        "cy=\"%s\"/>\n", i, G2ZP_AT(across), G2ZP_AT(up));
-    }
-  }
-  g2zp_chart_values(page->writer, chart, &x, &y);
-}
+  size_t groups = 0, widest = 0; /* widest: characters left of the y axis */
+  G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
+  g2zp_page_open(page, G2ZP_PAGE_CHARTS);
 
-/* Bars are horizontal, so that labels have room; one group per label. */
-static void g2zp_chart_bars(g2z_page *page, const g2z_chart *chart) {
-  g2zp_extent extent = g2zp_nothing;
-  g2zp_scale x, y;
-  char text[32];
-  size_t groups = 0, widest = 0;
+  /* The scales. */
   for (int i = 0; i < chart->series_count; i++) {
     const g2z_series *series = &chart->series[i];
     if (series->count > groups) groups = series->count;
     for (size_t at = 0; at < series->count; at++) {
-      g2zp_extent_add(&extent, series->y[at]);
-      if (series->high) g2zp_extent_add(&extent, series->high[at]);
+      g2zp_extent_add(&wide, bars ? series->y[at] : series->x[at]);
+      if (!bars) g2zp_extent_add(&tall, series->y[at]);
+      else if (series->high) g2zp_extent_add(&wide, series->high[at]);
     }
   }
-  for (size_t at = 0; at < groups; at++)
+  g2zp_scale_make(&x, &wide, bars ? G2Z_AXIS_ZERO : chart->x_axis ? chart->x_axis
+                  : G2Z_AXIS_LINEAR, bars);
+  g2zp_scale_make(&y, &tall, chart->y_axis, 1);
+  if (bars) y.ticks = 0;
+  for (int i = 0; i < y.ticks; i++) {
+    g2zp_tick_text(&y, y.tick[i], text);
+    if (strlen(text) > widest) widest = strlen(text);
+  }
+  for (size_t at = 0; at < groups && bars; at++)
     if (strlen(chart->labels[at]) > widest) widest = strlen(chart->labels[at]);
-  g2zp_scale_make(&x, &extent, G2Z_AXIS_ZERO, 1);
   x.from = fmin(12 + G2ZP_CHART_DIGIT * (double)widest, 0.45 * G2ZP_CHART_WIDTH);
-  x.to = G2ZP_CHART_WIDTH - 12 - G2ZP_CHART_DIGIT * 7; /* room for the longest bar's value */
-  double group = 14.0 * chart->series_count + 10;
-  memset(&y, 0, sizeof y);
-  y.to = 4;
-  y.from = y.to + group * (double)groups;
-  g2zp_chart_head(page, chart, y.from + 24);
-  for (int i = 0; i < x.ticks; i++) {
-    double at = g2zp_scale_at(&x, x.tick[i]);
-    g2zp_svg_line(page->writer, "grid", at, y.to, at, y.from);
-  }
-  g2zp_chart_axes(page, chart, &x, &y);
-  g2zp_scale own = x;
-  own.step = 0; /* each value gets its own unit and decimals */
-  for (size_t at = 0; at < groups; at++) {
-    double top = y.to + group * (double)at + 5;
-    g2zp_svg_text(page->writer, "end", x.from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
-    for (int i = 0; i < chart->series_count; i++, top += 14) {
-      const g2z_series *series = &chart->series[i];
-      double end = at < series->count ? g2zp_scale_at(&x, series->y[at]) : NAN, text_at = end;
-      if (isnan(end)) continue;
-      if (end < x.from) end = x.from;
-      g2z_writer_printf(page->writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12 x=\"%s\" "
-                        "y=\"%s\" width=\"%s\"/>", i, G2ZP_AT(x.from), G2ZP_AT(top),
-                        G2ZP_AT(end - x.from));
-      double low = series->low ? g2zp_scale_at(&x, series->low[at]) : NAN;
-      double high = series->low ? g2zp_scale_at(&x, series->high[at]) : NAN;
-      if (!isnan(low + high)) { /* a whisker with end caps */
-        g2zp_svg_line(page->writer, "whisker", low, top + 6, high, top + 6);
-        g2zp_svg_line(page->writer, "whisker", low, top + 2.5, low, top + 9.5);
-        g2zp_svg_line(page->writer, "whisker", high, top + 2.5, high, top + 9.5);
-      }
-      if (high > text_at) text_at = high;
-      g2zp_tick_text(&own, series->y[at], text);
-      g2zp_svg_text(page->writer, "value", text_at + 6, top + 10, text);
-    }
-  }
-}
+  x.to = G2ZP_CHART_WIDTH - (bars ? 12 + G2ZP_CHART_DIGIT * 7 : 14); /* the longest bar's value */
+  y.to = bars ? 4 : 10;
+  y.from = bars ? y.to + group * (double)groups : G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
 
-G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
-  G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
-  g2zp_page_open(page, G2ZP_PAGE_CHARTS);
-  if (chart->labels) g2zp_chart_bars(page, chart);
-  else g2zp_chart_lines(page, chart);
-  g2z_writer_printf(page->writer, "</svg></figure>\n");
+  /* Title and legend. */
+  g2zp_element(writer, "<figure><figcaption><b>", chart->title, "</b>");
+  if (chart->about) g2zp_element(writer, "<span>", chart->about, "</span>");
+  g2z_writer_printf(writer, "</figcaption>\n%s",
+                    chart->series_count > 1 ? "<div class=legend>" : "");
+  for (int i = 0; i < chart->series_count && chart->series_count > 1; i++) {
+    g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\"",
+                      chart->series[i].mark == G2Z_MARK_DASHED ? " class=dash" : "", i);
+    g2zp_element(writer, ">", chart->series[i].name, "</span>");
+  }
+  g2z_writer_printf(writer, "%s<svg viewBox=\"0 0 %d %d\" role=img",
+                    chart->series_count > 1 ? "</div>\n" : "", (int)G2ZP_CHART_WIDTH,
+                    (int)(bars ? y.from + 24 : G2ZP_CHART_HEIGHT));
+  g2zp_element(writer, " aria-label=\"", chart->title, "\">\n");
+
+  /* The grid and the numbers of its lines. */
+  for (int i = 0; i < y.ticks; i++) {
+    const double at = g2zp_scale_at(&y, y.tick[i]);
+    g2zp_tick_text(&y, y.tick[i], text);
+    g2zp_svg_line(writer, "grid", x.from, at, x.to, at);
+    g2zp_svg_text(writer, "end", x.from - 6, at + 4, text);
+  }
+  g2zp_svg_line(writer, "axis", x.from, y.from, x.to, y.from);
+  double free_from = 0; /* ticks at data values may be too close together */
+  for (int i = 0; i < x.ticks; i++) {
+    const double at = g2zp_scale_at(&x, x.tick[i]);
+    g2zp_tick_text(&x, x.tick[i], text);
+    const double half = 4 * (double)strlen(text) + 2;
+    if (bars) g2zp_svg_line(writer, "grid", at, y.to, at, y.from);
+    if (at - half < free_from) continue;
+    free_from = at + half;
+    g2zp_svg_line(writer, "axis", at, y.from, at, y.from + 4);
+    g2zp_svg_text(writer, "mid", at, y.from + 17, text);
+  }
+  if (chart->x_name) g2zp_svg_text(writer, "mid", (x.from + x.to) / 2, y.from + 33, chart->x_name);
+  if (!bars && isnan(wide.low + tall.low))
+    g2zp_svg_text(writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
+  if (bars) g2zp_chart_bars(writer, chart, &x, &y, group, groups);
+  else g2zp_chart_lines(writer, chart, &x, &y);
+  g2z_writer_printf(writer, "</svg></figure>\n");
 }
 
 /* ----- TensorBoard's events ----- */
 
-/* A record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a protobuf
- * Event, its masked CRC-32C. */
-#define G2ZP_EVENT_BYTES 4096
+#define G2ZP_EVENT_BYTES 4096 /* of an event's payload */
 
 struct g2z_events {
   g2z_services *services;
   g2z_writer *writer;
-  unsigned char data[G2ZP_EVENT_BYTES];
-  size_t used;
 };
 
-static void g2zp_event_bytes(g2z_events *e, const void *bytes, size_t count) {
-  G2Z_ASSERT(e->used + count <= sizeof e->data);
-  memcpy(e->data + e->used, bytes, count);
-  e->used += count;
+/* Appends a protobuf field at `to`; returns its end. type 0: a varint, `count` itself; 1 and 5:
+ * eight and four bytes; 2: a length and `count` bytes. */
+static unsigned char *g2zp_event_field(unsigned char *to, int field, int type, const void *bytes,
+                                       uint64_t count) {
+  *to++ = (unsigned char)(field << 3 | type);
+  for (uint64_t value = count; type == 0 || type == 2; value >>= 7) {
+    *to++ = (unsigned char)(value < 128 ? value : value | 128);
+    if (value < 128) break;
+  }
+  if (type) memcpy(to, bytes, (size_t)count);
+  return to + (type ? count : 0);
 }
 
-static void g2zp_event_varint(g2z_events *e, uint64_t value) {
-  unsigned char bytes[10];
-  size_t count = 0;
-  for (; value >= 128; value >>= 7) bytes[count++] = (unsigned char)(value | 128);
-  bytes[count++] = (unsigned char)value;
-  g2zp_event_bytes(e, bytes, count);
-}
-
-/* Field number and wire type of protobuf: 0 varint, 1 eight bytes, 2 a length and bytes, 5 four. */
-static void g2zp_event_key(g2z_events *e, int field, int type) {
-  g2zp_event_varint(e, (uint64_t)(field << 3 | type));
-}
-
-static void g2zp_event_text(g2z_events *e, int field, const char *text) {
-  g2zp_event_key(e, field, 2);
-  g2zp_event_varint(e, strlen(text));
-  g2zp_event_bytes(e, text, strlen(text));
-}
-
-/* Event.wall_time and Event.step. */
-static void g2zp_event_begin(g2z_events *e, int64_t step) {
+/* Writes a record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a
+ * protobuf Event { wall_time, step, `field` }, its masked CRC-32C. */
+static g2z_status g2zp_event_write(g2z_events *e, int64_t step, int field, const void *bytes,
+                                   size_t count) {
+  unsigned char data[G2ZP_EVENT_BYTES + 64], *end = data;
   struct timespec now;
+  G2Z_ASSERT(count <= G2ZP_EVENT_BYTES);
   clock_gettime(CLOCK_REALTIME, &now);
-  double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-  e->used = 0;
-  g2zp_event_key(e, 1, 1);
-  g2zp_event_bytes(e, &seconds, sizeof seconds);
-  g2zp_event_key(e, 2, 0);
-  g2zp_event_varint(e, (uint64_t)step);
-}
-
-static uint32_t g2zp_event_mask(const void *bytes, size_t count) {
-  const uint32_t sum = g2z_crc32c(0, bytes, count);
-  return (sum >> 15 | sum << 17) + 0xa282ead8u;
-}
-
-static g2z_status g2zp_event_end(g2z_events *e) {
-  uint64_t length = e->used;
-  uint32_t sum = g2zp_event_mask(&length, sizeof length);
-  g2z_writer_put(e->writer, &length, sizeof length);
-  g2z_writer_put(e->writer, &sum, sizeof sum);
-  sum = g2zp_event_mask(e->data, e->used);
-  g2z_writer_put(e->writer, e->data, e->used);
-  g2z_writer_put(e->writer, &sum, sizeof sum);
+  const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  end = g2zp_event_field(end, 1, 1, &seconds, sizeof seconds);
+  end = g2zp_event_field(end, 2, 0, NULL, (uint64_t)step);
+  end = g2zp_event_field(end, field, 2, bytes, count);
+  const uint64_t length = (uint64_t)(end - data);
+  for (int part = 0; part < 2; part++) {
+    const void *from = part ? (const void *)data : &length;
+    const size_t size = part ? (size_t)length : sizeof length;
+    uint32_t sum = g2z_crc32c(0, from, size);
+    sum = (sum >> 15 | sum << 17) + 0xa282ead8u;
+    g2z_writer_put(e->writer, from, size);
+    g2z_writer_put(e->writer, &sum, sizeof sum);
+  }
   return g2z_writer_flush(e->writer);
-}
-
-/* The version that TensorBoard expects, and the first step that this file replaces.
- * The first file needs a START, too: TensorBoard takes the first START for the run's beginning, and
- * drops earlier values only at the following ones. */
-static g2z_status g2zp_events_head(g2z_events *e, int64_t first_step) {
-  g2zp_event_begin(e, 0);
-  g2zp_event_text(e, 3, "brain.Event:2");
-  G2ZP_TRY(g2zp_event_end(e));
-  g2zp_event_begin(e, first_step);
-  g2zp_event_key(e, 7, 2); /* SessionLog { status: START } */
-  g2zp_event_varint(e, 2);
-  g2zp_event_key(e, 1, 0);
-  g2zp_event_varint(e, 1);
-  return g2zp_event_end(e);
 }
 
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
@@ -1025,40 +973,34 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
   g2z_status status = g2z_writer_create(services, path.text, &e->writer);
-  if (status == G2Z_OK) status = g2zp_events_head(e, first_step);
+  /* The version that TensorBoard expects, then SessionLog { status: START } at the first step that
+   * this file replaces. The first file needs a START, too: TensorBoard takes the first START for
+   * the run's beginning, and drops earlier values only at the following ones. */
+  if (status == G2Z_OK) status = g2zp_event_write(e, 0, 3, "brain.Event:2", 13);
+  if (status == G2Z_OK) status = g2zp_event_write(e, first_step, 7, "\x08\x01", 2);
   if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
   if (status != G2Z_OK) g2z_events_free(e);
   else *out = e;
   return status;
 }
 
-/* The size of a field of `bytes` (below 16384) with its key and length. */
-static size_t g2zp_event_sized(size_t bytes) { return bytes + (bytes < 128 ? 2 : 3); }
-/* The size of a Value: its tag, and a float with its key. */
-static size_t g2zp_event_value(const char *tag) { return g2zp_event_sized(strlen(tag)) + 5; }
-
 G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const char *const *tags,
                                   const double *values) {
-  g2zp_event_begin(e, step);
-  size_t bytes = 0; /* of the values below: protobuf puts a length before its data */
-  for (int i = 0; i < count; i++)
-    if (isfinite((float)values[i])) bytes += g2zp_event_sized(g2zp_event_value(tags[i]));
-  if (bytes == 0) return G2Z_OK;
-  if (bytes > sizeof e->data - 64)
-    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%zu bytes of tags and values do not fit into "
-                    "an event of TensorBoard: give shorter tags", bytes);
-  g2zp_event_key(e, 5, 2); /* Summary { repeated Value { tag, simple_value } } */
-  g2zp_event_varint(e, bytes);
+  unsigned char sum[G2ZP_EVENT_BYTES], *end = sum; /* Summary { repeated Value } */
   for (int i = 0; i < count; i++) {
-    float value = (float)values[i];
+    unsigned char one[G2ZP_EVENT_BYTES], *to = one; /* Value { tag, simple_value } */
+    const float value = (float)values[i];
+    const size_t length = strlen(tags[i]), room = (size_t)(sum + sizeof sum - end);
     if (!isfinite(value)) continue;
-    g2zp_event_key(e, 1, 2);
-    g2zp_event_varint(e, g2zp_event_value(tags[i]));
-    g2zp_event_text(e, 1, tags[i]);
-    g2zp_event_key(e, 2, 5);
-    g2zp_event_bytes(e, &value, sizeof value);
+    if (length + 16 > room)
+      return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "the tag %.80s does not fit: the tags of one "
+                      "TensorBoard event have at most about %d bytes; shorten them", tags[i],
+                      G2ZP_EVENT_BYTES);
+    to = g2zp_event_field(to, 1, 2, tags[i], length);
+    to = g2zp_event_field(to, 2, 5, &value, sizeof value);
+    end = g2zp_event_field(end, 1, 2, one, (uint64_t)(to - one));
   }
-  return g2zp_event_end(e);
+  return end == sum ? G2Z_OK : g2zp_event_write(e, step, 5, sum, (size_t)(end - sum));
 }
 
 G2Z_API void g2z_events_free(g2z_events *e) {
@@ -1067,43 +1009,35 @@ G2Z_API void g2z_events_free(g2z_events *e) {
   g2z_release(e->services, e);
 }
 
-/* ----- JSON files that describe a run ----- */
+/* ----- JSON objects ----- */
 
-typedef struct g2zp_told {
-  g2z_services *services;
-  char *path, *text;                 /* text NULL: the file does not exist */
-  size_t bytes;
-} g2zp_told;
-
-static void g2zp_told_free(g2zp_told *told) {
-  g2z_release(told->services, told->path);
-  g2z_release(told->services, told->text);
-  told->path = told->text = NULL;
+G2Z_API void g2z_object_free(g2z_object *object) {
+  g2z_release(object->services, object->path);
+  g2z_release(object->services, object->text);
+  object->path = object->text = NULL;
 }
 
-/* Reads DIRECTORY/name, a valid JSON object. A missing file is no failure: it has no members. */
-static g2z_status g2zp_told_read(g2z_services *services, const char *directory,
-                                 const char *name, g2zp_told *told) {
+G2Z_API g2z_status g2z_object_read(g2z_services *services, const char *path, g2z_object *out) {
   g2z_json json;
+  void *memory;
   int there;
-  memset(told, 0, sizeof *told);
-  told->services = services;
-  G2ZP_TRY(g2z_join_path(services, directory, name, &told->path));
-  G2ZP_TRY(g2z_is_there(services, told->path, &there));
+  memset(out, 0, sizeof *out);
+  out->services = services;
+  G2ZP_TRY(g2z_allocate(services, strlen(path) + 1, 1, &memory));
+  out->path = strcpy((char *)memory, path);
+  G2ZP_TRY(g2z_is_there(services, path, &there));
   if (!there) return G2Z_OK;
-  G2ZP_TRY(g2z_read_file(services, told->path, (size_t)1 << 26, &told->text, &told->bytes));
-  g2z_json_open(&json, services, told->path, told->text, told->bytes);
-  if (g2z_json_peek(&json) != '{') return g2z_json_fail(&json, "%s must hold an object", name);
+  G2ZP_TRY(g2z_read_file(services, path, (size_t)1 << 26, &out->text, &out->bytes));
+  g2z_json_open(&json, services, path, out->text, out->bytes);
+  if (g2z_json_peek(&json) != '{') return g2z_json_fail(&json, "the file must hold an object");
   g2z_json_skip(&json);
   return g2z_json_close(&json);
 }
 
-/* 1: *json is at the value that `at` names, such as "summary.best_val_loss", "epochs.0.steps" or
- * "epochs.last", the last element. */
-static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
+G2Z_API int g2z_object_at(const g2z_object *object, const char *at, g2z_json *json) {
   g2z_json_text key;
-  if (!told->text) return 0;
-  g2z_json_open(json, told->services, told->path, told->text, told->bytes);
+  if (!object->text) return 0;
+  g2z_json_open(json, object->services, object->path, object->text, object->bytes);
   while (*at) {
     char part[64], open = g2z_json_peek(json);
     size_t length = strcspn(at, ".");
@@ -1124,53 +1058,48 @@ static int g2zp_told_at(const g2zp_told *told, const char *at, g2z_json *json) {
   return 1;
 }
 
-/* The number at `at`; NaN: there is none. */
-static double g2zp_told_number(const g2zp_told *told, const char *at) {
+G2Z_API double g2z_object_number(const g2z_object *object, const char *at) {
   g2z_json json;
-  if (!g2zp_told_at(told, at, &json) || !strchr("-0123456789", g2z_json_peek(&json))) return NAN;
+  if (!g2z_object_at(object, at, &json) || !strchr("-0123456789", g2z_json_peek(&json))) return NAN;
   return g2z_json_number(&json);
 }
 
-/* 1: *json is inside the list at `at`, before its first element. */
-static int g2zp_told_list(const g2zp_told *told, const char *at, g2z_json *json) {
-  return g2zp_told_at(told, at, json) && g2z_json_peek(json) == '[' && g2z_json_enter(json, '[');
+G2Z_API int g2z_object_list(const g2z_object *object, const char *at, g2z_json *json) {
+  return g2z_object_at(object, at, json) && g2z_json_peek(json) == '[' && g2z_json_enter(json, '[');
 }
 
-/* 1: *element is the list's next element, cut out so that reading its members does not scan earlier
- * elements again. `told` owns its text: do not free it. */
-static int g2zp_told_next(const g2zp_told *told, g2z_json *json, g2zp_told *element) {
+G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object *element) {
   if (!g2z_json_next(json, ']', NULL)) return 0;
   g2z_json_peek(json); /* to its first byte */
   size_t begin = (size_t)(json->at - json->begin);
   g2z_json_skip(json);
-  *element = *told;
-  element->text = told->text + begin;
+  *element = *object;
+  element->text = object->text + begin;
   element->bytes = (size_t)(json->at - json->begin) - begin;
   return 1;
 }
 
-/* *out: the text at `at`, freed with g2z_release; NULL: there is none. */
-static g2z_status g2zp_told_text(const g2zp_told *told, const char *at, char **out) {
+G2Z_API g2z_status g2z_object_text(const g2z_object *object, const char *at, char **out) {
   g2z_json json;
   void *memory;
   *out = NULL;
-  if (!g2zp_told_at(told, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
+  if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
   g2z_json_text text = g2z_json_string(&json);
-  G2ZP_TRY(g2z_allocate(told->services, text.bytes + 1, 1, &memory));
+  G2ZP_TRY(g2z_allocate(object->services, text.bytes + 1, 1, &memory));
   g2z_json_unescape(&text, (unsigned char *)memory);
   *out = (char *)memory;
   return G2Z_OK;
 }
 
 /* Reads a run's training_metrics.json, if it exists. */
-static g2z_status g2zp_told_run(g2z_services *services, const char *run_dir, g2zp_told *told) {
+static g2z_status g2zp_read_run(g2z_services *services, const char *run_dir, g2z_object *out) {
   char *version = NULL;
-  g2z_status status = g2zp_told_read(services, run_dir, "training_metrics.json", told);
-  if (status == G2Z_OK) status = g2zp_told_text(told, "schema_version", &version);
-  if (status == G2Z_OK && told->text && (!version || strcmp(version, "2.0") != 0))
-    status = g2z_fail(services, G2Z_FORMAT,
-                      "%.400s is of schema_version %.20s, and 2.0 is what can be read: is it a "
-                      "run's?", told->path, version ? version : "none");
+  G2ZP_TRY(g2z_object_read(services, g2z_path_in(run_dir, "training_metrics.json").text, out));
+  g2z_status status = g2z_object_text(out, "schema_version", &version);
+  if (status == G2Z_OK && out->text && (!version || strcmp(version, "2.0") != 0))
+    status = g2z_fail(services, G2Z_FORMAT, "%.400s has schema_version %.20s, but only 2.0 can be "
+                      "read: name a directory that train --run-dir wrote", out->path,
+                      version ? version : "none");
   g2z_release(services, version);
   return status;
 }
@@ -1183,17 +1112,24 @@ static double g2zp_json_number_or_null(g2z_json *json) {
   return NAN;
 }
 
-static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text, size_t bytes,
-                                     g2z_metrics_line *line) {
+G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
+                                    size_t bytes, size_t *at, int number, g2z_metrics_line *line,
+                                    int *torn) {
+  const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
+  char sentence[G2Z_ERROR_BYTES], word[300];
   g2z_json json;
   g2z_json_text key;
+  *torn = !end;
+  if (!end)
+    return g2z_fail(services, G2Z_FORMAT, "%.600s, line %d is incomplete", path, number);
+  *at = (size_t)(end - text) + 1;
   memset(line, 0, sizeof *line);
   line->metrics.step = -1;
   line->metrics.step_ms = NAN;
 #define X(name) line->name = NAN;
   G2Z_NOTE_LIST(X)
 #undef X
-  g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
+  g2z_json_open(&json, services, "metrics.jsonl", from, (size_t)(end - from));
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
 #define G2ZP_GET_INTEGER g2z_json_integer
@@ -1211,24 +1147,13 @@ static g2z_status g2zp_metrics_parse(g2z_services *services, const char *text, s
           g2z_json_unescape(&file, (unsigned char *)line->eval_file);
       } else g2z_json_skip(&json);
     }
-  return g2z_json_close(&json);
-}
-
-G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
-                                    size_t bytes, size_t *at, int number, g2z_metrics_line *line,
-                                    int *torn) {
-  const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
-  char sentence[G2Z_ERROR_BYTES], word[300];
-  *torn = !end;
-  if (!end) return g2z_fail(services, G2Z_FORMAT, "%.600s, line %d is torn", path, number);
-  *at = (size_t)(end - text) + 1;
-  g2z_status status = g2zp_metrics_parse(services, from, (size_t)(end - from), line);
+  g2z_status status = g2z_json_close(&json);
   if (status == G2Z_OK && line->metrics.step < 0)
-    status = g2z_fail(services, G2Z_FORMAT, "it has no step");
+    status = g2z_fail(services, G2Z_FORMAT, "it has no \"step\"");
   if (status == G2Z_OK) return G2Z_OK;
   memcpy(sentence, services->error, sizeof sentence);
-  return g2z_fail(services, status, "%.200s, line %d: %.250s: it is damaged, or no run's; mend it, "
-                  "or delete it: sed -i %dd %s", path, number, sentence, number,
+  return g2z_fail(services, status, "%.200s, line %d is damaged or not from a run: %.250s. To "
+                  "delete the line: sed -i %dd %s", path, number, sentence, number,
                   g2z_shell_word(path, word, sizeof word));
 }
 
@@ -1260,70 +1185,88 @@ typedef struct g2zp_curves {
 static const char *const g2zp_spent_names[] = {"training", "waiting for tokens", "validation",
                                                "checkpoints", "samples", "evaluation"};
 
-/* Charts in the order of the page. A chart whose values are all equal becomes a fact in the page's
- * head instead. */
+/* Charts in the order of a run's page, then of a page that compares runs. */
 static const struct {
-  const char *title, *about;
+  int compares;                      /* 1: one curve per run */
+  const char *title, *about, *x_name;
+  int x;                             /* step, tokens or time_s */
   g2z_axis axis;
-  int series[3];                     /* 0 (the step): none */
+  int y[3];                          /* 0 (the step): none */
   const char *names[3];              /* NULL: g2zp_curves.eval_name has them */
-} g2zp_report_charts[] = {
-    {"Loss", "nats per token", G2Z_AXIS_AUTO,
-     {G2ZP_COLUMN_loss, G2ZP_COLUMN_smooth, G2ZP_COLUMN_val_loss},
+} g2zp_charts[] = {
+#define X(name) G2ZP_COLUMN_##name
+#define RUN(title, about, axis) 0, title, about, "step", X(step), G2Z_AXIS_##axis
+    {RUN("Loss", "nats per token", AUTO), {X(loss), X(smooth), X(val_loss)},
      {"training", "smoothed", "validation"}},
-    {"Loss of --eval", "nats per token", G2Z_AXIS_AUTO,
-     {G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_loss + 1, G2ZP_COLUMN_eval_loss + 2}, {NULL}},
-    {"Accuracy of --eval", "normalised", G2Z_AXIS_AUTO,
-     {G2ZP_COLUMN_eval_acc, G2ZP_COLUMN_eval_acc + 1, G2ZP_COLUMN_eval_acc + 2}, {NULL}},
-    {"Learning rate", NULL, G2Z_AXIS_ZERO, {G2ZP_COLUMN_lr}, {"learning rate"}},
-    {"Gradient norm", "before clipping", G2Z_AXIS_AUTO, {G2ZP_COLUMN_grad_norm},
-     {"gradient norm"}},
-    {"Loss scale", NULL, G2Z_AXIS_AUTO, {G2ZP_COLUMN_loss_scale}, {"loss scale"}},
-    {"Skipped steps", "so far", G2Z_AXIS_ZERO, {G2ZP_COLUMN_skips}, {"skipped steps"}},
-    {"Throughput", "tokens per second, all ranks", G2Z_AXIS_ZERO, {G2ZP_COLUMN_tok_s},
+    {RUN("Loss of --eval", "nats per token", AUTO),
+     {X(eval_loss), X(eval_loss) + 1, X(eval_loss) + 2}, {NULL}},
+    {RUN("Accuracy of --eval", "normalised", AUTO),
+     {X(eval_acc), X(eval_acc) + 1, X(eval_acc) + 2}, {NULL}},
+    {RUN("Learning rate", NULL, ZERO), {X(lr)}, {"learning rate"}},
+    {RUN("Gradient norm", "before clipping", AUTO), {X(grad_norm)}, {"gradient norm"}},
+    {RUN("Loss scale", NULL, AUTO), {X(loss_scale)}, {"loss scale"}},
+    {RUN("Skipped steps", "so far", ZERO), {X(skips)}, {"skipped steps"}},
+    {RUN("Throughput", "tokens per second, all ranks", ZERO), {X(tok_s)},
      {"tokens per second"}},
-    {"Utilisation", "share of the device's peak", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mfu},
+    {RUN("Utilisation", "share of the device's peak", ZERO), {X(mfu)},
      {"model flops utilisation"}},
-    {"Waiting", "ms per step", G2Z_AXIS_ZERO, {G2ZP_COLUMN_exposed_comm_ms, G2ZP_COLUMN_data_ms},
+    {RUN("Waiting", "ms per step", ZERO), {X(exposed_comm_ms), X(data_ms)},
      {"exposed communication, ms", "tokens, ms"}},
-    {"Memory", "GiB per device, as planned", G2Z_AXIS_ZERO, {G2ZP_COLUMN_mem_gib},
-     {"planned memory per device, GiB"}}};
+    {RUN("Memory", "GiB per device, as planned", ZERO), {X(mem_gib)},
+     {"planned memory per device, GiB"}},
+#undef RUN
+#define OVER(x, title, about, name) 1, title, about, name, X(x), G2Z_AXIS_AUTO
+    {OVER(step, "Loss over steps", "nats per token, smoothed", "step"), {X(smooth)}, {NULL}},
+    {OVER(tokens, "Loss over tokens", "nats per token, smoothed", "tokens"), {X(smooth)}, {NULL}},
+    {OVER(time_s, "Loss over time", "nats per token, smoothed", "seconds of training"),
+     {X(smooth)}, {NULL}},
+    {OVER(tokens, "Validation loss", "nats per token", "tokens"), {X(val_loss)}, {NULL}}};
+#undef OVER
 
-/* Adds a line of metrics.jsonl to the columns and sums. */
-static void g2zp_curves_take(g2zp_curves *c, const g2z_metrics_line *line) {
-  const g2z_metrics *m = &line->metrics;
-  const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line->val_ms, line->save_ms,
-                       line->sample_ms, line->eval_ms};
-  int is_step = !isnan(m->step_ms);
-  for (int i = is_step ? 0 : 2; i < 6; i++)
-    if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
-  if (!isnan(line->val_loss)) {
-    c->column[G2ZP_COLUMN_val_step][c->validations] = (double)m->step;
-    c->column[G2ZP_COLUMN_val_tokens][c->validations] = (double)m->tokens;
-    c->column[G2ZP_COLUMN_val_loss][c->validations++] = line->val_loss;
+/* Puts the charts of one run; with `names`, those that compare runs. A chart of one run whose values
+ * never vary becomes facts in the page's head instead: `head` puts these alone. */
+static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int runs,
+                             const char (*names)[64], int head) {
+  static const int steps[] = {X(step), X(val_step), X(eval_step)};
+  static const int tokens[] = {X(tokens), X(val_tokens), X(tokens)};
+  for (size_t n = 0; n < sizeof g2zp_charts / sizeof *g2zp_charts; n++) {
+    g2z_series series[G2Z_CHART_SERIES];
+    double constant[G2Z_CHART_SERIES];
+    int count = 0, varies = 0;
+    if (g2zp_charts[n].compares != (names != NULL)) continue;
+    memset(series, 0, sizeof series);
+    for (int i = 0; i < 3 * runs; i++) {
+      const g2zp_curves *c = &curves[i / 3];
+      const size_t counts[] = {c->steps, c->validations, c->evaluations};
+      int column = g2zp_charts[n].y[i % 3], same = 1; /* same: all known values are equal */
+      if (!column) continue;
+      if (names && column == X(smooth) && c->steps < 100) column = X(loss);
+      const int of = column >= X(eval_loss) ? 2 : column == X(val_loss); /* index into counts */
+      g2z_series *s = &series[count];
+      s->name = names ? names[i / 3] : of == 2 ? c->eval_name[column - X(eval_loss)]
+                                               : g2zp_charts[n].names[i];
+      s->x = c->column[g2zp_charts[n].x == X(tokens)   ? tokens[of]
+                       : g2zp_charts[n].x == X(time_s) ? X(time_s) : steps[of]];
+      s->y = c->column[column];
+      s->count = counts[of];
+      s->mark = (names ? of == 1 : s->count <= 64) ? G2Z_MARK_POINTS
+                : !names && column == X(loss) && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
+      constant[count] = NAN;
+      for (size_t k = 0; k < s->count; k++) {
+        if (isnan(constant[count])) constant[count] = s->y[k];
+        if (!isnan(s->y[k]) && s->y[k] != constant[count]) same = 0;
+      }
+      if (!same || (names && s->count)) varies = 1;
+      if (names || !same || !isnan(constant[count])) count++; /* else no value is known */
+    }
+    const g2z_chart chart = {g2zp_charts[n].title, g2zp_charts[n].about, g2zp_charts[n].x_name,
+                             NULL, series, count, G2Z_AXIS_AUTO, g2zp_charts[n].axis};
+    for (int k = 0; k < count && head && !varies; k++)
+      g2zp_page_number(page, series[k].name, constant[k]);
+    if (!head && varies) g2z_page_chart(page, &chart);
   }
-  if (line->eval == 0) {
-    c->column[G2ZP_COLUMN_eval_step][c->evaluations++] = (double)m->step;
-    for (int i = G2ZP_COLUMN_eval_loss; i < G2ZP_COLUMNS; i++)
-      c->column[i][c->evaluations - 1] = NAN;
-  }
-  if (line->eval >= 0 && line->eval < 3 && c->evaluations) {
-    const int file = (int)line->eval;
-    c->column[G2ZP_COLUMN_eval_loss + file][c->evaluations - 1] = line->eval_loss;
-    c->column[G2ZP_COLUMN_eval_acc + file][c->evaluations - 1] = line->eval_acc_norm;
-    snprintf(c->eval_name[file], sizeof c->eval_name[file], "loss, %.80s", line->eval_file);
-    snprintf(c->eval_name[3 + file], sizeof c->eval_name[file], "accuracy, %.80s",
-             line->eval_file);
-  }
-  if (!is_step) return;
-#define X(type, name, meaning) c->column[G2ZP_COLUMN_##name][c->steps] = (double)m->name;
-  G2Z_METRIC_LIST(X)
-#undef X
-  c->skips += m->skipped != 0;
-  c->time_s += m->step_ms * 1e-3;
-  c->column[G2ZP_COLUMN_time_s][c->steps] = c->time_s;
-  c->column[G2ZP_COLUMN_skips][c->steps++] = (double)c->skips;
 }
+#undef X
 
 /* Reads all of metrics.jsonl. */
 static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
@@ -1341,12 +1284,43 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   for (size_t i = 0; i < G2ZP_COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
   for (size_t at = 0, number = 1; at < bytes && status == G2Z_OK; number++) {
     g2z_metrics_line line;
+    const g2z_metrics *m = &line.metrics;
     int torn;
     status = g2z_metrics_read(services, path.text, text, bytes, &at, (int)number, &line, &torn);
-    if (status == G2Z_OK) g2zp_curves_take(c, &line);
-    if (!torn) continue;
-    status = G2Z_OK; /* the run is still writing this line */
-    break;
+    if (torn) status = G2Z_OK; /* the run is still writing this line */
+    if (torn) break;
+    if (status != G2Z_OK) continue;
+
+    /* Adds the line to columns and sums. */
+    const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line.val_ms, line.save_ms,
+                         line.sample_ms, line.eval_ms};
+    const int is_step = !isnan(m->step_ms), file = (int)line.eval;
+    for (int i = is_step ? 0 : 2; i < 6; i++)
+      if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
+    if (!isnan(line.val_loss)) {
+      c->column[G2ZP_COLUMN_val_step][c->validations] = (double)m->step;
+      c->column[G2ZP_COLUMN_val_tokens][c->validations] = (double)m->tokens;
+      c->column[G2ZP_COLUMN_val_loss][c->validations++] = line.val_loss;
+    }
+    if (line.eval == 0) {
+      c->column[G2ZP_COLUMN_eval_step][c->evaluations++] = (double)m->step;
+      for (int i = G2ZP_COLUMN_eval_loss; i < G2ZP_COLUMNS; i++)
+        c->column[i][c->evaluations - 1] = NAN;
+    }
+    if (line.eval >= 0 && line.eval < 3 && c->evaluations) {
+      c->column[G2ZP_COLUMN_eval_loss + file][c->evaluations - 1] = line.eval_loss;
+      c->column[G2ZP_COLUMN_eval_acc + file][c->evaluations - 1] = line.eval_acc_norm;
+      snprintf(c->eval_name[file], sizeof *c->eval_name, "loss, %.80s", line.eval_file);
+      snprintf(c->eval_name[3 + file], sizeof *c->eval_name, "accuracy, %.80s", line.eval_file);
+    }
+    if (!is_step) continue;
+#define X(type, name, meaning) c->column[G2ZP_COLUMN_##name][c->steps] = (double)m->name;
+    G2Z_METRIC_LIST(X)
+#undef X
+    c->skips += m->skipped != 0;
+    c->time_s += m->step_ms * 1e-3;
+    c->column[G2ZP_COLUMN_time_s][c->steps] = c->time_s;
+    c->column[G2ZP_COLUMN_skips][c->steps++] = (double)c->skips;
   }
   /* An exponential mean over about the last fiftieth of the steps. `weight` makes it begin with the
    * first loss. A skipped step may have no finite loss. */
@@ -1362,45 +1336,6 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   }
   g2z_release(services, text);
   return status;
-}
-
-/* Puts charts of the values that vary; or, with `head`, facts for the values that were the same in
- * all steps. Leaves out a series without any known value. */
-static void g2zp_report_curves(g2z_page *page, const g2zp_curves *c, int head) {
-  static const int steps[] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step, G2ZP_COLUMN_eval_step};
-  const size_t counts[] = {c->steps, c->validations, c->evaluations};
-  for (size_t n = 0; n < sizeof g2zp_report_charts / sizeof *g2zp_report_charts; n++) {
-    g2z_series series[3];
-    double constant[3];
-    int count = 0, varies = 0;
-    memset(series, 0, sizeof series);
-    for (int i = 0; i < 3; i++) {
-      const int column = g2zp_report_charts[n].series[i];
-      const int of = column >= G2ZP_COLUMN_eval_loss ? 2 : column == G2ZP_COLUMN_val_loss;
-      if (!column) continue;
-      g2z_series *s = &series[count];
-      s->name = of == 2 ? c->eval_name[column - G2ZP_COLUMN_eval_loss]
-                        : g2zp_report_charts[n].names[i];
-      s->x = c->column[steps[of]];
-      s->y = c->column[column];
-      s->count = counts[of];
-      s->mark = s->count <= 64 ? G2Z_MARK_POINTS
-                : column == G2ZP_COLUMN_loss && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
-      int same = 1; /* all known values are equal */
-      constant[count] = NAN;
-      for (size_t k = 0; k < s->count; k++) {
-        if (isnan(constant[count])) constant[count] = s->y[k];
-        if (!isnan(s->y[k]) && s->y[k] != constant[count]) same = 0;
-      }
-      if (!same) varies = 1;
-      if (!same || !isnan(constant[count])) count++;
-    }
-    const g2z_chart chart = {g2zp_report_charts[n].title, g2zp_report_charts[n].about, "step", NULL,
-                             series, count, G2Z_AXIS_AUTO, g2zp_report_charts[n].axis};
-    for (int k = 0; k < count && head && !varies; k++)
-      g2zp_page_number(page, series[k].name, constant[k]);
-    if (!head && varies) g2z_page_chart(page, &chart);
-  }
 }
 
 /* Facts for the page's head: from training_metrics.json once the run has ended, before that from
@@ -1435,128 +1370,136 @@ static const g2zp_fact g2zp_report_facts[] = {
     {"commit", "git_commit", "git_commit"},
     {"command", "command_line", "command_line"}};
 
-typedef struct g2zp_run_files {      /* files of a run directory that describe the run */
-  g2zp_told metrics, launcher, failure;
-} g2zp_run_files;
-
-/* Puts how the run ended into the page's head. */
-static g2z_status g2zp_report_result(g2z_page *page, const g2zp_run_files *files,
-                                     const g2zp_curves *curves) {
-  char *reason = NULL, *detail = NULL, now[32];
-  g2z_status status = G2Z_OK;
-  g2z_json json;
-  g2zp_told epoch;
-  double steps = 0, more = 0; /* in training_metrics.json; the run may have continued */
-  g2z_utc_now(now);
-  if (g2zp_told_list(&files->metrics, "epochs", &json))
-    while (more >= 0 && g2zp_told_next(&files->metrics, &json, &epoch)) {
-      more = g2zp_told_number(&epoch, "steps");
-      if (more >= 0) steps += more;
-    }
-  if (files->failure.text) status = g2zp_told_text(&files->failure, "sentence", &detail);
-  else if ((size_t)steps == curves->steps) {
-    status = g2zp_told_text(&files->metrics, "shutdown.reason", &reason);
-    if (status == G2Z_OK) status = g2zp_told_text(&files->metrics, "shutdown.signal", &detail);
-  }
-  if (files->failure.text) g2z_page_fact(page, "result", "failed: %s", detail ? detail : "?");
-  else if (reason)
-    g2z_page_fact(page, "result", "%s%s%s", reason, detail ? ": " : "", detail ? detail : "");
-  else g2z_page_fact(page, "result", "it had not ended at %s", now);
-  g2z_release(files->metrics.services, reason);
-  g2z_release(files->metrics.services, detail);
-  return status;
-}
-
-/* Puts the text that the model generated last, if there is one. */
-static g2z_status g2zp_report_sample(g2z_page *page, g2z_services *services, const char *run_dir) {
-  const g2z_path path = g2z_path_in(run_dir, "sample.txt");
-  char *text;
-  size_t bytes;
-  int there;
-  G2ZP_TRY(g2z_is_there(services, path.text, &there));
-  if (!there) return G2Z_OK;
-  G2ZP_TRY(g2z_read_file(services, path.text, 1 << 26, &text, &bytes));
-  g2z_page_heading(page, "Sample");
-  g2zp_element(page->writer, "<pre>\n", text, "</pre>\n");
-  g2z_release(services, text);
-  return G2Z_OK;
-}
-
 typedef struct g2zp_column {         /* a table's column, read from JSON */
   const char *header, *at, *format;  /* format: for a number */
   double factor;
 } g2zp_column;
 
 #define G2ZP_CELL 160
+#define G2ZP_TABLE_COLUMNS 16
 
 /* The text or number at column->at; "": neither, or a number of 1e18 or more. */
-static void g2zp_told_cell(g2z_page *page, const g2zp_told *told, const g2zp_column *column,
-                           char cell[G2ZP_CELL]) {
+static void g2zp_object_cell(g2z_page *page, const g2z_object *object, const g2zp_column *column,
+                             char cell[G2ZP_CELL]) {
   char *text = NULL;
-  double value = g2zp_told_number(told, column->at) * column->factor;
+  double value = g2z_object_number(object, column->at) * column->factor;
   cell[0] = 0;
   if (fabs(value) < 1e18) {
     snprintf(cell, G2ZP_CELL, column->format, value);
     g2z_plain_number(cell);
-  } else if (g2zp_told_text(told, column->at, &text) != G2Z_OK) page->no_memory = 1;
+  } else if (g2z_object_text(object, column->at, &text) != G2Z_OK) page->no_memory = 1;
   if (text) snprintf(cell, G2ZP_CELL, "%s", text);
-  g2z_release(told->services, text);
+  g2z_release(object->services, text);
 }
 
-/* One row per epoch, from training_metrics.json. */
-static void g2zp_report_epochs(g2z_page *page, const g2zp_told *metrics) {
-  enum { COLUMNS = 9 };
-  static const g2zp_column columns[COLUMNS] = {
-      {"epoch", "epoch_idx", "%.0f", 1},
-      {"steps", "steps", "%.0f", 1},
-      {"tokens", "tokens_processed_global", "%.0f", 1},
-      {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
-      {"training loss", "train_loss_avg_global", "%.4f", 1},
-      {"validation loss", "val_loss_avg_global", "%.4f", 1},
-      {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
-      {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
-      {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
-  const char *headers[COLUMNS];
-  char cell[G2ZP_CELL];
-  g2z_json json;
-  g2zp_told epoch;
-  for (int i = 0; i < COLUMNS; i++) headers[i] = columns[i].header;
-  if (!g2zp_told_list(metrics, "epochs", &json)) return;
-  for (int row = 0; g2zp_told_next(metrics, &json, &epoch); row++) {
-    if (isnan(g2zp_told_number(&epoch, "steps"))) return;
-    if (row == 0) {
-      g2z_page_heading(page, "Epochs");
-      g2z_page_table(page, COLUMNS, headers);
+/* A table with a row per object. runs: the objects are files of runs. Their directories are the
+ * first column, and a value that all runs share becomes a fact above the table. */
+static void g2zp_page_objects(g2z_page *page, const g2zp_column *columns, int count,
+                              const g2z_object *rows, size_t row_count, int runs) {
+  const char *headers[G2ZP_TABLE_COLUMNS] = {"run"};
+  char cell[G2ZP_CELL], first[G2ZP_CELL];
+  int shown[G2ZP_TABLE_COLUMNS], used = 0;
+  G2Z_ASSERT(count + runs <= G2ZP_TABLE_COLUMNS);
+  for (int c = 0; c < count; c++) {
+    int differs = !runs || row_count == 1;
+    g2zp_object_cell(page, &rows[0], &columns[c], first);
+    for (size_t i = 1; i < row_count && !differs; i++) {
+      g2zp_object_cell(page, &rows[i], &columns[c], cell);
+      differs = strcmp(cell, first) != 0;
     }
-    for (int i = 0; i < COLUMNS; i++) {
-      g2zp_told_cell(page, &epoch, &columns[i], cell);
+    if (!differs && first[0]) g2z_page_fact(page, columns[c].header, "%s", first);
+    if (!differs) continue;
+    headers[runs + used] = columns[c].header;
+    shown[used++] = c;
+  }
+  g2z_page_table(page, runs + used, headers);
+  for (const g2z_object *row = rows; row < rows + row_count; row++) {
+    if (runs) g2z_page_cell(page, "%.*s", (int)(strrchr(row->path, '/') - row->path), row->path);
+    for (int c = 0; c < used; c++) {
+      g2zp_object_cell(page, row, &columns[shown[c]], cell);
       g2z_page_cell(page, "%s", cell);
     }
   }
 }
 
-static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
-                                    const g2zp_run_files *files, const g2zp_curves *curves) {
-  const char *slash = strrchr(run_dir, '/'), *name = slash && slash[1] ? slash + 1 : run_dir;
-  char title[300];
-  g2z_page *page;
-  snprintf(title, sizeof title, "Run %.280s", name);
-  G2ZP_TRY(g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page));
-  g2z_status status = g2zp_report_result(page, files, curves);
+static const g2zp_column g2zp_epoch_columns[] = {
+    {"epoch", "epoch_idx", "%.0f", 1},
+    {"steps", "steps", "%.0f", 1},
+    {"tokens", "tokens_processed_global", "%.0f", 1},
+    {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
+    {"training loss", "train_loss_avg_global", "%.4f", 1},
+    {"validation loss", "val_loss_avg_global", "%.4f", 1},
+    {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
+    {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
+    {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
 
-  /* The head: facts from the files, the run's progress, values that were the same in all steps. */
-  const int ended = files->metrics.text != NULL;
-  const g2zp_told *told = ended ? &files->metrics : &files->launcher;
+/* What describes a run, until g2z_report_run frees it. */
+typedef struct g2zp_run {
+  g2zp_curves curves;
+  g2z_object metrics, launcher, failure;
+  g2z_object *epochs;                /* of training_metrics.json */
+  size_t epoch_count, epoch_capacity;
+  double epoch_steps;                /* their sum; the run may have continued since */
+  char *sample;                      /* the text that the model generated last; NULL: none */
+} g2zp_run;
+
+static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2zp_run *run) {
+  const g2z_path sample = g2z_path_in(run_dir, "sample.txt");
+  g2z_json json;
+  g2z_object epoch;
+  size_t bytes;
+  int there;
+  G2ZP_TRY(g2zp_check_directory(services, run_dir));
+  G2ZP_TRY(g2zp_curves_read(services, run_dir, &run->curves));
+  G2ZP_TRY(g2zp_read_run(services, run_dir, &run->metrics));
+  G2ZP_TRY(g2z_object_read(services, g2z_path_in(run_dir, "launcher_metadata.json").text,
+                           &run->launcher));
+  G2ZP_TRY(g2z_object_read(services, g2z_path_in(run_dir, "RUN_FAILED.json").text, &run->failure));
+  if (g2z_object_list(&run->metrics, "epochs", &json))
+    while (g2z_object_next(&run->metrics, &json, &epoch)) {
+      const double steps = g2z_object_number(&epoch, "steps");
+      void *list = run->epochs;
+      if (isnan(steps)) break;
+      g2z_status status = g2z_grow(services, &list, &run->epoch_capacity, run->epoch_count,
+                                   run->epoch_count + 1, sizeof epoch);
+      run->epochs = (g2z_object *)list;
+      G2ZP_TRY(status);
+      run->epochs[run->epoch_count++] = epoch;
+      run->epoch_steps += steps;
+    }
+  G2ZP_TRY(g2z_is_there(services, sample.text, &there));
+  return there ? g2z_read_file(services, sample.text, 1 << 26, &run->sample, &bytes) : G2Z_OK;
+}
+
+static g2z_status g2zp_run_page(g2z_page *page, const g2zp_run *run) {
+  const g2zp_curves *curves = &run->curves;
+  const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
+  const int whole = (size_t)run->epoch_steps == curves->steps; /* else the run has continued */
+  char *reason = NULL, *detail = NULL, now[32];
+
+  /* The head: the result, facts from the files, progress, values that were the same in all steps. */
+  g2z_utc_now(now);
+  g2z_status status = failed  ? g2z_object_text(&run->failure, "sentence", &detail)
+                      : whole ? g2z_object_text(&run->metrics, "shutdown.reason", &reason) : G2Z_OK;
+  if (!failed && whole && status == G2Z_OK)
+    status = g2z_object_text(&run->metrics, "shutdown.signal", &detail);
+  if (failed) g2z_page_fact(page, "result", "failed: %s", detail ? detail : "no reason recorded");
+  else if (reason)
+    g2z_page_fact(page, "result", "%s%s%s", reason, detail ? ": " : "", detail ? detail : "");
+  else g2z_page_fact(page, "result", "no end recorded as of %s", now);
+  g2z_release(page->services, reason);
+  g2z_release(page->services, detail);
+  const g2z_object *object = ended ? &run->metrics : &run->launcher;
   for (size_t i = 0; i < sizeof g2zp_report_facts / sizeof *g2zp_report_facts; i++) {
     const g2zp_fact *fact = &g2zp_report_facts[i];
     const char *at = ended ? fact->metrics : fact->launcher;
     char *text;
     if (!at || status != G2Z_OK) continue;
-    status = g2zp_told_text(told, at, &text);
-    double value = g2zp_told_number(told, at);
+    status = g2z_object_text(object, at, &text);
+    double value = g2z_object_number(object, at);
     if (text) g2z_page_fact(page, fact->name, "%s", text);
     else if (!isnan(value)) g2zp_page_number(page, fact->name, value);
-    g2z_release(services, text);
+    g2z_release(page->services, text);
   }
   if (curves->steps)
     g2zp_page_number(page, "loss of the last step",
@@ -1566,39 +1509,47 @@ static g2z_status g2zp_report_write(g2z_services *services, const char *run_dir,
     g2zp_page_number(page, "last validation loss", loss);
     g2zp_page_number(page, "perplexity", exp(loss));
   }
-  g2zp_report_curves(page, curves, 1);
+  g2zp_page_curves(page, curves, 1, NULL, 1);
 
   g2z_page_heading(page, "Curves");
-  g2zp_report_curves(page, curves, 0);
+  g2zp_page_curves(page, curves, 1, NULL, 0);
   const g2z_series spent = {"seconds", NULL, curves->spent_s, NULL, NULL,
                             sizeof curves->spent_s / sizeof *curves->spent_s, G2Z_MARK_LINE};
   const g2z_chart chart = {"Where the time went", "s", NULL, g2zp_spent_names, &spent, 1,
                            G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
   g2z_page_chart(page, &chart);
-  g2zp_report_epochs(page, &files->metrics);
-  if (status == G2Z_OK) status = g2zp_report_sample(page, services, run_dir);
-  if (status == G2Z_OK) status = g2z_page_commit(page);
-  g2z_page_free(page);
-  return status;
+  if (run->epoch_count) {
+    g2z_page_heading(page, "Epochs");
+    g2zp_page_objects(page, g2zp_epoch_columns,
+                      (int)(sizeof g2zp_epoch_columns / sizeof *g2zp_epoch_columns), run->epochs,
+                      run->epoch_count, 0);
+  }
+  if (run->sample) {
+    g2z_page_heading(page, "Sample");
+    g2zp_element(page->writer, "<pre>\n", run->sample, "</pre>\n");
+  }
+  return status == G2Z_OK ? g2z_page_commit(page) : status;
 }
 
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
-  g2zp_run_files files;
-  g2zp_curves curves;
-  memset(&files, 0, sizeof files);
-  G2ZP_TRY(g2zp_check_directory(services, run_dir));
-  g2z_status status = g2zp_curves_read(services, run_dir, &curves);
+  const char *slash = strrchr(run_dir, '/');
+  char title[300];
+  g2zp_run run;
+  g2z_page *page = NULL;
+  memset(&run, 0, sizeof run);
+  run.metrics.services = run.launcher.services = run.failure.services = services;
+  snprintf(title, sizeof title, "Run %.280s", slash && slash[1] ? slash + 1 : run_dir);
+  g2z_status status = g2zp_run_read(services, run_dir, &run);
   if (status == G2Z_OK)
-    status = g2zp_told_run(services, run_dir, &files.metrics);
-  if (status == G2Z_OK)
-    status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &files.launcher);
-  if (status == G2Z_OK)
-    status = g2zp_told_read(services, run_dir, "RUN_FAILED.json", &files.failure);
-  if (status == G2Z_OK) status = g2zp_report_write(services, run_dir, &files, &curves);
-  g2z_release(services, curves.column[0]);
-  g2zp_told_free(&files.metrics);
-  g2zp_told_free(&files.launcher);
-  g2zp_told_free(&files.failure);
+    status = g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page);
+  if (status == G2Z_OK) status = g2zp_run_page(page, &run);
+  g2z_page_free(page);
+  g2z_release(services, run.curves.column[0]);
+  g2z_release(services, run.epochs);
+  g2z_release(services, run.sample);
+  g2z_object_free(&run.metrics);
+  g2z_object_free(&run.launcher);
+  g2z_object_free(&run.failure);
   return status;
 }
 
@@ -1617,24 +1568,10 @@ typedef struct g2zp_profile {
   g2z_services *services;
   g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
   int count[2];
-  const char *path;                  /* of the file being read */
-  int number, kind;                  /* of its line; kind of table, -1: one that is ignored */
-  int sections;                      /* tables that are not ignored */
-  char unit[8];                      /* of the total time; "": the header is still to come */
-  size_t column[3];                  /* starts of share, total and name; column[2] 0: not known */
 } g2zp_profile;
 
-static const char *const g2zp_profile_titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
-static const char *const g2zp_profile_kinds[] = {"nvtx", "osrt"};
-
-static g2z_status g2zp_stats_fail(const g2zp_profile *p, const char *why) {
-  return g2z_fail(p->services, G2Z_FORMAT,
-                  "%.400s, line %d: %s: it is damaged, or not what `nsys stats` printed", p->path,
-                  p->number, why);
-}
-
 /* Reads the first number in [from, to) of a line, without the commas between its digits. */
-static int g2zp_stats_number(const g2zp_profile *p, const char *line, size_t from, size_t to,
+static int g2zp_stats_number(g2z_services *services, const char *line, size_t from, size_t to,
                              char text[40], double *value) {
   g2z_json json;
   size_t used = 0;
@@ -1642,86 +1579,70 @@ static int g2zp_stats_number(const g2zp_profile *p, const char *line, size_t fro
   for (; from < to && line[from] != ' ' && used < 39; from++)
     if (line[from] != ',') text[used++] = line[from];
   text[used] = 0;
-  g2z_json_open(&json, p->services, p->path, text, used);
+  g2z_json_open(&json, services, "", text, used);
   *value = g2z_json_number(&json);
   return g2z_json_close(&json) == G2Z_OK && *value >= 0;
 }
 
-/* Reads a line of `nsys stats` output. A table has a title, a header with "Total Time (ns)", dashes
- * that show where columns begin, and rows such as
- * " 53.9  2,765,967  14,244 ...  PushPop  :train/forward", whose last column is the name. */
-static g2z_status g2zp_stats_line(g2zp_profile *p, char *line) {
-  static const char total[] = "Total Time (";
-  const size_t bytes = strlen(line);
-  if (strstr(line, "** ") || strstr(line, "Processing [")) {
-    if (p->kind >= 0 && !p->column[2]) return g2zp_stats_fail(p, "the table before has no head");
-    p->kind = -1;
-    for (int i = 0; i < 2; i++)
-      if (strstr(line, g2zp_profile_titles[i])) p->kind = i;
-    p->sections += p->kind >= 0;
-    p->column[2] = 0;
-    p->unit[0] = 0;
-    return G2Z_OK;
-  }
-  const int blank = line[strspn(line, " ")] == 0;
-  if (blank && p->column[2]) p->kind = -1; /* after the last row */
-  if (blank || p->kind < 0) return G2Z_OK;
-  if (!p->unit[0]) {
-    const char *unit = strstr(line, total);
-    if (unit) unit += sizeof total - 1;
-    const size_t length = unit ? strspn(unit, "abcdefghijklmnopqrstuvwxyz") : 0;
-    if (!length || length >= sizeof p->unit || unit[length] != ')')
-      return g2zp_stats_fail(p, "a table without a \"Total Time (ns)\"");
-    memcpy(p->unit, unit, length);
-    p->unit[length] = 0;
-    return G2Z_OK;
-  }
-  if (!p->column[2]) {
-    int columns = 0;
-    for (size_t i = 0; i < bytes; i++)
-      if (line[i] == '-' && (i == 0 || line[i - 1] != '-'))
-        p->column[columns < 2 ? columns++ : 2] = i;
-    return p->column[2] ? G2Z_OK : g2zp_stats_fail(p, "a table of fewer than three columns");
-  }
-  char text[40];
-  double value;
-  g2zp_ranked row;
-  if (bytes <= p->column[2] ||
-      !g2zp_stats_number(p, line, 0, p->column[1], text, &row.percent) || row.percent > 100 ||
-      !g2zp_stats_number(p, line, p->column[1], p->column[2], text, &value))
-    return g2zp_stats_fail(p, "no row of a share, a time and a name");
-  if (!line[p->column[2] + strspn(line + p->column[2], " ")])
-    return g2zp_stats_fail(p, "a row without a name");
-  snprintf(row.total, sizeof row.total, "%s %s", text, p->unit);
-  row.line = line;
-  row.name_at = p->column[2];
-  g2zp_ranked *top = p->top[p->kind];
-  int at = p->count[p->kind], *count = &p->count[p->kind];
-  while (at > 0 && top[at - 1].percent < row.percent) at--; /* after rows with the same share */
-  if (at == G2ZP_PROFILE_TOP) return G2Z_OK;
-  if (*count < G2ZP_PROFILE_TOP) ++*count;
-  memmove(&top[at + 1], &top[at], (size_t)(*count - 1 - at) * sizeof row);
-  top[at] = row;
-  return G2Z_OK;
-}
-
-/* Reads a file that `nsys stats` printed. Splits `text` in place; it must outlive the profile. */
+/* Reads a file that `nsys stats` printed. Splits `text` in place; it must outlive the profile. A
+ * table has a title, a header with "Total Time (ns)", dashes that show where columns begin, and
+ * rows such as " 53.9  2,765,967  14,244 ...  PushPop  :train/forward", whose last column is the
+ * name. */
 static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text) {
-  p->path = path;
-  p->kind = -1;
-  p->number = p->sections = 0;
-  p->column[2] = 0;
-  for (char *next; text; text = next) {
-    next = strchr(text, '\n');
+  static const char *const titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
+  int number = 0, kind = -1, tables = 0; /* kind: of the table; -1: it is skipped */
+  size_t column[3] = {0, 0, 0};          /* starts of share, total and name; [2] 0: not known */
+  char unit[8] = "", total[40], word[300];
+  const char *why = NULL;
+  for (char *line = text, *next; line && !why; line = next) {
+    next = strchr(line, '\n');
     if (next) *next++ = 0;
-    text[strcspn(text, "\r")] = 0;
-    if (!next && !*text) break; /* after the last line feed */
-    p->number++;
-    G2ZP_TRY(g2zp_stats_line(p, text));
+    for (size_t end = strlen(line); end && strchr(" \r", line[end - 1]);) line[--end] = 0;
+    if (next || *line) number++;
+    if (strstr(line, "** ") || strstr(line, "Processing [") || (!*line && column[2])) {
+      if (kind >= 0 && !column[2]) why = "the table before it has no rows";
+      kind = strstr(line, titles[0]) ? 0 : strstr(line, titles[1]) ? 1 : -1;
+      tables += kind >= 0;
+      column[2] = 0;
+      unit[0] = 0;
+    } else if (!*line || kind < 0) {
+      continue;
+    } else if (!unit[0]) { /* the header */
+      const char *at = strstr(line, "Total Time (");
+      int used = 0;
+      if (!at || sscanf(at, "Total Time (%7[a-z])%n", unit, &used) != 1 || !used)
+        why = "the table's header has no \"Total Time (ns)\"";
+    } else if (!column[2]) { /* the dashes */
+      int columns = 0;
+      for (size_t i = 0; line[i]; i++)
+        if (line[i] == '-' && (i == 0 || line[i - 1] != '-'))
+          column[columns < 2 ? columns++ : 2] = i;
+      if (!column[2]) why = "the table has fewer than three columns";
+    } else { /* a row */
+      g2zp_ranked row = {0, "", line, column[2]}, *top = p->top[kind];
+      int at = p->count[kind], *count = &p->count[kind];
+      double value;
+      if (strlen(line) <= column[2] ||
+          !g2zp_stats_number(p->services, line, 0, column[1], total, &row.percent) ||
+          row.percent > 100 ||
+          !g2zp_stats_number(p->services, line, column[1], column[2], total, &value)) {
+        why = "the row is not a share, a time and a name";
+        break;
+      }
+      snprintf(row.total, sizeof row.total, "%s %s", total, unit);
+      while (at > 0 && top[at - 1].percent < row.percent) at--; /* after rows with the same share */
+      if (at == G2ZP_PROFILE_TOP) continue;
+      if (*count < G2ZP_PROFILE_TOP) ++*count;
+      memmove(&top[at + 1], &top[at], (size_t)(*count - 1 - at) * sizeof row);
+      top[at] = row;
+    }
   }
-  if (p->kind >= 0 && !p->column[2]) return g2zp_stats_fail(p, "the last table has no rows");
-  if (p->sections) return G2Z_OK;
-  return g2zp_stats_fail(p, "neither an NVTX Range Summary nor an OS Runtime Summary");
+  if (!why && kind >= 0 && !column[2]) why = "the last table has no rows";
+  if (!why && !tables) why = "it has no NVTX Range Summary and no OS Runtime Summary";
+  if (!why) return G2Z_OK;
+  return g2z_fail(p->services, G2Z_FORMAT, "%.400s, line %d: %s. Make the file again with `nsys "
+                  "stats`, or remove it: rm %s", path, number, why,
+                  g2z_shell_word(path, word, sizeof word));
 }
 
 /* Facts about the run: from training_metrics.json, else from launcher_metadata.json. */
@@ -1737,43 +1658,31 @@ static const g2zp_fact g2zp_profile_facts[] = {
     {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
     {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
 
-typedef struct g2zp_names {          /* files in profiles/ */
-  struct dirent **entries;
-  int count;
-} g2zp_names;
+/* The part of a file's name between `begin` and `end`: its length; -1: the name has another form. */
+static int g2zp_between(const char *name, const char *begin, const char *end) {
+  const size_t length = strlen(name), first = strlen(begin), last = strlen(end);
+  const int fits = length >= first + last && strncmp(name, begin, first) == 0 &&
+                   strcmp(name + length - last, end) == 0;
+  return fits ? (int)(length - first - last) : -1;
+}
 
 static int g2zp_name_order(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static int g2zp_named(const char *name, const char *begin, const char *end) {
-  size_t length = strlen(name), first = strlen(begin), last = strlen(end);
-  return length >= first + last && strncmp(name, begin, first) == 0 &&
-         strcmp(name + length - last, end) == 0;
-}
+typedef struct g2zp_profile_files {  /* of profiles/ */
+  struct dirent **entries;           /* all */
+  int entry_count;
+  const char **inputs, **reports;    /* names of the files to read, and of nsys's own */
+  int input_count, report_count;
+  const char *begin;                 /* of the inputs' names, before the host */
+} g2zp_profile_files;
 
-/* Puts the list of file names that begin with `begin` and end with `end`; with `hosts`, only the
- * parts between. Returns their number. With out NULL it only counts. */
-static int g2zp_put_names(const g2zp_names *names, g2z_json_out *out, const char *key,
-                          const char *begin, const char *end, int hosts) {
-  char text[300];
-  int count = 0;
-  if (out) g2z_json_begin(out, key, '[');
-  for (int i = 0; i < names->count; i++) {
-    const char *name = names->entries[i]->d_name + (hosts ? strlen(begin) : 0);
-    if (!g2zp_named(names->entries[i]->d_name, begin, end)) continue;
-    snprintf(text, sizeof text, "%.*s", (int)(strlen(name) - (hosts ? strlen(end) : 0)), name);
-    if (out) g2z_json_put_string(out, NULL, text);
-    count++;
-  }
-  if (out) g2z_json_end(out, ']');
-  return count;
-}
-
+/* Writes profile_summary.json. */
 static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const char *run_dir,
-                                   const g2zp_names *names, const char *inputs, int reports,
-                                   const g2zp_told told[2]) {
-  char now[32], *text, *absolute = realpath(run_dir, NULL);
+                                   const g2zp_profile_files *files, const g2z_object run[2]) {
+  static const char *const kinds[] = {"nvtx", "osrt"};
+  char now[32], key[300], *text, *absolute = realpath(run_dir, NULL);
   g2z_utc_now(now);
   g2z_json_begin(out, NULL, '{');
   g2z_json_put_string(out, "generated_at_utc", now);
@@ -1782,37 +1691,39 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
   for (size_t i = 0; i < sizeof g2zp_profile_facts / sizeof *g2zp_profile_facts; i++) {
     const g2zp_fact *fact = &g2zp_profile_facts[i];
     g2z_json json;
-    if (!fact->metrics) {
-      g2zp_put_names(names, out, fact->name, inputs, ".txt", 1);
+    if (!fact->metrics) { /* the hosts */
+      g2z_json_begin(out, fact->name, '[');
+      for (int k = 0; k < files->input_count; k++) {
+        const int length = g2zp_between(files->inputs[k], files->begin, ".txt");
+        snprintf(key, sizeof key, "%.*s", length, files->inputs[k] + strlen(files->begin));
+        g2z_json_put_string(out, NULL, key);
+      }
+      g2z_json_end(out, ']');
       continue;
     }
-    const int launcher = fact->launcher && !g2zp_told_at(&told[0], fact->metrics, &json);
+    const int launcher = fact->launcher && !g2z_object_at(&run[0], fact->metrics, &json);
     const char *at = launcher ? fact->launcher : fact->metrics;
-    G2ZP_TRY(g2zp_told_text(&told[launcher], at, &text));
+    G2ZP_TRY(g2z_object_text(&run[launcher], at, &text));
     if (text) g2z_json_put_string(out, fact->name, text);
-    else g2z_json_put_number(out, fact->name, g2zp_told_number(&told[launcher], at));
+    else g2z_json_put_number(out, fact->name, g2z_object_number(&run[launcher], at));
     g2z_release(p->services, text);
   }
-  if (reports > 1) g2zp_put_names(names, out, "nsys_report", "nsys_", ".nsys-rep", 0);
-  for (int i = 0; i < names->count && reports == 1; i++)
-    if (g2zp_named(names->entries[i]->d_name, "nsys_", ".nsys-rep"))
-      g2z_json_put_string(out, "nsys_report", names->entries[i]->d_name);
-  if (!reports) g2z_json_put_string(out, "nsys_report", NULL);
-  g2zp_put_names(names, out, "inputs", inputs, ".txt", 0);
+  const int several = files->report_count > 1;
+  if (several) g2z_json_begin(out, "nsys_report", '[');
+  for (int i = 0; i < files->report_count || i == 0; i++)
+    g2z_json_put_string(out, several ? NULL : "nsys_report",
+                        files->report_count ? files->reports[i] : NULL);
+  if (several) g2z_json_end(out, ']');
+  g2z_json_begin(out, "inputs", '[');
+  for (int i = 0; i < files->input_count; i++) g2z_json_put_string(out, NULL, files->inputs[i]);
+  g2z_json_end(out, ']');
   for (int kind = 0; kind < 2; kind++) {
-    char key[16];
-    snprintf(key, sizeof key, "%s_top5", g2zp_profile_kinds[kind]);
+    snprintf(key, sizeof key, "%s_top5", kinds[kind]);
     g2z_json_begin(out, key, '[');
-    for (int i = 0; i < p->count[kind]; i++) {
-      const g2zp_ranked *row = &p->top[kind][i];
-      char *end = row->line + strlen(row->line), kept;
-      while (end[-1] == ' ') end--;
-      kept = *end;
+    for (const g2zp_ranked *row = p->top[kind]; row < p->top[kind] + p->count[kind]; row++) {
       g2z_json_begin(out, NULL, '{');
-      g2z_json_put_string(out, "kind", g2zp_profile_kinds[kind]);
-      *end = 0; /* cuts trailing spaces for a moment */
+      g2z_json_put_string(out, "kind", kinds[kind]);
       g2z_json_put_string(out, "name", row->line + row->name_at);
-      *end = kept;
       g2z_json_put_number(out, "time_percent", row->percent);
       g2z_json_put_string(out, "total_time", row->total);
       g2z_json_put_string(out, "raw", row->line);
@@ -1829,56 +1740,61 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
                                          const char *only) {
   const g2z_path directory = g2z_path_in(run_dir, "profiles");
-  const char *inputs = "nsys_stats_";
-  struct dirent **entries = NULL;
-  g2zp_names names = {NULL, 0};
-  g2zp_told told[2];
+  g2zp_profile_files files;
+  g2z_object run[2];
   g2zp_profile p;
   g2z_json_out out;
-  char **texts = NULL;
   void *memory = NULL;
+  char **texts = NULL;
+  memset(&files, 0, sizeof files);
   memset(&out, 0, sizeof out);
   memset(&p, 0, sizeof p);
-  memset(told, 0, sizeof told);
+  memset(run, 0, sizeof run);
   out.indent = 2;
-  p.services = told[0].services = told[1].services = services;
+  p.services = run[0].services = run[1].services = services;
   G2ZP_TRY(g2zp_check_directory(services, run_dir));
-  const int found = scandir(directory.text, &entries, NULL, g2zp_name_order);
-  names.entries = entries;
-  names.count = found > 0 ? found : 0; /* a missing directory has none */
-  for (int i = 0; i < found && only; i++)
-    if (strcmp(entries[i]->d_name, only) == 0) names.entries = entries + i;
-  if (only && names.count) names.count = 1;
-  if (!g2zp_put_names(&names, NULL, NULL, inputs, ".txt", 0)) inputs = "timers_";
-  g2z_status status = g2z_allocate(services, (size_t)names.count, sizeof *texts, &memory);
+  const int found = scandir(directory.text, &files.entries, NULL, g2zp_name_order);
+  files.entry_count = found > 0 ? found : 0; /* a missing directory has none */
+  g2z_status status = g2z_allocate(services, 3 * (size_t)files.entry_count, sizeof *texts, &memory);
   texts = (char **)memory;
-  if (status == G2Z_OK && !g2zp_put_names(&names, NULL, NULL, inputs, ".txt", 0))
-    status = g2z_fail(services, G2Z_IO, "%s has no nsys_stats_*.txt and no timers_*.txt: profile "
-                      "with slurm/profile.sh or with train --profile first", directory.text);
-  for (int i = 0; i < names.count && status == G2Z_OK; i++) {
-    const g2z_path path = g2z_path_in(directory.text, "%s", names.entries[i]->d_name);
+  files.inputs = (const char **)texts + files.entry_count;
+  files.reports = files.inputs + files.entry_count;
+  for (int pass = 0; pass < 2 && !files.input_count && status == G2Z_OK; pass++) {
+    files.begin = pass ? "timers_" : "nsys_stats_";
+    for (int i = 0; i < files.entry_count; i++) {
+      const char *name = files.entries[i]->d_name;
+      if (g2zp_between(name, files.begin, ".txt") >= 0 && (!only || strcmp(name, only) == 0))
+        files.inputs[files.input_count++] = name;
+      if (!pass && !only && g2zp_between(name, "nsys_", ".nsys-rep") >= 0)
+        files.reports[files.report_count++] = name;
+    }
+  }
+  if (status == G2Z_OK && !files.input_count)
+    status = g2z_fail(services, G2Z_IO, "%s has no nsys_stats_*.txt and no timers_*.txt. To make "
+                      "one, add --profile to train, or put slurm/profile.sh RUN_DIR before it",
+                      directory.text);
+  for (int i = 0; i < files.input_count && status == G2Z_OK; i++) {
+    const g2z_path path = g2z_path_in(directory.text, "%s", files.inputs[i]);
     size_t bytes;
-    if (!g2zp_named(names.entries[i]->d_name, inputs, ".txt")) continue;
     status = g2z_read_file(services, path.text, (size_t)1 << 28, &texts[i], &bytes);
     if (status == G2Z_OK) status = g2zp_stats_read(&p, path.text, texts[i]);
   }
-  if (status == G2Z_OK)
-    status = g2zp_told_read(services, run_dir, "training_metrics.json", &told[0]);
-  if (status == G2Z_OK)
-    status = g2zp_told_read(services, run_dir, "launcher_metadata.json", &told[1]);
+  for (int i = 0; i < 2 && status == G2Z_OK; i++)
+    status = g2z_object_read(services, g2z_path_in(run_dir, i ? "launcher_metadata.json"
+                                                              : "training_metrics.json").text,
+                             &run[i]);
   if (status == G2Z_OK)
     status = g2z_writer_create(services, g2z_path_in(directory.text, "profile_summary.json").text,
                                &out.writer);
-  const int reports = only ? 0 : g2zp_put_names(&names, NULL, NULL, "nsys_", ".nsys-rep", 0);
-  if (status == G2Z_OK)
-    status = g2zp_profile_put(&p, &out, run_dir, &names, inputs, reports, told);
+  if (status == G2Z_OK) status = g2zp_profile_put(&p, &out, run_dir, &files, run);
   g2z_writer_free(out.writer);
-  for (int i = 0; i < names.count && texts; i++) g2z_release(services, texts[i]);
-  for (int i = 0; i < found; i++) free(entries[i]); /* from scandir's malloc */
-  free(entries);
+  for (int i = 0; i < files.entry_count; i++) {
+    if (texts) g2z_release(services, texts[i]);
+    free(files.entries[i]); /* from scandir's malloc */
+  }
+  free(files.entries);
   g2z_release(services, texts);
-  g2zp_told_free(&told[0]);
-  g2zp_told_free(&told[1]);
+  for (int i = 0; i < 2; i++) g2z_object_free(&run[i]);
   return status;
 }
 
@@ -1962,26 +1878,9 @@ G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out)
 
 G2Z_API void g2z_results_free(g2z_results *results) {
   if (!results) return;
-  for (size_t i = 0; i < results->run_count; i++) g2zp_told_free(&results->runs[i]);
+  for (size_t i = 0; i < results->run_count; i++) g2z_object_free(&results->runs[i]);
   g2z_release(results->services, results->runs);
   g2z_release(results->services, results);
-}
-
-static g2z_status g2zp_results_add_run(g2z_results *results, const char *run_dir) {
-  void *list = results->runs;
-  g2z_status status = g2z_grow(results->services, &list, &results->run_capacity,
-                               results->run_count, results->run_count + 1, sizeof *results->runs);
-  results->runs = (g2zp_told *)list;
-  G2ZP_TRY(status);
-  g2zp_told *run = &results->runs[results->run_count];
-  status = g2zp_told_run(results->services, run_dir, run);
-  results->run_count++; /* after a failure, too: freed with the others */
-  if (status != G2Z_OK || (g2zp_told_number(run, "hardware.world_size") >= 1 &&
-                           !isnan(g2zp_told_number(run, "summary.total_wall_time_sec"))))
-    return status;
-  return g2z_fail(results->services, G2Z_FORMAT,
-                  "%.400s lacks hardware.world_size or summary.total_wall_time_sec: it is no whole "
-                  "artifact of a run", run->path);
 }
 
 /* Of two runs the shorter name first: run_x_9 before run_x_10. Other names in strcmp's order. */
@@ -1993,32 +1892,40 @@ static int g2zp_results_order(const struct dirent **a, const struct dirent **b) 
   return strcmp(left, right);
 }
 
-static int g2zp_results_shown(const struct dirent *entry) { return entry->d_name[0] != '.'; }
-
-static g2z_status g2zp_results_scan(g2z_results *results, const char *directory, int levels);
-
+/* Adds what the file or directory `name` holds. */
 static g2z_status g2zp_results_entry(g2z_results *results, const char *directory,
                                      const char *name, int levels) {
   const g2z_path path = g2z_path_in(directory, "%s", name);
-  const char *suffix = strstr(name, "_report.json");
+  g2z_services *services = results->services;
+  struct dirent **entries;
   struct stat info;
-  if (strcmp(name, "training_metrics.json") == 0) return g2zp_results_add_run(results, directory);
-  if (suffix && strcmp(suffix, "_report.json") == 0 && results->take) {
+  if (strcmp(name, "training_metrics.json") == 0) {
+    void *list = results->runs;
+    g2z_status status = g2z_grow(services, &list, &results->run_capacity, results->run_count,
+                                 results->run_count + 1, sizeof *results->runs);
+    results->runs = (g2z_object *)list;
+    G2ZP_TRY(status);
+    g2z_object *run = &results->runs[results->run_count++]; /* after a failure, too: to free it */
+    G2ZP_TRY(g2zp_read_run(services, directory, run));
+    if (g2z_object_number(run, "hardware.world_size") >= 1 &&
+        !isnan(g2z_object_number(run, "summary.total_wall_time_sec")))
+      return G2Z_OK;
+    return g2z_fail(services, G2Z_FORMAT, "%.400s has no hardware.world_size or no "
+                    "summary.total_wall_time_sec: it is incomplete; remove it", run->path);
+  }
+  if (results->take && g2zp_between(name, "", "_report.json") >= 0) {
     results->taken++;
     return results->take(results->user, path.text);
   }
-  if (levels == 0 || stat(path.text, &info) != 0 || !S_ISDIR(info.st_mode)) return G2Z_OK;
-  return g2zp_results_scan(results, path.text, levels - 1);
-}
-
-static g2z_status g2zp_results_scan(g2z_results *results, const char *directory, int levels) {
-  struct dirent **entries;
+  if (levels == 0 || (*name && (stat(path.text, &info) != 0 || !S_ISDIR(info.st_mode))))
+    return G2Z_OK;
+  const char *inside = *name ? path.text : directory;
+  const int count = scandir(inside, &entries, NULL, g2zp_results_order);
+  if (count < 0) return g2z_fail_file(services, errno, "read the directory", inside);
   g2z_status status = G2Z_OK;
-  int count = scandir(directory, &entries, g2zp_results_shown, g2zp_results_order);
-  if (count < 0) return g2z_fail_file(results->services, errno, "read the directory", directory);
   for (int i = 0; i < count; i++) {
-    if (status == G2Z_OK)
-      status = g2zp_results_entry(results, directory, entries[i]->d_name, levels);
+    if (status == G2Z_OK && entries[i]->d_name[0] != '.')
+      status = g2zp_results_entry(results, inside, entries[i]->d_name, levels - 1);
     free(entries[i]); /* from scandir's malloc */
   }
   free(entries);
@@ -2027,74 +1934,34 @@ static g2z_status g2zp_results_scan(g2z_results *results, const char *directory,
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
   const size_t before = results->taken + results->run_count;
-  G2ZP_TRY(g2zp_results_scan(results, directory, 2));
+  G2ZP_TRY(g2zp_results_entry(results, directory, "", 3));
   if (results->taken + results->run_count > before) return G2Z_OK;
-  return g2z_fail(results->services, G2Z_FORMAT,
-                  "%.600s holds no NAME_report.json and no training_metrics.json, nor do the "
-                  "directories in it", directory);
+  return g2z_fail(results->services, G2Z_FORMAT, "%.600s and the directories in it hold no "
+                  "NAME_report.json and no training_metrics.json: name a directory that bench or "
+                  "train --run-dir wrote", directory);
 }
 
-static void g2zp_results_runs(const g2z_results *results, g2z_page *page) {
-  static const g2zp_column columns[] = {
-      {"best validation loss", "summary.best_val_loss", "%.4f", 1},
-      {"tokens/s", "summary.mean_tokens_per_sec_global", "%.0f", 1},
-      {"wall s", "summary.total_wall_time_sec", "%.2f", 1},
-      {"model", "training_config.model_size", NULL, 1},
-      {"peak lr", "training_config.lr", "%g", 1},
-      {"ranks", "hardware.world_size", "%.0f", 1},
-      {"strategy", "training_config.strategy", NULL, 1},
-      {"stage", "training_config.zero_stage", "%.0f", 1},
-      {"precision", "training_config.precision", NULL, 1},
-      {"batch", "training_config.micro_batch_size_per_gpu", "%.0f", 1},
-      {"micro-steps", "training_config.grad_accum_steps", "%.0f", 1},
-      {"tokens per sequence", "training_config.seq_len", "%.0f", 1},
-      {"p50 ms", "epochs.last.step_time_p50_sec", "%.2f", 1e3},
-      {"p95 ms", "epochs.last.step_time_p95_sec", "%.2f", 1e3}};
-  enum { COLUMNS = sizeof columns / sizeof *columns };
-  const char *headers[1 + COLUMNS] = {"run"};
-  char cell[G2ZP_CELL], first[G2ZP_CELL];
-  int shown[COLUMNS], count = 0;
-  g2z_page_heading(page, "Runs");
-  g2z_page_text(page, "From each training_metrics.json. Tokens/s counts the first steps too, which "
-                      "experiments leave out. Step times are of the last epoch.");
-  for (int c = 0; c < COLUMNS; c++) { /* a value that all runs share goes above the table */
-    int differs = results->run_count == 1;
-    g2zp_told_cell(page, &results->runs[0], &columns[c], first);
-    for (size_t i = 1; i < results->run_count && !differs; i++) {
-      g2zp_told_cell(page, &results->runs[i], &columns[c], cell);
-      differs = strcmp(cell, first) != 0;
-    }
-    if (differs) {
-      shown[count++] = c;
-      headers[count] = columns[c].header;
-    } else if (first[0]) g2z_page_fact(page, columns[c].header, "%s", first);
-  }
-  g2z_page_table(page, 1 + count, headers);
-  for (size_t i = 0; i < results->run_count; i++) {
-    const g2zp_told *run = &results->runs[i];
-    g2z_page_cell(page, "%.*s", (int)(strrchr(run->path, '/') - run->path), run->path);
-    for (int c = 0; c < count; c++) {
-      g2zp_told_cell(page, run, &columns[shown[c]], cell);
-      g2z_page_cell(page, "%s", cell);
-    }
-  }
-}
+static const g2zp_column g2zp_run_columns[] = {
+    {"best validation loss", "summary.best_val_loss", "%.4f", 1},
+    {"tokens/s", "summary.mean_tokens_per_sec_global", "%.0f", 1},
+    {"wall s", "summary.total_wall_time_sec", "%.2f", 1},
+    {"model", "training_config.model_size", NULL, 1},
+    {"peak lr", "training_config.lr", "%g", 1},
+    {"ranks", "hardware.world_size", "%.0f", 1},
+    {"strategy", "training_config.strategy", NULL, 1},
+    {"stage", "training_config.zero_stage", "%.0f", 1},
+    {"precision", "training_config.precision", NULL, 1},
+    {"batch", "training_config.micro_batch_size_per_gpu", "%.0f", 1},
+    {"micro-steps", "training_config.grad_accum_steps", "%.0f", 1},
+    {"tokens per sequence", "training_config.seq_len", "%.0f", 1},
+    {"p50 ms", "epochs.last.step_time_p50_sec", "%.2f", 1e3},
+    {"p95 ms", "epochs.last.step_time_p95_sec", "%.2f", 1e3}};
 
-/* Draws the losses of the first runs in one chart; a run without metrics.jsonl has no curve. */
+/* Draws the losses of the first runs together; a run without metrics.jsonl has no curve. */
 static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page) {
-  static const struct {
-    const char *title, *about, *name;
-    int column;
-  } axes[] = {{"Loss over steps", "nats per token, smoothed", "step", G2ZP_COLUMN_step},
-              {"Loss over tokens", "nats per token, smoothed", "tokens", G2ZP_COLUMN_tokens},
-              {"Loss over time", "nats per token, smoothed", "seconds of training",
-               G2ZP_COLUMN_time_s},
-              {"Validation loss", "nats per token", "tokens", G2ZP_COLUMN_val_tokens}};
   g2zp_curves curves[G2Z_CHART_SERIES];
-  g2z_series series[G2Z_CHART_SERIES];
   char names[G2Z_CHART_SERIES][64];
   int count = 0;
-  memset(series, 0, sizeof series);
   g2z_status status = G2Z_OK;
   for (size_t i = 0; i < results->run_count && count < G2Z_CHART_SERIES && status == G2Z_OK; i++) {
     const char *path = results->runs[i].path;
@@ -2102,27 +1969,13 @@ static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page
     snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(path, '/') - path), path);
     const size_t length = strlen(directory);
     snprintf(names[count], sizeof *names, "%s", directory + (length > 60 ? length - 60 : 0));
-    series[count].name = names[count];
     status = g2zp_curves_read(results->services, directory, &curves[count]);
     if (status == G2Z_IO) status = G2Z_OK; /* no metrics.jsonl: the run still has its row */
     else count++;
   }
-  if (count && status == G2Z_OK) g2z_page_heading(page, "Curves");
-  for (size_t a = 0; a < sizeof axes / sizeof *axes && count && status == G2Z_OK; a++) {
-    const int validation = axes[a].column == G2ZP_COLUMN_val_tokens;
-    const g2z_chart chart = {axes[a].title, axes[a].about, axes[a].name, NULL, series, count,
-                             G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
-    size_t points = 0;
-    for (int i = 0; i < count; i++) {
-      const g2zp_curves *c = &curves[i];
-      series[i].x = c->column[axes[a].column];
-      series[i].y = c->column[validation ? G2ZP_COLUMN_val_loss
-                              : c->steps < 100 ? G2ZP_COLUMN_loss : G2ZP_COLUMN_smooth];
-      series[i].count = validation ? c->validations : c->steps;
-      series[i].mark = validation ? G2Z_MARK_POINTS : G2Z_MARK_LINE;
-      points += series[i].count;
-    }
-    if (points) g2z_page_chart(page, &chart);
+  if (count && status == G2Z_OK) {
+    g2z_page_heading(page, "Curves");
+    g2zp_page_curves(page, curves, count, (const char (*)[64])names, 0);
   }
   for (int i = 0; i < count; i++) g2z_release(results->services, curves[i].column[0]);
   return status;
@@ -2138,9 +1991,17 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   g2z_utc_now(now);
   if (results->taken) g2z_page_fact(page, "experiments", "%zu", results->taken);
   if (results->run_count) g2z_page_fact(page, "runs", "%zu", results->run_count);
-  g2z_page_fact(page, "made", "%s", now);
+  g2z_page_fact(page, "created", "%s", now);
   if (results->show) results->show(results->user, page);
-  if (results->run_count) g2zp_results_runs(results, page);
+  if (results->run_count) {
+    g2z_page_heading(page, "Runs");
+    g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
+                        "which experiments leave out as warm-up. Step times are from the last "
+                        "epoch.");
+    g2zp_page_objects(page, g2zp_run_columns,
+                      (int)(sizeof g2zp_run_columns / sizeof *g2zp_run_columns), results->runs,
+                      results->run_count, 1);
+  }
   g2z_status status = g2zp_results_curves(results, page);
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);

@@ -334,7 +334,7 @@ static g2z_summary *test_bench_summary(g2z_test *t, const char *name) {
 /* Checks every successful point: its figures are consistent, its run directories complete. */
 static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_point *point) {
   const g2z_figures *f = &point->figures;
-  g2zp_told run;
+  g2z_object run;
   char path[700];
   CHECK(t, point->outcome == G2Z_OUTCOME_OK);
   CHECK(t, f->steps == 3 && f->step_min_ms > 0 && f->step_min_ms <= f->step_p50_ms);
@@ -349,12 +349,12 @@ static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_
   for (int r = 0; r < point->repeats; r++) {
     snprintf(path, sizeof path, "%.250s/%s/run_%s_%d", t->directory, summary->experiment,
              summary->experiment, point->runs[r]);
-    CHECK_OK(t, g2zp_told_run(&t->services, path, &run));
-    CHECK(t, g2zp_told_number(&run, "hardware.world_size") == f->world_size);
-    CHECK(t, g2zp_told_number(&run, "training_config.micro_batch_size_per_gpu") == f->micro_batch);
-    CHECK(t, g2zp_told_number(&run, "epochs.0.steps") == f->steps + 1); /* including its warm-up */
-    CHECK(t, g2zp_told_number(&run, "summary.mean_tokens_per_sec_global") > 0);
-    g2zp_told_free(&run);
+    CHECK_OK(t, g2zp_read_run(&t->services, path, &run));
+    CHECK(t, g2z_object_number(&run, "hardware.world_size") == f->world_size);
+    CHECK(t, g2z_object_number(&run, "training_config.micro_batch_size_per_gpu") == f->micro_batch);
+    CHECK(t, g2z_object_number(&run, "epochs.0.steps") == f->steps + 1); /* including its warm-up */
+    CHECK(t, g2z_object_number(&run, "summary.mean_tokens_per_sec_global") > 0);
+    g2z_object_free(&run);
     strcat(path, "/train.log");
     CHECK(t, access(path, R_OK) == 0);
   }
