@@ -18,11 +18,7 @@
 #define G2Z_GIT_COMMIT NULL /* the Makefile passes it */
 #endif
 
-#define TRY(call)                          \
-  do {                                     \
-    g2z_status status_ = (call);           \
-    if (status_ != G2Z_OK) return status_; \
-  } while (0)
+#define TRY G2Z_TRY
 
 static void print_line(void *user, const char *text) {
   (void)user;

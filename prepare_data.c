@@ -19,11 +19,7 @@
 #include <dirent.h>
 #include <poll.h>
 
-#define TRY(call)                          \
-  do {                                     \
-    g2z_status status_ = (call);           \
-    if (status_ != G2Z_OK) return status_; \
-  } while (0)
+#define TRY G2Z_TRY
 #define fail g2z_fail
 
 /* ----- options ----------------------------------------------------------- */

@@ -225,7 +225,6 @@ G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_EXPERIMENT_IMPLEMENTED)
 #define G2Z_EXPERIMENT_IMPLEMENTED
 
-#include <assert.h>
 #include <ctype.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -237,17 +236,6 @@ G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifndef G2Z_ASSERT
-#define G2Z_ASSERT(condition) assert(condition)
-#endif
-
-#define G2ZX_COUNT(table) (sizeof table / sizeof *(table))
-#define G2ZX_TRY(call)                             \
-  do {                                             \
-    g2z_status try_status_ = (call);               \
-    if (try_status_ != G2Z_OK) return try_status_; \
-  } while (0)
 
 #ifdef __cplusplus
 extern "C" {
@@ -341,13 +329,13 @@ static const struct { const char *name, *about; } g2zx_commands[] = {
 
 /* The row of a sub-command; NULL: none. */
 static const g2zx_row *g2zx_row_of(int command) {
-  for (size_t i = 0; i < G2ZX_COUNT(g2zx_rows); i++)
+  for (size_t i = 0; i < G2Z_COUNT(g2zx_rows); i++)
     if (g2zx_rows[i].command == command) return &g2zx_rows[i];
   return NULL;
 }
 
 static const g2zx_row *g2zx_row_named(const char *name) {
-  for (size_t i = 0; i < G2ZX_COUNT(g2zx_rows); i++)
+  for (size_t i = 0; i < G2Z_COUNT(g2zx_rows); i++)
     if (strcmp(name, g2zx_commands[g2zx_rows[i].command].name) == 0) return &g2zx_rows[i];
   return NULL;
 }
@@ -392,8 +380,8 @@ G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experi
   void *memory;
   *out = NULL;
   if (!g2zx_row_named(experiment))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "no experiment is called \"%.64s\"", experiment);
-  G2ZX_TRY(g2z_allocate(services, 1, sizeof(g2z_summary), &memory));
+    G2Z_REFUSE(services, "no experiment is called \"%.64s\"", experiment);
+  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_summary), &memory));
   g2z_summary *summary = (g2z_summary *)memory;
   summary->services = services;
   snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
@@ -417,7 +405,7 @@ G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
   g2z_status status = g2z_grow(summary->services, &list, &summary->capacity, summary->count,
                                summary->count + 1, sizeof(g2z_point));
   summary->points = (g2z_point *)list;
-  G2ZX_TRY(status);
+  G2Z_TRY(status);
   *out = &summary->points[summary->count++];
   **out = g2z_point_default();
   return G2Z_OK;
@@ -565,7 +553,7 @@ static g2z_status g2zx_parse(g2z_summary *summary, const char *path, const char 
         while (g2z_json_next(&json, ']', NULL)) g2zx_get_point(&json, summary);
       } else g2z_json_skip(&json);
     }
-  G2ZX_TRY(g2z_json_close(&json));
+  G2Z_TRY(g2z_json_close(&json));
   if (strcmp(format, G2ZX_FORMAT) != 0)
     return g2z_fail(summary->services, G2Z_FORMAT,
                     "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
@@ -582,7 +570,7 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
   char *text;
   size_t bytes;
   *out = NULL;
-  G2ZX_TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
+  G2Z_TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
   g2z_status status = g2z_summary_create(services, "point", out);
   if (status == G2Z_OK) status = g2zx_parse(*out, path, text, bytes);
   if (status != G2Z_OK) {
@@ -757,7 +745,7 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
       g2z_page_text(page, "%s: %s: %s", g2zx_outcomes[point->outcome], point->name, point->reason);
     else if (count < G2ZX_BARS) points[count++] = point;
   }
-  for (int i = 0; i < (int)G2ZX_COUNT(g2zx_charts) && count; i++) {
+  for (int i = 0; i < (int)G2Z_COUNT(g2zx_charts) && count; i++) {
     const int wanted = g2zx_charts[i].in >> row->command & 1;
     if (!wanted || !g2zx_knows(summary, g2zx_charts[i].y)) continue;
     if (g2zx_charts[i].x == G2ZX_NONE) g2zx_bars(page, summary, i, points, count);
@@ -850,7 +838,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
 #undef TEXT
 #undef SETTING
   int count = 0;
-  for (size_t i = 0; i < G2ZX_COUNT(all); i++)
+  for (size_t i = 0; i < G2Z_COUNT(all); i++)
     if (all[i].in >> o->command & 1) flags[count++] = all[i].flag;
   return count;
 }
@@ -901,7 +889,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
     for (command = 0; command < G2Z_BENCH_COUNT; command++)
       if (strcmp(argv[1], g2zx_commands[command].name) == 0) break;
     if (command == G2Z_BENCH_COUNT)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s is no sub-command: bench --help lists "
+      G2Z_REFUSE(services, "%.80s is no sub-command: bench --help lists "
                       "them", argv[1]);
     argv[1] = argv[0];
     argc--;
@@ -912,11 +900,11 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   for (int pass = reader; pass < 2; pass++) {
     g2zx_default(o, command, kind);
     if (pass == 0) o->work.steps = 0;
-    G2ZX_TRY(g2z_flags_parse(services, flags, g2zx_flags_of(o, flags), argc, argv,
+    G2Z_TRY(g2z_flags_parse(services, flags, g2zx_flags_of(o, flags), argc, argv,
                              reader ? &rest : NULL));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
     if (pass == 0 && o->tokens && o->work.steps)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--tokens and --steps both set the length: give "
+      G2Z_REFUSE(services, "--tokens and --steps both set the length: give "
                       "one of them");
   }
   o->argc = rest + 1;
@@ -925,11 +913,11 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   if (o->help) return G2Z_OK;
 
   g2z_model_config *model = &o->train.model;
-  G2ZX_TRY(g2z_place_find(services, &context->ranks.place));
+  G2Z_TRY(g2z_place_find(services, &context->ranks.place));
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   else if (context->device == G2Z_DEVICE_CPU && g2z_device_find_gpu(services) == G2Z_DEVICE)
     g2z_log(services, G2Z_LOG_WARNING, "no GPU is used: %s", services->error);
-  G2ZX_TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
+  G2Z_TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
   if (!o->model && context->device == G2Z_DEVICE_CPU) {
     model->layers = 4;
     model->channels = 128;
@@ -975,7 +963,7 @@ G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_sto
   void *memory;
   memset(w, 0, sizeof *w);
   w->collectives = NAN;
-  G2ZX_TRY(g2z_allocate(services, 3 * (size_t)steps + 1, sizeof(double), &memory));
+  G2Z_TRY(g2z_allocate(services, 3 * (size_t)steps + 1, sizeof(double), &memory));
   w->step_s = (double *)memory;
   w->waited_s = w->step_s + steps;
   w->exposed_s = w->waited_s + steps; /* [steps + 1]: the last is for cpu_s */
@@ -1012,7 +1000,7 @@ G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
 
 static g2z_status g2zx_new_summary(g2z_services *services, const g2z_bench *o,
                                    const char *experiment, g2z_summary **out) {
-  G2ZX_TRY(g2z_summary_create(services, experiment, out));
+  G2Z_TRY(g2z_summary_create(services, experiment, out));
   snprintf((*out)->command_line, sizeof (*out)->command_line, "%s", o->command_line);
   snprintf((*out)->commit, sizeof (*out)->commit, "%s", o->commit ? o->commit : "unknown");
   return G2Z_OK;
@@ -1060,7 +1048,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
     config.val_glob = o->train.train_glob;
     config.val_steps = o->work.val_steps;
   }
-  G2ZX_TRY(g2z_run_create(context, &config, &run));
+  G2Z_TRY(g2z_run_create(context, &config, &run));
   g2z_status status = g2z_run_write_launch(context->services, &config,
                                            g2z_ranks_place(context->ranks));
   g2zx_describe(context->services, g2z_run_trainer(run)->device, w->hardware);
@@ -1120,9 +1108,9 @@ static g2z_status g2zx_point(g2z_services *services, const g2z_bench *o,
   g2z_summary *s = NULL;
   g2z_point *p;
   if (!o->run_dir || !o->train.train_glob)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench point needs --run-dir and --train: "
+    G2Z_REFUSE(services, "bench point needs --run-dir and --train: "
                     "experiments start it with both");
-  G2ZX_TRY(g2z_context_create(config, &context));
+  G2Z_TRY(g2z_context_create(config, &context));
   g2z_status status = g2z_stopwatch_open(services, o->work.steps, &w);
   if (status == G2Z_OK) status = g2zx_train_point(context, o, &w);
   if (status == G2Z_OK) status = g2z_stopwatch_ranks(context, &w);
@@ -1170,18 +1158,18 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
       good = end == at + length && entry >= least && entry <= most;
     }
     if (words && (!good || out->count == G2ZX_LIST_MAX))
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: up to %d of %s are wanted, with "
+      G2Z_REFUSE(services, "--%s %.80s: up to %d of %s are wanted, with "
                       "commas alone between them", flag, text, G2ZX_LIST_MAX, words + 1);
     if (out->count == G2ZX_LIST_MAX)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: more than %d numbers", flag, text,
+      G2Z_REFUSE(services, "--%s %.80s: more than %d numbers", flag, text,
                       G2ZX_LIST_MAX);
     if (!good)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: numbers from %g to %g are wanted, "
+      G2Z_REFUSE(services, "--%s %.80s: numbers from %g to %g are wanted, "
                       "with commas alone between them, as in %g,%g", flag, text, least, most, least,
                       least + 1);
     for (int i = 0; i < out->count; i++)
       if (out->at[i] == entry)
-        return g2z_fail(services, G2Z_BAD_ARGUMENT, "--%s %.80s: %.*s is there already: give each "
+        G2Z_REFUSE(services, "--%s %.80s: %.*s is there already: give each "
                         "once", flag, text, (int)length, at);
     out->at[out->count++] = entry;
     at += length;
@@ -1225,19 +1213,19 @@ static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, c
   call.owner = c->owner;
   call.write = G2Z_OVERWRITE;
   for (int round = -1; round < 5;) { /* round -1 opens connections and is not counted */
-    G2ZX_TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
+    G2Z_TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
     double begin = g2z_seconds(), most = 0;
-    G2ZX_TRY(g2z_comm_after(comm, 0));
+    G2Z_TRY(g2z_comm_after(comm, 0));
     for (int i = 0; i < calls; i++) {
-      if (gathers) G2ZX_TRY(g2z_comm_after(comm, 1)); /* all ranks may write to the buffer */
-      G2ZX_TRY(g2z_comm_submit(comm, &call));
-      if (gathers) G2ZX_TRY(g2z_comm_mark(comm, 0)); /* all ranks have written */
+      if (gathers) G2Z_TRY(g2z_comm_after(comm, 1)); /* all ranks may write to the buffer */
+      G2Z_TRY(g2z_comm_submit(comm, &call));
+      if (gathers) G2Z_TRY(g2z_comm_mark(comm, 0)); /* all ranks have written */
     }
-    G2ZX_TRY(g2z_comm_mark(comm, 0));
-    G2ZX_TRY(g2z_comm_wait(comm, 0));
-    G2ZX_TRY(comm->device->ops->synchronize(comm->device));
+    G2Z_TRY(g2z_comm_mark(comm, 0));
+    G2Z_TRY(g2z_comm_wait(comm, 0));
+    G2Z_TRY(comm->device->ops->synchronize(comm->device));
     double mine = g2z_seconds() - begin;
-    G2ZX_TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, all));
+    G2Z_TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, all));
     for (int r = 0; r < comm->world; r++) most = all[r] > most ? all[r] : most;
     if (round >= 0) rounds[round] = most / calls;
     if (round == 0 && most < 0.01 && calls < 1024) calls *= 2; /* all ranks see the same `most` */
@@ -1254,17 +1242,17 @@ static g2z_status g2zx_exchange_size(g2z_comm *comm, char *buffer, double mib, d
   const size_t unit = 8 * (size_t)comm->world, size = g2zx_element(comm->device);
   const size_t n = ((size_t)(mib * 1048576.0) / size + unit - 1) / unit * unit;
   double copy_rate, seconds = 0;
-  G2ZX_TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
-  for (size_t i = 0; i < G2ZX_COUNT(g2zx_collectives); i++) {
+  G2Z_TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
+  for (size_t i = 0; i < G2Z_COUNT(g2zx_collectives); i++) {
     const g2zx_collective *c = &g2zx_collectives[i];
     int gathers = c->kind == G2Z_CALL_GATHER, reduces = comm->reduce == G2Z_TRANSPORT_COPY;
     if (comm->gather == G2Z_TRANSPORT_COPY &&
         (c->owner != G2Z_OWNER_SLICES || (!gathers && !reduces)))
       continue;
-    G2ZX_TRY(g2zx_time_exchange(comm, c, buffer, n, all, &seconds));
+    G2Z_TRY(g2zx_time_exchange(comm, c, buffer, n, all, &seconds));
     double bus = (c->whole + c->others * (R - 1) / R) * (double)(n * size) / seconds;
     g2z_point *p;
-    G2ZX_TRY(g2z_summary_add(s, &p));
+    G2Z_TRY(g2z_summary_add(s, &p));
     snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", c->name,
              comm->gather == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name, comm->world);
     snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
@@ -1293,7 +1281,7 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   config.most = bytes / 2;
   config.wire = device->dtype;
   config.gather = config.reduce = transport;
-  G2ZX_TRY(g2z_comm_create(context->ranks, device, &config, &comm));
+  G2Z_TRY(g2z_comm_create(context->ranks, device, &config, &comm));
   g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
   g2z_status gained = g2z_allocate(device->services, (size_t)comm->world, sizeof(double), &all);
   status = g2z_ranks_agree(comm->ranks, status == G2Z_OK ? gained : status);
@@ -1312,10 +1300,10 @@ static g2z_status g2zx_exchange(g2z_services *services, const g2z_bench *o,
   g2z_summary *s = NULL;
   g2zx_axis sizes;
   if (!o->run_dir)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench exchange needs --run-dir: bench comm starts "
+    G2Z_REFUSE(services, "bench exchange needs --run-dir: bench comm starts "
                     "it with one");
-  G2ZX_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, G2ZX_SIZE_LEAST, 65536, &sizes));
-  G2ZX_TRY(g2z_context_create(config, &context));
+  G2Z_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, G2ZX_SIZE_LEAST, 65536, &sizes));
+  G2Z_TRY(g2z_context_create(config, &context));
   g2z_status status = g2zx_new_summary(services, o, "comm", &s);
   if (status == G2Z_OK)
     status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype, &device);
@@ -1370,24 +1358,24 @@ static g2z_status g2zx_read_axes(g2zx_experiment *e) {
   if (every && !all)
     return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this "
                     "build can use; --device cpu takes ranks without");
-  G2ZX_TRY(g2zx_read_list(services, "gpus", every ? text : o->work.ranks, NULL, 1, 4096,
+  G2Z_TRY(g2zx_read_list(services, "gpus", every ? text : o->work.ranks, NULL, 1, 4096,
                           &e->ranks));
   for (int i = 0; i < e->ranks.count; i++)
     if (e->ranks.at[i] != floor(e->ranks.at[i]))
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--gpus %.80s: %g is no number of ranks",
+      G2Z_REFUSE(services, "--gpus %.80s: %g is no number of ranks",
                       o->work.ranks, e->ranks.at[i]);
-  G2ZX_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, trains ? 0 : G2ZX_SIZE_LEAST,
+  G2Z_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, trains ? 0 : G2ZX_SIZE_LEAST,
                           65536, &e->sizes));
   /* A --bucket-mb out of its range would not reach the ranks: they would use the default. */
   for (int i = 0; i < e->sizes.count; i++)
     if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "--sizes %.80s: %g MiB is less than the least, "
+      G2Z_REFUSE(services, "--sizes %.80s: %g MiB is less than the least, "
                       "%g", o->work.sizes, e->sizes.at[i], G2ZX_SIZE_LEAST);
   if (!trains) { /* comm: its ranks get the whole list */
     e->stages.count = e->dtypes.count = e->sizes.count = 1;
     return G2Z_OK;
   }
-  G2ZX_TRY(g2zx_read_list(services, "zero", o->work.stages, "|dp|0|1|2|3", 0, 0, &e->stages));
+  G2Z_TRY(g2zx_read_list(services, "zero", o->work.stages, "|dp|0|1|2|3", 0, 0, &e->stages));
   return g2zx_read_list(services, "dtype", o->work.dtypes, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
                         &e->dtypes);
 }
@@ -1417,7 +1405,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   }
   train->strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   train->zero_stage = stage < 0 ? 0 : stage;
-  G2ZX_TRY(g2z_plan_create(services, train, e->device, 0, j->world, &plan));
+  G2Z_TRY(g2z_plan_create(services, train, e->device, 0, j->world, &plan));
   f->micro_batch = plan->batch;
   f->accum_steps = plan->accum;
   f->global_batch = (double)plan->batch * plan->accum * j->world;
@@ -1436,13 +1424,13 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
     shards.accum = train->accum;
     shards.world = j->world;
     shards.vocab = train->model.vocab;
-    G2ZX_TRY(g2z_loader_create(services, &shards, &loader));
+    G2Z_TRY(g2z_loader_create(services, &shards, &loader));
     g2z_loader_free(loader);
   }
   double steps = e->o->tokens ? ceil((double)e->o->tokens / (f->global_batch * f->seq_len))
                               : j->steps;
   if (steps > G2ZX_STEPS_MAX)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--tokens %.0f are %.0f steps: at most %d can "
+    G2Z_REFUSE(services, "--tokens %.0f are %.0f steps: at most %d can "
                     "be timed", (double)e->o->tokens, steps, G2ZX_STEPS_MAX);
   j->steps = (int)steps;
   return G2Z_OK;
@@ -1598,8 +1586,8 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
   o.device = (int)e->device;
   o.dtype = (int)j->train.dtype;
   o.run_dir = run_dir;
-  G2ZX_TRY(g2z_make_directory(e->services, run_dir));
-  G2ZX_TRY(g2z_flags_arguments(e->services, flags, g2zx_flags_of(&o, flags), first, 2, &job.argv));
+  G2Z_TRY(g2z_make_directory(e->services, run_dir));
+  G2Z_TRY(g2z_flags_arguments(e->services, flags, g2zx_flags_of(&o, flags), first, 2, &job.argv));
   job.ranks = j->world;
   job.output = console.text;
   job.watch = g2zx_observe;
@@ -1642,8 +1630,8 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   const int run = e->runs + 1;
   const g2z_path run_dir = g2z_path_in(e->out, "run_%s_%d", e->s->experiment, run);
   char said[500], left[32] = "";
-  G2ZX_TRY(g2zx_check_stop(e));
-  G2ZX_TRY(g2zx_run_ranks(e, j, run_dir.text, told));
+  G2Z_TRY(g2zx_check_stop(e));
+  G2Z_TRY(g2zx_run_ranks(e, j, run_dir.text, told));
   j->point.runs[j->point.repeats++] = e->runs = run;
   if (!*told) {
     snprintf(said, sizeof said, "failed, %s", j->point.reason);
@@ -1675,7 +1663,7 @@ static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
     g2zx_give_up(&j->point, G2Z_OUTCOME_SKIPPED,
                  "bench was stopped before a run of it had ended");
   for (size_t k = 0; k < (measured ? j->told[0]->count : 1); k++) {
-    G2ZX_TRY(g2z_summary_add(e->s, &p));
+    G2Z_TRY(g2z_summary_add(e->s, &p));
     *p = j->point;
     for (size_t r = 0; r < repeats && measured; r++)
       if (j->told[r]->count != j->told[0]->count)
@@ -1713,7 +1701,7 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
     if (run > wanted) wanted = run;
   }
   e->tokens = g2z_path_in(e->out, "tokens.bin");
-  G2ZX_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab,
+  G2Z_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab,
                            wanted < block ? wanted + 1 : block, &tokens));
   g2z_status status = g2z_shard_writer_create(e->services, e->tokens.text, G2Z_SHARD_LLMC, &writer);
   for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
@@ -1746,13 +1734,13 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
     snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
              g2z_dtype_text(t->dtype), o->work.repeats,
              e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
-  G2ZX_TRY(g2z_make_directory(e->services, e->out));
-  G2ZX_TRY(g2z_is_there(e->services, path.text, &there));
+  G2Z_TRY(g2z_make_directory(e->services, e->out));
+  G2Z_TRY(g2z_is_there(e->services, path.text, &there));
   if (there)
     return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already, of an experiment that "
                     "did not end: choose another --out, or remove %.60s's runs", path.text,
                     e->s->experiment);
-  if (!t->train_glob && e->row->measures == G2Z_BENCH_point) G2ZX_TRY(g2zx_write_tokens(e));
+  if (!t->train_glob && e->row->measures == G2Z_BENCH_point) G2Z_TRY(g2zx_write_tokens(e));
   for (int i = 0; i < e->count; i++) {
     const g2z_point *p = &e->jobs[i].point;
     if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += o->work.repeats;
@@ -1763,7 +1751,7 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   for (int repeat = 0; repeat < o->work.repeats; repeat++)
     for (int i = 0; i < e->count; i++)
       if (e->jobs[i].point.outcome == G2Z_OUTCOME_OK)
-        G2ZX_TRY(g2zx_run_job(e, &e->jobs[i], repeat));
+        G2Z_TRY(g2zx_run_job(e, &e->jobs[i], repeat));
   return G2Z_OK;
 }
 
@@ -1778,7 +1766,7 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
   const int stopped = e->runs < e->all_runs;
   int failed = 0;
   for (int i = 0; i < e->count; i++) {
-    G2ZX_TRY(g2zx_settle_job(e, &e->jobs[i]));
+    G2Z_TRY(g2zx_settle_job(e, &e->jobs[i]));
     failed += e->jobs[i].point.outcome == G2Z_OUTCOME_FAILED;
   }
   /* Compare with the point that has one rank and is otherwise the same. Job i is point i. */
@@ -1796,7 +1784,7 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
   if (stopped)
     g2zx_add_name(e->s->work, sizeof e->s->work, "stopped by signal %d after %d of %d runs",
                   (int)g2zx_stop, e->runs, e->all_runs);
-  G2ZX_TRY(g2z_summary_write(e->s, path.text));
+  G2Z_TRY(g2z_summary_write(e->s, path.text));
   g2zx_log_line(e->services, "");
   g2z_summary_print(e->s, g2zx_log_line, e->services);
   g2zx_log_line(e->services, path.text);
@@ -1822,24 +1810,24 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   if (place->world > 1)
     return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts "
                     "its ranks itself, so start it alone", place->rank, place->world, name);
-  G2ZX_TRY(g2zx_read_axes(e));
+  G2Z_TRY(g2zx_read_axes(e));
   strftime(stamp, sizeof stamp, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
   if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
   else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", name, stamp);
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", name);
-  G2ZX_TRY(g2z_is_there(e->services, path.text, &there));
+  G2Z_TRY(g2z_is_there(e->services, path.text, &there));
   if (there)
     return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, "
                     "or remove it", path.text);
-  G2ZX_TRY(g2zx_new_summary(e->services, o, name, &e->s));
+  G2Z_TRY(g2zx_new_summary(e->services, o, name, &e->s));
   snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until a run reports it */
-  G2ZX_TRY(g2z_allocate(e->services, G2ZX_JOBS, sizeof *e->jobs, &memory));
+  G2Z_TRY(g2z_allocate(e->services, G2ZX_JOBS, sizeof *e->jobs, &memory));
   e->jobs = (g2zx_job *)memory;
   for (int i = 0; i < e->stages.count; i++)
     for (int k = 0; k < e->dtypes.count; k++)
       for (int m = 0; m < e->sizes.count; m++)
         for (int r = 0; r < e->ranks.count; r++)
-          G2ZX_TRY(g2zx_add_job(e, e->ranks.at[r], e->stages.at[i], e->dtypes.at[k],
+          G2Z_TRY(g2zx_add_job(e, e->ranks.at[r], e->stages.at[i], e->dtypes.at[k],
                                 e->sizes.at[m]));
   for (int i = 0; i < e->count; i++) possible += e->jobs[i].point.outcome == G2Z_OUTCOME_OK;
   if (possible) return G2Z_OK;
@@ -1857,7 +1845,7 @@ static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
   memset(&action, 0, sizeof action);
   action.sa_handler = g2zx_on_signal;
   action.sa_flags = SA_RESTART;
-  for (size_t i = 0; i < G2ZX_COUNT(numbers); i++)
+  for (size_t i = 0; i < G2Z_COUNT(numbers); i++)
     if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
       sigaction(numbers[i], &action, NULL);
   memset(&e, 0, sizeof e);
@@ -1890,8 +1878,8 @@ static g2z_status g2zx_take(void *user, const char *path) {
   g2z_status status = g2z_grow(found->services, &list, &found->capacity, found->count,
                                found->count + 1, sizeof *found->summaries);
   found->summaries = (g2z_summary **)list;
-  G2ZX_TRY(status);
-  G2ZX_TRY(g2z_summary_read(found->services, path, &found->summaries[found->count]));
+  G2Z_TRY(status);
+  G2Z_TRY(g2z_summary_read(found->services, path, &found->summaries[found->count]));
   found->count++;
   return G2Z_OK;
 }
@@ -1906,13 +1894,13 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
   g2z_results *results;
   int there = 0;
   if (o->argc < 2)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench report DIR...: name the directories that "
+    G2Z_REFUSE(services, "bench report DIR...: name the directories that "
                     "experiments or runs left");
   const char *out = o->out ? o->out : o->argv[1];
   const g2z_path path = g2z_path_in(out, "report.html");
   memset(&found, 0, sizeof found);
   found.services = services;
-  G2ZX_TRY(g2z_results_create(services, &results));
+  G2Z_TRY(g2z_results_create(services, &results));
   results->take = g2zx_take;
   results->show = g2zx_show;
   results->user = &found;

@@ -243,7 +243,6 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_REPORT_IMPLEMENTED)
 #define G2Z_REPORT_IMPLEMENTED
 
-#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -256,17 +255,6 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-/* A caller's bug, not an input: overridable, and never has a side effect. */
-#ifndef G2Z_ASSERT
-#define G2Z_ASSERT(condition) assert(condition)
-#endif
-
-#define G2ZP_TRY(call)                             \
-  do {                                             \
-    g2z_status try_status_ = (call);               \
-    if (try_status_ != G2Z_OK) return try_status_; \
-  } while (0)
 
 #ifdef __cplusplus
 extern "C" {
@@ -304,7 +292,7 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
   g2z_json_out out;
   memset(&out, 0, sizeof out);
   out.indent = 2;
-  G2ZP_TRY(g2z_writer_create(services, path, &out.writer));
+  G2Z_TRY(g2z_writer_create(services, path, &out.writer));
   g2z_json_begin(&out, NULL, '{');
   put(user, &out);
   g2z_json_end(&out, '}');
@@ -464,7 +452,7 @@ G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, con
                                    g2z_page **out) {
   void *memory;
   *out = NULL;
-  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_page), &memory));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_page), &memory));
   g2z_page *page = (g2z_page *)memory;
   page->services = services;
   g2z_status status = g2z_writer_create(services, path, &page->writer);
@@ -961,15 +949,15 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   g2z_path path;
   char host[128] = "";
   *out = NULL;
-  G2ZP_TRY(g2zp_check_directory(services, directory));
+  G2Z_TRY(g2zp_check_directory(services, directory));
   gethostname(host, sizeof host - 1);
   /* Two starts in one second must not share a file: the second takes the next second's name. */
   long long seconds = (long long)time(NULL);
   for (int there = 1; there; seconds++) {
     path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
-    G2ZP_TRY(g2z_is_there(services, path.text, &there));
+    G2Z_TRY(g2z_is_there(services, path.text, &there));
   }
-  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
   g2z_events *e = (g2z_events *)memory;
   e->services = services;
   g2z_status status = g2z_writer_create(services, path.text, &e->writer);
@@ -1023,11 +1011,11 @@ G2Z_API g2z_status g2z_object_read(g2z_services *services, const char *path, g2z
   int there;
   memset(out, 0, sizeof *out);
   out->services = services;
-  G2ZP_TRY(g2z_allocate(services, strlen(path) + 1, 1, &memory));
+  G2Z_TRY(g2z_allocate(services, strlen(path) + 1, 1, &memory));
   out->path = strcpy((char *)memory, path);
-  G2ZP_TRY(g2z_is_there(services, path, &there));
+  G2Z_TRY(g2z_is_there(services, path, &there));
   if (!there) return G2Z_OK;
-  G2ZP_TRY(g2z_read_file(services, path, (size_t)1 << 26, &out->text, &out->bytes));
+  G2Z_TRY(g2z_read_file(services, path, (size_t)1 << 26, &out->text, &out->bytes));
   g2z_json_open(&json, services, path, out->text, out->bytes);
   if (g2z_json_peek(&json) != '{') return g2z_json_fail(&json, "the file must hold an object");
   g2z_json_skip(&json);
@@ -1085,7 +1073,7 @@ G2Z_API g2z_status g2z_object_text(const g2z_object *object, const char *at, cha
   *out = NULL;
   if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
   g2z_json_text text = g2z_json_string(&json);
-  G2ZP_TRY(g2z_allocate(object->services, text.bytes + 1, 1, &memory));
+  G2Z_TRY(g2z_allocate(object->services, text.bytes + 1, 1, &memory));
   g2z_json_unescape(&text, (unsigned char *)memory);
   *out = (char *)memory;
   return G2Z_OK;
@@ -1094,7 +1082,7 @@ G2Z_API g2z_status g2z_object_text(const g2z_object *object, const char *at, cha
 /* Reads a run's training_metrics.json, if it exists. */
 static g2z_status g2zp_read_run(g2z_services *services, const char *run_dir, g2z_object *out) {
   char *version = NULL;
-  G2ZP_TRY(g2z_object_read(services, g2z_path_in(run_dir, "training_metrics.json").text, out));
+  G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "training_metrics.json").text, out));
   g2z_status status = g2z_object_text(out, "schema_version", &version);
   if (status == G2Z_OK && out->text && (!version || strcmp(version, "2.0") != 0))
     status = g2z_fail(services, G2Z_FORMAT, "%.400s has schema_version %.20s, but only 2.0 can be "
@@ -1229,7 +1217,7 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int runs
                              const char (*names)[64], int head) {
   static const int steps[] = {X(step), X(val_step), X(eval_step)};
   static const int tokens[] = {X(tokens), X(val_tokens), X(tokens)};
-  for (size_t n = 0; n < sizeof g2zp_charts / sizeof *g2zp_charts; n++) {
+  for (size_t n = 0; n < G2Z_COUNT(g2zp_charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
     double constant[G2Z_CHART_SERIES];
     int count = 0, varies = 0;
@@ -1449,12 +1437,12 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
   g2z_object epoch;
   size_t bytes;
   int there;
-  G2ZP_TRY(g2zp_check_directory(services, run_dir));
-  G2ZP_TRY(g2zp_curves_read(services, run_dir, &run->curves));
-  G2ZP_TRY(g2zp_read_run(services, run_dir, &run->metrics));
-  G2ZP_TRY(g2z_object_read(services, g2z_path_in(run_dir, "launcher_metadata.json").text,
+  G2Z_TRY(g2zp_check_directory(services, run_dir));
+  G2Z_TRY(g2zp_curves_read(services, run_dir, &run->curves));
+  G2Z_TRY(g2zp_read_run(services, run_dir, &run->metrics));
+  G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "launcher_metadata.json").text,
                            &run->launcher));
-  G2ZP_TRY(g2z_object_read(services, g2z_path_in(run_dir, "RUN_FAILED.json").text, &run->failure));
+  G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "RUN_FAILED.json").text, &run->failure));
   if (g2z_object_list(&run->metrics, "epochs", &json))
     while (g2z_object_next(&run->metrics, &json, &epoch)) {
       const double steps = g2z_object_number(&epoch, "steps");
@@ -1463,11 +1451,11 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
       g2z_status status = g2z_grow(services, &list, &run->epoch_capacity, run->epoch_count,
                                    run->epoch_count + 1, sizeof epoch);
       run->epochs = (g2z_object *)list;
-      G2ZP_TRY(status);
+      G2Z_TRY(status);
       run->epochs[run->epoch_count++] = epoch;
       run->epoch_steps += steps;
     }
-  G2ZP_TRY(g2z_is_there(services, sample.text, &there));
+  G2Z_TRY(g2z_is_there(services, sample.text, &there));
   return there ? g2z_read_file(services, sample.text, 1 << 26, &run->sample, &bytes) : G2Z_OK;
 }
 
@@ -1490,7 +1478,7 @@ static g2z_status g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   g2z_release(page->services, reason);
   g2z_release(page->services, detail);
   const g2z_object *object = ended ? &run->metrics : &run->launcher;
-  for (size_t i = 0; i < sizeof g2zp_report_facts / sizeof *g2zp_report_facts; i++) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zp_report_facts); i++) {
     const g2zp_fact *fact = &g2zp_report_facts[i];
     const char *at = ended ? fact->metrics : fact->launcher;
     char *text;
@@ -1521,7 +1509,7 @@ static g2z_status g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   if (run->epoch_count) {
     g2z_page_heading(page, "Epochs");
     g2zp_page_objects(page, g2zp_epoch_columns,
-                      (int)(sizeof g2zp_epoch_columns / sizeof *g2zp_epoch_columns), run->epochs,
+                      (int)G2Z_COUNT(g2zp_epoch_columns), run->epochs,
                       run->epoch_count, 0);
   }
   if (run->sample) {
@@ -1688,7 +1676,7 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
   g2z_json_put_string(out, "generated_at_utc", now);
   g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
   free(absolute);
-  for (size_t i = 0; i < sizeof g2zp_profile_facts / sizeof *g2zp_profile_facts; i++) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zp_profile_facts); i++) {
     const g2zp_fact *fact = &g2zp_profile_facts[i];
     g2z_json json;
     if (!fact->metrics) { /* the hosts */
@@ -1703,7 +1691,7 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
     }
     const int launcher = fact->launcher && !g2z_object_at(&run[0], fact->metrics, &json);
     const char *at = launcher ? fact->launcher : fact->metrics;
-    G2ZP_TRY(g2z_object_text(&run[launcher], at, &text));
+    G2Z_TRY(g2z_object_text(&run[launcher], at, &text));
     if (text) g2z_json_put_string(out, fact->name, text);
     else g2z_json_put_number(out, fact->name, g2z_object_number(&run[launcher], at));
     g2z_release(p->services, text);
@@ -1752,7 +1740,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   memset(run, 0, sizeof run);
   out.indent = 2;
   p.services = run[0].services = run[1].services = services;
-  G2ZP_TRY(g2zp_check_directory(services, run_dir));
+  G2Z_TRY(g2zp_check_directory(services, run_dir));
   const int found = scandir(directory.text, &files.entries, NULL, g2zp_name_order);
   files.entry_count = found > 0 ? found : 0; /* a missing directory has none */
   g2z_status status = g2z_allocate(services, 3 * (size_t)files.entry_count, sizeof *texts, &memory);
@@ -1808,8 +1796,8 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
   double total_s = 0;
   gethostname(host, sizeof host - 1);
   snprintf(name, sizeof name, "timers_%s.txt", host);
-  G2ZP_TRY(g2z_make_directory(services, directory.text));
-  G2ZP_TRY(g2z_writer_create(services, g2z_path_in(directory.text, "%s", name).text, &writer));
+  G2Z_TRY(g2z_make_directory(services, directory.text));
+  G2Z_TRY(g2z_writer_create(services, g2z_path_in(directory.text, "%s", name).text, &writer));
   g2z_writer_printf(writer, " ** NVTX Range Summary (train --profile):\n\n"
                             " Time (%%)   Total Time (ns)  Instances         Avg (ns)         "
                             "Min (ns)         Max (ns)  Range\n"
@@ -1870,7 +1858,7 @@ G2Z_API double g2z_deviation(const double *values, size_t count) {
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
   void *memory;
   *out = NULL;
-  G2ZP_TRY(g2z_allocate(services, 1, sizeof(g2z_results), &memory));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_results), &memory));
   *out = (g2z_results *)memory;
   (*out)->services = services;
   return G2Z_OK;
@@ -1904,9 +1892,9 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
     g2z_status status = g2z_grow(services, &list, &results->run_capacity, results->run_count,
                                  results->run_count + 1, sizeof *results->runs);
     results->runs = (g2z_object *)list;
-    G2ZP_TRY(status);
+    G2Z_TRY(status);
     g2z_object *run = &results->runs[results->run_count++]; /* after a failure, too: to free it */
-    G2ZP_TRY(g2zp_read_run(services, directory, run));
+    G2Z_TRY(g2zp_read_run(services, directory, run));
     if (g2z_object_number(run, "hardware.world_size") >= 1 &&
         !isnan(g2z_object_number(run, "summary.total_wall_time_sec")))
       return G2Z_OK;
@@ -1934,7 +1922,7 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
   const size_t before = results->taken + results->run_count;
-  G2ZP_TRY(g2zp_results_entry(results, directory, "", 3));
+  G2Z_TRY(g2zp_results_entry(results, directory, "", 3));
   if (results->taken + results->run_count > before) return G2Z_OK;
   return g2z_fail(results->services, G2Z_FORMAT, "%.600s and the directories in it hold no "
                   "NAME_report.json and no training_metrics.json: name a directory that bench or "
@@ -1987,7 +1975,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   const char *title = !results->run_count ? "Experiments"
                       : results->taken ? "Experiments and runs"
                       : results->run_count == 1 ? "A run" : "Runs compared";
-  G2ZP_TRY(g2z_page_create(results->services, path, title, &page));
+  G2Z_TRY(g2z_page_create(results->services, path, title, &page));
   g2z_utc_now(now);
   if (results->taken) g2z_page_fact(page, "experiments", "%zu", results->taken);
   if (results->run_count) g2z_page_fact(page, "runs", "%zu", results->run_count);
@@ -1999,7 +1987,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
                         "which experiments leave out as warm-up. Step times are from the last "
                         "epoch.");
     g2zp_page_objects(page, g2zp_run_columns,
-                      (int)(sizeof g2zp_run_columns / sizeof *g2zp_run_columns), results->runs,
+                      (int)G2Z_COUNT(g2zp_run_columns), results->runs,
                       results->run_count, 1);
   }
   g2z_status status = g2zp_results_curves(results, page);

@@ -289,7 +289,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"exchange", "bench exchange needs --run-dir"},
       {"report", "name the directories"},
       {"report /nowhere", "/nowhere"},
-      {"report $D", "holds no NAME_report.json and no training_metrics.json"}};
+      {"report $D", "no NAME_report.json and no training_metrics.json"}};
   BENCH_OR_SKIP(t);
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
