@@ -1601,7 +1601,8 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
                                       g2z_model_config *out);
 
 /* ===== >>d13 context and model ===========================================
- * The context is this process's place in the job: services, device, rank. */
+ * The context is this process's place in the job: services, device, rank. A model is a plan's
+ * memory on the device. */
 
 typedef struct g2z_context {      /* to read */
   g2z_services *services;
@@ -1620,11 +1621,29 @@ G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services);
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out);
 G2Z_API void g2z_context_free(g2z_context *context); /* NULL is fine */
 
+typedef struct g2z_trainer g2z_trainer;
+
+typedef struct g2z_model {
+  g2z_services *services;       /* read only, as are all members up to `trainer` */
+  g2z_model_config config;
+  g2z_device *device;
+  g2z_plan *plan;
+  size_t bytes;                 /* its memory on the device; 0: it is the trainer's */
+  g2z_trainer *trainer;         /* lends this model; NULL: g2z_model_open opened it */
+  /* The rest is the library's own. */
+  char *params, *grads;         /* flat; the plan has the offsets. A model without a trainer has no
+                                 * grads and no dwte */
+  char *activations;
+  char *logits;                 /* [head_chunk, Vp] act */
+  void *dwte;                   /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
+                                 * their type */
+  int32_t *tokens, *targets;    /* device: [accum, B, T] of the plan, or those of one pass */
+  double *sum;                  /* device: of losses */
+} g2z_model;
+
 /* ===== >>d14 trainer =====================================================
  * A model in training, driven step by step. A call enqueues a step and reads the results of the
  * previous one: report.loss belongs to report.loss_step. flush() waits for all. */
-
-typedef struct g2z_trainer g2z_trainer;
 
 typedef struct g2z_report {
   int64_t step;          /* steps enqueued so far, this one included */
@@ -1643,16 +1662,6 @@ typedef struct g2z_report {
 } g2z_report;
 
 /* ----- the trainer, whose first members may be read ----- */
-
-typedef struct g2z__model {
-  const g2z_plan *plan;
-  g2z_device *device;
-  char *params, *grads;     /* flat; the plan has the offsets */
-  char *activations;
-  char *logits;             /* [head_chunk, Vp] act */
-  void *dwte;               /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
-                             * their type */
-} g2z__model;
 
 /* One pass over a micro-batch: what forward and backward both need to know. */
 typedef struct g2z__pass {
@@ -1676,16 +1685,16 @@ typedef struct g2z__record {
 } g2z__record;
 
 struct g2z_trainer {
-  g2z_context *context;              /* read only, as are all members up to `loader` */
+  g2z_context *context;              /* read only, as are all members up to `model` */
   g2z_services *services;
   g2z_train_config config;
   g2z_plan *plan;
   g2z_device *device;
   g2z_loader *loader;                /* NULL without shards */
+  g2z_model model;                   /* lent: score, logits and generate take &trainer->model */
   /* The rest is the trainer's own. */
   g2z_comm *comm;                    /* places: bucket reductions, bucket gathers, the verdict, the
                                       * embedding's rows */
-  g2z__model model;
   g2z__record record;                /* of a step; empty until a step is recorded */
   void *held[18];                    /* G2Z__HELD_HOST of the device, then pinned ones of the host:
                                       * all memory that is the trainer's own */
@@ -1701,7 +1710,6 @@ struct g2z_trainer {
                                       * by parity */
   double voted[3];                   /* the ballot that is in the verdict now */
   int64_t masked;                    /* targets of -1 in the step that is about to be enqueued */
-  double *eval_sum;
   g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* operands of AdamW */
   g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
@@ -1709,7 +1717,6 @@ struct g2z_trainer {
   uint8_t *narrow_at;                /* device: the memory of these copies */
   g2z_row_part *row_parts;           /* host: the places of this rank's parts of wte's gradient */
   int row_part_count;
-  int32_t *x, *y;                    /* device, [accum, B, T]; y follows x in memory */
   const void *rows;                  /* device: embedding's part of wte's gradient, one row for */
   const int32_t *row_tokens;         /* each token of all ranks, and these tokens */
   int32_t *staged[2];                /* host, x followed by y of one step */
@@ -1744,24 +1751,11 @@ G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
 /* May be called from a signal handler. At most two steps later all ranks know of it. Then step and
- * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. Validate, score
- * and g2z_generate return G2Z_STOPPED on all ranks before their next batch or token. */
+ * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. Validation,
+ * scores and generation return it on all ranks before their next batch or token. */
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
-/* Mean loss, without dropout, of the next `steps` batches of a loader with the trainer's B and T
- * and accum 1, over the targets of all ranks that count; NaN if none counts. */
-G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
-                                        double *loss);
-/* logits[count,V] in host memory of one sequence of up to `context` tokens, at most B*T;
- * last_only: [1,V]. All ranks of a job must call it. */
-G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *trainer, const int32_t *tokens, int count,
-                                      int last_only, float *logits);
-/* g2z_model_score with the trainer's present weights. B*T is at most the config's B*T. All ranks of
- * a job make the same call. */
-G2Z_API g2z_status g2z_trainer_score(g2z_trainer *trainer, const int32_t *tokens,
-                                     const int32_t *targets, int B, int T, float *losses,
-                                     double *mean);
 /* Tokens trained on so far, over all ranks, including those before a loaded checkpoint. */
 G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
 /* Reports a failure outside the steps on this rank; services->error holds the reason. All ranks
@@ -1788,25 +1782,15 @@ G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *di
 
 /* ===== >>d15 model in use =================================================
  * A trained or published GPT-2: only weights, in any type, and a workspace. It scores texts and
- * continues them. A trainer continues texts too, for samples during training. */
-
-typedef struct g2z_model {
-  g2z_services *services;       /* read only, as are the next four */
-  g2z_model_config config;
-  g2z_device *device;
-  g2z_plan *plan;
-  size_t bytes;                 /* its memory on the device */
-  /* The rest is the model's own. */
-  g2z__model inner;
-  int32_t *tokens, *targets;    /* device, [tokens of the plan]; targets are positions, too */
-  double *sum;                  /* device */
-} g2z_model;
+ * continues them. A trainer lends its model with the present weights: &trainer->model. All ranks of
+ * the job then make the same call, since they may share the parameters. B*T of a pass is at most
+ * the config's, and a sequence is no longer than that. */
 
 /* Opens DIRECTORY/model.safetensors and config.json, in Hugging Face's form or from a checkpoint.
  * Each rank of a job has its own model. */
 G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
                                   g2z_model **out);
-G2Z_API void g2z_model_free(g2z_model *model); /* NULL is fine */
+G2Z_API void g2z_model_free(g2z_model *model); /* NULL is fine; not a trainer's */
 /* losses[B,T]: -log of the probability that the model gives targets[B,T] after tokens[B,T]; 0 if
  * the target is -1, which does not count. *mean: over the targets that count; NaN if none does.
  * losses may be NULL. T is at most config.context. */
@@ -1815,23 +1799,22 @@ G2Z_API g2z_status g2z_model_score(g2z_model *model, const int32_t *tokens, cons
 /* logits[B,T,V] after each token. */
 G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int B, int T,
                                     float *logits);
+/* Mean loss, without dropout, of the next `steps` batches of a loader with the trainer's B and T
+ * and accum 1, over the targets of all ranks that count; NaN if none counts. */
+G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
+                                        double *loss);
 
 G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
-/* Refuses what g2z_generate would refuse. */
+/* Refuses what g2z_model_generate would refuse. */
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
-/* ids[0 .. *count) are the prompt, at least one token. Appends tokens until ids holds `most` of
- * them, or until one is `stop` (-1: none is). All ranks of a job make the same call, since they may
- * share the parameters. */
-G2Z_API g2z_status g2z_generate(g2z_trainer *trainer, int32_t *ids, size_t *count, size_t most,
-                                const g2z_sampling *sampling, int stop);
-
 /* Called with each token as it is drawn; a result other than 0 ends the sequence after it. */
 typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
 /* Continues `count` sequences together, each with a key-value cache. ids[count][room] hold
  * lengths[count] tokens; both grow by the appended tokens. A sequence ends after `stop` (-1: none)
  * or when its room is full. Sequence i draws like a single one with seed sampling->seed + i. A text
  * longer than config.context continues from its last half context. each may be NULL. The cache
- * takes 3 C values per layer and token; the rest of the memory is for one sequence. */
+ * takes 3 C values per layer and token; the rest of the memory is for one sequence. A trainer's
+ * model has no cache: it reads the whole text again for each token. */
 G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user);
@@ -8638,19 +8621,19 @@ G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
   return G2Z_OK;
 }
 
-/* ----- the model: pointers into the buffers that the trainer owns -------- */
+/* ----- the model: pointers into its buffers ------------------------------- */
 
-G2Z__PRIVATE void *g2z__parameter(const g2z__model *model, int unit, g2z_param param) {
+G2Z__PRIVATE void *g2z__parameter(const g2z_model *model, int unit, g2z_param param) {
   size_t element = model->plan->unit[unit].param_at + model->plan->offset[param];
   return model->params + element * (size_t)model->plan->dtype_bytes;
 }
 
-G2Z__PRIVATE void *g2z__grad(const g2z__model *model, int unit, g2z_param param) {
+G2Z__PRIVATE void *g2z__grad(const g2z_model *model, int unit, g2z_param param) {
   size_t element = model->plan->unit[unit].grad_at + model->plan->offset[param];
   return model->grads + element * (size_t)model->plan->grad_bytes;
 }
 
-G2Z__PRIVATE void *g2z__activation_at(const g2z__model *model, g2z__activation which, int layer) {
+G2Z__PRIVATE void *g2z__activation_at(const g2z_model *model, g2z__activation which, int layer) {
   return model->activations + g2z__activation_offset(model->plan, which, layer);
 }
 
@@ -8665,7 +8648,7 @@ G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int s
 }
 
 /* The residual stream that enters layer `layer`; for layer L, the output of the last block. */
-G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
+G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
   return layer == 0 ? g2z__activation_at(model, G2Z__ACT_EMBED, 0)
                     : g2z__activation_at(model, G2Z__ACT_RES3, layer - 1);
 }
@@ -8681,7 +8664,7 @@ G2Z__PRIVATE void *g2z__residual(const g2z__model *model, int layer) {
 typedef struct g2z__narrow_places {
   void *fc, *row, *gradient;
 } g2z__narrow_places;
-G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z__model *model, const g2z__pass *pass,
+G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z__pass *pass,
                                                int layer) {
   size_t rows = (size_t)pass->B * (size_t)pass->T * (size_t)model->plan->model.channels;
   char *wide = (char *)G2Z__A(WIDE), *fc = (char *)G2Z__A(FC);
@@ -8693,7 +8676,7 @@ G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z__model *model, const g2
 }
 
 /* Runs a block up to GELU's output: everything that its backward pass reads. */
-G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2z__pass *pass,
+G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z__pass *pass,
                                                int layer) {
   g2z_device *dev = model->device;
   const g2z_ops *op = dev->ops;
@@ -8724,7 +8707,7 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z__model *model, const g2
                         G2Z__W(FCW), G2Z__W(FCB), NULL, NULL, N, C, 4 * C);
 }
 
-G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__pass *pass,
+G2Z__PRIVATE g2z_status g2z__block_forward(const g2z_model *model, const g2z__pass *pass,
                                            int layer) {
   int unit = g2z_plan_unit_of_block(model->plan, layer), C = model->plan->model.channels;
   g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
@@ -8736,7 +8719,7 @@ G2Z__PRIVATE g2z_status g2z__block_forward(const g2z__model *model, const g2z__p
 }
 
 /* Runs a unit's part of the forward pass. wte has none: unit wpe reads the rows of both. */
-G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pass *pass,
+G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass,
                                           int unit) {
   g2z_device *dev = model->device;
   const g2z_plan *plan = model->plan;
@@ -8763,7 +8746,7 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z__model *model, const g2z__pa
 /* Computes the loss of a forward pass. WITH_GRADIENT also writes dh into WIDE and the head's part
  * of dwte, both multiplied by `dloss` and by the loss scale. */
 typedef enum g2z__head_mode { G2Z__HEAD_LOSS_ONLY, G2Z__HEAD_WITH_GRADIENT } g2z__head_mode;
-G2Z__PRIVATE g2z_status g2z__head_loss(const g2z__model *model, const g2z__pass *pass,
+G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
                                        double *loss_sum, g2z__head_mode head, float dloss,
                                        const g2z_step_state *state) {
   const g2z_plan *plan = model->plan;
@@ -8778,13 +8761,13 @@ G2Z__PRIVATE g2z_status g2z__head_loss(const g2z__model *model, const g2z__pass 
 
 /* The gradient that a block's projection or the embedding receives: DRES, or its masked copy in LNF
  * when dropout is on. */
-G2Z__PRIVATE const void *g2z__dropped(const g2z__model *model, const g2z__pass *pass) {
+G2Z__PRIVATE const void *g2z__dropped(const g2z_model *model, const g2z__pass *pass) {
   const int layer = 0;
   return pass->dropout.probability > 0 ? G2Z__A(LNF) : G2Z__A(DRES);
 }
 
 /* The gradient of ln1's output. It follows qkv's gradient in WIDE. */
-G2Z__PRIVATE void *g2z__dln1(const g2z__model *model, const g2z__pass *pass) {
+G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
   const int layer = 0;
   size_t qkv = (size_t)pass->B * (size_t)pass->T * 3 * (size_t)model->plan->model.channels;
   return (char *)G2Z__A(WIDE) + qkv * (size_t)model->plan->dtype_bytes;
@@ -8794,7 +8777,7 @@ G2Z__PRIVATE void *g2z__dln1(const g2z__model *model, const g2z__pass *pass) {
  * stream, and its copy masked by the projection's dropout. Out: DRES, the gradient of the stream
  * between attention and ln2, and ln1's output gradient. Two buffers are reused once their
  * activations are dead: LNF for masked gradients, FC for ln2's gradient followed by `narrow`. */
-G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__pass *pass,
+G2Z__PRIVATE g2z_status g2z__block_backward(const g2z_model *model, const g2z__pass *pass,
                                             int layer) {
   g2z_device *dev = model->device;
   const g2z_ops *op = dev->ops;
@@ -8835,7 +8818,7 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z__model *model, const g2z__
 
 /* Runs a unit's backward pass, except a block's ln1 and the final LayerNorm. wte has none: the head
  * writes dwte, and unit wpe adds the embedding's part. */
-G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z__model *model, const g2z__pass *pass,
+G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
                                            int unit) {
   const int layer = 0;
   g2z_unit_kind kind = model->plan->unit[unit].kind;
@@ -8851,7 +8834,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z__model *model, const g2z__p
 /* Backward of that LayerNorm: adds to DRES, the gradient of its input stream; the final LayerNorm,
  * which runs first, overwrites DRES. Also writes DRES masked by the dropout of the unit below, and
  * the bias gradient of that unit's projection. */
-G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z__model *model, const g2z__pass *pass,
+G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2z__pass *pass,
                                                 int unit) {
   const g2z_plan *plan = model->plan;
   g2z_device *dev = model->device;
@@ -8902,7 +8885,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   const size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
   const size_t shard = plan->shard_elements, grad_bytes = (size_t)plan->grad_bytes;
   const int own_dwte = plan->dwte_dtype != plan->grad_dtype;
-  g2z__model *model = &t->model;
+  g2z_model *model = &t->model;
   const struct { void *pointer; size_t bytes; } wanted[G2Z__HELD] = {
       {&model->grads, plan->grad_elements * grad_bytes},
       {g2z__plan_by_unit(plan) ? &t->grad_shard : NULL, shard * grad_bytes},
@@ -8911,9 +8894,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
       {&t->v, shard * sizeof(float)},
       {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS]},
       {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float)},
-      {&t->x, 2 * tokens * sizeof(int32_t)}, /* and y */
+      {&model->tokens, 2 * tokens * sizeof(int32_t)}, /* and targets */
       {&t->state, sizeof(g2z_step_state)},
-      {&t->eval_sum, sizeof(double)},
+      {&model->sum, sizeof(double)},
       {&t->ranges, g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)},
       {plan->narrow_bytes ? &t->narrow_at : NULL, plan->narrow_bytes},
       {&t->staged[0], 2 * tokens * sizeof(int32_t)},
@@ -8928,7 +8911,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
         t->device, wanted[i].bytes, &t->held[i]));
     memcpy(wanted[i].pointer, &t->held[i], sizeof t->held[i]);
   }
-  t->y = t->x + tokens;
+  model->targets = model->tokens + tokens;
   t->sums = t->grad_shard ? t->grad_shard : model->grads;
   if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
@@ -9107,8 +9090,8 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
-  pass.x = t->x + (size_t)m * tokens;
-  pass.y = t->y + (size_t)m * tokens;
+  pass.x = t->model.tokens + (size_t)m * tokens;
+  pass.y = t->model.targets + (size_t)m * tokens;
   pass.B = plan->batch;
   pass.T = plan->seq;
   pass.dropout.probability = t->config.dropout;
@@ -9118,15 +9101,6 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   pass.dropout.seq = plan->seq;
   pass.dropout.seed = t->config.seed;
   pass.dropout.state = t->state;
-  return pass;
-}
-
-/* A pass over [B,T] tokens without dropout. */
-G2Z__PRIVATE g2z__pass g2z__trainer_still(const g2z_trainer *t, int B, int T) {
-  g2z__pass pass = g2z__trainer_pass(t, 0);
-  pass.B = B;
-  pass.T = T;
-  pass.dropout.probability = 0;
   return pass;
 }
 
@@ -9438,19 +9412,6 @@ G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* A forward pass without backward: validation and generation. */
-G2Z__PRIVATE g2z_status g2z__forward_only(g2z_trainer *t, const g2z__pass *pass) {
-  const int wte = t->plan->wte;
-  g2z_status status = G2Z_OK;
-  t->device->fp8 = G2Z_FP8_NONE; /* the weights are later used without fp8 */
-  for (int unit = wte; unit >= 0 && status == G2Z_OK; unit--) {
-    status = g2z__wait_parameters(t, unit, unit - 1);
-    if (status == G2Z_OK) status = g2z__unit_forward(&t->model, pass, unit);
-  }
-  t->device->fp8 = t->config.fp8;
-  return status == G2Z_OK ? g2z__wait_parameters(t, wte, wte) : status;
-}
-
 /* ----- opening ----------------------------------------------------------- */
 
 /* Sets how each matrix product chooses its algorithm: timed, the library's first choice, or as in
@@ -9514,8 +9475,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
     return g2z_fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z__TRY(g2z_device_set_fp8(t->device, config->fp8));
   G2Z__TRY(g2z__trainer_tune(t));
-  t->model.plan = t->plan;
+  t->model.services = t->services;
+  t->model.config = t->plan->model;
   t->model.device = t->device;
+  t->model.plan = t->plan;
+  t->model.trainer = t;
   return g2z__trainer_fits(t);
 }
 
@@ -9667,7 +9631,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_release(t->services, t);
 }
 
-/* Enqueues a copy of the tokens; y NULL: only x. The caller may reuse its memory at once. */
+/* Enqueues a copy of the tokens and targets. The caller may reuse its memory at once. */
 G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, const int32_t *y,
                                            size_t count) {
   g2z_device *dev = t->device;
@@ -9675,11 +9639,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   int32_t *host = t->staged[slot];
   G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
   size_t bytes = count * sizeof(int32_t);
-  int at_once = y && t->x + count == t->y; /* a whole step: saves an upload of 8 us */
+  int at_once = t->model.tokens + count == t->model.targets; /* a whole step: saves 8 us */
   memcpy(host, x, bytes);
-  if (y) memcpy(host + count, y, bytes);
-  G2Z__TRY(dev->ops->upload(dev, t->x, host, at_once ? 2 * bytes : bytes));
-  if (y && !at_once) G2Z__TRY(dev->ops->upload(dev, t->y, host + count, bytes));
+  memcpy(host + count, y, bytes);
+  G2Z__TRY(dev->ops->upload(dev, t->model.tokens, host, at_once ? 2 * bytes : bytes));
+  if (!at_once) G2Z__TRY(dev->ops->upload(dev, t->model.targets, host + count, bytes));
   return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 
@@ -9709,7 +9673,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     pass.rows = t->plan->wte_rows;
     for (int unit = t->plan->wte; unit >= 0; unit--)
       G2Z__TRY(g2z__unit_forward(&t->model, &pass, unit));
-    G2Z__TRY(g2z__head_loss(&t->model, &pass, t->eval_sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state));
+    G2Z__TRY(g2z__head_loss(&t->model, &pass, t->model.sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state));
     for (int unit = 0; unit <= t->plan->wte; unit++) {
       G2Z__TRY(g2z__unit_backward(&t->model, &pass, unit));
       G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
@@ -9882,187 +9846,6 @@ G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *t, g2z_report *report) {
   return g2z__trainer_report(t, t->enqueued, report);
 }
 
-/* Called between two batches: fails with STOPPED if any rank was asked to stop. The ranks decide
- * together: if one left the loop alone, others would wait for its parameters. */
-G2Z__PRIVATE g2z_status g2z__trainer_may_go_on(g2z_trainer *t) {
-  int go_on;
-  G2Z__TRY(g2z__ranks_all(t->context->ranks,
-                          !__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED), &go_on));
-  if (go_on) return G2Z_OK;
-  return g2z_fail(t->services, G2Z_STOPPED, "a stop was requested after step %" PRId64,
-                  t->enqueued);
-}
-
-/* Sums the losses of this rank's part of `steps` batches and counts their targets. If the loader
- * fails, *trouble is the reason, and the rank continues with an earlier batch, because other ranks
- * may wait for its parameters. A stop ends the loop on all ranks. */
-G2Z__PRIVATE g2z_status g2z__trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
-                                              double *sum, double *counted, g2z_status *trouble) {
-  g2z_device *dev = t->device;
-  size_t tokens = (size_t)t->plan->batch * (size_t)t->plan->seq;
-  g2z__pass pass = g2z__trainer_still(t, t->plan->batch, t->plan->seq);
-  G2Z__TRY(dev->ops->zero(dev, t->eval_sum, sizeof(double)));
-  for (int64_t step = 0; step < steps; step++) {
-    const int32_t *x, *y;
-    int64_t masked = 0;
-    g2z__ranks_phase(t->context->ranks, "validation", t->enqueued, 0); /* progress */
-    G2Z__TRY(g2z__trainer_may_go_on(t));
-    if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
-    if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab may differ */
-    if (*trouble == G2Z_OK) *trouble = g2z__check_targets(t, y, tokens, &masked);
-    if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
-    *counted += (double)tokens - (double)masked;
-    dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
-    G2Z__TRY(g2z__forward_only(t, &pass));
-    G2Z__TRY(g2z__head_loss(&t->model, &pass, t->eval_sum, G2Z__HEAD_LOSS_ONLY, 0, t->state));
-    dev->ops->span_end(dev, G2Z_SPAN_VAL_FORWARD);
-  }
-  G2Z__TRY(dev->ops->download(dev, sum, t->eval_sum, sizeof *sum));
-  return dev->ops->synchronize(dev);
-}
-
-G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
-                                        double *loss) {
-  g2z_ranks *ranks = t->context->ranks;
-  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: this rank's sum and count */
-  double *parts;
-  *loss = NAN;
-  G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
-  G2Z__TRY(g2z__trainer_share_tuning(t));
-  G2Z__TRY(g2z__trainer_alone(t, g2z__refresh(t)));
-  g2z_status status = G2Z__NEW(t->services, 2 * (size_t)t->plan->world, &parts);
-  g2z_status enqueued = g2z__trainer_validate(t, loader, steps, &part[0], &part[1], &status);
-  if (enqueued != G2Z_OK) g2z_release(t->services, parts);
-  G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait on their device */
-  status = g2z_ranks_agree(ranks, status);
-  if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, part, sizeof part, parts);
-  for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++) {
-    sum += parts[2 * rank];
-    counted += parts[2 * rank + 1];
-  }
-  g2z_release(t->services, parts);
-  if (counted > 0) *loss = g2z__nan_unsigned(sum / counted);
-  g2z__ranks_phase(ranks, "step", t->enqueued, 0);
-  return status;
-}
-
-/* Lets g2z__score run a trainer or a model: the model, a double on the device for the loss sum, and
- * a forward pass over [B,T] tokens from the host. */
-typedef struct g2z__scorer {
-  const g2z__model *model;
-  double *sum;
-  g2z_status (*run)(void *user, const int32_t *tokens, const int32_t *targets, int B, int T,
-                    g2z__pass *pass);
-  void *user;
-} g2z__scorer;
-
-/* g2z_model_score, `group` sequences at a time. */
-G2Z__PRIVATE g2z_status g2z__score(const g2z__scorer *scorer, const int32_t *tokens,
-                                   const int32_t *targets, int B, int T, int group, float *losses,
-                                   double *mean) {
-  const g2z__model *model = scorer->model;
-  g2z_device *dev = model->device;
-  const size_t count = (size_t)B * (size_t)T;
-  const int vocab = model->plan->model.vocab;
-  float *some;
-  double sum = 0;
-  size_t counted = 0;
-  G2Z__TRY(g2z__check_ids(dev->services, "token", tokens, count, 0, vocab));
-  G2Z__TRY(g2z__check_ids(dev->services, "target", targets, count, -1, vocab));
-  G2Z__TRY(G2Z__NEW(dev->services, (size_t)group * (size_t)T, &some));
-  g2z_status status = G2Z_OK;
-  for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
-    n = B - b < group ? B - b : group;
-    const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
-    g2z__pass pass;
-    status = scorer->run(scorer->user, tokens + at, targets + at, n, T, &pass);
-    if (status == G2Z_OK)
-      status = g2z__head_loss(model, &pass, scorer->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL);
-    if (status == G2Z_OK)
-      status = dev->ops->download(dev, some, g2z__activation_at(model, G2Z__ACT_LOSSES, 0),
-                                  rows * sizeof(float));
-    if (status == G2Z_OK) status = dev->ops->synchronize(dev);
-    for (size_t i = 0; i < rows && status == G2Z_OK; i++) {
-      counted += targets[at + i] >= 0;
-      sum += (double)some[i];
-    }
-    if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
-  }
-  g2z_release(dev->services, some);
-  if (status == G2Z_OK && counted) *mean = sum / (double)counted;
-  return status;
-}
-
-/* The longest sequence that fits both wpe and the activations. */
-G2Z__PRIVATE int g2z__trainer_window(const g2z_trainer *t) {
-  int room = t->plan->batch * t->plan->seq;
-  return t->plan->model.context < room ? t->plan->model.context : room;
-}
-
-/* g2z_trainer_logits after the checks. */
-G2Z__PRIVATE g2z_status g2z__trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
-                                            int last_only, float *logits) {
-  const g2z_plan *plan = t->plan;
-  g2z_device *dev = t->device;
-  int C = plan->model.channels, V = plan->model.vocab;
-  g2z__pass pass = g2z__trainer_still(t, 1, count);
-  G2Z__TRY(g2z__refresh(t));
-  G2Z__TRY(g2z__trainer_stage(t, tokens, NULL, (size_t)count));
-  G2Z__TRY(g2z__forward_only(t, &pass));
-  const char *h = (const char *)g2z__activation_at(&t->model, G2Z__ACT_LNF, 0);
-  const void *wte = g2z__parameter(&t->model, plan->wte, G2Z_WTE);
-  int chunk = (int)(g2z__plan_logits_bytes(plan) / ((size_t)V * sizeof(float)));
-  for (int row = last_only ? count - 1 : 0; row < count; row += chunk) {
-    int rows = count - row < chunk ? count - row : chunk;
-    size_t bytes = (size_t)rows * (size_t)V * sizeof(float);
-    G2Z__TRY(dev->ops->head_logits(dev, (float *)t->model.logits,
-                                   h + (size_t)row * (size_t)C * (size_t)plan->dtype_bytes, wte,
-                                   rows, C, V));
-    G2Z__TRY(dev->ops->download(dev, logits, t->model.logits, bytes));
-    G2Z__TRY(dev->ops->synchronize(dev));
-    logits += (size_t)rows * (size_t)V;
-  }
-  return G2Z_OK;
-}
-
-/* Turns tuning off: a growing text has a new shape per token, too many to time. */
-G2Z_API g2z_status g2z_trainer_logits(g2z_trainer *t, const int32_t *tokens, int count,
-                                      int last_only, float *logits) {
-  G2Z__TRY(g2z_check_range(t->services, "tokens", count, 1, g2z__trainer_window(t)));
-  G2Z__TRY(g2z__check_tokens(t, tokens, (size_t)count));
-  g2z__ranks_phase(t->context->ranks, "sample", t->enqueued, 0);
-  t->device->tune = G2Z_TUNE_OFF;
-  g2z_status status = g2z__trainer_logits(t, tokens, count, last_only, logits);
-  t->device->tune = t->config.tune;
-  return g2z__trainer_alone(t, status);
-}
-
-/* g2z__scorer.run of a trainer. user: g2z_trainer *. */
-G2Z__PRIVATE g2z_status g2z__trainer_score(void *user, const int32_t *tokens,
-                                           const int32_t *targets, int B, int T, g2z__pass *pass) {
-  g2z_trainer *t = (g2z_trainer *)user;
-  *pass = g2z__trainer_still(t, B, T);
-  g2z__ranks_phase(t->context->ranks, "evaluation", t->enqueued, 0); /* progress */
-  G2Z__TRY(g2z__trainer_may_go_on(t));
-  G2Z__TRY(g2z__trainer_stage(t, tokens, targets, (size_t)B * (size_t)T));
-  return g2z__forward_only(t, pass);
-}
-
-G2Z_API g2z_status g2z_trainer_score(g2z_trainer *t, const int32_t *tokens, const int32_t *targets,
-                                     int B, int T, float *losses, double *mean) {
-  *mean = NAN;
-  G2Z__TRY(g2z_check_range(t->services, "B", B, 1, INT_MAX / 2));
-  G2Z__TRY(g2z_check_range(t->services, "T", T, 1, g2z__trainer_window(t)));
-  g2z__scorer scorer = {&t->model, t->eval_sum, g2z__trainer_score, t};
-  t->device->tune = G2Z_TUNE_OFF;
-  g2z_status status = g2z__refresh(t);
-  if (status == G2Z_OK)
-    status = g2z__score(&scorer, tokens, targets, B, T, t->plan->batch * t->plan->seq / T, losses,
-                        mean);
-  t->device->tune = t->config.tune;
-  return g2z__trainer_alone(t, status);
-}
-
 /* ===== >>i15 model in use =================================================
  * In:  weights and tokens. Out: losses, logits, and the tokens that continue a text.
  * Law: a draw is a pure function of logits, sampling and index; no generator keeps a state. */
@@ -10094,32 +9877,6 @@ G2Z__PRIVATE g2z_status g2z__fail_draw(g2z_device *device) {
                   device->dtype == G2Z_FP16 ? "dtype bf16 or fp32" : "earlier weights");
 }
 
-G2Z_API g2z_status g2z_generate(g2z_trainer *t, int32_t *ids, size_t *count, size_t most,
-                                const g2z_sampling *sampling, int stop) {
-  const size_t window = (size_t)g2z__trainer_window(t);
-  const int V = t->plan->model.vocab;
-  void *memory;
-  G2Z__TRY(g2z_sampling_check(t->services, sampling));
-  if (*count == 0)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                    "the prompt has no tokens: begin with the end-of-text token");
-  G2Z__TRY(g2z_allocate(t->services, (size_t)V, sizeof(float), &memory));
-  float *logits = (float *)memory;
-  g2z_status status = G2Z_OK;
-  for (uint32_t drawn = 0; *count < most; drawn++) {
-    size_t seen = *count < window ? *count : window;
-    status = g2z__trainer_may_go_on(t);
-    if (status == G2Z_OK)
-      status = g2z_trainer_logits(t, ids + *count - seen, (int)seen, 1, logits);
-    if (status != G2Z_OK) break;
-    ids[*count] = g2z__sample(logits, V, sampling, drawn);
-    if (ids[*count] < 0) status = g2z__fail_draw(t->device);
-    if (ids[*count] < 0 || ids[(*count)++] == stop) break;
-  }
-  g2z_release(t->services, memory);
-  return status;
-}
-
 /* ----- a model without a trainer ------------------------------------------- */
 
 /* Elements per upload. */
@@ -10137,15 +9894,14 @@ G2Z__PRIVATE void g2z__model_release(g2z_model *m, void *memory) {
 
 /* Frees the workspace. */
 G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
-  g2z__model_release(m, m->inner.activations);
-  g2z__model_release(m, m->inner.logits);
+  g2z__model_release(m, m->activations);
+  g2z__model_release(m, m->logits);
   g2z__model_release(m, m->tokens);
   g2z__model_release(m, m->targets);
   g2z_plan_free(m->plan);
-  m->inner.activations = m->inner.logits = NULL;
+  m->activations = m->logits = NULL;
   m->tokens = m->targets = NULL;
   m->plan = NULL;
-  m->inner.plan = NULL;
 }
 
 /* Allocates a workspace for [B,T] tokens and a key-value cache for [cached,T]. Keeps the present
@@ -10167,12 +9923,11 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   m->plan->forward_only = 1;
   m->plan->cached = cached;
   g2z__plan_batch(m->plan, B);
-  m->inner.plan = m->plan;
   m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
   G2Z__TRY(g2z__model_allocate(m, m->plan->bytes[G2Z_MEMORY_ACTIVATIONS], &memory));
-  m->inner.activations = (char *)memory;
+  m->activations = (char *)memory;
   G2Z__TRY(g2z__model_allocate(m, g2z__plan_logits_bytes(m->plan), &memory));
-  m->inner.logits = (char *)memory;
+  m->logits = (char *)memory;
   G2Z__TRY(g2z__model_allocate(m, tokens * sizeof(int32_t), &memory));
   m->tokens = (int32_t *)memory;
   G2Z__TRY(g2z__model_allocate(m, tokens * sizeof(int32_t), &memory));
@@ -10196,7 +9951,7 @@ G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t cou
     const g2z_unit *unit = &m->plan->unit[u++];
     size_t inside = canonical - unit->canonical, n = unit->elements - inside;
     if (n > count) n = count;
-    char *to = m->inner.params + (unit->param_at + inside) * (size_t)m->plan->dtype_bytes;
+    char *to = m->params + (unit->param_at + inside) * (size_t)m->plan->dtype_bytes;
     G2Z__TRY(dev->ops->upload(dev, loader->staged, values, n * sizeof(float)));
     G2Z__TRY(dev->ops->cast_act(dev, to, loader->staged, n));
     G2Z__TRY(dev->ops->synchronize(dev));
@@ -10210,7 +9965,7 @@ G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
   void *memory;
   G2Z__TRY(g2z__model_fit(m, 1, 1, 0));
   G2Z__TRY(m->device->ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
-  m->inner.params = (char *)memory;
+  m->params = (char *)memory;
   G2Z__TRY(m->device->ops->allocate(m->device, sizeof(double), &memory));
   m->sum = (double *)memory;
   G2Z__TRY(m->device->ops->allocate(m->device, G2Z__MODEL_CHUNK * sizeof(float), &memory));
@@ -10236,7 +9991,6 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
   g2z_status status = g2z_device_create(services, context->device, dtype, dtype, &m->device);
   if (status == G2Z_OK) {
     m->device->tune = G2Z_TUNE_OFF; /* every length is a new shape: too many to time */
-    m->inner.device = m->device;
     status = g2z__model_load(m, directory);
   }
   if (status != G2Z_OK) g2z_model_free(m);
@@ -10246,51 +10000,36 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
 
 G2Z_API void g2z_model_free(g2z_model *m) {
   if (!m) return;
+  G2Z_ASSERT(!m->trainer);
   if (m->device) {
     g2z__model_shrink(m);
-    g2z__model_release(m, m->inner.params);
+    g2z__model_release(m, m->params);
     g2z__model_release(m, m->sum);
   }
   g2z_device_free(m->device);
   g2z_release(m->services, m);
 }
 
+/* ----- passes ------------------------------------------------------------- */
+
+/* Runs a forward pass without backward. Weights are used in 8 bits in training steps only. */
 G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) {
-  for (int unit = m->plan->wte; unit >= 0; unit--)
-    G2Z__TRY(g2z__unit_forward(&m->inner, pass, unit));
-  return G2Z_OK;
-}
-
-/* Computes logits[rows,V] from the final LayerNorm's rows, from `first` on, into host memory. */
-G2Z__PRIVATE g2z_status g2z__model_head(g2z_model *m, size_t first, size_t rows, float *logits) {
-  const size_t C = (size_t)m->config.channels, V = (size_t)m->config.vocab;
-  const size_t most = g2z__plan_logits_bytes(m->plan) / (V * sizeof(float));
-  const void *wte = g2z__parameter(&m->inner, m->plan->wte, G2Z_WTE);
-  g2z_device *dev = m->device;
-  for (size_t done = 0, n; done < rows; done += n) {
-    n = rows - done < most ? rows - done : most;
-    const char *h = (const char *)g2z__activation_at(&m->inner, G2Z__ACT_LNF, 0) +
-                    (first + done) * C * (size_t)m->plan->dtype_bytes;
-    G2Z__TRY(dev->ops->head_logits(dev, (float *)m->inner.logits, h, wte, (int)n, (int)C, (int)V));
-    G2Z__TRY(dev->ops->download(dev, logits + done * V, m->inner.logits, n * V * sizeof(float)));
-    G2Z__TRY(dev->ops->synchronize(dev));
+  g2z_trainer *t = m->trainer;
+  const g2z_fp8 fp8 = m->device->fp8;
+  const int wte = m->plan->wte;
+  g2z_status status = G2Z_OK;
+  m->device->fp8 = G2Z_FP8_NONE;
+  for (int unit = wte; unit >= 0 && status == G2Z_OK; unit--) {
+    if (t) status = g2z__wait_parameters(t, unit, unit - 1);
+    if (status == G2Z_OK) status = g2z__unit_forward(m, pass, unit);
   }
-  return G2Z_OK;
+  m->device->fp8 = fp8;
+  return t && status == G2Z_OK ? g2z__wait_parameters(t, wte, wte) : status;
 }
 
-/* Sequences per pass: at most 8192 tokens keep the workspace small. No result depends on it. */
-G2Z__PRIVATE int g2z__model_group(int B, int T) {
-  int most = 8192 / T > 0 ? 8192 / T : 1;
-  return B < most ? B : most;
-}
-
-/* Runs whole sequences forward: [B,T] tokens from the host. */
-G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, const int32_t *tokens, int B, int T,
-                                       g2z__pass *pass) {
-  g2z_device *dev = m->device;
-  const size_t bytes = (size_t)B * (size_t)T * sizeof(int32_t);
+/* Runs whole sequences forward: [B,T] tokens that are on the device, with their targets. */
+G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, int B, int T, g2z__pass *pass) {
   memset(pass, 0, sizeof *pass);
-  G2Z__TRY(dev->ops->upload(dev, m->tokens, tokens, bytes));
   pass->x = m->tokens;
   pass->y = m->targets;
   pass->B = B;
@@ -10298,43 +10037,186 @@ G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, const int32_t *tokens, int 
   return g2z__model_forward(m, pass);
 }
 
-/* g2z__scorer.run of a model. user: g2z_model *. */
-G2Z__PRIVATE g2z_status g2z__model_score(void *user, const int32_t *tokens, const int32_t *targets,
-                                         int B, int T, g2z__pass *pass) {
-  g2z_model *m = (g2z_model *)user;
-  const size_t bytes = (size_t)B * (size_t)T * sizeof *targets;
-  G2Z__TRY(m->device->ops->upload(m->device, m->targets, targets, bytes));
-  return g2z__model_run(m, tokens, B, T, pass);
+/* Called between two passes. Reports progress, and fails with STOPPED if any rank was asked to
+ * stop. The ranks decide together: if one left the loop alone, others would wait for its
+ * parameters. */
+G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *phase) {
+  const g2z_trainer *t = m->trainer;
+  int go_on;
+  if (!t) return G2Z_OK;
+  g2z__ranks_phase(t->context->ranks, phase, t->enqueued, 0);
+  G2Z__TRY(g2z__ranks_all(t->context->ranks,
+                          !__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED), &go_on));
+  if (go_on) return G2Z_OK;
+  return g2z_fail(t->services, G2Z_STOPPED, "a stop was requested after step %" PRId64,
+                  t->enqueued);
+}
+
+/* The longest sequence that fits both wpe and a trainer's activations. */
+G2Z__PRIVATE int g2z__model_longest(const g2z_model *m) {
+  const int context = m->config.context;
+  const int room = m->trainer ? m->plan->batch * m->plan->seq : context;
+  return context < room ? context : room;
+}
+
+G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const int32_t *tokens, int B, int T) {
+  G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
+  G2Z__TRY(g2z_check_range(m->services, "T", T, 1, g2z__model_longest(m)));
+  return g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0, m->config.vocab);
+}
+
+/* Sequences per pass: as many as fit a trainer's activations. Otherwise at most 8192 tokens keep
+ * the workspace small. No result depends on it. */
+G2Z__PRIVATE int g2z__model_group(const g2z_model *m, int B, int T) {
+  int tokens = m->trainer ? m->plan->batch * m->plan->seq : 8192;
+  int most = tokens / T > 0 ? tokens / T : 1;
+  return B < most ? B : most;
+}
+
+/* Prepares for passes over [B,T] tokens with a key-value cache for [cached,T]; g2z__model_end
+ * follows, with the outcome. A trainer has the memory and refreshes its parameters; it turns tuning
+ * off, since a growing text has a new shape per token, too many to time. */
+G2Z__PRIVATE g2z_status g2z__model_begin(g2z_model *m, int B, int T, int cached) {
+  if (!m->trainer) return g2z__model_fit(m, B, T, cached);
+  m->device->tune = G2Z_TUNE_OFF;
+  return g2z__refresh(m->trainer);
+}
+G2Z__PRIVATE g2z_status g2z__model_end(g2z_model *m, g2z_status status) {
+  if (!m->trainer) return status;
+  m->device->tune = m->trainer->config.tune;
+  return g2z__trainer_alone(m->trainer, status);
+}
+
+/* Writes the losses [B,T] of one pass. */
+G2Z__PRIVATE g2z_status g2z__model_losses(g2z_model *m, const int32_t *tokens,
+                                          const int32_t *targets, int B, int T, float *losses) {
+  const g2z_ops *ops = m->device->ops;
+  const size_t count = (size_t)B * (size_t)T;
+  g2z__pass pass;
+  G2Z__TRY(g2z__model_may_go_on(m, "evaluation"));
+  G2Z__TRY(ops->upload(m->device, m->tokens, tokens, count * sizeof *tokens));
+  G2Z__TRY(ops->upload(m->device, m->targets, targets, count * sizeof *targets));
+  G2Z__TRY(g2z__model_run(m, B, T, &pass));
+  G2Z__TRY(g2z__head_loss(m, &pass, m->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL));
+  G2Z__TRY(ops->download(m->device, losses, g2z__activation_at(m, G2Z__ACT_LOSSES, 0),
+                         count * sizeof *losses));
+  return ops->synchronize(m->device);
 }
 
 G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const int32_t *targets,
                                    int B, int T, float *losses, double *mean) {
+  float *some = NULL;
+  double sum = 0;
+  size_t counted = 0;
   *mean = NAN;
-  G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
-  G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
-  const int group = g2z__model_group(B, T);
-  G2Z__TRY(g2z__model_fit(m, group, T, 0));
-  g2z__scorer scorer = {&m->inner, m->sum, g2z__model_score, m};
-  return g2z__score(&scorer, tokens, targets, B, T, group, losses, mean);
+  G2Z__TRY(g2z__model_check(m, tokens, B, T));
+  G2Z__TRY(g2z__check_ids(m->services, "target", targets, (size_t)B * (size_t)T, -1,
+                          m->config.vocab));
+  const int group = g2z__model_group(m, B, T);
+  g2z_status status = g2z__model_begin(m, group, T, 0);
+  if (status == G2Z_OK) status = G2Z__NEW(m->services, (size_t)group * (size_t)T, &some);
+  for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
+    n = B - b < group ? B - b : group;
+    const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
+    status = g2z__model_losses(m, tokens + at, targets + at, n, T, some);
+    for (size_t i = 0; i < rows && status == G2Z_OK; i++) {
+      counted += targets[at + i] >= 0;
+      sum += (double)some[i];
+    }
+    if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
+  }
+  g2z_release(m->services, some);
+  if (status == G2Z_OK && counted) *mean = sum / (double)counted;
+  return g2z__model_end(m, status);
+}
+
+/* Computes the logits [B,T,V] of one pass. */
+G2Z__PRIVATE g2z_status g2z__model_head(g2z_model *m, const int32_t *tokens, int B, int T,
+                                        float *logits) {
+  const size_t C = (size_t)m->config.channels, V = (size_t)m->config.vocab;
+  const size_t rows = (size_t)B * (size_t)T;
+  const size_t most = g2z__plan_logits_bytes(m->plan) / (V * sizeof(float));
+  const char *h = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0);
+  g2z_device *dev = m->device;
+  g2z__pass pass;
+  G2Z__TRY(dev->ops->upload(dev, m->tokens, tokens, rows * sizeof *tokens));
+  G2Z__TRY(g2z__model_run(m, B, T, &pass));
+  for (size_t done = 0, n; done < rows; done += n) {
+    n = rows - done < most ? rows - done : most;
+    G2Z__TRY(dev->ops->head_logits(dev, (float *)m->logits,
+                                   h + done * C * (size_t)m->plan->dtype_bytes,
+                                   g2z__parameter(m, m->plan->wte, G2Z_WTE), (int)n, (int)C,
+                                   (int)V));
+    G2Z__TRY(dev->ops->download(dev, logits + done * V, m->logits, n * V * sizeof(float)));
+    G2Z__TRY(dev->ops->synchronize(dev));
+  }
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, int T,
                                     float *logits) {
-  const size_t row = (size_t)m->config.vocab;
-  G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
-  G2Z__TRY(g2z_check_range(m->services, "T", T, 1, m->config.context));
-  G2Z__TRY(g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0,
-                          m->config.vocab));
-  int group = g2z__model_group(B, T);
-  G2Z__TRY(g2z__model_fit(m, group, T, 0));
-  for (int b = 0, n; b < B; b += n) {
+  G2Z__TRY(g2z__model_check(m, tokens, B, T));
+  const int group = g2z__model_group(m, B, T);
+  g2z_status status = g2z__model_begin(m, group, T, 0);
+  for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
     n = B - b < group ? B - b : group;
     const size_t at = (size_t)b * (size_t)T;
-    g2z__pass pass;
-    G2Z__TRY(g2z__model_run(m, tokens + at, n, T, &pass));
-    G2Z__TRY(g2z__model_head(m, 0, (size_t)n * (size_t)T, logits + at * row));
+    status = g2z__model_head(m, tokens + at, n, T, logits + at * (size_t)m->config.vocab);
   }
-  return G2Z_OK;
+  return g2z__model_end(m, status);
+}
+
+/* Sums the losses of this rank's part of `steps` batches and counts their targets. If the loader
+ * fails, *trouble is the reason, and the rank continues with an earlier batch, because other ranks
+ * may wait for its parameters. A stop ends the loop on all ranks. */
+G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader, int64_t steps,
+                                              double *sum, double *counted, g2z_status *trouble) {
+  g2z_device *dev = t->device;
+  g2z_model *m = &t->model;
+  const size_t tokens = (size_t)t->plan->batch * (size_t)t->plan->seq;
+  G2Z__TRY(g2z__refresh(t));
+  G2Z__TRY(dev->ops->zero(dev, m->sum, sizeof *sum));
+  for (int64_t step = 0; step < steps; step++) {
+    const int32_t *x, *y;
+    int64_t masked = 0;
+    g2z__pass pass;
+    G2Z__TRY(g2z__model_may_go_on(m, "validation"));
+    if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
+    if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab may differ */
+    if (*trouble == G2Z_OK) *trouble = g2z__check_targets(t, y, tokens, &masked);
+    if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
+    *counted += (double)tokens - (double)masked;
+    dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
+    G2Z__TRY(g2z__model_run(m, t->plan->batch, t->plan->seq, &pass));
+    G2Z__TRY(g2z__head_loss(m, &pass, m->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL));
+    dev->ops->span_end(dev, G2Z_SPAN_VAL_FORWARD);
+  }
+  G2Z__TRY(dev->ops->download(dev, sum, m->sum, sizeof *sum));
+  return dev->ops->synchronize(dev);
+}
+
+G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
+                                        double *loss) {
+  g2z_ranks *ranks = t->context->ranks;
+  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: this rank's sum and count */
+  double *parts;
+  *loss = NAN;
+  G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
+  G2Z__TRY(g2z__trainer_share_tuning(t));
+  g2z_status status = G2Z__NEW(t->services, 2 * (size_t)t->plan->world, &parts);
+  g2z_status enqueued = g2z__validate_batches(t, loader, steps, &part[0], &part[1], &status);
+  if (enqueued != G2Z_OK) g2z_release(t->services, parts);
+  G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait on their device */
+  status = g2z_ranks_agree(ranks, status);
+  if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, part, sizeof part, parts);
+  for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++) {
+    sum += parts[2 * rank];
+    counted += parts[2 * rank + 1];
+  }
+  g2z_release(t->services, parts);
+  if (counted > 0) *loss = g2z__nan_unsigned(sum / counted);
+  g2z__ranks_phase(ranks, "step", t->enqueued, 0);
+  return status;
 }
 
 /* ----- generation with a key-value cache ----------------------------------- */
@@ -10368,17 +10250,17 @@ G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
 }
 
 /* Runs a sequence's last tokens in one pass, fills its part of the cache, and draws the next token.
- * A text longer than the window is cut to its last window / 2 + 1 tokens. */
+ * A full window is cut to its last window / 2 + 1 tokens. */
 G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;
   const int C = m->config.channels, V = m->config.vocab;
-  size_t length = g->lengths[i], kept = length;
-  if (kept > (size_t)g->window) kept = (size_t)g->window / 2 + 1;
-  const int32_t *from = g->ids + (size_t)i * g->room + (length - kept);
+  if (g->positions[i] == g->window) g->positions[i] = g->window / 2;
+  const size_t kept = (size_t)g->positions[i] + 1; /* the draw increments the position */
+  const int32_t *from = g->ids + (size_t)i * g->room + (g->lengths[i] - kept);
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
-  g->positions[i] = (int32_t)kept - 1; /* the draw increments it */
+  G2Z__TRY(g2z__model_may_go_on(m, "sample"));
   G2Z__TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
   G2Z__TRY(dev->ops->upload(dev, g->on.positions + i, g->positions + i, sizeof *g->positions));
   G2Z__TRY(dev->ops->upload(dev, g->on.drawn + i, g->drawn + i, sizeof *g->drawn));
@@ -10386,12 +10268,12 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   pass.B = 1;
   pass.T = (int)kept;
   pass.window = g->window;
-  pass.sequence = i;
+  pass.sequence = m->trainer ? 0 : i;
   G2Z__TRY(g2z__model_forward(m, &pass));
-  const char *h = (const char *)g2z__activation_at(&m->inner, G2Z__ACT_LNF, 0) +
+  const char *h = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0) +
                   (kept - 1) * (size_t)C * (size_t)m->plan->dtype_bytes;
   G2Z__TRY(dev->ops->head_logits(dev, g->on.logits + (size_t)i * (size_t)V, h,
-                                 g2z__parameter(&m->inner, m->plan->wte, G2Z_WTE), 1, C, V));
+                                 g2z__parameter(m, m->plan->wte, G2Z_WTE), 1, C, V));
   G2Z__TRY(g2z__draw_rows(g, i, 1));
   G2Z__TRY(dev->ops->synchronize(dev)); /* the uploads have been read */
   g->positions[i]++;
@@ -10411,8 +10293,8 @@ G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
   pass.T = 1;
   pass.window = g->window;
   G2Z__TRY(g2z__model_forward(m, &pass));
-  G2Z__TRY(dev->ops->head_logits(dev, g->on.logits, g2z__activation_at(&m->inner, G2Z__ACT_LNF, 0),
-                                 g2z__parameter(&m->inner, m->plan->wte, G2Z_WTE), g->count,
+  G2Z__TRY(dev->ops->head_logits(dev, g->on.logits, g2z__activation_at(m, G2Z__ACT_LNF, 0),
+                                 g2z__parameter(m, m->plan->wte, G2Z_WTE), g->count,
                                  m->config.channels, m->config.vocab));
   return g2z__draw_rows(g, 0, g->count);
 }
@@ -10445,6 +10327,7 @@ G2Z__PRIVATE int g2z__take_drawn(g2z__continued *g, g2z_each_token each, void *u
 G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, void *user) {
   g2z_device *dev = g->model->device;
   const size_t bytes = (size_t)g->count * sizeof *g->next;
+  const int cached = g->model->trainer == NULL;
   G2Z__TRY(dev->ops->zero(dev, g->on.next, 3 * bytes));
   for (int i = 0; i < g->count; i++)
     if (g->going[i]) G2Z__TRY(g2z__prefill(g, i));
@@ -10455,11 +10338,12 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
     for (int i = 0; i < g->count; i++)
       if (g->next[i] < 0) return g2z__fail_draw(dev);
     if (!g2z__take_drawn(g, each, user)) return G2Z_OK;
-    for (int i = 0; i < g->count; i++) ahead |= g->going[i] && g->positions[i] < g->window;
+    for (int i = 0; i < g->count; i++)
+      ahead |= cached && g->going[i] && g->positions[i] < g->window;
     if (ahead) G2Z__TRY(g2z__step_or_graph(g));
     for (int i = 0; i < g->count; i++) {
       if (!g->going[i]) continue;
-      if (g->positions[i] < g->window) g->positions[i]++;
+      if (cached && g->positions[i] < g->window) g->positions[i]++;
       else G2Z__TRY(g2z__prefill(g, i));
     }
   }
@@ -10490,16 +10374,21 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.ids = ids;
   g.room = room;
   g.lengths = lengths;
-  g.window = room < (size_t)m->config.context ? (int)room : m->config.context;
-  /* One pass runs either one sequence of at most `window` tokens or one token per sequence. */
-  G2Z__TRY(g2z__model_fit(m, (count - 1) / g.window + 1, g.window, count));
+  g.window = g2z__model_longest(m);
+  if (room < (size_t)g.window) g.window = (int)room;
   G2Z__TRY(g2z_allocate(m->services, 4 * (size_t)count, sizeof(int32_t), &memory));
   g.next = (int32_t *)memory;
   g.positions = g.next + count;
   g.drawn = g.positions + count;
   g.going = g.drawn + count;
-  for (int i = 0; i < count; i++) g.going[i] = lengths[i] < room;
-  g2z_status status = dev->ops->allocate(dev, (3 + V) * (size_t)count * sizeof(int32_t), &device);
+  for (int i = 0; i < count; i++) {
+    g.going[i] = lengths[i] < room;
+    g.positions[i] = lengths[i] <= (size_t)g.window ? (int32_t)lengths[i] - 1 : g.window;
+  }
+  /* One pass runs either one sequence of at most `window` tokens or one token per sequence. */
+  g2z_status status = g2z__model_begin(m, (count - 1) / g.window + 1, g.window, count);
+  if (status == G2Z_OK)
+    status = dev->ops->allocate(dev, (3 + V) * (size_t)count * sizeof(int32_t), &device);
   if (status == G2Z_OK) {
     g.on.next = (int32_t *)device;
     g.on.positions = g.on.next + count;
@@ -10510,7 +10399,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
     dev->ops->release(dev, device);
   }
   g2z_release(m->services, memory);
-  return status;
+  return g2z__model_end(m, status);
 }
 
 /* ===== >>i16 checkpoints =================================================

@@ -239,7 +239,7 @@ static g2z_status evaluate(const program *p, g2z_model *model, const g2z_tokeniz
     const double begin = g2z_seconds();
     snprintf(name, sizeof name, "%s", files->text[i]);
     G2Z_TRY(g2z_eval_open(model->services, &model->config, tokenizer, files->text[i], &set));
-    g2z_status status = g2z_eval_run(set, model, NULL, print_share, g2z_tame(name), &result);
+    g2z_status status = g2z_eval_run(set, model, print_share, g2z_tame(name), &result);
     g2z_eval_free(set);
     leave_place();
     G2Z_TRY(status);

@@ -6,7 +6,7 @@
  *     #include "g2z_eval.h"                          // this order; it includes g2z_text.h
  *     g2z_eval_set *set;  g2z_eval result;
  *     status = g2z_eval_open(services, &model->config, tokenizer, "hellaswag_val.bin", &set);
- *     if (status == G2Z_OK) status = g2z_eval_run(set, model, NULL, NULL, NULL, &result);
+ *     if (status == G2Z_OK) status = g2z_eval_run(set, model, NULL, NULL, &result);
  *     g2z_eval_free(set);
  *
  * FILES, recognised by their first bytes and their names
@@ -53,10 +53,9 @@ typedef struct g2z_eval_set g2z_eval_set; /* a file's tokens, in memory */
 G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
                                  const g2z_tokenizer *tokenizer, const char *path,
                                  g2z_eval_set **out);
-/* Scores the set with a model or with a trainer's parameters: one of the two is NULL. With a
- * trainer all ranks make the same call, and each gets the result. `progress`, unless NULL, receives
- * the finished share. */
-G2Z_API g2z_status g2z_eval_run(g2z_eval_set *set, g2z_model *model, g2z_trainer *trainer,
+/* Scores the set. With a trainer's model all ranks make the same call, and each gets the result.
+ * `progress`, unless NULL, receives the finished share. */
+G2Z_API g2z_status g2z_eval_run(g2z_eval_set *set, g2z_model *model,
                                 void (*progress)(void *user, double share), void *user,
                                 g2z_eval *out);
 G2Z_API void g2z_eval_free(g2z_eval_set *set); /* NULL is fine */
@@ -399,7 +398,7 @@ typedef struct g2ze_batch {     /* [G2ZE_ROWS, context] each */
 
 /* Scores `count` rows, padded to the longest. */
 static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2z_model *model,
-                             g2z_trainer *trainer, const g2ze_batch *batch) {
+                             const g2ze_batch *batch) {
   int T = 1;
   double mean;
   for (int i = 0; i < count; i++) T = row[i].count - 1 > T ? row[i].count - 1 : T;
@@ -411,10 +410,7 @@ static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2
       batch->tokens[at] = inside ? ids[0] & ~G2Z_UNCOUNTED : 0;
       batch->targets[at] = counts ? ids[1] : -1;
     }
-  G2Z_TRY(model ? g2z_model_score(model, batch->tokens, batch->targets, count, T, batch->losses,
-                                  &mean)
-                : g2z_trainer_score(trainer, batch->tokens, batch->targets, count, T,
-                                    batch->losses, &mean));
+  G2Z_TRY(g2z_model_score(model, batch->tokens, batch->targets, count, T, batch->losses, &mean));
   for (int i = 0; i < count; i++) {
     row[i].sum = 0;
     for (int t = 0; t < T; t++) row[i].sum += (double)batch->losses[i * T + t];
@@ -422,7 +418,7 @@ static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *trainer,
+G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
                                 void (*progress)(void *user, double share), void *user,
                                 g2z_eval *out) {
   const size_t room = G2ZE_ROWS * (size_t)s->config.context;
@@ -443,7 +439,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
       if (count && (count + 1) * longest > G2ZE_TOKENS) break;
     }
     if (progress) progress(user, (double)at / (double)s->rows);
-    status = g2ze_score(s, s->row + at, (int)count, model, trainer, &batch);
+    status = g2ze_score(s, s->row + at, (int)count, model, &batch);
   }
   g2z_release(s->services, memory);
   G2Z_TRY(status);
@@ -452,7 +448,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model, g2z_trainer *
     sum += s->row[i].sum;
   }
   out->loss = sum / (double)out->tokens;
-  if (model && !isfinite(out->loss)) /* a trainer may return NaN: it skips such steps */
+  if (!model->trainer && !isfinite(out->loss)) /* a trainer may return NaN: it skips such steps */
     return g2z_fail(s->services, G2Z_DIVERGED, "the loss is not a finite number: what the model "
                     "computes does not fit its type; take --dtype fp32");
   out->perplexity = exp(out->loss);

@@ -2206,7 +2206,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   char member[6 * NAME_MAX + 96];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
-  G2Z_TRY(g2z_eval_run(run->eval[file], NULL, run->trainer, g2zr_eval_share, run, eval));
+  G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_eval_share, run, eval));
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   run->evaluated = (file + 1) % files;
@@ -2228,9 +2228,9 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   double begin = g2z_seconds();
   g2z_tokens *sample = &run->sample;
   sample->count = run->prompt;
-  G2Z_TRY(g2z_generate(run->trainer, sample->ids, &sample->count,
-                       run->prompt + (size_t)run->config.sample_tokens, &run->config.sampling,
-                       g2z_tokenizer_eot(run->tokenizer)));
+  G2Z_TRY(g2z_model_generate(&run->trainer->model, 1, sample->ids,
+                             run->prompt + (size_t)run->config.sample_tokens, &sample->count,
+                             &run->config.sampling, g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
   /* A model has more ids than its tokenizer if its vocabulary was rounded up. */
   size_t kept = run->prompt;
   for (size_t i = kept; i < sample->count; i++)

@@ -5,7 +5,7 @@ static g2z_status eval_file(g2z_model *model, const g2z_tokenizer *tokenizer, co
                             g2z_eval *out) {
   g2z_eval_set *set;
   g2z_status status = g2z_eval_open(model->services, &model->config, tokenizer, path, &set);
-  if (status == G2Z_OK) status = g2z_eval_run(set, model, NULL, NULL, NULL, out);
+  if (status == G2Z_OK) status = g2z_eval_run(set, model, NULL, NULL, out);
   g2z_eval_free(set);
   return status;
 }

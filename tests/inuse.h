@@ -191,8 +191,18 @@ static void test_masked(g2z_test *t) {
 /* Continues `prompt` without a cache: each token from the whole text before it. */
 static void inuse_plain(g2z_test *t, g2z_trainer *trainer, int32_t *ids, size_t have, size_t most,
                         const g2z_sampling *sampling) {
-  CHECK_OK(t, g2z_generate(trainer, ids, &have, most, sampling, -1));
+  CHECK_OK(t, g2z_model_generate(&trainer->model, 1, ids, most, &have, sampling, -1, NULL, NULL));
   CHECK(t, have == most);
+}
+
+/* The logits after the last of n tokens. */
+static void inuse_last_logits(g2z_test *t, g2z_trainer *trainer, const int32_t *ids, int n,
+                              float *out) {
+  const size_t V = (size_t)trainer->plan->model.vocab;
+  float *all = (float *)malloc((size_t)n * V * sizeof *all);
+  CHECK_OK(t, g2z_model_logits(&trainer->model, ids, 1, n, all));
+  memcpy(out, all + (size_t)(n - 1) * V, V * sizeof *out);
+  free(all);
 }
 
 typedef struct inuse_heard {
@@ -260,7 +270,7 @@ static void test_model_generates(g2z_test *t) {
   float *whole = (float *)malloc(MOST * V * sizeof(float)), one[V];
   CHECK_OK(t, g2z_model_logits(model, plain[0], 1, MOST, whole));
   for (int n = 1; n <= MOST; n += 13) {
-    CHECK_OK(t, g2z_trainer_logits(tt.trainer, plain[0], n, 1, one));
+    inuse_last_logits(t, tt.trainer, plain[0], n, one);
     CHECK(t, memcmp(one, whole + (n - 1) * V, sizeof one) == 0);
   }
   free(whole);
@@ -304,10 +314,15 @@ static void test_model_context(g2z_test *t) {
   float logits[V];
   for (int at = 3; at < MOST; at++, kept++) {
     if (kept > CONTEXT) kept = CONTEXT / 2 + 1;
-    CHECK_OK(t, g2z_trainer_logits(tt.trainer, want + at - kept, kept, 1, logits));
+    inuse_last_logits(t, tt.trainer, want + at - kept, kept, logits);
     want[at] = g2z__sample(logits, V, &sampling, (uint32_t)(at - 3));
   }
   CHECK(t, memcmp(ids[0], want, sizeof want) == 0);
+  lengths[0] = 3; /* a trainer's model, without a cache */
+  memcpy(ids[1], want, 3 * sizeof *want);
+  CHECK_OK(t, g2z_model_generate(&tt.trainer->model, 1, ids[1], MOST, lengths, &sampling, -1, NULL,
+                                 NULL));
+  CHECK(t, memcmp(ids[1], want, sizeof want) == 0);
   /* A prompt as long as the context is read completely. A longer one is cut. */
   for (int given = CONTEXT - 1; given <= CONTEXT + 1; given++) {
     g2z_sampling likeliest = sampling;
@@ -316,7 +331,7 @@ static void test_model_context(g2z_test *t) {
     kept = given > CONTEXT ? CONTEXT / 2 + 1 : given;
     memcpy(ids[0], want, sizeof want);
     CHECK_OK(t, g2z_model_generate(model, 1, ids[0], MOST, &length, &likeliest, -1, NULL, NULL));
-    CHECK_OK(t, g2z_trainer_logits(tt.trainer, want + given - kept, kept, 1, logits));
+    inuse_last_logits(t, tt.trainer, want + given - kept, kept, logits);
     CHECK(t, ids[0][given] == g2z__sample(logits, V, &likeliest, 0));
   }
   CHECK_BAD(t, g2z_model_generate(model, 65536, NULL, MOST, NULL, &sampling, -1, NULL, NULL),

@@ -119,12 +119,13 @@ static g2z_status test_count_attention(g2z_device *device, void *out, void *narr
 static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_train_config *config,
                                test_trace *out) {
   test_batch b = test_some_batch();
-  float logits[61];
+  float logits[16 * 61];
   test_trainer tt;
   memset(out, 0, sizeof *out);
   REQUIRE_OK(t, test_trainer_on(t, device, config, &tt));
   test_steps(t, tt.trainer, b.x, b.y, TRACE_STEPS - 1, out->losses, NULL);
-  CHECK_OK(t, g2z_trainer_logits(tt.trainer, b.x, 16, 1, logits)); /* overwrites activations */
+  /* Overwrites activations. */
+  CHECK_OK(t, g2z_model_logits(&tt.trainer->model, b.x, 1, 16, logits));
   test_counted_right = tt.trainer->device->ops;
   test_counted = *test_counted_right;
   test_counted.layernorm_fwd = test_count_layernorm;
@@ -222,7 +223,7 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
       config.fp8 = (g2z_fp8)(run < ways ? run : ways - 1);
       REQUIRE_OK(t, test_trainer_on(t, device, &config, &tt));
       if (run == ways) tt.trainer->device->narrow_count = 0; /* products round weights themselves */
-      CHECK_OK(t, g2z_trainer_score(tt.trainer, b.x, b.y, 2, 16, losses, scores + run));
+      CHECK_OK(t, g2z_model_score(&tt.trainer->model, b.x, b.y, 2, 16, losses, scores + run));
       test_steps(t, tt.trainer, b.x, b.y, TRACE_STEPS, traces[run].losses, NULL);
       test_trace_end(t, tt.trainer, traces + run);
       test_trainer_close(&tt);
@@ -467,7 +468,8 @@ static void test_validation(g2z_test *t) {
     CHECK_OK(t, g2z_trainer_validate(other.trainer, loader, loader->steps_per_epoch, &loss));
     for (int at = 0; at < 60; at += 8) {
       int n = at < 56 ? 8 : 4;
-      CHECK_OK(t, g2z_trainer_score(other.trainer, ids + at, ids + at + 1, 1, n, NULL, &mean));
+      CHECK_OK(t, g2z_model_score(&other.trainer->model, ids + at, ids + at + 1, 1, n, NULL,
+                                  &mean));
       whole += mean * n;
     }
     CHECK_NEAR(t, loss, whole / 60, 1e-6);
@@ -561,22 +563,23 @@ static void test_generate_cycle(g2z_test *t) {
   size_t count = 0;
   g2z_sampling s = g2z_sampling_default();
   s.temperature = 0;
-  CHECK_STATUS(t, g2z_generate(tt.trainer, ids, &count, 4, &s, -1), G2Z_BAD_ARGUMENT,
-               &t->services, "no tokens");
+  g2z_model *model = &tt.trainer->model;
+  CHECK_STATUS(t, g2z_model_generate(model, 1, ids, 4, &count, &s, -1, NULL, NULL),
+               G2Z_BAD_ARGUMENT, &t->services, "begin with the end-of-text token");
   for (; count < 3; count++) ids[count] = x[count];
-  CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 16, &s, -1));
+  CHECK_OK(t, g2z_model_generate(model, 1, ids, 16, &count, &s, -1, NULL, NULL));
   CHECK(t, count == 16);
   for (size_t i = 0; i < count; i++) CHECK(t, ids[i] == 10 + 5 * (int)(i % PERIOD));
-  CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 26, &s, -1));
-  CHECK(t, count == 26); /* the window slides: all positions stay within the context */
-  CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 26, &s, -1));
+  CHECK_OK(t, g2z_model_generate(model, 1, ids, 26, &count, &s, -1, NULL, NULL));
+  CHECK(t, count == 26); /* the window was cut: all positions stay within the context */
+  CHECK_OK(t, g2z_model_generate(model, 1, ids, 26, &count, &s, -1, NULL, NULL));
   CHECK(t, count == 26); /* already full */
   s.temperature = 1;
-  CHECK_OK(t, g2z_generate(tt.trainer, ids, &count, 526, &s, 10));
+  CHECK_OK(t, g2z_model_generate(model, 1, ids, 526, &count, &s, 10, NULL, NULL));
   CHECK(t, count == 526 || (count > 26 && ids[count - 1] == 10));
   s.top_p = 0;
-  CHECK_STATUS(t, g2z_generate(tt.trainer, ids, &count, 600, &s, -1), G2Z_BAD_ARGUMENT,
-               &t->services, "top_p=0");
+  CHECK_STATUS(t, g2z_model_generate(model, 1, ids, 600, &count, &s, -1, NULL, NULL),
+               G2Z_BAD_ARGUMENT, &t->services, "top_p=0");
   test_trainer_close(&tt);
 }
 
@@ -809,7 +812,7 @@ static int rank_turns(int argc, char **argv) {
     if (i == 0)
       status = g2z_trainer_write(t, G2Z_BUFFER_MASTER,
                                  t->plan->unit[L].canonical + 32, 512, zeros);
-    if (status == G2Z_OK) status = g2z_trainer_logits(t, &token, 1, 1, logits[i]);
+    if (status == G2Z_OK) status = g2z_model_logits(&t->model, &token, 1, 1, logits[i]);
   }
   if (status == G2Z_OK && memcmp(logits[0], logits[1], sizeof logits[0]) != 0) {
     puts("what was written came late");
@@ -865,7 +868,7 @@ static int rank_trouble(int argc, char **argv) {
   for (; step < 10 && status == G2Z_OK; step++) {
     int mine = context->rank == 1;
     float logits[61];
-    if (step == 4 && g2z_trainer_logits(trainer, x, 1, 1, logits) != G2Z_OK) break;
+    if (step == 4 && g2z_model_logits(&trainer->model, x, 1, 1, logits) != G2Z_OK) break;
     if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
     zero_tokens(step, context->rank, context->world,
                 config.batch * config.accum * context->world, config.model.vocab, x, y);
