@@ -1684,6 +1684,19 @@ typedef struct g2z__record {
   size_t meanwhile;            /* the first call since the last graph */
 } g2z__record;
 
+/* Memory of a trainer, and how it is released. SHARED memory is the communicator's. */
+typedef enum g2z__where { G2Z__DEVICE, G2Z__HOST, G2Z__SHARED } g2z__where;
+typedef struct g2z__held {
+  g2z__where where;
+  void *memory;
+} g2z__held;
+enum { G2Z__HELD_MAX = 32 };
+
+/* This rank's part of a verdict: doubles from G2Z_VERDICT_STATUS on. */
+typedef struct g2z__ballot {
+  double status, stop, masked;
+} g2z__ballot;
+
 struct g2z_trainer {
   g2z_context *context;              /* read only, as are all members up to `model` */
   g2z_services *services;
@@ -1693,12 +1706,10 @@ struct g2z_trainer {
   g2z_loader *loader;                /* NULL without shards */
   g2z_model model;                   /* lent: score, logits and generate take &trainer->model */
   /* The rest is the trainer's own. */
-  g2z_comm *comm;                    /* places: bucket reductions, bucket gathers, the verdict, the
-                                      * embedding's rows */
+  g2z_comm *comm;                    /* its places: g2z__place */
   g2z__record record;                /* of a step; empty until a step is recorded */
-  void *held[18];                    /* G2Z__HELD_HOST of the device, then pinned ones of the host:
-                                      * all memory that is the trainer's own */
-  void *shared[3];                   /* the communicator's: parameters, logits, votes */
+  g2z__held held[G2Z__HELD_MAX];     /* all of its memory outside of tables of the host */
+  int held_count;
   float *master, *m, *v;             /* [shard_elements] */
   char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
                                       * else NULL */
@@ -1706,9 +1717,8 @@ struct g2z_trainer {
                                       * shard, or the model's gradients */
   g2z_step_state *state;             /* device */
   g2z_verdict verdict;
-  double *ballot[2];                 /* host: status, stop request and masked targets of this rank,
-                                      * by parity */
-  double voted[3];                   /* the ballot that is in the verdict now */
+  g2z__ballot *ballot[2];            /* host, by parity of the step */
+  g2z__ballot voted;                 /* the ballot that is in the verdict now */
   int64_t masked;                    /* targets of -1 in the step that is about to be enqueued */
   g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* operands of AdamW */
@@ -8875,42 +8885,65 @@ enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
  * 24 skips that halve the scale from 2^24 to 1 do not count. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
-enum { G2Z__HELD_HOST = 12, G2Z__HELD = 18 };
+/* Places in the communication queue. The first two kinds have one per bucket. */
+typedef enum g2z__place_kind {
+  G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
+  G2Z__PLACE_GATHERED,  /* a bucket's parameters have arrived */
+  G2Z__PLACE_VERDICT,
+  G2Z__PLACE_ROWS,      /* the embedding's part of wte's gradient has arrived */
+  G2Z__PLACE_PROGRESS,  /* the end of a micro-step that reduces nothing */
+  G2Z__PLACE_KINDS
+} g2z__place_kind;
+G2Z__PRIVATE int g2z__place(const g2z_trainer *t, g2z__place_kind kind, int bucket) {
+  const int buckets = t->plan->buckets;
+  return kind <= G2Z__PLACE_GATHERED ? (int)kind * buckets + bucket : 2 * buckets + (int)kind - 2;
+}
+
+/* Allocates memory, and keeps it until the trainer is freed. *pointer receives its address. */
+G2Z__PRIVATE g2z_status g2z__trainer_hold(g2z_trainer *t, g2z__where where, size_t bytes,
+                                          void *pointer) {
+  const g2z_ops *ops = t->device->ops;
+  void *memory = NULL;
+  G2Z_ASSERT(t->held_count < G2Z__HELD_MAX);
+  G2Z__TRY(where == G2Z__DEVICE ? ops->allocate(t->device, bytes, &memory)
+           : where == G2Z__HOST ? ops->allocate_host(t->device, bytes, &memory)
+                                : t->comm->ops->allocate(t->comm, bytes, &memory));
+  t->held[t->held_count].where = where;
+  t->held[t->held_count++].memory = memory;
+  memcpy(pointer, &memory, sizeof memory);
+  return G2Z_OK;
+}
 
 /* Allocates all buffers of the plan except those that other ranks access. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  const g2z_ops *ops = t->device->ops;
   const size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
   const size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
   const size_t shard = plan->shard_elements, grad_bytes = (size_t)plan->grad_bytes;
   const int own_dwte = plan->dwte_dtype != plan->grad_dtype;
   g2z_model *model = &t->model;
-  const struct { void *pointer; size_t bytes; } wanted[G2Z__HELD] = {
-      {&model->grads, plan->grad_elements * grad_bytes},
-      {g2z__plan_by_unit(plan) ? &t->grad_shard : NULL, shard * grad_bytes},
-      {&t->master, shard * sizeof(float)},
-      {&t->m, shard * sizeof(float)},
-      {&t->v, shard * sizeof(float)},
-      {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS]},
-      {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float)},
-      {&model->tokens, 2 * tokens * sizeof(int32_t)}, /* and targets */
-      {&t->state, sizeof(g2z_step_state)},
-      {&model->sum, sizeof(double)},
-      {&t->ranges, g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)},
-      {plan->narrow_bytes ? &t->narrow_at : NULL, plan->narrow_bytes},
-      {&t->staged[0], 2 * tokens * sizeof(int32_t)},
-      {&t->staged[1], 2 * tokens * sizeof(int32_t)},
-      {&t->verdict.reported[0], sizeof(g2z_step_state)},
-      {&t->verdict.reported[1], sizeof(g2z_step_state)},
-      {&t->ballot[0], sizeof t->voted},
-      {&t->ballot[1], sizeof t->voted}};
-  for (int i = 0; i < G2Z__HELD; i++) {
-    if (!wanted[i].pointer) continue;
-    G2Z__TRY((i < G2Z__HELD_HOST ? ops->allocate : ops->allocate_host)(
-        t->device, wanted[i].bytes, &t->held[i]));
-    memcpy(wanted[i].pointer, &t->held[i], sizeof t->held[i]);
-  }
+  const struct { void *pointer; size_t bytes; g2z__where where; } wanted[] = {
+      {&model->grads, plan->grad_elements * grad_bytes, G2Z__DEVICE},
+      {g2z__plan_by_unit(plan) ? &t->grad_shard : NULL, shard * grad_bytes, G2Z__DEVICE},
+      {&t->master, shard * sizeof(float), G2Z__DEVICE},
+      {&t->m, shard * sizeof(float), G2Z__DEVICE},
+      {&t->v, shard * sizeof(float), G2Z__DEVICE},
+      {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS], G2Z__DEVICE},
+      {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float), G2Z__DEVICE},
+      {&model->tokens, 2 * tokens * sizeof(int32_t), G2Z__DEVICE}, /* and targets */
+      {&t->state, sizeof(g2z_step_state), G2Z__DEVICE},
+      {&model->sum, sizeof(double), G2Z__DEVICE},
+      {&t->ranges, g2z__plan_updates_limit(plan) * sizeof(g2z_update_range), G2Z__DEVICE},
+      {plan->narrow_bytes ? &t->narrow_at : NULL, plan->narrow_bytes, G2Z__DEVICE},
+      {&t->staged[0], 2 * tokens * sizeof(int32_t), G2Z__HOST},
+      {&t->staged[1], 2 * tokens * sizeof(int32_t), G2Z__HOST},
+      {&t->verdict.reported[0], sizeof(g2z_step_state), G2Z__HOST},
+      {&t->verdict.reported[1], sizeof(g2z_step_state), G2Z__HOST},
+      {&t->ballot[0], sizeof t->voted, G2Z__HOST},
+      {&t->ballot[1], sizeof t->voted, G2Z__HOST}};
+  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+    if (wanted[i].pointer)
+      G2Z__TRY(g2z__trainer_hold(t, wanted[i].where, wanted[i].bytes, wanted[i].pointer));
   model->targets = model->tokens + tokens;
   t->sums = t->grad_shard ? t->grad_shard : model->grads;
   if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
@@ -9148,7 +9181,7 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
-  return g2z_comm_mark(t->comm, 2 * t->plan->buckets + 2);
+  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_PROGRESS, 0));
 }
 
 /* ----- the page's functions: gradients to their owners ------------------- */
@@ -9163,7 +9196,10 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   int lay_there = unit == plan->wte ? unit : unit - 2;
   int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* an earlier wait covers it */
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
-  if (!first) G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[lay_there + 1].bucket - 1));
+  if (!first) {
+    int bucket = plan->unit[lay_there + 1].bucket - 1;
+    G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, bucket)));
+  }
   size_t written = unit == plan->wpe ? 0 : u->elements, size = (size_t)plan->grad_bytes;
   if (unit == plan->wte || written == u->room) return G2Z_OK; /* backward writes all of wte */
   return t->device->ops->zero(t->device, t->model.grads + (u->grad_at + written) * size,
@@ -9201,7 +9237,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   g2z__ranks_record(t->context->ranks, "reduce", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z_comm_mark(t->comm, bucket);
+  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, bucket));
 }
 
 /* [C] In a step's last micro-step wte's gradient may be reduced in two parts. The first part is the
@@ -9236,7 +9272,7 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z_comm_mark(t->comm, 2 * plan->buckets + 1);
+  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_ROWS, 0));
 }
 
 /* Sums the squares of this rank's gradients in buckets [from, to). */
@@ -9268,19 +9304,20 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   int32_t *order = plan->wte_rows ? (int32_t *)(t->model.logits + rows.order) : NULL;
   ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->wte_rows) { /* sort the tokens while their rows are being gathered */
-    G2Z__TRY(g2z_comm_wait(t->comm, plan->unit[plan->wte].bucket));
+    int bucket = plan->unit[plan->wte].bucket;
+    G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, bucket)));
     G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)rows.count));
   }
   if (last > 0) {
-    G2Z__TRY(g2z_comm_wait(t->comm, last - 1)); /* and for the buckets before it */
+    G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, last - 1))); /* and before */
     G2Z__TRY(g2z__square(t, 0, last));
   }
   if (plan->wte_rows) { /* add the rows to this rank's part of wte */
-    G2Z__TRY(g2z_comm_wait(t->comm, 2 * plan->buckets + 1));
+    G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_ROWS, 0)));
     G2Z__TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
                             (int)rows.count, plan->model.channels));
   }
-  G2Z__TRY(g2z_comm_wait(t->comm, last));
+  G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, last)));
   return g2z__square(t, last, plan->buckets);
 }
 
@@ -9289,7 +9326,7 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  const int place = 2 * plan->buckets;
+  const int place = g2z__place(t, G2Z__PLACE_VERDICT, 0);
   const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   int done = 0;
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
@@ -9330,7 +9367,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   call.owner = t->plan->owner;
   g2z__ranks_record(t->context->ranks, "gather", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z_comm_mark(t->comm, t->plan->buckets + bucket);
+  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_GATHERED, bucket));
 }
 
 /* Stage 3: gathers a block into its buffer unless it is already there. Does nothing for other units
@@ -9353,7 +9390,7 @@ G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
   if (gathered ? t->turn_joined[unit % 2] : t->joined > number) return G2Z_OK;
   if (gathered) t->turn_joined[unit % 2] = 1;
   else t->joined = number + 1;
-  return g2z_comm_wait(t->comm, t->plan->buckets + bucket);
+  return g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_GATHERED, bucket));
 }
 
 /* [A] Waits for a unit's parameters and prefetches the pass's next unit while this one computes. A
@@ -9398,7 +9435,7 @@ G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
     if (!plan->unit[plan->bucket[bucket].unit].gathered)
       G2Z__TRY(g2z__gather_bucket(t, bucket));
   t->joined = t->stale = 0;
-  return g2z_comm_wait(t->comm, 2 * plan->buckets - 1);
+  return g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_GATHERED, plan->buckets - 1));
 }
 
 /* A recorded step assumes the gather state that a step leaves. Restores it after a load, a
@@ -9525,20 +9562,18 @@ G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
  * logits' buffer, which also takes wte's gradient rows. */
 G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  const g2z_comm_config config = {2 * plan->buckets + 3, plan->bucket_elements, plan->wire_dtype,
-                                  plan->gather, plan->reduce};
-  const size_t bytes[] = {plan->param_elements * (size_t)plan->dtype_bytes,
-                          g2z__plan_logits_bytes(plan),
-                          (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)};
+  const g2z_comm_config config = {g2z__place(t, G2Z__PLACE_KINDS, 0), plan->bucket_elements,
+                                  plan->wire_dtype, plan->gather, plan->reduce};
+  const struct { void *pointer; size_t bytes; } wanted[] = {
+      {&t->model.params, plan->param_elements * (size_t)plan->dtype_bytes},
+      {&t->model.logits, g2z__plan_logits_bytes(plan)},
+      {&t->verdict.rows, (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)}};
   g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
   G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
   for (int i = 0; i < 3; i++) {
-    status = t->comm->ops->allocate(t->comm, bytes[i], &t->shared[i]);
+    status = g2z__trainer_hold(t, G2Z__SHARED, wanted[i].bytes, wanted[i].pointer);
     G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
   }
-  t->model.params = (char *)t->shared[0];
-  t->model.logits = (char *)t->shared[1];
-  t->verdict.rows = (double *)t->shared[2];
   return G2Z_OK;
 }
 
@@ -9616,12 +9651,13 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
     const g2z_ops *ops = t->device->ops;
     ops->synchronize(t->device);
     if (t->comm) g2z__record_free(t->comm, &t->record);
-    for (int i = 0; i < 3; i++)
-      if (t->shared[i]) t->comm->ops->release(t->comm, t->shared[i]);
+    while (t->held_count) {
+      const g2z__held *last = &t->held[--t->held_count];
+      if (last->where == G2Z__DEVICE) ops->release(t->device, last->memory);
+      else if (last->where == G2Z__HOST) ops->release_host(t->device, last->memory);
+      else t->comm->ops->release(t->comm, last->memory);
+    }
     g2z_comm_free(t->comm);
-    for (int i = 0; i < G2Z__HELD; i++)
-      if (t->held[i])
-        (i < G2Z__HELD_HOST ? ops->release : ops->release_host)(t->device, t->held[i]);
   }
   g2z_device_free(t->device);
   g2z_release(t->services, t->pieces);
@@ -9650,14 +9686,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
 /* Writes this rank's vote into the verdict of the next step. Uploads it only when it changes: an
  * upload costs 8 us per step. */
 G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
-  double *ballot = t->ballot[(t->enqueued + 1) % 2];
-  ballot[0] = (double)t->failed;
-  ballot[1] = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
-  ballot[2] = (double)t->masked;
-  if (memcmp(ballot, t->voted, sizeof t->voted) == 0) return G2Z_OK;
+  g2z__ballot *ballot = t->ballot[(t->enqueued + 1) % 2];
+  ballot->status = (double)t->failed;
+  ballot->stop = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
+  ballot->masked = (double)t->masked;
+  if (memcmp(ballot, &t->voted, sizeof t->voted) == 0) return G2Z_OK;
   G2Z__TRY(t->device->ops->upload(t->device, g2z__my_verdict(t) + G2Z_VERDICT_STATUS, ballot,
                                   sizeof t->voted));
-  memcpy(t->voted, ballot, sizeof t->voted);
+  t->voted = *ballot;
   return G2Z_OK;
 }
 
