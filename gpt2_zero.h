@@ -258,6 +258,8 @@
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
  *     Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO)
  *     Loshchilov and Hutter 2019, arXiv:1711.05101 (AdamW)
+ *     Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982
+ *     (Muon)
  *     Micikevicius et al. 2018, arXiv:1710.03740 (mixed precision)
  *     Dao et al. 2022, arXiv:2205.14135 (FlashAttention)
  *     Salmon et al. 2011, doi:10.1145/2063384.2063405 (Philox) */
@@ -596,6 +598,10 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(FORWARD, "forward")     /* logits, and the forward products qkv, attproj, fc and fcproj */    \
   X(ALL, "all")             /* forward, and data gradients of qkv, fc, fcproj; needs dtype fp16 */
 
+#define G2Z_OPTIMIZER_LIST(X)                                                                     \
+  X(ADAMW, "adamw")                                                                               \
+  X(MUON,  "muon")          /* Muon for the blocks' matrices, AdamW for the rest */
+
 #define G2Z_DEVICE_LIST(X)                                                                        \
   X(CPU,  "cpu")                                                                                  \
   X(CUDA, "cuda")
@@ -636,6 +642,12 @@ typedef enum g2z_fp8 {
 #undef X
   G2Z_FP8_COUNT
 } g2z_fp8;
+typedef enum g2z_optimizer {
+#define X(name, text) G2Z_OPTIMIZER_##name,
+  G2Z_OPTIMIZER_LIST(X)
+#undef X
+  G2Z_OPTIMIZER_COUNT
+} g2z_optimizer;
 typedef enum g2z_device_kind {
 #define X(name, text) G2Z_DEVICE_##name,
   G2Z_DEVICE_LIST(X)
@@ -649,6 +661,7 @@ G2Z_API const char *g2z_device_text(g2z_device_kind kind);
 G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
 G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
 G2Z_API const char *g2z_fp8_text(g2z_fp8 fp8);
+G2Z_API const char *g2z_optimizer_text(g2z_optimizer optimizer);
 
 /* The shape of a GPT-2. As in every published GPT-2, LayerNorm's epsilon is 1e-5 and the activation
  * is the tanh form of GELU. */
@@ -673,11 +686,15 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
  * there is one head per 64 channels. */
 G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted);
 
-typedef struct g2z_optimizer_config {     /* AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101 */
+typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
+  g2z_optimizer kind;                     /* lr, weight_decay and clip serve both */
   float lr, min_lr;                       /* peak and final learning rate */
-  float beta1, beta2, eps;
+  float beta1, beta2, eps;                /* AdamW's */
+  float momentum;                         /* Muon's */
   float weight_decay;                     /* decoupled; matrices only, no biases, no LayerNorm */
   float clip;                             /* global gradient norm; 0: no clipping */
+  float skip_spikes;                      /* Z: skips a step whose gradient norm lies more than Z
+                                           * deviations above the mean of applied steps; 0: none */
   g2z_schedule schedule;
   int64_t warmup;                         /* applied steps of linear warm-up */
   int64_t steps;                          /* the schedule's horizon, in applied steps */
@@ -789,27 +806,31 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             This rank's slices of the blocks lie after wte.
  * gradients   Up to stage 1 each rank has all of them. From stage 2 on there are two buffers for
  *             units and one for wte. Sums over the ranks go into a shard, cut like master.
+ * Muon        Needs whole matrices, and slices cut them. Each weight of a block has a home: a rank
+ *             that receives u, the momentum's output, from the owners of its slices, and returns O,
+ *             which is u orthogonalized. `route` lists the pieces. Owners that own whole weights
+ *             (stage 0, dp, one rank) are at home themselves, and there are no routes.
  * Model code reaches a parameter at unit[u].param_at + offset[p], its gradient at
  * unit[u].grad_at + offset[p]. */
 
 #define G2Z_PARAM_LIST(X)                                                                         \
-  /*  name      unit   rank  rows  cols  init       decay  Hugging Face name */                   \
-  X(LNFW,      LNF,    1,    1,    C,    ONES,      0,     "ln_f.weight")                         \
-  X(LNFB,      LNF,    1,    1,    C,    ZEROS,     0,     "ln_f.bias")                           \
-  X(FCPROJB,   BLOCK,  1,    1,    C,    ZEROS,     0,     "mlp.c_proj.bias")                     \
-  X(FCPROJW,   BLOCK,  2,    4*C,  C,    RESIDUAL,  1,     "mlp.c_proj.weight")                   \
-  X(FCB,       BLOCK,  1,    1,    4*C,  ZEROS,     0,     "mlp.c_fc.bias")                       \
-  X(FCW,       BLOCK,  2,    C,    4*C,  NORMAL,    1,     "mlp.c_fc.weight")                     \
-  X(LN2W,      BLOCK,  1,    1,    C,    ONES,      0,     "ln_2.weight")                         \
-  X(LN2B,      BLOCK,  1,    1,    C,    ZEROS,     0,     "ln_2.bias")                           \
-  X(ATTPROJB,  BLOCK,  1,    1,    C,    ZEROS,     0,     "attn.c_proj.bias")                    \
-  X(ATTPROJW,  BLOCK,  2,    C,    C,    RESIDUAL,  1,     "attn.c_proj.weight")                  \
-  X(QKVB,      BLOCK,  1,    1,    3*C,  ZEROS,     0,     "attn.c_attn.bias")                    \
-  X(QKVW,      BLOCK,  2,    C,    3*C,  NORMAL,    1,     "attn.c_attn.weight")                  \
-  X(LN1W,      BLOCK,  1,    1,    C,    ONES,      0,     "ln_1.weight")                         \
-  X(LN1B,      BLOCK,  1,    1,    C,    ZEROS,     0,     "ln_1.bias")                           \
-  X(WPE,       WPE,    2,    CTX,  C,    NORMAL,    1,     "wpe.weight")                          \
-  X(WTE,       WTE,    2,    V,    C,    NORMAL,    1,     "wte.weight")
+  /*  name      unit   rank  rows  cols  init       decay  muon  Hugging Face name */             \
+  X(LNFW,      LNF,    1,    1,    C,    ONES,      0,     0,    "ln_f.weight")                   \
+  X(LNFB,      LNF,    1,    1,    C,    ZEROS,     0,     0,    "ln_f.bias")                     \
+  X(FCPROJB,   BLOCK,  1,    1,    C,    ZEROS,     0,     0,    "mlp.c_proj.bias")               \
+  X(FCPROJW,   BLOCK,  2,    4*C,  C,    RESIDUAL,  1,     1,    "mlp.c_proj.weight")             \
+  X(FCB,       BLOCK,  1,    1,    4*C,  ZEROS,     0,     0,    "mlp.c_fc.bias")                 \
+  X(FCW,       BLOCK,  2,    C,    4*C,  NORMAL,    1,     1,    "mlp.c_fc.weight")               \
+  X(LN2W,      BLOCK,  1,    1,    C,    ONES,      0,     0,    "ln_2.weight")                   \
+  X(LN2B,      BLOCK,  1,    1,    C,    ZEROS,     0,     0,    "ln_2.bias")                     \
+  X(ATTPROJB,  BLOCK,  1,    1,    C,    ZEROS,     0,     0,    "attn.c_proj.bias")              \
+  X(ATTPROJW,  BLOCK,  2,    C,    C,    RESIDUAL,  1,     1,    "attn.c_proj.weight")            \
+  X(QKVB,      BLOCK,  1,    1,    3*C,  ZEROS,     0,     0,    "attn.c_attn.bias")              \
+  X(QKVW,      BLOCK,  2,    C,    3*C,  NORMAL,    1,     3,    "attn.c_attn.weight")            \
+  X(LN1W,      BLOCK,  1,    1,    C,    ONES,      0,     0,    "ln_1.weight")                   \
+  X(LN1B,      BLOCK,  1,    1,    C,    ZEROS,     0,     0,    "ln_1.bias")                     \
+  X(WPE,       WPE,    2,    CTX,  C,    NORMAL,    1,     0,    "wpe.weight")                    \
+  X(WTE,       WTE,    2,    V,    C,    NORMAL,    1,     0,    "wte.weight")
 
 typedef enum g2z_unit_kind {
   G2Z_UNIT_LNF,
@@ -824,7 +845,7 @@ typedef enum g2z_init {
   G2Z_INIT_RESIDUAL             /* 0.02 / sqrt(2 L) */
 } g2z_init;
 typedef enum g2z_param {
-#define X(name, unit, rank, rows, cols, init, decay, hf_name) G2Z_##name,
+#define X(name, unit, rank, rows, cols, init, decay, muon, hf_name) G2Z_##name,
   G2Z_PARAM_LIST(X)
 #undef X
   G2Z_PARAM_COUNT
@@ -835,7 +856,9 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   const char *hf_name;          /* "attn.c_attn.weight"; files put "h.N." before it in a block */
   g2z_unit_kind unit;
   g2z_init init;
-  int decay;                    /* 1: AdamW decays it */
+  int decay;                    /* 1: weight decay applies */
+  int muon;                     /* the number of matrices, next to each other in its columns, that
+                                 * Muon updates; 0: AdamW in any case */
   int rank;                     /* dimensions: 1 or 2 */
   size_t rows, cols, elements;  /* unpadded */
 } g2z_param_info;
@@ -879,21 +902,48 @@ typedef struct g2z_bucket {       /* a range of gradients that is sent as one */
   size_t param_at, own_param_at;  /* in this rank's parameters: place of the bucket, of the slice */
   size_t grad_at, sum_at;         /* the bucket's place in the gradients, the slice's in the sums */
   size_t shard_at;                /* the slice's place in master, m and v */
-  size_t update;                  /* the first update range of the slice */
+  size_t update, matrix;          /* the slice's first update range: of AdamW, of Muon */
   int unit, last_unit;            /* it begins in `unit` or, up to stage 1, after it. It is complete
                                    * when the backward pass of last_unit is */
 } g2z_bucket;
 
-/* The ranges that AdamW updates: this rank's slices, cut where weight decay changes, without
- * padding. Ranges that other ranks wait for are also cut between buckets. */
+/* The ranges that the optimizer updates: this rank's slices, cut where weight decay changes,
+ * without padding. Ranges that other ranks wait for are also cut between buckets. A range of Muon
+ * lies in one weight. */
 typedef struct g2z_update_range {
   size_t param;      /* begin in parameters */
   size_t grad;       /* begin in reduced gradients: in memory, from stage 2 on in the shard */
-  size_t shard;      /* begin in master, m and v */
+  size_t shard;      /* begin in master and m */
+  size_t v_at;       /* AdamW: begin in v, which omits Muon's weights */
+  size_t u_at;       /* Muon: begin in u, and in O */
   size_t canonical;
   size_t elements;
   int decay;
+  float scale;       /* Muon: 0.2 sqrt(max(rows, columns)) of its matrix, the factor of O; else 0 */
 } g2z_update_range;
+
+/* A weight that Muon updates, and its home. */
+typedef struct g2z_weight {
+  int unit;
+  g2z_param param;
+  int home;          /* a rank; -1: each owner */
+  size_t home_at;    /* its first element in the home's area */
+} g2z_weight;
+
+/* A piece of a weight: elements [owner_at, owner_at + elements) of the owner's u, and [home_at,
+ * home_at + elements) of the home's area. All three are multiples of 8. */
+typedef struct g2z_route {
+  int owner, home;   /* ranks; they may be the same */
+  size_t owner_at, home_at, elements;
+} g2z_route;
+
+/* Weights of one shape that lie one after the other in the home's area. */
+typedef struct g2z_matrices {
+  size_t at;         /* the first element */
+  int weights;
+  int rows, columns; /* of a weight */
+  int matrices;      /* of a weight: [rows, columns / matrices], next to each other in its rows */
+} g2z_matrices;
 
 typedef struct g2z_plan {
   g2z_services *services;
@@ -942,12 +992,26 @@ typedef struct g2z_plan {
   g2z_owner owner;                /* of a bucket: receives its sum, and sends its parameters */
   int early;                      /* the first bucket of those that a forward pass reads first; 0 if
                                    * no rank waits for another's parameters */
-  size_t updates;
+  size_t updates;                 /* ranges; those from `matrix_updates` on are Muon's */
+  size_t matrix_updates;
   /* The first two have an end entry, which begins where the last one ends. */
   g2z_unit *unit;                 /* [units + 1] */
   g2z_bucket *bucket;             /* [buckets + 1] */
   g2z_update_range *update;       /* [updates] */
   size_t offset[G2Z_PARAM_COUNT]; /* of each parameter inside its unit */
+  /* Muon. The memory of the logits has room for these areas, in bytes from its start: the home's at
+   * 0, then `work`, the scratch of orthogonalize. u has an area of its own at u_begin if it travels,
+   * which `work` overlaps: u is not needed while its matrices are at home. */
+  g2z_optimizer optimizer;
+  int u_bytes;                    /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
+  size_t v_elements;              /* of v: shard_elements without Muon's weights */
+  size_t u_begin, work_begin;
+  size_t work_bytes;
+  int weights;                    /* 4 per block; 0: AdamW alone */
+  int shapes, routes;
+  g2z_weight *weight;             /* [weights], in the order of memory */
+  g2z_matrices shape[4];          /* [shapes]: the weights at home on this rank */
+  g2z_route *route;               /* [routes], the same on all ranks; none: nothing travels */
 } g2z_plan;
 
 typedef struct g2z_range {
@@ -1079,8 +1143,8 @@ typedef struct g2z_step_state {
   int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
   int32_t good_steps;        /* in a row, since the scale grew or a step was skipped */
   int32_t hysteresis;        /* overflows left before the scale halves */
-  int32_t skip;              /* verdict on the last step. 1: its gradients were not finite, no
-                              * target counted, or a rank failed in it */
+  int32_t skip;              /* verdict on the last step. 0: applied. 1: its gradients were not
+                              * finite, no target counted, or a rank failed in it. 2: a spike */
   int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
   int32_t stop;              /* of the last step. 1: a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
@@ -1089,6 +1153,12 @@ typedef struct g2z_step_state {
   float grad_norm;           /* last step: global norm, unscaled, before clipping */
   float lr;                  /* last step: learning rate, also of a skipped step */
   float used_loss_scale;     /* last step */
+  /* Moving average of grad_norm and its standard deviation over about the last 100 applied steps.
+   * With skip_spikes Z, from the 21st applied step on: grad_norm > mean + Z deviations is a spike.
+   * After 20 spikes in a row the next step is applied: the norm has a new level. */
+  float norm_mean, norm_deviation;
+  int32_t spikes_in_row;
+  int32_t spikes;            /* in total; `skipped` counts them, too */
 } g2z_step_state;
 
 /* The ranks' votes on a step that is about to end: one row of doubles per rank. */
@@ -1127,7 +1197,7 @@ typedef struct g2z_row_part {
   size_t first, elements, at;
 } g2z_row_part;
 
-/* Operands of AdamW, in device memory except config and host_ranges (a copy of ranges). */
+/* Operands of AdamW and Muon, in device memory except config and host_ranges (a copy of ranges). */
 typedef struct g2z_update {
   void *params;                  /* act out */
   float *master, *m, *v;         /* in place */
@@ -1147,6 +1217,9 @@ typedef struct g2z_update {
   X(NORM,            "optimizer/norm")                                                            \
   X(DECIDE,          "optimizer/decide")                                                          \
   X(ADAMW,           "optimizer/adamw")                                                           \
+  X(MOMENTUM,        "optimizer/momentum")                                                        \
+  X(ORTHOGONALIZE,   "optimizer/orthogonalize")                                                   \
+  X(MUON,            "optimizer/muon")                                                            \
   X(VAL_FORWARD,     "val/forward")                                                               \
   X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
   X(ALL_REDUCE,      "zero/all_reduce")                                                           \
@@ -1154,6 +1227,7 @@ typedef struct g2z_update {
   X(REDUCE,          "zero/reduce")                                                               \
   X(BROADCAST,       "zero/broadcast")                                                            \
   X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
+  X(EXCHANGE,        "zero/exchange")                                                             \
   X(VERDICT,         "zero/verdict")
 
 typedef enum g2z_span {
@@ -1345,7 +1419,35 @@ typedef struct g2z_ops {
                        const g2z_optimizer_config *config, int64_t tokens);
   /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). */
   g2z_status (*adamw)(g2z_device *device, const g2z_update *update, size_t begin, size_t end);
+
+  /* Muon on ranges [begin, end), in three ops. u and O are bf16 on a GPU and fp32 on a CPU.
+   * momentum: with g = grads * state->grad_multiplier and beta = config->momentum,
+   *   m = beta m + g; u[u_at] = g + beta m, with the new m. Nothing when state->skip.
+   * orthogonalize: all matrices of `shapes` (host memory) in `area`, in place. X = x / |x|, by the
+   *   Frobenius norm (zero stays zero); five times A = X X^T, X = a X + (b A + c A A) X with the
+   *   factors below; X is transposed meanwhile if it has more rows than columns. A GPU multiplies
+   *   bf16 and adds up in fp32; a CPU keeps fp32. work: scratch, aligned to 256 bytes, for at least
+   *   one matrix, G2Z_ORTHOGONALIZE_WORK elements of u's type; it takes as many matrices of one
+   *   shape at a time as there is room for. The number does not change a matrix's result. Runs in
+   *   skipped steps, too, on whatever lies there.
+   * muon: master -= lr (range.scale O[u_at] + weight_decay master), without the last term if
+   *   !range.decay; params = round(master). lr is state->lr. Nothing when state->skip.
+   * v is not touched. */
+  g2z_status (*momentum)(g2z_device *device, void *u, const g2z_update *update, size_t begin,
+                         size_t end);
+  g2z_status (*orthogonalize)(g2z_device *device, void *area, const g2z_matrices *shapes, int count,
+                              void *work, size_t work_bytes);
+  g2z_status (*muon)(g2z_device *device, const void *o, const g2z_update *update, size_t begin,
+                     size_t end);
 } g2z_ops;
+
+/* Jordan et al. 2024: five iterations map singular values in [0.0016, 1] into [0.68, 1.20]. */
+#define G2Z_ORTHOGONALIZE_STEPS 5
+#define G2Z_ORTHOGONALIZE_A 3.4445f
+#define G2Z_ORTHOGONALIZE_B -4.7750f
+#define G2Z_ORTHOGONALIZE_C 2.0315f
+/* Elements of scratch for a matrix with sides m <= n: X twice, A, and b A + c A A. */
+#define G2Z_ORTHOGONALIZE_WORK(m, n) (2 * (size_t)(m) * (size_t)(n) + 2 * (size_t)(m) * (size_t)(m))
 
 /* Description of a device, for logs and artifacts. */
 typedef struct g2z_device_info {
@@ -1511,6 +1613,11 @@ typedef enum g2z_call_kind {
   G2Z_CALL_ROWS,   /* to[world][n bytes]: row r is rank r's from[n]. `from` may be that row itself,
                     * and is so in a job of one. No rank may still read the rows. */
   G2Z_CALL_CAST,   /* to[n] grad = round(from[n] fp32) */
+  G2Z_CALL_EXCHANGE, /* Each route moves its elements, of n bytes each, from the owner's `from` to
+                    * the home's `to`; with `back`, from the home's `from` to the owner's `to`.
+                    * owner_at counts in the owner's memory, home_at in the home's. A rank that is
+                    * both copies. `from` and `to` do not overlap. No two routes write the same
+                    * element. */
   G2Z_CALL_MARK,   /* Records this place in the queue. When the queue has passed it, all earlier
                     * gathers have arrived. Places are 0..places-1. */
   G2Z_CALL_WAIT,   /* The device waits until the queue has passed the place. */
@@ -1524,6 +1631,9 @@ typedef struct g2z_call {
   g2z_span span;               /* ROWS: the span that they are timed as */
   int place;                   /* MARK, WAIT; AFTER: where the device stood, set by submit */
   int all;                     /* AFTER */
+  int back;                    /* EXCHANGE: to the owners */
+  const g2z_route *routes;     /* EXCHANGE: [count], host memory that outlives a recorded step */
+  int count;
   void *to, *from;
   size_t n;
   g2z_graph *graph;
@@ -1777,7 +1887,7 @@ G2Z_API void g2z_trainer_fail(g2z_trainer *trainer, g2z_status status);
 typedef enum g2z_buffer {
   G2Z_BUFFER_MASTER,
   G2Z_BUFFER_M,
-  G2Z_BUFFER_V,
+  G2Z_BUFFER_V,       /* with Muon its weights have none: read as 0, and not written */
   G2Z_BUFFER_GRADS    /* of the last step, times its loss scale; cannot be written */
 } g2z_buffer;
 G2Z_API g2z_status g2z_trainer_read(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
@@ -1989,6 +2099,8 @@ static g2z_status g2z__gather_rows(g2z_trainer *t);
 static g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced);
 static g2z_status g2z__collect(g2z_trainer *t);
 static g2z_status g2z__verdict(g2z_trainer *t);
+static g2z_status g2z__momentum(g2z_trainer *t);
+static g2z_status g2z__orthogonalize(g2z_trainer *t);
 static g2z_status g2z__adamw(g2z_trainer *t, int from, int to);
 static g2z_status g2z__share(g2z_trainer *t, int from, int to);
 
@@ -2021,8 +2133,10 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
   }
   G2Z__TRY(g2z__collect(t));                               /* sums over the ranks, their squares */
   G2Z__TRY(g2z__verdict(t));                               /* finite? norm, clip, loss scale */
+  G2Z__TRY(g2z__momentum(t));                              /* Muon: u of its slices, to homes */
   G2Z__TRY(g2z__adamw(t, l->early, l->buckets));           /* what the next forward reads first */
   G2Z__TRY(g2z__share(t, l->early, l->buckets));           /* [D] while AdamW continues */
+  G2Z__TRY(g2z__orthogonalize(t));                         /* Muon: matrices at home, and back */
   G2Z__TRY(g2z__adamw(t, 0, l->early));                    /* does nothing in a skipped step */
   return g2z__share(t, 0, l->early);                       /* [D] during the next forward pass */
 }
@@ -3030,6 +3144,7 @@ G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_fp8_text, g2z_fp8, G2Z_FP8_LIST, G2Z__SECOND)
+G2Z__DEFINE_TEXT(g2z_optimizer_text, g2z_optimizer, G2Z_OPTIMIZER_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
   g2z_model_config config;
@@ -3100,8 +3215,10 @@ static const g2z_setting g2z__settings[] = {
     NUMBER(beta1,    FLOAT, optimizer.beta1,     "0.9", 0, 0.999999,                WARN),
     NUMBER(beta2,    FLOAT, optimizer.beta2,    "0.95", 0, 0.999999,                WARN),
     NUMBER(eps,      FLOAT, optimizer.eps,      "1e-8", 1e-30, 1,                   WARN),
+    NUMBER(momentum, FLOAT, optimizer.momentum, "0.95", 0, 0.999999,                WARN),
     NUMBER(weight_decay, FLOAT, optimizer.weight_decay, "0.1", 0, 1e6,              WARN),
     NUMBER(clip,     FLOAT, optimizer.clip,        "1", 0, 1e30,                    WARN),
+    NUMBER(skip_spikes, FLOAT, optimizer.skip_spikes, "0", 0, 1e6,                  WARN),
     NUMBER(dropout,  FLOAT, dropout,               "0", 0, 0.99,                    WARN),
     NUMBER(seed,     UINT64, seed,              "1337", 0, 0,                       WARN),
     NUMBER(loss_scale, FLOAT, optimizer.loss_scale, "65536", 1, 16777216,           ROUNDS),
@@ -3112,6 +3229,8 @@ static const g2z_setting g2z__settings[] = {
     NUMBER(bucket_mb, FLOAT, bucket_mb,            "0", 0, 65536,                   ROUNDS),
     {"schedule", G2Z_SETTING_CHOICE, offsetof(g2z_train_config, optimizer.schedule), "cosine", 0, 0,
      G2Z_SCHEDULE_LIST(G2Z__WORD), G2Z_RESUME_WARN},
+    {"optimizer", G2Z_SETTING_CHOICE, offsetof(g2z_train_config, optimizer.kind), "adamw", 0, 0,
+     G2Z_OPTIMIZER_LIST(G2Z__WORD), G2Z_RESUME_WARN},
     CHOICE(dtype,     "fp32", G2Z_DTYPE_LIST(G2Z__WORD_OF_3), WARN),
     CHOICE(fp8,       "none", G2Z_FP8_LIST(G2Z__WORD),        WARN),
     CHOICE(grad_fp32, "same", "|same|fp32",                   ROUNDS),
@@ -3382,16 +3501,17 @@ G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_par
   g2z_param_info info;
   memset(&info, 0, sizeof info);
   switch (param) {
-#define X(id, unit_, rank_, rows_, cols_, init_, decay_, hf)   \
-  case G2Z_##id:                                               \
-    info.name = #id;                                           \
-    info.hf_name = hf;                                         \
-    info.unit = G2Z_UNIT_##unit_;                              \
-    info.init = G2Z_INIT_##init_;                              \
-    info.decay = decay_;                                       \
-    info.rank = rank_;                                         \
-    info.rows = rows_;                                         \
-    info.cols = cols_;                                         \
+#define X(id, unit_, rank_, rows_, cols_, init_, decay_, muon_, hf)  \
+  case G2Z_##id:                                                     \
+    info.name = #id;                                                 \
+    info.hf_name = hf;                                               \
+    info.unit = G2Z_UNIT_##unit_;                                    \
+    info.init = G2Z_INIT_##init_;                                    \
+    info.decay = decay_;                                             \
+    info.muon = muon_;                                               \
+    info.rank = rank_;                                               \
+    info.rows = rows_;                                               \
+    info.cols = cols_;                                               \
     break;
     G2Z_PARAM_LIST(X)
 #undef X
@@ -3469,9 +3589,181 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* Fills in all buckets, and the update ranges of this rank's slices, parameter by parameter. */
-G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
+/* 1: Muon's matrices travel to homes. Otherwise each owner owns whole ones. */
+G2Z__PRIVATE int g2z__plan_travels(const g2z_plan *plan) {
+  return plan->weights > 0 && plan->world > 1 && plan->owner == G2Z_OWNER_SLICES;
+}
+
+/* Lists the weights in the order of memory and gives each a home: the most expensive ones first,
+ * then in that order, each to the rank that has least to compute. A product of k terms for each of
+ * m x n results costs 2 k m n, so that a matrix with sides m <= n costs m m (2 n + m), times a
+ * constant. In a home, weights of one parameter lie together. */
+G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) {
+  const int travels = g2z__plan_travels(plan);
+  double cost[G2Z_PARAM_COUNT], most = INFINITY;
+  int count = 0;
+  for (int u = 1; u < plan->wpe; u++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      if (!info.muon) continue;
+      const double c = (double)(info.cols / (size_t)info.muon), r = (double)info.rows;
+      cost[p] = info.muon * (c < r ? c * c * (2 * r + c) : r * r * (2 * c + r));
+      plan->weight[count].unit = u;
+      plan->weight[count++].param = (g2z_param)p;
+    }
+  while (travels && most > 0) { /* all weights of one cost, then those of the next */
+    double next = 0;
+    for (int w = 0; w < plan->weights; w++) {
+      const double mine = cost[plan->weight[w].param];
+      if (mine < most && mine > next) next = mine;
+    }
+    for (int w = 0; w < plan->weights && next > 0; w++) {
+      if (cost[plan->weight[w].param] < next || cost[plan->weight[w].param] > next) continue;
+      int home = 0;
+      for (int rank = 1; rank < plan->world; rank++)
+        if (load[rank] < load[home]) home = rank;
+      plan->weight[w].home = home;
+      load[home] += next;
+    }
+    most = next;
+  }
+  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+    const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+    const int rank = travels ? plan->rank : 0;
+    g2z_matrices shape = {fill[rank], 0, (int)info.rows, (int)info.cols, info.muon};
+    for (int w = 0; info.muon && w < plan->weights; w++) {
+      g2z_weight *weight = &plan->weight[w];
+      if ((int)weight->param != p) continue;
+      if (!travels) weight->home = -1;
+      size_t *end = &fill[travels ? weight->home : 0];
+      weight->home_at = *end;
+      *end += info.elements;
+      shape.weights += !travels || weight->home == plan->rank;
+    }
+    if (!travels && plan->owner == G2Z_OWNER_ROOT && plan->rank > 0) continue; /* owns nothing */
+    if (shape.weights) plan->shape[plan->shapes++] = shape;
+  }
+}
+
+/* Lists the routes: each weight's pieces in the order of memory. sent[rank] counts the elements of
+ * each owner. `list` 0: only counts. */
+G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent, int list) {
+  int count = 0, k = 0;
+  for (int w = 0; w < plan->weights; w++) {
+    const g2z_weight *weight = &plan->weight[w];
+    const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
+    const size_t begin = plan->unit[weight->unit].begin + plan->offset[weight->param];
+    const size_t end = begin + info.elements;
+    for (size_t at = begin, next; at < end; at = next) {
+      while (plan->bucket[k].begin + plan->bucket[k].elements <= at) k++;
+      const size_t slice = plan->bucket[k].elements / (size_t)plan->world;
+      const size_t owner = (at - plan->bucket[k].begin) / slice;
+      next = plan->bucket[k].begin + (owner + 1) * slice;
+      if (next > end) next = end;
+      const g2z_route route = {(int)owner, weight->home, sent[owner],
+                               weight->home_at + (at - begin), next - at};
+      if (list) plan->route[count] = route;
+      if (list) sent[owner] += route.elements;
+      count++;
+    }
+  }
+  plan->routes = count;
+}
+
+/* Muon: the homes, the routes, and the areas in the memory of the logits. All ranks allocate areas
+ * for the rank that needs most. */
+G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
+  const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
+  void *memory;
+  plan->v_elements = plan->shard_elements;
+  if (!plan->weights) return G2Z_OK;
+  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->weights, sizeof(g2z_weight), &memory));
+  plan->weight = (g2z_weight *)memory;
+  G2Z__TRY(g2z_allocate(plan->services, 3 * world, sizeof(size_t), &memory));
+  size_t *sent = (size_t *)memory, *fill = sent + world, home = 0, u = 0;
+  g2z__plan_weights(plan, (double *)(fill + world), fill);
+  g2z_status status = G2Z_OK;
+  if (g2z__plan_travels(plan)) {
+    void *routes = NULL;
+    g2z__plan_routes(plan, sent, 0);
+    status = g2z_allocate(plan->services, (size_t)plan->routes, sizeof(g2z_route), &routes);
+    plan->route = (g2z_route *)routes;
+    if (status == G2Z_OK) g2z__plan_routes(plan, sent, 1);
+    plan->v_elements -= sent[plan->rank];
+  } else if (plan->owner != G2Z_OWNER_ROOT || plan->rank == 0) plan->v_elements -= fill[0];
+  for (size_t rank = 0; rank < world; rank++) {
+    if (home < fill[rank]) home = fill[rank];
+    if (u < sent[rank]) u = sent[rank];
+  }
+  g2z_release(plan->services, memory);
+  const size_t matrices = plan->device == G2Z_DEVICE_CUDA ? 12 : 1; /* at a time: a GPU is full */
+  const size_t least = matrices * G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * (size_t)plan->u_bytes;
+  plan->work_begin = g2z__align(home * (size_t)plan->u_bytes);
+  plan->u_begin = plan->routes ? plan->work_begin : 0;
+  plan->work_bytes = g2z__align(u * (size_t)plan->u_bytes);
+  if (plan->work_bytes < least) plan->work_bytes = g2z__align(least);
+  return status;
+}
+
+/* The update ranges of this rank's slices, parameter by parameter: first AdamW's, then Muon's. */
+G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
   const int apart = g2z__plan_gathers(plan); /* 1: buckets are shared one by one */
+  size_t updates = 0, own = 0;               /* own: Muon's elements so far */
+  for (int muon = 0; muon < 2; muon++, own = 0) {
+    const size_t pass = updates;
+    for (int k = 0, w = 0; k < plan->buckets; k++) {
+      g2z_bucket *b = &plan->bucket[k];
+      const size_t first = updates, own_end = b->own_begin + b->own_elements;
+      for (int u = b->unit; u <= b->last_unit; u++) {
+        for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+          const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+          const int is_muon = plan->weights > 0 && info.muon > 0;
+          const size_t begin = plan->unit[u].begin + plan->offset[p];
+          size_t from = begin, to = from + info.elements;
+          if (from < b->own_begin) from = b->own_begin;
+          if (to > own_end) to = own_end;
+          if (info.unit != plan->unit[u].kind || from >= to) continue;
+          const size_t inside = from - b->own_begin;
+          g2z_update_range range;
+          memset(&range, 0, sizeof range);
+          range.param = b->own_param_at + inside;
+          range.grad = b->sum_at + inside;
+          range.shard = b->shard_at + inside;
+          range.v_at = range.shard - own;
+          range.canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
+          range.elements = to - from;
+          range.decay = info.decay;
+          if (is_muon) {
+            while (plan->weight[w].unit != u || (int)plan->weight[w].param != p) w++;
+            const size_t columns = info.cols / (size_t)info.muon;
+            const size_t side = info.rows > columns ? info.rows : columns;
+            range.scale = (float)(0.2 * sqrt((double)side));
+            range.u_at = plan->routes ? own : plan->weight[w].home_at + (from - begin);
+            range.v_at = 0;
+            own += range.elements;
+          }
+          if (is_muon != muon) continue;
+          g2z_update_range *last = updates > (apart ? first : pass) ? &plan->update[updates - 1]
+                                                                    : NULL;
+          if (last && last->decay == range.decay &&
+              last->param + last->elements == range.param &&
+              last->shard + last->elements == range.shard &&
+              last->canonical + last->elements == range.canonical)
+            last->elements += range.elements;
+          else plan->update[updates++] = range;
+        }
+      }
+      *(muon ? &b->matrix : &b->update) = first;
+    }
+    if (!muon) plan->matrix_updates = updates;
+  }
+  plan->updates = updates;
+  plan->bucket[plan->buckets].update = plan->matrix_updates;
+  plan->bucket[plan->buckets].matrix = updates;
+}
+
+/* Fills in all buckets. */
+G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   void *memory;
   G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->buckets + 1, sizeof(g2z_bucket), &memory));
   plan->bucket = (g2z_bucket *)memory;
@@ -3484,7 +3776,6 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     count += g2z__plan_cut(plan, first, next, NULL);
     g2z__plan_cut(plan, first, next, &plan->bucket[count]);
   }
-  size_t updates = 0;
   for (int k = 0; k < plan->buckets; k++) {
     g2z_bucket *b = &plan->bucket[k];
     b->unit = 0;
@@ -3504,35 +3795,13 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     if (unit->gathered)
       b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_share(plan, plan->unit[1].begin);
     for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
-
-    b->update = updates;
-    const size_t own_end = b->own_begin + b->own_elements;
-    for (int u = b->unit; u <= b->last_unit; u++) {
-      for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-        g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
-        size_t from = plan->unit[u].begin + plan->offset[p], to = from + info.elements;
-        if (from < b->own_begin) from = b->own_begin;
-        if (to > own_end) to = own_end;
-        if (info.unit != plan->unit[u].kind || from >= to) continue;
-        size_t inside = from - b->own_begin;
-        size_t canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
-        g2z_update_range range = {b->own_param_at + inside, b->sum_at + inside,
-                                  b->shard_at + inside, canonical, to - from, info.decay};
-        g2z_update_range *last =
-            updates > (apart ? b->update : 0) ? &plan->update[updates - 1] : NULL;
-        if (last && last->decay == range.decay && last->param + last->elements == range.param &&
-            last->shard + last->elements == range.shard &&
-            last->canonical + last->elements == range.canonical)
-          last->elements += range.elements;
-        else plan->update[updates++] = range;
-      }
-    }
   }
-  plan->updates = updates;
   plan->unit[plan->units].bucket = plan->buckets;
-  plan->early = apart ? plan->unit[plan->model.layers].bucket : 0;
+  plan->early = plan->weights               ? plan->unit[plan->wte].bucket
+                : g2z__plan_gathers(plan) ? plan->unit[plan->model.layers].bucket : 0;
   plan->bucket[plan->buckets].begin = plan->elements;
-  plan->bucket[plan->buckets].update = updates;
+  G2Z__TRY(g2z__plan_homes(plan));
+  g2z__plan_ranges(plan);
   return G2Z_OK;
 }
 
@@ -3540,6 +3809,12 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
 G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   size_t row = (size_t)plan->head_chunk * (size_t)plan->dtype_bytes;
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
+}
+
+/* Bytes of that memory, where Muon's areas lie, too. */
+G2Z__PRIVATE size_t g2z__plan_head_bytes(const g2z_plan *plan) {
+  size_t logits = g2z__plan_logits_bytes(plan), muon = plan->work_begin + plan->work_bytes;
+  return logits > muon ? logits : muon;
 }
 
 /* Of Hopper's kernels: */
@@ -3577,9 +3852,10 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
            plan->wire_dtype != plan->grad_dtype)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2); /* in the wire's type */
-  bytes[G2Z_MEMORY_OPTIMIZER] = 3 * g2z__align(plan->shard_elements * sizeof(float));
+  bytes[G2Z_MEMORY_OPTIMIZER] = 2 * g2z__align(plan->shard_elements * sizeof(float)) +
+                                g2z__align(plan->v_elements * sizeof(float));
   bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
-  bytes[G2Z_MEMORY_HEAD] = g2z__plan_logits_bytes(plan);
+  bytes[G2Z_MEMORY_HEAD] = g2z__plan_head_bytes(plan);
   if (plan->dwte_dtype != plan->grad_dtype)
     bytes[G2Z_MEMORY_HEAD] += g2z__align(Vp * C * sizeof(float));
   bytes[G2Z_MEMORY_BATCHES] =
@@ -3744,7 +4020,9 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
                     "bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
                     plan->elements, most);
   g2z__plan_batch(plan, config->batch);
-  return g2z__plan_fill(plan);
+  G2Z__TRY(g2z__plan_fill(plan));
+  g2z__plan_bytes(plan); /* again, with Muon's areas and v */
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
@@ -3783,6 +4061,10 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   int halves = device == G2Z_DEVICE_CUDA;
   plan->dtype_bytes = halves && (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) ? 2 : 4;
   plan->grad_bytes = halves && plan->grad_dtype != G2Z_FP32 ? 2 : 4;
+  plan->optimizer = config->optimizer.kind;
+  plan->u_bytes = device == G2Z_DEVICE_CUDA ? 2 : 4;
+  for (int p = 0; p < G2Z_PARAM_COUNT && plan->optimizer == G2Z_OPTIMIZER_MUON; p++)
+    plan->weights += g2z_param_describe(&plan->model, (g2z_param)p).muon ? config->model.layers : 0;
   plan->units = config->model.layers + 3;
   plan->wpe = plan->units - 2;
   plan->wte = plan->units - 1;
@@ -3797,6 +4079,8 @@ G2Z_API void g2z_plan_free(g2z_plan *plan) {
   g2z_release(plan->services, plan->unit);
   g2z_release(plan->services, plan->bucket);
   g2z_release(plan->services, plan->update);
+  g2z_release(plan->services, plan->weight);
+  g2z_release(plan->services, plan->route);
   g2z_release(plan->services, plan);
 }
 
@@ -4947,6 +5231,34 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
   return weight * factors->decay - factors->step * (m1 / root);
 }
 
+/* Muon's arithmetic for one element. `gradient` is not yet multiplied by state->grad_multiplier.
+ * Updates m; returns u. */
+static inline G2Z_HOST_DEVICE float g2z__momentum_element(float beta, float multiplier, float *m,
+                                                          float gradient) {
+  gradient *= multiplier;
+  *m = beta * *m + gradient;
+  return gradient + beta * *m;
+}
+
+/* The update's factors, the same for all elements of a range. */
+typedef struct g2z__muon_factors {
+  float decay;            /* 1 - lr * weight_decay, or 1 */
+  float step;             /* lr * scale */
+} g2z__muon_factors;
+static inline G2Z_HOST_DEVICE g2z__muon_factors
+g2z__muon_prepare(const g2z_optimizer_config *config, const g2z_step_state *state, int decay,
+                  float scale) {
+  g2z__muon_factors factors;
+  factors.decay = decay ? (float)(1.0 - (double)state->lr * config->weight_decay) : 1.0f;
+  factors.step = (float)((double)state->lr * scale);
+  return factors;
+}
+/* Returns the new master weight. */
+static inline G2Z_HOST_DEVICE float g2z__muon_element(const g2z__muon_factors *factors,
+                                                      float weight, float o) {
+  return weight * factors->decay - factors->step * o;
+}
+
 /* ----- devices ---------------------------------------------------------- */
 
 static const g2z_ops *g2z__cpu_ops(void);
@@ -5904,11 +6216,98 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     g2z_update_range range = u->host_ranges[i];
     g2z__adamw_factors factors = g2z__adamw_prepare(u->config, u->state, range.decay);
     float *weights = (float *)u->params + range.param, *masters = u->master + range.shard;
-    float *first = u->m + range.shard, *second = u->v + range.shard;
+    float *first = u->m + range.shard, *second = u->v + range.v_at;
     const float *gradients = (const float *)u->grads + range.grad;
     G2Z__PARALLEL(16.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++) {
       masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
+      weights[e] = g2z__round(device->dtype, masters[e]);
+    }
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z_update *update,
+                                          size_t begin, size_t end) {
+  const float beta = update->config->momentum, multiplier = update->state->grad_multiplier;
+  (void)device;
+  if (update->state->skip) return G2Z_OK;
+  for (size_t i = begin; i < end; i++) {
+    const g2z_update_range range = update->host_ranges[i];
+    const float *gradients = (const float *)update->grads + range.grad;
+    float *m = update->m + range.shard, *out = (float *)u + range.u_at;
+    G2Z__PARALLEL(6.0 * (double)range.elements)
+    for (int64_t e = 0; e < (int64_t)range.elements; e++)
+      out[e] = g2z__momentum_element(beta, multiplier, m + e, gradients[e]);
+  }
+  return G2Z_OK;
+}
+
+/* Orthogonalizes a matrix [rows,columns] of which a row begins `row` elements after the one before
+ * it. X is [m,n] with m <= n: the matrix or its transpose. */
+G2Z__PRIVATE void g2z__cpu_orthogonalize_one(float *x, int rows, int columns, ptrdiff_t row,
+                                             float *work) {
+  const int m = g2z__cpu_min(rows, columns), n = rows + columns - m;
+  const ptrdiff_t down = rows == m ? row : 1, right = rows == m ? 1 : row;
+  const size_t elements = (size_t)m * (size_t)n, square = (size_t)m * (size_t)m;
+  float *now = work, *next = work + elements, *a = next + elements, *polynomial = a + square;
+  double squares = 0;
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < columns; j++) squares += (double)x[i * row + j] * (double)x[i * row + j];
+  const double factor = squares > 0 ? 1.0 / sqrt(squares) : 0;
+  for (int i = 0; i < m; i++)
+    for (int j = 0; j < n; j++)
+      now[(size_t)i * (size_t)n + (size_t)j] = (float)(factor * (double)x[i * down + j * right]);
+  for (int step = 0; step < G2Z_ORTHOGONALIZE_STEPS; step++) {
+    g2z__cpu_product p = g2z__cpu_product_of(m, m, n, g2z__cpu_rows(now, n),
+                                             g2z__cpu_transposed(now, n));
+    p.out = a;
+    g2z__cpu_multiply(&p);
+    p = g2z__cpu_product_of(m, m, m, g2z__cpu_rows(a, m), g2z__cpu_rows(a, m));
+    p.out = polynomial;
+    g2z__cpu_multiply(&p);
+    for (size_t e = 0; e < square; e++)
+      polynomial[e] = G2Z_ORTHOGONALIZE_B * a[e] + G2Z_ORTHOGONALIZE_C * polynomial[e];
+    p = g2z__cpu_product_of(m, n, m, g2z__cpu_rows(polynomial, m), g2z__cpu_rows(now, n));
+    p.out = next;
+    g2z__cpu_multiply(&p);
+    for (size_t e = 0; e < elements; e++) now[e] = G2Z_ORTHOGONALIZE_A * now[e] + next[e];
+  }
+  for (int i = 0; i < m; i++)
+    for (int j = 0; j < n; j++)
+      x[i * down + j * right] = now[(size_t)i * (size_t)n + (size_t)j];
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_orthogonalize(g2z_device *device, void *area,
+                                               const g2z_matrices *shapes, int count, void *work,
+                                               size_t work_bytes) {
+  (void)device, (void)work_bytes; /* one matrix at a time */
+  for (int s = 0; s < count; s++) {
+    const g2z_matrices shape = shapes[s];
+    const int columns = shape.columns / shape.matrices;
+    for (int i = 0; i < shape.weights * shape.matrices; i++)
+      g2z__cpu_orthogonalize_one((float *)area + shape.at +
+                                     (size_t)(i / shape.matrices) * (size_t)shape.rows *
+                                         (size_t)shape.columns +
+                                     (size_t)(i % shape.matrices) * (size_t)columns,
+                                 shape.rows, columns, shape.columns, (float *)work);
+  }
+  return G2Z_OK;
+}
+
+G2Z__PRIVATE g2z_status g2z__cpu_muon(g2z_device *device, const void *o, const g2z_update *update,
+                                      size_t begin, size_t end) {
+  if (update->state->skip) return G2Z_OK;
+  for (size_t i = begin; i < end; i++) {
+    const g2z_update_range range = update->host_ranges[i];
+    const g2z__muon_factors factors =
+        g2z__muon_prepare(update->config, update->state, range.decay, range.scale);
+    float *weights = (float *)update->params + range.param;
+    float *masters = update->master + range.shard;
+    const float *from = (const float *)o + range.u_at;
+    G2Z__PARALLEL(6.0 * (double)range.elements)
+    for (int64_t e = 0; e < (int64_t)range.elements; e++) {
+      masters[e] = g2z__muon_element(&factors, masters[e], from[e]);
       weights[e] = g2z__round(device->dtype, masters[e]);
     }
   }
@@ -6030,6 +6429,7 @@ static const g2z_ops *g2z__cpu_ops(void) {
       g2z__cpu_cast_act,       g2z__cpu_cast_grad,
       g2z__cpu_grad_add,       g2z__cpu_grad_sumsq,
       g2z__cpu_decide,         g2z__cpu_adamw,
+      g2z__cpu_momentum,       g2z__cpu_orthogonalize,   g2z__cpu_muon,
   };
   return &ops;
 }
@@ -7554,23 +7954,52 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
   return g2z__star_gather(comm, (char *)c->to, bytes);
 }
 
+/* Routes from or to rank 0 are direct, others pass through it. All ranks walk the list in the same
+ * order, so that each message is the next one that its receiver waits for. */
+G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
+  for (int i = 0; i < c->count; i++) {
+    const g2z_route *route = &c->routes[i];
+    const int sender = c->back ? route->home : route->owner;
+    const int receiver = c->back ? route->owner : route->home;
+    const char *from = (const char *)c->from + (c->back ? route->home_at : route->owner_at) * c->n;
+    char *to = (char *)c->to + (c->back ? route->owner_at : route->home_at) * c->n;
+    const size_t bytes = route->elements * c->n, room = G2Z__CHUNK_FLOATS * sizeof(float);
+    if (sender == receiver) {
+      if (sender == comm->rank) memcpy(to, from, bytes);
+    } else if (comm->rank == sender)
+      G2Z__TRY(g2z__ranks_send(comm->ranks, sender ? 0 : receiver, from, bytes));
+    else if (comm->rank == receiver)
+      G2Z__TRY(g2z__ranks_receive(comm->ranks, receiver ? 0 : sender, to, bytes));
+    else if (comm->rank == 0)
+      for (size_t at = 0, part; at < bytes; at += part) {
+        part = bytes - at < room ? bytes - at : room;
+        G2Z__TRY(g2z__ranks_receive(comm->ranks, sender, comm->chunk, part));
+        G2Z__TRY(g2z__ranks_send(comm->ranks, receiver, comm->chunk, part));
+      }
+  }
+  return G2Z_OK;
+}
+
 /* The span that a call's time counts to. */
 G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
   static const g2z_span reduce[] = {G2Z_SPAN_REDUCE_SCATTER, G2Z_SPAN_ALL_REDUCE, G2Z_SPAN_REDUCE};
   if (c->kind == G2Z_CALL_ROWS) return c->span;
   if (c->kind == G2Z_CALL_REDUCE) return reduce[c->owner];
+  if (c->kind == G2Z_CALL_EXCHANGE) return G2Z_SPAN_EXCHANGE;
   return c->owner == G2Z_OWNER_ROOT ? G2Z_SPAN_BROADCAST : G2Z_SPAN_ALL_GATHER;
 }
 
 /* CPU ranks compute and communicate one after the other: all of a call's time is waiting. */
 G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
-  int reduces = c->kind == G2Z_CALL_REDUCE;
+  const int reduces = c->kind == G2Z_CALL_REDUCE, exchanges = c->kind == G2Z_CALL_EXCHANGE;
   if (c->kind == G2Z_CALL_CAST) return g2z__one_play(comm, c);
-  if (!reduces && c->kind != G2Z_CALL_GATHER && c->kind != G2Z_CALL_ROWS) return G2Z_OK;
+  if (!reduces && !exchanges && c->kind != G2Z_CALL_GATHER && c->kind != G2Z_CALL_ROWS)
+    return G2Z_OK;
   g2z_span span = g2z__call_span(c);
   comm->device->ops->span_begin(comm->device, span);
   double begin = g2z_seconds();
-  g2z_status status = reduces ? g2z__star_reduce(comm, c) : g2z__star_rows(comm, c);
+  g2z_status status = reduces     ? g2z__star_reduce(comm, c)
+                      : exchanges ? g2z__star_exchange(comm, c) : g2z__star_rows(comm, c);
   comm->device->ops->span_end(comm->device, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
@@ -8892,6 +9321,7 @@ typedef enum g2z__place_kind {
   G2Z__PLACE_VERDICT,
   G2Z__PLACE_ROWS,      /* the embedding's part of wte's gradient has arrived */
   G2Z__PLACE_PROGRESS,  /* the end of a micro-step that reduces nothing */
+  G2Z__PLACE_EXCHANGED, /* Muon: u is at home, or O has returned */
   G2Z__PLACE_KINDS
 } g2z__place_kind;
 G2Z__PRIVATE int g2z__place(const g2z_trainer *t, g2z__place_kind kind, int bucket) {
@@ -8927,7 +9357,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
       {g2z__plan_by_unit(plan) ? &t->grad_shard : NULL, shard * grad_bytes, G2Z__DEVICE},
       {&t->master, shard * sizeof(float), G2Z__DEVICE},
       {&t->m, shard * sizeof(float), G2Z__DEVICE},
-      {&t->v, shard * sizeof(float), G2Z__DEVICE},
+      {&t->v, plan->v_elements * sizeof(float), G2Z__DEVICE},
       {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS], G2Z__DEVICE},
       {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float), G2Z__DEVICE},
       {&model->tokens, 2 * tokens * sizeof(int32_t), G2Z__DEVICE}, /* and targets */
@@ -8977,6 +9407,8 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t coun
     part->param += skip;
     part->grad += skip;
     part->shard += skip;
+    part->v_at += skip;
+    part->u_at += skip;
     part->canonical = low;
     part->elements = high - low;
     ++*next;
@@ -8992,8 +9424,11 @@ G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_
                   begin + count, t->plan->parameters);
 }
 
-G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer) {
-  return buffer == G2Z_BUFFER_MASTER ? t->master : buffer == G2Z_BUFFER_M ? t->m : t->v;
+/* Where a range lies in its buffer; NULL: Muon keeps no v. */
+G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
+                                       const g2z_update_range *range) {
+  if (buffer == G2Z_BUFFER_V) return range->scale > 0 ? NULL : t->v + range->v_at;
+  return (buffer == G2Z_BUFFER_MASTER ? t->master : t->m) + range->shard;
 }
 
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
@@ -9003,15 +9438,15 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
   if (buffer == G2Z_BUFFER_GRADS)
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT, "gradients belong to the step: they are read, "
                     "not written");
-  float *shard = g2z__trainer_shard(t, buffer);
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t, canonical, count, &next, &part);) {
-    G2Z__TRY(dev->ops->upload(dev, shard + part.shard, values + (part.canonical - canonical),
+    float *to = g2z__trainer_shard(t, buffer, &part);
+    if (!to) continue;
+    G2Z__TRY(dev->ops->upload(dev, to, values + (part.canonical - canonical),
                               part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
       G2Z__TRY(dev->ops->cast_act(
-          dev, t->model.params + part.param * (size_t)t->plan->dtype_bytes, shard + part.shard,
-          part.elements));
+          dev, t->model.params + part.param * (size_t)t->plan->dtype_bytes, to, part.elements));
   }
   t->stale = 1;
   t->turn[0] = t->turn[1] = 0;
@@ -9042,9 +9477,10 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t, canonical, count, &next, &part);) {
     float *to = out + (part.canonical - canonical);
+    const float *from = buffer == G2Z_BUFFER_GRADS ? NULL : g2z__trainer_shard(t, buffer, &part);
     if (buffer == G2Z_BUFFER_GRADS) G2Z__TRY(g2z__trainer_read_grads(t, &part, to));
-    else G2Z__TRY(dev->ops->download(dev, to, g2z__trainer_shard(t, buffer) + part.shard,
-                                     part.elements * sizeof(float)));
+    else if (from) G2Z__TRY(dev->ops->download(dev, to, from, part.elements * sizeof(float)));
+    else memset(to, 0, part.elements * sizeof(float));
   }
   return dev->ops->synchronize(dev);
 }
@@ -9346,15 +9782,69 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   return G2Z_OK;
 }
 
+/* Muon: sends u to the homes, or O back to the owners. Other areas in the memory of the logits are
+ * free from embed_add to the next head. */
+typedef enum g2z__direction { G2Z__TO_HOMES, G2Z__TO_OWNERS } g2z__direction;
+G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) {
+  const g2z_plan *plan = t->plan;
+  char *home = t->model.logits, *own = home + plan->u_begin;
+  const int back = direction == G2Z__TO_OWNERS;
+  if (!plan->routes) return G2Z_OK;
+  g2z_call call = g2z_call_of(G2Z_CALL_EXCHANGE, back ? own : home, back ? home : own,
+                              (size_t)plan->u_bytes);
+  call.routes = plan->route;
+  call.count = plan->routes;
+  call.back = back;
+  g2z__ranks_record(t->context->ranks, "exchange", -1,
+                    (plan->shard_elements - plan->v_elements) * (size_t)plan->u_bytes);
+  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_EXCHANGED, 0));
+}
+
 /* ----- the page's functions: parameters from their owners ---------------- */
 
-/* Runs AdamW on this rank's parameters in buckets [from, to). */
+/* Muon: u of this rank's slices, and its way to the homes. In a skipped step u is what lies there:
+ * it travels, too, and nobody reads it. */
+G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  if (!plan->weights) return G2Z_OK;
+  t->device->ops->span_begin(t->device, G2Z_SPAN_MOMENTUM);
+  G2Z__TRY(t->device->ops->momentum(t->device, t->model.logits + plan->u_begin, &t->update,
+                                    plan->bucket[0].matrix, plan->bucket[plan->buckets].matrix));
+  t->device->ops->span_end(t->device, G2Z_SPAN_MOMENTUM);
+  return g2z__exchange(t, G2Z__TO_HOMES);
+}
+
+/* Muon: waits for the matrices at home, orthogonalizes them, and waits for this rank's slices of
+ * all matrices. */
+G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  char *area = t->model.logits;
+  if (!plan->weights) return G2Z_OK;
+  if (plan->routes) G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_EXCHANGED, 0)));
+  t->device->ops->span_begin(t->device, G2Z_SPAN_ORTHOGONALIZE);
+  G2Z__TRY(t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
+                                         area + plan->work_begin,
+                                         g2z__plan_head_bytes(plan) - plan->work_begin));
+  t->device->ops->span_end(t->device, G2Z_SPAN_ORTHOGONALIZE);
+  G2Z__TRY(g2z__exchange(t, G2Z__TO_OWNERS));
+  return plan->routes ? g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_EXCHANGED, 0)) : G2Z_OK;
+}
+
+/* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
 G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
+  const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
+  const g2z_ops *ops = t->device->ops;
   if (from == to) return G2Z_OK;
-  t->device->ops->span_begin(t->device, G2Z_SPAN_ADAMW);
-  G2Z__TRY(t->device->ops->adamw(t->device, &t->update, t->plan->bucket[from].update,
-                                 t->plan->bucket[to].update));
-  t->device->ops->span_end(t->device, G2Z_SPAN_ADAMW);
+  ops->span_begin(t->device, G2Z_SPAN_ADAMW);
+  G2Z__TRY(ops->adamw(t->device, &t->update, first->update, end->update));
+  ops->span_end(t->device, G2Z_SPAN_ADAMW);
+  if (first->matrix == end->matrix) return G2Z_OK;
+  ops->span_begin(t->device, G2Z_SPAN_MUON);
+  G2Z__TRY(ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update, first->matrix,
+                     end->matrix));
+  ops->span_end(t->device, G2Z_SPAN_MUON);
   return G2Z_OK;
 }
 
@@ -9566,7 +10056,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
                                   plan->wire_dtype, plan->gather, plan->reduce};
   const struct { void *pointer; size_t bytes; } wanted[] = {
       {&t->model.params, plan->param_elements * (size_t)plan->dtype_bytes},
-      {&t->model.logits, g2z__plan_logits_bytes(plan)},
+      {&t->model.logits, g2z__plan_head_bytes(plan)},
       {&t->verdict.rows, (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)}};
   g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
   G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
@@ -10781,7 +11271,8 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   const int first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
   for (int b = first; b <= (model ? first : G2Z_BUFFER_V); b++)
     for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range);) {
-      const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b) + range.shard;
+      const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b, &range);
+      if (!shard) continue;
       if (model) at = header + range.canonical * sizeof(float);
       for (size_t done = 0, n; done < range.elements; done += n) {
         n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
@@ -10820,11 +11311,12 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   G2Z__TRY(G2Z__NEW(x->services, most, &x->names));
   G2Z__TRY(G2Z__NEW(x->services, most, &x->tensors));
   for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V; b++)
-    for (size_t next = 0; g2z__owned_next(t, x->begin, x->count, &next, &range); count++) {
+    for (size_t next = 0; g2z__owned_next(t, x->begin, x->count, &next, &range);) {
+      if (!g2z__trainer_shard(t, (g2z_buffer)b, &range)) continue;
       g2z__moment_name((g2z_buffer)b, range.canonical, x->names[count]);
       x->tensors[count].name = x->names[count];
       x->tensors[count].rank = 1;
-      x->tensors[count].shape[0] = range.elements;
+      x->tensors[count++].shape[0] = range.elements;
     }
   g2z__checkpoint_file(t->plan->rank, saved->world, name);
   G2Z__TRY(g2z__transfer_name(x, name));

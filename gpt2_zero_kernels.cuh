@@ -6922,10 +6922,11 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
-    bool aligned = range.param % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0;
+    bool aligned = range.param % 4 == 0 && range.shard % 4 == 0 && range.v_at % 4 == 0 &&
+                   range.grad % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
     g2z__adamw_data<A, G> data = {params + range.param, master + range.shard, m + range.shard,
-                                  v + range.shard, grads + range.grad};
+                                  v + range.v_at, grads + range.grad};
     for (; turn < chunks; turn += gridDim.x) {
       size_t first = turn * G2Z__ADAMW_CHUNK;
       size_t end = min(first + G2Z__ADAMW_CHUNK, range.elements);
@@ -6954,6 +6955,23 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
                      (unsigned)(chunks < most ? chunks : most), 256, 0, (A *)u->params, u->master,
                      u->m, u->v, (const G *)u->grads, u->ranges + begin, end - begin, *u->config,
                      u->state);
+}
+
+/* Muon's ops: not in this build yet. */
+static g2z_status g2z_cuda_momentum(g2z_device *device, void *u, const g2z_update *update,
+                                    size_t begin, size_t end) {
+  (void)u, (void)update, (void)begin, (void)end;
+  return g2z_fail(device->services, G2Z_UNSUPPORTED, "optimizer=muon needs device=cpu");
+}
+static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g2z_matrices *shapes,
+                                         int count, void *work, size_t work_bytes) {
+  (void)area, (void)shapes, (void)count, (void)work, (void)work_bytes;
+  return g2z_fail(device->services, G2Z_UNSUPPORTED, "optimizer=muon needs device=cpu");
+}
+static g2z_status g2z_cuda_muon(g2z_device *device, const void *o, const g2z_update *update,
+                                size_t begin, size_t end) {
+  (void)o, (void)update, (void)begin, (void)end;
+  return g2z_fail(device->services, G2Z_UNSUPPORTED, "optimizer=muon needs device=cpu");
 }
 
 /* ===== >>k80 collectives =================================================
@@ -7589,6 +7607,8 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
     case G2Z_CALL_CAST:
       return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, c->from, G2Z_FP32,
                                G2Z_OVERWRITE, c->n);
+    case G2Z_CALL_EXCHANGE:
+      return g2z_fail(comm->services, G2Z_UNSUPPORTED, "optimizer=muon needs device=cpu");
     case G2Z_CALL_GRAPH: /* never played here: the record runs graphs itself */
     case G2Z_CALL_REDUCE:
     case G2Z_CALL_GATHER:
@@ -7812,6 +7832,9 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->grad_sumsq = g2z_cuda_grad_sumsq<G>;
   ops->decide = g2z_cuda_decide;
   ops->adamw = g2z_cuda_adamw<A, G>;
+  ops->momentum = g2z_cuda_momentum;
+  ops->orthogonalize = g2z_cuda_orthogonalize;
+  ops->muon = g2z_cuda_muon;
 }
 
 static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops) {

@@ -2433,7 +2433,9 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   FLAG("epochs", INT64, run.epochs, 1, 1e6, "N", "training length in passes over the shards [1]") \
   STEPS("max-train-steps", run.max_train_steps, "stop after that many steps of the schedule")     \
   GROUP("Optimizer")                                                                              \
-  OPTIMIZER("lr", lr, "peak learning rate of AdamW")                                              \
+  SETTING("optimizer", optimizer, run.train.optimizer.kind,                                       \
+          "muon: for the blocks' weights; needs fewer steps, with the same lr")                   \
+  OPTIMIZER("lr", lr, "peak learning rate")                                                       \
   OPTIMIZER("schedule", schedule, "shape of the learning rate over the steps")                    \
   OPTIMIZER("warmup", warmup, "steps of linear warm-up [a tenth of the steps, at most 1000]")     \
   OPTIMIZER("min-lr", min_lr, "learning rate at the end [a tenth of --lr]")                       \
@@ -2441,7 +2443,10 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   OPTIMIZER("beta1", beta1, "decay of the mean")                                                  \
   OPTIMIZER("beta2", beta2, "decay of the variance")                                              \
   OPTIMIZER("eps", eps, "in AdamW's denominator")                                                 \
+  OPTIMIZER("momentum", momentum, "of Muon")                                                      \
   OPTIMIZER("clip", clip, "global gradient norm; 0: off")                                         \
+  OPTIMIZER("skip-spikes", skip_spikes,                                                           \
+            "skip steps whose gradient norm is so many deviations above its mean; 0: off")        \
   GROUP("Numbers and device")                                                                     \
   PLAIN("device", CHOICE, device, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")           \
   SETTING("dtype", dtype, dtype, "[fp16 on cuda, fp32 on cpu]")                                   \

@@ -1053,8 +1053,11 @@ static void test_cuda_sums(g2z_test *t) {
 static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, test_state state) {
   enum { COUNT = 5, ELEMENTS = 70000 };
   static const g2z_update_range ranges[COUNT] = {
-      {0, 0, 0, 0, 4096, 1},          {4096, 4096, 4096, 0, 5, 0}, {4104, 4104, 4101, 0, 3, 1},
-      {4112, 4112, 4104, 0, 60001, 0}, {64200, 64112, 64112, 0, 4007, 1}};
+      {0, 0, 0, 0, 0, 0, 4096, 1, 0},
+      {4096, 4096, 4096, 4096, 0, 0, 5, 0, 0},
+      {4104, 4104, 4101, 4101, 0, 0, 3, 1, 0},
+      {4112, 4112, 4104, 4104, 0, 0, 60001, 0, 0},
+      {64200, 64112, 64112, 64112, 0, 0, 4007, 1, 0}};
   test_twin *params = test_twin_new(p, TEST_ACT, ELEMENTS);
   test_twin *grads = test_twin_normal(p, TEST_GRAD, ELEMENTS, 1, 4, 0);
   test_twin *master = test_twin_normal(p, TEST_F32, ELEMENTS, 2, 1, 0);
