@@ -1058,15 +1058,15 @@ static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
 typedef enum g2z_shard_format { G2Z_SHARD_LLMC, G2Z_SHARD_RAW } g2z_shard_format;
 
 typedef struct g2z_shard_writer g2z_shard_writer;
+/* vocab_hash: the hash of the vocabulary, for llm.c's header; 0: unknown. */
 G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *path,
-                                           g2z_shard_format format, g2z_shard_writer **out);
+                                           g2z_shard_format format, uint64_t vocab_hash,
+                                           g2z_shard_writer **out);
 /* ids are 0..65535; with G2Z_UNCOUNTED added, the token does not count. A shard with such tokens
  * gets a mask. The commit of a shard without removes the mask of an earlier shard of its name. */
 #define G2Z_UNCOUNTED (1 << 30)
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
-/* Sets the hash of the vocabulary in llm.c's header; call it before the finish. */
-G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash);
 /* A commit without the rename: a program that writes several shards finishes each when it is full,
  * and commits them together at the end. Nothing may be appended afterwards. A closed writer holds
  * no file descriptor and no lock: another writer could take its name. */
@@ -1101,8 +1101,7 @@ typedef struct g2z_loader {     /* read only; the functions below write it */
   int64_t global;               /* G */
   int64_t steps_per_epoch;      /* N / G, at least 1; in FILE order rounded up */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
-  uint64_t data;                /* hash of every shard's length, ends and samples between */
-  uint64_t saved_data;          /* without the samples: manual, CHECKPOINTS */
+  uint64_t data;                /* hash of every shard's length, both ends and samples between */
   uint64_t vocab_hash;          /* from the shards' headers; 0: none has it */
   const char *vocab_shard;      /* a shard that has it */
   struct g2z__prefetch *reader;
@@ -4227,10 +4226,9 @@ typedef struct g2z__mask {         /* the header of a mask; its bits follow */
 } g2z__mask;
 static_assert(sizeof(g2z__mask) == 24, "the layout of masks");
 
-/* The path NAME.mask of shard NAME.bin. A path that is too long for it opens no shard either. */
-typedef struct g2z__mask_path { char text[PATH_MAX + 8]; } g2z__mask_path;
-G2Z__PRIVATE g2z__mask_path g2z__mask_of(const char *shard) {
-  g2z__mask_path path;
+/* The path NAME.mask of shard NAME.bin. */
+G2Z__PRIVATE g2z__path g2z__mask_of(const char *shard) {
+  g2z__path path;
   size_t length = strlen(shard);
   if (length > 4 && strcmp(shard + length - 4, ".bin") == 0) length -= 4;
   snprintf(path.text, sizeof path.text, "%.*s.mask", (int)length, shard);
@@ -4243,13 +4241,14 @@ struct g2z_shard_writer {
   g2z_services *services;
   g2z_writer *file, *mask;     /* mask: NULL while all tokens count */
   g2z_shard_format format;
-  uint64_t tokens, vocab_hash;
+  uint64_t tokens;
   unsigned char bits;          /* the mask's bits of the last tokens % 8 tokens */
   int finished;
 };
 
 G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *path,
-                                           g2z_shard_format format, g2z_shard_writer **out) {
+                                           g2z_shard_format format, uint64_t vocab_hash,
+                                           g2z_shard_writer **out) {
   *out = NULL;
   g2z_shard_writer *writer;
   G2Z__TRY(G2Z__NEW(services, 1, &writer));
@@ -4259,22 +4258,12 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
   if (status == G2Z_OK && format == G2Z_SHARD_LLMC) {
     /* The count stays 0 until finish(), so that no reader takes an unfinished shard for a whole. */
     int32_t header[G2Z__SHARD_HEADER / 4] = {G2Z__SHARD_MAGIC, 1, 0};
+    memcpy(header + 3, &vocab_hash, sizeof vocab_hash);
     status = g2z_writer_put(writer->file, header, sizeof header);
   }
   if (status == G2Z_OK) *out = writer;
   else g2z_shard_writer_free(writer);
   return status;
-}
-
-/* Begins the mask at the first token that does not count: all tokens before it count. */
-G2Z__PRIVATE g2z_status g2z__shard_writer_mask_begin(g2z_shard_writer *writer) {
-  const g2z__mask none = {0, 0, 0, 0}; /* finish() writes the real header */
-  G2Z__TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
-                             &writer->mask));
-  G2Z__TRY(g2z_writer_put(writer->mask, &none, sizeof none));
-  for (uint64_t i = 0; i < writer->tokens / 8; i++)
-    G2Z__TRY(g2z_writer_put(writer->mask, "\xff", 1));
-  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
@@ -4296,42 +4285,40 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   }
   for (size_t i = 0; i < count; i++, writer->tokens++) {
     int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
-    if (!counts && !writer->mask) G2Z__TRY(g2z__shard_writer_mask_begin(writer));
+    if (!counts && !writer->mask) { /* the mask begins: all tokens before this one count */
+      const g2z__mask none = {0, 0, 0, 0}; /* finish() writes the real header */
+      G2Z__TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
+                                 &writer->mask));
+      G2Z__TRY(g2z_writer_put(writer->mask, &none, sizeof none));
+      for (uint64_t k = 0; k < writer->tokens / 8; k++)
+        G2Z__TRY(g2z_writer_put(writer->mask, "\xff", 1));
+    }
     writer->bits = (unsigned char)((at ? writer->bits : 0) | counts << at);
     if (at == 7 && writer->mask) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
   }
   return G2Z_OK;
 }
 
-G2Z_API void g2z_shard_writer_vocab(g2z_shard_writer *writer, uint64_t hash) {
-  G2Z_ASSERT(!writer->finished);
-  writer->vocab_hash = hash;
-}
-
-/* Runs when the shard is on the disk: the hash needs its first tokens, which are read there. */
-G2Z__PRIVATE g2z_status g2z__shard_writer_mask_finish(g2z_shard_writer *writer) {
-  const char *shard = writer->file->partial;
-  g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
-  if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
-  int file = g2z_open_file(shard, O_RDONLY);
-  int good = file >= 0 && g2z__shard_hash(file, writer->file->written - 2 * writer->tokens,
-                                          head.tokens, &head.shard);
-  int error = errno;
-  if (file >= 0) close(file);
-  if (!good) return g2z_fail_file(writer->services, error, "read", shard);
-  G2Z__TRY(g2z__writer_patch(writer->mask, 0, &head, sizeof head));
-  return g2z__writer_finish(writer->mask);
-}
-
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
   if (writer->finished) return G2Z_OK;
-  if (writer->format == G2Z_SHARD_LLMC) {
-    int32_t header[3] = {(int32_t)writer->tokens, 0, 0}; /* after the magic number and version */
-    memcpy(header + 1, &writer->vocab_hash, sizeof writer->vocab_hash);
-    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof header[0], header, sizeof header));
-  }
+  const char *shard = writer->file->partial;
+  const int32_t count = (int32_t)writer->tokens;
+  if (writer->format == G2Z_SHARD_LLMC)
+    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
   G2Z__TRY(g2z__writer_finish(writer->file));
-  if (writer->mask) G2Z__TRY(g2z__shard_writer_mask_finish(writer));
+  if (writer->mask) {
+    g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
+    if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
+    /* The hash needs the shard's first tokens, which only the disk has by now. */
+    const int file = g2z_open_file(shard, O_RDONLY);
+    const int good = file >= 0 && g2z__shard_hash(file, writer->file->written - 2 * writer->tokens,
+                                                  head.tokens, &head.shard);
+    const int error = errno;
+    if (file >= 0) close(file);
+    if (!good) return g2z_fail_file(writer->services, error, "read", shard);
+    G2Z__TRY(g2z__writer_patch(writer->mask, 0, &head, sizeof head));
+    G2Z__TRY(g2z__writer_finish(writer->mask));
+  }
   writer->finished = 1;
   return G2Z_OK;
 }
@@ -4348,7 +4335,7 @@ G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
   G2Z__TRY(g2z_shard_writer_finish(writer));
   if (writer->mask) G2Z__TRY(g2z_writer_commit(writer->mask));
   G2Z__TRY(g2z_writer_commit(writer->file));
-  const g2z__mask_path old = g2z__mask_of(writer->file->path);
+  const g2z__path old = g2z__mask_of(writer->file->path);
   if (!writer->mask && unlink(old.text) != 0 && errno != ENOENT)
     return g2z_fail_file(writer->services, errno, "remove the mask of an earlier shard", old.text);
   return G2Z_OK;
@@ -4373,89 +4360,81 @@ typedef struct g2z__shard {
   uint64_t vocab_hash;
 } g2z__shard;
 
-/* Other files that begin with a magic number, and are named by mistake. */
+/* Other files that begin with a magic number and are named by mistake. */
 static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
-    {20240801, "a shard of llm.c with uint32 tokens of Llama 3: prepare the text with GPT-2's "
-               "vocabulary"},
-    {G2Z__MASK_MAGIC, "the mask of a token shard: narrow the pattern, as to *.bin"},
-    {20240522, "an evaluation file of llm.c, such as HellaSwag's, not a token shard: --eval reads "
-               "it; name shards that prepare_data made of a text"},
-    {20240326, "a model of llm.c, not a token shard: name shards that prepare_data made of a text"},
-    {20240328, "a tokenizer of llm.c, not a token shard: name shards that prepare_data made of a "
-               "text"}};
+    {20240801, "a shard of llm.c with uint32 tokens of Llama 3"},
+    {20240522, "an evaluation file of llm.c, such as HellaSwag's"},
+    {20240326, "a model of llm.c"},
+    {20240328, "a tokenizer of llm.c"},
+    {G2Z__MASK_MAGIC, "the mask of a token shard"}};
 
-/* The most common mistake is to name a text file. One in fifteen of GPT-2's tokens of prose or code
- * looks like two printable bytes, so 32 such pairs in a row are text. */
-G2Z__PRIVATE int g2z__looks_like_text(const unsigned char *bytes, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    if ((bytes[i] < 0x20 || bytes[i] > 0x7e) && (bytes[i] < '\t' || bytes[i] > '\r')) return 0;
-  return count >= 64;
-}
-
-/* Checks a file by its size and first bytes, and sets begin, tokens and vocab_hash. */
-G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard,
-                                         const unsigned char *head, size_t head_bytes) {
-  int32_t header[5] = {0, 0, 0, 0, 0};
-  memcpy(header, head, head_bytes < sizeof header ? head_bytes : sizeof header);
-  for (size_t i = 0; i < sizeof g2z__shard_others / sizeof *g2z__shard_others; i++)
-    if (header[0] == g2z__shard_others[i].magic)
-      return g2z_fail(services, G2Z_UNSUPPORTED, "%s is %s", shard->path,
-                      g2z__shard_others[i].what);
-  shard->begin = header[0] == G2Z__SHARD_MAGIC && head_bytes >= 4 ? G2Z__SHARD_HEADER : 0;
-  uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
-  if (shard->bytes == 0)
-    return g2z_fail(services, G2Z_FORMAT, "%s is empty: prepare it again", shard->path);
-  if (!shard->begin && g2z__looks_like_text(head, head_bytes))
-    return g2z_fail(services, G2Z_FORMAT,
-                    "%s holds text, not tokens: make shards of it with prepare_data", shard->path);
-  if (!shard->begin && shard->bytes % 2)
-    return g2z_fail(services, G2Z_FORMAT,
-                    "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does not "
-                    "hold uint16 tokens: check that it is the right file, complete", shard->path,
-                    shard->bytes);
-  if (shard->bytes < shard->begin)
-    return g2z_fail(services, G2Z_FORMAT,
-                    "%s begins as a token shard but ends after %" PRIu64 " of the header's %d "
-                    "bytes: copy or prepare it again", shard->path, shard->bytes,
-                    G2Z__SHARD_HEADER);
-  if (shard->begin && header[1] != 1)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) is "
-                    "known: prepare it again", shard->path, header[1]);
-  if (shard->begin && (header[2] < 0 || promised != shard->bytes))
-    return g2z_fail(services, G2Z_FORMAT,
-                    "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it is "
-                    "unfinished or was cut; copy or prepare it again", shard->path, header[2],
-                    promised, shard->bytes);
-  shard->tokens = (int64_t)((shard->bytes - shard->begin) / 2);
-  if (shard->begin) memcpy(&shard->vocab_hash, header + 3, sizeof shard->vocab_hash);
-  return G2Z_OK;
-}
-
-/* Checks the open file. A file that is opened again must have its old size and kind of header. */
-G2Z__PRIVATE g2z_status g2z__shard_look(g2z_services *services, g2z__shard *shard) {
-  const g2z__shard before = *shard;
-  struct stat info;
+/* Checks an open shard by its size and first bytes. A shard that is opened again must have its old
+ * size and kind of header. */
+G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard) {
+  const char *path = shard->path;
+  const uint64_t old_bytes = shard->bytes, old_begin = shard->begin;
   unsigned char head[256];
+  int32_t header[5] = {0, 0, 0, 0, 0};
+  struct stat info;
   int64_t got = fstat(shard->file, &info) == 0 ? 0 : -1;
   if (got == 0 && !S_ISREG(info.st_mode))
     return g2z_fail(services, G2Z_IO, "%s is %s, not a token shard: name files, as in "
-                    "'data/NAME_train_*.bin'",
-                    shard->path, S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
+                    "'data/NAME_train_*.bin'", path,
+                    S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
   if (got == 0) got = g2z__pread(shard->file, head, sizeof head, 0);
-  if (got < 0) return g2z_fail_file(services, errno, "read the shard", shard->path);
+  if (got < 0) return g2z_fail_file(services, errno, "read the shard", path);
+  memcpy(header, head, (size_t)got < sizeof header ? (size_t)got : sizeof header);
+  for (size_t i = 0; i < G2Z_COUNT(g2z__shard_others); i++)
+    if (header[0] == g2z__shard_others[i].magic)
+      return g2z_fail(services, G2Z_UNSUPPORTED, "%s is %s, not a token shard of GPT-2: name "
+                      "shards that prepare_data made of a text, as in 'data/NAME_train_*.bin'",
+                      path, g2z__shard_others[i].what);
   shard->bytes = (uint64_t)info.st_size;
-  G2Z__TRY(g2z__shard_check(services, shard, head, (size_t)got));
-  if (!before.bytes || (before.bytes == shard->bytes && before.begin == shard->begin))
-    return G2Z_OK;
+  shard->begin = header[0] == G2Z__SHARD_MAGIC ? G2Z__SHARD_HEADER : 0;
+  shard->tokens = ((int64_t)shard->bytes - (int64_t)shard->begin) / 2;
+  const uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
+  if (shard->bytes == 0)
+    return g2z_fail(services, G2Z_FORMAT, "%s is empty: prepare it again", path);
+  if (shard->begin) {
+    if (shard->bytes < shard->begin)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s begins as a token shard but ends after %" PRIu64 " of the header's %d "
+                      "bytes: copy or prepare it again", path, shard->bytes, G2Z__SHARD_HEADER);
+    if (header[1] != 1)
+      return g2z_fail(services, G2Z_UNSUPPORTED,
+                      "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) is "
+                      "known: prepare it again", path, header[1]);
+    if (header[2] < 0 || promised != shard->bytes)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it is "
+                      "unfinished or was cut; copy or prepare it again", path, header[2],
+                      promised, shard->bytes);
+    memcpy(&shard->vocab_hash, header + 3, sizeof shard->vocab_hash);
+  } else {
+    /* The most common mistake is to name a text file. One in fifteen of GPT-2's tokens of prose or
+     * code looks like two printable bytes, so 32 such pairs in a row are text. */
+    int64_t printable = 0;
+    while (printable < got && ((head[printable] >= 0x20 && head[printable] <= 0x7e) ||
+                               (head[printable] >= '\t' && head[printable] <= '\r')))
+      printable++;
+    if (printable == got && got >= 64)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s holds text, not tokens: make shards of it with prepare_data", path);
+    if (shard->bytes % 2)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does not "
+                      "hold uint16 tokens: check that it is the right file, complete", path,
+                      shard->bytes);
+  }
+  if (!old_bytes || (old_bytes == shard->bytes && old_begin == shard->begin)) return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT,
                   "%s had %" PRIu64 " bytes when the run began and has %" PRIu64 " now: do not "
-                  "write shards while they are read", shard->path, before.bytes, shard->bytes);
+                  "write shards while they are read", path, old_bytes, shard->bytes);
 }
 
 /* Opens the mask of an open shard, if there is one. It must belong to this shard. */
 G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard) {
-  const g2z__mask_path path = g2z__mask_of(shard->path);
+  const g2z__path path = g2z__mask_of(shard->path);
   g2z__mask head = {0, 0, 0, 0};
   uint64_t bytes = sizeof head + ((uint64_t)shard->tokens + 7) / 8, hash = G2Z__HASH;
   struct stat info;
@@ -4493,7 +4472,7 @@ G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shar
   shard->mask = -1;
   shard->file = g2z_open_file(shard->path, O_RDONLY | O_NONBLOCK); /* a FIFO must not block */
   if (shard->file < 0) return g2z_fail_file(services, errno, "open the shard", shard->path);
-  g2z_status status = g2z__shard_look(services, shard);
+  g2z_status status = g2z__shard_check(services, shard);
   if (status == G2Z_OK) status = g2z__mask_open(services, shard);
   if (status != G2Z_OK) g2z__shard_close(shard);
   return status;
@@ -4512,18 +4491,6 @@ G2Z__PRIVATE g2z_status g2z__mask_bits(g2z_services *services, const g2z__shard 
     return g2z_fail(services, G2Z_FORMAT, "the mask of %s ends before the bit of token "
                     "%" PRId64 ": do not write shards while they are read", shard->path, first + T);
   return g2z_fail_file(services, errno, "read the mask of", shard->path);
-}
-
-/* Sets *counts if one of tokens 1 ... targets of an open shard counts. */
-G2Z__PRIVATE g2z_status g2z__mask_counts(g2z_services *services, const g2z__shard *shard,
-                                         int64_t targets, int *counts) {
-  unsigned char bits[4096];
-  for (int64_t at = 0, n; at <= targets && !*counts; at += n) {
-    n = targets + 1 - at < 8 * (int64_t)sizeof bits ? targets + 1 - at : 8 * (int64_t)sizeof bits;
-    G2Z__TRY(g2z__mask_bits(services, shard, at, n - 1, bits));
-    for (int64_t i = at == 0; i < n; i++) *counts |= bits[i / 8] >> i % 8 & 1;
-  }
-  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int32_t *ids,
@@ -4584,11 +4551,7 @@ G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t
 #define G2Z__LOADER_FILES 128    /* shards kept open, each with its mask: of 1024 files, often */
 #define G2Z__LOADER_SAMPLES 1024 /* of all shards: each may be a round trip to a server */
 
-typedef enum g2z__prefetch_turn {
-  G2Z__TURN_CALLER,
-  G2Z__TURN_THREAD,
-  G2Z__TURN_QUIT
-} g2z__prefetch_turn;
+typedef enum g2z__turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__turn;
 
 /* In its turn the thread reads step loader->position. All else happens in the caller's turn. */
 typedef struct g2z__prefetch {
@@ -4603,7 +4566,7 @@ typedef struct g2z__prefetch {
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
   g2z_status status;             /* of the thread's last read */
-  g2z__prefetch_turn turn;       /* guarded by `lock` */
+  g2z__turn turn;       /* guarded by `lock` */
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;
@@ -4629,60 +4592,55 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   return G2Z_OK;
 }
 
-/* Reads sequence `index` of all shards into x[T], y[T]. A short one is padded with 0 and -1. */
-G2Z__PRIVATE g2z_status g2z__loader_sequence(g2z_loader *loader, int64_t index, int32_t *x,
-                                             int32_t *y) {
-  g2z__prefetch *reader = loader->reader;
-  memset(x, 0, (size_t)loader->config.seq * sizeof *x);
-  memset(y, 0xff, (size_t)loader->config.seq * sizeof *y);
-  if (index >= loader->sequences) return G2Z_OK;
-  size_t low = 0, high = reader->shard_count; /* find the last shard with first <= index */
-  while (high - low > 1) {
-    size_t middle = low + (high - low) / 2;
-    if (reader->shards[middle].first <= index) low = middle;
-    else high = middle;
-  }
-  G2Z__TRY(g2z__loader_file(loader, low));
-  const g2z__shard *shard = &reader->shards[low];
-  const int64_t first = (index - shard->first) * loader->config.seq;
-  const int64_t rest = shard->tokens - 1 - first;
-  const int64_t T = rest < loader->config.seq ? rest : loader->config.seq;
-  uint16_t *raw = reader->raw;
-  size_t bytes = (size_t)(T + 1) * 2;
-  int64_t got = g2z__pread(shard->file, raw, bytes, shard->begin + 2 * (uint64_t)first);
-  if (got < 0) return g2z_fail_file(&reader->services, errno, "read the shard", shard->path);
-  if ((size_t)got < bytes)
-    return g2z_fail(&reader->services, G2Z_FORMAT,
-                    "%s had %" PRId64 " tokens when the run began and now ends before token "
-                    "%" PRId64 ": do not write shards while they are read", shard->path,
-                    shard->tokens, first + T);
-  G2Z__TRY(g2z__mask_bits(&reader->services, shard, first, T, reader->bits));
-  for (int64_t t = 0; t <= T; t++) {
-    if (raw[t] >= loader->config.vocab)
-      return g2z_fail(&reader->services, G2Z_FORMAT,
-                      "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: prepare "
-                      "the text with the model's vocabulary, or check that it is the right file",
-                      shard->path, raw[t], first + t, loader->config.vocab);
-    if (t < T) x[t] = raw[t];
-    if (t > 0) y[t - 1] = reader->bits[(first % 8 + t) / 8] >> (first + t) % 8 & 1 ? raw[t] : -1;
-  }
-  return G2Z_OK;
-}
-
-/* Reads step loader->position into the thread's buffer. */
+/* Reads step loader->position into the thread's buffer. A short sequence is padded with token 0 and
+ * targets of -1. */
 G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
-  int32_t *x = loader->reader->buffer[loader->reader->fill], *y = x + loader->rows * config->seq;
+  g2z__prefetch *reader = loader->reader;
+  g2z_services *services = &reader->services;
+  const size_t size = (size_t)loader->rows * (size_t)config->seq * sizeof(int32_t);
+  int32_t *x = reader->buffer[reader->fill], *y = x + loader->rows * config->seq;
+  uint16_t *raw = reader->raw;
+  memset(x, 0, size);
+  memset(y, 0xff, size);
   for (int64_t row = 0; row < loader->rows; row++, x += config->seq, y += config->seq) {
     int64_t index = loader->position.step * loader->global + row * config->world + config->rank;
     if (config->order == G2Z_ORDER_SHUFFLED)
       index = g2z_shuffle(config->seed, loader->position.epoch, loader->sequences, index);
-    G2Z__TRY(g2z__loader_sequence(loader, index, x, y));
+    if (index >= loader->sequences) continue;
+    size_t low = 0, high = reader->shard_count; /* find the last shard with first <= index */
+    while (high - low > 1) {
+      const size_t middle = low + (high - low) / 2;
+      if (reader->shards[middle].first <= index) low = middle;
+      else high = middle;
+    }
+    G2Z__TRY(g2z__loader_file(loader, low));
+    const g2z__shard *shard = &reader->shards[low];
+    const int64_t first = (index - shard->first) * config->seq, rest = shard->tokens - 1 - first;
+    const int64_t T = rest < config->seq ? rest : config->seq;
+    const size_t bytes = (size_t)(T + 1) * 2;
+    int64_t got = g2z__pread(shard->file, raw, bytes, shard->begin + 2 * (uint64_t)first);
+    if (got < 0) return g2z_fail_file(services, errno, "read the shard", shard->path);
+    if ((size_t)got < bytes)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s had %" PRId64 " tokens when the run began and now ends before token "
+                      "%" PRId64 ": do not write shards while they are read", shard->path,
+                      shard->tokens, first + T);
+    G2Z__TRY(g2z__mask_bits(services, shard, first, T, reader->bits));
+    for (int64_t t = 0; t <= T; t++) {
+      if (raw[t] >= config->vocab)
+        return g2z_fail(services, G2Z_FORMAT,
+                        "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: "
+                        "prepare the text with the model's vocabulary, or check that it is the "
+                        "right file", shard->path, raw[t], first + t, config->vocab);
+      if (t < T) x[t] = raw[t];
+      if (t > 0) y[t - 1] = reader->bits[(first % 8 + t) / 8] >> (first + t) % 8 & 1 ? raw[t] : -1;
+    }
   }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__prefetch_turn turn) {
+G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__turn turn) {
   pthread_mutex_lock(&reader->lock);
   reader->turn = turn;
   pthread_cond_signal(&reader->changed);
@@ -4690,10 +4648,10 @@ G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__prefetch_turn tur
 }
 
 /* Waits while it is the other's turn. */
-G2Z__PRIVATE g2z__prefetch_turn g2z__loader_wait(g2z__prefetch *reader, g2z__prefetch_turn other) {
+G2Z__PRIVATE g2z__turn g2z__loader_wait(g2z__prefetch *reader, g2z__turn other) {
   pthread_mutex_lock(&reader->lock);
   while (reader->turn == other) pthread_cond_wait(&reader->changed, &reader->lock);
-  g2z__prefetch_turn turn = reader->turn;
+  g2z__turn turn = reader->turn;
   pthread_mutex_unlock(&reader->lock);
   return turn;
 }
@@ -4732,19 +4690,6 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
   return G2Z_OK;
 }
 
-/* A file that is in both lists, even under two names; NULL: none. Scratch: others[b->gl_pathc]. */
-G2Z__PRIVATE const char *g2z__shards_shared(const glob_t *a, const glob_t *b, struct stat *others) {
-  struct stat one;
-  for (size_t k = 0; k < b->gl_pathc; k++) /* a missing file gets zeros */
-    if (stat(b->gl_pathv[k], &others[k]) != 0) memset(&others[k], 0, sizeof others[k]);
-  for (size_t i = 0; i < a->gl_pathc; i++) {
-    if (stat(a->gl_pathv[i], &one) != 0) continue;
-    for (size_t k = 0; k < b->gl_pathc; k++)
-      if (one.st_ino == others[k].st_ino && one.st_dev == others[k].st_dev) return a->gl_pathv[i];
-  }
-  return NULL;
-}
-
 /* The last `word` in the file's name, such as "val" in "text_val_000000.bin"; NULL: none. */
 G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
   const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *last = NULL;
@@ -4779,15 +4724,22 @@ G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const char *gi
 
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
   glob_t found[2];
-  struct stat *others = NULL;
+  struct stat *others = NULL, one;
   const char *shared = NULL;
   memset(found, 0, sizeof found);
   g2z_status status = G2Z_OK;
   if (g2z__shards_find(services, train, &found[0]) == G2Z_OK)
     status = g2z__shards_named(services, train, &found[0]);
   if (status == G2Z_OK && val && g2z__shards_find(services, val, &found[1]) == G2Z_OK)
-    status = G2Z__NEW(services, found[1].gl_pathc, &others);
-  if (others) shared = g2z__shards_shared(&found[0], &found[1], others);
+    status = G2Z__NEW(services, found[1].gl_pathc, &others); /* zeros also for a missing file */
+  /* A file of both lists, even under two names. */
+  for (size_t k = 0; others && k < found[1].gl_pathc; k++) stat(found[1].gl_pathv[k], &others[k]);
+  for (size_t i = 0; others && !shared && i < found[0].gl_pathc; i++) {
+    if (stat(found[0].gl_pathv[i], &one) != 0) continue;
+    for (size_t k = 0; k < found[1].gl_pathc; k++)
+      if (one.st_ino == others[k].st_ino && one.st_dev == others[k].st_dev)
+        shared = found[0].gl_pathv[i];
+  }
   if (shared)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT,
                       "%s is named to train on and to validate on, by \"%s\" and by \"%s\": "
@@ -4796,26 +4748,6 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   globfree(&found[0]);
   globfree(&found[1]);
   return status;
-}
-
-/* Adds a shard to the two hashes of the data. A checkpoint keeps saved_data, which covers the
- * length and both ends of each shard in every version of its format. Ranks compare `data`, which
- * also covers sampled tokens and their mask bits. */
-G2Z__PRIVATE g2z_status g2z__loader_hash(g2z_loader *loader, const g2z__shard *shard) {
-  unsigned char sample[128];
-  int64_t samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)loader->reader->shard_count;
-  int64_t got = g2z__shard_hash(shard->file, shard->begin, shard->tokens, &loader->saved_data) - 1;
-  for (int64_t i = 0; i < samples && i < shard->tokens && got >= 0; i++) {
-    uint64_t at = (uint64_t)g2z_shuffle(0, 0, shard->tokens, i);
-    got = g2z__pread(shard->file, sample, sizeof sample, shard->begin + 2 * at);
-    if (got > 0) loader->data = g2z__hash(loader->data, sample, (size_t)got);
-    if (got < 0 || shard->mask < 0) continue;
-    got = g2z__pread(shard->mask, sample, sizeof sample, sizeof(g2z__mask) + at / 8);
-    if (got > 0) loader->data = g2z__hash(loader->data, sample, (size_t)got);
-  }
-  loader->data = g2z__hash(loader->data, &loader->saved_data, sizeof loader->saved_data);
-  return got < 0 ? g2z_fail_file(&loader->reader->services, errno, "read the shard", shard->path)
-                 : G2Z_OK;
 }
 
 /* Refuses `what` if the hash of its vocabulary differs from the model's: ids would mean other
@@ -4831,74 +4763,82 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
   return G2Z_OK;
 }
 
-/* Shards must not name two vocabularies. */
-G2Z__PRIVATE g2z_status g2z__loader_vocab(g2z_loader *loader, const g2z__shard *shard) {
-  if (!shard->vocab_hash || shard->vocab_hash == loader->vocab_hash) return G2Z_OK;
-  if (loader->vocab_hash)
-    return g2z_fail(&loader->reader->services, G2Z_FORMAT,
-                    "%s and %s were made with different vocabularies: narrow the pattern, or "
-                    "prepare their texts again with one --vocab", loader->vocab_shard, shard->path);
-  loader->vocab_hash = shard->vocab_hash;
-  loader->vocab_shard = shard->path;
-  return G2Z_OK;
-}
-
-/* Opens and counts every shard once, so that a damaged one is found before training starts. */
-G2Z__PRIVATE g2z_status g2z__loader_count(g2z_loader *loader) {
+/* Opens and counts every shard once, so that a damaged one is found before training starts; then
+ * starts the thread. */
+G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
   const g2z_loader_config *config = &loader->config;
-  const g2z__prefetch *reader = loader->reader;
+  g2z__prefetch *reader = loader->reader;
+  g2z_services *services = &reader->services;
+  const size_t T = (size_t)config->seq;
   const int every = config->order == G2Z_ORDER_FILE; /* token is used in file order */
-  int counts = 0;
-  loader->data = loader->saved_data = G2Z__HASH;
+  int counts = 0;                                    /* a token that is a target */
+  unsigned char bits[4096], sample[2][128];
+  G2Z__TRY(g2z__shards_find(services, pattern, &reader->found));
+  reader->shard_count = reader->found.gl_pathc;
+  G2Z__TRY(G2Z__NEW(services, reader->shard_count, &reader->shards));
+  const int64_t samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)reader->shard_count;
+  loader->data = G2Z__HASH;
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
     shard->path = reader->found.gl_pathv[s];
     G2Z__TRY(g2z__loader_file(loader, s));
-    G2Z__TRY(g2z__loader_vocab(loader, shard));
-    G2Z__TRY(g2z__loader_hash(loader, shard));
-    shard->first = loader->sequences;
-    loader->tokens += shard->tokens;
+    if (shard->vocab_hash && !loader->vocab_hash) {
+      loader->vocab_hash = shard->vocab_hash;
+      loader->vocab_shard = shard->path;
+    }
+    if (shard->vocab_hash && shard->vocab_hash != loader->vocab_hash)
+      return g2z_fail(services, G2Z_FORMAT,
+                      "%s and %s were made with different vocabularies: narrow the pattern, or "
+                      "prepare their texts again with one --vocab", loader->vocab_shard,
+                      shard->path);
+    /* The hash of the data covers each shard's ends, and samples of its tokens and mask bits. */
+    int good = g2z__shard_hash(shard->file, shard->begin, shard->tokens, &loader->data);
+    for (int64_t i = 0; i < samples && i < shard->tokens && good; i++) {
+      const uint64_t at = (uint64_t)g2z_shuffle(0, 0, shard->tokens, i);
+      memset(sample, 0, sizeof sample);
+      good = g2z__pread(shard->file, sample[0], sizeof sample[0], shard->begin + 2 * at) >= 0;
+      if (good && shard->mask >= 0)
+        good = g2z__pread(shard->mask, sample[1], sizeof sample[1],
+                          sizeof(g2z__mask) + at / 8) >= 0;
+      loader->data = g2z__hash(loader->data, sample, sizeof sample);
+    }
+    if (!good) return g2z_fail_file(services, errno, "read the shard", shard->path);
+    /* Tokens 1 ... targets are targets. */
     int64_t targets = shard->tokens > 0 ? shard->tokens - 1 : 0;
     if (!every) targets -= targets % config->seq;
+    shard->first = loader->sequences;
+    loader->tokens += shard->tokens;
     loader->sequences += (targets + config->seq - 1) / config->seq;
-    if (targets) G2Z__TRY(g2z__mask_counts(&loader->reader->services, shard, targets, &counts));
+    for (int64_t at = 0, n; targets && at <= targets && !counts; at += n) {
+      n = targets + 1 - at < 8 * (int64_t)sizeof bits ? targets + 1 - at : 8 * (int64_t)sizeof bits;
+      G2Z__TRY(g2z__mask_bits(services, shard, at, n - 1, bits));
+      for (int64_t i = at == 0; i < n; i++) counts |= bits[i / 8] >> i % 8 & 1;
+    }
   }
   loader->steps_per_epoch = (loader->sequences + (every ? loader->global - 1 : 0)) / loader->global;
-  if (loader->steps_per_epoch > 0 && !counts)
-    return g2z_fail(&loader->reader->services, G2Z_BAD_ARGUMENT,
-                    "%s%s: no token counts, the masks leave out all of them: prepare the text "
-                    "again, with completions that are not empty", reader->shards[0].path,
-                    reader->shard_count > 1 ? " and others" : "");
-  if (loader->steps_per_epoch > 0) return G2Z_OK;
-  if (every)
-    return g2z_fail(&loader->reader->services, G2Z_BAD_ARGUMENT,
-                    "%s%s: no shard has two tokens, so there is none to predict: take more data",
-                    reader->shards[0].path, reader->shard_count > 1 ? " and others" : "");
-  return g2z_fail(&loader->reader->services, G2Z_BAD_ARGUMENT,
-                  "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, "
-                  "but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
-                  "%.0f tokens in shards of at least %d: take more data, or lower batch, accum or "
-                  "seq", reader->shards[0].path, reader->shard_count > 1 ? " and others" : "",
-                  loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
-                  loader->sequences, config->seq, config->batch, config->accum, config->world,
-                  loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
-}
-
-G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
-  g2z__prefetch *reader = loader->reader;
-  const size_t T = (size_t)loader->config.seq, tokens = T * (size_t)loader->rows;
-  G2Z__TRY(g2z__shards_find(&reader->services, pattern, &reader->found));
-  reader->shard_count = reader->found.gl_pathc;
-  G2Z__TRY(G2Z__NEW(&reader->services, reader->shard_count, &reader->shards));
-  G2Z__TRY(g2z__loader_count(loader));
+  const char *path = reader->shards[0].path, *more = reader->shard_count > 1 ? " and others" : "";
+  if (loader->steps_per_epoch == 0 && every)
+    G2Z_REFUSE(services, "%s%s: no shard has two tokens, so there is none to predict: take more "
+               "data", path, more);
+  if (loader->steps_per_epoch == 0)
+    G2Z_REFUSE(services,
+               "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, but a "
+               "step of batch %d x accum %d x world %d needs %" PRId64 ", so at least %.0f tokens "
+               "in shards of at least %d: take more data, or lower batch, accum or seq", path, more,
+               loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
+               loader->sequences, config->seq, config->batch, config->accum, config->world,
+               loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
+  if (!counts)
+    G2Z_REFUSE(services, "%s%s: no token counts, the masks leave out all of them: prepare the text "
+               "again, with completions that are not empty", path, more);
   for (int i = 0; i < 2; i++)
-    G2Z__TRY(G2Z__NEW(&reader->services, 2 * tokens, &reader->buffer[i]));
-  G2Z__TRY(G2Z__NEW(&reader->services, T + 1 + T / 16 + 2, &reader->raw));
+    G2Z__TRY(G2Z__NEW(services, 2 * T * (size_t)loader->rows, &reader->buffer[i]));
+  G2Z__TRY(G2Z__NEW(services, T + 1 + T / 16 + 2, &reader->raw));
   reader->bits = (unsigned char *)(reader->raw + T + 1);
-  int error = g2z__thread_start(&reader->thread, g2z__loader_thread, loader);
+  const int error = g2z__thread_start(&reader->thread, g2z__loader_thread, loader);
   reader->started = error == 0;
   if (!error) return G2Z_OK;
-  return g2z_fail(&reader->services, G2Z_NO_MEMORY,
+  return g2z_fail(services, G2Z_NO_MEMORY,
                   "cannot start the prefetch thread: %s; raise the limit of processes (ulimit -u)",
                   strerror(error));
 }
@@ -11094,7 +11034,7 @@ G2Z__PRIVATE int64_t g2z__saved_bytes(const g2z__saved *saved, const char *name)
 
 /* The hash of the data, shifted so that the JSON integer is not negative. */
 G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
-  return (int64_t)(loader->saved_data >> 1);
+  return (int64_t)(loader->data >> 1);
 }
 
 /* ----- between files and the device ----- */

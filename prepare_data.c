@@ -805,8 +805,7 @@ static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t c
       to->shards = list;
       shard_path(to->o, s->split, s->shards, s->path, sizeof s->path);
       TRY(g2z_shard_writer_create(to->services, s->path, (g2z_shard_format)to->o->format,
-                                  &s->shard));
-      g2z_shard_writer_vocab(s->shard, to->vocab_hash);
+                                  to->vocab_hash, &s->shard));
       to->shards[to->count++] = s->shard;
       s->shards++;
       s->in_shard = 0;

@@ -1703,7 +1703,8 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   e->tokens = g2z_path_in(e->out, "tokens.bin");
   G2Z_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab,
                            wanted < block ? wanted + 1 : block, &tokens));
-  g2z_status status = g2z_shard_writer_create(e->services, e->tokens.text, G2Z_SHARD_LLMC, &writer);
+  g2z_status status = g2z_shard_writer_create(e->services, e->tokens.text, G2Z_SHARD_LLMC, 0,
+                                              &writer);
   for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
     status = g2z_shard_writer_append(writer, tokens,
                                      wanted + 1 - done < block ? wanted + 1 - done : block);

@@ -188,7 +188,7 @@ static void test_eval_texts(g2z_test *t) {
                  "y.gz unpacks to more than 1048576 bytes");
   }
   g2z_shard_writer *writer = NULL;
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_LLMC,
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_LLMC, 0,
                                       &writer));
   CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)count));
   CHECK_OK(t, g2z_shard_writer_commit(writer));
@@ -267,7 +267,7 @@ static void test_eval_masks(g2z_test *t) {
   }
   const char *path = test_path(t, "a.bin");
   for (int format = 0; format < 2; format++) {
-    CHECK_OK(t, g2z_shard_writer_create(&t->services, path, (g2z_shard_format)format, &writer));
+    CHECK_OK(t, g2z_shard_writer_create(&t->services, path, (g2z_shard_format)format, 0, &writer));
     CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
     CHECK_OK(t, g2z_shard_writer_commit(writer));
     g2z_shard_writer_free(writer);
@@ -288,7 +288,7 @@ static void test_eval_masks(g2z_test *t) {
   test_trainer_close(&tt);
   /* A mask that leaves out all tokens, and another shard's mask. */
   for (int i = 0; i < COUNT; i++) marked[i] |= G2Z_UNCOUNTED;
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, &writer));
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, 0, &writer));
   CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
   CHECK_OK(t, g2z_shard_writer_commit(writer));
   g2z_shard_writer_free(writer);
@@ -479,7 +479,7 @@ static void test_examples(g2z_test *t) {
   REQUIRE_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "e.bpe"), &tokenizer));
   REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
   CHECK_OK(t, g2z_encode(encoder, text, strlen(text), G2Z_ENCODE_DEFAULT, &ids));
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "b.bin"), G2Z_SHARD_LLMC,
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "b.bin"), G2Z_SHARD_LLMC, 0,
                                       &writer));
   CHECK_OK(t, g2z_shard_writer_append(writer, ids.ids, ids.count));
   CHECK_OK(t, g2z_shard_writer_commit(writer));

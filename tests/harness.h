@@ -476,7 +476,7 @@ static void test_steps(g2z_test *t, g2z_trainer *trainer, const int32_t *x, cons
 static void test_shard(g2z_test *t, const char *name, g2z_shard_format format, const int32_t *ids,
                        int count) {
   g2z_shard_writer *writer = NULL;
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, name), format, &writer));
+  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, name), format, 0, &writer));
   if (writer) CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)count));
   if (writer) CHECK_OK(t, g2z_shard_writer_commit(writer));
   g2z_shard_writer_free(writer);

@@ -242,11 +242,11 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "ls -d runs/*/w* | wc -l", 0, "3\n"},
     /* llm.c's other files */
     {"$T --train $D/llama3.bin", 1, "$D/llama3.bin is a shard of llm.c with uint32 tokens of Llama "
-                                    "3: prepare the text with GPT-2's vocabulary"},
+                                    "3, not a token shard of GPT-2: name shards that prepare_data"},
     {"$T --train $D/a-train.bin --val $D/hellaswag.bin --vocab $D/a.bpe", 1,
      "$D/hellaswag.bin is an evaluation file of llm.c, such as HellaSwag's, not a token shard"},
     {"{ printf '\\306\\327\\064\\001'; head -c 4000 /dev/zero; } > $D/llmc.bin; $T --train "
-     "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c, not a token shard: name shards"},
+     "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c, not a token shard of GPT-2"},
     {"echo 'version https://git-lfs.github.com/spec/v1' > $D/lfs.json; $T --train $D/a-train.bin "
      "--vocab $D/lfs.json", 1, "$D/lfs.json is a pointer of git-lfs in place of the file: type git"},
     /* weights in several files */
@@ -413,8 +413,7 @@ static void test_vocab_hash(g2z_test *t) {
   for (int i = 0; i < 2; i++) {
     const char *path = test_path(t, i ? "known" : "unknown");
     g2z_shard_writer *writer;
-    REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_LLMC, &writer));
-    g2z_shard_writer_vocab(writer, hashes[i]);
+    REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_LLMC, hashes[i], &writer));
     CHECK_OK(t, g2z_shard_writer_append(writer, ids, 100));
     CHECK_OK(t, g2z_shard_writer_commit(writer));
     g2z_shard_writer_free(writer);
