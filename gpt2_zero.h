@@ -10996,6 +10996,8 @@ typedef struct g2z__saved {
   g2z_train_config config;      /* of the run that saved: only its settings */
   g2z__sum *sums;               /* CHECKSUMS: the chunks of a file are adjacent */
   size_t sum_count, sum_capacity;
+  char *path, *text;            /* the file that was read last */
+  size_t bytes;
 } g2z__saved;
 
 /* The numbers in trainer_state.json: first SAVED_LIST, then STATE_LIST. */
@@ -11020,7 +11022,8 @@ enum { G2Z__STATE_FIELDS = 0 G2Z__SAVED_LIST(X), /* STATE_LIST begins here */
 
 G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
   g2z_release(services, saved->sums);
-  saved->sums = NULL;
+  g2z_release(services, saved->path);
+  g2z_release(services, saved->text);
 }
 
 /* The length of a file, or -1 if CHECKSUMS does not list it. */
@@ -11067,6 +11070,7 @@ typedef struct g2z__transfer {
   g2z_files files;
   void *user;
   uint64_t vocab_hash;          /* loading: the model's hash after the load */
+  g2z__safetensors *moments;    /* loading: the optimizer file that is open */
   g2z__extent *extents;         /* loading: sorted by buffer, then canonical */
   size_t extent_count, extent_capacity;
 } g2z__transfer;
@@ -11082,6 +11086,7 @@ G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z__transfer_shut(x);
   g2z_writer_free(x->model);
   g2z_writer_free(x->writer);
+  g2z__safetensors_free(x->moments);
   if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
   g2z_release(x->services, x->directory);
   g2z_release(x->services, x->tensors);
@@ -11520,27 +11525,6 @@ G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g
   return 1;
 }
 
-/* Copies a string, truncated to `room`: a truncated one matches no expected text. */
-G2Z__PRIVATE void g2z__saved_parse_text(g2z_json *json, char *out, size_t room) {
-  g2z_json_text text = g2z_json_string(json);
-  snprintf(out, room, "%.*s", (int)(text.bytes < room ? text.bytes : room - 1),
-           text.at ? (const char *)text.at : "");
-}
-
-/* Ignores settings that this version does not have. */
-G2Z__PRIVATE void g2z__saved_parse_settings(g2z_json *json, g2z__saved *saved) {
-  g2z_json_enter(json, '[');
-  while (g2z_json_next(json, ']', NULL)) {
-    char line[64];
-    g2z__saved_parse_text(json, line, sizeof line);
-    char *value = strchr(line, '=');
-    if (value) *value++ = 0;
-    const g2z_setting *setting = value ? g2z_setting_find(line) : NULL;
-    if (setting && !g2z__setting_read(setting, &saved->config, value))
-      g2z_json_fail(json, "%s cannot be \"%s\"", line, value);
-  }
-}
-
 /* Reads the lines of CHECKSUMS. The last line must match the lines before it. */
 G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path, const char *text,
                                         size_t bytes, g2z__saved *saved) {
@@ -11573,18 +11557,6 @@ G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path
                   "ends it; take an earlier checkpoint", path);
 }
 
-/* Compares a small file, already read, with its one line in CHECKSUMS. */
-G2Z__PRIVATE g2z_status g2z__saved_check_text(g2z_services *services, const g2z__saved *saved,
-                                              const char *name, const char *path,
-                                              const char *text, size_t bytes) {
-  for (size_t i = 0; i < saved->sum_count; i++)
-    if (strcmp(saved->sums[i].name, name) == 0 && saved->sums[i].bytes == bytes &&
-        saved->sums[i].crc == g2z_crc32c(0, text, bytes))
-      return G2Z_OK;
-  return g2z_fail(services, G2Z_FORMAT, "%s does not have the checksum that CHECKSUMS names: it is "
-                  "damaged; take an earlier checkpoint", path);
-}
-
 G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *path,
                                          const char *text, size_t bytes, g2z__saved *saved) {
   g2z_json json;
@@ -11597,8 +11569,19 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
       while (g2z_json_next(&json, '}', &key))
         if (!g2z__saved_get_field(saved, &json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
           g2z_json_skip(&json);
-    } else if (g2z_json_is(&key, "settings")) g2z__saved_parse_settings(&json, saved);
-    else g2z_json_skip(&json);
+    } else if (g2z_json_is(&key, "settings") && g2z_json_enter(&json, '[')) {
+      while (g2z_json_next(&json, ']', NULL)) {
+        char line[64]; /* a line that does not fit is no setting of this version */
+        g2z_json_text text = g2z_json_string(&json);
+        snprintf(line, sizeof line, "%.*s", text.bytes < sizeof line ? (int)text.bytes : 0,
+                 text.at ? (const char *)text.at : "");
+        char *value = strchr(line, '=');
+        if (value) *value++ = 0;
+        const g2z_setting *setting = value ? g2z_setting_find(line) : NULL;
+        if (setting && !g2z__setting_read(setting, &saved->config, value))
+          g2z_json_fail(&json, "%s cannot be \"%s\"", line, value);
+      }
+    } else g2z_json_skip(&json);
   }
   G2Z__TRY(g2z_json_close(&json));
   const int64_t most = INT64_C(1) << 60, *const counts[] = {
@@ -11617,29 +11600,31 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   return G2Z_OK;
 }
 
-/* The version comes first, because the rest depends on it. If the checksum also fails, an unknown
- * version counts as damage, not as another format. */
-G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const char *path,
-                                         const char *text, size_t bytes,
-                                         const g2z__saved *saved) {
-  int64_t version = -1;
-  if (sscanf(text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64, &version) != 1)
-    return g2z_fail(services, G2Z_FORMAT,
-                    "%s does not begin as the state of a checkpoint does: it is damaged, or it "
-                    "is something else", path);
-  g2z_status status = g2z__saved_check_text(services, saved, "trainer_state.json", path,
-                                            text, bytes);
-  if (version == G2Z__CHECKPOINT_VERSION) return status;
-  return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
-                  "%s has version=%" PRId64 " of the format, and this program reads version %d: "
-                  "resume with the program that wrote it", path, version, G2Z__CHECKPOINT_VERSION);
+/* Reads a file of the checkpoint into saved->text. */
+G2Z__PRIVATE g2z_status g2z__saved_open(g2z_services *services, const char *directory,
+                                        const char *name, g2z__saved *saved) {
+  g2z_release(services, saved->path);
+  g2z_release(services, saved->text);
+  saved->text = NULL;
+  G2Z__TRY(g2z_join_path(services, directory, name, &saved->path));
+  return g2z_read_file(services, saved->path, (size_t)1 << 30, &saved->text, &saved->bytes);
+}
+
+/* Compares the file in saved->text with its one line in CHECKSUMS. */
+G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const g2z__saved *saved,
+                                         const char *name) {
+  for (size_t i = 0; i < saved->sum_count; i++)
+    if (strcmp(saved->sums[i].name, name) == 0 && saved->sums[i].bytes == saved->bytes &&
+        saved->sums[i].crc == g2z_crc32c(0, saved->text, saved->bytes))
+      return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT, "%s does not have the checksum that CHECKSUMS names: it is "
+                  "damaged; take an earlier checkpoint", saved->path);
 }
 
 /* Reads DIRECTORY/trainer_state.json, or fails with the reason why it is no checkpoint. */
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
-  char *path, *text;
-  size_t bytes, length = strlen(directory);
+  size_t length = strlen(directory);
   int weights, state, sums;
   struct stat info;
   memset(saved, 0, sizeof *saved);
@@ -11660,19 +11645,26 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (!sums)
     return g2z_fail(services, G2Z_FORMAT, "%s has no CHECKSUMS, which belongs to it: copy the "
                     "checkpoint again", directory);
-  G2Z__TRY(g2z_join_path(services, directory, "CHECKSUMS", &path));
-  g2z_status status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
-  if (status == G2Z_OK) status = g2z__sums_parse(services, path, text, bytes, saved);
-  g2z_release(services, text);
-  g2z_release(services, path);
+  G2Z__TRY(g2z__saved_open(services, directory, "CHECKSUMS", saved));
+  G2Z__TRY(g2z__sums_parse(services, saved->path, saved->text, saved->bytes, saved));
+
+  /* The version comes first, because the rest depends on it. If the checksum also fails, an unknown
+   * version counts as damage, not as another format. */
+  int64_t version = -1;
+  G2Z__TRY(g2z__saved_open(services, directory, "trainer_state.json", saved));
+  if (sscanf(saved->text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64,
+             &version) != 1)
+    return g2z_fail(services, G2Z_FORMAT,
+                    "%s does not begin as the state of a checkpoint does: it is damaged, or it "
+                    "is something else", saved->path);
+  g2z_status status = g2z__saved_check(services, saved, "trainer_state.json");
+  if (version != G2Z__CHECKPOINT_VERSION)
+    return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
+                    "%s has version=%" PRId64 " of the format, and this program reads version %d: "
+                    "resume with the program that wrote it", saved->path, version,
+                    G2Z__CHECKPOINT_VERSION);
   G2Z__TRY(status);
-  G2Z__TRY(g2z_join_path(services, directory, "trainer_state.json", &path));
-  status = g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes);
-  if (status == G2Z_OK) status = g2z__saved_check(services, path, text, bytes, saved);
-  if (status == G2Z_OK) status = g2z__saved_parse(services, path, text, bytes, saved);
-  g2z_release(services, text);
-  g2z_release(services, path);
-  return status;
+  return g2z__saved_parse(services, saved->path, saved->text, saved->bytes, saved);
 }
 
 /* ----- loading ----- */
@@ -11708,57 +11700,56 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
   return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
 }
 
-/* The model file holds a header and all masters in canonical order. */
-G2Z__PRIVATE g2z_status g2z__loading_list_model(g2z__transfer *x) {
-  const uint64_t bytes = (uint64_t)g2z__saved_bytes(&x->saved, "model.safetensors");
-  uint64_t header = 0;
-  g2z__extent extent = {G2Z_BUFFER_MASTER, G2Z__MODEL_FILE, 0, x->t->plan->parameters, 0};
+/* Checks everything before the trainer changes, and lists which file holds which elements. */
+G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
+  const size_t P = x->t->plan->parameters;
+  g2z_model_config model;
+  char name[32], file[64];
+  G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
+  G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
+  G2Z__TRY(g2z__transfer_sums(x, 0));
+  G2Z__TRY(g2z_weights_config(x->services, x->directory, &model));
+  x->vocab_hash = x->t->plan->model.vocab_hash;
+  G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->directory));
+
+  /* The model file holds a header and all masters in canonical order. */
+  g2z__extent masters = {G2Z_BUFFER_MASTER, G2Z__MODEL_FILE, 0, P, 0};
+  uint64_t header = 0, bytes = (uint64_t)g2z__saved_bytes(&x->saved, "model.safetensors");
   G2Z__TRY(g2z__transfer_file(x, "model.safetensors", O_RDONLY));
   G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
-  extent.begin = sizeof header + header;
-  if (header < bytes && extent.begin + extent.elements * sizeof(float) == bytes)
-    return g2z__extent_add(x, &extent);
-  return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements: the file is from "
-                  "another checkpoint", x->path, extent.elements);
-}
+  masters.begin = sizeof header + header;
+  if (header >= bytes || masters.begin + P * sizeof(float) != bytes)
+    return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements: the file is from "
+                    "another checkpoint", x->path, P);
+  G2Z__TRY(g2z__extent_add(x, &masters));
 
-/* Lists the ranges of m and v in one rank's optimizer file. */
-G2Z__PRIVATE g2z_status g2z__loading_list_moments(g2z__transfer *x, int index) {
-  g2z__safetensors *file;
-  g2z_status status = G2Z_OK;
-  char path[64];
-  g2z__checkpoint_file(index, x->saved.world, path);
-  G2Z__TRY(g2z__transfer_name(x, path));
-  G2Z__TRY(g2z__safetensors_open(x->services, x->path, &file));
-  for (size_t i = 0; status == G2Z_OK && i < file->count; i++) {
-    const g2z__safetensor *tensor = &file->tensors[i];
-    g2z__extent extent;
-    char name[32];
-    extent.buffer = tensor->name[0] == 'm' ? G2Z_BUFFER_M : G2Z_BUFFER_V;
-    extent.canonical = strlen(tensor->name) > 2 ? (size_t)strtoull(tensor->name + 2, NULL, 10) : 0;
-    extent.file = index;
-    extent.elements = tensor->elements;
-    extent.begin = tensor->begin;
-    g2z__moment_name(extent.buffer, extent.canonical, name);
-    if (strcmp(tensor->name, name) != 0 || tensor->type != G2Z__F32 || tensor->rank != 1 ||
-        tensor->elements == 0)
-      status = g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
+  /* The optimizer file of each rank that saved holds ranges of m and v. */
+  for (int rank = 0; rank < (int)x->saved.world; rank++) {
+    g2z__checkpoint_file(rank, x->saved.world, file);
+    G2Z__TRY(g2z__transfer_name(x, file));
+    G2Z__TRY(g2z__safetensors_open(x->services, x->path, &x->moments));
+    for (size_t i = 0; i < x->moments->count; i++) {
+      const g2z__safetensor *tensor = &x->moments->tensors[i];
+      g2z__extent extent = {tensor->name[0] == 'm' ? G2Z_BUFFER_M : G2Z_BUFFER_V, rank, 0,
+                            tensor->elements, tensor->begin};
+      if (strlen(tensor->name) > 2) extent.canonical = (size_t)strtoull(tensor->name + 2, NULL, 10);
+      g2z__moment_name(extent.buffer, extent.canonical, name);
+      if (strcmp(tensor->name, name) != 0 || tensor->type != G2Z__F32 || tensor->rank != 1 ||
+          tensor->elements == 0)
+        return g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
                         "F32", x->path, tensor->name);
-    else status = g2z__extent_add(x, &extent);
+      G2Z__TRY(g2z__extent_add(x, &extent));
+    }
+    g2z__safetensors_free(x->moments);
+    x->moments = NULL;
   }
-  g2z__safetensors_free(file);
-  return status;
-}
 
-/* Each element of each buffer must be stored exactly once. */
-G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
-  const size_t P = x->t->plan->parameters;
-  const g2z__extent *extent = x->extents, *last = extent + x->extent_count;
+  /* Each element of each buffer must be stored exactly once. */
   qsort(x->extents, x->extent_count, sizeof(g2z__extent), g2z__extent_order);
+  const g2z__extent *extent = x->extents, *last = extent + x->extent_count;
   for (int buffer = G2Z_BUFFER_MASTER; buffer <= G2Z_BUFFER_V; buffer++) {
     size_t end = 0;
     for (; extent < last && (int)extent->buffer == buffer; extent++) {
-      char name[32], file[64];
       g2z__moment_name(extent->buffer, extent->canonical, name);
       g2z__checkpoint_file(extent->file, x->saved.world, file);
       if (extent->canonical != end || extent->elements > P - end)
@@ -11773,42 +11764,6 @@ G2Z__PRIVATE g2z_status g2z__loading_check_extents(g2z__transfer *x) {
       return g2z_fail(x->services, G2Z_FORMAT, "the optimizer files of %s hold %s up to element "
                       "%zu of %zu: a file is missing", x->directory,
                       buffer == G2Z_BUFFER_M ? "m" : "v", end, P);
-  }
-  return G2Z_OK;
-}
-
-/* Runs all checks before the trainer changes. */
-G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
-  G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
-  G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
-  G2Z__TRY(g2z__transfer_sums(x, 0));
-  g2z_model_config model;
-  G2Z__TRY(g2z_weights_config(x->services, x->directory, &model));
-  x->vocab_hash = x->t->plan->model.vocab_hash;
-  G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->directory));
-  G2Z__TRY(g2z__loading_list_model(x));
-  for (int file = 0; file < (int)x->saved.world; file++)
-    G2Z__TRY(g2z__loading_list_moments(x, file));
-  return g2z__loading_check_extents(x);
-}
-
-/* Reads this rank's part of each tensor into the trainer. */
-G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
-  for (size_t i = 0; i < x->extent_count; i++) {
-    const g2z__extent *extent = &x->extents[i];
-    g2z_update_range range;
-    for (size_t next = 0;
-         g2z__owned_next(x->t, extent->canonical, extent->elements, &next, &range);) {
-      uint64_t at = extent->begin + (range.canonical - extent->canonical) * sizeof(float);
-      char name[64];
-      g2z__checkpoint_file(extent->file, x->saved.world, name);
-      G2Z__TRY(g2z__transfer_file(x, name, O_RDONLY));
-      for (size_t done = 0, n; done < range.elements; done += n) {
-        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
-        G2Z__TRY(g2z__transfer_read(x, at + done * sizeof(float), x->chunk, n * sizeof(float)));
-        G2Z__TRY(g2z_trainer_write(x->t, extent->buffer, range.canonical + done, n, x->chunk));
-      }
-    }
   }
   return G2Z_OK;
 }
@@ -11843,12 +11798,39 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
   return position;
 }
 
-G2Z__PRIVATE g2z_status g2z__loading_seek(g2z__transfer *x) {
+/* Fills this rank of the trainer: algorithms, elements, and the place in the data. */
+G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   g2z_trainer *t = x->t;
   const g2z__saved *saved = &x->saved;
+  g2z_update_range range;
+  if (t->plan->device == G2Z_DEVICE_CUDA) { /* a GPU that lacks the algorithms chooses again */
+    char *text;
+    size_t bytes;
+    G2Z__TRY(g2z__transfer_name(x, "tuning.txt"));
+    G2Z__TRY(g2z_read_file(x->services, x->path, 1 << 24, &text, &bytes));
+    if (bytes > 0 && g2z__tuning_read(t->device, text) != G2Z_OK)
+      g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
+              "otherwise than in the run that saved", x->services->error);
+    g2z_release(x->services, text);
+  }
+
+  for (const g2z__extent *extent = x->extents; extent < x->extents + x->extent_count; extent++)
+    for (size_t next = 0;
+         g2z__owned_next(t, extent->canonical, extent->elements, &next, &range);) {
+      uint64_t at = extent->begin + (range.canonical - extent->canonical) * sizeof(float);
+      char name[64];
+      g2z__checkpoint_file(extent->file, saved->world, name);
+      G2Z__TRY(g2z__transfer_file(x, name, O_RDONLY));
+      for (size_t done = 0, n; done < range.elements; done += n) {
+        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
+        G2Z__TRY(g2z__transfer_read(x, at + done * sizeof(float), x->chunk, n * sizeof(float)));
+        G2Z__TRY(g2z_trainer_write(t, extent->buffer, range.canonical + done, n, x->chunk));
+      }
+    }
+
   if (!t->loader) return G2Z_OK;
-  int64_t global = t->loader->global, before = g2z__saved_global(saved);
-  int64_t sequences = t->loader->sequences;
+  const int64_t global = t->loader->global, before = g2z__saved_global(saved);
+  const int64_t sequences = t->loader->sequences;
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan->rank == 0 && saved->sequences) {
     if (!g2z__saved_same_data(saved, t->loader))
@@ -11901,17 +11883,13 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out) {
   g2z__saved saved;
-  char *path = NULL;
-  size_t bytes;
   int noted = 0;
   memset(out, 0, sizeof *out);
   g2z_status status = g2z__saved_read(services, directory, &saved);
-  if (status == G2Z_OK) status = g2z_join_path(services, directory, "note.json", &path);
-  if (status == G2Z_OK) status = g2z_is_there(services, path, &noted);
+  if (status == G2Z_OK) status = g2z__directory_has(services, directory, "note.json", &noted);
   if (status == G2Z_OK && noted) {
-    status = g2z_read_file(services, path, (size_t)1 << 30, &out->note, &bytes);
-    if (status == G2Z_OK)
-      status = g2z__saved_check_text(services, &saved, "note.json", path, out->note, bytes);
+    status = g2z__saved_open(services, directory, "note.json", &saved);
+    if (status == G2Z_OK) status = g2z__saved_check(services, &saved, "note.json");
   }
   if (status == G2Z_OK) {
     out->step = saved.state.step;
@@ -11919,27 +11897,13 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
     out->epoch = saved.epoch;
     out->epoch_step = saved.epoch_step;
     if (loader) out->next = g2z__saved_position(&saved, loader);
-  } else {
-    g2z_release(services, out->note);
-    out->note = NULL;
+    if (noted) {
+      out->note = saved.text;
+      saved.text = NULL;
+    }
   }
-  g2z_release(services, path);
   g2z__saved_free(services, &saved);
   return status;
-}
-
-/* Restores the saved run's choice of algorithms; a GPU that lacks them chooses again. */
-G2Z__PRIVATE g2z_status g2z__loading_tune(g2z__transfer *x) {
-  char *text;
-  size_t bytes;
-  if (x->t->plan->device != G2Z_DEVICE_CUDA) return G2Z_OK;
-  G2Z__TRY(g2z__transfer_name(x, "tuning.txt"));
-  G2Z__TRY(g2z_read_file(x->services, x->path, 1 << 24, &text, &bytes));
-  if (bytes > 0 && g2z__tuning_read(x->t->device, text) != G2Z_OK)
-    g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
-            "otherwise than in the run that saved", x->services->error);
-  g2z_release(x->services, text);
-  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
@@ -11957,10 +11921,7 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
     }
     t->stale = 1; /* also on a rank that owns nothing and so writes nothing */
     t->turn[0] = t->turn[1] = 0;
-    status = g2z__loading_tune(&x);
-    if (status == G2Z_OK) status = g2z__loading_fill(&x);
-    if (status == G2Z_OK) status = g2z__loading_seek(&x);
-    status = g2z_ranks_agree(ranks, status);
+    status = g2z_ranks_agree(ranks, g2z__loading_fill(&x));
     if (status == G2Z_OK) status = g2z_ranks_agree(ranks, g2z__loading_state(&x));
     t->tuned = 0;
   }
