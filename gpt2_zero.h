@@ -1973,7 +1973,7 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
 /* Removes a checkpoint, whole or not. It removes no other files, and follows no links. 0: the
  * directory still exists, and errno has the reason. */
 G2Z_API int g2z_checkpoint_remove(const char *directory);
-/* CRC-32C of bytes that follow others with the checksum `sum`; 0 for the first bytes. */
+/* CRC-32C. `sum` is the checksum of the bytes that come before; 0 if there are none. */
 G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count);
 
 #ifdef __cplusplus
@@ -11063,9 +11063,10 @@ typedef struct g2z__transfer {
   char *path;                   /* of the open file, or the last name built */
   int weights_only;             /* saving: weights, not a checkpoint */
   size_t begin, count;          /* canonical range: this rank saves what it owns in it */
-  g2z_writer *model, *writer;   /* saving: rank 0's model.safetensors; another file */
-  g2z__safetensor *tensors;     /* saving: the header of this rank's moments, */
-  char (*names)[32];            /* with their names */
+  g2z_writer *model, *writer;   /* saving: rank 0's model.safetensors; the file written last */
+  g2z__safetensor *tensors;     /* saving: the header of this rank's moments */
+  char (*names)[32];            /* of these tensors */
+  DIR *listing;                 /* saving: rank 0 reads the names in the directory */
   g2z_note note;                /* saving: writes the program's note.json */
   g2z_files files;
   void *user;
@@ -11086,6 +11087,7 @@ G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z__transfer_shut(x);
   g2z_writer_free(x->model);
   g2z_writer_free(x->writer);
+  if (x->listing) closedir(x->listing);
   g2z__safetensors_free(x->moments);
   if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
   g2z_release(x->services, x->directory);
@@ -11121,7 +11123,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_name(g2z__transfer *x, const char *name) {
   return g2z_join_path(x->services, x->directory, name, &x->path);
 }
 
-/* Begins to write another file of the directory. */
+/* Frees the last writer, and begins to write file `name` of the directory. */
 G2Z__PRIVATE g2z_status g2z__transfer_create(g2z__transfer *x, const char *name) {
   g2z_writer_free(x->writer);
   x->writer = NULL;
@@ -11232,7 +11234,7 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   return G2Z_OK;
 }
 
-/* Each rank: saves what it owns. */
+/* Each rank saves the elements that it owns. */
 G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
   g2z__saved *saved = &x->saved;
@@ -11248,7 +11250,7 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   G2Z__TRY(g2z__saver_fill(x, G2Z__MODEL_FILE));
   if (x->weights_only) return G2Z_OK;
 
-  /* The moments, in a file of this rank's own. */
+  /* The moments go to a file that this rank alone writes. */
   const size_t most = 2 * t->plan->updates;
   size_t count = 0;
   char name[64];
@@ -11270,8 +11272,8 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   return g2z_writer_commit(x->writer);
 }
 
-/* All ranks check what they save; rank 0 creates the directory and the model file, with its header
- * and full length. */
+/* All ranks check that they can save. Rank 0 creates the directory, and the model file with its
+ * header and full length. */
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_name) {
   const g2z_plan *plan = x->t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
@@ -11283,7 +11285,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
   if (plan->updates > G2Z__CHECKPOINT_PARTS)
     return g2z_fail(x->services, G2Z_BAD_ARGUMENT,
-                    "%d buckets cut this rank's share into %zu ranges, too many for one file: "
+                    "%d buckets cut this rank's moments into %zu ranges, too many for one file: "
                     "raise bucket_mb", plan->buckets, plan->updates);
   if (rank > 0) return G2Z_OK;
   if (!x->weights_only) {
@@ -11301,26 +11303,18 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   return g2z__weights_create(x->services, x->path, &plan->model, &x->model);
 }
 
-G2Z__PRIVATE void g2z__saved_put_fields(const g2z__saved *saved, g2z_json_out *out, int begin,
-                                        int end) {
-  for (int i = begin; i < end; i++) {
-    const char *at = (const char *)saved + g2z__fields[i].at;
-    if (g2z__fields[i].kind == G2Z__FIELD_FLOAT)
-      g2z_json_put_number(out, g2z__fields[i].name, (double)*(const float *)at);
-    else
-      g2z_json_put_integer(out, g2z__fields[i].name, g2z__fields[i].kind == G2Z__FIELD_INT32
-                                                         ? *(const int32_t *)at
-                                                         : *(const int64_t *)at);
-  }
-}
-
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   const g2z__saved *saved = (const g2z__saved *)user;
   g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
   g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
-  g2z__saved_put_fields(saved, out, 0, G2Z__STATE_FIELDS);
-  g2z_json_begin(out, "state", '{');
-  g2z__saved_put_fields(saved, out, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS);
+  for (int i = 0; i < G2Z__ALL_FIELDS; i++) {
+    const char *name = g2z__fields[i].name, *at = (const char *)saved + g2z__fields[i].at;
+    const int kind = g2z__fields[i].kind;
+    if (i == G2Z__STATE_FIELDS) g2z_json_begin(out, "state", '{');
+    if (kind == G2Z__FIELD_INT64) g2z_json_put_integer(out, name, *(const int64_t *)at);
+    else if (kind == G2Z__FIELD_INT32) g2z_json_put_integer(out, name, *(const int32_t *)at);
+    else g2z_json_put_number(out, name, (double)*(const float *)at);
+  }
   g2z_json_end(out, '}');
   g2z_json_begin(out, "settings", '[');
   for (int i = 0; i < G2Z__SETTINGS; i++) {
@@ -11352,8 +11346,8 @@ G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
   return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Rank 0, after all ranks wrote: names the weights; in a checkpoint, adds the other files and lists
- * all of them. */
+/* Rank 0, after all ranks wrote: gives the weights their name. In a checkpoint it also writes the
+ * other files and lists all of them. */
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
   int replaces;
@@ -11379,36 +11373,29 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z__TRY(g2z__saver_json(x, "trainer_state.json", g2z__saved_put, saved));
 
   /* The chunks of all files. An empty file has one empty chunk. */
-  DIR *directory = opendir(x->directory);
-  if (!directory) return g2z_fail_file(x->services, errno, "list", x->directory);
-  g2z_status status = G2Z_OK;
-  for (struct dirent *entry; status == G2Z_OK && (entry = readdir(directory)) != NULL;) {
+  x->listing = opendir(x->directory);
+  if (!x->listing) return g2z_fail_file(x->services, errno, "list", x->directory);
+  for (struct dirent *entry; (entry = readdir(x->listing)) != NULL;) {
     struct stat info;
     g2z__sum sum;
     memset(&sum, 0, sizeof sum);
-    if (fstatat(dirfd(directory), entry->d_name, &info, 0) != 0) {
-      status = g2z_fail_file(x->services, errno, "list", x->directory);
-      break;
-    }
+    if (fstatat(dirfd(x->listing), entry->d_name, &info, 0) != 0)
+      return g2z_fail_file(x->services, errno, "list", x->directory);
     if (!S_ISREG(info.st_mode)) continue;
-    if (strlen(entry->d_name) >= sizeof sum.name || strchr(entry->d_name, '\n')) {
-      status = g2z_fail(x->services, G2Z_BAD_ARGUMENT, "the name of %s/%.200s is too long for a "
-                        "checkpoint: %zu bytes, of one line, have room", x->directory,
-                        entry->d_name, sizeof sum.name - 1);
-      break;
-    }
+    if (strlen(entry->d_name) >= sizeof sum.name || strchr(entry->d_name, '\n'))
+      return g2z_fail(x->services, G2Z_BAD_ARGUMENT, "a checkpoint cannot hold %s/%.200s: rename "
+                      "it, to at most %zu bytes on one line", x->directory, entry->d_name,
+                      sizeof sum.name - 1);
     snprintf(sum.name, sizeof sum.name, "%.75s", entry->d_name);
     do {
       const uint64_t left = (uint64_t)info.st_size - sum.begin;
       sum.bytes = left < G2Z__SUM_BYTES ? left : G2Z__SUM_BYTES;
-      status = G2Z__GROW(x->services, &saved->sums, &saved->sum_capacity, saved->sum_count,
-                         saved->sum_count + 1);
-      if (status == G2Z_OK) saved->sums[saved->sum_count++] = sum;
+      G2Z__TRY(G2Z__GROW(x->services, &saved->sums, &saved->sum_capacity, saved->sum_count,
+                         saved->sum_count + 1));
+      saved->sums[saved->sum_count++] = sum;
       sum.begin += sum.bytes;
-    } while (status == G2Z_OK && sum.begin < (uint64_t)info.st_size);
+    } while (sum.begin < (uint64_t)info.st_size);
   }
-  closedir(directory);
-  G2Z__TRY(status);
   qsort(saved->sums, saved->sum_count, sizeof(g2z__sum), g2z__sum_order);
   for (int rank = 0; rank < saved->world; rank++) {
     g2z__checkpoint_file(rank, saved->world, name);
@@ -11553,8 +11540,8 @@ G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path
   snprintf(last, sizeof last, "%08" PRIx32 " %zu lines\n",
            g2z_crc32c(0, text, (size_t)(line - text)), saved->sum_count);
   if ((size_t)(end - line) == strlen(last) && memcmp(line, last, strlen(last)) == 0) return G2Z_OK;
-  return g2z_fail(services, G2Z_FORMAT, "%s is damaged: its lines do not have the checksum that "
-                  "ends it; take an earlier checkpoint", path);
+  return g2z_fail(services, G2Z_FORMAT, "%s is damaged: its lines do not match the checksum in the "
+                  "last line; take an earlier checkpoint", path);
 }
 
 G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *path,
@@ -11595,8 +11582,8 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;
   if (bad)
-    return g2z_fail(services, G2Z_FORMAT, "%s lacks a number, or has one that cannot be: it is "
-                    "damaged", path);
+    return g2z_fail(services, G2Z_FORMAT, "%s lacks a number, or has one out of range: it is "
+                    "damaged; take an earlier checkpoint", path);
   return G2Z_OK;
 }
 
@@ -11617,7 +11604,7 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const g2z__save
     if (strcmp(saved->sums[i].name, name) == 0 && saved->sums[i].bytes == saved->bytes &&
         saved->sums[i].crc == g2z_crc32c(0, saved->text, saved->bytes))
       return G2Z_OK;
-  return g2z_fail(services, G2Z_FORMAT, "%s does not have the checksum that CHECKSUMS names: it is "
+  return g2z_fail(services, G2Z_FORMAT, "%s does not match its checksum in CHECKSUMS: it is "
                   "damaged; take an earlier checkpoint", saved->path);
 }
 
@@ -11655,8 +11642,8 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (sscanf(saved->text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64,
              &version) != 1)
     return g2z_fail(services, G2Z_FORMAT,
-                    "%s does not begin as the state of a checkpoint does: it is damaged, or it "
-                    "is something else", saved->path);
+                    "%s does not begin like the state of a checkpoint: it is damaged, or another "
+                    "kind of file", saved->path);
   g2z_status status = g2z__saved_check(services, saved, "trainer_state.json");
   if (version != G2Z__CHECKPOINT_VERSION)
     return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
@@ -11757,7 +11744,7 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
                         "%s/%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
                         "another checkpoint", x->directory, file, name, extent->elements,
                         extent->canonical < end   ? "overlaps others up to"
-                        : extent->canonical > end ? "leaves a gap from" : "goes on from", end, P);
+                        : extent->canonical > end ? "leaves a gap from" : "is too long at", end, P);
       end += extent->elements;
     }
     if (end != P)
@@ -11809,8 +11796,8 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
     G2Z__TRY(g2z__transfer_name(x, "tuning.txt"));
     G2Z__TRY(g2z_read_file(x->services, x->path, 1 << 24, &text, &bytes));
     if (bytes > 0 && g2z__tuning_read(t->device, text) != G2Z_OK)
-      g2z_log(x->services, G2Z_LOG_WARNING, "%s: algorithms are chosen anew, and sums may round "
-              "otherwise than in the run that saved", x->services->error);
+      g2z_log(x->services, G2Z_LOG_WARNING, "%s: this run chooses its algorithms again, so sums "
+              "may round differently from the run that saved", x->services->error);
     g2z_release(x->services, text);
   }
 
@@ -11830,21 +11817,16 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
 
   if (!t->loader) return G2Z_OK;
   const int64_t global = t->loader->global, before = g2z__saved_global(saved);
-  const int64_t sequences = t->loader->sequences;
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
-  if (t->plan->rank == 0 && saved->sequences) {
-    if (!g2z__saved_same_data(saved, t->loader))
-      g2z_log(x->services, G2Z_LOG_WARNING, "the data has %" PRId64 " sequences of %d tokens, and "
-              "had %" PRId64 " of %d%s: epoch %" PRId64 " starts over", sequences, t->plan->seq,
-              saved->sequences, saved->config.seq,
-              saved->sequences == sequences && saved->config.seq == t->plan->seq
-                  ? ", which were others" : "", saved->epoch);
-    else if (global != before)
-      g2z_log(x->services, G2Z_LOG_INFO, "a step has %" PRId64 " sequences, and had %" PRId64 ": "
-              "of the %" PRId64 " that epoch %" PRId64 " read, %" PRId64 " are read again", global,
-              before, saved->epoch_step * before, saved->epoch,
-              position.step ? saved->epoch_step * before % global : (int64_t)0);
-  }
+  if (t->plan->rank == 0 && saved->sequences && !g2z__saved_same_data(saved, t->loader))
+    g2z_log(x->services, G2Z_LOG_WARNING, "the data differs from the checkpoint's: %" PRId64
+            " sequences of %d tokens, now %" PRId64 " of %d; epoch %" PRId64 " starts over",
+            saved->sequences, saved->config.seq, t->loader->sequences, t->plan->seq, saved->epoch);
+  else if (t->plan->rank == 0 && saved->sequences && global != before)
+    g2z_log(x->services, G2Z_LOG_INFO, "sequences per step changed since the checkpoint: %" PRId64
+            " -> %" PRId64 "; epoch %" PRId64 " reads %" PRId64 " of %" PRId64 " again", before,
+            global, saved->epoch, position.step ? saved->epoch_step * before % global : (int64_t)0,
+            saved->epoch_step * before);
   return g2z_loader_seek(t->loader, position);
 }
 
@@ -11873,8 +11855,8 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = x->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
-  t->stop_agreed = 0; /* it concerned the steps before the load, */
-  t->failed = G2Z_OK; /* and so did this */
+  t->stop_agreed = 0; /* both concerned the steps before the load */
+  t->failed = G2Z_OK;
   *t->verdict.reported[state.step % 2] = state;
   g2z__record_free(t->comm, &t->record); /* the loaded tuning may change its algorithms */
   return G2Z_OK;

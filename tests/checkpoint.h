@@ -298,7 +298,7 @@ static void test_checkpoint_refused(g2z_test *t) {
       {STATE, "\"version\": 1", "\"version\": 7", NULL,
        "has version=7 of the format, and this program reads version 1"},
       {STATE, "gpt2_zero ch", "gpt3_zero ch", NULL,
-       "does not begin as the state of a checkpoint does"},
+       "does not begin like the state of a checkpoint"},
       {OPTIMIZER, "m.0000000000", "m.0000000008", OPTIMIZER,
        "\"m.0000000008\" with 48 elements leaves a gap from element 0 of 7680"},
       {OPTIMIZER, "m.0000003312", "m.0000003304", OPTIMIZER,
