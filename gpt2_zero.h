@@ -10996,7 +10996,8 @@ typedef struct g2z__saved {
   g2z_train_config config;      /* of the run that saved: only its settings */
   g2z__sum *sums;               /* CHECKSUMS: the chunks of a file are adjacent */
   size_t sum_count, sum_capacity;
-  char *path, *text;            /* the file that was read last */
+  g2z__path path;               /* the file that was read last */
+  char *text;
   size_t bytes;
 } g2z__saved;
 
@@ -11022,7 +11023,6 @@ enum { G2Z__STATE_FIELDS = 0 G2Z__SAVED_LIST(X), /* STATE_LIST begins here */
 
 G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
   g2z_release(services, saved->sums);
-  g2z_release(services, saved->path);
   g2z_release(services, saved->text);
 }
 
@@ -11055,12 +11055,12 @@ typedef struct g2z__transfer {
   g2z_trainer *t;
   g2z_services *services;
   g2z_ranks *ranks;
-  char *directory;              /* while saving: DIRECTORY.partial */
+  char *directory;              /* without slashes at its end; while saving: DIRECTORY.partial */
   g2z__saved saved;
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int descriptor;               /* of the open file; -1: none */
-  char *path;                   /* of the open file, or the last name built */
+  g2z__path path;               /* of the open file, or the last name built */
   int weights_only;             /* saving: weights, not a checkpoint */
   size_t begin, count;          /* canonical range: this rank saves what it owns in it */
   g2z_writer *model, *writer;   /* saving: rank 0's model.safetensors; the file written last */
@@ -11078,9 +11078,7 @@ typedef struct g2z__transfer {
 
 G2Z__PRIVATE void g2z__transfer_shut(g2z__transfer *x) {
   if (x->descriptor >= 0) close(x->descriptor);
-  g2z_release(x->services, x->path);
   x->descriptor = -1;
-  x->path = NULL;
 }
 
 G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
@@ -11117,43 +11115,44 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   return G2Z_OK;
 }
 
-/* Closes the open file and sets x->path to the path of `name` in the directory. */
-G2Z__PRIVATE g2z_status g2z__transfer_name(g2z__transfer *x, const char *name) {
+/* Closes the open file. Returns the path of `name` in the directory, and keeps it in x->path. */
+G2Z__PRIVATE const char *g2z__transfer_name(g2z__transfer *x, const char *name) {
   g2z__transfer_shut(x);
-  return g2z_join_path(x->services, x->directory, name, &x->path);
+  x->path = g2z__join(x->directory, name);
+  return x->path.text;
 }
 
 /* Frees the last writer, and begins to write file `name` of the directory. */
 G2Z__PRIVATE g2z_status g2z__transfer_create(g2z__transfer *x, const char *name) {
   g2z_writer_free(x->writer);
   x->writer = NULL;
-  G2Z__TRY(g2z__transfer_name(x, name));
-  return g2z_writer_create(x->services, x->path, &x->writer);
+  return g2z_writer_create(x->services, g2z__transfer_name(x, name), &x->writer);
 }
 
 /* Closes the open file and opens another, unless it is the same. */
 G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, const char *name, int flags) {
   const int rank = x->t->plan->rank;
-  if (x->descriptor >= 0 && strcmp(x->path + strlen(x->directory) + 1, name) == 0) return G2Z_OK;
-  G2Z__TRY(g2z__transfer_name(x, name));
-  x->descriptor = g2z_open_file(x->path, flags | O_NONBLOCK); /* a FIFO must not block here */
+  if (x->descriptor >= 0 && strcmp(x->path.text + strlen(x->directory) + 1, name) == 0)
+    return G2Z_OK;
+  g2z__transfer_name(x, name);
+  x->descriptor = g2z_open_file(x->path.text, flags | O_NONBLOCK); /* a FIFO must not block here */
   if (x->descriptor >= 0) return G2Z_OK;
   if (errno == ENOENT && flags == O_RDONLY)
     return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
                     "checkpoint again", x->directory, name);
   if (errno == ENOENT && rank > 0)
     return g2z_fail(x->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
-                    "directory on a file system that all ranks share", rank, x->path);
-  return g2z_fail_file(x->services, errno, "open", x->path);
+                    "directory on a file system that all ranks share", rank, x->path.text);
+  return g2z_fail_file(x->services, errno, "open", x->path.text);
 }
 
 G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, void *out,
                                            size_t bytes) {
   int64_t got = g2z__pread(x->descriptor, out, bytes, begin);
-  if (got < 0) return g2z_fail_file(x->services, errno, "read", x->path);
+  if (got < 0) return g2z_fail_file(x->services, errno, "read", x->path.text);
   if ((size_t)got == bytes) return G2Z_OK;
   return g2z_fail(x->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint again",
-                  x->path);
+                  x->path.text);
 }
 
 /* Computes the checksums of chunks rank, rank + world, ... `write` 1 stores them; 0 compares them
@@ -11166,14 +11165,15 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
     struct stat info;
     uint32_t crc = 0;
     G2Z__TRY(g2z__transfer_file(x, sum->name, O_RDONLY));
-    if (fstat(x->descriptor, &info) != 0) return g2z_fail_file(x->services, errno, "read", x->path);
+    if (fstat(x->descriptor, &info) != 0)
+      return g2z_fail_file(x->services, errno, "read", x->path.text);
     if (!S_ISREG(info.st_mode))
-      return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path,
+      return g2z_fail(x->services, G2Z_FORMAT, "%s is %s: copy the checkpoint again", x->path.text,
                       g2z__kind_of_file(&info));
     if ((uint64_t)info.st_size != whole)
       return g2z_fail(x->services, G2Z_FORMAT,
                       "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
-                      "copy the checkpoint again", x->path, (uint64_t)info.st_size, whole);
+                      "copy the checkpoint again", x->path.text, (uint64_t)info.st_size, whole);
     for (uint64_t done = 0, n; done < sum->bytes; done += n) {
       n = sum->bytes - done < most ? sum->bytes - done : most;
       G2Z__TRY(g2z__transfer_read(x, sum->begin + done, x->chunk, (size_t)n));
@@ -11184,7 +11184,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
       return g2z_fail(x->services, G2Z_FORMAT,
                       "%s: bytes %" PRIu64 " to %" PRIu64 " have the checksum %08" PRIx32 " and "
                       "must have %08" PRIx32 ": the file is damaged; take an earlier checkpoint",
-                      x->path, sum->begin, sum->begin + sum->bytes - 1, crc, sum->crc);
+                      x->path.text, sum->begin, sum->begin + sum->bytes - 1, crc, sum->crc);
   }
   return G2Z_OK;
 }
@@ -11225,11 +11225,11 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
         n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
         G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, n * sizeof(float)));
         if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), at))
-          return g2z_fail_file(x->services, errno, "write", x->path);
+          return g2z_fail_file(x->services, errno, "write", x->path.text);
         at += n * sizeof(float);
       }
     }
-  if (g2z__sync(x->descriptor) != 0) return g2z_fail_file(x->services, errno, "sync", x->path);
+  if (g2z__sync(x->descriptor) != 0) return g2z_fail_file(x->services, errno, "sync", x->path.text);
   g2z__transfer_shut(x);
   return G2Z_OK;
 }
@@ -11266,8 +11266,8 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
       x->tensors[count++].shape[0] = range.elements;
     }
   g2z__checkpoint_file(t->plan->rank, saved->world, name);
-  G2Z__TRY(g2z__transfer_name(x, name));
-  G2Z__TRY(g2z__safetensors_create(x->services, x->path, x->tensors, count, &x->writer));
+  G2Z__TRY(g2z__safetensors_create(x->services, g2z__transfer_name(x, name), x->tensors, count,
+                                   &x->writer));
   G2Z__TRY(g2z__saver_fill(x, t->plan->rank));
   return g2z_writer_commit(x->writer);
 }
@@ -11299,8 +11299,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
                       "there would overwrite what it leads to; remove the link", x->directory);
   }
   G2Z__TRY(g2z_make_directory(x->services, x->directory));
-  G2Z__TRY(g2z__transfer_name(x, "model.safetensors"));
-  return g2z__weights_create(x->services, x->path, &plan->model, &x->model);
+  return g2z__weights_create(x->services, g2z__transfer_name(x, "model.safetensors"), &plan->model,
+                             &x->model);
 }
 
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
@@ -11359,15 +11359,14 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z__TRY(g2z__transfer_create(x, "config.json"));
   G2Z__TRY(g2z__weights_put_config(x->writer, &x->t->plan->model, x->t->config.dropout));
   G2Z__TRY(g2z__writer_finish(x->writer));
-  if (unlink(x->path) != 0 && errno != ENOENT)
-    return g2z_fail_file(x->services, errno, "replace", x->path);
+  if (unlink(x->path.text) != 0 && errno != ENOENT)
+    return g2z_fail_file(x->services, errno, "replace", x->path.text);
   if (!replaces) G2Z__TRY(g2z_writer_commit(x->writer));
   G2Z__TRY(g2z_writer_commit(x->model));
   G2Z__TRY(g2z_writer_commit(x->writer));
   if (x->weights_only) return G2Z_OK;
 
-  G2Z__TRY(g2z__transfer_name(x, "tuning.txt"));
-  G2Z__TRY(g2z_trainer_write_tuning(x->t, x->path));
+  G2Z__TRY(g2z_trainer_write_tuning(x->t, g2z__transfer_name(x, "tuning.txt")));
   if (x->files) G2Z__TRY(x->files(x->user, x->directory));
   if (x->note) G2Z__TRY(g2z__saver_json(x, "note.json", x->note, x->user));
   G2Z__TRY(g2z__saver_json(x, "trainer_state.json", g2z__saved_put, saved));
@@ -11422,8 +11421,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
   g2z_writer_printf(x->writer, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
   G2Z__TRY(g2z_writer_commit(x->writer));
   /* Open the directory above first: after the rename only its sync can fail. */
-  G2Z__TRY(g2z__transfer_name(x, ".."));
-  int above = g2z_open_file(x->path, O_RDONLY | O_DIRECTORY);
+  int above = g2z_open_file(g2z__transfer_name(x, ".."), O_RDONLY | O_DIRECTORY);
   int renamed = rename(x->directory, final_name) == 0, error = errno;
   int unsynced = g2z__sync_directory(above);
   if (!renamed)
@@ -11590,11 +11588,9 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
 /* Reads a file of the checkpoint into saved->text. */
 G2Z__PRIVATE g2z_status g2z__saved_open(g2z_services *services, const char *directory,
                                         const char *name, g2z__saved *saved) {
-  g2z_release(services, saved->path);
   g2z_release(services, saved->text);
-  saved->text = NULL;
-  G2Z__TRY(g2z_join_path(services, directory, name, &saved->path));
-  return g2z_read_file(services, saved->path, (size_t)1 << 30, &saved->text, &saved->bytes);
+  saved->path = g2z__join(directory, name);
+  return g2z_read_file(services, saved->path.text, (size_t)1 << 30, &saved->text, &saved->bytes);
 }
 
 /* Compares the file in saved->text with its one line in CHECKSUMS. */
@@ -11605,7 +11601,7 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const g2z__save
         saved->sums[i].crc == g2z_crc32c(0, saved->text, saved->bytes))
       return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT, "%s does not match its checksum in CHECKSUMS: it is "
-                  "damaged; take an earlier checkpoint", saved->path);
+                  "damaged; take an earlier checkpoint", saved->path.text);
 }
 
 /* Reads DIRECTORY/trainer_state.json, or fails with the reason why it is no checkpoint. */
@@ -11633,7 +11629,7 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
     return g2z_fail(services, G2Z_FORMAT, "%s has no CHECKSUMS, which belongs to it: copy the "
                     "checkpoint again", directory);
   G2Z__TRY(g2z__saved_open(services, directory, "CHECKSUMS", saved));
-  G2Z__TRY(g2z__sums_parse(services, saved->path, saved->text, saved->bytes, saved));
+  G2Z__TRY(g2z__sums_parse(services, saved->path.text, saved->text, saved->bytes, saved));
 
   /* The version comes first, because the rest depends on it. If the checksum also fails, an unknown
    * version counts as damage, not as another format. */
@@ -11643,15 +11639,15 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
              &version) != 1)
     return g2z_fail(services, G2Z_FORMAT,
                     "%s does not begin like the state of a checkpoint: it is damaged, or another "
-                    "kind of file", saved->path);
+                    "kind of file", saved->path.text);
   g2z_status status = g2z__saved_check(services, saved, "trainer_state.json");
   if (version != G2Z__CHECKPOINT_VERSION)
     return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                     "%s has version=%" PRId64 " of the format, and this program reads version %d: "
-                    "resume with the program that wrote it", saved->path, version,
+                    "resume with the program that wrote it", saved->path.text, version,
                     G2Z__CHECKPOINT_VERSION);
   G2Z__TRY(status);
-  return g2z__saved_parse(services, saved->path, saved->text, saved->bytes, saved);
+  return g2z__saved_parse(services, saved->path.text, saved->text, saved->bytes, saved);
 }
 
 /* ----- loading ----- */
@@ -11707,14 +11703,13 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
   masters.begin = sizeof header + header;
   if (header >= bytes || masters.begin + P * sizeof(float) != bytes)
     return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements: the file is from "
-                    "another checkpoint", x->path, P);
+                    "another checkpoint", x->path.text, P);
   G2Z__TRY(g2z__extent_add(x, &masters));
 
   /* The optimizer file of each rank that saved holds ranges of m and v. */
   for (int rank = 0; rank < (int)x->saved.world; rank++) {
     g2z__checkpoint_file(rank, x->saved.world, file);
-    G2Z__TRY(g2z__transfer_name(x, file));
-    G2Z__TRY(g2z__safetensors_open(x->services, x->path, &x->moments));
+    G2Z__TRY(g2z__safetensors_open(x->services, g2z__transfer_name(x, file), &x->moments));
     for (size_t i = 0; i < x->moments->count; i++) {
       const g2z__safetensor *tensor = &x->moments->tensors[i];
       g2z__extent extent = {tensor->name[0] == 'm' ? G2Z_BUFFER_M : G2Z_BUFFER_V, rank, 0,
@@ -11724,7 +11719,7 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
       if (strcmp(tensor->name, name) != 0 || tensor->type != G2Z__F32 || tensor->rank != 1 ||
           tensor->elements == 0)
         return g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
-                        "F32", x->path, tensor->name);
+                        "F32", x->path.text, tensor->name);
       G2Z__TRY(g2z__extent_add(x, &extent));
     }
     g2z__safetensors_free(x->moments);
@@ -11793,8 +11788,8 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   if (t->plan->device == G2Z_DEVICE_CUDA) { /* a GPU that lacks the algorithms chooses again */
     char *text;
     size_t bytes;
-    G2Z__TRY(g2z__transfer_name(x, "tuning.txt"));
-    G2Z__TRY(g2z_read_file(x->services, x->path, 1 << 24, &text, &bytes));
+    G2Z__TRY(g2z_read_file(x->services, g2z__transfer_name(x, "tuning.txt"), 1 << 24, &text,
+                           &bytes));
     if (bytes > 0 && g2z__tuning_read(t->device, text) != G2Z_OK)
       g2z_log(x->services, G2Z_LOG_WARNING, "%s: this run chooses its algorithms again, so sums "
               "may round differently from the run that saved", x->services->error);
@@ -11868,7 +11863,8 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
   int noted = 0;
   memset(out, 0, sizeof *out);
   g2z_status status = g2z__saved_read(services, directory, &saved);
-  if (status == G2Z_OK) status = g2z__directory_has(services, directory, "note.json", &noted);
+  if (status == G2Z_OK)
+    status = g2z_is_there(services, g2z__join(directory, "note.json").text, &noted);
   if (status == G2Z_OK && noted) {
     status = g2z__saved_open(services, directory, "note.json", &saved);
     if (status == G2Z_OK) status = g2z__saved_check(services, &saved, "note.json");

@@ -400,7 +400,7 @@ static void test_checkpoint_trouble(g2z_test *t) {
       t->fail_at = 0;
       CHECK(t, load || status == G2Z_OK || test_files_count(t, "at") == 0);
     }
-    CHECK(t, status == G2Z_OK && n > 21);
+    CHECK(t, status == G2Z_OK && n > 11);
   }
   /* A link in place of the next checkpoint points to this one. */
   CHECK(t, symlink("at", test_path(t, "next.partial")) == 0);
