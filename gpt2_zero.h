@@ -5294,7 +5294,7 @@ G2Z_API void g2z_device_free(g2z_device *device) {
 }
 
 /* The beginning of each GPU's table. 3 is the version of its lines' format. */
-#define G2Z__TUNING_HEAD "gpt2_zero tuning 3, "
+#define G2Z__TUNING_HEAD "gpt2_zero tuning 4, "
 
 G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
   int own = device->kind == G2Z_DEVICE_CPU && !*text;

@@ -17,7 +17,7 @@
  *   >>k41 attention on Hopper  the same with wgmma and TMA, head size 64
  *   >>k42 products on Hopper   with fused epilogues; an alternative to cuBLASLt
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
- *   >>k60 optimizer   sum of squares, the verdict, AdamW
+ *   >>k60 optimizer   sum of squares, the verdict, AdamW, Muon
  *   >>k80 collectives NCCL, overlapped with computation
  *   >>k90 table       the ops of each dtype, and the functions that room 08 calls
  *
@@ -2026,6 +2026,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D */
   int32_t compute;                 /* cublasComputeType_t */
   int32_t epilogue;                /* cublasLtEpilogue_t or g2z__epilogue */
+  int32_t batched;                 /* 1: several products, as many as the operands say */
 } g2z__lt_key;
 #define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
 
@@ -2061,6 +2062,14 @@ typedef struct g2z__softmax_rows {
   int words;                       /* columns that count: the others' exponentials are 0 */
 } g2z__softmax_rows;
 
+/* Products of one shape whose operands lie at equal distances, in elements; and the factors of the
+ * product and of C. */
+typedef struct g2z__lt_batch {
+  int count;
+  size_t apart_a, apart_b, apart_d;
+  float alpha, beta;
+} g2z__lt_batch;
+
 typedef struct g2z__lt_operands {
   void *d;
   const void *a, *b;
@@ -2070,6 +2079,7 @@ typedef struct g2z__lt_operands {
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX */
   void *narrow;                    /* D in 8 bits, too: GELU in e4m3, TIMES_SLOPE in e5m2 */
+  const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product, factors 1 */
 } g2z__lt_operands;
 
 /* Room k42: reports whether it has a kernel for a key, and launches it. `on` NULL: nothing is
@@ -2154,9 +2164,21 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   return G2Z_OK;
 }
 
-/* Sets the bias's address, which is part of the descriptor. */
+/* Sets what is part of the descriptors and not of the key: the bias's address, or the batch. */
 static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product,
                                    const g2z__lt_operands *on) {
+  for (int i = 0; on->batch && i < 3; i++) {
+    cublasLtMatrixLayout_t layout = i == 0 ? product->a : i == 1 ? product->b : product->d;
+    int32_t count = on->batch->count;
+    int64_t apart = (int64_t)(i == 0   ? on->batch->apart_a
+                              : i == 1 ? on->batch->apart_b : on->batch->apart_d);
+    G2Z__LT(device, &product->key,
+            cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                             sizeof count));
+    G2Z__LT(device, &product->key,
+            cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                             &apart, sizeof apart));
+  }
   if (on->bias)
     G2Z__LT(device, &product->key,
             cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
@@ -2167,9 +2189,10 @@ static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product
 static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *product,
                                   const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
   g2z__cuda *cuda = g2z__cuda_of(device);
-  const float one = 1, beta = on->c ? 1.0f : 0.0f;
-  return cublasLtMatmul(cuda->lt, product->desc, &one, on->a, product->a, on->b, product->b, &beta,
-                        on->c ? on->c : on->d, product->d, on->d, product->d, algo,
+  const float alpha = on->batch ? on->batch->alpha : 1.0f;
+  const float beta = !on->c ? 0.0f : on->batch ? on->batch->beta : 1.0f;
+  return cublasLtMatmul(cuda->lt, product->desc, &alpha, on->a, product->a, on->b, product->b,
+                        &beta, on->c ? on->c : on->d, product->d, on->d, product->d, algo,
                         cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE, cuda->stream);
 }
 
@@ -2179,7 +2202,9 @@ static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *
   const g2z__lt_key *key = &product->key;
   cublasLtMatmulPreference_t preference;
   const uint64_t workspace = G2Z__PRODUCT_WORKSPACE;
-  const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  /* Split sums need workspace per product, so not in a batch, whose count may change. */
+  const uint32_t schemes = key->batched ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                        : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   const uint32_t alignment = 16; /* of all our tensors; cuBLASLt's default is 256 */
   static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -2247,17 +2272,18 @@ static float g2z__lt_time_large(g2z_device *device, F run) {
 
 /* Microseconds per run; negative if a run fails. */
 template <typename F>
-static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key, F run) {
-  double flop = 2.0 * key->m * key->n * key->k;
+static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key,
+                             const g2z__lt_operands *on, F run) {
+  double flop = 2.0 * key->m * key->n * key->k * (on->batch ? on->batch->count : 1);
   return flop < G2Z__LARGE_FLOP ? g2z__lt_time_small(device, flop, run)
                                 : g2z__lt_time_large(device, run);
 }
 
 /* Times one way to compute a product and keeps it if it is the fastest so far. */
 template <typename F>
-static void g2z__lt_try(g2z_device *device, g2z__lt_product *best, g2z__way way,
-                        const cublasLtMatmulAlgo_t *algo, F run) {
-  float us = g2z__lt_time_us(device, &best->key, run);
+static void g2z__lt_try(g2z_device *device, g2z__lt_product *best, const g2z__lt_operands *on,
+                        g2z__way way, const cublasLtMatmulAlgo_t *algo, F run) {
+  float us = g2z__lt_time_us(device, &best->key, on, run);
   if (us <= 0 || (best->us > 0 && us >= best->us)) return;
   best->us = us;
   best->way = way;
@@ -2294,12 +2320,12 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   }
   for (int i = 0; i < count; i++) {
     if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
-    g2z__lt_try(device, product, G2Z__WAY_CUBLASLT, &candidates[i].algo, [&] {
+    g2z__lt_try(device, product, on, G2Z__WAY_CUBLASLT, &candidates[i].algo, [&] {
       return g2z__lt_run(device, product, &trial, &candidates[i].algo) == CUBLAS_STATUS_SUCCESS;
     });
   }
   if (hopper)
-    g2z__lt_try(device, product, G2Z__WAY_HOPPER, NULL, [&] {
+    g2z__lt_try(device, product, on, G2Z__WAY_HOPPER, NULL, [&] {
       return g2z__hopper_product_run(device, &product->key, &trial) == G2Z_OK;
     });
   cudaFree(elsewhere);
@@ -2534,8 +2560,8 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
     best.way = device->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
     if (best.way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* also times its plain product */
     if (g2z__lt_may_time(device)) {
-      g2z__lt_try(device, &best, G2Z__WAY_CUBLASLT, NULL, [&] { return apart() == G2Z_OK; });
-      g2z__lt_try(device, &best, G2Z__WAY_HOPPER, NULL, [&] { return run() == G2Z_OK; });
+      g2z__lt_try(device, &best, on, G2Z__WAY_CUBLASLT, NULL, [&] { return apart() == G2Z_OK; });
+      g2z__lt_try(device, &best, on, G2Z__WAY_HOPPER, NULL, [&] { return run() == G2Z_OK; });
     }
     G2Z__TRY(g2z__lt_add(device, key, &product));
     product->way = best.way;
@@ -6150,6 +6176,7 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
                   key->ld_b % 8 == 0 && key->ld_d % 8 == 0;
   int types = (key->type == CUDA_R_16F || key->type == CUDA_R_16BF) && key->type_d == key->type;
   return g2z__cuda_of(device)->hopper && multiples && types && !key->transpose_b &&
+         !key->batched &&
          g2z__product_kernel_for(key, on && on->c) != NULL;
 }
 
@@ -6944,34 +6971,332 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   }
 }
 
-template <typename A, typename G>
-static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t begin,
-                                 size_t end) {
+/* Blocks for ranges [begin, end): a chunk each, as far as the GPU holds them. */
+static unsigned g2z__update_blocks(const g2z_device *device, const g2z_update *u, size_t begin,
+                                   size_t end) {
   size_t chunks = 0, most = (size_t)g2z__cuda_of(device)->sms * G2Z__ADAMW_BLOCKS;
   for (size_t r = begin; r < end; r++)
     chunks += g2z__blocks(u->host_ranges[r].elements, G2Z__ADAMW_CHUNK);
-  if (chunks == 0) return G2Z_OK;
-  return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G>,
-                     (unsigned)(chunks < most ? chunks : most), 256, 0, (A *)u->params, u->master,
-                     u->m, u->v, (const G *)u->grads, u->ranges + begin, end - begin, *u->config,
-                     u->state);
+  return (unsigned)(chunks < most ? chunks : most);
 }
 
-/* Muon's ops: not in this build yet. */
+template <typename A, typename G>
+static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t begin,
+                                 size_t end) {
+  unsigned blocks = g2z__update_blocks(device, u, begin, end);
+  if (blocks == 0) return G2Z_OK;
+  return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G>, blocks, 256, 0, (A *)u->params,
+                     u->master, u->m, u->v, (const G *)u->grads, u->ranges + begin, end - begin,
+                     *u->config, u->state);
+}
+
+/* ----- Muon --------------------------------------------------------------
+ * u and O are bf16, whatever the device's type is. */
+
+/* Calls chunk(range, first, end) for this block's chunks of the ranges. */
+template <typename F>
+static __device__ inline void g2z__each_chunk(const g2z_update_range *ranges, size_t count,
+                                              F chunk) {
+  size_t turn = blockIdx.x; /* this block's next chunk, counted from the range's start */
+  for (size_t r = 0; r < count; r++) {
+    g2z_update_range range = ranges[r];
+    size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
+    for (; turn < chunks; turn += gridDim.x) {
+      size_t first = turn * G2Z__ADAMW_CHUNK;
+      chunk(range, first, min(first + G2Z__ADAMW_CHUNK, range.elements));
+    }
+    turn -= chunks;
+  }
+}
+
+/* g2z_k_momentum: m = beta m + g, u = g + beta m, with g = grads * multiplier; or nothing if
+ * state->skip.
+ *   u      bf16 out
+ *   m      f32 in place
+ *   grads  G in
+ * Launch  persistent blocks of 256, as g2z_k_adamw
+ * Cost    10 + sizeof(G) bytes per element: the 85M of GPT-2 124M are 1 GB in fp16
+ * Source  Jordan et al. 2024
+ * Oracle  g2z__cpu_momentum; test cuda_muon */
+template <typename G>
+static __global__ void __launch_bounds__(256)
+g2z_k_momentum(__nv_bfloat16 *u, float *m, const G *grads, const g2z_update_range *ranges,
+               size_t count, float beta, const g2z_step_state *state) {
+  g2z__k_begin();
+  if (state->skip) return;
+  float multiplier = state->grad_multiplier;
+  g2z__each_chunk(ranges, count, [&](const g2z_update_range &range, size_t begin, size_t end) {
+    __nv_bfloat16 *to = u + range.u_at;
+    float *moment = m + range.shard;
+    const G *from = grads + range.grad;
+    if (range.u_at % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0 &&
+        end - begin == G2Z__ADAMW_CHUNK) {
+      float4 old[2], g[2], out;
+#pragma unroll
+      for (int i = 0; i < 2; i++) { /* four loads are in flight together */
+        size_t at = begin + threadIdx.x * 4 + (size_t)i * (G2Z__ADAMW_CHUNK / 2);
+        old[i] = g2z__get_four(moment + at);
+        g[i] = g2z__get_four(from + at);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        size_t at = begin + threadIdx.x * 4 + (size_t)i * (G2Z__ADAMW_CHUNK / 2);
+        out.x = g2z__momentum_element(beta, multiplier, &old[i].x, g[i].x);
+        out.y = g2z__momentum_element(beta, multiplier, &old[i].y, g[i].y);
+        out.z = g2z__momentum_element(beta, multiplier, &old[i].z, g[i].z);
+        out.w = g2z__momentum_element(beta, multiplier, &old[i].w, g[i].w);
+        g2z__put_four(moment + at, old[i]);
+        g2z__put_four(to + at, out);
+      }
+    } else
+      for (size_t at = begin + threadIdx.x; at < end; at += 256)
+        to[at] = (__nv_bfloat16)g2z__momentum_element(beta, multiplier, moment + at,
+                                                      g2z__to_float(from[at]));
+  });
+}
+
+template <typename G>
 static g2z_status g2z_cuda_momentum(g2z_device *device, void *u, const g2z_update *update,
                                     size_t begin, size_t end) {
-  (void)u, (void)update, (void)begin, (void)end;
-  return g2z_fail(device->services, G2Z_UNSUPPORTED, "optimizer=muon needs device=cpu");
+  unsigned blocks = g2z__update_blocks(device, update, begin, end);
+  if (blocks == 0) return G2Z_OK;
+  return g2z__launch(device, "g2z_k_momentum", g2z_k_momentum<G>, blocks, 256, 0,
+                     (__nv_bfloat16 *)u, update->m, (const G *)update->grads,
+                     update->ranges + begin, end - begin, update->config->momentum,
+                     update->state);
 }
+
+/* g2z_k_muon: master -= lr (scale O + decay master), params = round(master); or nothing if
+ * state->skip.
+ *   params  A out
+ *   master  f32 in place
+ *   o       bf16 in
+ * Launch  persistent blocks of 256, as g2z_k_adamw
+ * Cost    10 + sizeof(A) bytes per element: the 85M of GPT-2 124M are 1 GB in fp16
+ * Source  Liu et al. 2025, arXiv:2502.16982
+ * Oracle  g2z__cpu_muon; test cuda_muon */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_muon(A *params, float *master, const __nv_bfloat16 *o, const g2z_update_range *ranges,
+           size_t count, g2z_optimizer_config config, const g2z_step_state *state) {
+  g2z__k_begin();
+  if (state->skip) return;
+  g2z__each_chunk(ranges, count, [&](const g2z_update_range &range, size_t begin, size_t end) {
+    g2z__muon_factors now = g2z__muon_prepare(&config, state, range.decay, range.scale);
+    A *param = params + range.param;
+    float *weights = master + range.shard;
+    const __nv_bfloat16 *from = o + range.u_at;
+    if (range.u_at % 4 == 0 && range.shard % 4 == 0 && range.param % 4 == 0 &&
+        end - begin == G2Z__ADAMW_CHUNK) {
+      float4 weight[2], by[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) { /* four loads are in flight together */
+        size_t at = begin + threadIdx.x * 4 + (size_t)i * (G2Z__ADAMW_CHUNK / 2);
+        weight[i] = g2z__get_four(weights + at);
+        by[i] = g2z__get_four(from + at);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        size_t at = begin + threadIdx.x * 4 + (size_t)i * (G2Z__ADAMW_CHUNK / 2);
+        weight[i].x = g2z__muon_element(&now, weight[i].x, by[i].x);
+        weight[i].y = g2z__muon_element(&now, weight[i].y, by[i].y);
+        weight[i].z = g2z__muon_element(&now, weight[i].z, by[i].z);
+        weight[i].w = g2z__muon_element(&now, weight[i].w, by[i].w);
+        g2z__put_four(weights + at, weight[i]);
+        g2z__put_four(param + at, weight[i]);
+      }
+    } else
+      for (size_t at = begin + threadIdx.x; at < end; at += 256) {
+        weights[at] = g2z__muon_element(&now, weights[at], g2z__to_float(from[at]));
+        param[at] = (A)weights[at];
+      }
+  });
+}
+
+template <typename A>
+static g2z_status g2z_cuda_muon(g2z_device *device, const void *o, const g2z_update *u,
+                                size_t begin, size_t end) {
+  unsigned blocks = g2z__update_blocks(device, u, begin, end);
+  if (blocks == 0) return G2Z_OK;
+  return g2z__launch(device, "g2z_k_muon", g2z_k_muon<A>, blocks, 256, 0, (A *)u->params,
+                     u->master, (const __nv_bfloat16 *)o, u->ranges + begin, end - begin,
+                     *u->config, u->state);
+}
+
+#define G2Z__SQUARE_PARTS 64     /* blocks per matrix: fixed, so that a shape has one order */
+
+/* Matrices of one shape inside weights, in the area of g2z_ops.orthogonalize. The kernels below
+ * take matrix blockIdx.y of them. */
+typedef struct g2z__matrix_list {
+  __nv_bfloat16 *weight;         /* the first one */
+  int rows, columns;             /* of a weight */
+  int matrices;                  /* per weight, next to each other in its rows */
+  int first;                     /* number of the first matrix */
+} g2z__matrix_list;
+
+/* Calls each(in, at) for this block's packs of a matrix. `in` counts packs from list.weight on;
+ * `at` counts from the begin of a contiguous copy of the matrix. */
+template <typename F>
+static __device__ inline void g2z__each_pack(const g2z__matrix_list &list, F each) {
+  unsigned width = (unsigned)(list.columns / list.matrices / 8);
+  unsigned packs = (unsigned)list.rows * width, matrix = (unsigned)list.first + blockIdx.y;
+  size_t across = (size_t)(unsigned)list.columns / 8;
+  size_t first = matrix / (unsigned)list.matrices * (unsigned)list.rows * across +
+                 matrix % (unsigned)list.matrices * width;
+  for (unsigned at = blockIdx.x * 256 + threadIdx.x; at < packs; at += gridDim.x * 256)
+    each(first + at / width * across + at % width, at);
+}
+
+/* The sum over a block's shared numbers, as a tree. */
+template <int N>
+static __device__ inline double g2z__tree_sum(double (&parts)[N]) {
+  for (unsigned half = N / 2; half; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+  }
+  __syncthreads();
+  return parts[0];
+}
+
+/* g2z_k_squares: partial[matrix][block] = sum of squares of the block's packs, in fp64: neither
+ * tiny nor large bf16 numbers lose their squares.
+ *   partial  [matrices][SQUARE_PARTS] f64 out
+ * Launch  grid (SQUARE_PARTS, matrices), 256 threads; then g2z_k_normalize
+ * Cost    2 bytes per element, read twice with g2z_k_normalize, the second time partly from L2
+ * Order   a thread adds its packs in ascending order; then trees
+ * Oracle  g2z__cpu_orthogonalize */
+static __global__ void __launch_bounds__(256)
+g2z_k_squares(double *partial, g2z__matrix_list list) {
+  __shared__ double parts[256];
+  double sum = 0;
+  g2z__k_begin();
+  g2z__each_pack(list, [&](size_t in, unsigned) {
+    float value[8];
+    g2z__unpack<__nv_bfloat16>(value, g2z__get(list.weight, in));
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += (double)value[i] * (double)value[i];
+  });
+  parts[threadIdx.x] = sum;
+  sum = g2z__tree_sum(parts);
+  if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
+}
+
+/* g2z_k_normalize: to = each matrix by its Frobenius norm; zero stays zero.
+ *   to       [matrices][rows][width] bf16 out
+ *   partial  [matrices][SQUARE_PARTS] f64 in
+ * Launch  grid (SQUARE_PARTS, matrices), 256 threads
+ * Cost    4 bytes per element */
+static __global__ void __launch_bounds__(256)
+g2z_k_normalize(__nv_bfloat16 *to, const double *partial, g2z__matrix_list list) {
+  __shared__ double parts[G2Z__SQUARE_PARTS];
+  g2z__k_begin();
+  if (threadIdx.x < G2Z__SQUARE_PARTS)
+    parts[threadIdx.x] = partial[blockIdx.y * G2Z__SQUARE_PARTS + threadIdx.x];
+  double sum = g2z__tree_sum(parts), factor = sum > 0 ? 1 / sqrt(sum) : 0;
+  to += (size_t)blockIdx.y * (unsigned)list.rows * (unsigned)(list.columns / list.matrices);
+  g2z__each_pack(list, [&](size_t in, unsigned at) {
+    float value[8];
+    g2z__unpack<__nv_bfloat16>(value, g2z__get(list.weight, in));
+#pragma unroll
+    for (int i = 0; i < 8; i++) value[i] = (float)((double)value[i] * factor);
+    g2z__put(to, at, g2z__pack<__nv_bfloat16>(value));
+  });
+}
+
+/* g2z_k_put_back: writes contiguous matrices [rows][width] to their places in the weights.
+ * Launch  grid (SQUARE_PARTS, matrices), 256 threads
+ * Cost    4 bytes per element */
+static __global__ void __launch_bounds__(256)
+g2z_k_put_back(g2z__matrix_list list, const __nv_bfloat16 *from) {
+  g2z__k_begin();
+  from += (size_t)blockIdx.y * (unsigned)list.rows * (unsigned)(list.columns / list.matrices);
+  g2z__each_pack(list, [&](size_t in, unsigned at) {
+    g2z__put(list.weight, in, g2z__get(from, at));
+  });
+}
+
+/* Row-major products of a batch: to = alpha left right + beta add. `add` NULL: no such term. */
+static g2z_status g2z__batch_multiply(g2z_device *device, g2z__lt_key key, g2z__lt_batch batch,
+                                      void *to, const void *left, const void *right,
+                                      const void *add) {
+  g2z__lt_operands on = g2z__lt_rows(to, left, right);
+  key.batched = 1;
+  key.compute = CUBLAS_COMPUTE_32F; /* of bf16, also on a tf32 device */
+  on.c = add;
+  on.batch = &batch;
+  return g2z__lt_multiply(device, &key, &on);
+}
+
+/* Newton-Schulz on `count` matrices of one shape. X is [rows,width], never transposed: with rows <=
+ * width A = X X^T and X = a X + P X, else A = X^T X and X = a X + X P, where P = b A + c A A is
+ * symmetric. Five products go from x to `other` and back, so the last one ends in `other`: the
+ * matrices' own place where they are contiguous. */
+static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list *list, int count,
+                                     void *work) {
+  typedef __nv_bfloat16 H;
+  const int rows = list->rows, width = list->columns / list->matrices, tall = rows > width;
+  const int m = tall ? width : rows;
+  const size_t elements = (size_t)rows * (size_t)width, square = (size_t)m * (size_t)m;
+  const g2z__transposed left = tall ? G2Z__TRANSPOSED : G2Z__AS_IT_IS;
+  const g2z__transposed right = tall ? G2Z__AS_IT_IS : G2Z__TRANSPOSED;
+  const g2z__lt_key gram = g2z__lt_rows_key<H, H>(device, m, rows + width - m, m, left, right, m,
+                                                  CUBLASLT_EPILOGUE_DEFAULT);
+  const g2z__lt_key squared = g2z__lt_rows_key<H, H>(device, m, m, m, G2Z__AS_IT_IS, G2Z__AS_IT_IS,
+                                                     m, CUBLASLT_EPILOGUE_DEFAULT);
+  const g2z__lt_key next = g2z__lt_rows_key<H, H>(device, rows, m, width, G2Z__AS_IT_IS,
+                                                  G2Z__AS_IT_IS, width, CUBLASLT_EPILOGUE_DEFAULT);
+  H *x = (H *)work, *other = list->weight + (size_t)list->first * elements;
+  H *a = x + (size_t)count * elements;
+  if (list->matrices > 1) other = a, a += (size_t)count * elements;
+  H *p = a + (size_t)count * square;
+  const dim3 grid(G2Z__SQUARE_PARTS, (unsigned)count);
+  void *partial;
+  G2Z__TRY(g2z__scratch(device, (size_t)count * G2Z__SQUARE_PARTS * sizeof(double), &partial));
+  G2Z__TRY(g2z__launch(device, "g2z_k_squares", g2z_k_squares, grid, 256, 0, (double *)partial,
+                       *list));
+  G2Z__TRY(g2z__launch(device, "g2z_k_normalize", g2z_k_normalize, grid, 256, 0, x,
+                       (const double *)partial, *list));
+  for (int step = 0; step < G2Z_ORTHOGONALIZE_STEPS; step++) {
+    G2Z__TRY(g2z__batch_multiply(device, gram, {count, elements, elements, square, 1, 0}, a, x, x,
+                                 NULL));
+    G2Z__TRY(g2z__batch_multiply(device, squared,
+                                 {count, square, square, square, G2Z_ORTHOGONALIZE_C,
+                                  G2Z_ORTHOGONALIZE_B},
+                                 p, a, a, a));
+    G2Z__TRY(g2z__batch_multiply(device, next,
+                                 {count, tall ? square : elements, tall ? elements : square,
+                                  elements, 1, G2Z_ORTHOGONALIZE_A},
+                                 other, tall ? x : p, tall ? p : x, x));
+    H *swap = x;
+    x = other, other = swap;
+  }
+  if (list->matrices == 1) return G2Z_OK;
+  return g2z__launch(device, "g2z_k_put_back", g2z_k_put_back, grid, 256, 0, *list, (const H *)x);
+}
+
+/* All shapes; of a shape as many matrices at a time as `work` has room for, in equal numbers. */
 static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g2z_matrices *shapes,
                                          int count, void *work, size_t work_bytes) {
-  (void)area, (void)shapes, (void)count, (void)work, (void)work_bytes;
-  return g2z_fail(device->services, G2Z_UNSUPPORTED, "optimizer=muon needs device=cpu");
-}
-static g2z_status g2z_cuda_muon(g2z_device *device, const void *o, const g2z_update *update,
-                                size_t begin, size_t end) {
-  (void)o, (void)update, (void)begin, (void)end;
-  return g2z_fail(device->services, G2Z_UNSUPPORTED, "optimizer=muon needs device=cpu");
+  if (g2z__cuda_of(device)->capability < 80)
+    return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                    "optimizer=muon multiplies bf16, which this GPU, sm_%d, cannot: use "
+                    "optimizer=adamw", g2z__cuda_of(device)->capability);
+  for (int s = 0; s < count; s++) {
+    const g2z_matrices *shape = &shapes[s];
+    int width = shape->columns / shape->matrices, total = shape->weights * shape->matrices;
+    int m = shape->rows < width ? shape->rows : width, n = shape->rows + width - m;
+    size_t room = work_bytes / (sizeof(__nv_bfloat16) * G2Z_ORTHOGONALIZE_WORK(m, n));
+    G2Z_ASSERT(room > 0);
+    int turns = (int)g2z__blocks((size_t)total, room);
+    for (int turn = 0; turn < turns; turn++) {
+      int first = (int)((int64_t)total * turn / turns);
+      int end = (int)((int64_t)total * (turn + 1) / turns);
+      g2z__matrix_list list = {(__nv_bfloat16 *)area + shape->at, shape->rows, shape->columns,
+                               shape->matrices, first};
+      G2Z__TRY(g2z__newton_schulz(device, &list, end - first, work));
+    }
+  }
+  return G2Z_OK;
 }
 
 /* ===== >>k80 collectives =================================================
@@ -7598,6 +7923,33 @@ static g2z_status g2z__nccl_gather(g2z_comm *comm, const g2z_call *c) {
   return G2Z_OK;
 }
 
+/* Plays EXCHANGE, with either transport: no backward pass runs beside it that copy engines would
+ * leave multiprocessors to. Messages between two ranks meet in the order of the list. */
+static g2z_status g2z__nccl_routes(g2z_comm *comm, const g2z_call *c) {
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  ncclResult_t result = ncclGroupStart();
+  cudaError_t copied = cudaSuccess;
+  for (int i = 0; i < c->count && result == ncclSuccess && copied == cudaSuccess; i++) {
+    const g2z_route *route = &c->routes[i];
+    int sender = c->back ? route->home : route->owner;
+    int receiver = c->back ? route->owner : route->home;
+    const char *from = (const char *)c->from + (c->back ? route->home_at : route->owner_at) * c->n;
+    char *to = (char *)c->to + (c->back ? route->owner_at : route->home_at) * c->n;
+    size_t bytes = route->elements * c->n;
+    if (sender == receiver) {
+      if (sender == comm->rank)
+        copied = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, nccl->stream);
+    } else if (sender == comm->rank)
+      result = ncclSend(from, bytes, ncclUint8, receiver, nccl->comm, nccl->stream);
+    else if (receiver == comm->rank)
+      result = ncclRecv(to, bytes, ncclUint8, sender, nccl->comm, nccl->stream);
+  }
+  ncclResult_t ended = ncclGroupEnd(); /* in any case: NCCL counts the starts */
+  G2Z__NCCL_TRY(comm, result == ncclSuccess ? ended : result);
+  G2Z__CUDA(comm, copied);
+  return G2Z_OK;
+}
+
 static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
   cudaStream_t stream = g2z__nccl_of(comm)->stream;
   switch (c->kind) {
@@ -7607,15 +7959,15 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
     case G2Z_CALL_CAST:
       return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, c->from, G2Z_FP32,
                                G2Z_OVERWRITE, c->n);
-    case G2Z_CALL_EXCHANGE:
-      return g2z_fail(comm->services, G2Z_UNSUPPORTED, "optimizer=muon needs device=cpu");
     case G2Z_CALL_GRAPH: /* never played here: the record runs graphs itself */
     case G2Z_CALL_REDUCE:
     case G2Z_CALL_GATHER:
-    case G2Z_CALL_ROWS: break;
+    case G2Z_CALL_ROWS:
+    case G2Z_CALL_EXCHANGE: break;
   }
   g2z__cuda_span_begin_on(comm->device, g2z__call_span(c), stream);
-  G2Z__TRY(c->kind == G2Z_CALL_REDUCE ? g2z__nccl_reduce(comm, c) : g2z__nccl_gather(comm, c));
+  G2Z__TRY(c->kind == G2Z_CALL_REDUCE     ? g2z__nccl_reduce(comm, c)
+           : c->kind == G2Z_CALL_EXCHANGE ? g2z__nccl_routes(comm, c) : g2z__nccl_gather(comm, c));
   g2z__cuda_span_end_on(comm->device, g2z__call_span(c), stream);
   return G2Z_OK;
 }
@@ -7832,9 +8184,9 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->grad_sumsq = g2z_cuda_grad_sumsq<G>;
   ops->decide = g2z_cuda_decide;
   ops->adamw = g2z_cuda_adamw<A, G>;
-  ops->momentum = g2z_cuda_momentum;
+  ops->momentum = g2z_cuda_momentum<G>;
   ops->orthogonalize = g2z_cuda_orthogonalize;
-  ops->muon = g2z_cuda_muon;
+  ops->muon = g2z_cuda_muon<A>;
 }
 
 static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops) {

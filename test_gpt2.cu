@@ -158,6 +158,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_cast", "casts round as the CPU's, to the bit", test_cuda_cast},
     {"cuda_sums", "gradients of several ranks are added up, to the bit", test_cuda_sums},
     {"cuda_optimizer", "norm, verdict and AdamW", test_cuda_optimizer},
+    {"cuda_muon", "momentum, Newton-Schulz and the update of Muon", test_cuda_muon},
     {"cuda_early", "kernels that start early change no bit", test_cuda_early},
     {"cuda_attention", "attention at odd lengths and all head sizes", test_cuda_attention},
     {"cuda_attention_repeats", "attention twice, to the bit", test_cuda_attention_repeats},

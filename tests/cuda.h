@@ -13,7 +13,7 @@
  *        less, and tf32 takes inputs with 11 bits of precision.
  * On the GPU every output is poisoned with NaNs first and has guard bytes before and after it. */
 
-typedef enum test_kind { TEST_ACT, TEST_GRAD, TEST_F32, TEST_F64, TEST_I32 } test_kind;
+typedef enum test_kind { TEST_ACT, TEST_GRAD, TEST_F32, TEST_BF16, TEST_F64, TEST_I32 } test_kind;
 
 enum { TEST_GUARD = 512, TEST_TWINS = 48 };
 
@@ -68,7 +68,9 @@ static void test_pair_close(test_pair *p) {
 }
 
 static g2z_dtype test_twin_dtype(const test_pair *p, test_kind kind) {
-  return kind == TEST_ACT ? p->dtype : kind == TEST_GRAD ? p->grad_dtype : G2Z_FP32;
+  return kind == TEST_ACT    ? p->dtype
+         : kind == TEST_GRAD ? p->grad_dtype
+         : kind == TEST_BF16 ? G2Z_BF16 : G2Z_FP32;
 }
 
 static double test_eps(g2z_dtype dtype) {
@@ -1169,6 +1171,151 @@ static void test_cuda_optimizer(g2z_test *t) {
       }
     }
     p.gpu->ops->release_host(p.gpu, memory);
+    test_pair_close(&p);
+  }
+}
+
+/* ----- Muon -------------------------------------------------------------- */
+
+/* The bytes of a GPU tensor; the caller frees them. */
+static char *test_twin_bytes(test_pair *p, const test_twin *twin) {
+  char *bytes = (char *)malloc(twin->bytes + 1);
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, twin->gpu, twin->bytes));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  return bytes;
+}
+
+/* Momentum and the update, over ranges of which some are not aligned; skipped they write nothing:
+ * every output keeps its NaNs or its values. v is no operand. */
+static void test_cuda_muon_slices(test_pair *p, int skip) {
+  enum { COUNT = 5, ELEMENTS = 70000 };
+  static const g2z_update_range ranges[COUNT] = {
+      {0, 0, 0, 0, 0, 0, 4096, 1, 5.5f},
+      {4096, 4096, 4096, 0, 4096, 0, 5, 0, 2},
+      {4104, 4104, 4101, 0, 4103, 0, 3, 1, 11},
+      {4112, 4112, 4104, 0, 4112, 0, 60001, 0, 0.6f},
+      {64200, 64112, 64112, 0, 64116, 0, 4007, 1, 7.7f}};
+  g2z_optimizer_config config = g2z_train_config_default().optimizer;
+  config.momentum = 0.9f;
+  config.weight_decay = 0.1f;
+  test_state state = test_state_make(p, 1, 0);
+  state.cpu->skip = skip;
+  state.cpu->lr = 0.02f;
+  state.cpu->grad_multiplier = 0.3f;
+  test_twin_send(p, &p->twins[p->count - 1]);
+  test_twin *params = test_twin_new(p, TEST_ACT, ELEMENTS);
+  test_twin *grads = test_twin_normal(p, TEST_GRAD, ELEMENTS, 1, 4, 0);
+  test_twin *master = test_twin_normal(p, TEST_F32, ELEMENTS, 2, 1, 0);
+  test_twin *m = test_twin_normal(p, TEST_F32, ELEMENTS, 3, 2, 0);
+  test_twin *u = test_twin_new(p, TEST_BF16, ELEMENTS);
+  test_twin *o = test_twin_normal(p, TEST_BF16, ELEMENTS, 4, 0.05, 0);
+  void *on_gpu;
+  CHECK_OK(p->t, p->gpu->ops->allocate(p->gpu, sizeof ranges, &on_gpu));
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, on_gpu, ranges, sizeof ranges));
+  g2z_update update = {params->cpu, (float *)master->cpu, (float *)m->cpu, NULL, grads->cpu,
+                       ranges, ranges, &config, state.cpu};
+  g2z_update update_gpu = {params->gpu, (float *)master->gpu, (float *)m->gpu, NULL, grads->gpu,
+                           (const g2z_update_range *)on_gpu, ranges, &config, state.gpu};
+  CHECK_OK(p->t, p->cpu->ops->momentum(p->cpu, u->cpu, &update, 0, COUNT));
+  CHECK_OK(p->t, p->gpu->ops->momentum(p->gpu, u->gpu, &update_gpu, 2, COUNT));
+  CHECK_OK(p->t, p->gpu->ops->momentum(p->gpu, u->gpu, &update_gpu, 0, 2));
+  CHECK_OK(p->t, p->gpu->ops->momentum(p->gpu, u->gpu, &update_gpu, COUNT, COUNT));
+  CHECK_OK(p->t, p->cpu->ops->muon(p->cpu, o->cpu, &update, 0, COUNT));
+  CHECK_OK(p->t, p->gpu->ops->muon(p->gpu, o->gpu, &update_gpu, 2, COUNT));
+  CHECK_OK(p->t, p->gpu->ops->muon(p->gpu, o->gpu, &update_gpu, 0, 2));
+  CHECK_OK(p->t, p->gpu->ops->muon(p->gpu, o->gpu, &update_gpu, COUNT, COUNT));
+  /* A compiler may fuse a product and an addition; terms of up to 8 can cancel. */
+  test_twin_compare(p, m, "momentum m", skip ? 0 : 2, skip ? 0 : 0x1p-21);
+  test_twin_compare(p, u, "momentum u", skip ? 0 : 1.01, skip ? 0 : 0x1p-21);
+  test_twin_compare(p, master, "muon master", skip ? 0 : 2, skip ? 0 : 0x1p-23);
+  test_twin_compare(p, params, "muon params", skip ? 0 : 1.01, skip ? 0 : 0x1p-23);
+  p->gpu->ops->release(p->gpu, on_gpu);
+}
+
+/* Orthogonalizes all shapes at once. In each, weight 1 is zero and weight 2 has rank 1. Tensor
+ * cores take X, A and the polynomial rounded to bf16, which the CPU does not round: 16 roundings
+ * with a standard deviation of about 2^-9.8 each, which later steps multiply by up to 3.4. In a
+ * simulation a matrix differs by 0.006 to 0.033 of its norm, an 8 x 8 one rarely by 0.09. */
+static void test_cuda_orthogonalize(test_pair *p) {
+  enum { SHAPES = 9 };
+  g2z_matrices shapes[SHAPES] = {{0, 3, 8, 8, 1},      {0, 3, 24, 8, 1},    {0, 3, 48, 200, 1},
+                                 {0, 3, 200, 48, 1},   {0, 5, 40, 120, 3},  {0, 3, 136, 136, 1},
+                                 {0, 3, 72, 1080, 3},  {0, 4, 96, 768, 1},  {0, 4, 768, 96, 1}};
+  size_t at = 0, work_elements = 0, least = 0;
+  for (int s = 0; s < SHAPES; s++) {
+    const int width = shapes[s].columns / shapes[s].matrices;
+    const int side = shapes[s].rows < width ? shapes[s].rows : width;
+    const size_t one = G2Z_ORTHOGONALIZE_WORK(side, shapes[s].rows + width - side);
+    shapes[s].at = at;
+    at += (size_t)shapes[s].weights * (size_t)shapes[s].rows * (size_t)shapes[s].columns;
+    if (least < one) least = one;
+  }
+  work_elements = 15 * least;
+  test_twin *x = test_twin_normal(p, TEST_BF16, at, 5, 0.001, 0);
+  test_twin *work = test_twin_new(p, TEST_BF16, work_elements);
+  for (int s = 0; s < SHAPES; s++) {
+    const size_t elements = (size_t)shapes[s].rows * (size_t)shapes[s].columns;
+    float *weight = (float *)x->cpu + shapes[s].at + elements;
+    for (size_t i = 0; i < elements; i++) weight[i] = 0, weight[elements + i] = 0x1p-9f;
+  }
+  float *start = (float *)malloc(x->n * sizeof *start);
+  memcpy(start, x->cpu, x->n * sizeof *start);
+  /* Room for many matrices at a time, again, and for one: the same bits. */
+  char *first = NULL;
+  for (int run = 0; run < 3; run++) {
+    memcpy(x->cpu, start, x->n * sizeof *start);
+    test_twin_send(p, x);
+    CHECK_OK(p->t, p->gpu->ops->orthogonalize(p->gpu, x->gpu, shapes, SHAPES, work->gpu,
+                                              (run == 2 ? least : work_elements) * 2));
+    char *bytes = test_twin_bytes(p, x);
+    if (first) CHECK(p->t, memcmp(first, bytes, x->bytes) == 0);
+    else first = bytes;
+    if (bytes != first) free(bytes);
+  }
+  free(first);
+  free(start);
+  CHECK_OK(p->t, p->cpu->ops->orthogonalize(p->cpu, x->cpu, shapes, SHAPES, work->cpu,
+                                            work_elements * sizeof(float)));
+  float *got = test_twin_fetch(p, x);
+  for (int s = 0; s < SHAPES; s++)
+    for (int i = 0; i < shapes[s].weights * shapes[s].matrices; i++) {
+      const int width = shapes[s].columns / shapes[s].matrices;
+      const size_t begin = shapes[s].at + (size_t)(i / shapes[s].matrices * shapes[s].rows) *
+                                              (size_t)shapes[s].columns +
+                           (size_t)(i % shapes[s].matrices * width);
+      double squares = 0, differ = 0;
+      for (int row = 0; row < shapes[s].rows; row++)
+        for (int column = 0; column < width; column++) {
+          const size_t e = begin + (size_t)row * (size_t)shapes[s].columns + (size_t)column;
+          const double want = (double)((const float *)x->cpu)[e];
+          squares += want * want;
+          differ += ((double)got[e] - want) * ((double)got[e] - want);
+        }
+      p->t->checks++;
+      if (!(sqrt(differ) <= 0.1 * sqrt(squares))) /* also of NaN; zeros must be equal */
+        test_fail(p->t, __FILE__, __LINE__,
+                  "matrix %d of [%d,%d]: the norm of the difference is %.3g of %.3g", i,
+                  shapes[s].rows, width, sqrt(differ), sqrt(squares));
+    }
+  free(got);
+  test_twin_compare(p, x, "orthogonalize", 0, 1); /* guards; no element differs by 1 */
+  got = test_twin_fetch(p, work);
+  memcpy(work->cpu, got, work->n * sizeof *got);
+  free(got);
+  test_twin_compare(p, work, "orthogonalize's scratch", 0, 0); /* guards */
+}
+
+static void test_cuda_muon(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  for (int types = 0; types < TEST_TYPES; types++) {
+    test_pair p;
+    if (!test_pair_open(&p, t, types)) continue;
+    test_cuda_muon_slices(&p, 0);
+    test_pair_clear(&p);
+    test_cuda_muon_slices(&p, 1);
+    test_pair_clear(&p);
+    /* u is bf16 whatever the type is; tf32 chooses how other products compute. */
+    if (p.dtype == G2Z_TF32 || p.dtype == G2Z_FP16) test_cuda_orthogonalize(&p);
     test_pair_close(&p);
   }
 }

@@ -423,7 +423,7 @@ static void test_ops_device(g2z_test *t) {
   CHECK(t, free_bytes >= 1 << 20 && free_bytes <= total_bytes);
   CHECK_OK(t, g2z_device_create(s, G2Z_DEVICE_CPU, G2Z_BF16, G2Z_FP32, &device));
   CHECK_OK(t, g2z__tuning_read(device, "")); /* its own, empty; a GPU's */
-  CHECK_OK(t, g2z__tuning_read(device, "gpt2_zero tuning 3, cuBLASLt 1, 2 SMs, x\n1 2\n"));
+  CHECK_OK(t, g2z__tuning_read(device, "gpt2_zero tuning 4, cuBLASLt 1, 2 SMs, x\n1 2\n"));
   CHECK_STATUS(t, g2z__tuning_read(device, "gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\n"),
                G2Z_FORMAT, s, "begins with \"gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\"");
   CHECK_STATUS(t, g2z__tuning_read(device, "\n"), G2Z_FORMAT, s, "a run's tuning.txt");
