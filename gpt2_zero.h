@@ -8943,18 +8943,6 @@ G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
   return config;
 }
 
-/* Divides the host's cores among its ranks, unless they are already bound to cores: if every rank
- * used all cores, all would run ten times slower. No result depends on the number of threads. */
-G2Z__PRIVATE void g2z__share_cores(int local_world) {
-#ifdef _OPENMP
-  int cores = omp_get_num_procs();
-  if (local_world < 2 || getenv("OMP_NUM_THREADS") || cores < sysconf(_SC_NPROCESSORS_ONLN)) return;
-  omp_set_num_threads(cores > local_world ? cores / local_world : 1);
-#else
-  (void)local_world;
-#endif
-}
-
 G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_context **out) {
   *out = NULL;
   g2z_services *services = config->services;
@@ -8978,7 +8966,13 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
     g2z_context_free(context);
     return status;
   }
-  g2z__share_cores(g2z_ranks_place(context->ranks)->local_world);
+#ifdef _OPENMP
+  /* Divide the host's cores among its ranks, unless they are already bound to cores: if every rank
+   * used all cores, all would run ten times slower. No result depends on the number of threads. */
+  const int sharing = g2z_ranks_place(context->ranks)->local_world, cores = omp_get_num_procs();
+  if (sharing > 1 && !getenv("OMP_NUM_THREADS") && cores >= sysconf(_SC_NPROCESSORS_ONLN))
+    omp_set_num_threads(cores > sharing ? cores / sharing : 1);
+#endif
   *out = context;
   return G2Z_OK;
 }
@@ -9086,17 +9080,6 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
                         G2Z__W(FCW), G2Z__W(FCB), NULL, NULL, N, C, 4 * C);
 }
 
-G2Z__PRIVATE g2z_status g2z__block_forward(const g2z_model *model, const g2z__pass *pass,
-                                           int layer) {
-  int unit = g2z_plan_unit_of_block(model->plan, layer), C = model->plan->model.channels;
-  g2z_dropout drop_fcproj = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
-  G2Z__TRY(g2z__block_activations(model, pass, layer));
-  return model->device->ops->linear_fwd(model->device, G2Z__A(RES3), NULL, NULL, G2Z__A(FC),
-                                        g2z__narrow_of(model, pass, layer).fc, G2Z__W(FCPROJW),
-                                        G2Z__W(FCPROJB), G2Z__A(RES2), &drop_fcproj,
-                                        pass->B * pass->T, 4 * C, C);
-}
-
 /* Runs a unit's part of the forward pass. wte has none: unit wpe reads the rows of both. */
 G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass,
                                           int unit) {
@@ -9114,7 +9097,14 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pas
       return dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
                                  g2z__parameter(model, plan->wte, G2Z_WTE), G2Z__W(WPE), &dropout,
                                  pass->B, pass->T, C);
-    case G2Z_UNIT_BLOCK: return g2z__block_forward(model, pass, L - unit);
+    case G2Z_UNIT_BLOCK:
+      layer = L - unit;
+      dropout = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
+      G2Z__TRY(g2z__block_activations(model, pass, layer));
+      return dev->ops->linear_fwd(dev, G2Z__A(RES3), NULL, NULL, G2Z__A(FC),
+                                  g2z__narrow_of(model, pass, layer).fc, G2Z__W(FCPROJW),
+                                  G2Z__W(FCPROJB), G2Z__A(RES2), &dropout, pass->B * pass->T,
+                                  4 * C, C);
     case G2Z_UNIT_LNF: break;
   }
   return dev->ops->layernorm_fwd(dev, G2Z__A(LNF), NULL, G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
@@ -9152,18 +9142,27 @@ G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
   return (char *)G2Z__A(WIDE) + qkv * (size_t)model->plan->dtype_bytes;
 }
 
-/* Backward of a block, except its first LayerNorm. In: DRES, the gradient of the block's output
- * stream, and its copy masked by the projection's dropout. Out: DRES, the gradient of the stream
- * between attention and ln2, and ln1's output gradient. Two buffers are reused once their
- * activations are dead: LNF for masked gradients, FC for ln2's gradient followed by `narrow`. */
-G2Z__PRIVATE g2z_status g2z__block_backward(const g2z_model *model, const g2z__pass *pass,
-                                            int layer) {
+/* Runs a unit's backward pass, except a block's first LayerNorm and the final one. wte has none:
+ * the head writes dwte, and unit wpe adds the embedding's part. In, for a block: DRES, the gradient
+ * of the block's output stream, and its copy masked by the projection's dropout. Out: DRES, the
+ * gradient of the stream between attention and ln2, and ln1's output gradient. Two buffers are
+ * reused once their activations are dead: LNF for masked gradients, FC for ln2's gradient followed
+ * by `narrow`. */
+G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
+                                           int unit) {
   g2z_device *dev = model->device;
   const g2z_ops *op = dev->ops;
   const g2z_plan *plan = model->plan;
   g2z_write mode = pass->write;
-  int unit = g2z_plan_unit_of_block(plan, layer);
+  const g2z_unit_kind kind = plan->unit[unit].kind;
+  const int layer = kind == G2Z_UNIT_BLOCK ? plan->model.layers - unit : 0;
   int C = plan->model.channels, NH = plan->model.heads, N = pass->B * pass->T;
+  if (kind == G2Z_UNIT_WPE) {
+    g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
+    return op->embed_bwd(dev, pass->rows ? NULL : (float *)model->dwte, G2Z__G(WPE),
+                         G2Z__A(DRES), pass->x, mode, &dropout, pass->B, pass->T, C);
+  }
+  if (kind != G2Z_UNIT_BLOCK) return G2Z_OK;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF), *dfc = G2Z__A(WIDE), *dln2 = G2Z__A(FC);
@@ -9195,23 +9194,8 @@ G2Z__PRIVATE g2z_status g2z__block_backward(const g2z_model *model, const g2z__p
   return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow, mode, N, C, 3 * C);
 }
 
-/* Runs a unit's backward pass, except a block's ln1 and the final LayerNorm. wte has none: the head
- * writes dwte, and unit wpe adds the embedding's part. */
-G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
-                                           int unit) {
-  const int layer = 0;
-  g2z_unit_kind kind = model->plan->unit[unit].kind;
-  if (kind == G2Z_UNIT_BLOCK)
-    return g2z__block_backward(model, pass, model->plan->model.layers - unit);
-  if (kind != G2Z_UNIT_WPE) return G2Z_OK;
-  g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
-  return model->device->ops->embed_bwd(
-      model->device, pass->rows ? NULL : (float *)model->dwte, G2Z__G(WPE), G2Z__A(DRES), pass->x,
-      pass->write, &dropout, pass->B, pass->T, model->plan->model.channels);
-}
-
-/* Backward of that LayerNorm: adds to DRES, the gradient of its input stream; the final LayerNorm,
- * which runs first, overwrites DRES. Also writes DRES masked by the dropout of the unit below, and
+/* Backward of a unit's LayerNorm, a block's first or the final one. Adds to DRES, the gradient of
+ * its input stream; the final LayerNorm, which runs first, overwrites DRES. Also writes DRES masked by the dropout of the unit below, and
  * the bias gradient of that unit's projection. */
 G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2z__pass *pass,
                                                 int unit) {
@@ -9254,6 +9238,8 @@ enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
  * 24 skips that halve the scale from 2^24 to 1 do not count. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
+/* ----- memory ------------------------------------------------------------- */
+
 /* Places in the communication queue. The first two kinds have one per bucket. */
 typedef enum g2z__place_kind {
   G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
@@ -9284,7 +9270,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_hold(g2z_trainer *t, g2z__where where, size
   return G2Z_OK;
 }
 
-/* Allocates all buffers of the plan except those that other ranks access. */
+/* Allocates all memory of the plan except the buffers that other ranks access. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
@@ -9319,19 +9305,19 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
   t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp: rank 0 */
+  /* Tables of the host: scratch for g2z__square, and this rank's parts of wte. */
+  const g2z_unit *wte = &plan->unit[plan->wte];
+  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->pieces));
+  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->row_parts));
+  for (int k = wte->bucket; k < plan->buckets; k++) {
+    const g2z_bucket *b = &plan->bucket[k];
+    g2z_row_part part = {b->own_begin - wte->begin, b->own_elements, b->sum_at};
+    if (b->own_elements > 0) t->row_parts[t->row_part_count++] = part;
+  }
   return G2Z_OK;
 }
 
-/* Compares the plan with the free memory before any rank allocates. CPU ranks share their host's
- * memory. */
-G2Z__PRIVATE g2z_status g2z__trainer_fits(g2z_trainer *t) {
-  size_t free_bytes, total_bytes;
-  int sharing = g2z_ranks_place(t->context->ranks)->local_world;
-  if (t->plan->device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
-  G2Z__TRY(g2z_device_memory(t->services, t->plan->device, &free_bytes, &total_bytes));
-  free_bytes /= (size_t)sharing;
-  return g2z_plan_fits(t->services, &t->config, t->plan, free_bytes, sharing);
-}
+/* ----- canonical ranges --------------------------------------------------- */
 
 /* Finds the next part of canonical [begin, begin+count) that this rank owns; searches the plan's
  * update ranges from *next on. */
@@ -9393,23 +9379,6 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
   return dev->ops->synchronize(dev);
 }
 
-/* Downloads gradients as fp32: 2-byte ones go to the back of `out` and are widened in place. */
-G2Z__PRIVATE g2z_status g2z__trainer_read_grads(g2z_trainer *t, const g2z_update_range *part,
-                                                float *out) {
-  g2z_device *dev = t->device;
-  size_t size = (size_t)t->plan->grad_bytes;
-  char *raw = (char *)out + part->elements * (sizeof(float) - size);
-  G2Z__TRY(dev->ops->download(dev, raw, t->sums + part->grad * size, part->elements * size));
-  G2Z__TRY(dev->ops->synchronize(dev));
-  if (size == sizeof(float)) return G2Z_OK;
-  for (size_t i = 0; i < part->elements; i++) {
-    uint16_t bits;
-    memcpy(&bits, raw + i * size, sizeof bits);
-    out[i] = g2z__widen(t->plan->grad_dtype, bits);
-  }
-  return G2Z_OK;
-}
-
 G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
                                     size_t count, float *out) {
   g2z_device *dev = t->device;
@@ -9417,13 +9386,27 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t, canonical, count, &next, &part);) {
     float *to = out + (part.canonical - canonical);
-    const float *from = buffer == G2Z_BUFFER_GRADS ? NULL : g2z__trainer_shard(t, buffer, &part);
-    if (buffer == G2Z_BUFFER_GRADS) G2Z__TRY(g2z__trainer_read_grads(t, &part, to));
-    else if (from) G2Z__TRY(dev->ops->download(dev, to, from, part.elements * sizeof(float)));
-    else memset(to, 0, part.elements * sizeof(float));
+    if (buffer != G2Z_BUFFER_GRADS) {
+      const float *from = g2z__trainer_shard(t, buffer, &part);
+      if (from) G2Z__TRY(dev->ops->download(dev, to, from, part.elements * sizeof(float)));
+      else memset(to, 0, part.elements * sizeof(float));
+      continue;
+    }
+    /* Gradients of 2 bytes go to the back of `to` and are widened in place. */
+    const size_t size = (size_t)t->plan->grad_bytes;
+    char *raw = (char *)to + part.elements * (sizeof(float) - size);
+    G2Z__TRY(dev->ops->download(dev, raw, t->sums + part.grad * size, part.elements * size));
+    G2Z__TRY(dev->ops->synchronize(dev));
+    for (size_t i = 0; i < part.elements && size < sizeof(float); i++) {
+      uint16_t bits;
+      memcpy(&bits, raw + i * size, sizeof bits);
+      to[i] = g2z__widen(t->plan->grad_dtype, bits);
+    }
   }
   return dev->ops->synchronize(dev);
 }
+
+/* ----- first weights ------------------------------------------------------ */
 
 /* Four normal numbers for canonical elements 4*quad .. 4*quad+3: Box and Muller 1958, in double so
  * that the float result does not depend on how a libm rounds. */
@@ -9582,34 +9565,30 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
                               (u->room - written) * size);
 }
 
-/* Rounds this bucket's part of wte's fp32 gradient to the gradient type. Runs during backward if
- * wte's gradient is reduced in two parts. */
-G2Z__PRIVATE g2z_status g2z__cast_wte(g2z_trainer *t, const g2z_bucket *b) {
-  const g2z_plan *plan = t->plan;
-  const g2z_unit *wte = &plan->unit[plan->wte];
-  if (plan->dwte_dtype == plan->grad_dtype || b->begin < wte->begin) return G2Z_OK;
-  size_t first = b->begin - wte->begin, n = b->elements;
-  if (first >= wte->elements) return G2Z_OK; /* a bucket of padding only */
-  if (n > wte->elements - first) n = wte->elements - first;
-  char *to = t->model.grads + b->grad_at * (size_t)plan->grad_bytes;
-  const float *from = (const float *)t->model.dwte + first;
-  if (!t->pass.rows) return t->device->ops->cast_grad(t->device, to, from, n);
-  g2z_call cast = g2z_call_of(G2Z_CALL_CAST, to, from, n);
-  return g2z_comm_submit(t->comm, &cast);
-}
-
 /* [C] Sums a bucket's gradients over the ranks on the communication stream, while backward
  * continues. Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on
  * rank 0. Up to stage 1, backward has accumulated the micro-steps in place; from stage 2 on, each
  * micro-step's sum is added to the owner's shard. */
 G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
-  const g2z_bucket *b = &t->plan->bucket[bucket];
-  size_t size = (size_t)t->plan->grad_bytes;
-  g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, t->sums + b->sum_at * size,
-                              t->model.grads + b->grad_at * size, b->elements);
-  call.owner = t->plan->owner;
+  const g2z_plan *plan = t->plan;
+  const g2z_bucket *b = &plan->bucket[bucket];
+  const g2z_unit *wte = &plan->unit[plan->wte];
+  size_t size = (size_t)plan->grad_bytes;
+  char *grads = t->model.grads + b->grad_at * size;
+  /* Round this bucket's part of wte's fp32 gradient to the gradient type, without the padding of
+   * the last buckets. It runs during backward if wte's gradient is reduced in two parts. */
+  if (plan->dwte_dtype != plan->grad_dtype && b->begin >= wte->begin &&
+      b->begin < wte->begin + wte->elements) {
+    size_t first = b->begin - wte->begin, n = b->elements;
+    if (n > wte->elements - first) n = wte->elements - first;
+    const float *from = (const float *)t->model.dwte + first;
+    const g2z_call cast = g2z_call_of(G2Z_CALL_CAST, grads, from, n);
+    G2Z__TRY(t->pass.rows ? g2z_comm_submit(t->comm, &cast)
+                          : t->device->ops->cast_grad(t->device, grads, from, n));
+  }
+  g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, t->sums + b->sum_at * size, grads, b->elements);
+  call.owner = plan->owner;
   call.write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-  G2Z__TRY(g2z__cast_wte(t, b));
   g2z__ranks_record(t->context->ranks, "reduce", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
@@ -9879,49 +9858,7 @@ G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* ----- opening ----------------------------------------------------------- */
-
-/* Sets how each matrix product chooses its algorithm: timed, the library's first choice, or as in
- * an earlier run. */
-G2Z__PRIVATE g2z_status g2z__trainer_tune(g2z_trainer *t) {
-  char *text;
-  size_t bytes;
-  t->device->tune = t->config.tune;
-  if (!t->config.tuning) return G2Z_OK;
-  G2Z__TRY(g2z_read_file(t->services, t->config.tuning, 1 << 24, &text, &bytes));
-  g2z_status status = g2z__tuning_read(t->device, text);
-  g2z_release(t->services, text);
-  char reason[G2Z_ERROR_BYTES];
-  if (status != G2Z_FORMAT) return status;
-  memcpy(reason, t->services->error, sizeof reason);
-  return g2z_fail(t->services, status, "%.300s: %s", t->config.tuning, reason);
-}
-
-G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
-  g2z_writer *writer = NULL;
-  char *text;
-  G2Z__TRY(t->device->ops->tuning(t->device, &text));
-  g2z_status status = g2z_writer_create(t->services, path, &writer);
-  if (status == G2Z_OK) status = g2z_writer_put(writer, text, strlen(text));
-  if (status == G2Z_OK) status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  g2z_release(t->services, text);
-  return status;
-}
-
-/* Host tables: this rank's parts of wte, and scratch for g2z__square. */
-G2Z__PRIVATE g2z_status g2z__trainer_index(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  const g2z_unit *wte = &plan->unit[plan->wte];
-  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->pieces));
-  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->row_parts));
-  for (int k = wte->bucket; k < plan->buckets; k++) {
-    const g2z_bucket *b = &plan->bucket[k];
-    g2z_row_part part = {b->own_begin - wte->begin, b->own_elements, b->sum_at};
-    if (b->own_elements > 0) t->row_parts[t->row_part_count++] = part;
-  }
-  return G2Z_OK;
-}
+/* ----- opening: ranks agree after each phase ------------------------------ */
 
 /* Everything that needs no other rank: the plan, the data, the device and a check of its memory. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
@@ -9941,82 +9878,60 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   if (config->graph == 1 && t->plan->device == G2Z_DEVICE_CPU)
     return g2z_fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z__TRY(g2z_device_set_fp8(t->device, config->fp8));
-  G2Z__TRY(g2z__trainer_tune(t));
+  /* Matrix products choose their algorithms: timed, the library's first choice, or as in an earlier
+   * run. */
+  t->device->tune = config->tune;
+  if (config->tuning) {
+    char *text, reason[G2Z_ERROR_BYTES];
+    size_t bytes;
+    G2Z__TRY(g2z_read_file(t->services, config->tuning, 1 << 24, &text, &bytes));
+    g2z_status status = g2z__tuning_read(t->device, text);
+    g2z_release(t->services, text);
+    memcpy(reason, t->services->error, sizeof reason);
+    if (status == G2Z_FORMAT)
+      return g2z_fail(t->services, status, "%.300s: %s", config->tuning, reason);
+    G2Z__TRY(status);
+  }
   t->model.services = t->services;
   t->model.config = t->plan->model;
   t->model.device = t->device;
   t->model.plan = t->plan;
   t->model.trainer = t;
-  return g2z__trainer_fits(t);
+  /* Does the plan fit? Checked before any rank allocates. CPU ranks share their host's memory. */
+  size_t free_bytes, total_bytes;
+  int sharing = g2z_ranks_place(t->context->ranks)->local_world;
+  if (t->plan->device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
+  G2Z__TRY(g2z_device_memory(t->services, t->plan->device, &free_bytes, &total_bytes));
+  free_bytes /= (size_t)sharing;
+  return g2z_plan_fits(t->services, config, t->plan, free_bytes, sharing);
 }
 
-/* Reads the weights of config.init_from. The reader checks their shapes; only config.json has the
- * number of heads. */
-G2Z__PRIVATE g2z_status g2z__trainer_init_from(g2z_trainer *t) {
-  const char *from = t->config.init_from;
-  const g2z_model_config *model = &t->plan->model;
-  g2z_model_config saved;
-  G2Z__TRY(g2z_weights_config(t->services, from, &saved));
-  if (saved.channels == model->channels && saved.heads != model->heads)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                    "heads=%d, but the weights in %s were trained with %d (n_head of its "
-                    "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
-  G2Z__TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, saved.vocab_hash, from));
-  return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
-}
-
-/* Initializes the weights, the step state and the arguments of AdamW. */
+/* Fills the memory: arguments of AdamW, the step state, the table of 8-bit copies, the weights. */
 G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
+  const g2z_ops *ops = t->device->ops;
+  const g2z_model_config *model = &t->plan->model;
+  const char *from = t->config.init_from;
+  const int C = model->channels, L = model->layers;
+  g2z_update update = {t->model.params, t->master, t->m, t->v,
+                       t->sums, t->ranges, t->plan->update, &t->config.optimizer, t->state};
   g2z_step_state first;
+  g2z_model_config saved;
+  t->update = update;
   memset(&first, 0, sizeof first);
   first.loss_scale = t->config.dtype == G2Z_FP16 ? t->config.optimizer.loss_scale : 1.0f;
   first.hysteresis = t->config.optimizer.loss_scale_hysteresis;
-  const g2z_ops *ops = t->device->ops;
-  g2z_update update = {t->model.params, t->master, t->m, t->v,
-                       t->sums, t->ranges, t->plan->update, &t->config.optimizer, t->state};
-  t->update = update;
   G2Z__TRY(ops->upload(t->device, t->ranges, t->plan->update,
                        t->plan->updates * sizeof(g2z_update_range)));
   G2Z__TRY(ops->upload(t->device, t->state, &first, sizeof first));
   G2Z__TRY(ops->synchronize(t->device));
-  return t->config.init_from ? g2z__trainer_init_from(t) : g2z__trainer_init(t);
-}
-
-G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  int64_t per_step = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
-}
-
-/* Creates the communicator and the buffers that other ranks access: parameters, votes, and the
- * logits' buffer, which also takes wte's gradient rows. */
-G2Z__PRIVATE g2z_status g2z__trainer_share(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  const g2z_comm_config config = {g2z__place(t, G2Z__PLACE_KINDS, 0), plan->bucket_elements,
-                                  plan->wire_dtype, plan->gather, plan->reduce};
-  const struct { void *pointer; size_t bytes; } wanted[] = {
-      {&t->model.params, plan->param_elements * (size_t)plan->dtype_bytes},
-      {&t->model.logits, g2z__plan_head_bytes(plan)},
-      {&t->verdict.rows, (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)}};
-  g2z_status status = g2z_comm_create(t->context->ranks, t->device, &config, &t->comm);
-  G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
-  for (int i = 0; i < 3; i++) {
-    status = g2z__trainer_hold(t, G2Z__SHARED, wanted[i].bytes, wanted[i].pointer);
-    G2Z__TRY(g2z_ranks_agree(t->context->ranks, status));
-  }
-  return G2Z_OK;
-}
-
-/* Lists the blocks' weights and the addresses of their 8-bit copies. */
-G2Z__PRIVATE g2z_status g2z__trainer_narrow(g2z_trainer *t) {
-  const int C = t->plan->model.channels, L = t->plan->model.layers;
+  /* The blocks' weights, and the addresses of their 8-bit copies. */
   const struct { g2z_param param; int K, O, backward; } weights[] = {
       {G2Z_QKVW, C, 3 * C, 1}, {G2Z_ATTPROJW, C, C, 0}, {G2Z_FCW, C, 4 * C, 1},
       {G2Z_FCPROJW, 4 * C, C, 1}};
-  if (!t->plan->narrow_bytes) return G2Z_OK;
-  G2Z__TRY(G2Z__NEW(t->services, 4 * (size_t)L, &t->narrow));
+  const int narrow_count = t->plan->narrow_bytes ? 4 * L : 0;
   uint8_t *at = t->narrow_at;
-  for (int i = 0; i < 4 * L; i++) {
+  if (narrow_count) G2Z__TRY(G2Z__NEW(t->services, (size_t)narrow_count, &t->narrow));
+  for (int i = 0; i < narrow_count; i++) {
     const int K = weights[i % 4].K, O = weights[i % 4].O;
     const int backward = weights[i % 4].backward && t->config.fp8 >= G2Z_FP8_ALL;
     uint8_t *rows = at + g2z__align((size_t)O * G2Z_NARROW_ROW(K));
@@ -10027,8 +9942,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_narrow(g2z_trainer *t) {
     at = rows + g2z__align((size_t)K * G2Z_NARROW_ROW(O));
   }
   t->device->narrow = t->narrow;
-  t->device->narrow_count = 4 * L;
-  return G2Z_OK;
+  t->device->narrow_count = narrow_count;
+  if (!from) return g2z__trainer_init(t);
+  /* Weights of a file. The reader checks their shapes; only config.json has the number of heads. */
+  G2Z__TRY(g2z_weights_config(t->services, from, &saved));
+  if (saved.channels == C && saved.heads != model->heads)
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
+                    "heads=%d, but the weights in %s were trained with %d (n_head of its "
+                    "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
+  G2Z__TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, saved.vocab_hash, from));
+  return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
 /* Ranks agree after each phase that they run alone, so that none waits for a failed rank. */
@@ -10036,6 +9959,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[G2Z__SETTINGS_BYTES];
   g2z_ranks *ranks = t->context->ranks;
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
+  const g2z_plan *plan = t->plan;
   g2z__settings_text(&t->config, text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
   snprintf(text, sizeof text, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
@@ -10044,20 +9968,28 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* not in a checkpoint */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
-  g2z_status status = g2z__trainer_allocate(t);
-  if (status == G2Z_OK) status = g2z__trainer_index(t);
-  G2Z__TRY(g2z_ranks_agree(ranks, status));
-  G2Z__TRY(g2z__trainer_share(t));
-  if (t->plan->world > 1 && t->plan->rank == 0)
+  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
+  /* The communicator, and the buffers that other ranks access. The logits' buffer also takes wte's
+   * gradient rows and Muon's areas. */
+  const g2z_comm_config config = {g2z__place(t, G2Z__PLACE_KINDS, 0), plan->bucket_elements,
+                                  plan->wire_dtype, plan->gather, plan->reduce};
+  const struct { void *pointer; size_t bytes; } wanted[] = {
+      {&t->model.params, plan->param_elements * (size_t)plan->dtype_bytes},
+      {&t->model.logits, g2z__plan_head_bytes(plan)},
+      {&t->verdict.rows, (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)}};
+  G2Z__TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, &config, &t->comm)));
+  for (int i = 0; i < 3; i++)
+    G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_hold(t, G2Z__SHARED, wanted[i].bytes,
+                                                      wanted[i].pointer)));
+  if (plan->world > 1 && plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
             "%d ranks: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB; gradients travel "
-            "by %s, parameters by %s", t->plan->world, g2z_strategy_text(t->plan->strategy),
-            t->plan->zero_stage, t->plan->buckets,
-            (double)(t->plan->bucket_elements * (size_t)t->plan->grad_bytes) / 1048576.0,
+            "by %s, parameters by %s", plan->world, g2z_strategy_text(plan->strategy),
+            plan->zero_stage, plan->buckets,
+            (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0,
             g2z__comm_carrier(t->comm, t->comm->reduce),
             g2z__comm_carrier(t->comm, t->comm->gather));
-  status = g2z__trainer_narrow(t);
-  return g2z_ranks_agree(ranks, status == G2Z_OK ? g2z__trainer_first(t) : status);
+  return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
@@ -10097,34 +10029,18 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_release(t->services, t);
 }
 
-/* Enqueues a copy of the tokens and targets. The caller may reuse its memory at once. */
-G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, const int32_t *y,
-                                           size_t count) {
-  g2z_device *dev = t->device;
-  int slot = (int)(t->stagings++ % 2);
-  int32_t *host = t->staged[slot];
-  G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
-  size_t bytes = count * sizeof(int32_t);
-  int at_once = t->model.tokens + count == t->model.targets; /* a whole step: saves 8 us */
-  memcpy(host, x, bytes);
-  memcpy(host + count, y, bytes);
-  G2Z__TRY(dev->ops->upload(dev, t->model.tokens, host, at_once ? 2 * bytes : bytes));
-  if (!at_once) G2Z__TRY(dev->ops->upload(dev, t->model.targets, host + count, bytes));
-  return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
-}
+/* ----- one tuning table for all ranks ------------------------------------- */
 
-/* Writes this rank's vote into the verdict of the next step. Uploads it only when it changes: an
- * upload costs 8 us per step. */
-G2Z__PRIVATE g2z_status g2z__trainer_vote(g2z_trainer *t) {
-  g2z__ballot *ballot = t->ballot[(t->enqueued + 1) % 2];
-  ballot->status = (double)t->failed;
-  ballot->stop = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
-  ballot->masked = (double)t->masked;
-  if (memcmp(ballot, &t->voted, sizeof t->voted) == 0) return G2Z_OK;
-  G2Z__TRY(t->device->ops->upload(t->device, g2z__my_verdict(t) + G2Z_VERDICT_STATUS, ballot,
-                                  sizeof t->voted));
-  t->voted = *ballot;
-  return G2Z_OK;
+G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
+  g2z_writer *writer = NULL;
+  char *text;
+  G2Z__TRY(t->device->ops->tuning(t->device, &text));
+  g2z_status status = g2z_writer_create(t->services, path, &writer);
+  if (status == G2Z_OK) status = g2z_writer_put(writer, text, strlen(text));
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  g2z_release(t->services, text);
+  return status;
 }
 
 /* Runs forward and backward to time the matrix products of their shapes: once overwriting gradients
@@ -10168,6 +10084,30 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_release(t->services, text);
   g2z_release(t->services, copy);
   return g2z_ranks_agree(ranks, status);
+}
+
+/* ----- a step: tokens in, a report out ------------------------------------ */
+
+G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  int64_t per_step = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
+  return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
+}
+
+/* Enqueues a copy of the tokens and targets. The caller may reuse its memory at once. */
+G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, const int32_t *y,
+                                           size_t count) {
+  g2z_device *dev = t->device;
+  int slot = (int)(t->stagings++ % 2);
+  int32_t *host = t->staged[slot];
+  G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
+  size_t bytes = count * sizeof(int32_t);
+  int at_once = t->model.tokens + count == t->model.targets; /* a whole step: saves 8 us */
+  memcpy(host, x, bytes);
+  memcpy(host + count, y, bytes);
+  G2Z__TRY(dev->ops->upload(dev, t->model.tokens, host, at_once ? 2 * bytes : bytes));
+  if (!at_once) G2Z__TRY(dev->ops->upload(dev, t->model.targets, host + count, bytes));
+  return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 
 /* Enqueues a step. If plan->graphed, records one step and replays it from then on. The first step
@@ -10247,8 +10187,8 @@ G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {
 
 /* Runs a step; `status` is the reason if there are no tokens. With several ranks, a failure goes
  * into the verdict, and the next call returns it on all ranks. */
-G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, const int32_t *y,
-                                          g2z_status status, g2z_report *report) {
+G2Z__PRIVATE g2z_status g2z__run_step(g2z_trainer *t, const int32_t *x, const int32_t *y,
+                                      g2z_status status, g2z_report *report) {
   const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
@@ -10268,7 +10208,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_step(g2z_trainer *t, const int32_t *x, cons
   int slot = (int)(step % 2);
   g2z__ranks_phase(t->context->ranks, "step", step, 0);
   t->comm->ops->lap(t->comm, slot);
-  G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_vote(t)));
+  /* This rank's vote goes into the verdict. Only a change is uploaded: an upload costs 8 us. */
+  g2z__ballot *ballot = t->ballot[slot];
+  ballot->status = (double)t->failed;
+  ballot->stop = (double)__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED);
+  ballot->masked = (double)t->masked;
+  if (memcmp(ballot, &t->voted, sizeof t->voted) != 0) {
+    double *column = g2z__my_verdict(t) + G2Z_VERDICT_STATUS;
+    G2Z__TRY(g2z__trainer_alone(t, dev->ops->upload(dev, column, ballot, sizeof t->voted)));
+    t->voted = *ballot;
+  }
   G2Z__TRY(g2z__trainer_share_tuning(t));
   /* A failed rank also enqueues the step, with an earlier step's tokens: the others wait for its
    * part of each sum. Its vote makes all ranks skip the step. */
@@ -10289,7 +10238,7 @@ G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *t, const int32_t *x, cons
                                           g2z_report *report) {
   G2Z__TRY(g2z__trainer_may_step(t, report));
   t->data_s[(t->enqueued + 1) % 2] = 0;
-  return g2z__trainer_step(t, x, y, G2Z_OK, report);
+  return g2z__run_step(t, x, y, G2Z_OK, report);
 }
 
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *t, g2z_report *report) {
@@ -10301,7 +10250,7 @@ G2Z_API g2z_status g2z_trainer_step(g2z_trainer *t, g2z_report *report) {
   double begin = g2z_seconds();
   g2z_status status = g2z_loader_next(t->loader, &x, &y);
   t->data_s[(t->enqueued + 1) % 2] = g2z_seconds() - begin;
-  return g2z__trainer_step(t, x, y, status, report);
+  return g2z__run_step(t, x, y, status, report);
 }
 
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *t) {
@@ -10333,14 +10282,6 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
   if (sampling->top_p > 0 && sampling->top_p <= 1) return G2Z_OK;
   return g2z_fail(services, G2Z_BAD_ARGUMENT, "top_p=%g must be above 0 and at most 1",
                   (double)sampling->top_p);
-}
-
-/* Reports a draw of -1. */
-G2Z__PRIVATE g2z_status g2z__fail_draw(g2z_device *device) {
-  return g2z_fail(device->services, G2Z_DIVERGED,
-                  "the model gives no token a probability: what it computes does not fit dtype %s; "
-                  "take %s", g2z_dtype_text(device->dtype),
-                  device->dtype == G2Z_FP16 ? "dtype bf16 or fp32" : "earlier weights");
 }
 
 /* ----- a model without a trainer ------------------------------------------- */
@@ -10702,7 +10643,6 @@ typedef struct g2z__continued {
     float *logits;             /* [count,V] */
   } on;
   g2z_graph *graph;            /* the recorded g2z__step */
-  int steps;
 } g2z__continued;
 
 /* Draws a token for each of sequences [first, first + n). */
@@ -10765,31 +10705,6 @@ G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
   return g2z__draw_rows(g, 0, g->count);
 }
 
-/* On CUDA, records the second step as a graph and replays it from then on. */
-G2Z__PRIVATE g2z_status g2z__step_or_graph(g2z__continued *g) {
-  g2z_device *dev = g->model->device;
-  if (g->steps++ == 1 && dev->kind == G2Z_DEVICE_CUDA) {
-    G2Z__TRY(dev->ops->graph_begin(dev));
-    g2z_status status = g2z__step(g), ended = dev->ops->graph_end(dev, &g->graph);
-    G2Z__TRY(status != G2Z_OK ? status : ended);
-  }
-  return g->graph ? dev->ops->graph_run(dev, g->graph) : g2z__step(g);
-}
-
-/* Appends the drawn tokens; returns how many sequences continue. */
-G2Z__PRIVATE int g2z__take_drawn(g2z__continued *g, g2z_each_token each, void *user) {
-  int going = 0;
-  for (int i = 0; i < g->count; i++) {
-    if (!g->going[i]) continue;
-    const int32_t id = g->ids[(size_t)i * g->room + g->lengths[i]++] = g->next[i];
-    g->drawn[i]++;
-    int ended = each && each(user, i, id);
-    g->going[i] = !ended && id != g->stop && g->lengths[i] < g->room;
-    going += g->going[i];
-  }
-  return going;
-}
-
 G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, void *user) {
   g2z_device *dev = g->model->device;
   const size_t bytes = (size_t)g->count * sizeof *g->next;
@@ -10797,16 +10712,33 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
   G2Z__TRY(dev->ops->zero(dev, g->on.next, 3 * bytes));
   for (int i = 0; i < g->count; i++)
     if (g->going[i]) G2Z__TRY(g2z__prefill(g, i));
-  for (;;) {
-    int ahead = 0;
+  for (int steps = 0;;) {
+    int going = 0, ahead = 0;
     G2Z__TRY(dev->ops->download(dev, g->next, g->on.next, bytes));
     G2Z__TRY(dev->ops->synchronize(dev));
     for (int i = 0; i < g->count; i++)
-      if (g->next[i] < 0) return g2z__fail_draw(dev);
-    if (!g2z__take_drawn(g, each, user)) return G2Z_OK;
-    for (int i = 0; i < g->count; i++)
+      if (g->next[i] < 0)
+        return g2z_fail(dev->services, G2Z_DIVERGED,
+                        "the model gives no token a probability: what it computes does not fit "
+                        "dtype %s; take %s", g2z_dtype_text(dev->dtype),
+                        dev->dtype == G2Z_FP16 ? "dtype bf16 or fp32" : "earlier weights");
+    for (int i = 0; i < g->count; i++) { /* append what was drawn */
+      if (!g->going[i]) continue;
+      const int32_t id = g->ids[(size_t)i * g->room + g->lengths[i]++] = g->next[i];
+      g->drawn[i]++;
+      int ended = each && each(user, i, id);
+      g->going[i] = !ended && id != g->stop && g->lengths[i] < g->room;
+      going |= g->going[i];
       ahead |= cached && g->going[i] && g->positions[i] < g->window;
-    if (ahead) G2Z__TRY(g2z__step_or_graph(g));
+    }
+    if (!going) return G2Z_OK;
+    /* On CUDA the second step is recorded as a graph, which is replayed from then on. */
+    if (ahead && steps++ == 1 && dev->kind == G2Z_DEVICE_CUDA) {
+      G2Z__TRY(dev->ops->graph_begin(dev));
+      g2z_status status = g2z__step(g), ended = dev->ops->graph_end(dev, &g->graph);
+      G2Z__TRY(status != G2Z_OK ? status : ended);
+    }
+    if (ahead) G2Z__TRY(g->graph ? dev->ops->graph_run(dev, g->graph) : g2z__step(g));
     for (int i = 0; i < g->count; i++) {
       if (!g->going[i]) continue;
       if (cached && g->positions[i] < g->window) g->positions[i]++;
