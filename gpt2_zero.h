@@ -122,7 +122,7 @@
  *               whose GPU fails cannot report anything: it returns alone, and the others learn that
  *               it is lost.
  *
- * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (g2z_plan_print, train --dry-run)
+ * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
@@ -413,9 +413,6 @@ G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes an un
  * (/dev/fd/63). The caller frees the text with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
-/* "DIRECTORY/name", freed with g2z_release. An empty directory is refused: it is not the root. */
-G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
-                                 char **out);
 /* Repeats a system call that a signal interrupts. On network and FUSE file systems even open() and
  * fsync() can be interrupted. */
 #define G2Z_RETRY(result, call) while (((result) = (call)) < 0 && errno == EINTR) continue
@@ -678,7 +675,6 @@ typedef struct g2z_model_config {
   uint64_t vocab_hash; /* of the vocabulary that its ids belong to; 0: not known */
 } g2z_model_config;
 
-G2Z_API g2z_model_config g2z_model_config_default(void); /* gpt2: 12 x 12 x 768, 1024, 50257 */
 /* One of G2Z_MODEL_LIST by name, with context 1024, vocab 50257 and eot 50256. */
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out);
@@ -1026,13 +1022,8 @@ G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
  * recomputation and ZeRO stages that do. sharing: number of ranks that share a host's memory. */
 G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config *config,
                                  const g2z_plan *plan, size_t free_bytes, int sharing);
-/* Prints the plan as a table, one call of `line` per line. It compares the plan with `free_bytes`
- * of memory (0: unknown) and gives the largest B that fits. */
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
-                            void (*line)(void *user, const char *text), void *user);
-static inline int g2z_plan_unit_of_block(const g2z_plan *plan, int layer) {
-  return plan->model.layers - layer;
-}
+/* The largest B whose plan fits into `free_bytes` together with NCCL's memory; 0: none fits. */
+G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
 
 /* ===== >>d07 shards and loader ===========================================
  * Shards are files of uint16 tokens, with llm.c's header (256 int32: 20240520, 1, count) or raw;
@@ -1455,7 +1446,7 @@ typedef struct g2z_device_info {
   char collectives[32];        /* "2.28.9": the version of NCCL */
   int count;                   /* GPUs that this process can see */
   double exponentials_per_s;   /* in fp32, at the highest clock; NaN: unknown, as on a CPU */
-  int fp8;                     /* 1: g2z_device_set_fp8 accepts every value: a CPU, or Hopper */
+  int fp8;                     /* 1: products in 8 bits are possible: a CPU, or Hopper */
 } g2z_device_info;
 
 /* A weight and its e4m3 copies, times 32. */
@@ -1472,7 +1463,7 @@ struct g2z_device {
   g2z_device_kind kind;
   g2z_dtype dtype, grad_dtype;
   int tune;                    /* a g2z_tune that the caller may change; initially ON */
-  g2z_fp8 fp8;                 /* set by g2z_device_set_fp8; initially NONE */
+  g2z_fp8 fp8;                 /* products of training in 8 bits; initially NONE */
   const g2z_narrow_weight *narrow; /* the caller's memory */
   int narrow_count;            /* 0: each 8-bit product rounds its own weight */
   g2z_device_info info;
@@ -1484,8 +1475,6 @@ struct g2z_device {
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
-/* Chooses the products of training in 8 bits; a device without them refuses all except NONE. */
-G2Z_API g2z_status g2z_device_set_fp8(g2z_device *device, g2z_fp8 fp8);
 /* The number of devices of a kind: CPUs 1; GPUs those that this process sees, 0 without CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
 /* G2Z_OK: this process sees a GPU. Otherwise the sentence gives the reason: no driver, an old
@@ -2231,7 +2220,7 @@ G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacit
 /* g2z_allocate and g2z_grow for a pointer of any type: G2Z__NEW(services, count, &pointer). */
 #define G2Z__NEW(services, count, pointer) g2z__new(services, count, sizeof **(pointer), pointer)
 #define G2Z__GROW(services, list, capacity, used, need) \
-  g2z__grow(services, list, capacity, used, need, sizeof **(list))
+  g2z__grow_typed(services, list, capacity, used, need, sizeof **(list))
 
 G2Z__PRIVATE g2z_status g2z__new(g2z_services *services, size_t count, size_t size, void *pointer) {
   void *memory;
@@ -2240,8 +2229,8 @@ G2Z__PRIVATE g2z_status g2z__new(g2z_services *services, size_t count, size_t si
   return status;
 }
 
-G2Z__PRIVATE g2z_status g2z__grow(g2z_services *services, void *pointer, size_t *capacity,
-                                  size_t used, size_t need, size_t size) {
+G2Z__PRIVATE g2z_status g2z__grow_typed(g2z_services *services, void *pointer, size_t *capacity,
+                                        size_t used, size_t need, size_t size) {
   void *list;
   memcpy(&list, pointer, sizeof list);
   g2z_status status = g2z_grow(services, &list, capacity, used, need, size);
@@ -2304,16 +2293,6 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
   return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path[0] ? path : "\"\"",
                   strerror(error), remedy);
-}
-
-G2Z_API g2z_status g2z_join_path(g2z_services *services, const char *directory, const char *name,
-                                 char **out) {
-  const size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
-  *out = NULL;
-  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
-  G2Z__TRY(G2Z__NEW(services, bytes, out));
-  snprintf(*out, bytes, "%s/%s", directory, name);
-  return G2Z_OK;
 }
 
 /* "DIRECTORY/name"; "" if the directory is "", which is not the root. A path that is too long for
@@ -3145,7 +3124,7 @@ G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SEC
 G2Z__DEFINE_TEXT(g2z_fp8_text, g2z_fp8, G2Z_FP8_LIST, G2Z__SECOND)
 G2Z__DEFINE_TEXT(g2z_optimizer_text, g2z_optimizer, G2Z_OPTIMIZER_LIST, G2Z__SECOND)
 
-G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int channels) {
+G2Z__PRIVATE g2z_model_config g2z__model_of(int layers, int heads, int channels) {
   g2z_model_config config;
   config.layers = layers;
   config.heads = heads;
@@ -3157,13 +3136,11 @@ G2Z__PRIVATE g2z_model_config g2z__model_config(int layers, int heads, int chann
   return config;
 }
 
-G2Z_API g2z_model_config g2z_model_config_default(void) { return g2z__model_config(12, 12, 768); }
-
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out) {
 #define X(known, layers, heads, channels)                  \
   if (strcmp(name, known) == 0) {                          \
-    *out = g2z__model_config(layers, heads, channels);     \
+    *out = g2z__model_of(layers, heads, channels);         \
     return G2Z_OK;                                         \
   }
   G2Z_MODEL_LIST(X)
@@ -3378,7 +3355,7 @@ G2Z_API g2z_train_config g2z_train_config_default(void) {
   g2z_train_config config;
   memset(&config, 0, sizeof config);
   config.stamp = G2Z__STAMP;
-  config.model = g2z_model_config_default();
+  config.model = g2z__model_of(12, 12, 768);
   for (int i = 0; i < G2Z__SETTINGS; i++)
     g2z__setting_read(&g2z__settings[i], &config, g2z__settings[i].standard);
   return config;
@@ -4088,8 +4065,7 @@ G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
   return plan->bytes_total + plan->nccl_bytes;
 }
 
-/* The largest B whose plan fits into `free_bytes` together with NCCL's memory; 0: none fits. */
-G2Z__PRIVATE int g2z__plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
+G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
   int fits = 0;
   for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* bytes grow with B: a binary search */
     g2z_plan trial = *plan;
@@ -4117,7 +4093,7 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
     trial.zero_stage += i / 2;
     if (trial.zero_stage > (shards ? 3 : plan->zero_stage)) break;
     G2Z__TRY(g2z_plan_create(services, &trial, plan->device, plan->rank, plan->world, &leaner));
-    int batch = g2z__plan_largest_batch(leaner, free_bytes);
+    int batch = g2z_plan_largest_batch(leaner, free_bytes);
     g2z_plan_free(leaner);
     if (batch > plan->batch) batch = plan->batch;
     if (batch <= most) continue;
@@ -4137,64 +4113,6 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
                   "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
                   "even at batch=1: take a smaller model%s or a shorter seq", needs, plan->batch,
                   there, each, shards ? ", more ranks" : "");
-}
-
-G2Z_PRINTF(3, 4)
-G2Z__PRIVATE void g2z__plan_line(void (*line)(void *user, const char *text), void *user,
-                                 const char *format, ...) {
-  char text[256];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  line(user, text);
-}
-
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
-                            void (*line)(void *user, const char *text), void *user) {
-  const g2z_model_config *m = &plan->model;
-  g2z__plan_line(line, user,
-                 "model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded "
-                 "to %d): %.2f M parameters", m->layers, m->layers == 1 ? "" : "s", m->heads,
-                 m->heads == 1 ? "" : "s", m->channels, m->context, m->vocab, plan->vocab_padded,
-                 (double)plan->parameters * 1e-6);
-  g2z__plan_line(line, user, "step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens",
-                 plan->batch, plan->seq, plan->accum, plan->world,
-                 (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
-  g2z__plan_line(line, user, "types       %s parameters, %s gradients%s%s, on %s",
-                 g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
-                 plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2z_fp8_text(plan->fp8) : "",
-                 g2z_device_text(plan->device));
-  char strategy[64];
-  snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
-  if (plan->strategy == G2Z_STRATEGY_DP)
-    snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
-  g2z__plan_line(line, user, "%s, rank %d of %d, %d buckets of up to %.2f MiB", strategy,
-                 plan->rank, plan->world, plan->buckets,
-                 (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
-  if (plan->unit[1].gathered) {
-    size_t room = plan->unit[1].room, size = (size_t)plan->dtype_bytes;
-    size_t slices = plan->param_elements - plan->slices_at;
-    g2z__plan_line(line, user,
-                   "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take "
-                   "turns, %.3f for what stays", g2z__gib(slices * size), g2z__gib(2 * room * size),
-                   g2z__gib((plan->param_elements - slices - 2 * room) * size));
-  }
-  if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
-    g2z__plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
-                   g2z_recompute_text(plan->recompute));
-  static const char *const texts[] = {G2Z_MEMORY_LIST(G2Z__SECOND)};
-  for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
-    g2z__plan_line(line, user, "memory      %9.3f GiB  %s", g2z__gib(plan->bytes[i]), texts[i]);
-  if (plan->nccl_bytes)
-    g2z__plan_line(line, user, "memory      %9.3f GiB  NCCL, as usual", g2z__gib(plan->nccl_bytes));
-  g2z__plan_line(line, user, "memory      %9.3f GiB  total %s", g2z__gib(g2z__plan_needs(plan)),
-                 plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
-  if (!free_bytes) return;
-  g2z__plan_line(line, user, "free        %9.3f GiB  per rank: %s", g2z__gib(free_bytes),
-                 g2z__plan_needs(plan) <= free_bytes ? "it fits" : "IT DOES NOT FIT");
-  g2z__plan_line(line, user, "largest B   %9d      micro-batch that fits",
-                 g2z__plan_largest_batch(plan, free_bytes));
 }
 
 /* ===== >>i07 shards and loader ===========================================
@@ -5274,15 +5192,6 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
     return status;
   }
   *out = device;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_device_set_fp8(g2z_device *device, g2z_fp8 fp8) {
-  if (fp8 && !device->info.fp8)
-    return g2z_fail(device->services, G2Z_UNSUPPORTED,
-                    "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
-                    "here is %s: take fp8=none", g2z_fp8_text(fp8), device->info.name);
-  device->fp8 = fp8;
   return G2Z_OK;
 }
 
@@ -8744,7 +8653,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
   g2z_model_config model;
   memset(out, 0, sizeof *out);
   memset(&model, 0, sizeof model);
-  model.eot = g2z_model_config_default().eot; /* GPT2Config's default if absent */
+  model.eot = g2z__model_of(12, 12, 768).eot; /* GPT2Config's default if absent */
   G2Z__TRY(g2z_read_file(services, path.text, 1 << 20, &text, &bytes));
   const g2z_status status = g2z__config_parse(services, path.text, text, bytes, &model);
   g2z_release(services, text);
@@ -9053,7 +8962,7 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
                                                int layer) {
   g2z_device *dev = model->device;
   const g2z_ops *op = dev->ops;
-  int unit = g2z_plan_unit_of_block(model->plan, layer);
+  int unit = model->plan->model.layers - layer;
   int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
@@ -9195,8 +9104,8 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
 }
 
 /* Backward of a unit's LayerNorm, a block's first or the final one. Adds to DRES, the gradient of
- * its input stream; the final LayerNorm, which runs first, overwrites DRES. Also writes DRES masked by the dropout of the unit below, and
- * the bias gradient of that unit's projection. */
+ * its input stream; the final LayerNorm, which runs first, overwrites DRES. Also writes DRES masked
+ * by the dropout of the unit below, and the bias gradient of that unit's projection. */
 G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2z__pass *pass,
                                                 int unit) {
   const g2z_plan *plan = model->plan;
@@ -9877,7 +9786,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
                              &t->device));
   if (config->graph == 1 && t->plan->device == G2Z_DEVICE_CPU)
     return g2z_fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
-  G2Z__TRY(g2z_device_set_fp8(t->device, config->fp8));
+  if (config->fp8 && !t->device->info.fp8)
+    return g2z_fail(t->services, G2Z_UNSUPPORTED,
+                    "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
+                    "here is %s: take fp8=none", g2z_fp8_text(config->fp8), t->device->info.name);
+  t->device->fp8 = config->fp8;
   /* Matrix products choose their algorithms: timed, the library's first choice, or as in an earlier
    * run. */
   t->device->tune = config->tune;
@@ -9936,7 +9849,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
     const int backward = weights[i % 4].backward && t->config.fp8 >= G2Z_FP8_ALL;
     uint8_t *rows = at + g2z__align((size_t)O * G2Z_NARROW_ROW(K));
     const g2z_narrow_weight one = {
-        g2z__parameter(&t->model, g2z_plan_unit_of_block(t->plan, i / 4), weights[i % 4].param),
+        g2z__parameter(&t->model, L - i / 4, weights[i % 4].param),
         at, backward ? rows : NULL, K, O};
     t->narrow[i] = one;
     at = rows + g2z__align((size_t)K * G2Z_NARROW_ROW(O));

@@ -198,6 +198,10 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *options);
 /* The table of flags for --help. */
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
+/* Prints a plan as a table, one call of `line` per line. It compares the plan with `free_bytes` of
+ * memory (0: unknown) and gives the largest B that fits. */
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+                            void (*line)(void *user, const char *text), void *user);
 /* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Results
  * as of g2z_ranks_spawn; without these flags it is no parent. */
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *options,
@@ -2607,6 +2611,71 @@ G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user) {
   g2z_run_options defaults = g2z_run_options_default();
   g2zr_options_table(NULL, &defaults, 0, NULL, line, user);
+}
+
+/* ----- a plan as a table ----- */
+
+static double g2zr_gib(size_t bytes) { return (double)bytes / 1073741824.0; }
+
+G2Z_PRINTF(3, 4)
+static void g2zr_plan_line(void (*line)(void *user, const char *text), void *user,
+                           const char *format, ...) {
+  char text[256];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  line(user, text);
+}
+
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+                            void (*line)(void *user, const char *text), void *user) {
+  const g2z_model_config *m = &plan->model;
+  const size_t needs = plan->bytes_total + plan->nccl_bytes;
+  g2zr_plan_line(line, user,
+                 "model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded "
+                 "to %d): %.2f M parameters", m->layers, m->layers == 1 ? "" : "s", m->heads,
+                 m->heads == 1 ? "" : "s", m->channels, m->context, m->vocab, plan->vocab_padded,
+                 (double)plan->parameters * 1e-6);
+  g2zr_plan_line(line, user, "step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens",
+                 plan->batch, plan->seq, plan->accum, plan->world,
+                 (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
+  g2zr_plan_line(line, user, "types       %s parameters, %s gradients%s%s, on %s",
+                 g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
+                 plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2z_fp8_text(plan->fp8) : "",
+                 g2z_device_text(plan->device));
+  char strategy[64];
+  snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
+  if (plan->strategy == G2Z_STRATEGY_DP)
+    snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
+  g2zr_plan_line(line, user, "%s, rank %d of %d, %d buckets of up to %.2f MiB", strategy,
+                 plan->rank, plan->world, plan->buckets,
+                 (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  if (plan->unit[1].gathered) {
+    size_t room = plan->unit[1].room, size = (size_t)plan->dtype_bytes;
+    size_t slices = plan->param_elements - plan->slices_at;
+    g2zr_plan_line(line, user,
+                   "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take "
+                   "turns, %.3f for what stays", g2zr_gib(slices * size), g2zr_gib(2 * room * size),
+                   g2zr_gib((plan->param_elements - slices - 2 * room) * size));
+  }
+  if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
+    g2zr_plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
+                   g2z_recompute_text(plan->recompute));
+#define X(name, text) text,
+  static const char *const texts[] = {G2Z_MEMORY_LIST(X)};
+#undef X
+  for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
+    g2zr_plan_line(line, user, "memory      %9.3f GiB  %s", g2zr_gib(plan->bytes[i]), texts[i]);
+  if (plan->nccl_bytes)
+    g2zr_plan_line(line, user, "memory      %9.3f GiB  NCCL, as usual", g2zr_gib(plan->nccl_bytes));
+  g2zr_plan_line(line, user, "memory      %9.3f GiB  total %s", g2zr_gib(needs),
+                 plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
+  if (!free_bytes) return;
+  g2zr_plan_line(line, user, "free        %9.3f GiB  per rank: %s", g2zr_gib(free_bytes),
+                 needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
+  g2zr_plan_line(line, user, "largest B   %9d      micro-batch that fits",
+                 g2z_plan_largest_batch(plan, free_bytes));
 }
 
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *o,

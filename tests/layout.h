@@ -294,8 +294,8 @@ static void test_plan_largest_batch(g2z_test *t) {
     int world = i < 2 ? 1 : 4;
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, world);
-    CHECK(t, g2z__plan_largest_batch(plan, 1 << 20) == 0);
-    config.batch = largest[i] = g2z__plan_largest_batch(plan, budget);
+    CHECK(t, g2z_plan_largest_batch(plan, 1 << 20) == 0);
+    config.batch = largest[i] = g2z_plan_largest_batch(plan, budget);
     CHECK(t, test_plan_needs(t, &config, world) <= budget);
     config.batch++;
     CHECK(t, test_plan_needs(t, &config, world) > budget);
@@ -310,12 +310,12 @@ static void test_plan_largest_batch(g2z_test *t) {
       size_t needs = test_plan_needs(t, &config, 8);
       for (config.batch = 1; config.batch <= 64; config.batch *= 8) {
         const g2z_plan *other = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 8);
-        CHECK(t, g2z__plan_largest_batch(other, needs) == batch);
-        CHECK(t, g2z__plan_largest_batch(other, needs - 1) == batch - 1);
+        CHECK(t, g2z_plan_largest_batch(other, needs) == batch);
+        CHECK(t, g2z_plan_largest_batch(other, needs - 1) == batch - 1);
       }
     }
   g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* the largest batch must be valid */
-  tiny.batch = g2z__plan_largest_batch(test_plan(t, &tiny, G2Z_DEVICE_CUDA, 0, 1), SIZE_MAX);
+  tiny.batch = g2z_plan_largest_batch(test_plan(t, &tiny, G2Z_DEVICE_CUDA, 0, 1), SIZE_MAX);
   CHECK_OK(t, g2z__train_config_check(&t->services, &tiny));
 }
 
