@@ -6407,6 +6407,7 @@ struct g2z_ranks {
   g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
   int peer_count, me;             /* me: the peer that is this rank */
   int wake;                       /* the other end of its control: messages to the watcher */
+  struct addrinfo *addresses;     /* of rank 0's host */
   struct pollfd *polls;           /* scratch of g2z__poll; polled: the link of each entry */
   g2z__link **polled;
   int32_t *votes;                 /* [world]: scratch of agree */
@@ -6479,13 +6480,36 @@ G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name
   return G2Z_OK;
 }
 
-/* Reads rank, size, local rank and local size. World stays 0 without the launcher's variables. */
-G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__launcher *launcher,
-                                           g2z_place *out) {
-  const char *rank = g2z__env(launcher->rank), *size = g2z__env(launcher->size);
-  int slurm = strcmp(launcher->name, "slurm") == 0, nodes;
-  /* Slurm's batch script has SLURM_PROCID, but is no job step. */
-  if (!size && (!rank || slurm)) return G2Z_OK;
+/* Whether MASTER_ADDR names this host explicitly. */
+G2Z__PRIVATE int g2z__place_is_here(const char *address) {
+  return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
+         strcmp(address, "localhost") == 0;
+}
+
+G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
+  const g2z__launcher *launcher = g2z__launchers;
+  const g2z__launcher *end = launcher + sizeof g2z__launchers / sizeof *g2z__launchers;
+  int tasks, nodes, parent, slurm = 0;
+  const char *rank = NULL, *size = NULL;
+  memset(out, 0, sizeof *out);
+  for (; launcher < end; launcher++) {
+    slurm = strcmp(launcher->name, "slurm") == 0;
+    rank = g2z__env(launcher->rank);
+    size = g2z__env(launcher->size);
+    /* Slurm's batch script has SLURM_PROCID, but is no job step. */
+    if (size || (rank && !slurm)) break;
+  }
+  if (launcher == end) { /* no launcher: alone, unless Slurm has several tasks */
+    G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
+    if (tasks > 1)
+      return g2z_fail(services, G2Z_BAD_ARGUMENT,
+                      "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or "
+                      "mpirun) to start %d ranks, or --ranks on one node", tasks, tasks);
+    *out = g2z_ranks_config_default().place;
+    return G2Z_OK;
+  }
+
+  /* Rank, size, local rank and local size. */
   if (!rank || !size)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "%s=%.80s is set, but %s is not: set both, or neither",
@@ -6502,31 +6526,6 @@ G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__la
   if (out->local_rank < 0) /* srun --mpi=pmi2 sets only Slurm's local rank */
     G2Z__TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
   if (out->world == 1) out->local_rank = 0;
-  return G2Z_OK;
-}
-
-/* Whether MASTER_ADDR names this host explicitly. */
-G2Z__PRIVATE int g2z__place_is_here(const char *address) {
-  return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
-         strcmp(address, "localhost") == 0;
-}
-
-G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-  const size_t count = sizeof g2z__launchers / sizeof *g2z__launchers;
-  int tasks, parent;
-  size_t i = 0;
-  memset(out, 0, sizeof *out);
-  for (; i < count && !out->world; i++)
-    G2Z__TRY(g2z__place_numbers(services, &g2z__launchers[i], out));
-  if (!out->world) { /* no launcher: alone, unless Slurm has several tasks */
-    G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
-    if (tasks > 1)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or "
-                      "mpirun) to start %d ranks, or --ranks on one node", tasks, tasks);
-    *out = g2z_ranks_config_default().place;
-    return G2Z_OK;
-  }
 
   /* The host of rank 0. Variables set by hand without MASTER_ADDR mean that all ranks are here. */
   const char *address = g2z__env("MASTER_ADDR");
@@ -6552,7 +6551,6 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   snprintf(out->host, sizeof out->host, "%s", one_host ? "127.0.0.1" : address);
 
   /* The job's id and secret, and a port that follows from the id. */
-  const g2z__launcher *launcher = &g2z__launchers[i - 1];
   const char *id = g2z__env("G2Z_RUN_ID"), *secret = g2z__env("G2Z_SECRET");
   int used = snprintf(out->job, sizeof out->job, "%s", id ? id : launcher->name);
   for (int k = 0; !id && k < 4 && launcher->ids[k] && used < (int)sizeof out->job; k++) {
@@ -6567,18 +6565,6 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   G2Z__TRY(g2z__env_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
   if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
   return G2Z_OK;
-}
-
-/* Derives the two tokens from the job's id and secret: a process that knows both is a member. The
- * tokens differ, so that a service that echoes its input does not pass for rank 0. */
-G2Z__PRIVATE void g2z__job_tokens(const g2z_place *place, uint32_t tokens[2][4]) {
-  uint64_t key = g2z__hash(G2Z__HASH, place->job, strlen(place->job));
-  key = g2z__hash(key, "\n", 1);
-  key = g2z__hash(key, place->secret, strlen(place->secret));
-  for (uint32_t zero = 0; zero < 2; zero++) {
-    const uint32_t counter[4] = {zero, 0, 0, 0};
-    g2z_philox(key, G2Z_RANDOM_MEMBER, counter, tokens[zero]);
-  }
 }
 
 /* ----- connections ------------------------------------------------------- */
@@ -6731,53 +6717,42 @@ G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending)
                   ending->fault.sentence);
 }
 
-/* Tries to open one of the connections, and waits for WELCOME until the clock reaches `until`. 0:
- * rank 0 is not there (yet). If something else listens there, `seen` describes it. */
-G2Z__PRIVATE int g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int port, int control,
-                           double until, char seen[160]) {
+/* Tries to open control and then data at this address, and waits for WELCOME on each: on data until
+ * the clock reaches `until`. *found 0: rank 0 is not there (yet). If something else listens there,
+ * `seen` describes it. A rank that does not fit gets FAULT, on control only. */
+G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int port,
+                                  double until, char seen[160], int *found) {
   g2z__peer *zero = &ranks->peers[0];
-  g2z__link *link = control ? &zero->control : &zero->data;
   g2z__hello *hello = &ranks->peers[ranks->me].hello;
   g2z__clock *clock = &ranks->clock;
-  int error = 0;
-  socklen_t bytes = sizeof error;
-  link->got = 0;
-  link->socket = g2z__socket_at(address, port);
-  if (link->socket < 0) return 0;
-  if (connect(link->socket, address->ai_addr, address->ai_addrlen) != 0 &&
-      ((errno != EINPROGRESS && errno != EINTR) ||
-       !g2z__socket_wait(clock, link->socket, POLLOUT, g2z__awake(clock) + G2Z__PATIENCE_S) ||
-       getsockopt(link->socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0))
-    return 0;
-  snprintf(seen, 160, "; what listens on port %d is not this job's rank 0: ranks of one job need "
-           "the same WORLD_SIZE, MASTER_PORT, --run-id and G2Z_SECRET", port);
-  hello->control = control;
-  const g2z__welcome *welcome = &link->in.body.welcome;
-  if (!g2z__say(link->socket, G2Z__HELLO, hello) ||
-      g2z__await(clock, link, until) != G2Z__WELCOME ||
-      memcmp(welcome->token, ranks->tokens[1], sizeof welcome->token) != 0)
-    return 0;
-  snprintf(zero->hello.host, sizeof zero->hello.host, "%.63s", welcome->host);
-  return 1;
-}
-
-/* Looks for rank 0 at all addresses and ports. After WELCOME on control, the wait for WELCOME on
- * data lasts up to `until`. A rank that does not fit gets FAULT on control only. */
-G2Z__PRIVATE g2z_status g2z__look(g2z_ranks *ranks, const struct addrinfo *addresses, double until,
-                                  char seen[160], int *found) {
-  g2z__link *control = &ranks->peers[0].control;
-  g2z__clock *clock = &ranks->clock;
-  for (const struct addrinfo *at = addresses; at; at = at->ai_next)
-    for (int i = 0; i < G2Z__RANKS_PORTS; i++) {
-      const int port = ranks->config.place.port + i;
-      if (g2z__seek(ranks, at, port, 1, g2z__awake(clock) + G2Z__PATIENCE_S, seen)) {
-        *found = g2z__seek(ranks, at, port, 0, until, seen);
-        if (*found) return G2Z_OK;
-        if (g2z__await(clock, control, g2z__awake(clock)) == G2Z__FAULT)
-          return g2z__meeting_told(ranks, &control->in.body.ending);
-      }
-      g2z__peer_close(&ranks->peers[0]);
-    }
+  int control = 1;
+  for (; control >= 0; control--) {
+    g2z__link *link = control ? &zero->control : &zero->data;
+    const g2z__welcome *welcome = &link->in.body.welcome;
+    const double patience = g2z__awake(clock) + G2Z__PATIENCE_S;
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    link->got = 0;
+    link->socket = g2z__socket_at(address, port);
+    if (link->socket < 0) break;
+    if (connect(link->socket, address->ai_addr, address->ai_addrlen) != 0 &&
+        ((errno != EINPROGRESS && errno != EINTR) ||
+         !g2z__socket_wait(clock, link->socket, POLLOUT, patience) ||
+         getsockopt(link->socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0))
+      break;
+    snprintf(seen, 160, "; what listens on port %d is not this job's rank 0: ranks of one job need "
+             "the same WORLD_SIZE, MASTER_PORT, --run-id and G2Z_SECRET", port);
+    hello->control = control;
+    if (!g2z__say(link->socket, G2Z__HELLO, hello) ||
+        g2z__await(clock, link, control ? patience : until) != G2Z__WELCOME ||
+        memcmp(welcome->token, ranks->tokens[1], sizeof welcome->token) != 0)
+      break;
+    snprintf(zero->hello.host, sizeof zero->hello.host, "%.63s", welcome->host);
+  }
+  *found = control < 0;
+  if (control == 0 && g2z__await(clock, &zero->control, g2z__awake(clock)) == G2Z__FAULT)
+    return g2z__meeting_told(ranks, &zero->control.in.body.ending);
+  if (!*found) g2z__peer_close(zero);
   return G2Z_OK;
 }
 
@@ -6786,32 +6761,29 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
   const double until = g2z__awake(&ranks->clock) + ranks->config.join_s;
   const double longest_s = place->local_world == place->world ? 0.1 : 1; /* spares rank 0's host */
   g2z__link *control = &ranks->peers[0].control;
-  struct addrinfo *addresses = NULL;
-  g2z_status status = G2Z_OK;
   char seen[160] = "";
   int found = 0;
-  for (double pause_s = 0.02; status == G2Z_OK && !found; pause_s *= 1.5) {
-    int error = addresses ? 0 : g2z__socket_resolve(place->host, &addresses);
+  for (double pause_s = 0.02;; pause_s = pause_s < longest_s ? pause_s * 1.5 : longest_s) {
+    int error = ranks->addresses ? 0 : g2z__socket_resolve(place->host, &ranks->addresses);
     if (error) snprintf(seen, sizeof seen, ": %s", gai_strerror(error));
-    else status = g2z__look(ranks, addresses, until, seen, &found);
+    for (const struct addrinfo *at = ranks->addresses; at && !found; at = at->ai_next)
+      for (int i = 0; i < G2Z__RANKS_PORTS && !found; i++)
+        G2Z__TRY(g2z__seek(ranks, at, place->port + i, until, seen, &found));
     if (found || g2z__awake(&ranks->clock) > until) break;
-    if (pause_s > longest_s) pause_s = longest_s;
     poll(NULL, 0, (int)(pause_s * 1000));
   }
-  if (addresses) freeaddrinfo(addresses);
-  if (status == G2Z_OK && !found)
+  if (!found)
     return g2z_fail(ranks->services, G2Z_LOST,
                     "rank %d on %s did not find rank 0 on %.200s, ports %d to %d, within %.3g s%s"
                     "; look at rank 0's own output, and at the firewall", place->rank,
                     ranks->peers[ranks->me].hello.host, place->host, place->port,
                     place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
-  G2Z__TRY(status);
   /* Rank 0 may have started as late as `until`, and waits join_s for the others. */
   int kind = g2z__await(&ranks->clock, control, until + ranks->config.join_s + 10);
   if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &control->in.body.ending);
   if (kind != G2Z__START)
     return g2z_fail(ranks->services, G2Z_LOST,
-                    "rank 0 on %s ended, or says nothing, while rank %d waited for the other "
+                    "rank 0 on %s ended, or sends nothing, while rank %d waited for the other "
                     "ranks: look at rank 0's own output", ranks->peers[0].hello.host, place->rank);
   if (!place->local_world) ranks->config.place.local_world = control->in.body.local_world;
   return G2Z_OK;
@@ -6864,44 +6836,69 @@ G2Z__PRIVATE int g2z__socket_widen(struct addrinfo *addresses) {
 
 /* Listens at MASTER_ADDR, on the first port that is free. */
 G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
-  const g2z_place *place = &meeting->ranks->config.place;
-  g2z_services *services = meeting->ranks->services;
+  g2z_ranks *ranks = meeting->ranks;
+  const g2z_place *place = &ranks->config.place;
   int *listener = &meeting->listener.socket;
-  struct addrinfo *addresses;
-  int error = g2z__socket_resolve(place->host, &addresses), on = 1;
+  int error = g2z__socket_resolve(place->host, &ranks->addresses), on = 1;
   if (error)
-    return g2z_fail(services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s", place->host,
-                    gai_strerror(error));
+    return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s",
+                    place->host, gai_strerror(error));
   if (place->local_world != place->world && !g2z__place_is_here(place->host) &&
-      g2z__socket_widen(addresses))
-    g2z_log(services, G2Z_LOG_WARNING, "MASTER_ADDR=%s is a loopback address on rank 0's host (see "
-            "/etc/hosts): rank 0 listens on all interfaces; set MASTER_ADDR to one of this host's "
-            "addresses in the network (hostname -I) to listen there alone", place->host);
-  for (int i = 0; i < G2Z__RANKS_PORTS && *listener < 0; i++)
-    for (struct addrinfo *at = addresses; at && *listener < 0; at = at->ai_next) {
+      g2z__socket_widen(ranks->addresses))
+    g2z_log(ranks->services, G2Z_LOG_WARNING, "MASTER_ADDR=%s is a loopback address on rank 0's "
+            "host (see /etc/hosts): rank 0 listens on all interfaces; set MASTER_ADDR to one of "
+            "this host's addresses in the network (hostname -I) to listen there alone",
+            place->host);
+  for (int i = 0; i < G2Z__RANKS_PORTS; i++)
+    for (struct addrinfo *at = ranks->addresses; at; at = at->ai_next) {
       if (at->ai_family == AF_UNSPEC) continue;
       meeting->port = place->port + i;
       *listener = g2z__socket_at(at, meeting->port);
       if (*listener >= 0 &&
           setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
           bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, 1024) == 0)
-        continue;
+        return G2Z_OK;
       error = errno;
       g2z__socket_close(listener);
     }
-  freeaddrinfo(addresses);
-  if (*listener >= 0) return G2Z_OK;
-  return g2z_fail(services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
+  return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
                   place->host, place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error),
                   error == EADDRINUSE ? "another MASTER_PORT"
                                        : "MASTER_ADDR to the host on which rank 0 runs");
 }
 
-/* Fails the meeting if a member's world, build or GPU does not fit. */
-G2Z__PRIVATE void g2z__meeting_check(g2z__meeting *meeting, const g2z__hello *hello) {
-  const g2z_ranks *ranks = meeting->ranks;
+G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
+  meeting->present -= peer->data.socket >= 0;
+  g2z__peer_close(peer);
+  memset(&peer->hello, 0, sizeof peer->hello);
+}
+
+/* Handles a caller's message. A connection with the token becomes its rank's, or gets FAULT with
+ * the reason; any other is closed without an answer. The first process that claims a rank keeps it.
+ * Another process belongs to a second job with the same id, and is turned away. */
+G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
+  g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
   const g2z__hello *zero = &ranks->peers[0].hello;
+  g2z__hello *hello = &caller->in.body.hello;
+  const int heard = g2z__hear(caller), said_hello = heard > 0 && caller->in.head.kind == G2Z__HELLO;
+  if (heard == 0) return;
+  const int right = said_hello &&
+                    memcmp(hello->token, ranks->tokens[0], sizeof hello->token) == 0;
+  const int known = right && hello->rank > 0 && hello->rank < world;
+  g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
+  meeting->strangers += said_hello && !right;
+  /* Control comes before data, and data comes once. */
+  if (!right || hello->rank == 0 ||
+      (peer && peer->hello.process && peer->hello.process != hello->process) ||
+      (!hello->control && (!peer || peer->control.socket < 0 || peer->data.socket >= 0))) {
+    g2z__socket_close(&caller->socket);
+    return;
+  }
+  hello->host[sizeof hello->host - 1] = hello->device[sizeof hello->device - 1] = 0;
+  hello->build[sizeof hello->build - 1] = 0;
+
+  /* A member whose world, build or GPU does not fit fails the meeting. */
   if (hello->world != world)
     g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
                       "rank %d on %s was started for %d ranks, rank 0 on %s for %d: start all with "
@@ -6921,47 +6918,18 @@ G2Z__PRIVATE void g2z__meeting_check(g2z__meeting *meeting, const g2z__hello *he
                         "are GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES", low,
                         r + hello->rank - low, hello->host, hello->device);
   }
-}
 
-G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
-  meeting->present -= peer->data.socket >= 0;
-  g2z__peer_close(peer);
-  memset(&peer->hello, 0, sizeof peer->hello);
-}
-
-/* Handles a caller's message. A connection with the token becomes its rank's, or gets FAULT with
- * the reason; any other is closed without an answer. A rank's place belongs to the first process
- * that claims it. Another process is of a second job with the same id: it is turned away. */
-G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
-  g2z_ranks *ranks = meeting->ranks;
-  g2z__hello *hello = &caller->in.body.hello;
-  const int heard = g2z__hear(caller), said_hello = heard > 0 && caller->in.head.kind == G2Z__HELLO;
-  if (heard == 0) return;
-  const int right = said_hello &&
-                    memcmp(hello->token, ranks->tokens[0], sizeof hello->token) == 0;
-  const int known = right && hello->rank > 0 && hello->rank < ranks->config.place.world;
-  g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
-  meeting->strangers += said_hello && !right;
-  /* Control comes before data, and data comes once. */
-  if (!right || hello->rank == 0 ||
-      (peer && peer->hello.process && peer->hello.process != hello->process) ||
-      (!hello->control && (!peer || peer->control.socket < 0 || peer->data.socket >= 0))) {
-    g2z__socket_close(&caller->socket);
-    return;
-  }
-  hello->host[sizeof hello->host - 1] = hello->device[sizeof hello->device - 1] = 0;
-  hello->build[sizeof hello->build - 1] = 0;
-  g2z__meeting_check(meeting, hello);
+  const int failed = meeting->ending.status != G2Z_OK;
   g2z__welcome welcome;
   memset(&welcome, 0, sizeof welcome);
   memcpy(welcome.token, ranks->tokens[1], sizeof welcome.token);
-  memcpy(welcome.host, ranks->peers[0].hello.host, sizeof welcome.host);
+  memcpy(welcome.host, zero->host, sizeof welcome.host);
   const int welcomed = g2z__say(caller->socket, G2Z__WELCOME, &welcome);
-  if (welcomed && meeting->ending.status != G2Z_OK) {
+  if (welcomed && failed) {
     g2z__say(caller->socket, G2Z__FAULT, &meeting->ending);
     if (peer && !peer->left) peer->left = 1, meeting->told++;
   }
-  if (!welcomed || meeting->ending.status != G2Z_OK) {
+  if (!welcomed || failed) {
     g2z__socket_close(&caller->socket);
     return;
   }
@@ -7137,36 +7105,41 @@ G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, cons
   g2z__watch_end(ranks, &ending);
 }
 
-/* Handles the messages that a peer has sent. */
-G2Z__PRIVATE void g2z__watch_hear(g2z_ranks *ranks, g2z__peer *peer) {
-  const int mine = peer == &ranks->peers[ranks->me];
+/* Waits up to wait_s for messages, and handles them. */
+G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
   int heard;
-  while (!ranks->lost && (heard = g2z__hear(&peer->control)) != 0) {
-    g2z__packet *in = &peer->control.in;
-    const uint32_t kind = in->head.kind;
-    if (heard < 0) {
-      g2z__socket_close(&peer->control.socket);
-      if (!peer->left)
-        g2z__watch_blame(ranks, peer, "died: its connection closed without a goodbye");
-      return;
+  g2z__poll(ranks, NULL, 0, wait_s);
+  for (g2z__peer *peer = ranks->peers; peer < ranks->peers + ranks->peer_count; peer++) {
+    const int mine = peer == &ranks->peers[ranks->me];
+    if (!peer->control.ready) continue;
+    while (!ranks->lost && (heard = g2z__hear(&peer->control)) != 0) {
+      g2z__packet *in = &peer->control.in;
+      const uint32_t kind = in->head.kind;
+      if (heard < 0) {
+        g2z__socket_close(&peer->control.socket);
+        if (!peer->left)
+          g2z__watch_blame(ranks, peer, "died: its connection closed without a goodbye");
+        break;
+      }
+      if (kind == G2Z__FAULT && ranks->me && !ranks->parting)
+        g2z__watch_end(ranks, &in->body.ending);
+      if (kind == G2Z__BROKEN && ranks->me) { /* this rank's own data connection, to rank 0 */
+        g2z__say(ranks->peers[0].control.socket, G2Z__BROKEN, &in->body.broken);
+      } else if (kind == G2Z__BROKEN) {
+        g2z__peer *end = mine ? &ranks->peers[in->body.broken.peer] : peer;
+        if (end->broke == 0) end->error = in->body.broken.error;
+        if (end->broke == 0) end->broke = g2z__awake(&ranks->clock);
+      }
+      if (kind != G2Z__BEAT && kind != G2Z__GOODBYE) continue;
+      peer->heard = g2z__awake(&ranks->clock);
+      peer->last = in->body.pulse;
+      peer->last.phase[sizeof peer->last.phase - 1] = 0;
+      if (kind == G2Z__BEAT || peer->left) continue;
+      peer->left = 1;
+      if (mine) ranks->parting = 1;
+      else if (ranks->me == 0) /* the peer waits for an answer */
+        g2z__say(peer->control.socket, G2Z__GOODBYE, &ranks->peers[0].last);
     }
-    if (kind == G2Z__FAULT && ranks->me && !ranks->parting) g2z__watch_end(ranks, &in->body.ending);
-    if (kind == G2Z__BROKEN && ranks->me) { /* this rank's own data connection, to rank 0 */
-      g2z__say(ranks->peers[0].control.socket, G2Z__BROKEN, &in->body.broken);
-    } else if (kind == G2Z__BROKEN) {
-      g2z__peer *end = mine ? &ranks->peers[in->body.broken.peer] : peer;
-      if (end->broke == 0) end->error = in->body.broken.error;
-      if (end->broke == 0) end->broke = g2z__awake(&ranks->clock);
-    }
-    if (kind != G2Z__BEAT && kind != G2Z__GOODBYE) continue;
-    peer->heard = g2z__awake(&ranks->clock);
-    peer->last = in->body.pulse;
-    peer->last.phase[sizeof peer->last.phase - 1] = 0;
-    if (kind == G2Z__BEAT || peer->left) continue;
-    peer->left = 1;
-    if (mine) ranks->parting = 1;
-    else if (ranks->me == 0) /* the peer waits for an answer */
-      g2z__say(peer->control.socket, G2Z__GOODBYE, &ranks->peers[0].last);
   }
 }
 
@@ -7176,72 +7149,11 @@ G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *
   return (int32_t)(other->progress - one->progress);
 }
 
-/* Checks the deadlines, after all messages that have come are read. */
-G2Z__PRIVATE void g2z__watch_judge(g2z_ranks *ranks, double now) {
-  const double silence_s = ranks->config.silence_s;
-  int64_t furthest = ranks->peers[ranks->me].last.sequence;
-  for (int i = 0; i < ranks->peer_count; i++) {
-    const g2z__peer *peer = &ranks->peers[i];
-    if (peer->left) continue;
-    if (peer->last.sequence > furthest) furthest = peer->last.sequence;
-    if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
-      g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
-                       now - peer->heard);
-    /* A death would have been noticed within this second: both ends are alive. */
-    if (peer->broke > 0 && now - peer->broke > 1)
-      g2z__watch_blame(ranks, peer,
-                       "lost its data connection to rank 0 on %.63s (%.60s): both are alive, check "
-                       "the network", ranks->peers[0].hello.host,
-                       peer->error ? strerror(peer->error) : "it was closed");
-  }
-  for (int i = 0; i < ranks->peer_count; i++)
-    if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
-      g2z__watch_blame(ranks, &ranks->peers[i],
-                       "left early, while others go on (its own output says why)");
-  if (ranks->me && !ranks->peers[0].left) return;
-
-  /* The rearmost ranks hold up the others. One of them must make progress within their longest
-   * limit; how long the others wait for them does not matter. */
-  const g2z__peer *last = &ranks->peers[ranks->me];
-  double limit_s = 0;
-  uint64_t moves = 0;
-  int for_ever = 0;
-  for (int i = 0; i < ranks->peer_count; i++) {
-    const g2z__peer *peer = &ranks->peers[i];
-    if (!peer->left && g2z__watch_behind(&peer->last, &last->last) > 0) last = peer;
-  }
-  for (int i = 0; i < ranks->peer_count; i++) {
-    const g2z__pulse *pulse = &ranks->peers[i].last;
-    if (ranks->peers[i].left || g2z__watch_behind(pulse, &last->last) != 0) continue;
-    moves += pulse->moves;
-    for_ever |= pulse->limit_s <= 0;
-    if (pulse->limit_s > limit_s) limit_s = pulse->limit_s;
-  }
-  if (g2z__watch_behind(&last->last, &ranks->low) != 0 || moves != ranks->low.moves) {
-    ranks->low = last->last;
-    ranks->low.moves = moves;
-    ranks->low_since = now;
-  }
-  if (for_ever || now - ranks->low_since <= limit_s) return;
-  if (last->last.sequence < 0)
-    g2z__watch_blame(ranks, last, "failed, and does not end: its device may hang");
-  else
-    g2z__watch_blame(ranks, last,
-                     "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
-                     now - ranks->low_since, last->last.sequence, furthest);
-}
-
-/* Waits up to wait_s for messages, and handles them. */
-G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
-  g2z__poll(ranks, NULL, 0, wait_s);
-  for (int i = 0; i < ranks->peer_count; i++)
-    if (ranks->peers[i].control.ready) g2z__watch_hear(ranks, &ranks->peers[i]);
-}
-
-/* The clock is read before and after each wait, and the ranks are judged only then: time in which
- * this process was suspended must not count as their silence. */
+/* The watcher's thread. It reads the clock before and after each wait, and judges the ranks only
+ * then: time in which this process was suspended must not count as their silence. */
 G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
+  const double silence_s = ranks->config.silence_s;
   double now = g2z__watch_look(ranks), next = now;
   for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = now;
   while (!ranks->lost && !ranks->parting) {
@@ -7252,9 +7164,62 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
     }
     g2z__watch_poll(ranks, next - now < 0.25 ? next - now : 0.25);
     now = g2z__watch_look(ranks);
-    if (!ranks->lost && !ranks->parting) g2z__watch_judge(ranks, now);
+    if (ranks->lost || ranks->parting) break;
+
+    /* Deadlines. */
+    int64_t furthest = ranks->peers[ranks->me].last.sequence;
+    for (int i = 0; i < ranks->peer_count; i++) {
+      const g2z__peer *peer = &ranks->peers[i];
+      if (peer->left) continue;
+      if (peer->last.sequence > furthest) furthest = peer->last.sequence;
+      if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
+        g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
+                         now - peer->heard);
+      /* A death would have been noticed within this second: both ends are alive. */
+      if (peer->broke > 0 && now - peer->broke > 1)
+        g2z__watch_blame(ranks, peer,
+                         "lost its data connection to rank 0 on %.63s (%.60s): both are alive, "
+                         "check the network", ranks->peers[0].hello.host,
+                         peer->error ? strerror(peer->error) : "it was closed");
+    }
+    for (int i = 0; i < ranks->peer_count; i++)
+      if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
+        g2z__watch_blame(ranks, &ranks->peers[i],
+                         "left early, while others go on (its own output says why)");
+    if (ranks->me && !ranks->peers[0].left) continue;
+
+    /* The rearmost ranks hold up the others. One of them must make progress within their longest
+     * limit; how long the others wait for them does not matter. */
+    const g2z__peer *last = &ranks->peers[ranks->me];
+    double limit_s = 0;
+    uint64_t moves = 0;
+    int for_ever = 0;
+    for (int i = 0; i < ranks->peer_count; i++) {
+      const g2z__peer *peer = &ranks->peers[i];
+      if (!peer->left && g2z__watch_behind(&peer->last, &last->last) > 0) last = peer;
+    }
+    for (int i = 0; i < ranks->peer_count; i++) {
+      const g2z__pulse *pulse = &ranks->peers[i].last;
+      if (ranks->peers[i].left || g2z__watch_behind(pulse, &last->last) != 0) continue;
+      moves += pulse->moves;
+      for_ever |= pulse->limit_s <= 0;
+      if (pulse->limit_s > limit_s) limit_s = pulse->limit_s;
+    }
+    if (g2z__watch_behind(&last->last, &ranks->low) != 0 || moves != ranks->low.moves) {
+      ranks->low = last->last;
+      ranks->low.moves = moves;
+      ranks->low_since = now;
+    }
+    if (for_ever || now - ranks->low_since <= limit_s) continue;
+    if (last->last.sequence < 0)
+      g2z__watch_blame(ranks, last, "failed, and does not end: its device may hang");
+    else
+      g2z__watch_blame(ranks, last,
+                       "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
+                       now - ranks->low_since, last->last.sequence, furthest);
   }
   if (!ranks->parting) return NULL;
+
   /* Send GOODBYE to all, then wait up to 5 s for theirs: the others reach each other only through
    * rank 0. */
   double until = g2z__watch_look(ranks) + 5;
@@ -7300,26 +7265,9 @@ G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t 
   pthread_mutex_unlock(&ranks->lock);
 }
 
-/* Fills in this rank's HELLO. */
-G2Z__PRIVATE void g2z__ranks_introduce(g2z_ranks *ranks, g2z__hello *hello) {
-  const g2z_ranks_config *config = &ranks->config;
-  struct utsname name;
-  struct timespec now;
-  const char *host = uname(&name) == 0 && name.nodename[0] ? name.nodename : "unknown";
-  clock_gettime(CLOCK_REALTIME, &now);
-  snprintf(hello->host, sizeof hello->host, "%.63s", host);
-  const int64_t process[3] = {getpid(), now.tv_sec, now.tv_nsec};
-  hello->process = g2z__hash(g2z__hash(G2Z__HASH, process, sizeof process), host, strlen(host));
-  hello->build_hash = g2z__hash(G2Z__HASH, config->build, strlen(config->build));
-  hello->rank = config->place.rank;
-  hello->world = config->place.world;
-  snprintf(hello->device, sizeof hello->device, "%s", config->device);
-  snprintf(hello->build, sizeof hello->build, "%s", config->build);
-  memcpy(hello->token, ranks->tokens[0], sizeof hello->token);
-}
-
 G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
-  const g2z_place *place = &ranks->config.place;
+  const g2z_ranks_config *config = &ranks->config;
+  const g2z_place *place = &config->place;
   g2z_services *services = ranks->services;
   if (place->world < 1 || place->world > G2Z__RANKS_MAX || place->rank < 0 ||
       place->rank >= place->world)
@@ -7340,9 +7288,34 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     ranks->peers[i].data.socket = ranks->peers[i].control.socket = -1;
     snprintf(ranks->peers[i].last.phase, sizeof ranks->peers[i].last.phase, "start");
   }
-  g2z__job_tokens(place, ranks->tokens);
-  g2z__ranks_introduce(ranks, &ranks->peers[ranks->me].hello);
-  g2z__clock_start(&ranks->clock, ranks->config.join_s / 4);
+
+  /* The tokens follow from the job's id and secret: a process that knows both is a member. They
+   * differ, so that a service that echoes its input does not pass for rank 0. */
+  uint64_t key = g2z__hash(G2Z__HASH, place->job, strlen(place->job));
+  key = g2z__hash(key, "\n", 1);
+  key = g2z__hash(key, place->secret, strlen(place->secret));
+  for (uint32_t zero = 0; zero < 2; zero++) {
+    const uint32_t counter[4] = {zero, 0, 0, 0};
+    g2z_philox(key, G2Z_RANDOM_MEMBER, counter, ranks->tokens[zero]);
+  }
+
+  /* This rank's HELLO. */
+  g2z__hello *hello = &ranks->peers[ranks->me].hello;
+  struct utsname name;
+  struct timespec now;
+  const char *host = uname(&name) == 0 && name.nodename[0] ? name.nodename : "unknown";
+  clock_gettime(CLOCK_REALTIME, &now);
+  const int64_t process[3] = {getpid(), now.tv_sec, now.tv_nsec};
+  hello->process = g2z__hash(g2z__hash(G2Z__HASH, process, sizeof process), host, strlen(host));
+  hello->build_hash = g2z__hash(G2Z__HASH, config->build, strlen(config->build));
+  hello->rank = place->rank;
+  hello->world = place->world;
+  snprintf(hello->host, sizeof hello->host, "%.63s", host);
+  snprintf(hello->device, sizeof hello->device, "%s", config->device);
+  snprintf(hello->build, sizeof hello->build, "%s", config->build);
+  memcpy(hello->token, ranks->tokens[0], sizeof hello->token);
+
+  g2z__clock_start(&ranks->clock, config->join_s / 4);
   G2Z__TRY(place->rank == 0 ? g2z__meet_all(ranks) : g2z__meet_zero(ranks));
   ranks->began = g2z_seconds(); /* the same moment on all ranks */
   for (int i = 0; i < count; i++) {
@@ -7351,7 +7324,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   }
 
   /* Start the watcher, with at least five heartbeats per limit. */
-  const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
+  const double silence_s = config->silence_s, hang_s = config->hang_s;
   int pair[2];
   ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
   if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
@@ -7395,6 +7368,7 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
   }
   for (int i = 0; i < ranks->peer_count; i++) g2z__peer_close(&ranks->peers[i]);
   g2z__socket_close(&ranks->wake);
+  if (ranks->addresses) freeaddrinfo(ranks->addresses);
   pthread_mutex_destroy(&ranks->lock);
   g2z_release(ranks->services, ranks->peers);
   g2z_release(ranks->services, ranks->polls);
