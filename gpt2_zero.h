@@ -384,11 +384,18 @@ G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int
 G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
-/* `count` zeroed elements of `size` bytes, freed with g2z_release. *out is NULL on failure. */
-G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void **out);
-/* Makes room for `need` elements. The first `used` are kept; a failure changes nothing. */
-G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
+/* `count` zeroed elements of `size` bytes, freed with g2z_release. `out` is the address of a
+ * pointer, which becomes NULL on failure. */
+G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void *out);
+/* Makes room for `need` elements. `list` is the address of a pointer. The first `used` elements are
+ * kept; a failure changes nothing. */
+G2Z_API g2z_status g2z_grow(g2z_services *services, void *list, size_t *capacity, size_t used,
                             size_t need, size_t size);
+/* Both with the element size of the pointer: G2Z_NEW(services, count, &pointer). */
+#define G2Z_NEW(services, count, pointer) \
+  g2z_allocate(services, count, sizeof **(pointer), pointer)
+#define G2Z_GROW(services, list, capacity, used, need) \
+  g2z_grow(services, list, capacity, used, need, sizeof **(list))
 G2Z_API void g2z_release(g2z_services *services, void *memory); /* NULL is fine */
 
 /* Seconds on a monotonic clock; only differences mean anything. */
@@ -416,9 +423,8 @@ G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_
 /* Repeats a system call that a signal interrupts. On network and FUSE file systems even open() and
  * fsync() can be interrupted. */
 #define G2Z_RETRY(result, call) while (((result) = (call)) < 0 && errno == EINTR) continue
-/* open() with O_CLOEXEC and mode 0666, and write() of all bytes at the file's position; repeated
- * if a signal interrupts them. On failure they return -1 and 0, with errno. */
-G2Z_API int g2z_open_file(const char *path, int flags);
+/* write() of all bytes at the file's position, repeated if a signal interrupts it. Returns 0 on
+ * failure, with errno. */
 G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
@@ -509,7 +515,6 @@ G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name);
 G2Z_API char g2z_json_peek(g2z_json *json);
 G2Z_API int64_t g2z_json_integer(g2z_json *json);       /* an error unless it is an int64 */
 G2Z_API double g2z_json_number(g2z_json *json);
-G2Z_API int g2z_json_bool(g2z_json *json);
 G2Z_API g2z_json_text g2z_json_string(g2z_json *json);
 /* Writes the unescaped UTF-8 of a string and returns its length, at most text->bytes. `out` may
  * be the string's own memory. */
@@ -520,16 +525,6 @@ G2Z_API g2z_status g2z_json_close(g2z_json *json);      /* also an error: text a
 
 /* The bytes of the valid UTF-8 character at `at` (before `end`); 0: there is none. */
 G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end);
-/* The character at `at` (before `end`) in a form that is safe to print: itself, or U+FFFD if it is
- * invalid UTF-8 (one byte) or a control character other than tab and line feed. */
-typedef struct g2z_shown {
-  const char *text;             /* not terminated */
-  size_t bytes, used;           /* bytes of `text`; bytes of the input that it replaces */
-} g2z_shown;
-G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end);
-/* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
- * characters or invalid UTF-8. Returns `word`, which becomes "..." if there is no room. */
-G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
 /* Replaces the locale's decimal point in a number that printf wrote by ".". */
 G2Z_API void g2z_plain_number(char *text);
 
@@ -2186,57 +2181,42 @@ G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *fo
   if (services->also) services->also(services->listener, level, sentence);
 }
 
-G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void **out) {
-  *out = NULL;
+G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void *out) {
+  void *memory = NULL;
+  memcpy(out, &memory, sizeof memory);
   if (size && count > SIZE_MAX / size)
     return g2z_fail(services, G2Z_NO_MEMORY, "%zu elements of %zu bytes exceed the address space",
                     count, size);
   size_t bytes = count * size;
   if (bytes == 0) bytes = 1;
   /* calloc does not touch large blocks: the system hands out zeroed pages. */
-  *out = services->allocate ? services->allocate(services->user, bytes) : calloc(1, bytes);
-  if (!*out)
+  memory = services->allocate ? services->allocate(services->user, bytes) : calloc(1, bytes);
+  if (!memory)
     return g2z_fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes (%.1f MiB)", bytes,
                     (double)bytes / 1048576.0);
-  if (services->allocate) memset(*out, 0, bytes);
+  if (services->allocate) memset(memory, 0, bytes);
+  memcpy(out, &memory, sizeof memory);
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_grow(g2z_services *services, void **list, size_t *capacity, size_t used,
+G2Z_API g2z_status g2z_grow(g2z_services *services, void *list, size_t *capacity, size_t used,
                             size_t need, size_t size) {
   if (need <= *capacity) return G2Z_OK;
   size_t larger = *capacity + *capacity / 2;
   if (larger < need) larger = need;
   if (larger < 64) larger = 64;
-  void *moved;
+  void *old, *moved;
+  memcpy(&old, list, sizeof old);
   G2Z__TRY(g2z_allocate(services, larger, size, &moved));
-  if (used) memcpy(moved, *list, used * size);
-  g2z_release(services, *list);
-  *list = moved;
+  if (used) memcpy(moved, old, used * size);
+  g2z_release(services, old);
+  memcpy(list, &moved, sizeof moved);
   *capacity = larger;
   return G2Z_OK;
 }
 
-/* g2z_allocate and g2z_grow for a pointer of any type: G2Z__NEW(services, count, &pointer). */
-#define G2Z__NEW(services, count, pointer) g2z__new(services, count, sizeof **(pointer), pointer)
-#define G2Z__GROW(services, list, capacity, used, need) \
-  g2z__grow_typed(services, list, capacity, used, need, sizeof **(list))
-
-G2Z__PRIVATE g2z_status g2z__new(g2z_services *services, size_t count, size_t size, void *pointer) {
-  void *memory;
-  g2z_status status = g2z_allocate(services, count, size, &memory);
-  memcpy(pointer, &memory, sizeof memory);
-  return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__grow_typed(g2z_services *services, void *pointer, size_t *capacity,
-                                        size_t used, size_t need, size_t size) {
-  void *list;
-  memcpy(&list, pointer, sizeof list);
-  g2z_status status = g2z_grow(services, &list, capacity, used, need, size);
-  memcpy(pointer, &list, sizeof list);
-  return status;
-}
+#define G2Z__NEW G2Z_NEW
+#define G2Z__GROW G2Z_GROW
 
 G2Z_API void g2z_release(g2z_services *services, void *memory) {
   if (!memory) return;
@@ -2327,7 +2307,7 @@ G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offs
   return (int64_t)done;
 }
 
-G2Z_API int g2z_open_file(const char *path, int flags) {
+G2Z__PRIVATE int g2z__open_file(const char *path, int flags) {
   int file;
   G2Z_RETRY(file, open(path, flags | O_CLOEXEC, 0666));
   return file;
@@ -2375,15 +2355,6 @@ G2Z__PRIVATE int g2z__sync_directory(int directory) {
   return error == EIO || error == ENOSPC || error == EDQUOT ? error : 0;
 }
 
-G2Z__PRIVATE g2z_status g2z__sync_parent(g2z_services *services, const char *path) {
-  char directory[PATH_MAX];
-  const char *slash = strrchr(path, '/');
-  int length = slash && slash != path ? (int)(slash - path) : 1;
-  snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
-  int error = g2z__sync_directory(g2z_open_file(directory, O_RDONLY | O_DIRECTORY));
-  return error ? g2z_fail_file(services, error, "sync the directory", directory) : G2Z_OK;
-}
-
 /* The words for a sentence. */
 G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
   return S_ISDIR(info->st_mode) ? "a directory"
@@ -2422,7 +2393,7 @@ G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
   g2z_services *services = writer->services;
   struct stat mine, named;
   /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
-  int file = g2z_open_file(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+  int file = g2z__open_file(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0)
     return g2z_fail_file(services, errno, "create",
                          errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
@@ -2454,7 +2425,7 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
   if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
                     g2z__kind_of_file(&there));
-  G2Z__TRY(g2z__new(services, 1, sizeof *writer + 2 * bytes + 8, &writer));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof *writer + 2 * bytes + 8, &writer));
   writer->services = services;
   writer->file = -1;
   writer->path = (char *)(writer + 1);
@@ -2541,7 +2512,13 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
   G2Z__TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
                              "rename a complete file to"));
   writer->pending = 0;
-  return g2z__sync_parent(writer->services, writer->path);
+  /* Without a slash the directory is "."; a slash at the beginning stays. */
+  char directory[PATH_MAX];
+  const char *slash = strrchr(writer->path, '/');
+  const int length = slash && slash != writer->path ? (int)(slash - writer->path) : 1;
+  snprintf(directory, sizeof directory, "%.*s", length, slash ? writer->path : ".");
+  const int error = g2z__sync_directory(g2z__open_file(directory, O_RDONLY | O_DIRECTORY));
+  return error ? g2z_fail_file(writer->services, error, "sync the directory", directory) : G2Z_OK;
 }
 
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
@@ -2556,7 +2533,7 @@ G2Z_API void g2z_writer_free(g2z_writer *writer) {
 G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
   const int shell = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
   struct stat info;
-  *file = g2z_open_file(path, O_RDONLY | (shell ? 0 : O_NONBLOCK));
+  *file = g2z__open_file(path, O_RDONLY | (shell ? 0 : O_NONBLOCK));
   if (*file < 0 || fstat(*file, &info) != 0) return g2z_fail_file(services, errno, "open", path);
   if (S_ISREG(info.st_mode) || (shell && S_ISFIFO(info.st_mode))) return G2Z_OK;
   close(*file);
@@ -2910,7 +2887,7 @@ G2Z__PRIVATE int g2z__json_word(g2z_json *json, const char *word) {
   return 1;
 }
 
-G2Z_API int g2z_json_bool(g2z_json *json) {
+G2Z__PRIVATE int g2z__json_bool(g2z_json *json) {
   int value = g2z__json_word(json, "true");
   if (!value && !g2z__json_word(json, "false")) g2z__json_expected(json, "true or false");
   return value;
@@ -2925,7 +2902,7 @@ G2Z_API void g2z_json_skip(g2z_json *json) {
       if (!g2z_json_enter(json, c)) return;
       closers[open++] = c == '{' ? '}' : ']';
     } else if (c == '"') g2z_json_string(json);
-    else if (c == 't' || c == 'f') g2z_json_bool(json);
+    else if (c == 't' || c == 'f') g2z__json_bool(json);
     else if (!g2z__json_word(json, "null") && !g2z__json_word(json, "NaN") &&
              !g2z__json_word(json, "Infinity") && !g2z__json_word(json, "-Infinity")) {
       size_t bytes = g2z__json_scan(json, "a value");
@@ -2960,38 +2937,6 @@ G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end
   if ((c == 0xe0 && at[1] < 0xa0) || (c == 0xed && at[1] > 0x9f)) return 0;
   if ((c == 0xf0 && at[1] < 0x90) || (c == 0xf4 && at[1] > 0x8f)) return 0;
   return bytes;
-}
-
-G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end) {
-  const size_t length = g2z_utf8_length(at, end);
-  const int control = *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
-                      (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
-  g2z_shown shown = {(const char *)at, length, length ? length : 1};
-  if (!length || control) shown.text = "\xef\xbf\xbd", shown.bytes = 3;
-  return shown;
-}
-
-G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
-  static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-                              "_-+=:,./@%";
-  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
-  const int bare = *text && !text[strspn(text, plain)];
-  int odd = 0;
-  while (at < end) {
-    const g2z_shown shown = g2z_utf8_show(at, end);
-    odd |= shown.text != (const char *)at || *at == '\n' || *at == '\t';
-    at += shown.used;
-  }
-  size_t used = (size_t)snprintf(word, room, "%s", bare ? "" : odd ? "$'" : "'");
-  for (at = (const unsigned char *)text; at < end && used + 6 < room; at++) {
-    const int special = *at == '\'' || *at == '\\', control = *at < ' ' || *at >= 0x7f;
-    if (odd && (special || control)) used += (size_t)snprintf(word + used, 6, "\\%03o", *at);
-    else if (*at == '\'') used += (size_t)snprintf(word + used, 6, "'\\''");
-    else word[used++] = (char)*at;
-  }
-  snprintf(word + used, room - used, "%s", bare ? "" : "'");
-  if (at < end || used + 2 > room) snprintf(word, room, "...");
-  return word;
 }
 
 /* A command line may hold any bytes, but JSON must be UTF-8: invalid bytes become U+FFFD. */
@@ -4228,7 +4173,7 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
     g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
     if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
     /* The hash needs the shard's first tokens, which only the disk has by now. */
-    const int file = g2z_open_file(shard, O_RDONLY);
+    const int file = g2z__open_file(shard, O_RDONLY);
     const int good = file >= 0 && g2z__shard_hash(file, writer->file->written - 2 * writer->tokens,
                                                   head.tokens, &head.shard);
     const int error = errno;
@@ -4356,7 +4301,7 @@ G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard
   g2z__mask head = {0, 0, 0, 0};
   uint64_t bytes = sizeof head + ((uint64_t)shard->tokens + 7) / 8, hash = G2Z__HASH;
   struct stat info;
-  shard->mask = g2z_open_file(path.text, O_RDONLY | O_NONBLOCK);
+  shard->mask = g2z__open_file(path.text, O_RDONLY | O_NONBLOCK);
   if (shard->mask < 0 && errno == ENOENT) return G2Z_OK;
   if (shard->mask < 0 || fstat(shard->mask, &info) != 0 ||
       g2z__pread(shard->mask, &head, sizeof head, 0) < 0 ||
@@ -4388,7 +4333,7 @@ G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
 /* Opens a shard and its mask; neither stays open after a failure. */
 G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard) {
   shard->mask = -1;
-  shard->file = g2z_open_file(shard->path, O_RDONLY | O_NONBLOCK); /* a FIFO must not block */
+  shard->file = g2z__open_file(shard->path, O_RDONLY | O_NONBLOCK); /* a FIFO must not block */
   if (shard->file < 0) return g2z_fail_file(services, errno, "open the shard", shard->path);
   g2z_status status = g2z__shard_check(services, shard);
   if (status == G2Z_OK) status = g2z__mask_open(services, shard);
@@ -4775,7 +4720,7 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
                     "pattern such as \"data/train_*.bin\"");
   g2z_loader *loader;
-  G2Z__TRY(g2z__new(services, 1, sizeof *loader + sizeof(g2z__prefetch), &loader));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof *loader + sizeof(g2z__prefetch), &loader));
   loader->reader = (g2z__prefetch *)(loader + 1);
   loader->reader->caller = services;
   loader->reader->services = *services;
@@ -5260,7 +5205,7 @@ G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
   size_t used = 0;
   ssize_t got = 1;
   int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-  int file = length < (int)sizeof path ? g2z_open_file(path, O_RDONLY) : -1;
+  int file = length < (int)sizeof path ? g2z__open_file(path, O_RDONLY) : -1;
   for (; file >= 0 && got > 0; used += got > 0 ? (size_t)got : 0)
     G2Z_RETRY(got, read(file, text + used, G2Z__KERNEL_TEXT - 1 - used));
   if (file >= 0) close(file);
@@ -8194,7 +8139,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   g2z_json_text key;
   uint64_t length = 0, end = 0;
   g2z__tensor_file *part;
-  G2Z__TRY(g2z__new(services, 1, sizeof *part + path_bytes, &part));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof *part + path_bytes, &part));
   part->path = (char *)(part + 1);
   memcpy(part->path, path, path_bytes);
   part->next = set->parts;
@@ -8327,7 +8272,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char
   size_t bytes;
   g2z_status status;
   *out = NULL;
-  G2Z__TRY(g2z__new(services, 1, sizeof *set + length + 1, &set));
+  G2Z__TRY(g2z_allocate(services, 1, sizeof *set + length + 1, &set));
   set->services = services;
   set->file = -1;
   set->path = (char *)(set + 1);
@@ -8456,7 +8401,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   *count = 0;
   G2Z__TRY(g2z__model_config_check(services, model));
   const size_t most = (size_t)(layers + 1) * G2Z_PARAM_COUNT;
-  G2Z__TRY(g2z__new(services, most, sizeof **list + name_bytes, list));
+  G2Z__TRY(g2z_allocate(services, most, sizeof **list + name_bytes, list));
   for (int u = 0; u < layers + 3; u++) {
     const g2z_unit_kind kind = u == 0 ? G2Z_UNIT_LNF : u <= layers ? G2Z_UNIT_BLOCK
                              : u == layers + 1 ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
@@ -8582,7 +8527,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
           g2z__config_parse_size(&json, g2z__config_sizes[size].name);
     else if (flag < G2Z__CONFIG_FLAGS) {
       const int wanted = g2z__config_flags[flag].value;
-      if (g2z_json_bool(&json) != wanted)
+      if (g2z__json_bool(&json) != wanted)
         g2z_json_fail(&json, "%s is %s, and this kit computes GPT-2 as published, with %s",
                       g2z__config_flags[flag].name, words[!wanted], words[wanted]);
     } else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(&json)))
@@ -8628,6 +8573,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
   memset(out, 0, sizeof *out);
   memset(&model, 0, sizeof model);
   model.eot = g2z__model_of(12, 12, 768).eot; /* GPT2Config's default if absent */
+  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
   G2Z__TRY(g2z_read_file(services, path.text, 1 << 20, &text, &bytes));
   const g2z_status status = g2z__config_parse(services, path.text, text, bytes, &model);
   g2z_release(services, text);
@@ -10748,7 +10694,7 @@ G2Z__PRIVATE void g2z__checkpoint_file(int rank, int64_t world, char name[64]) {
 G2Z_API int g2z_checkpoint_remove(const char *path) {
   static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt",
                                       "trainer_state.json", "note.json", "CHECKSUMS"};
-  int file = g2z_open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  int file = g2z__open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (file >= 0 && !directory) close(file);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
@@ -10954,7 +10900,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, const char *name, i
   if (x->descriptor >= 0 && strcmp(x->path.text + strlen(x->directory) + 1, name) == 0)
     return G2Z_OK;
   g2z__transfer_name(x, name);
-  x->descriptor = g2z_open_file(x->path.text, flags | O_NONBLOCK); /* a FIFO must not block here */
+  x->descriptor = g2z__open_file(x->path.text, flags | O_NONBLOCK); /* a FIFO must not block here */
   if (x->descriptor >= 0) return G2Z_OK;
   if (errno == ENOENT && flags == O_RDONLY)
     return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
@@ -11240,7 +11186,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
   g2z_writer_printf(x->writer, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
   G2Z__TRY(g2z_writer_commit(x->writer));
   /* Open the directory above first: after the rename only its sync can fail. */
-  int above = g2z_open_file(g2z__transfer_name(x, ".."), O_RDONLY | O_DIRECTORY);
+  int above = g2z__open_file(g2z__transfer_name(x, ".."), O_RDONLY | O_DIRECTORY);
   int renamed = rename(x->directory, final_name) == 0, error = errno;
   int unsynced = g2z__sync_directory(above);
   if (!renamed)

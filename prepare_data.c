@@ -1098,7 +1098,8 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
 
 static g2z_status read_at(g2z_services *services, const char *path, uint64_t offset, void *out,
                           size_t count, size_t *got) {
-  int file = g2z_open_file(path, O_RDONLY);
+  int file;
+  G2Z_RETRY(file, open(path, O_RDONLY | O_CLOEXEC));
   ssize_t some = -1;
   if (file >= 0) G2Z_RETRY(some, pread(file, out, count, (off_t)offset));
   int error = errno;
@@ -1192,7 +1193,8 @@ static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *
   for (int i = 0; i < 2 && guarded; i++) {
     shard_path(o, to->streams[i].split, 0, path, sizeof path);
     snprintf(empty, sizeof empty, "%s.empty", path);
-    int file = g2z_open_file(empty, O_WRONLY | O_CREAT | O_TRUNC);
+    int file;
+    G2Z_RETRY(file, open(empty, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (file < 0 || close(file) != 0 || rename(empty, path) != 0)
       return g2z_fail_file(to->services, errno, "write", path);
   }

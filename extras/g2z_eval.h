@@ -121,11 +121,7 @@ struct g2z_eval_set {
  * its end. A row in which no token counts is not added. */
 static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t first, double bytes) {
   const size_t most = (size_t)s->config.context + 1, cut = count > most ? count - most : 0;
-  void *list = s->row;
-  g2z_status status = g2z_grow(s->services, &list, &s->row_capacity, s->rows, s->rows + 1,
-                               sizeof *s->row);
-  s->row = (g2ze_row *)list;
-  G2Z_TRY(status);
+  G2Z_TRY(G2Z_GROW(s->services, &s->row, &s->row_capacity, s->rows, s->rows + 1));
   g2ze_row *row = &s->row[s->rows++];
   row->at = at + cut;
   row->count = (int)(count - cut);
@@ -294,11 +290,8 @@ static g2z_status g2ze_read_question(g2z_eval_set *s, g2ze_reader *r, g2ze_quest
 static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t bytes, int count) {
   g2ze_reader reader = {text + 1024, 0, (bytes - 1024) / 2};
   for (int i = 0; i < count; i++) {
-    void *list = s->question;
-    g2z_status status = g2z_grow(s->services, &list, &s->question_capacity, s->questions,
-                                 s->questions + 1, sizeof *s->question);
-    s->question = (g2ze_question *)list;
-    G2Z_TRY(status);
+    G2Z_TRY(G2Z_GROW(s->services, &s->question, &s->question_capacity, s->questions,
+                     s->questions + 1));
     G2Z_TRY(g2ze_read_question(s, &reader, &s->question[s->questions++]));
   }
   return G2Z_OK;

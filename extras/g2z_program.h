@@ -14,7 +14,7 @@
  * G2Z_STATIC, G2Z_API) and its error contract: a status, and a sentence in services->error. Names
  * that begin with g2zg_ or G2ZG_ are private.
  *
- * CONTENTS: flags; ranks of this host; the start of main */
+ * CONTENTS: flags; ranks of this host; text for terminals and shells; the start of main */
 
 #ifndef G2Z_PROGRAM_INCLUDED
 #define G2Z_PROGRAM_INCLUDED
@@ -109,6 +109,19 @@ G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z
  * or ranks is 1, and continues. 1: all have ended, and the program returns *exit_code. */
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
+
+/* ===== text for terminals and shells ===================================== */
+
+/* The character at `at` (before `end`) in a form that is safe to print: itself, or U+FFFD if it is
+ * invalid UTF-8 (one byte) or a control character other than tab and line feed. */
+typedef struct g2z_shown {
+  const char *text;             /* not terminated */
+  size_t bytes, used;           /* bytes of `text`; bytes of the input that it replaces */
+} g2z_shown;
+G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end);
+/* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
+ * characters or invalid UTF-8. Returns `word`, which becomes "..." if there is no room. */
+G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
 
 /* ===== the start of main ================================================= */
 
@@ -842,7 +855,7 @@ G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z
   spawn.output = -1;
   G2Z_TRY(g2zg_spawn_check(services, job->ranks, &inside));
   if (job->output) {
-    spawn.output = g2z_open_file(job->output, O_WRONLY | O_CREAT | O_APPEND);
+    G2Z_RETRY(spawn.output, open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
   }
   g2z_status status = g2z_allocate(services, (size_t)job->ranks, sizeof(pid_t), &memory);
@@ -870,6 +883,40 @@ G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **arg
   g2z_status status = g2z_ranks_run(services, &job, &end);
   *exit_code = end.exit_code;
   return status;
+}
+
+/* ===== text for terminals and shells ===================================== */
+
+G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end) {
+  const size_t length = g2z_utf8_length(at, end);
+  const int control = *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
+                      (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
+  g2z_shown shown = {(const char *)at, length, length ? length : 1};
+  if (!length || control) shown.text = "\xef\xbf\xbd", shown.bytes = 3;
+  return shown;
+}
+
+G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
+  static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+                              "_-+=:,./@%";
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  const int bare = *text && !text[strspn(text, plain)];
+  int odd = 0;
+  while (at < end) {
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    odd |= shown.text != (const char *)at || *at == '\n' || *at == '\t';
+    at += shown.used;
+  }
+  size_t used = (size_t)snprintf(word, room, "%s", bare ? "" : odd ? "$'" : "'");
+  for (at = (const unsigned char *)text; at < end && used + 6 < room; at++) {
+    const int special = *at == '\'' || *at == '\\', control = *at < ' ' || *at >= 0x7f;
+    if (odd && (special || control)) used += (size_t)snprintf(word + used, 6, "\\%03o", *at);
+    else if (*at == '\'') used += (size_t)snprintf(word + used, 6, "'\\''");
+    else word[used++] = (char)*at;
+  }
+  snprintf(word + used, room - used, "%s", bare ? "" : "'");
+  if (at < end || used + 2 > room) snprintf(word, room, "...");
+  return word;
 }
 
 /* ===== the start of main =================================================

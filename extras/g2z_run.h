@@ -487,8 +487,8 @@ static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char
   struct stat info;
   stream->path = g2zr_in(run, name);
   stream->bytes = keep;
-  stream->file = g2z_open_file(stream->path.text,
-                          O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK);
+  const int flags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  G2Z_RETRY(stream->file, open(stream->path.text, flags, 0666));
   if (stream->file < 0) return g2z_fail_file(run->services, errno, "create", stream->path.text);
   if (fstat(stream->file, &info) != 0 || !S_ISREG(info.st_mode))
     return g2z_fail(run->services, G2Z_IO, "cannot write %s: it is no regular file; remove it",
@@ -1008,7 +1008,8 @@ static g2z_status g2zr_finish(g2z_run *run) {
 static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t before,
                               int64_t *latest) {
   *latest = -1;
-  const int file = g2z_open_file(run->config.run_dir, O_RDONLY | O_DIRECTORY);
+  int file;
+  G2Z_RETRY(file, open(run->config.run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (!directory && errno == ENOENT) return G2Z_OK;
   while (directory) {
@@ -1640,7 +1641,7 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
 }
 
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
-  *lock = g2z_open_file(path, O_RDONLY | O_DIRECTORY);
+  G2Z_RETRY(*lock, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
   if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
   close(*lock);

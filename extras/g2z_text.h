@@ -53,6 +53,7 @@
 #ifndef G2Z_INCLUDED
 #error "g2z_text.h: include gpt2_zero.h before it"
 #endif
+#include "g2z_program.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -218,15 +219,6 @@ extern "C" {
 #define G2ZT_EOT "<|endoftext|>"
 #define G2ZT_EOT_BYTES (sizeof G2ZT_EOT - 1)
 
-/* g2z_grow for a list of `type`; returns from the calling function if it fails. */
-#define G2ZT_GROW(services, type, list, capacity, used, need)                              \
-  do {                                                                                     \
-    void *grown_ = (list);                                                                 \
-    g2z_status grow_ = g2z_grow(services, &grown_, &(capacity), used, need, sizeof(type)); \
-    (list) = (type *)grown_;                                                               \
-    if (grow_ != G2Z_OK) return grow_;                                                     \
-  } while (0)
-
 /* ===== UTF-8 and classes =================================================
  * In:  bytes. Out: characters, and the class that GPT-2's pattern sees in each.
  * Law: text that passed g2zt_valid_text is valid. */
@@ -367,7 +359,7 @@ static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, i
                     "text to UTF-8, or encode without G2Z_ENCODE_STRICT (--strict) for U+FFFD in "
                     "its place", (*text)[valid], valid);
   size_t used, repaired = g2zt_utf8_repair(*text, *bytes, NULL, SIZE_MAX, &used);
-  G2ZT_GROW(services, unsigned char, repair->bytes, repair->capacity, 0, repaired);
+  G2Z_TRY(G2Z_GROW(services, &repair->bytes, &repair->capacity, 0, repaired));
   g2zt_utf8_repair(*text, *bytes, repair->bytes, SIZE_MAX, &used);
   *text = repair->bytes;
   *bytes = repaired;
@@ -522,9 +514,9 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
   if (used + words->count + count >= UINT32_MAX - 2)
     return g2z_fail(services, G2Z_UNSUPPORTED, "more than 4 GiB of different words; train on a "
                     "part of the text");
-  G2ZT_GROW(services, unsigned char, words->bytes, words->bytes_capacity, used, used + count);
-  G2ZT_GROW(services, uint32_t, words->starts, words->starts_capacity,
-            words->count ? words->count + 1 : 0, words->count + 2);
+  G2Z_TRY(G2Z_GROW(services, &words->bytes, &words->bytes_capacity, used, used + count));
+  G2Z_TRY(G2Z_GROW(services, &words->starts, &words->starts_capacity,
+                   words->count ? words->count + 1 : 0, words->count + 2));
   memcpy(words->bytes + used, bytes, count);
   words->starts[words->count] = (uint32_t)used;
   words->starts[words->count + 1] = (uint32_t)(used + count);
@@ -734,9 +726,9 @@ static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piec
   g2z_services *services = merger->services;
   uint32_t end = (uint32_t)count, last = end - 1, risk = UINT32_MAX; /* this merge drops `last` */
   G2Z_ASSERT(count && count < UINT32_MAX);
-  G2ZT_GROW(services, g2zt_symbol, merger->symbols, merger->symbols_capacity, 0, count);
+  G2Z_TRY(G2Z_GROW(services, &merger->symbols, &merger->symbols_capacity, 0, count));
   /* A merge leaves the heap and enters at most two others. */
-  G2ZT_GROW(services, g2zt_item, merger->heap.items, merger->heap.capacity, 0, 2 * count);
+  G2Z_TRY(G2Z_GROW(services, &merger->heap.items, &merger->heap.capacity, 0, 2 * count));
   g2zt_symbol *symbols = merger->symbols;
   for (uint32_t i = 0; i < end; i++) {
     symbols[i].id = (uint32_t)tokenizer->byte_ids[piece[i]];
@@ -888,11 +880,9 @@ G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
 }
 
 G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need) {
-  void *ids = tokens->ids;
   if (!tokens->services) tokens->services = services;
-  g2z_status status = g2z_grow(tokens->services, &ids, &tokens->capacity, tokens->count, need,
-                               sizeof(int32_t));
-  tokens->ids = (int32_t *)ids;
+  const g2z_status status =
+      G2Z_GROW(tokens->services, &tokens->ids, &tokens->capacity, tokens->count, need);
   if (status != G2Z_OK && tokens->services != services)
     memcpy(services->error, tokens->services->error, sizeof services->error);
   return status;
@@ -1151,8 +1141,8 @@ static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *li
 
 /* Appends a JSON string, unescaped, to the first `*bytes` of the reading's text. */
 static g2z_status g2zt_read_text(g2zt_reading *reading, g2z_json_text text, size_t *bytes) {
-  G2ZT_GROW(reading->services, unsigned char, reading->text, reading->text_capacity, *bytes,
-            *bytes + text.bytes + 1);
+  G2Z_TRY(G2Z_GROW(reading->services, &reading->text, &reading->text_capacity, *bytes,
+                   *bytes + text.bytes + 1));
   *bytes += g2z_json_unescape(&text, reading->text + *bytes);
   return G2Z_OK;
 }
@@ -1479,8 +1469,8 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer) {
 static g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned char *piece,
                                      size_t bytes, int64_t times) {
   size_t known = trainer->words.count, word;
-  G2ZT_GROW(trainer->services, int64_t, trainer->counts, trainer->counts_capacity, known,
-            known + 1);
+  G2Z_TRY(G2Z_GROW(trainer->services, &trainer->counts, &trainer->counts_capacity, known,
+                   known + 1));
   G2Z_TRY(g2zt_words_add(trainer->services, &trainer->words, piece, bytes, &word));
   if (word == known) trainer->counts[word] = 0;
   trainer->counts[word] += times;
@@ -1564,8 +1554,9 @@ static inline uint32_t g2zt_site_previous(const g2zt_learning *learning, uint32_
 
 /* Enters the records from `first` on into the heap: the pairs that the last merge made. */
 static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
-  G2ZT_GROW(learning->services, g2zt_item, learning->heap.items, learning->heap.capacity,
-            learning->heap.count, learning->heap.count + learning->pairs.count + 1 - first);
+  G2Z_TRY(G2Z_GROW(learning->services, &learning->heap.items, &learning->heap.capacity,
+                   learning->heap.count,
+                   learning->heap.count + learning->pairs.count + 1 - first));
   for (size_t i = first; i <= learning->pairs.count; i++) {
     const g2zt_pair pair = g2zt_pair_at(&learning->pairs, i - 1);
     if (learning->records[i].count)
@@ -1601,8 +1592,8 @@ static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
   if (right < 0 ||
       g2zt_word_bytes(tokens, pair.left) + g2zt_word_bytes(tokens, pair.right) > G2ZT_TOKEN_BYTES)
     return G2Z_OK;
-  G2ZT_GROW(learning->services, g2zt_record, learning->records, learning->records_capacity,
-            known ? known + 1 : 0, known + 2);
+  G2Z_TRY(G2Z_GROW(learning->services, &learning->records, &learning->records_capacity,
+                   known ? known + 1 : 0, known + 2));
   G2Z_TRY(g2zt_words_add(learning->services, &learning->pairs, (const unsigned char *)&pair,
                          sizeof pair, &index));
   g2zt_record *record = &learning->records[index + 1];
@@ -1741,7 +1732,8 @@ G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_t
   if (!out->packer) {
     /* A FIFO may have no writer yet: the caller waits for one, at a place where a signal can stop
      * it. */
-    out->file = is_stdin ? dup(STDIN_FILENO) : g2z_open_file(path, O_RDONLY | O_NONBLOCK);
+    if (is_stdin) out->file = dup(STDIN_FILENO);
+    else G2Z_RETRY(out->file, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
     return out->file < 0 ? g2z_fail_file(services, errno, "read", out->label) : G2Z_OK;
   }
   char *arguments[] = {(char *)out->packer, (char *)"-dc", (char *)"--", (char *)path, NULL};
