@@ -332,7 +332,7 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
   double sum_s = 0;
   const int stepped = !isnan(step_s);
   watch w;
-  printf("\nlimits measured here: product of %d x %d x %d %.1f GFLOP/s, copy %.2f GB/s\n\n",
+  printf("\nlimits measured here: a %d x %d x %d product at %.1f GFLOP/s, a copy at %.2f GB/s\n\n",
          limit->side, limit->side, limit->side, limit->product * 1e-9, limit->copy * 1e-9);
   fflush(stdout);
   memset(&w, 0, sizeof w);
@@ -358,9 +358,9 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
            100 * row->calls * row->seconds / step_s, row->amount / row->seconds * 1e-9, row->unit,
            100 * row->limit_s / row->seconds,
            row->calls * (row->seconds - row->limit_s) * 1e9 / tokens, row->formula);
-  printf("%-19s %6s %10s %9.2f %5.1f%%  of %s; ops that run alone may find "
-         "their data in caches, then beyond 100 %% of the copy\n", "sum", "", "", sum_s * 1e3,
-         100 * sum_s / step_s, stepped ? "the median step" : "their sum");
+  printf("%-19s %6s %10s %9.2f %5.1f%%  of %s; an op that runs alone may find its data in a cache, "
+         "and then exceeds 100 %% of the copy's rate\n", "sum", "", "", sum_s * 1e3,
+         100 * sum_s / step_s, stepped ? "the median step" : "the sum");
 
   /* Attention has a second limit: its exponentials, which another unit of the GPU computes. Causal
    * attention has T / 2 keys per query and head. Backward computes the same exponentials again, and
@@ -369,14 +369,16 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
   const double s = (double)plan->batch * plan->seq * plan->seq * plan->model.heads / 2 / rate;
   for (const op_row *row = w.rows; row < w.rows + w.count && s > 0; row++)
     if (strncmp(row->name, "attention", 9) == 0)
-      printf("%-19s exponentials alone %.1f us/call, %.1f %% of its time; products alone %.1f: "
-             "counted as B * T * T * NH / 2 at %.3g/s, 16 per clock and multiprocessor\n",
+      printf("%-19s its exponentials alone take %.1f us/call, %.1f %% of its time, its products "
+             "%.1f us; B * T * T * NH / 2 exponentials at %.3g/s, 16 per clock and "
+             "multiprocessor\n",
              row->name, s * 1e6, 100 * s / row->seconds, row->limit_s * 1e6, rate);
 
   if (!stepped) return G2Z_OK;
   const double flops = g2z_flops_per_token(plan);
-  printf("MFU         %.1f %% of the measured product: %.2f MFLOP per token, 6 (12 L C C + V C) + "
-         "6 L T C\n", 100 * flops * tokens / step_s / limit->product, flops * 1e-6);
+  printf("MFU         %.1f %% of the measured product's rate: %.2f MFLOP per token, "
+         "6 (12 L C C + V C) + 6 L T C\n", 100 * flops * tokens / step_s / limit->product,
+         flops * 1e-6);
   return G2Z_OK;
 }
 
@@ -416,7 +418,7 @@ static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double to
   g2z_json json;
   g2z_json_text key;
   double theirs = 0;
-  g2z_json_open(&json, services, "the peer's last line", last, strlen(last));
+  g2z_json_open(&json, services, "the last line of --peer", last, strlen(last));
   if (code == 0 && g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
       if (g2z_json_is(&key, "tokens_per_second")) theirs = g2z_json_number(&json);
@@ -428,9 +430,9 @@ static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double to
     }
   if (code == 0) TRY(g2z_json_close(&json));
   if (code != 0 || !(theirs > 0))
-    return g2z_fail(services, G2Z_IO, "`%.400s` %s: run it alone to see why", command,
-                    code ? "failed" : "printed no tokens_per_second");
-  printf("peer        %.0f tokens/s, %s; this: %.3f times as many\n", theirs, name,
+    return g2z_fail(services, G2Z_IO, "--peer: `%.400s` %s; run it by itself to see why",
+                    command, code ? "failed" : "printed no \"tokens_per_second\"");
+  printf("peer        %.0f tokens/s by %s; bench is %.3f times as fast\n", theirs, name,
          tokens_per_second / theirs);
   return G2Z_OK;
 }
@@ -441,13 +443,13 @@ static g2z_status check_peer(g2z_services *services, const g2z_bench *o,
   const g2z_model_config *shape = &o->shape;
   if (!o->peer) return G2Z_OK;
   if (shape->layers || shape->channels || shape->heads || shape->vocab || o->train.dropout > 0)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model as it is: leave --layers, "
-                    "--channels, --heads, --vocab-size and --dropout away");
+    G2Z_REFUSE(services, "--peer runs an unchanged --model: remove --layers, --channels, --heads, "
+               "--vocab-size and --dropout");
   if (!o->model && config->device == G2Z_DEVICE_CPU)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--peer runs a --model: name one, --model gpt2");
+    G2Z_REFUSE(services, "--peer needs a --model; add --model gpt2");
   if (config->ranks.place.world > 1)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "--peer runs on one rank: of %d start it by itself",
-                    config->ranks.place.world);
+    G2Z_REFUSE(services, "--peer runs on one rank, but bench has %d: run it without mpirun, srun "
+               "or torchrun", config->ranks.place.world);
   return G2Z_OK;
 }
 
@@ -457,14 +459,14 @@ static g2z_status report_steps(g2z_services *services, const g2z_bench *o,
   const size_t count = (size_t)w->count;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
   double median_s = g2z_median(w->step_s, count); /* sorts */
-  printf("\nstep        %.2f ms median, %.2f least, %.2f most, of %d\n", median_s * 1e3,
+  printf("\nstep        %.2f ms median, %.2f minimum, %.2f maximum of %d steps\n", median_s * 1e3,
          w->step_s[0] * 1e3, w->step_s[count - 1] * 1e3, w->count);
   printf("throughput  %.0f tokens/s\n", tokens / median_s);
   fflush(stdout);
   if (plan->world > 1) { /* ops are only timed on one rank */
     double exposed_s = g2z_median(w->exposed_s, count);
-    printf("exposed     %.3f ms of communication, %.1f %% of the step; with slower ranks, at most "
-           "%.3f ms\n", exposed_s * 1e3, 100 * exposed_s / median_s,
+    printf("exposed     %.3f ms of communication, %.1f %% of the step; at most %.3f ms with "
+           "waiting for slower ranks\n", exposed_s * 1e3, 100 * exposed_s / median_s,
            g2z_median(w->waited_s, count) * 1e3);
     return G2Z_OK;
   }
@@ -497,9 +499,8 @@ static g2z_status run_ops(g2z_services *services, const g2z_bench *o,
                           const g2z_context_config *config) {
   g2z_plan *plan;
   if (config->ranks.place.world > 1)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "bench ops times one rank, and other ranks "
-                    "would slow it down: start it alone, not as one of %d",
-                    config->ranks.place.world);
+    G2Z_REFUSE(services, "bench ops times one rank, and this process is one of %d: run it without "
+               "mpirun, srun or torchrun", config->ranks.place.world);
   TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
   g2z_plan_print(plan, 0, print_line, NULL);
   g2z_status status = run_plan_ops(o, config, plan, NAN);
@@ -528,8 +529,7 @@ static g2z_status run_command(g2z_services *services, const g2z_bench *o,
   if (o->command == G2Z_BENCH_ops) return run_ops(services, o, config);
   if (o->command != G2Z_BENCH_profile) return g2z_bench_run(services, o, config);
   if (o->argc < 2)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "name the run directories: bench profile "
-                    "RUN_DIR...");
+    G2Z_REFUSE(services, "name the run directories: bench profile RUN_DIR...");
   for (int i = 1; i < o->argc; i++) {
     TRY(g2z_profile_run(services, o->argv[i]));
     printf("%s/profiles/profile_summary.json\n", o->argv[i]);
@@ -553,7 +553,8 @@ int main(int argc, char **argv) {
     o.command_line = command_line;
     o.commit = G2Z_GIT_COMMIT;
     if (context.ranks.place.rank != 0 && !freopen("/dev/null", "w", stdout))
-      fprintf(stderr, "bench: rank %d cannot be silenced\n", context.ranks.place.rank);
+      fprintf(stderr, "bench: rank %d cannot close its standard output\n",
+              context.ranks.place.rank);
     status = run_command(&services, &o, &context);
   }
   if (status != G2Z_OK) fprintf(stderr, "bench: %s\n", services.error);

@@ -65,30 +65,31 @@ static const char *const mode_names[] = {"shards", "encode", "decode"};
   FLAG(TEXTS, "field", TEXT, field, 0, 0, "NAME",                                                 \
        "the text's field in .jsonl [text, then content]; or PROMPT,COMPLETION")                   \
   FLAG(TEXTS, "split-docs", CHOICE, split_docs, 0, 0, "|none|eot|blank",                          \
-       "what separates documents; none: a text is one document")                                  \
+       "what separates documents in a text; none: it is one document")                        \
   FLAG(TEXTS, "universal-newlines", SWITCH, universal_newlines, 0, 0, "",                         \
-       "CR LF and CR of texts become LF, as in Python's text files")                              \
+       "turn CR LF and CR into LF, as Python does with text files")                              \
   FLAG(TEXTS, "allow-special", SWITCH, allow_special, 0, 0, "",                                   \
-       "<|endoftext|> in a document is the token, not 7 ordinary ones")                           \
+       "read <|endoftext|> in a document as the token, not as 7 ordinary ones")                    \
   FLAG(TEXTS, "strict", SWITCH, strict, 0, 0, "",                                                 \
        "refuse invalid UTF-8 and lone surrogates instead of writing U+FFFD")                      \
   GROUP("Shards")                                                                                 \
   FLAG(IN(SHARDS), "format", CHOICE, format, 0, 0, "|llmc|raw",                                   \
        "uint16 tokens with llm.c's header, or without a header")                                  \
   FLAG(TEXTS, "eot", CHOICE, eot, 0, 0, "|first|last|none",                                       \
-       "<|endoftext|> of each document [first for llmc, last for raw]")                           \
+       "where a document gets <|endoftext|> [first for llmc, last for raw]")                       \
   FLAG(IN(SHARDS), "out", TEXT, out, 0, 0, "DIR",                                     \
        "directory of the shards; created if it does not exist")                                   \
-  FLAG(IN(SHARDS), "name", TEXT, name, 0, 0, "NAME", "name of the shards [the first FILE's]")     \
+  FLAG(IN(SHARDS), "name", TEXT, name, 0, 0, "NAME",                                          \
+       "name of the shards [name of the first FILE]")                                             \
   FLAG(IN(SHARDS), "overwrite", SWITCH, overwrite, 0, 0, "",                                      \
-       "replace all shards of this name that an earlier run left")                                \
+       "replace all shards of this name from an earlier run")                                \
   FLAG(IN(SHARDS), "shard-tokens", INT64, shard_tokens, 1, 2147483647, "N",                       \
-       "tokens per shard of llmc; documents may be cut [100000000]")                              \
+       "tokens per llmc shard; a document may be cut [100000000]")                              \
   GROUP("Validation")                                                                             \
   FLAG(IN(SHARDS), "val-fraction", FLOAT, val_fraction, 0, 0.999, "F",                            \
-       "the fraction F of the documents; see below [0.05]")                                       \
+       "fraction of the documents; see below [0.05]")                                       \
   FLAG(IN(SHARDS), "val-tokens", INT64, val_tokens, 0, 1e15, "N",                                 \
-       "instead: the first N tokens; a document may be cut")                                      \
+       "instead of that: the first N tokens; a document may be cut")                              \
   GROUP("Instead of shards")                                                                      \
   FLAG(IN(ENCODE), "encode", SWITCH, encode, 0, 0, "",                                            \
        "read text from standard input, print its ids")                                            \
@@ -96,8 +97,8 @@ static const char *const mode_names[] = {"shards", "encode", "decode"};
        "read ids from standard input, print their text")                                          \
   GROUP("Program")                                                                                \
   FLAG(TEXTS, "threads", INT, threads, 1, 256, "N",                                               \
-       "threads that encode; the output is the same for any N")                                   \
-  FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this")
+       "threads that encode; the output does not depend on N")                                   \
+  FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this help")
 
 static const char help_begin[] =
     "prepare_data: turns text into shards of GPT-2 tokens\n"
@@ -105,26 +106,28 @@ static const char help_begin[] =
     "  ./prepare_data --vocab data/vocab.bpe --encode < text > ids\n"
     "\n"
     "FILE.jsonl, .ndjson or .json holds one document per line; any other FILE is text in UTF-8.\n"
-    "FILE.gz and FILE.zst are unpacked by gzip and zstd. - is standard input: text, or with\n"
-    "--field one document per line.\n";
+    "gzip and zstd unpack FILE.gz and FILE.zst. - is standard input: text, or one document per\n"
+    "line if --field is given.\n";
 
 static const char help_end[] =
     "\n"
     "Files:\n"
     "  --format llmc   OUT/NAME_train_000000.bin ..., OUT/NAME_val_000000.bin ...\n"
     "  --format raw    OUT/train.bin, OUT/val.bin; with --name OUT/train_NAME.bin, val_NAME.bin\n"
-    "All files get these names together at the end; a run that fails leaves none of them.\n"
-    "Existing shards of this name stay unless --overwrite replaces all of them. If that is\n"
-    "interrupted, the first shard of each set is empty, and programs refuse it.\n"
+    "All files get these names together at the end; a failed run leaves none of them. Existing\n"
+    "shards of this name stay unless --overwrite replaces all of them. If the replacement is\n"
+    "interrupted, the first shard of each set is empty, and programs refuse the set.\n"
     "\n"
-    "Fine-tuning: --field PROMPT,COMPLETION reads two fields. Each is encoded alone, and nothing\n"
-    "comes between their tokens. The tokens of the completion and <|endoftext|> count as targets.\n"
-    "Those of the prompt do not: a mask next to the shard, OUT/NAME_train_000000.mask, says so.\n"
+    "Fine-tuning: --field PROMPT,COMPLETION reads two fields. Each is encoded by itself, and\n"
+    "nothing is put between their tokens. Training learns to predict the completion and\n"
+    "<|endoftext|>, not the prompt: a mask next to each shard, OUT/NAME_train_000000.mask, marks\n"
+    "the difference.\n"
     "\n"
-    "Validation: --val-fraction F takes the fraction F of the documents, evenly spaced from the\n"
-    "first on: each 20th for 0.05. If the input is fewer than 10 / F texts of one document each,\n"
-    "it takes the last F of the bytes of each text instead. .gz, .zst and standard input, whose\n"
-    "length is not known, then give no validation split. --train-bpe learns from all of the text.\n"
+    "Validation: --val-fraction F takes the fraction F of the documents, evenly spaced, beginning\n"
+    "with the first: every 20th for 0.05. If the input is fewer than 10 / F texts of one document\n"
+    "each, it takes the last F of the bytes of each text instead. The length of .gz, .zst and\n"
+    "standard input is unknown: in this case they give no validation split. --train-bpe learns\n"
+    "from all of the text.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
     "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
 
@@ -202,29 +205,31 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
   size_t length = comma ? (size_t)(comma - first) : strlen(first), most = sizeof o->fields[0] - 1;
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
     return fail(services, G2Z_BAD_ARGUMENT,
-                "--vocab, --train-bpe and --bytes each name a vocabulary: give one of them");
+                "--vocab, --train-bpe and --bytes each choose a vocabulary: give only one of them");
   if (!length || !*second || strchr(second, ',') || length > most || strlen(second) > most)
-    return fail(services, G2Z_BAD_ARGUMENT, "--field %.300s: give the name of a field, or two as "
-                "in prompt,completion, each of 1 to %zu characters", first, most);
+    return fail(services, G2Z_BAD_ARGUMENT, "--field %.300s: give one field name, or two as in "
+                "--field prompt,completion; each has 1 to %zu characters", first, most);
   o->paired = comma != NULL;
   snprintf(o->fields[0], sizeof o->fields[0], "%.*s", (int)length, first);
   snprintf(o->fields[1], sizeof o->fields[1], "%s", second);
   if (!o->vocab && !o->train_bpe && !o->bytes) {
     advise(services, o, NULL, "--vocab", "data/vocab.bpe", NULL, NULL);
     return fail(services, G2Z_BAD_ARGUMENT,
-                "which vocabulary? Give --vocab FILE%s, or --bytes. GPT-2's, which `make vocab` "
-                "downloads, is --vocab data/vocab.bpe", mode == SHARDS ? ", --train-bpe N to "
-                "learn one" : "");
+                "no vocabulary is chosen. Give --vocab FILE%s, or --bytes. For GPT-2's vocabulary, "
+                "type make vocab once, then add --vocab data/vocab.bpe",
+                mode == SHARDS ? ", --train-bpe N to learn one" : "");
   }
   if (o->encode && o->decode)
-    return fail(services, G2Z_BAD_ARGUMENT, "--encode or --decode: give one of them");
+    return fail(services, G2Z_BAD_ARGUMENT,
+                "--encode and --decode exclude each other: give only one of them");
   if (mode != SHARDS && count)
-    return fail(services, G2Z_BAD_ARGUMENT, "%s: --%s reads standard input and takes no FILE",
-                inputs[0], mode_names[mode]);
+    return fail(services, G2Z_BAD_ARGUMENT,
+                "%s: --%s reads standard input and takes no FILE; type < %s", inputs[0],
+                mode_names[mode], inputs[0]);
 #define FLAG(in, name, kind, destination, minimum, maximum, value, help)                          \
   if (!((in) & IN(mode)) &&                                                                       \
       memcmp(&o->destination, &defaults.destination, sizeof o->destination) != 0)                 \
-    return fail(services, G2Z_BAD_ARGUMENT, "--%s: --%s has no use for it; remove it", name,     \
+    return fail(services, G2Z_BAD_ARGUMENT, "--%s has no effect with --%s: remove it", name,     \
                 mode_names[mode]);
 #define GROUP(title)
   FLAG_LIST(FLAG, GROUP)
@@ -237,22 +242,22 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
   }
   if (count == 0)
     return fail(services, G2Z_BAD_ARGUMENT,
-                "no input: name text or .jsonl files, or - for standard input; --help explains");
+                "no input: name text or .jsonl files, or - for standard input; see --help");
   if (o->val_fraction >= 0 && o->val_tokens >= 0)
     return fail(services, G2Z_BAD_ARGUMENT,
-                "--val-fraction and --val-tokens exclude each other: give one of them");
+                "--val-fraction and --val-tokens exclude each other: give only one of them");
   o->val_default = o->val_fraction < 0 && o->val_tokens < 0;
   if (o->val_default) o->val_fraction = 0.05f;
   int raw = o->format == G2Z_SHARD_RAW;
   if (raw && o->shard_tokens)
     return fail(services, G2Z_BAD_ARGUMENT,
-                "--shard-tokens %" PRId64 ": --format raw has one file; remove it, or use "
-                "--format llmc", o->shard_tokens);
+                "--shard-tokens %" PRId64 ": --format raw writes one file per split: remove it, "
+                "or use --format llmc", o->shard_tokens);
   if (!o->shard_tokens) o->shard_tokens = raw ? INT64_MAX : 100000000;
   if (o->eot < 0) o->eot = raw ? EOT_LAST : EOT_FIRST;
   if (o->name && (!*o->name || strlen(o->name) > 200 || strchr(o->name, '/')))
     return fail(services, G2Z_BAD_ARGUMENT,
-                "--name %.80s: give 1 to 200 characters without a slash; --out takes the directory",
+                "--name %.80s: give 1 to 200 characters without a slash; --out sets the directory",
                 o->name);
   /* the shards' name: --name, or the first input's without directory and ending */
   const char *slash = strrchr(inputs[0], '/'), *file = slash ? slash + 1 : inputs[0];
@@ -324,7 +329,7 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
 static g2z_status fail_stopped(g2z_services *services) {
-  return fail(services, G2Z_STOPPED, "stopped by signal %d; no file was written", (int)stop_signal);
+  return fail(services, G2Z_STOPPED, "stopped by signal %d: no file was written", (int)stop_signal);
 }
 
 /* A larger block with the same content. NULL if there is no memory: the old block stays valid. */
@@ -377,8 +382,8 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
     if (got < 0) return g2z_fail_file(r->services, errno, "read", from->label);
     if (got == 0 && from->end != UINT64_MAX)
       return fail(r->services, G2Z_IO,
-                  "%s ends after %" PRIu64 " bytes of %" PRIu64 ": it changed while it was read",
-                  from->label, r->offset, from->end);
+                  "%s ends after %" PRIu64 " bytes, not %" PRIu64 ": it changed while it was "
+                  "read; run again", from->label, r->offset, from->end);
     *end = got == 0;
     if (*end) return g2z_text_end(r->services, &r->text, r->offset);
     r->some = 1;
@@ -435,9 +440,9 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
     if (usable || *end) break;
     searched = j->bytes;
     if (json && searched > LINE_BYTES)
-      return fail(r->services, G2Z_FORMAT, "%s, line %" PRIu64 ": no line feed in %d MiB: is it "
-                  "JSON with one document per line?", r->sources[r->at].label, r->place + 1,
-                  LINE_BYTES >> 20);
+      return fail(r->services, G2Z_FORMAT, "%s, line %" PRIu64 " has no end within %d MiB: "
+                  "the file must be JSON with one document per line", r->sources[r->at].label,
+                  r->place + 1, LINE_BYTES >> 20);
     j->open = !json && j->bytes >= OPEN_BYTES &&
               (r->in_document || r->o->split_docs == SPLIT_NONE || !is_blank(j->text, j->bytes));
     if (j->open) break;
@@ -574,15 +579,16 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
   TRY(g2z_text_document(&w->services, "", line, bytes, fields, o->paired, &json, found));
   const int have[2] = {found[0].at != NULL, found[1].at != NULL};
   if (o->paired ? !have[0] || !have[1] : !have[0] && !have[1])
-    return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; --field names another",
-                o->fields[o->paired && have[0]], o->field ? "" : " or \"content\"");
+    return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; to read another "
+                "field: --field NAME", o->fields[o->paired && have[0]],
+                o->field ? "" : " or \"content\"");
   length[0] = 0;
   for (int i = !o->paired; i < 2; i++) {
     const g2z_json_text *text = &found[o->paired ? i : !have[0]];
     json.at = o->strict ? text->lone : NULL;
     if (json.at)
       return g2z_json_fail(&json, "%.6s is half of a surrogate pair: write both halves, or "
-                           "remove --strict for U+FFFD", (const char *)json.at);
+                           "remove --strict to read it as U+FFFD", (const char *)json.at);
     TRY(widen_text(&w->services, &w->document, &w->document_capacity, length[0] + text->bytes));
     length[i] = g2z_json_unescape(text, (unsigned char *)w->document + length[0]);
   }
@@ -600,7 +606,7 @@ static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
   if (status == G2Z_NO_MEMORY) return status;
   if (s->json)
     return fail(&w->services, status, "%s, line %" PRIu64 "%s%s", s->label, s->place, joint, what);
-  return fail(&w->services, status, "%s, from byte %" PRIu64 " on: %s", s->label, s->place, what);
+  return fail(&w->services, status, "%s, from byte %" PRIu64 ": %s", s->label, s->place, what);
 }
 
 /* Encodes a segment's prompt or its other text, or counts its pieces for --train-bpe. */
@@ -734,8 +740,8 @@ static g2z_status spare_sources(g2z_services *services, const source *sources, i
   for (int i = 0; i < count; i++)
     if (stat(sources[i].path, &source) == 0 && source.st_ino == there.st_ino &&
         source.st_dev == there.st_dev)
-      return fail(services, G2Z_BAD_ARGUMENT, "%s would be written, and is an input (%s): choose "
-                  "another --out or --name", path, sources[i].label);
+      return fail(services, G2Z_BAD_ARGUMENT, "%s would overwrite the input %s: choose another "
+                  "--out or --name", path, sources[i].label);
   return G2Z_OK;
 }
 
@@ -1019,7 +1025,7 @@ static g2z_status pool_run(pool *p, const options *o, const g2z_tokenizer *token
     if (p->started) error = pthread_create(&w->thread, NULL, work, w);
   }
   if (error) {
-    status = fail(to->services, G2Z_IO, "cannot start thread %d of %d: %s; give fewer --threads",
+    status = fail(to->services, G2Z_IO, "cannot start thread %d of %d: %s; lower --threads",
                   p->started + 1, o->threads, strerror(error));
     finish_reading(p);
   } else {
@@ -1041,7 +1047,7 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
   g2z_status status = pool_run(&p, o, tokenizer, sources, count, to, shown);
   show_progress(shown, to->bytes, to->tokens, 1);
   if (status == G2Z_OK && p.input.documents == 0 && !o->encode)
-    status = fail(services, G2Z_FORMAT, "%s %s; check that it is the right input", sources[0].label,
+    status = fail(services, G2Z_FORMAT, "%s %s: check that it is the right input", sources[0].label,
                   p.input.some ? "holds no document" : "is empty");
   pool_close(&p);
   return status;
@@ -1082,7 +1088,7 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
   if (strcmp(path, "-") == 0) return G2Z_OK;
   if (stat(path, &info) != 0 || access(path, R_OK) != 0) {
     if (errno == ENOENT && strpbrk(path, "*?["))
-      return fail(services, G2Z_IO, "there is no file %s: remove the quotes, so that the shell "
+      return fail(services, G2Z_IO, "there is no file %s: remove the quotes, and the shell "
                   "expands the pattern", path);
     return g2z_fail_file(services, errno, "read", path);
   }
@@ -1092,8 +1098,8 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
   if (!S_ISREG(info.st_mode)) return G2Z_OK;
   *bytes = g2z_text_named(path).packer ? 0 : (uint64_t)info.st_size;
   if (info.st_size) return G2Z_OK;
-  return fail(services, G2Z_FORMAT, "%s is empty: remove it from the command, or check how it was "
-              "made", path);
+  return fail(services, G2Z_FORMAT,
+              "%s is empty: remove it from the command, or create it again", path);
 }
 
 static g2z_status read_at(g2z_services *services, const char *path, uint64_t offset, void *out,
@@ -1142,12 +1148,12 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
     *total += bytes;
     if (o->train_bpe && !bytes && !name.packer)
       return fail(services, G2Z_BAD_ARGUMENT,
-                  "--train-bpe reads its text twice, which %s does not allow: name files",
-                  strcmp(inputs[i], "-") == 0 ? "standard input" : inputs[i]);
+                  "--train-bpe reads its text twice, but %s can be read only once: save it to a "
+                  "file", strcmp(inputs[i], "-") == 0 ? "standard input" : inputs[i]);
   }
   if (o->field && !json)
-    return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, since its name "
-                "does not end with .jsonl, .ndjson or .json: rename it, or remove --field",
+    return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, because its name "
+                "does not end in .jsonl, .ndjson or .json: rename it, or remove --field",
                 o->field, inputs[0]);
   if (unknown) *total = 0;
   for (int i = 0; i < count; i++) {
@@ -1162,8 +1168,9 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
     int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0 && texts * fraction < 10;
     if (whole && !bytes && !o->val_default)
       return fail(services, G2Z_BAD_ARGUMENT,
-                  "--val-fraction %g: the length of %s is not known before its end; give "
-                  "--val-tokens, --split-docs, or a file", (double)o->val_fraction, s.label);
+                  "--val-fraction %g: the length of %s is unknown until it ends: use "
+                  "--val-tokens N or --split-docs, or save it to a file",
+                  (double)o->val_fraction, s.label);
     if (whole && !bytes) s.split = TRAIN;
     if (whole && bytes) {
       source tail = s;
@@ -1229,12 +1236,12 @@ static void print_summary(const options *o, const output *to, const g2z_tokenize
   snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
   printf("vocabulary  %d tokens: %s%s\n", vocab,
          o->train_bpe ? path : o->vocab ? o->vocab : "bytes",
-         o->train_bpe > vocab ? " (the text has no more pairs)" : "");
+         o->train_bpe > vocab ? " (the text has no further pairs)" : "");
   for (int i = 0; i < 2; i++) {
     const stream *s = &to->streams[i];
     printf("%-10s  %" PRId64 " document%s, %" PRId64 " tokens", s->split, s->documents,
            s->documents == 1 ? "" : "s", s->tokens);
-    if (o->paired) printf(", %" PRId64 " of them count", s->counted);
+    if (o->paired) printf(", %" PRId64 " of them targets", s->counted);
     if (s->shards > 1) printf(", %" PRId64 " shards to", s->shards);
     printf("%s%s\n", s->shards ? ": " : "", s->path);
   }
@@ -1256,7 +1263,7 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
   g2z_status status = encode_sources(services, o, tokenizer, sources, count, &to, shown);
   if (status == G2Z_OK && to.streams[TRAIN].tokens == 0)
     status = fail(services, G2Z_BAD_ARGUMENT,
-                  "no token is left for training: all %" PRId64 " went to validation; lower "
+                  "no token is left for training: all %" PRId64 " are in validation; lower "
                   "--val-fraction or --val-tokens", to.streams[VAL].tokens);
   if (status == G2Z_OK) status = commit(o, &to, tokenizer);
   if (status == G2Z_OK) print_summary(o, &to, tokenizer, g2z_seconds() - shown->begin);
@@ -1280,8 +1287,8 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
   if (status == G2Z_OK && old && !o->overwrite) {
     advise(services, o, NULL, "--overwrite", NULL, NULL, NULL);
     status = fail(services, G2Z_BAD_ARGUMENT, "%s exists from an earlier run%s: choose another "
-                  "--name or --out, or replace the set with --overwrite", found,
-                  old > 1 ? ", and more of its set" : "");
+                  "--name or --out, or replace the whole set with --overwrite", found,
+                  old > 1 ? ", with other files of its set" : "");
   }
   shown.begin = g2z_seconds();
   shown.verb = "learning";
@@ -1290,8 +1297,8 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
                           : g2z_tokenizer_create(services, o->vocab, &tokenizer);
   if (status == G2Z_OK && g2z_tokenizer_vocab(tokenizer) > 65536)
     status = fail(services, G2Z_UNSUPPORTED,
-                  "%s has %d tokens, and a shard holds ids up to 65535: take a vocabulary of at "
-                  "most 65536", o->vocab, g2z_tokenizer_vocab(tokenizer));
+                  "%s has %d tokens, but shards hold ids up to 65535: use a vocabulary of at most "
+                  "65536", o->vocab, g2z_tokenizer_vocab(tokenizer));
   shown.begin = g2z_seconds();
   shown.verb = "encoding";
   if (status == G2Z_OK) status = write_shards(services, o, list, sources, tokenizer, &shown);
@@ -1337,11 +1344,11 @@ static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tok
     int digit = c >= '0' && c <= '9';
     if (digit) id = (id < 0 ? 0 : id * 10) + (c - '0');
     if (id >= vocab)
-      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": an id beyond %d; decode "
-                  "with the vocabulary that encoded", offset, vocab - 1);
+      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": the id is above %d: use "
+                  "the vocabulary that encoded the text", offset, vocab - 1);
     if (!digit && c != EOF && c != ' ' && (c < '\t' || c > '\r'))
-      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": 0x%02x is no digit; "
-                  "ids are decimal numbers with white space between", offset, c);
+      return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": 0x%02x is not a digit; "
+                  "ids are decimal numbers separated by white space", offset, c);
     if (digit) continue;
     if (id >= 0) ids[count++] = id;
     id = -1;

@@ -59,10 +59,10 @@ extern "C" {
   X(steps,                0, "steps",        "that count; warm-up came before")                   \
   X(tokens_per_sec,       0, "tokens/s",     "of all ranks: a step's tokens over step_p50_ms")    \
   X(tokens_per_sec_sd,    0, "+-",           "standard deviation over the repeats")               \
-  X(step_min_ms,          2, "least ms",     "")                                                  \
+  X(step_min_ms,          2, "min ms",       "")                                                  \
   X(step_p50_ms,          2, "p50 ms",       "")                                                  \
   X(step_p95_ms,          2, "p95 ms",       "")                                                  \
-  X(step_max_ms,          2, "most ms",      "")                                                  \
+  X(step_max_ms,          2, "max ms",       "")                                                  \
   X(step_mean_ms,         2, "mean ms",      "")                                                  \
   X(step_sd_ms,           2, "sd ms",        "")                                                  \
   X(train_time_sec,       2, "training s",   "all steps that count")                              \
@@ -81,7 +81,7 @@ extern "C" {
   X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
   X(bus_gb_per_sec,       2, "bus GB/s",     "what passed each rank's link, as nccl-tests count") \
   X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
-  X(of_limit,             3, "of it",        "bus over limit")                                    \
+  X(of_limit,             3, "of limit",     "bus over limit")                                    \
   X(began_sec,            3, "began",        "g2z_seconds() of the first step that counts")       \
   X(ended_sec,            3, "ended",        "and of the last one's end")
 
@@ -143,18 +143,18 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 
 /* Without a sub-command bench runs the first. Experiments start the ones without a description as
  * ranks. */
-#define G2Z_BENCH_LIST(X)                                                               \
-  /* name       what it does */                                                         \
-  X(step,       "one configuration: training steps, then each op of a step")            \
-  X(ops,        "each op of a step against this machine's limits")                      \
-  X(scaling,    "the same work on 1, 2, 4, ... ranks: speed-up and efficiency")         \
-  X(buckets,    "sizes of gradient buckets: what communication hides, what not")        \
-  X(matrix,     "ZeRO stages by precision: throughput, memory, utilisation")            \
-  X(strategies, "one optimizer (dp) and ZeRO stages, on 1, 2, 4 ranks")                 \
-  X(comm,       "each collective against a plain copy")                                 \
-  X(report,     "DIR...: experiments and runs as a page, report.html")                  \
-  X(profile,    "DIR...: what took most in runs that were profiled")                    \
-  X(point,      NULL)                                                                   \
+#define G2Z_BENCH_LIST(X)                                                          \
+  /* name       what it does */                                                    \
+  X(step,       "times training steps, then each op of a step")                    \
+  X(ops,        "compares each op of a step with this machine's limits")           \
+  X(scaling,    "the same work on 1, 2, 4, ... ranks: speed-up and efficiency")    \
+  X(buckets,    "sizes of gradient buckets: how much communication stays exposed") \
+  X(matrix,     "ZeRO stages by precision: throughput, memory, utilisation")       \
+  X(strategies, "dp and the ZeRO stages on 1, 2 and 4 ranks")                      \
+  X(comm,       "compares each collective with a plain copy")                      \
+  X(report,     "DIR...: writes report.html, a page about experiments and runs")   \
+  X(profile,    "DIR...: lists what took most time in profiled runs")              \
+  X(point,      NULL)                                                              \
   X(exchange,   NULL)
 
 typedef enum g2z_bench_command {
@@ -226,6 +226,7 @@ G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
 #define G2Z_EXPERIMENT_IMPLEMENTED
 
 #include <ctype.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
@@ -400,8 +401,7 @@ G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
   void *list = summary->points;
   *out = NULL;
   if (summary->count >= G2ZX_SUMMARY_POINTS)
-    return g2z_fail(summary->services, G2Z_BAD_ARGUMENT, "an experiment has at most %d points",
-                    G2ZX_SUMMARY_POINTS);
+    G2Z_REFUSE(summary->services, "an experiment has at most %d points", G2ZX_SUMMARY_POINTS);
   g2z_status status = g2z_grow(summary->services, &list, &summary->capacity, summary->count,
                                summary->count + 1, sizeof(g2z_point));
   summary->points = (g2z_point *)list;
@@ -433,7 +433,7 @@ static void g2zx_put_text(g2z_json_out *out, const char *key, const char *text) 
   g2z_json_put_string(out, key, copy);
 }
 
-/* The texts of a summary and of a point, with their names in files. */
+/* The texts of a summary, with their names in files. */
 #define G2ZX_SUMMARY_TEXTS(X)          \
   X(experiment, "experiment")          \
   X(generated_utc, "generated_at_utc") \
@@ -475,170 +475,135 @@ G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *pat
   return g2z_json_write(summary->services, path, g2zx_put_summary, (void *)summary);
 }
 
-#define G2ZX_TEXT_ROOM (sizeof((g2z_summary *)0)->command_line) /* the longest */
-
-/* Reads a string of less than `room` bytes; null becomes "". */
-static void g2zx_get_text(g2z_json *json, char *out, size_t room) {
-  out[0] = 0;
-  if (g2z_json_peek(json) == 'n') {
-    g2z_json_skip(json);
-    return;
-  }
-  unsigned char plain[6 * G2ZX_TEXT_ROOM]; /* an escape has up to six bytes per byte */
-  g2z_json_text text = g2z_json_string(json);
-  size_t bytes = text.bytes < sizeof plain ? g2z_json_unescape(&text, plain) : room;
-  G2Z_ASSERT(room <= G2ZX_TEXT_ROOM);
-  if (bytes >= room) {
-    g2z_json_fail(json, "a text of more than the %zu bytes that have room", room - 1);
-    return;
-  }
-  memcpy(out, plain, bytes);
-  out[bytes] = 0;
+/* Copies the text at `at`, which must fit into `room` bytes; no text or null becomes "". */
+static g2z_status g2zx_get_text(const g2z_object *from, const char *at, char *out, size_t room) {
+  char *text;
+  G2Z_TRY(g2z_object_text(from, at, &text));
+  const size_t bytes = text ? strlen(text) : 0;
+  if (bytes < room) memcpy(out, text ? text : "", bytes + 1);
+  g2z_release(from->services, text);
+  if (bytes < room) return G2Z_OK;
+  return g2z_fail(from->services, G2Z_FORMAT, "%.400s: \"%s\" has %zu bytes, at most %zu are "
+                  "allowed", from->path, at, bytes, room - 1);
 }
 
-static void g2zx_get_point(g2z_json *json, g2z_summary *summary) {
-  g2z_json_text key;
+static g2z_status g2zx_get_point(const g2z_object *from, g2z_summary *summary) {
+  g2z_services *services = summary->services;
   g2z_point *point;
-  char word[16] = "", name[64];
+  g2z_object run;
+  g2z_json json;
+  char word[16], name[64];
   int outcome = 0;
-  if (g2z_summary_add(summary, &point) != G2Z_OK) {
-    json->status = G2Z_NO_MEMORY; /* or too many points: services->error has it */
-    return;
-  }
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    int figure = 0;
-    while (figure < G2Z_FIGURE_COUNT && !g2z_json_is(&key, g2zx_figures[figure].name)) figure++;
-    if (figure < G2Z_FIGURE_COUNT && g2z_json_peek(json) == 'n') g2z_json_skip(json);
-    else if (figure < G2Z_FIGURE_COUNT)
-      *g2z_figure(&point->figures, figure) = g2z_json_number(json);
-    else if (g2z_json_is(&key, "name")) g2zx_get_text(json, point->name, sizeof point->name);
-    else if (g2z_json_is(&key, "series")) g2zx_get_text(json, point->series, sizeof point->series);
-    else if (g2z_json_is(&key, "outcome")) g2zx_get_text(json, word, sizeof word);
-    else if (g2z_json_is(&key, "reason")) g2zx_get_text(json, point->reason, sizeof point->reason);
-    else if (!g2z_json_is(&key, "runs")) g2z_json_skip(json);
-    else if (g2z_json_enter(json, '['))
-      while (g2z_json_next(json, ']', NULL)) {
-        g2zx_get_text(json, name, sizeof name);
-        const char *number = strrchr(name, '_');
-        if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
-          g2z_json_fail(json, "\"%s\" is no run's name, or one more than %d", name, G2Z_REPEATS);
-        else point->runs[point->repeats++] = atoi(number + 1);
-      }
-  }
+  G2Z_TRY(g2z_summary_add(summary, &point));
+  G2Z_TRY(g2zx_get_text(from, "name", point->name, sizeof point->name));
+  G2Z_TRY(g2zx_get_text(from, "series", point->series, sizeof point->series));
+  G2Z_TRY(g2zx_get_text(from, "reason", point->reason, sizeof point->reason));
+  G2Z_TRY(g2zx_get_text(from, "outcome", word, sizeof word));
   while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2zx_outcomes[outcome]) != 0) outcome++;
   if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
-    g2z_json_fail(json, "a point without a name, or whose outcome is \"%s\"", word);
-  else point->outcome = (g2z_outcome)outcome;
-}
-
-static g2z_status g2zx_parse(g2z_summary *summary, const char *path, const char *text,
-                             size_t bytes) {
-  g2z_json json;
-  g2z_json_text key;
-  char format[64] = "";
-  summary->experiment[0] = 0;
-  g2z_json_open(&json, summary->services, path, text, bytes);
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-#define X(member, name)                                                      \
-      if (g2z_json_is(&key, name)) {                                         \
-        g2zx_get_text(&json, summary->member, sizeof summary->member);       \
-        continue;                                                            \
-      }
-      G2ZX_SUMMARY_TEXTS(X)
-#undef X
-      if (g2z_json_is(&key, "format")) g2zx_get_text(&json, format, sizeof format);
-      else if (g2z_json_is(&key, "points") && g2z_json_enter(&json, '[')) {
-        while (g2z_json_next(&json, ']', NULL)) g2zx_get_point(&json, summary);
-      } else g2z_json_skip(&json);
-    }
-  G2Z_TRY(g2z_json_close(&json));
-  if (strcmp(format, G2ZX_FORMAT) != 0)
-    return g2z_fail(summary->services, G2Z_FORMAT,
-                    "%.400s: its format is \"%s\" and not \"%s\": name a file or directory that "
-                    "bench wrote", path, format, G2ZX_FORMAT);
-  if (!g2zx_row_named(summary->experiment))
-    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", path,
-                    summary->experiment);
-  if (summary->count == 0)
-    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has no points", path);
+    return g2z_fail(services, G2Z_FORMAT, "%.400s: the point \"%s\" needs a name and an outcome: "
+                    "ok, skipped or failed, not \"%s\"", from->path, point->name, word);
+  point->outcome = (g2z_outcome)outcome;
+  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) {
+    const double value = g2z_object_number(from, g2zx_figures[i].name);
+    *g2z_figure(&point->figures, i) = value;
+    if (isnan(value) && g2z_object_at(from, g2zx_figures[i].name, &json) &&
+        g2z_json_peek(&json) != 'n')
+      return g2z_fail(services, G2Z_FORMAT, "%.400s: \"%s\" of the point \"%s\" is not a number",
+                      from->path, g2zx_figures[i].name, point->name);
+  }
+  for (int more = g2z_object_list(from, "runs", &json);
+       more && g2z_object_next(from, &json, &run);) {
+    G2Z_TRY(g2zx_get_text(&run, "", name, sizeof name));
+    const char *number = strrchr(name, '_');
+    if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
+      return g2z_fail(services, G2Z_FORMAT, "%.400s: the runs of the point \"%s\" are at most %d "
+                      "names run_EXPERIMENT_N, and \"%s\" is not one of them", from->path,
+                      point->name, G2Z_REPEATS, name);
+    point->runs[point->repeats++] = atoi(number + 1);
+  }
   return G2Z_OK;
 }
 
+/* Reads the summary from a file's object. */
+static g2z_status g2zx_get_summary(const g2z_object *from, g2z_summary *summary) {
+  g2z_json json;
+  g2z_object point;
+  char format[64];
+  G2Z_TRY(g2zx_get_text(from, "format", format, sizeof format));
+  if (strcmp(format, G2ZX_FORMAT) != 0)
+    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has the format \"%s\", but only \"%s\" "
+                    "can be read: name a file or directory that bench wrote", from->path, format,
+                    G2ZX_FORMAT);
+#define X(member, name) \
+  G2Z_TRY(g2zx_get_text(from, name, summary->member, sizeof summary->member));
+  G2ZX_SUMMARY_TEXTS(X)
+#undef X
+  if (!g2zx_row_named(summary->experiment))
+    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"",
+                    from->path, summary->experiment);
+  for (int more = g2z_object_list(from, "points", &json);
+       more && g2z_object_next(from, &json, &point);)
+    G2Z_TRY(g2zx_get_point(&point, summary));
+  if (summary->count) return G2Z_OK;
+  return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has no points", from->path);
+}
+
 G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out) {
-  char *text;
-  size_t bytes;
+  g2z_object file;
   *out = NULL;
-  G2Z_TRY(g2z_read_file(services, path, (size_t)16 << 20, &text, &bytes));
-  g2z_status status = g2z_summary_create(services, "point", out);
-  if (status == G2Z_OK) status = g2zx_parse(*out, path, text, bytes);
+  g2z_status status = g2z_object_read(services, path, &file);
+  if (status == G2Z_OK && !file.text) status = g2z_fail_file(services, ENOENT, "read", path);
+  if (status == G2Z_OK) status = g2z_summary_create(services, "point", out);
+  if (status == G2Z_OK) status = g2zx_get_summary(&file, *out);
   if (status != G2Z_OK) {
     g2z_summary_free(*out);
     *out = NULL;
   }
-  g2z_release(services, text);
+  g2z_object_free(&file);
   return status;
 }
 
 /* ----- the table and the page ----- */
 
-/* Calls `row` with the table's header (number -1), then with each point that succeeded. Leaves out
- * columns that are unknown for all points; an unknown figure is "". */
-static void g2zx_table(const g2z_summary *summary,
-                       void (*row)(void *user, int number, int count, const char *const *cells),
-                       void *user) {
-  char text[17][96];
-  const char *cells[17];
-  for (int i = -1, number = -1; i < (int)summary->count; i++) {
-    const g2z_point *point = i < 0 ? NULL : &summary->points[i];
-    int count = 1;
-    if (point && point->outcome != G2Z_OUTCOME_OK) continue;
-    snprintf(text[0], sizeof *text, "%s", point ? point->name : summary->experiment);
-    for (const int *c = g2zx_row_named(summary->experiment)->columns; *c >= 0; c++) {
-      if (!g2zx_knows(summary, *c)) continue;
-      double value = point ? g2zx_figure_of(point, *c) : 0;
-      if (!point) snprintf(text[count], sizeof *text, "%s", g2zx_figures[*c].heading);
-      else if (isnan(value)) text[count][0] = 0;
-      else snprintf(text[count], sizeof *text, "%.*f", g2zx_figures[*c].digits, value);
-      count++;
-    }
-    for (int c = 0; c < count; c++) cells[c] = text[c];
-    row(user, number++, count, cells);
+#define G2ZX_CELLS 17
+
+/* The cells of a point's row; point NULL: of the header. Leaves out columns that are unknown for
+ * all points; an unknown figure is "". Returns their number. */
+static int g2zx_row_cells(const g2z_summary *summary, const g2z_point *point,
+                          char text[G2ZX_CELLS][96], const char *cells[G2ZX_CELLS]) {
+  int count = 1;
+  snprintf(text[0], sizeof *text, "%s", point ? point->name : summary->experiment);
+  for (const int *c = g2zx_row_named(summary->experiment)->columns; *c >= 0; c++) {
+    if (!g2zx_knows(summary, *c)) continue;
+    double value = point ? g2zx_figure_of(point, *c) : 0;
+    if (!point) snprintf(text[count], sizeof *text, "%s", g2zx_figures[*c].heading);
+    else if (isnan(value)) text[count][0] = 0;
+    else snprintf(text[count], sizeof *text, "%.*f", g2zx_figures[*c].digits, value);
+    count++;
   }
-}
-
-typedef struct g2zx_lines {
-  void (*line)(void *user, const char *text);
-  void *user;
-} g2zx_lines;
-
-static void g2zx_markdown_row(void *user, int number, int count, const char *const *cells) {
-  const g2zx_lines *to = (const g2zx_lines *)user;
-  char text[2048];
-  int used = 0;
-  for (int c = 0; c < count; c++)
-    used += snprintf(text + used, sizeof text - (size_t)used, "| %s ",
-                     cells[c][0] ? cells[c] : "-");
-  snprintf(text + used, sizeof text - (size_t)used, "|");
-  to->line(to->user, text);
-  if (number >= 0) return;
-  for (int c = 0; c < count; c++) memcpy(text + 4 * c, "|---", 4);
-  memcpy(text + 4 * count, "|", 2);
-  to->line(to->user, text);
-}
-
-static void g2zx_page_row(void *user, int number, int count, const char *const *cells) {
-  g2z_page *page = (g2z_page *)user;
-  if (number < 0) g2z_page_table(page, count, cells);
-  for (int c = 0; c < count && number >= 0; c++) g2z_page_cell(page, "%s", cells[c]);
+  for (int c = 0; c < count; c++) cells[c] = text[c];
+  return count;
 }
 
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user) {
-  char text[2048];
-  g2zx_lines to = {line, user};
-  g2zx_table(summary, g2zx_markdown_row, &to);
+  char text[2048], texts[G2ZX_CELLS][96];
+  const char *cells[G2ZX_CELLS];
+  for (int i = -1; i < (int)summary->count; i++) { /* -1: the header */
+    const g2z_point *point = i < 0 ? NULL : &summary->points[i];
+    int used = 0;
+    if (point && point->outcome != G2Z_OUTCOME_OK) continue;
+    const int count = g2zx_row_cells(summary, point, texts, cells);
+    for (int c = 0; c < count; c++)
+      used += snprintf(text + used, sizeof text - (size_t)used, "| %s ",
+                       cells[c][0] ? cells[c] : "-");
+    snprintf(text + used, sizeof text - (size_t)used, "|");
+    line(user, text);
+    for (int c = 0; c < count; c++) memcpy(text + 4 * c, "|---", 4);
+    memcpy(text + 4 * count, "|", 2);
+    if (!point) line(user, text);
+  }
   snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
            summary->command_line, summary->commit);
   line(user, "");
@@ -686,8 +651,7 @@ static void g2zx_bars(g2z_page *page, const g2z_summary *summary, int number,
 
 /* A line chart: one line over x per series of points, and an ideal: y = x, a figure of the first
  * series, or none. At most eight lines with the ideal. */
-static void g2zx_lines_of(g2z_page *page, int number, const g2z_point *const *points,
-                          size_t count) {
+static void g2zx_lines(g2z_page *page, int number, const g2z_point *const *points, size_t count) {
   const int y = g2zx_charts[number].y, ideal = g2zx_charts[number].more;
   double xs[G2Z_CHART_SERIES][G2ZX_BARS], ys[G2Z_CHART_SERIES][G2ZX_BARS];
   g2z_series series[G2Z_CHART_SERIES];
@@ -702,7 +666,10 @@ static void g2zx_lines_of(g2z_page *page, int number, const g2z_point *const *po
     const char *name = points[i]->series[0] ? points[i]->series : g2zx_figures[y].heading;
     while (k < used && strcmp(series[k].name, name) != 0) k++;
     if (k == last) continue;
-    if (k == used) series[used++].name = name;
+    if (k == used) {
+      const g2z_series added = {name, xs[k], ys[k], NULL, NULL, 0, G2Z_MARK_POINTS};
+      series[used++] = added;
+    }
     xs[k][series[k].count] = at;
     ys[k][series[k].count++] = value;
     if (k || ideal == G2ZX_NONE) continue;
@@ -710,17 +677,10 @@ static void g2zx_lines_of(g2z_page *page, int number, const g2z_point *const *po
     ys[last][series[0].count - 1] = ideal == G2ZX_SAME ? at : g2zx_figure_of(points[i], ideal);
   }
   if (!used || series[0].count < 2) return; /* a single x value makes no line */
-  for (int k = 0; k < used; k++) {
-    series[k].x = xs[k];
-    series[k].y = ys[k];
-    series[k].mark = G2Z_MARK_POINTS;
-  }
   if (ideal != G2ZX_NONE) {
-    series[used].name = ideal == G2ZX_SAME ? "ideal" : "limit";
-    series[used].x = xs[last];
-    series[used].y = ys[last];
-    series[used].count = series[0].count;
-    series[used++].mark = G2Z_MARK_DASHED;
+    const g2z_series added = {ideal == G2ZX_SAME ? "ideal" : "limit", xs[last], ys[last], NULL,
+                              NULL, series[0].count, G2Z_MARK_DASHED};
+    series[used++] = added;
   }
   const g2z_chart chart = {g2zx_charts[number].title, g2zx_charts[number].about,
                            g2zx_charts[number].x_name, NULL, series, used,
@@ -731,6 +691,8 @@ static void g2zx_lines_of(g2z_page *page, int number, const g2z_point *const *po
 G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
   const g2zx_row *row = g2zx_row_named(summary->experiment);
   const g2z_point *points[G2ZX_BARS];
+  char texts[G2ZX_CELLS][96];
+  const char *cells[G2ZX_CELLS];
   size_t count = 0;
   g2z_page_heading(page, row->title);
   g2z_page_fact(page, "machine", "%s", summary->hardware);
@@ -738,18 +700,25 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
   g2z_page_fact(page, "commit", "%s", summary->commit);
   g2z_page_fact(page, "when", "%s", summary->generated_utc);
   g2z_page_fact(page, "command", "%s", summary->command_line);
-  g2zx_table(summary, g2zx_page_row, page);
+  const int columns = g2zx_row_cells(summary, NULL, texts, cells);
+  g2z_page_table(page, columns, cells);
+  for (size_t i = 0; i < summary->count; i++) {
+    const g2z_point *point = &summary->points[i];
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    g2zx_row_cells(summary, point, texts, cells);
+    for (int c = 0; c < columns; c++) g2z_page_cell(page, "%s", cells[c]);
+    if (count < G2ZX_BARS) points[count++] = point;
+  }
   for (size_t i = 0; i < summary->count; i++) {
     const g2z_point *point = &summary->points[i];
     if (point->outcome != G2Z_OUTCOME_OK)
       g2z_page_text(page, "%s: %s: %s", g2zx_outcomes[point->outcome], point->name, point->reason);
-    else if (count < G2ZX_BARS) points[count++] = point;
   }
   for (int i = 0; i < (int)G2Z_COUNT(g2zx_charts) && count; i++) {
     const int wanted = g2zx_charts[i].in >> row->command & 1;
     if (!wanted || !g2zx_knows(summary, g2zx_charts[i].y)) continue;
     if (g2zx_charts[i].x == G2ZX_NONE) g2zx_bars(page, summary, i, points, count);
-    else g2zx_lines_of(page, i, points, count);
+    else g2zx_lines(page, i, points, count);
   }
 }
 
@@ -781,59 +750,63 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
     g2z_flag flag;
   } all[] = {
       TEXT(sweeps, "gpus", work.ranks, "LIST",
-           "numbers of ranks, each with a GPU or a share of the CPU, or all"),
-      TEXT(lists, "zero", work.stages, "LIST", "ZeRO stages; dp: one rank has the optimizer"),
+           "numbers of ranks, one GPU or a part of the CPU each; all: every GPU or core"),
+      TEXT(lists, "zero", work.stages, "LIST", "ZeRO stages; dp: rank 0 alone has the optimizer"),
       TEXT(lists, "dtype", work.dtypes, "LIST", "fp32, tf32, fp16, bf16"),
-      TEXT(lists, "sizes", work.sizes, "LIST", "MiB of gradients per collective; 0: the default"),
-      TEXT(comm, "sizes", work.sizes, "LIST", "MiB of a whole buffer"),
+      TEXT(lists, "sizes", work.sizes, "LIST", "bucket sizes in MiB; 0: the default"),
+      TEXT(comm, "sizes", work.sizes, "LIST", "sizes of the whole buffer in MiB"),
       TEXT(train, "model", model, "NAME",
-           "gpt2, gpt2-medium, gpt2-large, gpt2-xl [gpt2 on cuda; on cpu a small one]"),
-      SETTING(train, "layers", layers, o->shape.layers,
-              "overrides the model's, as do the next four"),
+           "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2 on cuda, a small model on cpu]"),
+      SETTING(train, "layers", layers, o->shape.layers, "number of layers; overrides --model"),
       SETTING(train, "channels", channels, o->shape.channels, "width of the residual stream"),
-      SETTING(train, "heads", heads, o->shape.heads, "divides channels [channels / 64]"),
-      SETTING(train, "context", context, o->shape.context, "positions: the longest sequence"),
-      SETTING(train, "vocab-size", vocab, o->shape.vocab, "tokens that the model knows"),
+      SETTING(train, "heads", heads, o->shape.heads,
+              "number of heads; must divide channels [channels / 64]"),
+      SETTING(train, "context", context, o->shape.context, "positions, which limit --seq"),
+      SETTING(train, "vocab-size", vocab, o->shape.vocab, "size of the vocabulary"),
       FLAG(lists, "global-batch", INT, o->work.global_batch, 1, 2147483647, "N",
-           "sequences per step on any number of ranks: --batch limits a micro-step, --accum "
-           "follows"),
+           "sequences per step for every number of ranks; --batch is then a limit, and --accum "
+           "is computed"),
       SETTING(train, "batch", batch, t->batch, "sequences per micro-step and rank"),
       SETTING(one, "seq", seq, o->work.seq, "tokens per sequence [context]"),
       SETTING(lists, "seq", seq, o->work.seq, "tokens per sequence"),
       SETTING(train, "accum", accum, t->accum, "micro-steps per step"),
-      SETTING(train, "dropout", dropout, t->dropout, "on embedding, attention, projections"),
-      TEXT(steps, "train", train.train_glob, "GLOB", "token shards [tokens by Zipf's law]"),
-      FLAG(steps, "steps", INT, o->work.steps, 1, G2ZX_STEPS_MAX, "N", "steps that are timed"),
-      FLAG(lists, "tokens", INT64, o->tokens, 1, 1e15, "N", "instead of --steps, over all ranks"),
-      FLAG(point, "warmup", INT, o->work.warmup, 0, 1000000, "N", "steps before those"),
+      SETTING(train, "dropout", dropout, t->dropout,
+              "probability, on embedding, attention, projections"),
+      TEXT(steps, "train", train.train_glob, "GLOB", "token shards [random tokens by Zipf's law]"),
+      FLAG(steps, "steps", INT, o->work.steps, 1, G2ZX_STEPS_MAX, "N", "steps to time"),
+      FLAG(lists, "tokens", INT64, o->tokens, 1, 1e15, "N",
+           "instead of --steps: tokens to train on, over all ranks"),
+      FLAG(point, "warmup", INT, o->work.warmup, 0, 1000000, "N", "steps before the timed ones"),
       FLAG(point, "val-steps", INT, o->work.val_steps, 1, 1000000, "N",
-           "batches of a validation at the end"),
+           "batches of the validation at the end; without it there is none"),
       FLAG(sweeps, "repeats", INT, o->work.repeats, 1, G2Z_REPEATS, "N",
-           "runs of each point, one round after the other"),
+           "runs of each point; a round runs every point once"),
       FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2ZX_WORD),
            "[cuda if there is one]"),
       SETTING(one | comm, "dtype", dtype, o->dtype, "[fp16 on cuda, fp32 on cpu]"),
-      SETTING(steps, "graph", graph, t->graph, "the step as CUDA graphs"),
-      SETTING(one, "zero", zero_stage, t->zero_stage, "ZeRO stage, on several ranks"),
+      SETTING(steps, "graph", graph, t->graph, "run the step as CUDA graphs"),
+      SETTING(one, "zero", zero_stage, t->zero_stage, "ZeRO stage; matters on several ranks"),
       SETTING(one, "strategy", strategy, t->strategy,
-              "dp: one rank has the optimizer; with --zero 0"),
-      SETTING(train, "fp8", fp8, t->fp8, "Hopper: 8-bit products make logits; forward: linear ops "
-              "too; all: data gradients too"),
+              "dp: rank 0 alone has the optimizer; needs --zero 0"),
+      SETTING(train, "fp8", fp8, t->fp8, "Hopper: which products use 8 bits; forward: logits and "
+              "linear ops; all: data gradients too"),
       SETTING(train, "recompute", recompute, t->recompute,
-              "block: keep the input of each block alone"),
-      SETTING(train, "grad-dtype", grad_fp32, t->grad_fp32, "of gradients"),
-      SETTING(train, "transport", transport, t->transport, "between GPUs"),
+              "block: run forward again in backward, which saves memory"),
+      SETTING(train, "grad-dtype", grad_fp32, t->grad_fp32, "type of gradients"),
+      SETTING(train, "transport", transport, t->transport,
+              "carries gradients and parameters between GPUs"),
       SETTING(one, "bucket-mb", bucket_mb, t->bucket_mb,
-              "MiB of gradients per collective; 0: the default"),
+              "bucket size in MiB; 0: the default"),
       TEXT(G2ZX_IN(step), "peer", peer, "COMMAND",
-           "run this on the same work too: 'python3 peers/torch_gpt2.py'"),
+           "also run COMMAND on the same work, such as 'python3 peers/torch_gpt2.py'"),
       FLAG(G2ZX_IN(step), "ops", CHOICE, o->without_ops, 0, 0, "|on|off",
-           "time each op of a step, on one rank"),
-      SETTING(train, "seed", seed, t->seed, "of weights, tokens and dropout"),
-      TEXT(sweeps | G2ZX_IN(report), "out", out, "DIR", "where the results go [experiments: "
-           "runs/bench_NAME_TIME; report: the first DIR]"),
-      TEXT(G2ZX_IN(point) | G2ZX_IN(exchange), "run-dir", run_dir, "DIR", "where it leaves them"),
-      FLAG(any, "help", SWITCH, o->help, 0, 0, "", "print this")};
+           "also time each op of a step; on one rank only"),
+      SETTING(train, "seed", seed, t->seed, "seed of weights, tokens and dropout"),
+      TEXT(sweeps | G2ZX_IN(report), "out", out, "DIR", "directory of the results "
+           "[experiments: runs/bench_NAME_TIME; report: the first DIR]"),
+      TEXT(G2ZX_IN(point) | G2ZX_IN(exchange), "run-dir", run_dir, "DIR",
+           "directory of the results"),
+      FLAG(any, "help", SWITCH, o->help, 0, 0, "", "print this help")};
 #undef FLAG
 #undef TEXT
 #undef SETTING
@@ -867,9 +840,9 @@ G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const c
   g2zx_default(&shown, o->command, o->help_for);
   snprintf(text, sizeof text, "bench%s%s: %s", whole ? "" : " ",
            whole ? "" : g2zx_commands[o->command].name,
-           about ? about : "what an experiment starts its ranks with");
+           about ? about : "runs one rank of an experiment; bench itself starts it");
   line(user, text);
-  if (whole) line(user, "\nSub-commands, each with a --help of its own:");
+  if (whole) line(user, "\nSub-commands, each with its own --help:");
   for (int c = 1; c < G2Z_BENCH_COUNT && whole; c++) {
     snprintf(text, sizeof text, "  %-12s %s", g2zx_commands[c].name, g2zx_commands[c].about);
     if (g2zx_commands[c].about) line(user, text);
@@ -885,12 +858,13 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
                                   g2z_context_config *context, g2z_bench *o) {
   int command = G2Z_BENCH_step, rest = 0;
   g2z_flag flags[G2ZX_FLAGS];
+  char word[300];
   if (argc > 1 && argv[1][0] != '-') {
     for (command = 0; command < G2Z_BENCH_COUNT; command++)
       if (strcmp(argv[1], g2zx_commands[command].name) == 0) break;
     if (command == G2Z_BENCH_COUNT)
-      G2Z_REFUSE(services, "%.80s is no sub-command: bench --help lists "
-                      "them", argv[1]);
+      G2Z_REFUSE(services, "%.80s is not a sub-command of bench. To list "
+                      "them: %s --help", argv[1], g2z_shell_word(argv[0], word, sizeof word));
     argv[1] = argv[0];
     argc--;
     argv++;
@@ -904,7 +878,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
                              reader ? &rest : NULL));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
     if (pass == 0 && o->tokens && o->work.steps)
-      G2Z_REFUSE(services, "--tokens and --steps both set the length: give "
+      G2Z_REFUSE(services, "--tokens and --steps both set the length: remove "
                       "one of them");
   }
   o->argc = rest + 1;
@@ -916,7 +890,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   G2Z_TRY(g2z_place_find(services, &context->ranks.place));
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   else if (context->device == G2Z_DEVICE_CPU && g2z_device_find_gpu(services) == G2Z_DEVICE)
-    g2z_log(services, G2Z_LOG_WARNING, "no GPU is used: %s", services->error);
+    g2z_log(services, G2Z_LOG_WARNING, "running on the CPU: %s", services->error);
   G2Z_TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
   if (!o->model && context->device == G2Z_DEVICE_CPU) {
     model->layers = 4;
@@ -1044,10 +1018,8 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   config.command_line = o->command_line;
   config.git_commit = o->commit;
   config.model_name = o->model;
-  if (o->work.val_steps) {
-    config.val_glob = o->train.train_glob;
-    config.val_steps = o->work.val_steps;
-  }
+  config.val_glob = o->work.val_steps ? o->train.train_glob : NULL;
+  config.val_steps = o->work.val_steps;
   G2Z_TRY(g2z_run_create(context, &config, &run));
   g2z_status status = g2z_run_write_launch(context->services, &config,
                                            g2z_ranks_place(context->ranks));
@@ -1076,14 +1048,22 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   return status;
 }
 
-/* tokens: per step, over all ranks. */
-static void g2zx_fill_measured(g2z_figures *f, g2z_stopwatch *w, int world, double tokens) {
+/* Writes what rank 0 knows of its point. */
+static g2z_status g2zx_write_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w,
+                                   g2z_summary *s) {
+  const int world = context->world, waits = world > 1; /* a single rank never waits */
   const size_t count = (size_t)w->count;
   const double host_s = (w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
+  const double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
+  g2z_point *p;
+  G2Z_TRY(g2z_summary_add(s, &p));
+  snprintf(p->name, sizeof p->name, "point");
+  snprintf(s->hardware, sizeof s->hardware, "%s", w->hardware);
+  g2z_figures *f = &p->figures;
   f->steps = w->count;
   f->train_time_sec = f->exposed_comm_sec = 0;
   for (size_t i = 0; i < count; i++) f->train_time_sec += w->step_s[i];
-  for (size_t i = 0; i < count && world > 1; i++) f->exposed_comm_sec += w->exposed_s[i];
+  for (size_t i = 0; i < count && waits; i++) f->exposed_comm_sec += w->exposed_s[i];
   f->step_mean_ms = 1e3 * f->train_time_sec / w->count;
   f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
   f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
@@ -1095,10 +1075,10 @@ static void g2zx_fill_measured(g2z_figures *f, g2z_stopwatch *w, int world, doub
   f->began_sec = w->began;
   f->ended_sec = w->ended;
   f->exposed_comm_share = f->exposed_comm_sec / f->train_time_sec;
-  const int waits = world > 1; /* a single rank never waits */
   f->exposed_comm_ms = waits ? 1e3 * g2z_median(w->exposed_s, count) : 0;
   f->waited_ms = waits ? 1e3 * g2z_median(w->waited_s, count) : 0;
   f->collectives_per_step = waits ? w->collectives : 0;
+  return g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
 }
 
 static g2z_status g2zx_point(g2z_services *services, const g2z_bench *o,
@@ -1106,25 +1086,15 @@ static g2z_status g2zx_point(g2z_services *services, const g2z_bench *o,
   g2z_context *context;
   g2z_stopwatch w;
   g2z_summary *s = NULL;
-  g2z_point *p;
   if (!o->run_dir || !o->train.train_glob)
-    G2Z_REFUSE(services, "bench point needs --run-dir and --train: "
-                    "experiments start it with both");
+    G2Z_REFUSE(services, "bench point needs --run-dir and --train. Experiments start it "
+               "themselves; to measure one configuration, type bench");
   G2Z_TRY(g2z_context_create(config, &context));
   g2z_status status = g2z_stopwatch_open(services, o->work.steps, &w);
   if (status == G2Z_OK) status = g2zx_train_point(context, o, &w);
   if (status == G2Z_OK) status = g2z_stopwatch_ranks(context, &w);
-  if (status == G2Z_OK && context->rank == 0) {
-    status = g2zx_new_summary(services, o, "point", &s);
-    if (status == G2Z_OK) status = g2z_summary_add(s, &p);
-    if (status == G2Z_OK) {
-      snprintf(p->name, sizeof p->name, "point");
-      snprintf(s->hardware, sizeof s->hardware, "%s", w.hardware);
-      g2zx_fill_measured(&p->figures, &w, context->world,
-                         (double)o->train.batch * o->train.accum * o->train.seq * context->world);
-      status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
-    }
-  }
+  if (status == G2Z_OK && context->rank == 0) status = g2zx_new_summary(services, o, "point", &s);
+  if (s) status = g2zx_write_point(context, o, &w, s);
   g2z_summary_free(s);
   g2z_release(services, w.step_s);
   g2z_context_free(context);
@@ -1157,20 +1127,18 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
       entry = strtod(at, &end);
       good = end == at + length && entry >= least && entry <= most;
     }
-    if (words && (!good || out->count == G2ZX_LIST_MAX))
-      G2Z_REFUSE(services, "--%s %.80s: up to %d of %s are wanted, with "
-                      "commas alone between them", flag, text, G2ZX_LIST_MAX, words + 1);
-    if (out->count == G2ZX_LIST_MAX)
-      G2Z_REFUSE(services, "--%s %.80s: more than %d numbers", flag, text,
-                      G2ZX_LIST_MAX);
+    good = good && out->count < G2ZX_LIST_MAX;
+    if (words && !good)
+      G2Z_REFUSE(services, "--%s %.80s: give up to %d of %s, separated by commas without spaces",
+                 flag, text, G2ZX_LIST_MAX, words + 1);
     if (!good)
-      G2Z_REFUSE(services, "--%s %.80s: numbers from %g to %g are wanted, "
-                      "with commas alone between them, as in %g,%g", flag, text, least, most, least,
-                      least + 1);
+      G2Z_REFUSE(services, "--%s %.80s: give up to %d numbers from %g to %g, separated by commas "
+                 "without spaces: --%s %g,%g", flag, text, G2ZX_LIST_MAX, least, most, flag, least,
+                 least + 1);
     for (int i = 0; i < out->count; i++)
       if (out->at[i] == entry)
-        G2Z_REFUSE(services, "--%s %.80s: %.*s is there already: give each "
-                        "once", flag, text, (int)length, at);
+        G2Z_REFUSE(services, "--%s %.80s: %.*s is given twice; remove one", flag, text, (int)length,
+                   at);
     out->at[out->count++] = entry;
     at += length;
     if (!*at) return G2Z_OK;
@@ -1194,22 +1162,19 @@ static const g2zx_collective g2zx_collectives[] = {
     {"reduce", 1, 0, G2Z_CALL_REDUCE, G2Z_OWNER_ROOT},
     {"broadcast", 1, 0, G2Z_CALL_GATHER, G2Z_OWNER_ROOT}};
 
-/* Bytes per element of activations and of gradients. A CPU stores everything in fp32. */
-static size_t g2zx_element(const g2z_device *device) {
-  int half = device->dtype == G2Z_FP16 || device->dtype == G2Z_BF16;
-  return device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4;
-}
-
-/* Seconds per call on the slowest rank: the median of five rounds. The number of calls per round
- * doubles until a round takes 10 ms, up to 1024 calls. */
+/* Times a collective of n elements of `size` bytes and adds its point. The time is the slowest
+ * rank's per call: the median of five rounds. The number of calls per round doubles until a round
+ * takes 10 ms, up to 1024 calls. */
 static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, char *buffer,
-                                     size_t n, double *all, double *seconds) {
+                                     size_t n, size_t size, double copy_rate, double mib,
+                                     double *all, g2z_summary *s) {
+  const double R = comm->world;
   const int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
-  const size_t slice = n / (size_t)comm->world * g2zx_element(comm->device);
-  char *own = slices ? buffer + (size_t)comm->rank * slice : buffer;
+  char *own = slices ? buffer + (size_t)comm->rank * (n / (size_t)comm->world * size) : buffer;
   g2z_call call = g2z_call_of(c->kind, gathers ? buffer : own, gathers ? own : buffer, n);
   double rounds[5];
   int calls = 1;
+  g2z_point *p;
   call.owner = c->owner;
   call.write = G2Z_OVERWRITE;
   for (int round = -1; round < 5;) { /* round -1 opens connections and is not counted */
@@ -1231,46 +1196,30 @@ static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, c
     if (round == 0 && most < 0.01 && calls < 1024) calls *= 2; /* all ranks see the same `most` */
     else round++;
   }
-  *seconds = g2z_median(rounds, 5);
+  const double seconds = g2z_median(rounds, 5);
+  const double bus = (c->whole + c->others * (R - 1) / R) * (double)(n * size) / seconds;
+  G2Z_TRY(g2z_summary_add(s, &p));
+  snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", c->name,
+           comm->gather == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name, comm->world);
+  snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
+  p->figures.world_size = R;
+  p->figures.message_mib = (double)(n * size) / 1048576.0;
+  p->figures.time_us = seconds * 1e6;
+  p->figures.bus_gb_per_sec = bus * 1e-9;
+  p->figures.limit_gb_per_sec = copy_rate * 1e-9;
+  p->figures.of_limit = bus / copy_rate;
   return G2Z_OK;
 }
 
-/* Times all collectives at one size; over the copy engines only those that they support. */
-static g2z_status g2zx_exchange_size(g2z_comm *comm, char *buffer, double mib, double *all,
-                                     g2z_summary *s) {
-  const double R = comm->world;
-  const size_t unit = 8 * (size_t)comm->world, size = g2zx_element(comm->device);
-  const size_t n = ((size_t)(mib * 1048576.0) / size + unit - 1) / unit * unit;
-  double copy_rate, seconds = 0;
-  G2Z_TRY(g2z_comm_copy_rate(comm, n * size, &copy_rate));
-  for (size_t i = 0; i < G2Z_COUNT(g2zx_collectives); i++) {
-    const g2zx_collective *c = &g2zx_collectives[i];
-    int gathers = c->kind == G2Z_CALL_GATHER, reduces = comm->reduce == G2Z_TRANSPORT_COPY;
-    if (comm->gather == G2Z_TRANSPORT_COPY &&
-        (c->owner != G2Z_OWNER_SLICES || (!gathers && !reduces)))
-      continue;
-    G2Z_TRY(g2zx_time_exchange(comm, c, buffer, n, all, &seconds));
-    double bus = (c->whole + c->others * (R - 1) / R) * (double)(n * size) / seconds;
-    g2z_point *p;
-    G2Z_TRY(g2z_summary_add(s, &p));
-    snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", c->name,
-             comm->gather == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name, comm->world);
-    snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
-    p->figures.world_size = R;
-    p->figures.message_mib = (double)(n * size) / 1048576.0;
-    p->figures.time_us = seconds * 1e6;
-    p->figures.bus_gb_per_sec = bus * 1e-9;
-    p->figures.limit_gb_per_sec = copy_rate * 1e-9;
-    p->figures.of_limit = bus / copy_rate;
-  }
-  return G2Z_OK;
-}
-
-/* Times all sizes over one transport; none if this machine does not have it. */
+/* Times all collectives of all sizes over one transport; none if this machine does not have it.
+ * The copy engines run only the collectives that they support. */
 static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *sizes,
                                      g2z_device *device, g2z_transport transport,
                                      g2z_summary *s) {
-  double most = 0;
+  const int half = device->dtype == G2Z_FP16 || device->dtype == G2Z_BF16;
+  const size_t size = device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4; /* a CPU has fp32 alone */
+  const size_t unit = 8 * (size_t)context->world;
+  double most = 0, copy_rate;
   g2z_comm *comm;
   g2z_comm_config config;
   void *buffer, *all;
@@ -1285,8 +1234,17 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
   g2z_status gained = g2z_allocate(device->services, (size_t)comm->world, sizeof(double), &all);
   status = g2z_ranks_agree(comm->ranks, status == G2Z_OK ? gained : status);
-  for (int i = 0; i < sizes->count && status == G2Z_OK && comm->gather == transport; i++)
-    status = g2zx_exchange_size(comm, (char *)buffer, sizes->at[i], (double *)all, s);
+  for (int i = 0; i < sizes->count && status == G2Z_OK && comm->gather == transport; i++) {
+    const size_t n = ((size_t)(sizes->at[i] * 1048576.0) / size + unit - 1) / unit * unit;
+    status = g2z_comm_copy_rate(comm, n * size, &copy_rate);
+    for (size_t k = 0; k < G2Z_COUNT(g2zx_collectives) && status == G2Z_OK; k++) {
+      const g2zx_collective *c = &g2zx_collectives[k];
+      const int reduces = comm->reduce == G2Z_TRANSPORT_COPY || c->kind == G2Z_CALL_GATHER;
+      if (transport == G2Z_TRANSPORT_COPY && (c->owner != G2Z_OWNER_SLICES || !reduces)) continue;
+      status = g2zx_time_exchange(comm, c, (char *)buffer, n, size, copy_rate, sizes->at[i],
+                                  (double *)all, s);
+    }
+  }
   g2z_release(device->services, all);
   if (buffer) comm->ops->release(comm, buffer);
   g2z_comm_free(comm);
@@ -1300,8 +1258,8 @@ static g2z_status g2zx_exchange(g2z_services *services, const g2z_bench *o,
   g2z_summary *s = NULL;
   g2zx_axis sizes;
   if (!o->run_dir)
-    G2Z_REFUSE(services, "bench exchange needs --run-dir: bench comm starts "
-                    "it with one");
+    G2Z_REFUSE(services, "bench exchange needs --run-dir. To time collectives, type bench comm, "
+               "which starts it");
   G2Z_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, G2ZX_SIZE_LEAST, 65536, &sizes));
   G2Z_TRY(g2z_context_create(config, &context));
   g2z_status status = g2zx_new_summary(services, o, "comm", &s);
@@ -1328,12 +1286,13 @@ typedef struct g2zx_job {       /* one combination of the axes' values */
   g2z_point point;              /* name, figures of the plan, outcome */
   g2z_train_config train;       /* the work of its ranks */
   int world, steps;
-  g2z_summary *told[G2Z_REPEATS]; /* measured, per repeat that succeeded */
+  g2z_summary *measured[G2Z_REPEATS]; /* per repeat that succeeded */
 } g2zx_job;
 
 typedef struct g2zx_experiment {
   const g2z_bench *o;
   const g2zx_row *row;
+  int trains;                   /* 0: the row measures collectives */
   g2z_services *services;
   g2z_device_kind device;
   g2zx_axis ranks, stages, dtypes, sizes;
@@ -1349,34 +1308,33 @@ typedef struct g2zx_experiment {
 /* Reads all lists, before anything is written or started. */
 static g2z_status g2zx_read_axes(g2zx_experiment *e) {
   g2z_services *services = e->services;
-  const g2z_bench *o = e->o;
-  const int trains = e->row->measures == G2Z_BENCH_point, cuda = e->device == G2Z_DEVICE_CUDA;
-  const int every = strcmp(o->work.ranks, "all") == 0;
-  const int all = cuda ? g2z_device_count(G2Z_DEVICE_CUDA) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+  const g2z_bench_work *work = &e->o->work;
+  const int every = strcmp(work->ranks, "all") == 0;
+  const int all = e->device == G2Z_DEVICE_CUDA ? g2z_device_count(G2Z_DEVICE_CUDA)
+                                               : (int)sysconf(_SC_NPROCESSORS_ONLN);
   char text[16];
   snprintf(text, sizeof text, "%d", all);
   if (every && !all)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this process sees no GPU that this "
-                    "build can use; --device cpu takes ranks without");
-  G2Z_TRY(g2zx_read_list(services, "gpus", every ? text : o->work.ranks, NULL, 1, 4096,
-                          &e->ranks));
+    return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this build finds no GPU to use. To run "
+                    "on the CPU: --device cpu");
+  G2Z_TRY(g2zx_read_list(services, "gpus", every ? text : work->ranks, NULL, 1, 4096, &e->ranks));
   for (int i = 0; i < e->ranks.count; i++)
     if (e->ranks.at[i] != floor(e->ranks.at[i]))
-      G2Z_REFUSE(services, "--gpus %.80s: %g is no number of ranks",
-                      o->work.ranks, e->ranks.at[i]);
-  G2Z_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, trains ? 0 : G2ZX_SIZE_LEAST,
-                          65536, &e->sizes));
+      G2Z_REFUSE(services, "--gpus %.80s: %g is not a whole number of ranks", work->ranks,
+                 e->ranks.at[i]);
+  G2Z_TRY(g2zx_read_list(services, "sizes", work->sizes, NULL, e->trains ? 0 : G2ZX_SIZE_LEAST,
+                         65536, &e->sizes));
   /* A --bucket-mb out of its range would not reach the ranks: they would use the default. */
   for (int i = 0; i < e->sizes.count; i++)
     if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
-      G2Z_REFUSE(services, "--sizes %.80s: %g MiB is less than the least, "
-                      "%g", o->work.sizes, e->sizes.at[i], G2ZX_SIZE_LEAST);
-  if (!trains) { /* comm: its ranks get the whole list */
+      G2Z_REFUSE(services, "--sizes %.80s: %g MiB is less than the minimum, %g", work->sizes,
+                 e->sizes.at[i], G2ZX_SIZE_LEAST);
+  if (!e->trains) { /* comm: its ranks get the whole list */
     e->stages.count = e->dtypes.count = e->sizes.count = 1;
     return G2Z_OK;
   }
-  G2Z_TRY(g2zx_read_list(services, "zero", o->work.stages, "|dp|0|1|2|3", 0, 0, &e->stages));
-  return g2zx_read_list(services, "dtype", o->work.dtypes, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
+  G2Z_TRY(g2zx_read_list(services, "zero", work->stages, "|dp|0|1|2|3", 0, 0, &e->stages));
+  return g2zx_read_list(services, "dtype", work->dtypes, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
                         &e->dtypes);
 }
 
@@ -1388,12 +1346,13 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   g2z_train_config *train = &j->train;
   g2z_figures *f = &j->point.figures;
   g2z_plan *plan;
-  if (e->row->measures == G2Z_BENCH_exchange && j->world == 1)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "alone there is nothing to exchange: --gpus takes "
-                    "2 or more");
+  if (!e->trains && j->world == 1)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "one rank has nothing to exchange: --gpus 2 or "
+                    "more");
   if (e->device == G2Z_DEVICE_CUDA && j->world > gpus)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "%d GPUs, but this process sees %d", j->world, gpus);
-  if (e->row->measures == G2Z_BENCH_exchange) return G2Z_OK;
+    return g2z_fail(services, G2Z_UNSUPPORTED, "it needs %d GPUs, and this process finds %d",
+                    j->world, gpus);
+  if (!e->trains) return G2Z_OK;
   if (global && global % j->world)
     return g2z_fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",
                     global, j->world);
@@ -1430,8 +1389,8 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   double steps = e->o->tokens ? ceil((double)e->o->tokens / (f->global_batch * f->seq_len))
                               : j->steps;
   if (steps > G2ZX_STEPS_MAX)
-    G2Z_REFUSE(services, "--tokens %.0f are %.0f steps: at most %d can "
-                    "be timed", (double)e->o->tokens, steps, G2ZX_STEPS_MAX);
+    G2Z_REFUSE(services, "--tokens %.0f makes %.0f steps, and at most %d can be timed: lower it",
+               (double)e->o->tokens, steps, G2ZX_STEPS_MAX);
   j->steps = (int)steps;
   return G2Z_OK;
 }
@@ -1457,15 +1416,14 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
                                double size) {
   static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
   if (e->count == G2ZX_JOBS)
-    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "more than %d points: shorten a list",
-                    G2ZX_JOBS);
+    G2Z_REFUSE(e->services, "the lists make more than %d points: shorten one", G2ZX_JOBS);
   g2zx_job *j = &e->jobs[e->count++];
   g2z_point *p = &j->point;
   *p = g2z_point_default();
   j->train = e->o->train;
   j->steps = e->o->work.steps;
   j->world = (int)world;
-  if (e->row->measures == G2Z_BENCH_point) {
+  if (e->trains) {
     j->train.dtype = (g2z_dtype)(int)dtype;
     j->train.bucket_mb = (float)size;
     p->figures.world_size = world;
@@ -1482,8 +1440,8 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
       g2zx_add_name(to, room, "%d %s%s", j->world, e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank",
                     world > 1 ? "s" : "");
   }
-  if (g2zx_check_job(e, (int)stage - 1, j) == G2Z_OK) return G2Z_OK;
-  g2zx_give_up(p, G2Z_OUTCOME_SKIPPED, e->services->error);
+  if (g2zx_check_job(e, (int)stage - 1, j) != G2Z_OK)
+    g2zx_give_up(p, G2Z_OUTCOME_SKIPPED, e->services->error);
   return G2Z_OK;
 }
 
@@ -1501,7 +1459,7 @@ static g2z_status g2zx_check_stop(const g2zx_experiment *e) {
 
 typedef struct g2zx_observer {  /* watches a job's ranks while they run */
   FILE *smi;                    /* pipe of nvidia-smi; NULL: no GPUs to watch */
-  FILE *said;                   /* its output; before each piece a line "@ g2z_seconds()" */
+  FILE *output;                 /* its output; before each piece a line "@ g2z_seconds()" */
   int in_line;                  /* 1: the last piece ends within a line */
 } g2zx_observer;
 
@@ -1520,7 +1478,7 @@ static void g2zx_open_smi(g2zx_observer *seen, int world) {
   }
   snprintf(command, sizeof command, "exec nvidia-smi -i '%s' --loop-ms=200 --format=csv,noheader,"
            "nounits --query-gpu=index,utilization.gpu,memory.used 2> /dev/null", only);
-  seen->said = tmpfile();
+  seen->output = tmpfile();
   seen->smi = popen(command, "r");
   if (seen->smi) fcntl(fileno(seen->smi), F_SETFL, O_NONBLOCK);
 }
@@ -1530,23 +1488,22 @@ static void g2zx_observe(void *user) {
   char piece[4096];
   ssize_t got;
   if (g2zx_stop) raise(g2zx_stop); /* it came before the ranks started: pass it on now */
-  while (seen->smi && seen->said && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
-    if (!seen->in_line) fprintf(seen->said, "@ %f\n", g2z_seconds());
-    fwrite(piece, 1, (size_t)got, seen->said);
+  while (seen->smi && seen->output && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
+    if (!seen->in_line) fprintf(seen->output, "@ %f\n", g2z_seconds());
+    fwrite(piece, 1, (size_t)got, seen->output);
     seen->in_line = piece[got - 1] != '\n';
   }
 }
 
 /* GPUs: utilisation during the measured steps, and peak memory less the memory in use before the
  * job. CPU: peak resident memory of the largest rank. */
-static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end, double wall_s,
-                              g2z_figures *f) {
+static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end, g2z_figures *f) {
   double at = 0, mib, busy = 0, most = 0, before[G2ZX_WATCHED];
   char line[128], percent[32];
   int gpu, inside = 0;
   for (int i = 0; i < G2ZX_WATCHED; i++) before[i] = NAN;
-  if (seen->said) rewind(seen->said);
-  while (seen->said && fgets(line, sizeof line, seen->said)) {
+  if (seen->output) rewind(seen->output);
+  while (seen->output && fgets(line, sizeof line, seen->output)) {
     if (sscanf(line, "@ %lf", &at) == 1) continue;
     if (sscanf(line, "%d, %31[^,], %lf", &gpu, percent, &mib) != 3 || gpu < 0 ||
         gpu >= G2ZX_WATCHED)
@@ -1562,22 +1519,25 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
   if (inside) f->gpu_percent = busy / inside;
   if (!seen->smi) most = (double)end->rank_bytes;
   f->peak_memory_gib = most / 1073741824.0;
-  f->total_wall_time_sec = wall_s;
 }
 
-/* Starts the ranks of a job and waits for them. A rank's failure is the point's outcome, not a
- * failure here. G2Z_STOPPED: a signal ended the ranks, and the run does not count. */
-static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *run_dir,
-                                 g2z_summary **told) {
-  const g2z_path console = g2z_path_in(run_dir, "console.txt");
+/* Starts the ranks of a job, waits for them and logs a line. A rank's failure is the point's
+ * outcome, not a failure here. G2Z_STOPPED: a signal ended the ranks; the run does not count. */
+static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
+  const int number = e->runs + 1;
+  const g2z_path run_dir = g2z_path_in(e->out, "run_%s_%d", e->s->experiment, number);
+  const g2z_path console = g2z_path_in(run_dir.text, "console.txt");
   const char *first[] = {"bench", g2zx_commands[e->row->measures].name};
+  char result[500], left[32] = "";
   g2z_flag flags[G2ZX_FLAGS];
   g2z_bench o = *e->o;
+  g2z_summary *measured = NULL;
   g2z_job job;
   g2z_job_end end;
   g2zx_observer seen;
   memset(&job, 0, sizeof job);
   memset(&seen, 0, sizeof seen);
+  G2Z_TRY(g2zx_check_stop(e));
   o.command = e->row->measures; /* pass all of its flags: ranks use no defaults */
   o.train = j->train;
   o.shape = j->train.model;
@@ -1585,8 +1545,8 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
   o.work.steps = j->steps;
   o.device = (int)e->device;
   o.dtype = (int)j->train.dtype;
-  o.run_dir = run_dir;
-  G2Z_TRY(g2z_make_directory(e->services, run_dir));
+  o.run_dir = run_dir.text;
+  G2Z_TRY(g2z_make_directory(e->services, run_dir.text));
   G2Z_TRY(g2z_flags_arguments(e->services, flags, g2zx_flags_of(&o, flags), first, 2, &job.argv));
   job.ranks = j->world;
   job.output = console.text;
@@ -1601,53 +1561,48 @@ static g2z_status g2zx_run_ranks(g2zx_experiment *e, g2zx_job *j, const char *ru
     status = g2zx_check_stop(e);
   }
   if (status == G2Z_OK && end.exit_code != 0) { /* report the last "bench: " line, else the last */
-    char *text = NULL, *best = NULL, *rest = NULL, reason[400];
+    char *text = NULL, *best = NULL, *rest = NULL;
     size_t bytes;
     if (g2z_read_file(e->services, console.text, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
       for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
         if (!best || strncmp(best, "bench: ", 7) != 0 || strncmp(line, "bench: ", 7) == 0)
           best = line;
     if (best && strncmp(best, "bench: ", 7) == 0) best += 7;
-    snprintf(reason, sizeof reason, "exit code %d: %.300s", end.exit_code,
+    snprintf(result, sizeof result, "exit code %d: %.300s", end.exit_code,
              best ? best : "it printed nothing");
-    g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, reason);
+    g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, result);
     g2z_release(e->services, text);
-  } else if (status == G2Z_OK && g2z_summary_read(e->services,
-                                                  g2z_path_in(run_dir, G2ZX_POINT_FILE).text,
-                                                  told) != G2Z_OK)
+  } else if (status == G2Z_OK &&
+             g2z_summary_read(e->services, g2z_path_in(run_dir.text, G2ZX_POINT_FILE).text,
+                              &measured) != G2Z_OK)
     g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, e->services->error);
-  for (size_t i = 0; *told && i < (*told)->count; i++)
-    g2zx_fill_watched(&seen, &end, wall_s, &(*told)->points[i].figures);
-  if (*told) memcpy(e->s->hardware, (*told)->hardware, sizeof e->s->hardware);
+  for (size_t i = 0; measured && i < measured->count; i++) {
+    g2zx_fill_watched(&seen, &end, &measured->points[i].figures);
+    measured->points[i].figures.total_wall_time_sec = wall_s;
+  }
   if (seen.smi) pclose(seen.smi);
-  if (seen.said) fclose(seen.said);
+  if (seen.output) fclose(seen.output);
   g2z_release(e->services, job.argv);
-  return status;
-}
+  if (status != G2Z_OK) return status;
 
-static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
-  g2z_summary **told = &j->told[repeat];
-  const int run = e->runs + 1;
-  const g2z_path run_dir = g2z_path_in(e->out, "run_%s_%d", e->s->experiment, run);
-  char said[500], left[32] = "";
-  G2Z_TRY(g2zx_check_stop(e));
-  G2Z_TRY(g2zx_run_ranks(e, j, run_dir.text, told));
-  j->point.runs[j->point.repeats++] = e->runs = run;
-  if (!*told) {
-    snprintf(said, sizeof said, "failed, %s", j->point.reason);
+  j->measured[repeat] = measured;
+  j->point.runs[j->point.repeats++] = e->runs = number;
+  if (!measured) {
+    snprintf(result, sizeof result, "failed, %s", j->point.reason);
     e->all_runs -= e->o->work.repeats - repeat - 1; /* no further repeats */
-  } else if (e->row->measures == G2Z_BENCH_point) {
-    const g2z_figures *f = &(*told)->points[0].figures;
-    snprintf(said, sizeof said, "%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
-             f->step_p50_ms, f->total_wall_time_sec);
-  } else
-    snprintf(said, sizeof said, "%zu collectives, %.1f s", (*told)->count,
-             (*told)->points[0].figures.total_wall_time_sec);
+  } else {
+    const g2z_figures *f = &measured->points[0].figures;
+    memcpy(e->s->hardware, measured->hardware, sizeof e->s->hardware);
+    if (e->trains)
+      snprintf(result, sizeof result, "%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
+               f->step_p50_ms, wall_s);
+    else snprintf(result, sizeof result, "%zu measurements, %.1f s", measured->count, wall_s);
+  }
   double left_s = (g2z_seconds() - e->began) / e->runs * (e->all_runs - e->runs);
   if (e->runs < e->all_runs)
     snprintf(left, sizeof left, ", %d:%02d left", (int)left_s / 60, (int)left_s % 60);
-  g2z_log(e->services, G2Z_LOG_INFO, "[%d/%d] %s, repeat %d: %s%s", run, e->all_runs,
-          j->point.name, repeat + 1, said, left);
+  g2z_log(e->services, G2Z_LOG_INFO, "[%d/%d] %s, repeat %d: %s%s", number, e->all_runs,
+          j->point.name, repeat + 1, result, left);
   return G2Z_OK;
 }
 
@@ -1657,24 +1612,24 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
 static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
   double values[G2Z_REPEATS];
   const size_t repeats = (size_t)j->point.repeats;
-  const int measured = j->point.outcome == G2Z_OUTCOME_OK && repeats > 0;
+  const int good = j->point.outcome == G2Z_OUTCOME_OK && repeats > 0;
   g2z_point *p;
   if (j->point.outcome == G2Z_OUTCOME_OK && !repeats)
-    g2zx_give_up(&j->point, G2Z_OUTCOME_SKIPPED,
-                 "bench was stopped before a run of it had ended");
-  for (size_t k = 0; k < (measured ? j->told[0]->count : 1); k++) {
+    g2zx_give_up(&j->point, G2Z_OUTCOME_SKIPPED, "bench was stopped before its first run ended");
+  for (size_t k = 0; k < (good ? j->measured[0]->count : 1); k++) {
     G2Z_TRY(g2z_summary_add(e->s, &p));
     *p = j->point;
-    for (size_t r = 0; r < repeats && measured; r++)
-      if (j->told[r]->count != j->told[0]->count)
+    for (size_t r = 0; r < repeats && good; r++)
+      if (j->measured[r]->count != j->measured[0]->count)
         return g2z_fail(e->services, G2Z_FORMAT, "the repeats of %.80s measured different things",
                         j->point.name);
-    if (measured && e->row->measures == G2Z_BENCH_exchange) {
-      memcpy(p->name, j->told[0]->points[k].name, sizeof p->name);
-      memcpy(p->series, j->told[0]->points[k].series, sizeof p->series);
+    if (good && !e->trains) {
+      memcpy(p->name, j->measured[0]->points[k].name, sizeof p->name);
+      memcpy(p->series, j->measured[0]->points[k].series, sizeof p->series);
     }
-    for (int i = 0; i < G2Z_FIGURE_COUNT && measured; i++) {
-      for (size_t r = 0; r < repeats; r++) values[r] = g2zx_figure_of(&j->told[r]->points[k], i);
+    for (int i = 0; i < G2Z_FIGURE_COUNT && good; i++) {
+      for (size_t r = 0; r < repeats; r++)
+        values[r] = g2zx_figure_of(&j->measured[r]->points[k], i);
       if (i == G2Z_FIGURE(tokens_per_sec))
         p->figures.tokens_per_sec_sd = g2z_deviation(values, repeats);
       double median = g2z_median(values, repeats);
@@ -1702,7 +1657,7 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   }
   e->tokens = g2z_path_in(e->out, "tokens.bin");
   G2Z_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab,
-                           wanted < block ? wanted + 1 : block, &tokens));
+                          wanted < block ? wanted + 1 : block, &tokens));
   g2z_status status = g2z_shard_writer_create(e->services, e->tokens.text, G2Z_SHARD_LLMC, 0,
                                               &writer);
   for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
@@ -1713,47 +1668,6 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   g2z_release(e->services, tokens);
   for (int i = 0; i < e->count; i++) e->jobs[i].train.train_glob = e->tokens.text;
   return status;
-}
-
-/* Makes `out` and runs each job o->work.repeats times. A round runs each job once, so that a change
- * of the machine's speed affects all jobs. Refuses an `out` with runs of an interrupted
- * experiment. */
-static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
-  const g2z_bench *o = e->o;
-  const g2z_train_config *t = &o->train;
-  const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
-  char length[32]; /* with --tokens the steps differ between points */
-  int there;
-  if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
-  else snprintf(length, sizeof length, "%d steps", o->work.steps);
-  if (e->row->measures == G2Z_BENCH_point)
-    snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
-             "%s after %d steps of warm-up, %d repeat%s", t->model.layers, t->model.channels,
-             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats,
-             o->work.repeats == 1 ? "" : "s");
-  else
-    snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
-             g2z_dtype_text(t->dtype), o->work.repeats,
-             e->device == G2Z_DEVICE_CUDA ? "a copy into another GPU" : "memcpy");
-  G2Z_TRY(g2z_make_directory(e->services, e->out));
-  G2Z_TRY(g2z_is_there(e->services, path.text, &there));
-  if (there)
-    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already, of an experiment that "
-                    "did not end: choose another --out, or remove %.60s's runs", path.text,
-                    e->s->experiment);
-  if (!t->train_glob && e->row->measures == G2Z_BENCH_point) G2Z_TRY(g2zx_write_tokens(e));
-  for (int i = 0; i < e->count; i++) {
-    const g2z_point *p = &e->jobs[i].point;
-    if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += o->work.repeats;
-    else g2z_log(e->services, G2Z_LOG_INFO, "skipped: %s: %s", p->name, p->reason);
-  }
-  g2z_log(e->services, G2Z_LOG_INFO, "%d runs, in %s", e->all_runs, e->out);
-  e->began = g2z_seconds();
-  for (int repeat = 0; repeat < o->work.repeats; repeat++)
-    for (int i = 0; i < e->count; i++)
-      if (e->jobs[i].point.outcome == G2Z_OUTCOME_OK)
-        G2Z_TRY(g2zx_run_job(e, &e->jobs[i], repeat));
-  return G2Z_OK;
 }
 
 static void g2zx_log_line(void *user, const char *text) {
@@ -1771,7 +1685,7 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
     failed += e->jobs[i].point.outcome == G2Z_OUTCOME_FAILED;
   }
   /* Compare with the point that has one rank and is otherwise the same. Job i is point i. */
-  for (int i = 0; i < e->count && e->row->measures == G2Z_BENCH_point; i++)
+  for (int i = 0; i < e->count && e->trains; i++)
     for (int k = 0; k < e->count; k++) {
       const g2z_train_config *mine = &e->jobs[i].train, *its = &e->jobs[k].train;
       g2z_figures *f = &e->s->points[i].figures;
@@ -1793,9 +1707,9 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
     return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report holds %d of %d "
                     "runs", (int)g2zx_stop, e->runs, e->all_runs);
   if (!failed) return G2Z_OK;
-  return g2z_fail(e->services, G2Z_DEVICE, "%d of %d points failed: they are listed above, and "
-                  "the output of their ranks is in console.txt of their run directories", failed,
-                  e->count);
+  return g2z_fail(e->services, G2Z_DEVICE, "%d of %d points failed; the list above has the "
+                  "reasons. To see what their ranks printed: cat %.600s/run_*/console.txt", failed,
+                  e->count, e->out);
 }
 
 /* Checks everything that can be checked in advance; writes nothing. */
@@ -1809,8 +1723,8 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   void *memory;
   int there, possible = 0;
   if (place->world > 1)
-    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "this process is rank %d of %d: bench %s starts "
-                    "its ranks itself, so start it alone", place->rank, place->world, name);
+    G2Z_REFUSE(e->services, "this process is rank %d of %d, but bench %s starts its ranks itself: "
+               "run it once, without mpirun, srun or torchrun", place->rank, place->world, name);
   G2Z_TRY(g2zx_read_axes(e));
   strftime(stamp, sizeof stamp, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
   if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
@@ -1818,8 +1732,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", name);
   G2Z_TRY(g2z_is_there(e->services, path.text, &there));
   if (there)
-    return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "%.600s is there already: choose another --out, "
-                    "or remove it", path.text);
+    G2Z_REFUSE(e->services, "%.600s exists already: choose another --out, or remove it", path.text);
   G2Z_TRY(g2zx_new_summary(e->services, o, name, &e->s));
   snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until a run reports it */
   G2Z_TRY(g2z_allocate(e->services, G2ZX_JOBS, sizeof *e->jobs, &memory));
@@ -1829,11 +1742,52 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
       for (int m = 0; m < e->sizes.count; m++)
         for (int r = 0; r < e->ranks.count; r++)
           G2Z_TRY(g2zx_add_job(e, e->ranks.at[r], e->stages.at[i], e->dtypes.at[k],
-                                e->sizes.at[m]));
+                               e->sizes.at[m]));
   for (int i = 0; i < e->count; i++) possible += e->jobs[i].point.outcome == G2Z_OUTCOME_OK;
   if (possible) return G2Z_OK;
   return g2z_fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
                   e->jobs[0].point.reason);
+}
+
+/* Makes `out` and runs each job o->work.repeats times. A round runs each job once, so that a change
+ * of the machine's speed affects all jobs. Refuses an `out` with runs of an interrupted
+ * experiment. */
+static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
+  const g2z_bench *o = e->o;
+  const g2z_train_config *t = &o->train;
+  const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
+  char length[32], word[300]; /* with --tokens the steps differ between points */
+  int there;
+  if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
+  else snprintf(length, sizeof length, "%d steps", o->work.steps);
+  if (e->trains)
+    snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
+             "%s after %d warm-up steps, %d repeat%s", t->model.layers, t->model.channels,
+             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats,
+             o->work.repeats == 1 ? "" : "s");
+  else
+    snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
+             g2z_dtype_text(t->dtype), o->work.repeats,
+             e->device == G2Z_DEVICE_CUDA ? "a copy to another GPU" : "memcpy");
+  G2Z_TRY(g2z_make_directory(e->services, e->out));
+  G2Z_TRY(g2z_is_there(e->services, path.text, &there));
+  if (there)
+    G2Z_REFUSE(e->services, "%.600s is left from an experiment that did not end: choose another "
+               "--out, or type rm -r %s/run_%s_*", path.text,
+               g2z_shell_word(e->out, word, sizeof word), e->s->experiment);
+  if (!t->train_glob && e->trains) G2Z_TRY(g2zx_write_tokens(e));
+  for (int i = 0; i < e->count; i++) {
+    const g2z_point *p = &e->jobs[i].point;
+    if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += o->work.repeats;
+    else g2z_log(e->services, G2Z_LOG_INFO, "skipped: %s: %s", p->name, p->reason);
+  }
+  g2z_log(e->services, G2Z_LOG_INFO, "%d runs in %s", e->all_runs, e->out);
+  e->began = g2z_seconds();
+  for (int repeat = 0; repeat < o->work.repeats; repeat++)
+    for (int i = 0; i < e->count; i++)
+      if (e->jobs[i].point.outcome == G2Z_OUTCOME_OK)
+        G2Z_TRY(g2zx_run_job(e, &e->jobs[i], repeat));
+  return G2Z_OK;
 }
 
 static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
@@ -1852,6 +1806,7 @@ static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
   memset(&e, 0, sizeof e);
   e.o = o;
   e.row = g2zx_row_of(o->command);
+  e.trains = e.row->measures == G2Z_BENCH_point;
   e.services = services;
   e.device = config->device;
   g2z_status status = g2zx_open(&e, config);
@@ -1859,7 +1814,7 @@ static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
   if (status == G2Z_OK || (status == G2Z_STOPPED && e.all_runs)) status = g2zx_finish(&e);
   if (e.tokens.text[0]) unlink(e.tokens.text);
   for (int i = 0; i < e.count; i++)
-    for (int r = 0; r < G2Z_REPEATS; r++) g2z_summary_free(e.jobs[i].told[r]);
+    for (int r = 0; r < G2Z_REPEATS; r++) g2z_summary_free(e.jobs[i].measured[r]);
   g2z_release(services, e.jobs);
   g2z_summary_free(e.s);
   return status;
@@ -1895,8 +1850,7 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
   g2z_results *results;
   int there = 0;
   if (o->argc < 2)
-    G2Z_REFUSE(services, "bench report DIR...: name the directories that "
-                    "experiments or runs left");
+    G2Z_REFUSE(services, "name the directories of experiments or runs: bench report DIR...");
   const char *out = o->out ? o->out : o->argv[1];
   const g2z_path path = g2z_path_in(out, "report.html");
   memset(&found, 0, sizeof found);
@@ -1910,8 +1864,8 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
   for (int i = 1; i < o->argc && status == G2Z_OK; i++)
     status = g2z_results_add(results, o->argv[i]);
   if (status == G2Z_OK && there)
-    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run, with a report.html of its own: "
-                      "say where this one goes, --out DIR", out);
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run with its own report.html: "
+                      "choose another place, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
   if (status == G2Z_OK) status = g2z_results_page(results, path.text);
   if (status == G2Z_OK)

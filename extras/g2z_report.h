@@ -1211,8 +1211,8 @@ static const struct {
     {OVER(tokens, "Validation loss", "nats per token", "tokens"), {X(val_loss)}, {NULL}}};
 #undef OVER
 
-/* Puts the charts of one run; with `names`, those that compare runs. A chart of one run whose values
- * never vary becomes facts in the page's head instead: `head` puts these alone. */
+/* Puts the charts of one run; with `names`, those that compare runs. If the values of one run's
+ * chart never vary, they become facts in the page's head instead: `head` puts only these. */
 static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int runs,
                              const char (*names)[64], int head) {
   static const int steps[] = {X(step), X(val_step), X(eval_step)};
@@ -1465,7 +1465,7 @@ static g2z_status g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const int whole = (size_t)run->epoch_steps == curves->steps; /* else the run has continued */
   char *reason = NULL, *detail = NULL, now[32];
 
-  /* The head: the result, facts from the files, progress, values that were the same in all steps. */
+  /* The head: result, facts from the files, progress, values that were the same in all steps. */
   g2z_utc_now(now);
   g2z_status status = failed  ? g2z_object_text(&run->failure, "sentence", &detail)
                       : whole ? g2z_object_text(&run->metrics, "shutdown.reason", &reason) : G2Z_OK;
@@ -1646,7 +1646,7 @@ static const g2zp_fact g2zp_profile_facts[] = {
     {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
     {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
 
-/* The part of a file's name between `begin` and `end`: its length; -1: the name has another form. */
+/* The length of a file's name between `begin` and `end`; -1: the name has another form. */
 static int g2zp_between(const char *name, const char *begin, const char *end) {
   const size_t length = strlen(name), first = strlen(begin), last = strlen(end);
   const int fits = length >= first + last && strncmp(name, begin, first) == 0 &&

@@ -101,27 +101,27 @@ def spread(values):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("train", help="glob of token shards")
-    parser.add_argument("val", help="glob of token shards")
-    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("train", help="pattern of token shards to train on")
+    parser.add_argument("val", help="pattern of token shards to validate on")
+    parser.add_argument("--seeds", type=int, default=6, help="number of seeds")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--ways", default="fp16,bf16,tf32", help="of ./train; the last is what others differ from")
-    parser.add_argument("--flags", default=FLAGS, help="of ./train's model and batch")
+    parser.add_argument("--ways", default="fp16,bf16,tf32", help="types of ./train; the others are compared with the last")
+    parser.add_argument("--flags", default=FLAGS, help="flags of ./train for model and batch")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-train", action="store_true")
     parser.add_argument("--val-every", type=int, help="steps between ./train's validations [--steps]")
-    parser.add_argument("--out", help="all losses as JSON, with those of each of ./train's validations")
+    parser.add_argument("--out", help="file for all losses as JSON, with every validation of ./train")
     args = parser.parse_args()
     losses, curves = {}, {}
     if args.flags != FLAGS and not args.no_torch:
-        parser.error("PyTorch's model is the one without --flags: give --no-torch too")
+        parser.error("PyTorch runs only the default model: with --flags add --no-torch")
     ways = [] if args.no_train else args.ways.split(",")
     for way in ways:
         curves[way] = [by_train(args, way, seed) for seed in range(1, args.seeds + 1)]
         losses["train " + way] = [curve[-1] for curve in curves[way]]
     if not args.no_torch:
         losses["PyTorch fp16 autocast"] = by_torch(args)
-    print("| what | mean | deviation | losses |\n|---|---|---|---|")
+    print("| type | mean | deviation | losses |\n|---|---|---|---|")
     for name, values in losses.items():
         print("| %s | %.4f | %.4f | %s |" % (name, statistics.mean(values), spread(values),
                                              " ".join("%.4f" % value for value in values)))

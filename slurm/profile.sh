@@ -15,7 +15,7 @@ fi
 run_dir=$1
 shift
 if ! command -v nsys > /dev/null; then
-  echo "profile.sh: nsys is not installed here: the program's own timers take its place" >&2
+  echo "profile.sh: nsys is not installed; the program measures itself with --profile" >&2
   exec "$@" --profile
 fi
 if [[ ${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-${LOCAL_RANK:-0}}} != 0 ]]; then exec "$@"; fi
@@ -35,6 +35,6 @@ if nsys stats --force-export=true --report nvtx_sum,osrt_sum,cuda_gpu_kern_sum,c
   mv "$stats.partial" "$stats"
 else
   rm -f "$stats.partial"
-  echo "profile.sh: nsys stats failed on $report.nsys-rep" >&2
+  echo "profile.sh: nsys stats failed. To see why: nsys stats $report.nsys-rep" >&2
 fi
 exit "$code"

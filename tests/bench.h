@@ -111,14 +111,14 @@ static void test_summaries_full(g2z_test *t) {
 /* Truncated, changed or foreign files are refused with a sentence. */
 static void test_summaries_damaged(g2z_test *t) {
   static const struct { const char *from, *to, *says; } changes[] = {
-      {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "and not \"gpt2_zero experiment 1\""},
+      {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "only \"gpt2_zero experiment 1\""},
       {"\"1 ranks\"", "\"1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, "
-       "1 ranks, 1 ranks, 1 ranks\"", "a text of more than the 95 bytes that have room"},
+       "1 ranks, 1 ranks, 1 ranks\"", "at most 95 "},
       {"\"scaling\"", "\"baking\"", "no experiment is called \"baking\""},
-      {"\"outcome\": \"ok\"", "\"outcome\": \"no\"", "outcome is \"no\""},
-      {"\"name\": \"1 ranks\"", "\"nome\": \"1 ranks\"", "a point without a name"},
+      {"\"outcome\": \"ok\"", "\"outcome\": \"no\"", "not \"no\""},
+      {"\"name\": \"1 ranks\"", "\"nome\": \"1 ranks\"", "the point \"\" needs a name"},
       {"\"tokens_per_sec\": 1000", "\"tokens_per_sec\": true", ""},
-      {"run_scaling_1", "../scaling_1", "is no run's name"},
+      {"run_scaling_1", "../scaling_1", "run_EXPERIMENT_N"},
       {"\"points\": [", "\"dots\": [", "has no points"}};
   g2z_summary *summary = test_summary(t), *again;
   const char *path = test_at(t, "scaling_report.json");
@@ -244,29 +244,29 @@ static void test_bench_help(g2z_test *t) {
 static void test_bench_refusals(g2z_test *t) {
   /* Each ends with exit code 1 and a line that begins with "bench: " and contains the words. */
   static const char *const cases[][2] = {
-      {"scale", "scale is no sub-command: bench --help lists them"},
+      {"scale", "scale is not a sub-command of bench. To list them: ./bench --help"},
       {"scaling --bathc 4", "unexpected flag --bathc: "},
       {"scaling --peer x", "unexpected flag --peer"},
       {"scaling x", "unexpected argument"},
       {"ops --train x", "unexpected flag --train"},
       {"ops --steps 1", "unexpected flag --steps"},
       {"ops --graph on", "unexpected flag --graph"},
-      {"--device cpu --model gpt2 --layers 2 --peer true", "--peer runs a --model as it is: leave"},
-      {"--device cpu --peer true", "--peer runs a --model: name one, --model gpt2"},
-      {"scaling --gpus 0 --out $D/s", "--gpus 0: numbers from 1 to 4096 are wanted"},
-      {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: numbers from 1"},
-      {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: numbers from 1"},
-      {"scaling --gpus '1, 2' --out $D/s", "--gpus 1, 2: numbers from 1 to 4096 are wanted"},
-      {"scaling --gpus ' 1' --out $D/s", "--gpus  1: numbers from 1 to 4096 are wanted"},
-      {"comm --sizes '1,\t2' --out $D/s", "with commas alone between them"},
-      {"matrix --zero '0, 1' --out $D/s", "--zero 0, 1: up to 16 of dp|0|1|2|3 are wanted"},
-      {"matrix --dtype fp16, --out $D/s", "--dtype fp16,: up to 16 of fp32|tf32|fp16|bf16"},
-      {"matrix --dtype '' --out $D/s", "--dtype : up to 16 of fp32|tf32|fp16|bf16"},
+      {"--device cpu --model gpt2 --layers 2 --peer true", "--peer runs an unchanged --model"},
+      {"--device cpu --peer true", "--peer needs a --model; add --model gpt2"},
+      {"scaling --gpus 0 --out $D/s", "--gpus 0: give up to 16 numbers from 1 to 4096"},
+      {"scaling --gpus 1,,2 --out $D/s", "--gpus 1,,2: give "},
+      {"scaling --gpus 1,2, --out $D/s", "--gpus 1,2,: give "},
+      {"scaling --gpus '1, 2' --out $D/s", "--gpus 1, 2: give "},
+      {"scaling --gpus ' 1' --out $D/s", "--gpus  1: give "},
+      {"comm --sizes '1,\t2' --out $D/s", "commas without spaces"},
+      {"matrix --zero '0, 1' --out $D/s", "--zero 0, 1: give up to 16 of dp|0|1|2|3"},
+      {"matrix --dtype fp16, --out $D/s", "--dtype fp16,: give up to 16 of fp32|tf32|fp16|bf16"},
+      {"matrix --dtype '' --out $D/s", "--dtype : give up to 16 of fp32|tf32|fp16|bf16"},
       {"scaling --gpus 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17 --out $D/s",
-       "more than 16 numbers"},
-      {"matrix --zero 4 --out $D/s", "--zero 4: up to 16 of dp|0|1|2|3 are wanted"},
-      {"matrix --dtype fp16,fp8 --out $D/s", "--dtype fp16,fp8: up to 16 of fp32|tf32|fp16|bf16"},
-      {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: numbers from 0"},
+       "up to 16 numbers"},
+      {"matrix --zero 4 --out $D/s", "--zero 4: give up to 16 of dp|0|1|2|3"},
+      {"matrix --dtype fp16,fp8 --out $D/s", "--dtype fp16,fp8: give up to 16 of fp32|"},
+      {"buckets --sizes 1,x --out $D/s", "--sizes 1,x: give up to 16 numbers from 0"},
       {"scaling --device cpu --channels 60 --heads 7 --out $D/s",
        "no point can be measured here: channels=60 must divide by heads=7"},
       {"scaling --device cpu --gpus 1 --train $D/none --out $D/s",
@@ -274,16 +274,16 @@ static void test_bench_refusals(g2z_test *t) {
       {"buckets --device cpu --train $D/x.bin --out $D/s", "x.bin has no shard header"},
       {"matrix --device cpu --train '' --out $D/s", "no token shards were named"},
       {"scaling --device cpu --gpus 1 --tokens 100000000000000 --out $D/s",
-       "--tokens 100000000000000 are 195312500000 steps: at most 100000000 can be timed"},
+       "--tokens 100000000000000 makes 195312500000 steps, and at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
-      {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: numbers from 0.001"},
-      {"scaling --device cpu --gpus 1,1.5 --out $D/s", "--gpus 1,1.5: 1.5 is no number of ranks"},
+      {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: give up to 16 numbers from"},
+      {"scaling --device cpu --gpus 1,1.5 --out $D/s", "--gpus 1,1.5: 1.5 "},
       {"buckets --device cpu --sizes 1,5e-4 --out $D/s",
-       "--sizes 1,5e-4: 0.0005 MiB is less than the least, 0.001"},
-      {"strategies --zero dp,0,dp --out $D/s", "--zero dp,0,dp: dp is there already"},
-      {"matrix --dtype fp16,fp16 --out $D/s", "--dtype fp16,fp16: fp16 is there already"},
-      {"comm --device cpu --gpus 1 --out $D/s", "nothing to exchange: --gpus takes 2 or more"},
-      {"comm --sizes 1,4,1.0 --out $D/s", "--sizes 1,4,1.0: 1.0 is there already"},
+       "--sizes 1,5e-4: 0.0005 MiB is less than the minimum, 0.001"},
+      {"strategies --zero dp,0,dp --out $D/s", "--zero dp,0,dp: dp is given twice"},
+      {"matrix --dtype fp16,fp16 --out $D/s", "--dtype fp16,fp16: fp16 is given twice"},
+      {"comm --device cpu --gpus 1 --out $D/s", "nothing to exchange: --gpus 2 or more"},
+      {"comm --sizes 1,4,1.0 --out $D/s", "--sizes 1,4,1.0: 1.0 is given twice"},
       {"scaling --device cpu --steps 6 --tokens 99 --out $D/s", "--tokens and --steps both set"},
       {"point", "bench point needs --run-dir and --train"},
       {"exchange", "bench exchange needs --run-dir"},
@@ -317,7 +317,7 @@ static void test_bench_ops(g2z_test *t) {
     CHECK(t, row && sscanf(row, "%*s %lf %lf", &calls, &call_us) == 2 && call_us > 0);
     CHECK_NEAR(t, calls, rows[i].calls, 0);
   }
-  CHECK_HAS(t, said, "\nlimits measured here: product of 1024 x 1024 x 1024 ", "\nsum ");
+  CHECK_HAS(t, said, "\nlimits measured here: a 1024 x 1024 x 1024 product ", "\nsum ");
   CHECK(t, !strstr(said, "nan") && !strstr(said, "inf"));
 }
 
@@ -391,10 +391,10 @@ static void test_bench_scaling(g2z_test *t) {
   CHECK_HAS(t, test_read(t, "scaling/run_scaling_2/launcher_metadata.json"), "\"world_size\": 2,",
             "\"bench point ");
   CHECK_HAS(t, test_bench(t, 1, "%s", arguments), /* never overwrites a result */
-            "scaling_report.json is there already: choose another --out");
+            "scaling_report.json exists already: choose another --out");
   test_sh(t, "rm scaling/scaling_report.json"); /* as if it had been stopped */
   CHECK_HAS(t, test_bench(t, 1, "%s", arguments),
-            "run_scaling_1 is there already, of an experiment that did not end");
+            "run_scaling_1 is left from an experiment that did not end", "type rm -r ");
   CHECK(t, !test_there(t, "scaling/scaling_report.json"));
 }
 
@@ -427,7 +427,7 @@ static void test_bench_others(g2z_test *t) {
   const char *said = test_bench(t, 0, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
                                 "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 "
                                 "--repeats 1 --out $D/one");
-  CHECK_HAS(t, said, "fp32, 64 tokens after 0 steps of warm-up, 1 repeat", "| buckets | ranks |");
+  CHECK_HAS(t, said, "fp32, 64 tokens after 0 warm-up steps, 1 repeat", "| buckets | ranks |");
   CHECK(t, !strstr(said, "| collectives |"));
 }
 
@@ -490,7 +490,7 @@ static void test_bench_comm(g2z_test *t) {
   BENCH_OR_SKIP(t);
   CHECK_HAS(t, test_bench(t, 0, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
                           "--out $D/comm"),
-            "skipped: 1 rank: alone there is nothing to exchange: ");
+            "skipped: 1 rank: one rank has nothing to exchange: ");
   g2z_summary *s = test_bench_summary(t, "comm");
   if (!s) return;
   CHECK(t, s->count == 1 + 2 * 5); /* five collectives */
@@ -529,5 +529,5 @@ static void test_bench_report(g2z_test *t) {
     }
   test_bench(t, 0, "report $D/all");
   CHECK_HAS(t, test_bench(t, 1, "report $D/all/scaling/run_scaling_1"),
-            "is a run, with a report.html of its own: say where this one goes");
+            "is a run with its own report.html: choose another place, --out DIR");
 }

@@ -757,7 +757,7 @@ static void test_pairs_read(g2z_test *t, const char *glob, const test_pairs *p, 
  * shard ends inside a document. */
 static void test_prepare_masks(g2z_test *t) {
   static const test_prepare_case bad[] = {
-      {"", "--out $D --field a, $D/d.jsonl", 1, "--field a,: give the name of a field, or two as "},
+      {"", "--out $D --field a, $D/d.jsonl", 1, "--field a,: give one field name, or two"},
       {"", "--out $D --field ,b $D/d.jsonl", 1, "--field ,b: "},
       {"", "--out $D --field a,b,c $D/d.jsonl", 1, "--field a,b,c: "},
       {"", "--out $D --field a,z $D/d.jsonl", 1, "d.jsonl, line 1: no text in a field \"z\"; "},
@@ -774,7 +774,7 @@ static void test_prepare_masks(g2z_test *t) {
   for (size_t i = 0; i < first.count; i++) all[!(first.ids[i] & G2Z_UNCOUNTED)]++;
   CHECK(t, test_prepare(t, "", "--threads 3 --field a,b --val-fraction 0 --shard-tokens 501 "
                                "--out $D/1 $D/d.jsonl") == 0);
-  snprintf(glob, sizeof glob, "150 documents, %zu tokens, %d of them count, ", first.count, all[1]);
+  snprintf(glob, sizeof glob, "150 documents, %zu tokens, %d of them targets, ", first.count, all[1]);
   CHECK(t, strstr(test_prepare_said, glob) != NULL);
   CHECK(t, test_prepare(t, "", "--format raw --field a,b --val-fraction 0 --out $D/2 "
                            "$D/d.jsonl") == 0);

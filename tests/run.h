@@ -1067,7 +1067,7 @@ static void test_example_minimal(g2z_test *t) {
 static void test_example_finetune(g2z_test *t) {
   static const struct { const char *arguments; int code; const char *says[3]; } cases[] = {
       {"$D/w $D/d.jsonl $D/out '7>' --lr 1e-2 --epochs 20 --batch 4", 0,
-       {"\n7>hr.\n", "done: loss 0.0", "400 documents, 2266 tokens, 1466 of them count"}},
+       {"\n7>hr.\n", "done: loss 0.0", "400 documents, 2266 tokens, 1466 of them targets"}},
       {"$D/w $D/d.jsonl $D/out", 1,
        {"use: examples/finetune.sh WEIGHTS DATA.jsonl OUT PROMPT", "", ""}},
       {"$D/w $D/d.jsonl $D/out '7>'", 1, {"out is there: name a new directory", "", ""}},

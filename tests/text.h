@@ -962,16 +962,16 @@ static const char *const test_prepare_bad[][2] = {
     {"--shard-tokens 99999999999999999999 $D/a.txt", "must be from 1 to 2147483647"},
     {"--val-fraction 1 $D/a.txt", "--val-fraction 1: must be from 0 to 0.999"},
     {"--eot middle $D/a.txt", "must be one of first|last|none"},
-    {"--bytes --vocab v $D/a.txt", "give one of them"},
+    {"--bytes --vocab v $D/a.txt", "give only one of them"},
     {"--val-fraction 0.1 --val-tokens 1 $D/a.txt", "exclude each other"},
     {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
     {"--name x/y $D/a.txt", "--name x/y"},
     {"--field text $D/a.txt", "--field text: "},
     {"--encode $D/a.txt", "--encode reads standard input"},
-    {"--encode", "--out: --encode has no use for it"},
-    {"--encode --decode", "give one of them"},
-    {"--train-bpe 300 -", "reads its text twice"},
-    {"--train-bpe 300 /dev/stdin < /dev/null", "twice, which /dev/stdin does not allow"},
+    {"--encode", "--out has no effect with --encode: remove it"},
+    {"--encode --decode", "give only one of them"},
+    {"--train-bpe 300 -", "--train-bpe reads its text twice, but standard input "},
+    {"--train-bpe 300 /dev/stdin < /dev/null", "twice, but /dev/stdin "},
     {"$D/none.txt", "none.txt: No such file"},
     {"$D/a.txt $D/empty.txt", "empty.txt is empty"},
     {"- < /dev/null", "standard input is empty"},
@@ -981,7 +981,7 @@ static const char *const test_prepare_bad[][2] = {
     {"$D/none.txt.gz", "none.txt.gz: No such file"},
     {"--val-fraction 0 $D/a.txt $D/not.gz", "not.gz: gzip -dc ended with exit code 1"},
     {"--strict --val-fraction 0 $D/a.txt $D/latin1.txt",
-     "latin1.txt, from byte 0 on: invalid UTF-8: byte 0xe9 at offset 3"},
+     "latin1.txt, from byte 0: invalid UTF-8: byte 0xe9 at offset 3"},
     {"--val-fraction 0 $D/bad.jsonl", "bad.jsonl, line 3, column 12: "},
     {"--val-fraction 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text in a field \"text\""},
     {"--val-fraction 0 --field body $D/lacks.jsonl", "lacks.jsonl, line 1: no text in a field "
@@ -1025,10 +1025,10 @@ static void test_prepare_refusals(g2z_test *t) {
        "name its files, '"},
       {"echo hello |", "--encode > /dev/full", 1, "cannot write standard output"},
       {"cp $D/in.txt $D/out/train.bin;", "--format raw --out $D/out $D/./out/train.bin", 1,
-       "out/train.bin would be written, and is an input"},
+       "out/train.bin would overwrite the input "},
       {"cmp $D/in.txt $D/out/train.bin && mv $D/out/train.bin $D/out/x.bpe && ",
        "--train-bpe 300 --out $D/out $D/out/x.bpe", 1,
-       "out/x.bpe would be written, and is an input"},
+       "out/x.bpe would overwrite the input "},
       {"cmp $D/in.txt $D/out/x.bpe && rm $D/out/x.bpe &&", "--help", 0, ""}};
   g2z_writer *other;
   PREPARE_OR_SKIP(t);
@@ -1076,8 +1076,8 @@ static void test_prepare_replaces(g2z_test *t) {
   static const test_prepare_case cases[] = {
       {"", "--out $D/1 --val-fraction 0.5 $D/d.jsonl", 0, ""},
       {"", "--out $D/1 --val-fraction 0.5 $D/d.jsonl", 1,
-       "d_train_000000.bin exists from an earlier run, and more of its set: choose another --name "
-       "or --out, or replace the set with --overwrite:\n"},
+       "d_train_000000.bin exists from an earlier run, with other files of its set: choose another "
+       "--name or --out, or replace the whole set with --overwrite:\n"},
       {"", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 0, ""},
       {"rm $D/1/d2_*.bin;", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 1,
        "1/d2.bpe exists"},
@@ -1234,7 +1234,7 @@ static void test_prepare_packed(g2z_test *t) {
        "train       10 documents, 40 tokens"},
       {"", "--out $D/4 --val-fraction 0.5 --overwrite $D/m*.gz", 0,
        "val         10 documents, 40 tokens"},
-      {"", "--out $D/4 --val-fraction 0.5 $D/m0*.gz", 1, "is not known before its end"}};
+      {"", "--out $D/4 --val-fraction 0.5 $D/m0*.gz", 1, "is unknown until it ends"}};
   static char text[400000];
   char pack[512];
   int found = 0;
@@ -1365,9 +1365,9 @@ static void test_prepare_filters(g2z_test *t) {
       {"", "--vocab $D/merges.txt --encode < $D/a.txt > $D/ids; "
        "\"$P\" --vocab $D/merges.txt --decode < $D/ids > $D/b.txt; cmp $D/a.txt $D/b.txt", 0, "="},
       {"{ yes 1 | head -5000; echo 257; } |", "--decode", 1, /* after many valid ones */
-       "byte 10002: an id beyond 256"},
-      {"echo 1 99999999999 |", "--decode", 1, "byte 4: an id beyond 256"},
-      {"echo 1 -2 |", "--decode", 1, "byte 2: 0x2d is no digit"},
+       "byte 10002: the id is above 256"},
+      {"echo 1 99999999999 |", "--decode", 1, "byte 4: the id is above 256"},
+      {"echo 1 -2 |", "--decode", 1, "byte 2: 0x2d is not a digit"},
       {"yes 1 | head -c 2000000000 |", "--decode > /dev/null" TEST_TERM, 1,
        "stopped by signal 15"}};
   PREPARE_OR_SKIP(t);
@@ -1378,7 +1378,7 @@ static void test_prepare_filters(g2z_test *t) {
     for (int decode = i > 5; decode < 2; decode++) {
       const char *mode = decode ? "decode" : "encode";
       CHECK(t, test_prepare(t, "echo 1 |", "--%s --%s", mode, useless[i]) == 1);
-      CHECK_HAS(t, test_prepare_said, test_text("--%.*s: --%s has no use for it",
+      CHECK_HAS(t, test_prepare_said, test_text("--%.*s has no effect with --%s: remove it",
                                                 (int)strcspn(useless[i], " "), useless[i], mode));
     }
   test_prepare_cases(t, cases, sizeof cases / sizeof *cases);
