@@ -437,22 +437,6 @@ static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double to
   return G2Z_OK;
 }
 
-/* Refuses work that run_peer's flags cannot describe: the peer would do different work. */
-static g2z_status check_peer(g2z_services *services, const g2z_bench *o,
-                             const g2z_context_config *config) {
-  const g2z_model_config *shape = &o->shape;
-  if (!o->peer) return G2Z_OK;
-  if (shape->layers || shape->channels || shape->heads || shape->vocab || o->train.dropout > 0)
-    G2Z_REFUSE(services, "--peer runs an unchanged --model: remove --layers, --channels, --heads, "
-               "--vocab-size and --dropout");
-  if (!o->model && config->device == G2Z_DEVICE_CPU)
-    G2Z_REFUSE(services, "--peer needs a --model; add --model gpt2");
-  if (config->ranks.place.world > 1)
-    G2Z_REFUSE(services, "--peer runs on one rank, but bench has %d: run it without mpirun, srun "
-               "or torchrun", config->ranks.place.world);
-  return G2Z_OK;
-}
-
 static g2z_status report_steps(g2z_services *services, const g2z_bench *o,
                                const g2z_context_config *config, const g2z_plan *plan,
                                g2z_stopwatch *w) {
@@ -480,7 +464,17 @@ static g2z_status run_step(g2z_services *services, const g2z_bench *o,
   g2z_plan *plan;
   g2z_stopwatch w;
   const g2z_place *place = &config->ranks.place;
-  TRY(check_peer(services, o, config));
+  const g2z_model_config *shape = &o->shape;
+  if (o->peer) { /* refuse work that its flags cannot describe: it would do different work */
+    if (shape->layers || shape->channels || shape->heads || shape->vocab || o->train.dropout > 0)
+      G2Z_REFUSE(services, "--peer runs an unchanged --model: remove --layers, --channels, "
+                 "--heads, --vocab-size and --dropout");
+    if (!o->model && config->device == G2Z_DEVICE_CPU)
+      G2Z_REFUSE(services, "--peer needs a --model; add --model gpt2");
+    if (place->world > 1)
+      G2Z_REFUSE(services, "--peer runs on one rank, but bench has %d: run it without mpirun, srun "
+                 "or torchrun", place->world);
+  }
   TRY(g2z_plan_create(services, &o->train, config->device, place->rank, place->world, &plan));
   g2z_plan_print(plan, 0, print_line, NULL);
   g2z_status status = g2z_stopwatch_open(services, o->work.steps, &w);

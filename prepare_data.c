@@ -732,19 +732,6 @@ static void shard_path(const options *o, const char *split, int64_t index, char 
   else snprintf(path, bytes, "%s/%s.bin", o->out, split);
 }
 
-/* Refuses to replace an input by its own tokens. */
-static g2z_status spare_sources(g2z_services *services, const source *sources, int count,
-                                const char *path) {
-  struct stat there, source;
-  if (stat(path, &there) != 0) return G2Z_OK;
-  for (int i = 0; i < count; i++)
-    if (stat(sources[i].path, &source) == 0 && source.st_ino == there.st_ino &&
-        source.st_dev == there.st_dev)
-      return fail(services, G2Z_BAD_ARGUMENT, "%s would overwrite the input %s: choose another "
-                  "--out or --name", path, sources[i].label);
-  return G2Z_OK;
-}
-
 /* Whether `name` names a shard of this split or its mask. *index: the number of the shard. */
 static int is_shard(const options *o, const char *split, const char *name, int64_t *index) {
   char path[4608];
@@ -768,6 +755,7 @@ static g2z_status find_set(g2z_services *services, const options *o, const sourc
   static const char *const splits[] = {"train", "val"};
   DIR *directory = opendir(o->out);
   char path[4608];
+  struct stat there, input;
   int64_t index;
   *count = 0;
   if (!directory) return errno == ENOENT ? G2Z_OK : g2z_fail_file(services, errno, "list", o->out);
@@ -783,8 +771,13 @@ static g2z_status find_set(g2z_services *services, const options *o, const sourc
     if (split == 2 && !merges) continue;
     snprintf(path, sizeof path, "%s/%s", o->out, entry->d_name);
     if (!(*count)++ || strcmp(path, found) < 0) snprintf(found, 4608, "%s", path);
-    if (!keep) status = spare_sources(services, sources, source_count, path);
-    else if (index >= keep[split] && unlink(path) != 0)
+    if (!keep && stat(path, &there) != 0) continue;
+    for (int i = 0; i < source_count && !keep; i++) /* an input is not replaced by its own tokens */
+      if (stat(sources[i].path, &input) == 0 && input.st_ino == there.st_ino &&
+          input.st_dev == there.st_dev)
+        status = fail(services, G2Z_BAD_ARGUMENT, "%s would overwrite the input %s: choose another "
+                      "--out or --name", path, sources[i].label);
+    if (keep && index >= keep[split] && unlink(path) != 0)
       status = g2z_fail_file(services, errno, "remove", path);
   }
   closedir(directory);
@@ -935,22 +928,20 @@ static int read_next(pool *p, worker *w, uint64_t *number) {
   return some;
 }
 
-static g2z_status write_due(pool *p, worker *w) {
-  TRY(write_job(p->to, &w->held));
-  if (w->held.status != G2Z_OK) {
-    memcpy(p->to->services->error, w->services.error, G2Z_ERROR_BYTES);
-    return w->held.status;
-  }
-  show_progress(p->shown, p->to->bytes, p->to->tokens, 0);
-  return stop_signal ? fail_stopped(p->to->services) : G2Z_OK;
-}
-
 /* Waits until all jobs before this one are written, then writes it. */
 static void take_turn(pool *p, worker *w, uint64_t number) {
   pthread_mutex_lock(&p->lock);
   while (p->written != number) pthread_cond_wait(&p->next_turn, &p->lock);
   pthread_mutex_unlock(&p->lock);
-  if (p->status == G2Z_OK) p->status = write_due(p, w);
+  if (p->status == G2Z_OK) {
+    p->status = write_job(p->to, &w->held);
+    if (p->status == G2Z_OK && w->held.status != G2Z_OK) {
+      memcpy(p->to->services->error, w->services.error, G2Z_ERROR_BYTES);
+      p->status = w->held.status;
+    }
+    if (p->status == G2Z_OK) show_progress(p->shown, p->to->bytes, p->to->tokens, 0);
+    if (p->status == G2Z_OK && stop_signal) p->status = fail_stopped(p->to->services);
+  }
   if (w->held.text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
     free(w->held.text);
     g2z_tokens_free(&w->held.tokens);
@@ -1323,20 +1314,11 @@ static g2z_status encode_filter(g2z_services *services, const options *o,
   return fflush(stdout) == 0 && !ferror(stdout) ? G2Z_OK : fail_output(services);
 }
 
-static g2z_status print_text(g2z_services *services, const g2z_tokenizer *tokenizer,
-                             const int32_t *ids, size_t count) {
-  char *text;
-  size_t bytes;
-  TRY(g2z_decode(services, tokenizer, ids, count, &text, &bytes));
-  size_t put = fwrite(text, 1, bytes, stdout);
-  g2z_release(services, text);
-  return put == bytes ? G2Z_OK : fail_output(services);
-}
-
 static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tokenizer) {
   const int vocab = g2z_tokenizer_vocab(tokenizer);
   int32_t ids[4096], id = -1; /* -1: between ids */
-  size_t count = 0;
+  char *text;
+  size_t count = 0, bytes;
   uint64_t offset = 0;
   for (int c = 0; c != EOF; offset++) {
     c = getchar();
@@ -1353,20 +1335,14 @@ static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tok
     if (id >= 0) ids[count++] = id;
     id = -1;
     if (count < sizeof ids / sizeof *ids && c != EOF) continue;
-    TRY(print_text(services, tokenizer, ids, count));
+    TRY(g2z_decode(services, tokenizer, ids, count, &text, &bytes));
+    const size_t put = fwrite(text, 1, bytes, stdout);
+    g2z_release(services, text);
+    if (put != bytes) return fail_output(services);
     count = 0;
   }
   if (ferror(stdin)) return g2z_fail_file(services, errno, "read", "standard input");
   return fflush(stdout) == 0 ? G2Z_OK : fail_output(services);
-}
-
-static g2z_status filter(g2z_services *services, const options *o) {
-  g2z_tokenizer *tokenizer;
-  TRY(g2z_tokenizer_create(services, o->vocab, &tokenizer));
-  g2z_status status = o->encode ? encode_filter(services, o, tokenizer)
-                                : decode_filter(services, tokenizer);
-  g2z_tokenizer_free(tokenizer);
-  return status;
 }
 
 /* ----- main -------------------------------------------------------------- */
@@ -1386,11 +1362,16 @@ int main(int argc, char **argv) {
   o.words = (char **)calloc((size_t)argc, sizeof *argv);
   for (int i = 0; i < argc && o.words; i++) o.words[o.word_count++] = argv[i];
   if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o, &count);
-  if (status == G2Z_OK && !o.help) {
-    status = settle(&services, &o, argv + 1, count);
+  if (status == G2Z_OK && !o.help) status = settle(&services, &o, argv + 1, count);
+  if (status == G2Z_OK && !o.help && (o.encode || o.decode)) {
+    g2z_tokenizer *tokenizer;
+    status = g2z_tokenizer_create(&services, o.vocab, &tokenizer);
     if (status == G2Z_OK)
-      status = o.encode || o.decode ? filter(&services, &o)
-                                    : prepare(&services, &o, argv + 1, count);
+      status = o.encode ? encode_filter(&services, &o, tokenizer)
+                        : decode_filter(&services, tokenizer);
+    g2z_tokenizer_free(tokenizer);
+  } else if (status == G2Z_OK && !o.help) {
+    status = prepare(&services, &o, argv + 1, count);
   }
   if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s%s\n", services.error, advice);
   free(o.words);

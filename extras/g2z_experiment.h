@@ -75,7 +75,7 @@ extern "C" {
   X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
   X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: nvidia-smi")  \
   X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
-  X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over those of one rank")                   \
+  X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over the tokens/s of one rank")            \
   X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
   X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
   X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
@@ -299,26 +299,26 @@ static const struct {
   int more;                     /* bars: a second figure; lines: an ideal, SAME: y = x */
   g2z_axis axis;                /* of x */
 } g2zx_charts[] = {
-    {G2ZX_IN(comm), "Bandwidth", "GB/s on each rank's link", "MiB", X(message_mib),
+    {G2ZX_IN(comm), "Bandwidth", "GB/s on the link of each rank", "MiB", X(message_mib),
      X(bus_gb_per_sec), G2ZX_NONE, G2ZX_NONE, X(limit_gb_per_sec), G2Z_AXIS_LOG},
     {G2ZX_IN(comm), "Time", "us per collective", "MiB", X(message_mib), X(time_us), G2ZX_NONE,
      G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_LOG},
     {G2ZX_TRAINED, "Throughput",
-     "tokens per second of all ranks; whiskers: standard deviation over the repeats", NULL,
+     "tokens per second, all ranks; whiskers: standard deviation over the repeats", NULL,
      G2ZX_NONE, X(tokens_per_sec), X(tokens_per_sec_sd), G2ZX_SPREAD, G2ZX_NONE, G2Z_AXIS_AUTO},
-    {G2ZX_TRAINED, "Speed-up", "tokens/s over those of one rank", "ranks", X(world_size),
+    {G2ZX_TRAINED, "Speed-up", "tokens/s relative to one rank", "ranks", X(world_size),
      X(speedup_vs_1gpu), G2ZX_NONE, G2ZX_NONE, G2ZX_SAME, G2Z_AXIS_LINEAR},
-    {G2ZX_IN(buckets), "Exposed communication", "ms of a step that every rank waited",
+    {G2ZX_IN(buckets), "Exposed communication", "ms per step in which every rank waits",
      "MiB per collective", X(bucket_mib), X(exposed_comm_ms), G2ZX_NONE, G2ZX_NONE, G2ZX_NONE,
      G2Z_AXIS_LOG},
     {G2ZX_TRAINED & ~G2ZX_IN(buckets), "Exposed communication",
-     "ms of a step that every rank waited", NULL, G2ZX_NONE, X(exposed_comm_ms), G2ZX_NONE,
+     "ms per step in which every rank waits", NULL, G2ZX_NONE, X(exposed_comm_ms), G2ZX_NONE,
      G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_AUTO},
-    {G2ZX_TRAINED, "Step time", "ms: median; whiskers from the fastest step to the 95th percentile",
+    {G2ZX_TRAINED, "Step time", "ms: median; whiskers from the minimum to the 95th percentile",
      NULL, G2ZX_NONE, X(step_p50_ms), X(step_min_ms), X(step_p95_ms), G2ZX_NONE, G2Z_AXIS_AUTO},
-    {G2ZX_TRAINED, "Memory", "GiB of a rank", NULL, G2ZX_NONE, X(peak_memory_gib), G2ZX_NONE,
+    {G2ZX_TRAINED, "Memory", "GiB per rank", NULL, G2ZX_NONE, X(peak_memory_gib), G2ZX_NONE,
      G2ZX_NONE, X(plan_gib), G2Z_AXIS_AUTO},
-    {G2ZX_TRAINED, "GPU utilisation", "% of the time in which steps were counted", NULL, G2ZX_NONE,
+    {G2ZX_TRAINED, "GPU utilisation", "% of the measured time", NULL, G2ZX_NONE,
      X(gpu_percent), G2ZX_NONE, G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_AUTO}};
 #undef X
 
@@ -1048,7 +1048,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   return status;
 }
 
-/* Writes what rank 0 knows of its point. */
+/* Writes the figures of the point. Called by rank 0. */
 static g2z_status g2zx_write_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w,
                                    g2z_summary *s) {
   const int world = context->world, waits = world > 1; /* a single rank never waits */
@@ -1304,39 +1304,6 @@ typedef struct g2zx_experiment {
   int runs, all_runs;           /* finished, and in all */
   double began;
 } g2zx_experiment;
-
-/* Reads all lists, before anything is written or started. */
-static g2z_status g2zx_read_axes(g2zx_experiment *e) {
-  g2z_services *services = e->services;
-  const g2z_bench_work *work = &e->o->work;
-  const int every = strcmp(work->ranks, "all") == 0;
-  const int all = e->device == G2Z_DEVICE_CUDA ? g2z_device_count(G2Z_DEVICE_CUDA)
-                                               : (int)sysconf(_SC_NPROCESSORS_ONLN);
-  char text[16];
-  snprintf(text, sizeof text, "%d", all);
-  if (every && !all)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this build finds no GPU to use. To run "
-                    "on the CPU: --device cpu");
-  G2Z_TRY(g2zx_read_list(services, "gpus", every ? text : work->ranks, NULL, 1, 4096, &e->ranks));
-  for (int i = 0; i < e->ranks.count; i++)
-    if (e->ranks.at[i] != floor(e->ranks.at[i]))
-      G2Z_REFUSE(services, "--gpus %.80s: %g is not a whole number of ranks", work->ranks,
-                 e->ranks.at[i]);
-  G2Z_TRY(g2zx_read_list(services, "sizes", work->sizes, NULL, e->trains ? 0 : G2ZX_SIZE_LEAST,
-                         65536, &e->sizes));
-  /* A --bucket-mb out of its range would not reach the ranks: they would use the default. */
-  for (int i = 0; i < e->sizes.count; i++)
-    if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
-      G2Z_REFUSE(services, "--sizes %.80s: %g MiB is less than the minimum, %g", work->sizes,
-                 e->sizes.at[i], G2ZX_SIZE_LEAST);
-  if (!e->trains) { /* comm: its ranks get the whole list */
-    e->stages.count = e->dtypes.count = e->sizes.count = 1;
-    return G2Z_OK;
-  }
-  G2Z_TRY(g2zx_read_list(services, "zero", work->stages, "|dp|0|1|2|3", 0, 0, &e->stages));
-  return g2zx_read_list(services, "dtype", work->dtypes, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
-                        &e->dtypes);
-}
 
 /* G2Z_OK if this machine and this build can run the job: the plan checks everything that needs no
  * device. Fills in the plan's figures and the number of steps. */
@@ -1714,28 +1681,59 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
 
 /* Checks everything that can be checked in advance; writes nothing. */
 static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config) {
+  g2z_services *services = e->services;
   const g2z_bench *o = e->o;
+  const g2z_bench_work *work = &o->work;
+  const int every = strcmp(work->ranks, "all") == 0;
+  const int all = e->device == G2Z_DEVICE_CUDA ? g2z_device_count(G2Z_DEVICE_CUDA)
+                                               : (int)sysconf(_SC_NPROCESSORS_ONLN);
   const char *name = g2zx_commands[o->command].name;
   const g2z_place *place = &config->ranks.place;
   time_t now = time(NULL);
   struct tm utc;
-  char stamp[32];
+  char stamp[32], text[16];
   void *memory;
   int there, possible = 0;
   if (place->world > 1)
-    G2Z_REFUSE(e->services, "this process is rank %d of %d, but bench %s starts its ranks itself: "
+    G2Z_REFUSE(services, "this process is rank %d of %d, but bench %s starts its ranks itself: "
                "run it once, without mpirun, srun or torchrun", place->rank, place->world, name);
-  G2Z_TRY(g2zx_read_axes(e));
+
+  /* The lists of the axes. */
+  snprintf(text, sizeof text, "%d", all);
+  if (every && !all)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this build finds no GPU to use. To run "
+                    "on the CPU: --device cpu");
+  G2Z_TRY(g2zx_read_list(services, "gpus", every ? text : work->ranks, NULL, 1, 4096, &e->ranks));
+  for (int i = 0; i < e->ranks.count; i++)
+    if (e->ranks.at[i] != floor(e->ranks.at[i]))
+      G2Z_REFUSE(services, "--gpus %.80s: %g is not a whole number of ranks", work->ranks,
+                 e->ranks.at[i]);
+  G2Z_TRY(g2zx_read_list(services, "sizes", work->sizes, NULL, e->trains ? 0 : G2ZX_SIZE_LEAST,
+                         65536, &e->sizes));
+  /* A --bucket-mb out of its range would not reach the ranks: they would use the default. */
+  for (int i = 0; i < e->sizes.count; i++)
+    if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
+      G2Z_REFUSE(services, "--sizes %.80s: %g MiB is less than the minimum, %g", work->sizes,
+                 e->sizes.at[i], G2ZX_SIZE_LEAST);
+  if (e->trains) {
+    G2Z_TRY(g2zx_read_list(services, "zero", work->stages, "|dp|0|1|2|3", 0, 0, &e->stages));
+    G2Z_TRY(g2zx_read_list(services, "dtype", work->dtypes, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
+                           &e->dtypes));
+  } else { /* comm: its ranks get the whole list */
+    e->stages.count = e->dtypes.count = e->sizes.count = 1;
+  }
+
+  /* The directory and the jobs. */
   strftime(stamp, sizeof stamp, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
   if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
   else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", name, stamp);
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", name);
-  G2Z_TRY(g2z_is_there(e->services, path.text, &there));
+  G2Z_TRY(g2z_is_there(services, path.text, &there));
   if (there)
-    G2Z_REFUSE(e->services, "%.600s exists already: choose another --out, or remove it", path.text);
-  G2Z_TRY(g2zx_new_summary(e->services, o, name, &e->s));
+    G2Z_REFUSE(services, "%.600s exists already: choose another --out, or remove it", path.text);
+  G2Z_TRY(g2zx_new_summary(services, o, name, &e->s));
   snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until a run reports it */
-  G2Z_TRY(g2z_allocate(e->services, G2ZX_JOBS, sizeof *e->jobs, &memory));
+  G2Z_TRY(g2z_allocate(services, G2ZX_JOBS, sizeof *e->jobs, &memory));
   e->jobs = (g2zx_job *)memory;
   for (int i = 0; i < e->stages.count; i++)
     for (int k = 0; k < e->dtypes.count; k++)
@@ -1745,7 +1743,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
                                e->sizes.at[m]));
   for (int i = 0; i < e->count; i++) possible += e->jobs[i].point.outcome == G2Z_OUTCOME_OK;
   if (possible) return G2Z_OK;
-  return g2z_fail(e->services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
+  return g2z_fail(services, G2Z_UNSUPPORTED, "no point can be measured here: %s",
                   e->jobs[0].point.reason);
 }
 
@@ -1822,43 +1820,23 @@ static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
 
 /* ----- bench report ----- */
 
-typedef struct g2zx_found {     /* the summaries in the directories */
-  g2z_services *services;
-  g2z_summary **summaries;
-  size_t count, capacity;
-} g2zx_found;
-
-static g2z_status g2zx_take(void *user, const char *path) {
-  g2zx_found *found = (g2zx_found *)user;
-  void *list = found->summaries;
-  g2z_status status = g2z_grow(found->services, &list, &found->capacity, found->count,
-                               found->count + 1, sizeof *found->summaries);
-  found->summaries = (g2z_summary **)list;
-  G2Z_TRY(status);
-  G2Z_TRY(g2z_summary_read(found->services, path, &found->summaries[found->count]));
-  found->count++;
+static g2z_status g2zx_show(g2z_services *services, const char *path, g2z_page *page) {
+  g2z_summary *summary;
+  G2Z_TRY(g2z_summary_read(services, path, &summary));
+  g2z_summary_page(summary, page);
+  g2z_summary_free(summary);
   return G2Z_OK;
 }
 
-static void g2zx_show(void *user, g2z_page *page) {
-  const g2zx_found *found = (const g2zx_found *)user;
-  for (size_t i = 0; i < found->count; i++) g2z_summary_page(found->summaries[i], page);
-}
-
 static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
-  g2zx_found found;
   g2z_results *results;
   int there = 0;
   if (o->argc < 2)
     G2Z_REFUSE(services, "name the directories of experiments or runs: bench report DIR...");
   const char *out = o->out ? o->out : o->argv[1];
   const g2z_path path = g2z_path_in(out, "report.html");
-  memset(&found, 0, sizeof found);
-  found.services = services;
   G2Z_TRY(g2z_results_create(services, &results));
-  results->take = g2zx_take;
   results->show = g2zx_show;
-  results->user = &found;
   g2z_status status = g2z_is_there(services, g2z_path_in(out, "training_metrics.json").text,
                                    &there);
   for (int i = 1; i < o->argc && status == G2Z_OK; i++)
@@ -1869,10 +1847,9 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
   if (status == G2Z_OK) status = g2z_results_page(results, path.text);
   if (status == G2Z_OK)
-    g2z_log(services, G2Z_LOG_INFO, "%s: %zu experiment%s, %zu run%s", path.text, found.count,
-            found.count == 1 ? "" : "s", results->run_count, results->run_count == 1 ? "" : "s");
-  for (size_t i = 0; i < found.count; i++) g2z_summary_free(found.summaries[i]);
-  g2z_release(services, found.summaries);
+    g2z_log(services, G2Z_LOG_INFO, "%s: %zu experiment%s, %zu run%s", path.text,
+            results->report_count, results->report_count == 1 ? "" : "s", results->run_count,
+            results->run_count == 1 ? "" : "s");
   g2z_results_free(results);
   return status;
 }

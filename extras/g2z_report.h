@@ -180,6 +180,13 @@ G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN for fewer than two values. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
 
+/* "DIRECTORY/name" with a formatted name. It is "", which cannot be opened, if the directory is ""
+ * or NULL. The room exceeds the system's longest path: a path that is cut off cannot be opened. */
+typedef struct g2z_path {
+  char text[4160];
+} g2z_path;
+G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) G2Z_PRINTF(2, 3);
+
 /* A JSON object that was read from a file. Members are found by path: "summary.best_val_loss",
  * "epochs.0.steps", or "epochs.last" for the last element of an array. */
 typedef struct g2z_object {
@@ -207,12 +214,10 @@ typedef struct g2z_results {
   g2z_services *services;
   g2z_object *runs;             /* training_metrics.json of each run */
   size_t run_count, run_capacity;
-  /* Unless NULL, `take` reads each file NAME_report.json, and `show` puts its part of the page
-   * before the runs. */
-  g2z_status (*take)(void *user, const char *path);
-  void (*show)(void *user, g2z_page *page);
-  void *user;
-  size_t taken;                 /* files passed to `take` */
+  g2z_path *reports;            /* files NAME_report.json, if there is `show` */
+  size_t report_count, report_capacity;
+  /* Reads one of these files and puts its part of the page, before the runs; or NULL. */
+  g2z_status (*show)(g2z_services *services, const char *path, g2z_page *page);
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
 G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
@@ -223,13 +228,6 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
 
 /* The current time, as "2026-01-31T23:59:59Z". */
 G2Z_API void g2z_utc_now(char text[32]);
-
-/* "DIRECTORY/name" with a formatted name. It is "", which cannot be opened, if the directory is ""
- * or NULL. The room exceeds the system's longest path: a path that is cut off cannot be opened. */
-typedef struct g2z_path {
-  char text[4160];
-} g2z_path;
-G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) G2Z_PRINTF(2, 3);
 
 /* Writes a JSON file: one object, whose members `put` writes. */
 G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
@@ -1868,6 +1866,7 @@ G2Z_API void g2z_results_free(g2z_results *results) {
   if (!results) return;
   for (size_t i = 0; i < results->run_count; i++) g2z_object_free(&results->runs[i]);
   g2z_release(results->services, results->runs);
+  g2z_release(results->services, results->reports);
   g2z_release(results->services, results);
 }
 
@@ -1901,9 +1900,13 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
     return g2z_fail(services, G2Z_FORMAT, "%.400s has no hardware.world_size or no "
                     "summary.total_wall_time_sec: it is incomplete; remove it", run->path);
   }
-  if (results->take && g2zp_between(name, "", "_report.json") >= 0) {
-    results->taken++;
-    return results->take(results->user, path.text);
+  if (results->show && g2zp_between(name, "", "_report.json") >= 0) {
+    void *list = results->reports;
+    g2z_status status = g2z_grow(services, &list, &results->report_capacity, results->report_count,
+                                 results->report_count + 1, sizeof path);
+    results->reports = (g2z_path *)list;
+    if (status == G2Z_OK) results->reports[results->report_count++] = path;
+    return status;
   }
   if (levels == 0 || (*name && (stat(path.text, &info) != 0 || !S_ISDIR(info.st_mode))))
     return G2Z_OK;
@@ -1921,9 +1924,9 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
 }
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
-  const size_t before = results->taken + results->run_count;
+  const size_t before = results->report_count + results->run_count;
   G2Z_TRY(g2zp_results_entry(results, directory, "", 3));
-  if (results->taken + results->run_count > before) return G2Z_OK;
+  if (results->report_count + results->run_count > before) return G2Z_OK;
   return g2z_fail(results->services, G2Z_FORMAT, "%.600s and the directories in it hold no "
                   "NAME_report.json and no training_metrics.json: name a directory that bench or "
                   "train --run-dir wrote", directory);
@@ -1973,14 +1976,16 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   char now[32];
   g2z_page *page;
   const char *title = !results->run_count ? "Experiments"
-                      : results->taken ? "Experiments and runs"
+                      : results->report_count ? "Experiments and runs"
                       : results->run_count == 1 ? "A run" : "Runs compared";
   G2Z_TRY(g2z_page_create(results->services, path, title, &page));
   g2z_utc_now(now);
-  if (results->taken) g2z_page_fact(page, "experiments", "%zu", results->taken);
+  if (results->report_count) g2z_page_fact(page, "experiments", "%zu", results->report_count);
   if (results->run_count) g2z_page_fact(page, "runs", "%zu", results->run_count);
   g2z_page_fact(page, "created", "%s", now);
-  if (results->show) results->show(results->user, page);
+  g2z_status status = G2Z_OK;
+  for (size_t i = 0; i < results->report_count && status == G2Z_OK; i++)
+    status = results->show(results->services, results->reports[i].text, page);
   if (results->run_count) {
     g2z_page_heading(page, "Runs");
     g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
@@ -1990,7 +1995,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
                       (int)G2Z_COUNT(g2zp_run_columns), results->runs,
                       results->run_count, 1);
   }
-  g2z_status status = g2zp_results_curves(results, page);
+  if (status == G2Z_OK) status = g2zp_results_curves(results, page);
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
   return status;
