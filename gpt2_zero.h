@@ -1799,7 +1799,7 @@ struct g2z_trainer {
   g2z_loader *loader;                /* NULL without shards */
   g2z_model model;                   /* lent: score, logits and generate take &trainer->model */
   /* The rest is the trainer's own. */
-  g2z_comm *comm;                    /* its places: g2z__place */
+  g2z_comm *comm;                    /* places: g2z__queue_place_kind */
   g2z__record record;                /* of a step; empty until a step is recorded */
   g2z__held held[G2Z__HELD_MAX];     /* all of its memory outside of tables of the host */
   int held_count;
@@ -1831,9 +1831,9 @@ struct g2z_trainer {
   int stale;                         /* 1: other ranks' slices are older than their masters */
   int joined;                        /* number of gathers, in order, that the device waited for */
   int needed;                        /* the unit whose parameters were requested last */
-  int turn[2];                       /* stage 3: the unit whose parameters are in each of the two
-                                      * buffers, or arriving there; 0: none */
-  int turn_joined[2];                /* 1: the device waited for them */
+  int buffered[2];                   /* stage 3: the unit whose parameters are in each of the two
+                                      * block buffers, or arriving there; 0: none */
+  int buffered_joined[2];            /* 1: the device waited for them */
   int tuned;                         /* 1: all ranks use rank 0's choices of algorithms */
   int stop_requested, stop_agreed;
   g2z_status failed;                 /* G2Z_OK, or why this rank takes no more steps */
@@ -9070,7 +9070,7 @@ enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 /* ----- memory ------------------------------------------------------------- */
 
 /* Places in the communication queue. The first two kinds have one per bucket. */
-typedef enum g2z__place_kind {
+typedef enum g2z__queue_place_kind {
   G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
   G2Z__PLACE_GATHERED,  /* a bucket's parameters have arrived */
   G2Z__PLACE_VERDICT,
@@ -9078,10 +9078,16 @@ typedef enum g2z__place_kind {
   G2Z__PLACE_PROGRESS,  /* the end of a micro-step that reduces nothing */
   G2Z__PLACE_EXCHANGED, /* Muon: u is at home, or O has returned */
   G2Z__PLACE_KINDS
-} g2z__place_kind;
-G2Z__PRIVATE int g2z__place(const g2z_trainer *t, g2z__place_kind kind, int bucket) {
+} g2z__queue_place_kind;
+G2Z__PRIVATE int g2z__queue_place(const g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
   const int buckets = t->plan->buckets;
   return kind <= G2Z__PLACE_GATHERED ? (int)kind * buckets + bucket : 2 * buckets + (int)kind - 2;
+}
+G2Z__PRIVATE g2z_status g2z__queue_mark(g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
+  return g2z_comm_mark(t->comm, g2z__queue_place(t, kind, bucket));
+}
+G2Z__PRIVATE g2z_status g2z__queue_wait(g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
+  return g2z_comm_wait(t->comm, g2z__queue_place(t, kind, bucket));
 }
 
 /* Allocates memory, and keeps it until the trainer is freed. *pointer receives its address. */
@@ -9204,7 +9210,7 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
           dev, t->model.params + part.param * (size_t)t->plan->dtype_bytes, to, part.elements));
   }
   t->stale = 1;
-  t->turn[0] = t->turn[1] = 0;
+  t->buffered[0] = t->buffered[1] = 0;
   return dev->ops->synchronize(dev);
 }
 
@@ -9369,7 +9375,7 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 0));
-  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_PROGRESS, 0));
+  return g2z__queue_mark(t, G2Z__PLACE_PROGRESS, 0);
 }
 
 /* ----- the page's functions: gradients to their owners ------------------- */
@@ -9381,13 +9387,11 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
-  int lay_there = unit == plan->wte ? unit : unit - 2;
+  int earlier = unit == plan->wte ? unit : unit - 2; /* its gradient lay in this buffer */
   int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* an earlier wait covers it */
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
-  if (!first) {
-    int bucket = plan->unit[lay_there + 1].bucket - 1;
-    G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, bucket)));
-  }
+  if (!first)
+    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
   size_t written = unit == plan->wpe ? 0 : u->elements, size = (size_t)plan->grad_bytes;
   if (unit == plan->wte || written == u->room) return G2Z_OK; /* backward writes all of wte */
   return t->device->ops->zero(t->device, t->model.grads + (u->grad_at + written) * size,
@@ -9421,7 +9425,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   g2z__ranks_record(t->context->ranks, "reduce", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, bucket));
+  return g2z__queue_mark(t, G2Z__PLACE_REDUCED, bucket);
 }
 
 /* [C] In a step's last micro-step wte's gradient may be reduced in two parts. The first part is the
@@ -9456,7 +9460,7 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_ROWS, 0));
+  return g2z__queue_mark(t, G2Z__PLACE_ROWS, 0);
 }
 
 /* Sums the squares of this rank's gradients in buckets [from, to). */
@@ -9488,20 +9492,19 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   int32_t *order = plan->wte_rows ? (int32_t *)(t->model.logits + rows.order) : NULL;
   ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->wte_rows) { /* sort the tokens while their rows are being gathered */
-    int bucket = plan->unit[plan->wte].bucket;
-    G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, bucket)));
+    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, plan->unit[plan->wte].bucket));
     G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)rows.count));
   }
   if (last > 0) {
-    G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, last - 1))); /* and before */
+    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, last - 1)); /* and before */
     G2Z__TRY(g2z__square(t, 0, last));
   }
   if (plan->wte_rows) { /* add the rows to this rank's part of wte */
-    G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_ROWS, 0)));
+    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_ROWS, 0));
     G2Z__TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
                             (int)rows.count, plan->model.channels));
   }
-  G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_REDUCED, last)));
+  G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, last));
   return g2z__square(t, last, plan->buckets);
 }
 
@@ -9510,7 +9513,7 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  const int place = g2z__place(t, G2Z__PLACE_VERDICT, 0);
+  const int place = g2z__queue_place(t, G2Z__PLACE_VERDICT, 0);
   const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   int done = 0;
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
@@ -9526,7 +9529,7 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
   t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
-  t->turn[0] = t->turn[1] = t->joined = t->stale = 0;
+  t->buffered[0] = t->buffered[1] = t->joined = t->stale = 0;
   return G2Z_OK;
 }
 
@@ -9547,7 +9550,7 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
                     (plan->shard_elements - plan->v_elements) * (size_t)plan->u_bytes);
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_EXCHANGED, 0));
+  return g2z__queue_mark(t, G2Z__PLACE_EXCHANGED, 0);
 }
 
 /* ----- the page's functions: parameters from their owners ---------------- */
@@ -9570,14 +9573,14 @@ G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   char *area = t->model.logits;
   if (!plan->weights) return G2Z_OK;
-  if (plan->routes) G2Z__TRY(g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_EXCHANGED, 0)));
+  if (plan->routes) G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_EXCHANGED, 0));
   t->device->ops->span_begin(t->device, G2Z_SPAN_ORTHOGONALIZE);
   G2Z__TRY(t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
                                          area + plan->work_begin,
                                          g2z__plan_head_bytes(plan) - plan->work_begin));
   t->device->ops->span_end(t->device, G2Z_SPAN_ORTHOGONALIZE);
   G2Z__TRY(g2z__exchange(t, G2Z__TO_OWNERS));
-  return plan->routes ? g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_EXCHANGED, 0)) : G2Z_OK;
+  return plan->routes ? g2z__queue_wait(t, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
 }
 
 /* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
@@ -9605,19 +9608,19 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   call.owner = t->plan->owner;
   g2z__ranks_record(t->context->ranks, "gather", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z_comm_mark(t->comm, g2z__place(t, G2Z__PLACE_GATHERED, bucket));
+  return g2z__queue_mark(t, G2Z__PLACE_GATHERED, bucket);
 }
 
 /* Stage 3: gathers a block into its buffer unless it is already there. Does nothing for other units
  * and for unit -1. */
 G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   const g2z_unit *u = t->plan->unit;
-  if (unit < 0 || !u[unit].gathered || t->turn[unit % 2] == unit) return G2Z_OK;
+  if (unit < 0 || !u[unit].gathered || t->buffered[unit % 2] == unit) return G2Z_OK;
   G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all ranks are done with the old block */
   for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
     G2Z__TRY(g2z__gather_bucket(t, bucket));
-  t->turn[unit % 2] = unit;
-  t->turn_joined[unit % 2] = 0;
+  t->buffered[unit % 2] = unit;
+  t->buffered_joined[unit % 2] = 0;
   return G2Z_OK;
 }
 
@@ -9625,10 +9628,10 @@ G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
 G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
   int bucket = t->plan->unit[unit].bucket, gathered = t->plan->unit[unit].gathered;
   int number = t->plan->buckets - 1 - bucket; /* the last bucket is gathered first */
-  if (gathered ? t->turn_joined[unit % 2] : t->joined > number) return G2Z_OK;
-  if (gathered) t->turn_joined[unit % 2] = 1;
+  if (gathered ? t->buffered_joined[unit % 2] : t->joined > number) return G2Z_OK;
+  if (gathered) t->buffered_joined[unit % 2] = 1;
   else t->joined = number + 1;
-  return g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_GATHERED, bucket));
+  return g2z__queue_wait(t, G2Z__PLACE_GATHERED, bucket);
 }
 
 /* [A] Waits for a unit's parameters and prefetches the pass's next unit while this one computes. A
@@ -9673,7 +9676,7 @@ G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
     if (!plan->unit[plan->bucket[bucket].unit].gathered)
       G2Z__TRY(g2z__gather_bucket(t, bucket));
   t->joined = t->stale = 0;
-  return g2z_comm_wait(t->comm, g2z__place(t, G2Z__PLACE_GATHERED, plan->buckets - 1));
+  return g2z__queue_wait(t, G2Z__PLACE_GATHERED, plan->buckets - 1);
 }
 
 /* A recorded step assumes the gather state that a step leaves. Restores it after a load, a
@@ -9683,7 +9686,7 @@ G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   G2Z__TRY(g2z__refresh(t));
   for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
     G2Z__TRY(g2z__gather_unit(t, unit));
-  t->joined = t->turn_joined[0] = t->turn_joined[1] = 0;
+  t->joined = t->buffered_joined[0] = t->buffered_joined[1] = 0;
   return G2Z_OK;
 }
 
@@ -9784,6 +9787,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
                     "heads=%d, but the weights in %s were trained with %d (n_head of its "
                     "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
   G2Z__TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, saved.vocab_hash, from));
+  t->model.config.vocab_hash = t->plan->model.vocab_hash;
   return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
@@ -9804,7 +9808,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
   /* The communicator, and the buffers that other ranks access. The logits' buffer also takes wte's
    * gradient rows and Muon's areas. */
-  const g2z_comm_config config = {g2z__place(t, G2Z__PLACE_KINDS, 0), plan->bucket_elements,
+  const g2z_comm_config config = {g2z__queue_place(t, G2Z__PLACE_KINDS, 0), plan->bucket_elements,
                                   plan->wire_dtype, plan->gather, plan->reduce};
   const struct { void *pointer; size_t bytes; } wanted[] = {
       {&t->model.params, plan->param_elements * (size_t)plan->dtype_bytes},
@@ -11611,7 +11615,7 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   const g2z_ops *ops = t->device->ops;
   G2Z__TRY(ops->upload(t->device, t->state, &state, sizeof state));
   G2Z__TRY(ops->synchronize(t->device));
-  t->plan->model.vocab_hash = x->vocab_hash;
+  t->plan->model.vocab_hash = t->model.config.vocab_hash = x->vocab_hash;
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = x->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
@@ -11663,7 +11667,7 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
       g2z__loading_compare(&x, G2Z_RESUME_ROUNDS);
     }
     t->stale = 1; /* also on a rank that owns nothing and so writes nothing */
-    t->turn[0] = t->turn[1] = 0;
+    t->buffered[0] = t->buffered[1] = 0;
     status = g2z_ranks_agree(ranks, g2z__loading_fill(&x));
     if (status == G2Z_OK) status = g2z_ranks_agree(ranks, g2z__loading_state(&x));
     t->tuned = 0;

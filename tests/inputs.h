@@ -439,4 +439,17 @@ static void test_vocab_hash(g2z_test *t) {
   CHECK(t, g2z_tokenizer_hash(tokenizer) == g2z_tokenizer_hash(again));
   g2z_tokenizer_free(again);
   g2z_tokenizer_free(tokenizer);
+  /* A trainer takes it from weights or from a checkpoint, and lends it with its model. */
+  g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
+  for (int i = 0; i < 3; i++) {
+    test_trainer tt;
+    config.model.vocab_hash = i ? 0 : hashes[1];
+    config.init_from = i == 1 ? test_at(t, "weights") : NULL;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    if (i == 0) CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_at(t, "weights")));
+    if (i == 0) CHECK_OK(t, g2z_trainer_save(tt.trainer, test_at(t, "saved")));
+    if (i == 2) CHECK_OK(t, g2z_trainer_load(tt.trainer, test_at(t, "saved")));
+    CHECK(t, tt.trainer->model.config.vocab_hash == hashes[1]);
+    test_trainer_close(&tt);
+  }
 }

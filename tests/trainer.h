@@ -749,8 +749,8 @@ static void turns_look(int next) {
   int unit = t->needed, L = t->plan->model.layers;
   if (unit < 1 || unit > L) return; /* unit 0: the final LayerNorm */
   turns_seen++;
-  turns_wrong += t->turn[unit % 2] != unit || !t->turn_joined[unit % 2];
-  turns_wrong += unit + next >= 1 && unit + next <= L && t->turn[(unit + next) % 2] != unit + next;
+  turns_wrong += t->buffered[unit % 2] != unit || !t->buffered_joined[unit % 2];
+  turns_wrong += unit + next >= 1 && unit + next <= L && t->buffered[(unit + next) % 2] != unit + next;
 }
 static g2z_status turns_fwd(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
                             const void *x, const void *w, const void *b, int N, int C) {
