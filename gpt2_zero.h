@@ -990,9 +990,9 @@ typedef struct g2z_plan {
   g2z_bucket *bucket;             /* [buckets + 1] */
   g2z_update_range *update;       /* [updates] */
   size_t offset[G2Z_PARAM_COUNT]; /* of each parameter inside its unit */
-  /* Muon. The memory of the logits has room for these areas, in bytes from its start: the home's at
-   * 0, then `work`, the scratch of orthogonalize. u has an area of its own at u_begin if it travels,
-   * which `work` overlaps: u is not needed while its matrices are at home. */
+  /* Muon. Its areas lie in the memory of the logits, in bytes from its start: the home's at 0, then
+   * `work`, the scratch of orthogonalize. If u travels it has its own area, at u_begin, and `work`
+   * overlaps it: u is not needed while its matrices are at home. */
   g2z_optimizer optimizer;
   int u_bytes;                    /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
   size_t v_elements;              /* of v: shard_elements without Muon's weights */
@@ -1139,8 +1139,8 @@ typedef struct g2z_step_state {
   float lr;                  /* last step: learning rate, also of a skipped step */
   float used_loss_scale;     /* last step */
   /* Moving average of grad_norm and its standard deviation over about the last 100 applied steps.
-   * With skip_spikes Z, from the 21st applied step on: grad_norm > mean + Z deviations is a spike.
-   * After 20 spikes in a row the next step is applied: the norm has a new level. */
+   * With skip_spikes Z, after 20 applied steps: grad_norm > mean + Z deviations is a spike. After
+   * 20 spikes in a row the next step is applied: the norm has a new level. */
   float norm_mean, norm_deviation;
   int32_t spikes_in_row;
   int32_t spikes;            /* in total; `skipped` counts them, too */
@@ -1746,8 +1746,9 @@ typedef struct g2z_report {
   float grad_norm;       /* before clipping; not finite, or counted 0: the step was skipped */
   float lr;
   float loss_scale;      /* loss scale of the step */
-  int skipped;           /* 1: the weights did not change */
-  int64_t skipped_total;
+  int skipped;           /* 1: the weights did not change; 2: because of a spike, skip_spikes */
+  int64_t skipped_total; /* with `spikes` */
+  int64_t spikes;
   int64_t applied;       /* AdamW steps taken up to loss_step */
   double data_ms;        /* waiting for tokens */
   double exposed_comm_ms;/* time that the device waited for other ranks; every 8th step is timed,
@@ -4939,6 +4940,33 @@ static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, i
   else state->loss_scale = state->loss_scale > 2.0f ? 0.5f * state->loss_scale : 1.0f;
 }
 
+/* Spikes: averages over about so many applied steps; checks from one of them on; most in a row. */
+#define G2Z__SPIKE_WINDOW 100
+#define G2Z__SPIKE_FIRST 20
+#define G2Z__SPIKES_IN_ROW 20
+
+/* 1: the norm lies more than skip_spikes deviations above the mean of applied steps. Otherwise the
+ * step will be applied, and enters mean and deviation. */
+static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
+                                                    const g2z_optimizer_config *config) {
+  const double above = (double)state->grad_norm - (double)state->norm_mean;
+  const double deviation = (double)state->norm_deviation;
+  if (config->skip_spikes > 0 && state->applied >= G2Z__SPIKE_FIRST &&
+      state->spikes_in_row < G2Z__SPIKES_IN_ROW && above > config->skip_spikes * deviation) {
+    state->spikes++;
+    state->spikes_in_row++;
+    return 1;
+  }
+  /* For the first steps these are the mean and deviation of all. */
+  const double count = (double)(state->applied < G2Z__SPIKE_WINDOW ? state->applied + 1
+                                                                   : G2Z__SPIKE_WINDOW);
+  state->norm_mean = (float)((double)state->norm_mean + above / count);
+  state->norm_deviation =
+      (float)sqrt((1.0 - 1.0 / count) * (deviation * deviation + above * above / count));
+  state->spikes_in_row = 0;
+  return 0;
+}
+
 /* Decides from the ranks' rows whether the step is applied or skipped, and updates the state: loss,
  * norm, learning rate, loss scale. `dynamic`: fp16 with a dynamic loss scale in the config. */
 static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
@@ -4975,10 +5003,16 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
     if (state->status == G2Z_OK && state->counted > 0) g2z__decide_overflow(state, dynamic);
     return;
   }
+  state->skipped_at_minimum = 0;
+  if (g2z__decide_spike(state, config)) { /* its gradients are finite: the loss scale is right */
+    state->skip = 2;
+    state->skipped++;
+    state->grad_multiplier = 0;
+    return;
+  }
   /* The same as torch.nn.utils.clip_grad_norm_, with its 1e-6. */
   float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
   state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale * (float)more;
-  state->skipped_at_minimum = 0;
   state->applied++;
   if (state->good_steps < INT32_MAX) state->good_steps++;
   if (!dynamic || state->good_steps < config->loss_scale_window) return;
@@ -9990,6 +10024,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->loss_scale = state->used_loss_scale;
   report->skipped = state->skip;
   report->skipped_total = state->skipped;
+  report->spikes = state->spikes;
   report->applied = state->applied;
   report->data_ms = t->data_s[slot] * 1e3;
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
@@ -10754,7 +10789,11 @@ typedef struct g2z__sum {
   X(FLOAT, loss)                \
   X(FLOAT, grad_norm)           \
   X(FLOAT, lr)                  \
-  X(FLOAT, used_loss_scale)
+  X(FLOAT, used_loss_scale)     \
+  X(FLOAT, norm_mean)           \
+  X(FLOAT, norm_deviation)      \
+  X(INT32, spikes_in_row)       \
+  X(INT32, spikes)
 
 /* trainer_state.json */
 typedef struct g2z__saved {
@@ -11434,7 +11473,9 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
                       "one has %s=%s: resume with the same model", x->directory, setting->name, was,
                       setting->name, is);
     g2z_log(x->services, on_resume == G2Z_RESUME_WARN ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
-            "%s changed since the checkpoint: %s -> %s", setting->name, was, is);
+            "%s changed since the checkpoint: %s -> %s%s", setting->name, was, is,
+            strcmp(setting->name, "optimizer") == 0
+                ? "; the moments of the blocks' weights start at zero" : "");
   }
   return G2Z_OK;
 }
@@ -11450,6 +11491,20 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
   const g2z__extent *x = (const g2z__extent *)a, *y = (const g2z__extent *)b;
   if (x->buffer != y->buffer) return x->buffer < y->buffer ? -1 : 1;
   return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
+}
+
+/* The first weight of Muon that ends after canonical element `at`; an empty range: none does. */
+G2Z__PRIVATE g2z_range g2z__muon_range(const g2z_plan *plan, size_t at) {
+  const size_t blocks = plan->unit[1].canonical;
+  const int first = at < blocks ? 1 : 1 + (int)((at - blocks) / plan->unit[1].elements);
+  for (int u = first; u < plan->wpe; u++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      const g2z_range weight = {plan->unit[u].canonical + plan->offset[p], info.elements};
+      if (info.muon && weight.begin + weight.elements > at) return weight;
+    }
+  const g2z_range none = {plan->parameters, 0};
+  return none;
 }
 
 /* Checks everything before the trainer changes, and lists which file holds which elements. */
@@ -11495,20 +11550,28 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
     x->moments = NULL;
   }
 
-  /* Each element of each buffer must be stored exactly once. */
+  /* Each element of each buffer must be stored exactly once, except v of Muon's weights. */
   qsort(x->extents, x->extent_count, sizeof(g2z__extent), g2z__extent_order);
   const g2z__extent *extent = x->extents, *last = extent + x->extent_count;
+  const int muon = x->saved.config.optimizer.kind == G2Z_OPTIMIZER_MUON;
   for (int buffer = G2Z_BUFFER_MASTER; buffer <= G2Z_BUFFER_V; buffer++) {
-    size_t end = 0;
+    const int gaps = buffer == G2Z_BUFFER_V && muon;
+    size_t end = 0, most = P; /* most: where the next extent must end */
     for (; extent < last && (int)extent->buffer == buffer; extent++) {
+      for (g2z_range weight; gaps; end += weight.elements) {
+        weight = g2z__muon_range(x->t->plan, end);
+        most = weight.begin;
+        if (!weight.elements || weight.begin > end) break;
+      }
       g2z__moment_name(extent->buffer, extent->canonical, name);
       g2z__checkpoint_file(extent->file, x->saved.world, file);
-      if (extent->canonical != end || extent->elements > P - end)
+      if (extent->canonical != end || extent->elements > most - end)
         return g2z_fail(x->services, G2Z_FORMAT,
                         "%s/%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
                         "another checkpoint", x->directory, file, name, extent->elements,
                         extent->canonical < end   ? "overlaps others up to"
-                        : extent->canonical > end ? "leaves a gap from" : "is too long at", end, P);
+                        : extent->canonical > end ? "leaves a gap from" : "is too long at", end,
+                        most);
       end += extent->elements;
     }
     if (end != P)
@@ -11577,6 +11640,18 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
         G2Z__TRY(g2z__transfer_read(x, at + done * sizeof(float), x->chunk, n * sizeof(float)));
         G2Z__TRY(g2z_trainer_write(t, extent->buffer, range.canonical + done, n, x->chunk));
       }
+    }
+
+  /* One optimizer's m means nothing to the other, and v = 0 with an old m would make AdamW's first
+   * steps 4.5 times too large: both moments start at zero. */
+  const int changed = saved->config.optimizer.kind != t->config.optimizer.kind;
+  if (changed) memset(x->chunk, 0, x->chunk_elements * sizeof(float));
+  g2z_range weight = {0, 0};
+  while (changed && (weight = g2z__muon_range(t->plan, weight.begin)).elements)
+    for (size_t end = weight.begin + weight.elements, n; weight.begin < end; weight.begin += n) {
+      n = end - weight.begin < x->chunk_elements ? end - weight.begin : x->chunk_elements;
+      G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_M, weight.begin, n, x->chunk));
+      G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_V, weight.begin, n, x->chunk));
     }
 
   if (!t->loader) return G2Z_OK;

@@ -112,7 +112,7 @@ G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommit
   X(NUMBER,  lr,              "learning rate of the step")                                        \
   X(NUMBER,  grad_norm,       "global norm before clipping; null: not finite")                    \
   X(NUMBER,  loss_scale,      "that the step ran with")                                           \
-  X(INTEGER, skipped,         "1: gradients were not finite and the weights did not move")        \
+  X(INTEGER, skipped,         "1: gradients not finite, weights stay; 2: a spike, too")        \
   X(NUMBER,  step_ms,         "wall time of the step, data_ms included")                          \
   X(NUMBER,  tok_s,           "tokens of the step over step_ms")                                  \
   X(NUMBER,  mfu,             "model flops utilisation; null: the device's peak is not known")    \

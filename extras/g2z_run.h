@@ -776,7 +776,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_WHOLE("grad_accum_steps", plan->accum);
   G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
   G2ZR_REAL("lr", g2zr_decimal(config->train.optimizer.lr));
-  G2ZR_TEXT("optimizer", "AdamW");
+  G2ZR_TEXT("optimizer", g2z_optimizer_text(config->train.optimizer.kind));
   G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
   G2ZR_TEXT("fp8", g2z_fp8_text(plan->fp8));
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
@@ -1177,7 +1177,8 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   /* Is the model as good as it was? The last step was applied, and the loss is at most a tenth (and
    * 0.1 nats) above its least value at an earlier checkpoint. */
   const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
-  const int skipped = run->known.skipped && !(run->known.grad_norm == 0 && isnan(run->known.loss));
+  const int skipped = run->known.skipped == 1 && /* a spike is no sign that the model got worse */
+                      !(run->known.grad_norm == 0 && isnan(run->known.loss));
   const int sound = !skipped && !(loss > 1.1 * best + 0.1);
   char was[32];
   snprintf(was, sizeof was, ", %.4f", best);
@@ -2091,7 +2092,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
   G2Z_TRY(g2zr_grow_steps(run, (size_t)epoch->steps));
   run->step_s[(size_t)epoch->steps++] = step_s;
-  epoch->skipped += m->skipped;
+  epoch->skipped += m->skipped != 0;
   epoch->tokens += tokens;
   epoch->train_s += step_s;
   epoch->data_s += m->data_ms * 1e-3;
@@ -2132,8 +2133,9 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = tokens / smooth_s;
   event->eta_seconds = (double)(run->steps - m->step) * (smooth_s + sum->pause_s / (double)m->step);
-  const char *skipped = m->grad_norm == 0 && isnan(m->loss) ? "no token counts: skipped"
-                                                            : "skipped";
+  const char *skipped = m->skipped == 2                       ? "a spike: skipped"
+                        : m->grad_norm == 0 && isnan(m->loss) ? "no token counts: skipped"
+                                                              : "skipped";
   char eta[32], scale[64] = "";
   g2zr_duration_text(event->eta_seconds, eta);
   if (run->config.train.dtype == G2Z_FP16)
