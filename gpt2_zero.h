@@ -6387,6 +6387,7 @@ struct g2z_ranks {
   int peer_count, me;             /* me: the peer that is this rank */
   int wake;                       /* the other end of its control: messages to the watcher */
   struct addrinfo *addresses;     /* of rank 0's host */
+  struct g2z__meeting *meeting;   /* rank 0, until it ends */
   struct pollfd *polls;           /* scratch of g2z__poll; polled: the link of each entry */
   g2z__link **polled;
   int32_t *votes;                 /* [world]: scratch of agree */
@@ -6482,7 +6483,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
     if (tasks > 1)
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "SLURM_NTASKS=%d, but this process is no task of a step: use srun (or "
+                      "SLURM_NTASKS=%d, but this process is not a task of a step: use srun (or "
                       "mpirun) to start %d ranks, or --ranks on one node", tasks, tasks);
     *out = g2z_ranks_config_default().place;
     return G2Z_OK;
@@ -6719,7 +6720,7 @@ G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *addre
          !g2z__socket_wait(clock, link->socket, POLLOUT, patience) ||
          getsockopt(link->socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0))
       break;
-    snprintf(seen, 160, "; what listens on port %d is not this job's rank 0: ranks of one job need "
+    snprintf(seen, 160, "; the listener on port %d is not this job's rank 0: ranks of one job need "
              "the same WORLD_SIZE, MASTER_PORT, --run-id and G2Z_SECRET", port);
     hello->control = control;
     if (!g2z__say(link->socket, G2Z__HELLO, hello) ||
@@ -6775,7 +6776,7 @@ typedef struct g2z__meeting {
   int port;
   int present;                    /* ranks with both connections, this one included */
   int told;                       /* ranks that were sent the failure */
-  int strangers;                  /* callers whose token was wrong */
+  int strangers;                  /* callers with a wrong token */
   unsigned accepted;              /* connections, so far */
   g2z__ending ending;             /* status G2Z_OK: it may still succeed */
   g2z__link listener;
@@ -6789,6 +6790,15 @@ G2Z__PRIVATE void g2z__meeting_fail(g2z__meeting *meeting, g2z_status status, co
   if (meeting->ending.status != G2Z_OK) return;
   G2Z__PRINT(meeting->ending.fault.sentence, format);
   meeting->ending.status = (int32_t)status;
+}
+
+G2Z__PRIVATE void g2z__meeting_end(g2z_ranks *ranks) {
+  g2z__meeting *meeting = ranks->meeting;
+  if (!meeting) return;
+  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) g2z__socket_close(&meeting->callers[i].socket);
+  g2z__socket_close(&meeting->listener.socket);
+  g2z_release(ranks->services, meeting);
+  ranks->meeting = NULL;
 }
 
 G2Z__PRIVATE int g2z__socket_is_loopback(const struct addrinfo *at) {
@@ -6811,39 +6821,6 @@ G2Z__PRIVATE int g2z__socket_widen(struct addrinfo *addresses) {
     else ((struct sockaddr_in6 *)(void *)at->ai_addr)->sin6_addr = in6addr_any;
   }
   return wide;
-}
-
-/* Listens at MASTER_ADDR, on the first port that is free. */
-G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
-  g2z_ranks *ranks = meeting->ranks;
-  const g2z_place *place = &ranks->config.place;
-  int *listener = &meeting->listener.socket;
-  int error = g2z__socket_resolve(place->host, &ranks->addresses), on = 1;
-  if (error)
-    return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s",
-                    place->host, gai_strerror(error));
-  if (place->local_world != place->world && !g2z__place_is_here(place->host) &&
-      g2z__socket_widen(ranks->addresses))
-    g2z_log(ranks->services, G2Z_LOG_WARNING, "MASTER_ADDR=%s is a loopback address on rank 0's "
-            "host (see /etc/hosts): rank 0 listens on all interfaces; set MASTER_ADDR to one of "
-            "this host's addresses in the network (hostname -I) to listen there alone",
-            place->host);
-  for (int i = 0; i < G2Z__RANKS_PORTS; i++)
-    for (struct addrinfo *at = ranks->addresses; at; at = at->ai_next) {
-      if (at->ai_family == AF_UNSPEC) continue;
-      meeting->port = place->port + i;
-      *listener = g2z__socket_at(at, meeting->port);
-      if (*listener >= 0 &&
-          setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-          bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, 1024) == 0)
-        return G2Z_OK;
-      error = errno;
-      g2z__socket_close(listener);
-    }
-  return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
-                  place->host, place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error),
-                  error == EADDRINUSE ? "another MASTER_PORT"
-                                       : "MASTER_ADDR to the host on which rank 0 runs");
 }
 
 G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
@@ -6884,8 +6861,8 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
                       "the same number", hello->rank, hello->host, hello->world, zero->host, world);
   else if (hello->build_hash != zero->build_hash)
     g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
-                      "rank %d on %s is another build (%s) than rank 0 on %s (%s): start the same "
-                      "program everywhere", hello->rank, hello->host, hello->build, zero->host,
+                      "rank %d on %s runs build %s, rank 0 on %s runs %s: start the same program "
+                      "everywhere", hello->rank, hello->host, hello->build, zero->host,
                       zero->build);
   for (int r = 0; r < world && hello->device[0]; r++) {
     const g2z__hello *other = &ranks->peers[r].hello;
@@ -6920,7 +6897,7 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
 }
 
 /* Waits up to a tenth of a second for input, and handles it. */
-G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
+G2Z__PRIVATE void g2z__meeting_poll(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
   g2z__poll(ranks, &meeting->listener, 1 + G2Z__RANKS_CALLERS, 0.1);
@@ -6929,8 +6906,8 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
     g2z__peer *peer = &ranks->peers[r];
     if (!peer->control.ready) continue;
     if (peer->data.socket >= 0)
-      g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while the others were awaited", r,
-                        peer->hello.host);
+      g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while rank 0 waited for the "
+                        "others", r, peer->hello.host);
     g2z__meeting_forget(meeting, peer);
   }
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++)
@@ -6951,14 +6928,53 @@ G2Z__PRIVATE void g2z__meeting_turn(g2z__meeting *meeting) {
   caller->got = 0;
 }
 
-/* Runs the meeting until all ranks are there, or until all that came were sent its failure. */
-G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
+/* Listens at MASTER_ADDR, on the first port that is free. */
+G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
   g2z_ranks *ranks = meeting->ranks;
+  const g2z_place *place = &ranks->config.place;
+  int *listener = &meeting->listener.socket;
+  int error = g2z__socket_resolve(place->host, &ranks->addresses), on = 1;
+  if (error)
+    return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s",
+                    place->host, gai_strerror(error));
+  if (place->local_world != place->world && !g2z__place_is_here(place->host) &&
+      g2z__socket_widen(ranks->addresses))
+    g2z_log(ranks->services, G2Z_LOG_WARNING, "MASTER_ADDR=%s is a loopback address on rank 0's "
+            "host (see /etc/hosts): rank 0 listens on all interfaces; set MASTER_ADDR to one of "
+            "this host's addresses in the network (hostname -I) to listen there alone",
+            place->host);
+  for (int i = 0; i < G2Z__RANKS_PORTS; i++)
+    for (struct addrinfo *at = ranks->addresses; at; at = at->ai_next) {
+      if (at->ai_family == AF_UNSPEC) continue;
+      meeting->port = place->port + i;
+      *listener = g2z__socket_at(at, meeting->port);
+      if (*listener >= 0 &&
+          setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+          bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, 1024) == 0)
+        return G2Z_OK;
+      error = errno;
+      g2z__socket_close(listener);
+    }
+  return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
+                  place->host, place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error),
+                  error == EADDRINUSE ? "another MASTER_PORT"
+                                       : "MASTER_ADDR to the host on which rank 0 runs");
+}
+
+/* Holds the meeting until all ranks are there, or until all that came were sent its failure. */
+G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   const int world = ranks->config.place.world;
   const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
+  G2Z__TRY(G2Z__NEW(ranks->services, 1, &ranks->meeting));
+  g2z__meeting *meeting = ranks->meeting;
+  meeting->ranks = ranks;
+  meeting->listener.socket = -1;
+  meeting->present = 1;
+  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].socket = -1;
+  G2Z__TRY(g2z__meeting_listen(meeting));
   while (meeting->ending.status == G2Z_OK && meeting->present < world &&
          g2z__awake(&ranks->clock) <= until)
-    g2z__meeting_turn(meeting);
+    g2z__meeting_poll(meeting);
 
   /* After the deadline, name the first missing ranks. */
   char list[128] = "", strangers[128] = "";
@@ -6975,12 +6991,11 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
              "--run-id or G2Z_SECRET)", meeting->strangers);
   if (meeting->present < world)
     g2z__meeting_fail(meeting, G2Z_LOST, "after %.3g s only %d of %d ranks have met on %s, port "
-                      "%d; missing: rank %s%s; look at the output of those", join_s,
-                      meeting->present, world, ranks->peers[0].hello.host, meeting->port, list,
-                      strangers);
+                      "%d; missing: rank %s%s; look at their output", join_s, meeting->present,
+                      world, ranks->peers[0].hello.host, meeting->port, list, strangers);
 
   /* Send all ranks START, or FAULT with the reason. */
-  int failed = meeting->ending.status != G2Z_OK;
+  const int failed = meeting->ending.status != G2Z_OK;
   for (int r = 0; r < world; r++) {
     g2z__peer *peer = &ranks->peers[r];
     int local = 0;
@@ -6992,33 +7007,18 @@ G2Z__PRIVATE g2z_status g2z__meeting_hold(g2z__meeting *meeting) {
              failed ? (const void *)&meeting->ending : &local);
     if (failed) peer->left = 1, meeting->told++;
   }
-  if (!failed) return G2Z_OK;
-  /* Ranks that are still starting get FAULT now; otherwise they wait for their own deadline. */
-  double patience = g2z__awake(&ranks->clock) + (join_s < 3 ? join_s : 3);
-  while (meeting->told < world - 1 && g2z__awake(&ranks->clock) < patience)
-    g2z__meeting_turn(meeting);
-  return g2z__meeting_told(ranks, &meeting->ending);
-}
-
-G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
-  g2z__meeting *meeting;
-  G2Z__TRY(G2Z__NEW(ranks->services, 1, &meeting));
-  meeting->ranks = ranks;
-  meeting->listener.socket = -1;
-  meeting->present = 1;
-  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].socket = -1;
-  g2z_status status = g2z__meeting_listen(meeting);
-  if (status == G2Z_OK) status = g2z__meeting_hold(meeting);
+  if (failed) { /* ranks that still start get FAULT now, not at their own deadline */
+    const double patience = g2z__awake(&ranks->clock) + (join_s < 3 ? join_s : 3);
+    while (meeting->told < world - 1 && g2z__awake(&ranks->clock) < patience)
+      g2z__meeting_poll(meeting);
+    return g2z__meeting_told(ranks, &meeting->ending);
+  }
   const char *launcher = ranks->config.place.launcher;
   const int named = strcmp(launcher, "ranks") != 0; /* else the program started them itself */
-  if (status == G2Z_OK)
-    g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks%s%s have met on %s, port %d",
-            ranks->config.place.world, named ? " of " : "", named ? launcher : "",
-            ranks->peers[0].hello.host, meeting->port);
-  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) g2z__socket_close(&meeting->callers[i].socket);
-  g2z__socket_close(&meeting->listener.socket);
-  g2z_release(ranks->services, meeting);
-  return status;
+  g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks%s%s have met on %s, port %d", world,
+          named ? " of " : "", named ? launcher : "", ranks->peers[0].hello.host, meeting->port);
+  g2z__meeting_end(ranks);
+  return G2Z_OK;
 }
 
 /* ----- the watcher -------------------------------------------------------
@@ -7152,7 +7152,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
       if (peer->left) continue;
       if (peer->last.sequence > furthest) furthest = peer->last.sequence;
       if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
-        g2z__watch_blame(ranks, peer, "does not answer: nothing was heard of it for %.3g s",
+        g2z__watch_blame(ranks, peer, "does not answer: its last heartbeat came %.3g s ago",
                          now - peer->heard);
       /* A death would have been noticed within this second: both ends are alive. */
       if (peer->broke > 0 && now - peer->broke > 1)
@@ -7164,7 +7164,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
     for (int i = 0; i < ranks->peer_count; i++)
       if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
         g2z__watch_blame(ranks, &ranks->peers[i],
-                         "left early, while others go on (its own output says why)");
+                         "left early, while other ranks continue (see its own output)");
     if (ranks->me && !ranks->peers[0].left) continue;
 
     /* The rearmost ranks hold up the others. One of them must make progress within their longest
@@ -7250,8 +7250,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   g2z_services *services = ranks->services;
   if (place->world < 1 || place->world > G2Z__RANKS_MAX || place->rank < 0 ||
       place->rank >= place->world)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "rank %d of %d cannot be: at most %d ranks",
-                    place->rank, place->world, G2Z__RANKS_MAX);
+    return g2z_fail(services, G2Z_BAD_ARGUMENT, "rank %d of %d is not possible: a job has at most "
+                    "%d ranks, from rank 0 on", place->rank, place->world, G2Z__RANKS_MAX);
   if (place->world == 1) return G2Z_OK;
   if (place->port < 1 || place->port > 65535 - G2Z__RANKS_PORTS)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "port %d: must be from 1 to %d", place->port,
@@ -7309,14 +7309,15 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
-    return g2z_fail(services, G2Z_IO, "no sockets for the watcher: %s", strerror(errno));
+    return g2z_fail(services, G2Z_IO, "cannot create the watcher's sockets: %s", strerror(errno));
   for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
   ranks->peers[ranks->me].control.socket = pair[0];
   ranks->wake = pair[1];
   int error = g2z__thread_start(&ranks->watcher, g2z__watch, ranks);
   ranks->watched = error == 0;
   if (!error) return G2Z_OK;
-  return g2z_fail(services, G2Z_NO_MEMORY, "no thread for the watcher: %s", strerror(error));
+  return g2z_fail(services, G2Z_NO_MEMORY, "cannot start the watcher's thread: %s",
+                  strerror(error));
 }
 
 G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
@@ -7348,6 +7349,7 @@ G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
   for (int i = 0; i < ranks->peer_count; i++) g2z__peer_close(&ranks->peers[i]);
   g2z__socket_close(&ranks->wake);
   if (ranks->addresses) freeaddrinfo(ranks->addresses);
+  g2z__meeting_end(ranks);
   pthread_mutex_destroy(&ranks->lock);
   g2z_release(ranks->services, ranks->peers);
   g2z_release(ranks->services, ranks->polls);
@@ -7370,8 +7372,8 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
 
 #define G2Z__ALONE_S 10 /* limit from such a failure to GOODBYE: a broken device may hang */
 
-/* This rank fails in a way that the others are not told. It may have begun as many collectives as
- * they have while they wait for its device: sequence -1 shows that its work is not done. */
+/* This rank fails, and no message reaches the others. It may have begun as many collectives as they
+ * have while they wait for its device: sequence -1 shows that its work is not done. */
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.sequence = -1;
@@ -7518,7 +7520,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
              "rank %d is in %s %" PRId64 " with %" PRIu64 " bytes while rank %d is in %s %" PRId64
              " with %zu: all ranks must make the same calls in the same order",
              ranks->peers[peer].hello.rank,
-             known ? g2z__kinds[head.kind].text : "something unknown", head.sequence, head.bytes,
+             known ? g2z__kinds[head.kind].text : "an unknown call", head.sequence, head.bytes,
              ranks->config.place.rank, g2z__kinds[kind].text, sequence, count);
   for (int r = 1; ranks->me == 0 && r < ranks->peer_count; r++)
     G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__REFUSAL, 0, sentence, sizeof sentence));

@@ -373,7 +373,7 @@ static void test_places_refused(g2z_test *t) {
       {"PMI_RANK=0 PMI_SIZE=4", "set LOCAL_RANK, RANK and WORLD_SIZE"},
       {"PMI_RANK=0 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "set MASTER_ADDR"},
       {"SLURM_NTASKS=8 SLURM_PROCID=0",
-       "SLURM_NTASKS=8, but this process is no task of a step: use srun"},
+       "SLURM_NTASKS=8, but this process is not a task of a step: use srun"},
       {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS=2 is set, but SLURM_PROCID is not"},
       {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[1-2]",
        "set MASTER_ADDR to its host"},
@@ -424,7 +424,7 @@ static const test_scene test_scenes[] = {
     ALL("ranks_calls", "stream interrupts=1", 2, 0, NULL, NULL),
     ALL("ranks_calls", "calls files=20", 5, 0, NULL, NULL), /* fewer files than callers */
     APART("ranks_refusals", "calls build=one", "calls build=other", 3, 2, 1,
-          "is another build (other)", NULL),
+          "runs build other, rank 0 on", NULL),
     APART("ranks_refusals", "calls", "calls world=4", 3, 2, 1,
           "was started for 4 ranks, rank 0 on ", NULL),
     APART("ranks_refusals", "calls join=0.5", "", 3, 2, 1,
@@ -541,7 +541,7 @@ static void test_ranks_refusals(g2z_test *t) {
   CHECK(t, kill(ranks.pid[1], SIGKILL) == 0);
   test_ranks_wait(t, &ranks, 20);
   CHECK_RANK(t, &ranks, 0, 1, "rank 1 on ");
-  CHECK_RANK(t, &ranks, 0, 1, "ended while the others were awaited");
+  CHECK_RANK(t, &ranks, 0, 1, "ended while rank 0 waited for the others");
   test_ranks_free(t, &ranks);
 }
 
