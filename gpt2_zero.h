@@ -9934,6 +9934,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
       G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
     }
   }
+  /* Muon's products for every shape, also for those that have no home on this rank. */
+  for (int p = 0; t->plan->weights && p < G2Z_PARAM_COUNT; p++) {
+    const g2z_param_info info = g2z_param_describe(&t->plan->model, (g2z_param)p);
+    const int homes = t->plan->routes ? t->plan->world : 1, layers = t->plan->model.layers;
+    const g2z_matrices shape = {0, layers > homes ? layers / homes : 1, (int)info.rows,
+                                (int)info.cols, info.muon};
+    if (!info.muon) continue;
+    G2Z__TRY(t->device->ops->orthogonalize(t->device, t->model.logits, &shape, 1,
+                                           (char *)t->model.logits + t->plan->work_begin,
+                                           g2z__plan_head_bytes(t->plan) - t->plan->work_begin));
+  }
   return t->device->ops->tuning(t->device, text);
 }
 

@@ -426,9 +426,10 @@ static void test_cuda_gradients(g2z_test *t) {
 
 /* ----- stopping and resuming on GPUs --------------------------------------- */
 
-enum { RESUME_STEPS = 12, RESUME_TOKENS = 4 * 128, RESUME_CASES = 20 };
+enum { RESUME_STEPS = 12, RESUME_TOKENS = 4 * 128, RESUME_ADAMW = 20, RESUME_CASES = 30 };
 
-/* Stages 0 to 3 and dp, in fp16 and bf16, with and without graphs, over each transport. */
+/* Stages 0 to 3 and dp, in fp16 and bf16, with and without graphs, over each transport: first with
+ * AdamW, then with Muon. */
 static g2z_train_config resume_config(int index) {
   g2z_train_config config = test_config_of(3, 4, 256, 128, 1003);
   int column = index % 5;
@@ -436,7 +437,8 @@ static g2z_train_config resume_config(int index) {
   config.zero_stage = column < 4 ? column : 0;
   config.strategy = column < 4 ? G2Z_STRATEGY_ZERO : G2Z_STRATEGY_DP;
   config.dtype = index / 5 % 2 ? G2Z_BF16 : G2Z_FP16;
-  config.graph = index / 10 % 2;
+  config.graph = index < RESUME_ADAMW ? index / 10 : index % 2;
+  config.optimizer.kind = index < RESUME_ADAMW ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
   config.transport = (g2z_transport)(index % G2Z_TRANSPORT_COUNT);
   config.accum = 1 + index % 2;
   config.bucket_mb = 1;

@@ -650,6 +650,7 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
  * large as the ones on `world` ranks. ZERO_ROUNDED + world: the same, and each gradient moves as
  * far as the roundings of `world` ranks can move it. */
 enum { ZERO_PLAIN, ZERO_RECOMPUTE, ZERO_LIKE, ZERO_ROUNDED = ZERO_LIKE + TEST_RANKS };
+enum { ZERO_MUON = 1 << 10 };   /* may be added to any of them */
 
 /* Before a step computes the norm of its gradients, which are fp32 on one rank, each moves up or
  * down at random by zero_move times the sum of its size and the range's mean size. Reason: ranks'
@@ -698,7 +699,8 @@ static void zero_round(g2z_trainer *trainer, int world, g2z_dtype dtype) {
 static int rank_zero(int argc, char **argv) {
   g2z_services services;
   if (argc != 5) return 2;
-  int gpu = atoi(argv[0]), dtype = atoi(argv[1]), cases = atoi(argv[2]), how = atoi(argv[3]);
+  int gpu = atoi(argv[0]), dtype = atoi(argv[1]), cases = atoi(argv[2]), kind = atoi(argv[3]);
+  int how = kind % ZERO_MUON;
   int rounded = how > ZERO_ROUNDED ? how - ZERO_ROUNDED : 0;
   int like = rounded ? rounded : how > ZERO_LIKE ? how - ZERO_LIKE : 1;
   float losses[ZERO_CASES][ZERO_STEPS];
@@ -712,6 +714,7 @@ static int rank_zero(int argc, char **argv) {
       config.strategy = G2Z_STRATEGY_ZERO;
     }
     config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
+    config.optimizer.kind = kind == how ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
     config.batch /= like;
     config.accum *= like;
     if (rounded) config.graph = 0; /* the host acts in the middle of a step */
@@ -979,30 +982,31 @@ static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASE
  *   instead: one rank, whose gradients all move as far as roundings can move them in every step.
  *   Real roundings have either sign and are mostly smaller, so runs that differ only by them stay
  *   closer together. */
-static double zero_bound(g2z_test *t, int device, g2z_dtype dtype, int world, int cases,
+static double zero_bound(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int muon,
                          float one[ZERO_CASES][ZERO_STEPS]) {
   static float rounded[ZERO_CASES][ZERO_STEPS];
   if (dtype == G2Z_FP32) return 1e-5;
-  if (!zero_run(t, device, dtype, 1, cases, ZERO_ROUNDED + world, rounded)) return NAN;
+  if (!zero_run(t, device, dtype, 1, cases, muon + ZERO_ROUNDED + world, rounded)) return NAN;
   return zero_worst(rounded, one, cases);
 }
 
 /* Worlds from `least` to `most` against one rank, which must learn. In 16 bits that rank adds up in
  * fp32 and takes micro-batches of the same size, since a product's roundings depend on its
  * shape. */
-static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least, int most) {
+static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least, int most,
+                            int muon) {
   static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
   for (int world = least; world <= most; world++) {
     int how = dtype == G2Z_FP32 ? ZERO_PLAIN : ZERO_LIKE + world;
     if (how || world == least) {
-      if (!zero_run(t, device, dtype, 1, ZERO_CASES, how, one)) return;
+      if (!zero_run(t, device, dtype, 1, ZERO_CASES, muon + how, one)) return;
       for (int i = 0; i < ZERO_CASES; i++) CHECK(t, one[i][ZERO_STEPS - 1] < one[i][0] - 0.5f);
     }
-    if (!zero_run(t, device, dtype, world, ZERO_CASES, ZERO_PLAIN, many)) return;
+    if (!zero_run(t, device, dtype, world, ZERO_CASES, muon + ZERO_PLAIN, many)) return;
     double worst = zero_worst(many, one, ZERO_CASES);
-    double bound = zero_bound(t, device, dtype, world, ZERO_CASES, one);
-    printf("      %s, %d ranks: losses differ by %.1e at most, and may by %.1e\n",
-           g2z_dtype_text(dtype), world, worst, bound);
+    double bound = zero_bound(t, device, dtype, world, ZERO_CASES, muon, one);
+    printf("      %s, %s, %d ranks: losses differ by %.1e at most, and may by %.1e\n",
+           g2z_dtype_text(dtype), muon ? "muon" : "adamw", world, worst, bound);
     CHECK_NEAR(t, worst, 0, bound);
     /* On CPUs rank 0 adds up the same numbers with strategy dp as in stage 0. */
     for (int i = ZERO_DP; i < ZERO_CASES && !device; i += ZERO_COLUMNS)
@@ -1064,11 +1068,14 @@ static void test_zero_alone(g2z_test *t) {
   }
 }
 
-static void test_zero_equal(g2z_test *t) { test_zero_dtype(t, 0, G2Z_FP32, 2, 4); }
+static void test_zero_equal(g2z_test *t) {
+  test_zero_dtype(t, 0, G2Z_FP32, 2, 4, 0);
+  test_zero_dtype(t, 0, G2Z_FP32, 3, 3, ZERO_MUON);
+}
 
 static void test_zero_halves(g2z_test *t) {
-  test_zero_dtype(t, 0, G2Z_FP16, 3, 3);
-  test_zero_dtype(t, 0, G2Z_BF16, 2, 2);
+  test_zero_dtype(t, 0, G2Z_FP16, 3, 3, 0);
+  test_zero_dtype(t, 0, G2Z_BF16, 2, 2, 0);
 }
 
 /* Stage 3 gathers the next block while a block is computed, and none more often than needed. */
@@ -1198,8 +1205,9 @@ static void test_cuda_zero(g2z_test *t) {
     return;
   }
   int world = count >= 8 ? 8 : count >= 4 ? 4 : 2;
-  test_zero_dtype(t, 1, G2Z_FP32, world, world);
-  test_zero_dtype(t, 1, G2Z_FP16, world, world);
+  test_zero_dtype(t, 1, G2Z_FP32, world, world, 0);
+  test_zero_dtype(t, 1, G2Z_FP16, world, world, 0);
+  test_zero_dtype(t, 1, G2Z_FP16, world, world, ZERO_MUON); /* fp32 would round u to bf16, too */
   test_zero_recompute_on(t, 1, G2Z_FP16);
   test_zero_apart(t, world);
   test_zero_trouble_on(t, 1, world);
