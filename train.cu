@@ -1,6 +1,6 @@
-/* train: GPT-2 from token shards, from the first step to RUN_COMPLETE.txt; and the trained model in
- * use. It is also the example of how to embed gpt2_zero.h with extras/: flags, a run, and a loop
- * over g2z_run_next. Builds as C11, as C++17 and with nvcc: cc -O3 -x c train.cu -lm -lpthread */
+/* train: trains GPT-2 on token shards, generates text and scores files. It also shows how to embed
+ * gpt2_zero.h with extras/: flags, a run, and a loop over g2z_run_next. Builds as C11, as C++17 and
+ * with nvcc: cc -O3 -x c train.cu -lm -lpthread */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #ifndef G2Z_GIT_COMMIT
-#define G2Z_GIT_COMMIT NULL /* the Makefile knows it */
+#define G2Z_GIT_COMMIT NULL /* the Makefile sets it */
 #endif
 
 typedef struct program {
@@ -21,9 +21,9 @@ typedef struct program {
   g2z_context_config context;
 } program;
 
-static size_t in_place; /* columns of the step that stands on the terminal's last line */
+static size_t in_place; /* columns of the step on the terminal's last line; 0: none */
 
-/* What comes next begins on an empty line. */
+/* Clears that line. */
 static void leave_place(void) {
   if (in_place) printf("\r%*s\r", (int)in_place, "");
   in_place = 0;
@@ -34,7 +34,7 @@ static void print_line(void *user, const char *text) {
   puts(text);
 }
 
-/* What rank 0 says is for people; of the others only what is wrong. user: const g2z_place *. */
+/* Prints rank 0's log, and warnings of other ranks. user: const g2z_place *. */
 static void print_log(void *user, g2z_log_level level, const char *sentence) {
   const g2z_place *place = (const g2z_place *)user;
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
@@ -44,21 +44,17 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
   fflush(stdout);
 }
 
-/* Standard output is the user's terminal, in whose foreground this process runs alone: a launcher's
- * is a terminal too, but shows a line when it ends. */
-static int has_terminal(const g2z_place *place) {
-  return strcmp(place->launcher, "alone") == 0 && isatty(STDOUT_FILENO) &&
-         tcgetpgrp(STDOUT_FILENO) == getpgrp();
-}
-
-/* On a terminal steps replace each other on the last line, which must not wrap: ten a second at
- * most. Elsewhere a step is printed every 5 seconds. Everything else, the last step too, is a line
- * of its own. */
+/* On a terminal, steps replace each other on the last line, which must not wrap, at most ten times
+ * per second. Elsewhere a step is printed every 5 seconds. Everything else, and the last step, has
+ * a line of its own. */
 static void print_event(const program *p, const g2z_run_event *event) {
   static double next;
   struct winsize window;
   const double now = g2z_seconds();
-  const int terminal = has_terminal(&p->context.ranks.place) && !p->options.profile_mode;
+  /* A launcher's output may be a terminal, too, but shows a line only when it ends. */
+  const int terminal = strcmp(p->context.ranks.place.launcher, "alone") == 0 &&
+                       isatty(STDOUT_FILENO) && tcgetpgrp(STDOUT_FILENO) == getpgrp() &&
+                       !p->options.profile_mode;
   if (p->context.ranks.place.rank != 0) return;
   if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps) {
     print_log((void *)&p->context.ranks.place, G2Z_LOG_INFO, event->line);
@@ -77,7 +73,7 @@ static void print_event(const program *p, const g2z_run_event *event) {
   fflush(stdout);
 }
 
-/* "[rank 3] train: sentence"; rank 0 speaks for all. */
+/* "[rank 3] train: sentence"; rank 0 prints no number. */
 static void print_error(const g2z_place *place, const char *sentence) {
   leave_place();
   fflush(stdout);
@@ -92,66 +88,51 @@ static void on_alarm(int number) {
   _exit(G2Z_EXIT_LOST);
 }
 
-/* A file system or a console that hangs must not keep a rank whose job is lost. The signal is
- * blocked in the library's threads, so that it must be let through here. */
-static void end_soon(unsigned seconds) {
-  struct sigaction action;
-  memset(&action, 0, sizeof action);
-  action.sa_handler = on_alarm;
-  sigaction(SIGALRM, &action, NULL);
-  sigset_t alarms;
-  sigemptyset(&alarms);
-  sigaddset(&alarms, SIGALRM);
-  pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
-  alarm(seconds);
-}
-
-/* Runs in a thread of the library, while others may wait for ever inside a collective: so it says
- * what it knows and leaves. */
+/* Runs in a thread of the library, while other threads may wait for ever inside a collective: it
+ * reports the fault and ends the process. */
 static void on_fault(void *user, const g2z_fault *fault) {
   const program *p = (const program *)user;
   const g2z_place *place = &p->context.ranks.place;
-  end_soon(8);
-  char sentence[sizeof fault->sentence]; /* of a peer's words */
+  /* A file system or a console that hangs must not keep this process alive. The library's threads
+   * block the signal. */
+  struct sigaction action;
+  sigset_t alarms;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_alarm;
+  sigaction(SIGALRM, &action, NULL);
+  sigemptyset(&alarms);
+  sigaddset(&alarms, SIGALRM);
+  pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
+  alarm(8);
+  char sentence[sizeof fault->sentence]; /* may come from another rank */
   memcpy(sentence, fault->sentence, sizeof sentence);
-  /* Ranks that train started share a console, on which rank 0 says it for all while it is alive. */
+  /* Ranks that train started share a console: rank 0 prints for all of them while it is alive. */
   if (place->rank == 0 || fault->rank == 0 || strcmp(place->launcher, "ranks") != 0)
     print_error(place, g2z_tame(sentence));
   g2z_run_write_fault(&p->options, fault);
   _exit(G2Z_EXIT_LOST);
 }
 
-/* ----- what it does ------------------------------------------------------ */
+/* ----- training ----------------------------------------------------------- */
 
-static void print_help(void) {
-  puts("train: trains a GPT-2 on token shards that prepare_data made, and lets it write\n"
-       "train      ./train --train 'data/NAME_train_*.bin' --val 'data/NAME_val_*.bin' \\\n"
-       "             --vocab FILE --run-dir RUN_DIR --save-every 1000\n"
-       "fine-tune  the same with --init-from DIR --lr 3e-5\n"
-       "resume     the same command with --resume latest\n"
-       "write      ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n"
-       "score      ./train --init-from RUN_DIR/weights --eval TEXT_FILE\n");
-  g2z_run_options_print(print_line, NULL);
-}
-
-/* The plan against the memory that is free now. */
+/* Prints the memory plan and whether it fits. */
 static g2z_status dry_run(g2z_services *services, const g2z_run_options *o,
                           const g2z_context_config *context) {
   g2z_train_config config = o->run.train;
   g2z_plan *plan;
   size_t free_bytes, total_bytes;
-  if (context->ranks.place.rank != 0) return G2Z_OK; /* no other's is larger */
-  config.optimizer.warmup = 0; /* nothing in the plan depends on the schedule */
+  if (context->ranks.place.rank != 0) return G2Z_OK; /* rank 0's plan is the largest */
+  config.optimizer.warmup = 0; /* the plan does not depend on the schedule */
   config.optimizer.min_lr = 0;
   G2Z_TRY(g2z_plan_create(services, &config, context->device, context->ranks.place.rank,
                           context->ranks.place.world, &plan));
   if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
-    puts("this machine has no such device: how much memory it has is not known here");
+    puts("this machine has no such device, so its memory is not known");
     free_bytes = 0;
   }
   const int local = context->ranks.place.local_world;
   const int sharing = context->device == G2Z_DEVICE_CPU && local > 1 ? local : 1;
-  free_bytes /= (size_t)sharing; /* ranks share the host's */
+  free_bytes /= (size_t)sharing; /* of the host's memory */
   g2z_plan_print(plan, free_bytes, print_line, NULL);
   g2z_status status = G2Z_OK;
   if (free_bytes) status = g2z_plan_fits(services, &config, plan, free_bytes, sharing);
@@ -180,7 +161,7 @@ static g2z_status train(program *p) {
 
 /* ----- a model in use: no training, no run directory -------------------------- */
 
-/* Not 0: nobody reads any more. */
+/* Returns 1 if the output is closed. */
 static int put_text(void *user, const char *text, size_t bytes) {
   (void)user;
   return fwrite(text, 1, bytes, stdout) != bytes || fflush(stdout) != 0;
@@ -201,7 +182,7 @@ static g2z_status converse(const program *p, g2z_model *model, const g2z_tokeniz
   size_t room = 0;
   ssize_t bytes = 0;
   g2z_status status = G2Z_OK;
-  puts("A prompt, and Enter; Ctrl-D ends.");
+  puts("Type a prompt and Enter. Ctrl-D ends.");
   while (status == G2Z_OK) {
     printf("> ");
     fflush(stdout);
@@ -215,11 +196,11 @@ static g2z_status converse(const program *p, g2z_model *model, const g2z_tokeniz
 }
 
 static void print_share(void *user, double share) {
-  static double said; /* without a terminal: a line now and then, beside the results */
+  static double printed; /* without a terminal: every ten seconds, on standard error */
   const double now = g2z_seconds();
-  if (share == 0) said = now;
-  if (!isatty(STDOUT_FILENO) && now - said < 10) return; /* a model in use has one process */
-  said = now;
+  if (share == 0) printed = now;
+  if (!isatty(STDOUT_FILENO) && now - printed < 10) return;
+  printed = now;
   if (!isatty(STDOUT_FILENO)) {
     fprintf(stderr, "%.200s: %.0f %%\n", (const char *)user, 100 * share);
     return;
@@ -255,15 +236,14 @@ static g2z_status use_model(const program *p, g2z_context *context, g2z_model *m
   g2z_services *services = context->services;
   g2z_tokenizer *tokenizer = NULL;
   if (asks && !isatty(STDIN_FILENO))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "there is nothing to do with these weights: give "
-                    "--prompt TEXT, --eval FILE, or shards to train on, --train GLOB");
+    G2Z_REFUSE(services, "give something to do with these weights: --prompt TEXT, --eval FILE, or "
+               "--train GLOB");
   if (run->vocab || model->config.vocab == 257)
     G2Z_TRY(g2z_tokenizer_create(services, run->vocab, &tokenizer));
   g2z_status status = evaluate(p, model, tokenizer);
   if (status == G2Z_OK && (asks || run->prompt) && !tokenizer)
-    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "text needs the tokenizer file that the model "
-                      "was trained with, and %s holds none: name it with --vocab",
-                      run->train.init_from);
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%s has no tokenizer: give the one that the "
+                      "model was trained with, --vocab FILE", run->train.init_from);
   else if (status == G2Z_OK && run->prompt) status = write_text(p, model, tokenizer, run->prompt);
   else if (status == G2Z_OK && asks) status = converse(p, model, tokenizer);
   g2z_tokenizer_free(tokenizer);
@@ -276,8 +256,8 @@ static g2z_status use(program *p) {
   g2z_context *context = NULL;
   g2z_model *model = NULL;
   if (world > 1)
-    return g2z_fail(p->context.services, G2Z_BAD_ARGUMENT, "one process writes and scores, and "
-                    "here are %d: leave --ranks, --gpus or the launcher away", world);
+    G2Z_REFUSE(p->context.services, "there are %d processes, but one generates and scores: remove "
+               "--ranks, --gpus or the launcher", world);
   g2z_status status = g2z_context_create(&p->context, &context);
   if (status == G2Z_OK) status = g2z_model_open(context, train->init_from, train->dtype, &model);
   if (status == G2Z_OK) status = use_model(p, context, model);
@@ -286,20 +266,13 @@ static g2z_status use(program *p) {
   return status;
 }
 
-static int exit_code(g2z_status status) {
-  return status == G2Z_OK        ? 0
-         : status == G2Z_LOST    ? G2Z_EXIT_LOST
-         : status == G2Z_STOPPED ? G2Z_EXIT_STOPPED
-                                 : 1;
-}
-
 int main(int argc, char **argv) {
   g2z_services services;
   program p;
-  int is_parent = 0, code = 0, alike = 1; /* what fails now fails on all ranks of this host */
+  int is_parent = 0, code = 0, alike = 1; /* alike: a failure is the same on all ranks of a host */
   memset(&services, 0, sizeof services);
   g2z_status status = g2z_begin_program(&services, argv);
-  signal(SIGPIPE, SIG_IGN); /* who reads the console may leave: train.log has every line */
+  signal(SIGPIPE, SIG_IGN); /* the reader of the console may leave; train.log has every line */
   memset(&p, 0, sizeof p);
   services.log = print_log;
   services.user = &p.context.ranks.place;
@@ -309,8 +282,16 @@ int main(int argc, char **argv) {
   if (status == G2Z_OK) status = g2z_run_options_parse(&services, argc, argv, &p.options);
   const int help = status == G2Z_OK && (p.options.help || p.options.version);
   if (help && p.options.version) puts("train " G2Z_VERSION);
-  else if (help) print_help();
-  else if (status == G2Z_OK && !p.options.dry_run)
+  else if (help) {
+    puts("train: trains GPT-2 on token shards of prepare_data, and generates text\n"
+         "train      ./train --train 'data/NAME_train_*.bin' --val 'data/NAME_val_*.bin' \\\n"
+         "             --vocab FILE --run-dir RUN_DIR --save-every 1000\n"
+         "fine-tune  the same command with --init-from DIR --lr 3e-5\n"
+         "resume     the same command with --resume latest\n"
+         "generate   ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n"
+         "score      ./train --init-from RUN_DIR/weights --eval TEXT_FILE\n");
+    g2z_run_options_print(print_line, NULL);
+  } else if (status == G2Z_OK && !p.options.dry_run)
     status = g2z_run_options_spawn(&services, &p.options, argv, &is_parent, &code);
   if (status == G2Z_OK && !help && !is_parent) {
     p.options.run.command_line = command_line;
@@ -325,19 +306,20 @@ int main(int argc, char **argv) {
                                  : use(&p);
     }
   }
-  /* After ranks have met, a failure names its rank, and all have the same sentence: rank 0 prints
-   * it, as it does when a run is stopped. */
+  /* After the ranks have met, all have the same sentence, which names the rank that failed: rank 0
+   * prints it. */
   const int same = status == G2Z_STOPPED ||
                    (p.options.met && status != G2Z_LOST && strstr(services.error, "rank "));
-  int said = same && p.context.ranks.place.rank != 0;
+  int printed = same && p.context.ranks.place.rank != 0;
   if (status != G2Z_OK && status != G2Z_NO_MEMORY && alike) {
-    g2z_services other; /* keeps the sentence */
+    g2z_services other; /* its error must not replace the sentence */
     g2z_place place;
     memset(&other, 0, sizeof other);
-    said = g2z_place_find(&other, &place) == G2Z_OK && place.local_rank > 0;
+    printed = g2z_place_find(&other, &place) == G2Z_OK && place.local_rank > 0;
   }
-  if (status != G2Z_OK && !said) print_error(&p.context.ranks.place, services.error);
+  if (status != G2Z_OK && !printed) print_error(&p.context.ranks.place, services.error);
   g2z_run_options_free(&services, &p.options);
   g2z_release(&services, command_line);
-  return code ? code : exit_code(status);
+  if (code || status == G2Z_OK) return code;
+  return status == G2Z_LOST ? G2Z_EXIT_LOST : status == G2Z_STOPPED ? G2Z_EXIT_STOPPED : 1;
 }

@@ -1,4 +1,4 @@
-/* g2z_eval.h: measures how well a model of gpt2_zero.h predicts a file, and lets it generate text.
+/* g2z_eval.h: measures how well a model of gpt2_zero.h predicts a file, and generates text.
  * MIT licence.
  *
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -165,8 +165,8 @@ static g2z_status g2ze_line(g2z_eval_set *s, g2z_encoder *encoder, char *line, s
   G2Z_TRY(g2z_text_document(s->services, label, line, bytes, fields, 0, &json, found));
   const g2z_json_text *text = &found[!found[0].at];
   if (!text->at)
-    return g2z_fail(s->services, G2Z_FORMAT, "%s has no \"text\" or \"content\": each line of a "
-                    ".jsonl file is a JSON object with one of them", label);
+    return g2z_fail(s->services, G2Z_FORMAT, "%s has neither \"text\" nor \"content\": each line "
+                    "of a .jsonl file must be an object with one of them", label);
   unsigned char *plain = (unsigned char *)line;
   return g2ze_document(s, encoder, plain, g2z_json_unescape(text, plain));
 }
@@ -186,8 +186,7 @@ static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
   g2z_encoder *encoder;
   G2Z_TRY(g2z_text_check(s->services, s->path, lines, text, bytes, NULL));
   if (!s->tokenizer)
-    G2Z_REFUSE(s->services, "%s is text, and there is no vocabulary to read it with: name one with "
-               "--vocab", s->path);
+    G2Z_REFUSE(s->services, "%s is text, which needs a tokenizer: give --vocab FILE", s->path);
   G2Z_TRY(g2z_encoder_create(s->services, s->tokenizer, &encoder));
   g2z_status status = lines ? g2ze_lines(s, encoder, text, bytes)
                             : g2ze_document(s, encoder, text, bytes);
@@ -204,8 +203,8 @@ static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
     uint16_t token;
     memcpy(&token, from + 2 * i, sizeof token);
     if (token >= s->config.vocab)
-      return g2z_fail(s->services, G2Z_FORMAT, "%s has token %d, and the model knows %d: take the "
-                      "vocabulary that the model was trained with", s->path, token,
+      return g2z_fail(s->services, G2Z_FORMAT, "%s has token %d, but the model only %d tokens: "
+                      "prepare the file with the model's vocabulary", s->path, token,
                       s->config.vocab);
     s->tokens.ids[s->tokens.count++] = token;
   }
@@ -217,8 +216,8 @@ static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, si
   if (!known && s->tokenizer) known = g2z_tokenizer_hash(s->tokenizer);
   if (begin) memcpy(&hash, text + 12, sizeof hash);
   if (hash && known && hash != known)
-    G2Z_REFUSE(s->services, "%s was made with another vocabulary than the model's: prepare the "
-               "text with that, ./prepare_data --vocab FILE", s->path);
+    G2Z_REFUSE(s->services, "%s was made with another vocabulary than the model's: prepare it "
+               "again with ./prepare_data --vocab FILE", s->path);
   G2Z_TRY(g2ze_take(s, text + begin, (bytes - begin) / 2));
   G2Z_TRY(g2z_shard_mask(s->services, s->path, s->tokens.ids, s->tokens.count));
   return g2ze_windows(s, 0);
@@ -282,7 +281,7 @@ static g2z_status g2ze_read_question(g2z_eval_set *s, g2ze_reader *r, g2ze_quest
     G2Z_TRY(g2ze_add(s, at, known + count, known, bytes));
   }
   if (whole && size == (int)(2 * (r->at - begin))) return G2Z_OK;
-  return g2z_fail(s->services, G2Z_FORMAT, "%s is damaged at byte %zu, in the question behind "
+  return g2z_fail(s->services, G2Z_FORMAT, "%s is damaged at byte %zu, in the question after "
                   "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path, 1024 + 2 *
                   begin, number);
 }
@@ -325,8 +324,8 @@ static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   int32_t head[4] = {0, 0, 0, 0};
   if (bytes >= 1024) memcpy(head, text, sizeof head);
   if (head[0] == 20240522 && (head[1] != 1 || head[2] < 1))
-    return g2z_fail(s->services, G2Z_FORMAT, "%s holds %d questions in version %d: there must be "
-                    "some, in version 1", s->path, (int)head[2], (int)head[1]);
+    return g2z_fail(s->services, G2Z_FORMAT, "%s holds %d questions in version %d: it must hold at "
+                    "least one, in version 1", s->path, (int)head[2], (int)head[1]);
   if (head[0] == 20240522) return g2ze_read_questions(s, text, bytes, head[2]);
   if (head[0] == 20240520) return g2ze_shard(s, text, bytes, 1024);
   if (dot && strcmp(dot, ".bin") == 0) return g2ze_shard(s, text, bytes, 0);
@@ -337,11 +336,12 @@ static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
 static g2z_status g2ze_check_tokenizer(g2z_services *services, const g2z_model_config *model,
                                        const g2z_tokenizer *tokenizer) {
   if (tokenizer && g2z_tokenizer_vocab(tokenizer) > model->vocab)
-    G2Z_REFUSE(services, "the vocabulary has %d tokens and the model %d: take the one that the "
-               "model was trained with", g2z_tokenizer_vocab(tokenizer), model->vocab);
+    G2Z_REFUSE(services, "the tokenizer has %d tokens, but the model only %d: give the one that "
+               "the model was trained with, --vocab FILE", g2z_tokenizer_vocab(tokenizer),
+               model->vocab);
   if (tokenizer && model->vocab_hash && g2z_tokenizer_hash(tokenizer) != model->vocab_hash)
-    G2Z_REFUSE(services, "the vocabulary is another than the model's: name the one that it was "
-               "trained with, --vocab FILE, or leave --vocab away");
+    G2Z_REFUSE(services, "the tokenizer is not the model's: give the one that the model was "
+               "trained with, --vocab FILE, or remove --vocab");
   return G2Z_OK;
 }
 
@@ -354,7 +354,8 @@ static g2z_status g2ze_load(g2z_eval_set *s) {
   g2z_release(s->services, text);
   G2Z_TRY(status);
   if (s->rows) return G2Z_OK;
-  G2Z_REFUSE(s->services, "%s has no token that could be predicted", s->path);
+  G2Z_REFUSE(s->services, "%s has no token to predict: it is too short, or masks exclude all",
+             s->path);
 }
 
 G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
@@ -389,7 +390,7 @@ typedef struct g2ze_batch {     /* [G2ZE_ROWS, context] each */
   float *losses;
 } g2ze_batch;
 
-/* Scores `count` rows, padded to the longest. */
+/* Scores `count` rows, padded to the length of the longest. */
 static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2z_model *model,
                              const g2ze_batch *batch) {
   int T = 1;
@@ -441,9 +442,9 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
     sum += s->row[i].sum;
   }
   out->loss = sum / (double)out->tokens;
-  if (!model->trainer && !isfinite(out->loss)) /* a trainer may return NaN: it skips such steps */
-    return g2z_fail(s->services, G2Z_DIVERGED, "the loss is not a finite number: what the model "
-                    "computes does not fit its type; take --dtype fp32");
+  if (!model->trainer && !isfinite(out->loss)) /* a trainer notices by its own loss */
+    return g2z_fail(s->services, G2Z_DIVERGED, "the loss is %s: numbers in the model are too large "
+                    "for its type. Give --dtype fp32", isnan(out->loss) ? "nan" : "infinite");
   out->perplexity = exp(out->loss);
   out->bits_per_byte = s->bytes ? sum / log(2.0) / (double)s->bytes : NAN;
   if (s->questions) g2ze_answer(s, out);

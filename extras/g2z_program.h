@@ -1,4 +1,4 @@
-/* g2z_program.h: the common parts of command-line programs around gpt2_zero.h: a table of flags,
+/* g2z_program.h: common parts of command-line programs that use gpt2_zero.h: a table of flags,
  * ranks that a program starts itself, and the start of main. MIT licence.
  *
  * QUICK START
@@ -88,7 +88,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 typedef struct g2z_job {    /* processes that this one starts and supervises */
   int ranks;                      /* 1: a separate process, too */
   char **argv;                    /* of each rank: this program and its arguments; ends with NULL */
-  const char *output;             /* file to which they append their output; NULL: this process's */
+  const char *output;             /* file for the ranks' output; NULL: this process's output */
   void (*watch)(void *user);      /* called at the start, then ten times a second; NULL: never */
   void *user;
 } g2z_job;
@@ -99,14 +99,14 @@ typedef struct g2z_job_end {
   double cpu_s;                   /* of all processes, user and system */
   size_t rank_bytes;              /* the largest resident memory of a process */
 } g2z_job_end;
-/* Starts this program job->ranks times as ranks of one job on this host and waits for all. They
- * share a random secret (or G2Z_SECRET). Passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to
- * them. When a rank fails, the log names it and how it ended at once (with `output` the caller has
- * to). The others get SIGTERM after two seconds, SIGKILL after 13. Call it before any thread
- * starts. */
+/* Starts this program job->ranks times, as ranks of one job on this host, and waits for all. They
+ * share a random secret (or G2Z_SECRET) and receive SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2
+ * when this process does. When a rank fails, the log reports at once which and how, unless `output`
+ * is set. The other ranks get SIGTERM after two seconds, SIGKILL after 13. Call it before any
+ * thread starts. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
-/* The same for a program that is its own launcher. *is_parent 0: this process is one of the ranks,
- * or ranks is 1, and continues. 1: all have ended, and the program returns *exit_code. */
+/* The same for a program that is its own launcher. *is_parent 0: this process continues as a rank.
+ * 1: all ranks have ended, and the program returns *exit_code. */
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
@@ -168,7 +168,7 @@ extern "C" {
  * In:  a table of flags and argv. Out: values in the table's destinations.
  * Law: a value is taken whole or refused; nothing is guessed, and an unknown flag is named. */
 
-/* An empty argument as "", so that a sentence shows it. */
+/* An empty argument, as "" in messages. */
 static const char *g2zg_shown(const char *text) { return text[0] ? text : "\"\""; }
 
 static const g2z_flag *g2zg_flag_find(const g2z_flag *flags, int count, const char *name,
@@ -188,8 +188,8 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
      "--train 'data/NAME_train_*.bin'"},
     {"-j validation_file valid_data_path input_val_bin", "--val 'data/NAME_val_*.bin'"},
     {"tokenizer tokenizer_name tokenizer_model vocab_file merge_file", "--vocab FILE"},
-    {"split", "./prepare_data divides a text already: leave it away"},
-    {"num_workers dataloader_num_workers", "a thread reads ahead already: leave it away"},
+    {"split", "remove it: ./prepare_data splits the text"},
+    {"num_workers dataloader_num_workers", "remove it: a thread prefetches the data"},
     /* model */
     {"model_type model_name config_name model_size", "--model NAME"},
     {"-e model_name_or_path pretrained_checkpoint finetune", "--init-from DIR"},
@@ -199,15 +199,15 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"n_positions n_ctx max_position_embeddings context_length", "--context N"},
     {"-t block_size sequence_length seq_length seq_len max_length max_seq_length", "--seq N"},
     {"attention_dropout hidden_dropout attn_pdrop embd_pdrop resid_pdrop", "--dropout P"},
-    {"make_vocab_size_divisible_by", "the vocabulary is padded to 128 already: leave it away"},
+    {"make_vocab_size_divisible_by", "remove it: the vocabulary is padded to a multiple of 128"},
     {"bias swiglu normalization rotary_base use_rotary_position_embeddings position_embedding_type "
-     "untie_embeddings_and_output_weights", "the model is GPT-2's: leave it away"},
+     "untie_embeddings_and_output_weights", "remove it: the model is GPT-2's"},
     /* batch and length */
     {"-b batch_size micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu "
      "micro_batch_size_per_gpu device_batch_size", "--batch N"},
     {"train_batch_size", "--global-batch N"},
     {"-d total_batch_size", "--global-batch N, in sequences: tokens divided by --seq"},
-    {"per_device_eval_batch_size", "validation takes --batch N"},
+    {"per_device_eval_batch_size", "remove it: validation uses --batch N"},
     {"gradient_accumulation_steps grad_accum_steps", "--accum N, on each rank"},
     {"-x max_iters max_steps num_iterations train_iters lr_decay_iters lr_decay_steps "
      "total_num_steps", "--steps N"},
@@ -239,8 +239,8 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"fp32", "--dtype fp32"},
     {"precision mixed_precision params_dtype amp", "--dtype fp32|tf32|fp16|bf16"},
     {"fp8_format", "--fp8 none|logits|forward|all"},
-    {"initial_scale_power initial_loss_scale", "--loss-scale X; without it the scale is found"},
-    {"-w", "weights have an fp32 copy for the optimizer: leave it away"},
+    {"initial_scale_power initial_loss_scale", "--loss-scale X; without it the scale is dynamic"},
+    {"-w", "remove it: the optimizer has fp32 master weights"},
     {"-z zero_stage stage zero_optimization deepspeed deepspeed_config fsdp "
      "use_distributed_optimizer data_parallel_sharding_strategy", "--zero STAGE"},
     {"reduce_bucket_size allgather_bucket_size ddp_bucket_size ddp_bucket_cap_mb",
@@ -250,18 +250,18 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
      "recompute_granularity recompute_method recompute_num_layers checkpoint_activations",
      "--recompute block"},
     {"cpu_offload offload_optimizer offload_param optimizer_cpu_offload",
-     "nothing moves to the host; --zero 3 --recompute block saves memory"},
+     "offloading to the host is not supported; --zero 3 --recompute block saves memory"},
     {"tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size "
      "expert_model_parallel_size sequence_parallel",
-     "ranks divide the data, and --zero 3 divides the model among them"},
-    {"compile torch_compile", "the step is recorded where that helps: --graph auto, the default"},
-    {"flash use_flash_attn attn_implementation -ge", "kernels are fused already: leave it away"},
+     "ranks split the data, and --zero 3 shards the model over them"},
+    {"compile torch_compile", "remove it: the step is recorded as CUDA graphs, --graph auto"},
+    {"flash use_flash_attn attn_implementation -ge", "remove it: kernels are fused"},
     {"data_seed", "--seed N"},
     /* ranks */
     {"-pn nproc_per_node num_gpus gpus_per_node num_processes", "--gpus N"},
     {"nnodes num_nodes node_rank rank local_rank master_addr master_port hostfile backend "
      "distributed_backend ddp_backend -pr -pg -pm -ps -pp",
-     "torchrun, mpirun or srun starts ranks on several hosts: leave it to them"},
+     "remove it: torchrun, mpirun or srun starts ranks on several hosts"},
     /* validation and samples */
     {"-v eval_interval eval_steps val_loss_every", "--val-every N"},
     {"-m eval_iters val_max_steps", "--val-steps N"},
@@ -270,9 +270,9 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"eval_only inference_only", "--val GLOB without --train, or --eval FILE"},
     {"-s", "--sample-every N"},
     {"-g max_new_tokens", "--sample-tokens N"},
-    {"num_samples", "one sample for each start: --sample-seed N draws another"},
+    {"num_samples", "each start draws one sample: --sample-seed N draws another"},
     {"start", "--prompt TEXT"},
-    {"do_sample", "--temperature 0 takes the likeliest token"},
+    {"do_sample", "--temperature 0 for the likeliest token"},
     {"hellaswag", "--eval FILE, llm.c's file of HellaSwag"},
     /* checkpoints and results */
     {"-n save_steps save_interval", "--save-every N"},
@@ -280,17 +280,17 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"-nk save_total_limit", "--keep N"},
     {"-y resume_from_checkpoint load load_checkpoint", "--resume latest"},
     {"-o out_dir output_dir log_dir logging_dir tensorboard_dir save", "--run-dir DIR"},
-    {"overwrite_output_dir", "a run is never overwritten: --run-dir DIR, a new one"},
+    {"overwrite_output_dir", "runs are never overwritten: --run-dir DIR, a new one"},
     {"log_interval logging_steps steps_per_print -lg",
-     "each step is in metrics.jsonl of --run-dir: leave it away"},
+     "remove it: metrics.jsonl in --run-dir has every step"},
     {"wandb wandb_log wandb_project wandb_run_name wandb_exp_name wandb_entity report_to run_name",
-     "nothing is sent away; metrics.jsonl and TensorBoard's files are in --run-dir DIR"},
-    {"push_to_hub", "--save-weights DIR writes Hugging Face's form, for its own upload"},
+     "nothing is uploaded; --run-dir DIR has metrics.jsonl and TensorBoard's files"},
+    {"push_to_hub", "--save-weights DIR writes Hugging Face's format; upload it with their tools"},
     {"use_pytorch_profiler profile_step_start", "--profile"},
     {"config config_file yaml_cfg", "--flags FILE"},
 };
 
-/* Other programs write _ or -. */
+/* _ and - are the same: other programs use both. */
 static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, size_t length) {
   size_t same = 0;
   while (same < length && same < bytes &&
@@ -300,7 +300,7 @@ static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, si
   return same == length && same == bytes;
 }
 
-/* The flag to type for another program's flag, if this program has it; NULL: unknown. */
+/* What to type for another program's flag; NULL: unknown, or this program has no such flag. */
 static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const char *name,
                                      size_t length) {
   static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-";
@@ -317,8 +317,7 @@ static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const cha
   return has ? ours : NULL;
 }
 
-/* Refuses an argument that is no flag, "-b" or "--n_layer=12", and names the right flag if
- * known. */
+/* Refuses an unknown flag, such as "-b" or "--n_layer=12", and names the right one if known. */
 static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
                                     const char *program, const char *argument) {
   const size_t whole = strcspn(argument, "="), dashes = strspn(argument, "-");
@@ -336,7 +335,7 @@ static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flag
   if (ours)
     G2Z_REFUSE(services, "unexpected flag %.*s: %s%s", shown, argument, strncmp(ours, "--", 2) == 0
                ? "type " : "", ours);
-  G2Z_REFUSE(services, "unexpected flag %.*s: %s --help lists all", shown, argument,
+  G2Z_REFUSE(services, "unexpected flag %.*s: %s --help lists all flags", shown, argument,
              g2z_shell_word(program, word, sizeof word));
 }
 
@@ -366,7 +365,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   if (flag->kind == G2Z_FLAG_TEXTS) {
     g2z_texts *texts = (g2z_texts *)flag->destination;
     if (texts->count == G2Z_TEXTS)
-      G2Z_REFUSE(services, "--%s takes %d values, and %.300s is one more", flag->name, G2Z_TEXTS,
+      G2Z_REFUSE(services, "--%s takes at most %d values: remove %.300s", flag->name, G2Z_TEXTS,
                  text);
     texts->text[texts->count++] = text;
     return G2Z_OK;
@@ -399,7 +398,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     G2Z_REFUSE(services, "--%s %.80s: not %s; write --%s %s", flag->name, g2zg_shown(text), whole ?
                "a whole number" : "a number", flag->name, whole ? "12" : "0.5, or 5e-1");
   if (whole && errno == ERANGE) in_range = 0;
-  if (flag->kind != G2Z_FLAG_UINT64) /* so written, a NaN is out of range */
+  if (flag->kind != G2Z_FLAG_UINT64) /* a NaN is out of range, too */
     in_range = in_range && number >= flag->minimum && number <= flag->maximum;
   if (!in_range) {
     char least[32], most[32];
@@ -428,7 +427,7 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
   if (!flag) return g2zg_flag_unknown(services, flags, count, program, argv[*at]);
   if (flag->kind == G2Z_FLAG_SWITCH) {
     if (value)
-      G2Z_REFUSE(services, "--%s takes no value: leave =%.80s away", flag->name, value);
+      G2Z_REFUSE(services, "--%s takes no value: remove =%.80s", flag->name, value);
     *(int *)flag->destination = 1;
     return G2Z_OK;
   }
@@ -447,13 +446,12 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
       G2Z_TRY(g2zg_flag_set(services, flag, argv[++*at]));
     return G2Z_OK;
   }
-  /* The lines of a file count as if they stood on the command line. Values of flags point into its
-   * text, so only one file is allowed. */
+  /* A file's lines count like arguments. Values point into its text: only one file is allowed. */
   char **text = (char **)flag->destination, *line, *next;
   char sentence[G2Z_ERROR_BYTES];
   size_t bytes;
   if (*text)
-    G2Z_REFUSE(services, "--%s takes one file: join them", flag->name);
+    G2Z_REFUSE(services, "--%s takes one file: join the files", flag->name);
   G2Z_TRY(g2z_read_file(services, value, 1 << 20, text, &bytes));
   char *end = *text + bytes;
   for (line = *text; line < end; line = next) {
@@ -470,11 +468,11 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
     g2z_status status =
         strncmp(line, "--", 2) == 0
             ? g2zg_flag_take(services, flags, count, program, 1 + given, arguments, &taken)
-            : g2z_fail(services, G2Z_BAD_ARGUMENT, "a line is a flag, --name VALUE, or a # and a "
-                       "comment, and not %.80s", line);
+            : g2z_fail(services, G2Z_BAD_ARGUMENT, "\"%.80s\" is neither a flag, --name VALUE, nor "
+                       "a comment after #", line);
     if (status == G2Z_OK && taken == given) continue;
     if (status == G2Z_OK)
-      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s takes no value: leave %.80s away", line,
+      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s takes no value: remove %.80s", line,
                         argument);
     snprintf(sentence, sizeof sentence, "%.600s", services->error);
     return g2z_fail(services, status, "%.150s: %s", value, sentence);
@@ -493,10 +491,10 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
       G2Z_TRY(g2zg_flag_take(services, flags, count, argv[0], argc, argv, &i));
       continue;
     }
-    if (argument[0] == '-' && argument[1]) /* a lone - is standard input */
+    if (argument[0] == '-' && argument[1]) /* "-" is standard input */
       return g2zg_flag_unknown(services, flags, count, argv[0], argument);
     if (!rest)
-      G2Z_REFUSE(services, "unexpected argument \"%.80s\": put patterns, and text with spaces, in "
+      G2Z_REFUSE(services, "unexpected argument \"%.80s\": put patterns and text with spaces in "
                  "quotes, as in --train 'data/NAME_*.bin'", argument);
     argv[++kept] = argument;
   }
@@ -544,7 +542,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
     snprintf(text, 64, "%.9g", number);
 }
 
-/* A flag as one argument. Returns its length, as snprintf does; 0: it holds no value. */
+/* A flag as one argument. Returns its length, like snprintf; 0: it has no value. */
 static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
   char text[64];
   const char *value = text;
@@ -620,7 +618,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 
 /* ===== ranks of this host ================================================
  * In:  a program and a number of ranks. Out: their common exit code.
- * Law: no rank outlives this process, and the log names the rank that failed first by itself. */
+ * Law: no rank outlives this process, and the log names the rank whose failure came first. */
 
 static const int g2zg_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
@@ -629,18 +627,18 @@ static const int g2zg_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUS
 typedef struct g2zg_spawn {       /* a job, as its parent sees it */
   g2z_services *services;
   const g2z_job *job;
-  int output;                     /* -1: this process's output */
-  char texts[G2ZG_SPAWN_VARIABLES][192]; /* the variables of a launcher */
+  int output;                     /* descriptor; -1: this process's output */
+  char texts[G2ZG_SPAWN_VARIABLES][192]; /* a launcher's variables */
   char **environment;             /* these, then this process's */
   sigset_t signals, before;       /* signals to wait for; the mask that ranks get */
   pid_t *processes;               /* [ranks]; 0: not started, or ended */
   double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
-  int haste;                      /* 1: the rest got SIGTERM, 2: SIGKILL */
+  int haste;                      /* 1: the other ranks got SIGTERM, 2: SIGKILL */
   char news[160];                 /* how a rank failed, until it is logged */
   g2z_job_end *end;
 } g2zg_spawn;
 
-/* The variables of all ranks, with a random secret unless the user has set one. */
+/* Makes the variables of all ranks. The secret is random unless the user set one. */
 static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   extern char **environ;
   char secret[128] = "", id[64];
@@ -650,7 +648,7 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   struct timespec now;
   void *memory;
   if (getentropy(random, sizeof random) != 0)
-    return g2z_fail(spawn->services, G2Z_IO, "no random numbers for a secret: %s", strerror(errno));
+    return g2z_fail(spawn->services, G2Z_IO, "cannot get random numbers: %s", strerror(errno));
   for (int i = 0; i < 16; i++) snprintf(secret + 2 * i, 3, "%02x", random[i]);
   if (set && *set) snprintf(secret, sizeof secret, "%s", set);
   clock_gettime(CLOCK_REALTIME, &now);
@@ -678,8 +676,8 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   return G2Z_OK;
 }
 
-/* Starts one rank in a separate process group. Otherwise a signal that a terminal or `timeout`
- * sends to this group would reach it twice, and a second signal means haste. The pipe, which exec
+/* Starts one rank, in its own process group: otherwise a signal that a terminal or `timeout` sends
+ * to this group would reach it twice, and a second signal ends it at once. The pipe, which exec
  * closes, reports why exec failed. */
 static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
   extern char **environ;
@@ -697,8 +695,8 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* the rank dies with its parent */
 #endif
     setpgid(0, 0);
-    /* From here on signals count, and must not meet a handler of the program that exec replaces.
-     * Ignored signals stay ignored, as exec does it. */
+    /* A signal that arrives before exec must not run a handler of this program. exec does the same:
+     * ignored signals stay ignored. */
     for (size_t i = 0; i < G2Z_COUNT(g2zg_spawn_signals); i++) {
       struct sigaction action;
       if (sigaction(g2zg_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
@@ -706,7 +704,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
       action.sa_handler = SIG_DFL;
       sigaction(g2zg_spawn_signals[i], &action, NULL);
     }
-    signal(SIGTTOU, SIG_IGN); /* otherwise `stty tostop` stops it at its first line */
+    signal(SIGTTOU, SIG_IGN); /* otherwise `stty tostop` would stop it at its first line */
     sigprocmask(SIG_SETMASK, &spawn->before, NULL);
     int output = spawn->output;
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
@@ -714,7 +712,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     if (printing && getppid() == parent) {
       environ = spawn->environment;
       execv("/proc/self/exe", spawn->job->argv);
-      execvp(spawn->job->argv[0], spawn->job->argv); /* no /proc: by name */
+      execvp(spawn->job->argv[0], spawn->job->argv); /* without /proc: by name */
     }
     error = errno;
     g2z_write_bytes(ends[1], &error, sizeof error);
@@ -736,7 +734,7 @@ static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
     if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
 }
 
-/* Of two ranks' exit codes, the one with the larger weight counts. */
+/* The exit code with the largest weight becomes the job's. */
 static int g2zg_spawn_weight(int code) {
   return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
 }
@@ -754,7 +752,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   sigprocmask(SIG_BLOCK, &spawn->signals, &spawn->before);
   struct sigaction ordinary, child;
   memset(&ordinary, 0, sizeof ordinary);
-  ordinary.sa_handler = SIG_DFL; /* waiting needs signals that are not ignored */
+  ordinary.sa_handler = SIG_DFL; /* sigtimedwait() does not see ignored signals */
   sigaction(SIGCHLD, &ordinary, &child);
   g2z_status status = G2Z_OK;
   for (int r = 0; r < job->ranks && status == G2Z_OK; r++)
@@ -787,7 +785,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
         running++;
         continue;
       }
-      /* A rank has ended. The first one that failed by itself is named. */
+      /* A rank has ended. The first failure is reported. */
       spawn->processes[r] = 0;
       end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
                     1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
@@ -807,8 +805,8 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
         snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) ended with exit code %d",
                  r, (int)process, code);
     }
-    /* Logs the news unless standard output blocks, as after Ctrl-S: this process must continue to
-     * supervise its ranks and to pass on signals. */
+    /* Logs the news unless standard output blocks, as after Ctrl-S: this process must keep watching
+     * its ranks and passing on signals. */
     struct pollfd console = {STDOUT_FILENO, POLLOUT, 0};
     if (spawn->news[0] && poll(&console, 1, 0) != 0) {
       g2z_log(spawn->services, G2Z_LOG_WARNING, "%s", spawn->news);
@@ -835,12 +833,12 @@ static g2z_status g2zg_spawn_check(g2z_services *services, int ranks, int *insid
   g2z_place place;
   *inside = 0;
   if (ranks < 1 || ranks > G2ZG_SPAWN_RANKS)
-    G2Z_REFUSE(services, "%d ranks: must be from 1 to %d", ranks, G2ZG_SPAWN_RANKS);
+    G2Z_REFUSE(services, "%d ranks: give 1 to %d", ranks, G2ZG_SPAWN_RANKS);
   if (g2z_place_find(services, &place) != G2Z_OK) return G2Z_OK;
   *inside = strcmp(place.launcher, "ranks") == 0;
   if (place.world <= 1 || *inside) return G2Z_OK;
-  G2Z_REFUSE(services, "this process is rank %d of %d already (%s), and shall start %d more: leave "
-             "--ranks and --gpus to that launcher", place.rank, place.world, place.launcher, ranks);
+  G2Z_REFUSE(services, "this process is rank %d of %d, started by %s, and cannot start %d ranks: "
+             "remove --ranks or --gpus", place.rank, place.world, place.launcher, ranks);
 }
 
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
@@ -936,11 +934,11 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
     if (stack.rlim_max < stack.rlim_cur) stack.rlim_cur = stack.rlim_max;
     again = setrlimit(RLIMIT_STACK, &stack) == 0; /* threads inherit the initial limit */
     if (!again || stack.rlim_cur < G2ZG_STACK)
-      return g2z_fail(services, G2Z_NO_MEMORY, "the stack is limited to %ld KiB, and %d are "
-                      "needed: type ulimit -s 8192, if need be in a new shell", kib, G2ZG_STACK /
-                      1024);
+      return g2z_fail(services, G2Z_NO_MEMORY, "the stack is limited to %ld KiB, but %d are "
+                      "needed: type ulimit -s 8192, in a new shell if that is refused", kib,
+                      G2ZG_STACK / 1024);
   }
-#ifdef _OPENMP /* its runtime read the variable before main */
+#ifdef _OPENMP /* its runtime has read the variable before main */
   again |= !getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
 #endif
   if (again) execv("/proc/self/exe", argv);

@@ -1,5 +1,5 @@
-/* g2z_run.h: a whole training around gpt2_zero.h, from a command line to a directory that holds all
- * that it leaves: metrics, checkpoints, samples, weights. MIT licence.
+/* g2z_run.h: a whole training with gpt2_zero.h, from a command line to a directory with metrics,
+ * checkpoints, samples and weights. MIT licence.
  *
  * QUICK START
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -18,41 +18,27 @@
  *     }
  *     if (status != G2Z_OK) puts(services.error);
  *     g2z_run_free(run);  g2z_context_free(context);
- * train.cu is the same with a command line, signals, and ranks that it starts itself.
+ * train.cu adds a command line, signals, and ranks that it starts itself.
  *
- * It uses gpt2_zero.h, g2z_program.h, g2z_text.h, g2z_eval.h and g2z_report.h through their public
- * functions alone, and takes the library's build switches (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC,
- * G2Z_API) and its contract for errors: a status, and a sentence in services->error. It
- * prints nothing. It ends a process in one place: g2z_run_catch_signals, at a second signal. Names
- * that begin with g2zr_ or G2ZR_ are private.
+ * It uses only public functions of gpt2_zero.h and the other extras, the library's build switches
+ * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API) and its error contract: a status, and a sentence
+ * in services->error. It prints nothing, and ends the process only at a second signal
+ * (g2z_run_catch_signals). Names that begin with g2zr_ or G2ZR_ are private.
  *
  * CONTENTS: run; command line
  *
- * RUN DIRECTORY, written by g2z_run_*; docs/formats.md lists all members
- *     metrics.jsonl           a line per step, as it happens, and one per validation, scored file,
- *                             sample, save and epoch. If the run began with another run's
- *                             checkpoint, its first line has resumed_from
- *     step-NNNNNN             checkpoints
- *     train.log               what the console showed
- *     training_metrics.json   schema 2.0: the run, its machine, its config, its epochs
- *     sample.txt              the last sample
- *     report.html             a page: how the run ended, curves, epochs; also during the run
- *     events.out.tfevents.*   the same scalars for TensorBoard, a file for each start
- *     profiles/               with train --profile: timers_HOST.txt, profile_summary.json; of nsys
- *                             nsys_JOB_HOST.nsys-rep, .sqlite and nsys_stats_HOST.txt
- *     launcher_metadata.json  who started it, where, with which variables (train)
- *     RUN_FAILED.json         which rank died or hung, on which host, in which phase; and for each
- *     flight_rank_N.jsonl     rank that was left the last 1,024 collectives (train)
- *     nccl_*, topo.txt, ibstat.txt   with train --nccl-logs
- *     tuning.txt              on a GPU: the algorithms that were chosen, for --tuning
- *     RUN_COMPLETE.txt        written last: a run without it did not end. A stopped run has a
- *                             checkpoint and training_metrics.json, with the reason in "shutdown"
- *     A checkpoint, and the weights after the last step, come before validation, evaluation and
- *     sample of that step. The checkpoint's note.json holds the sums and epochs so far, the lengths
- *     of metrics.jsonl and train.log, and what was still due: a resumed run cuts the logs there and
- *     does that work first. If metrics.jsonl has changed since, it is cut after the checkpoint's
- *     step; a damaged line before that is an error, a torn last line is not. --resume latest
- *     renames a damaged checkpoint to step-NNNNNN.damaged and takes an earlier one. */
+ * RUN DIRECTORY; docs/formats.md describes every file
+ *     metrics.jsonl      grows by a line per step, validation, scored file, sample, save and epoch
+ *     train.log          grows by the lines that the console shows
+ *     step-NNNNNN        checkpoints
+ *     RUN_COMPLETE.txt   written last: a run without it did not end. A stopped run has a checkpoint
+ *                        and training_metrics.json, with the reason in "shutdown"
+ *     Checkpoint and weights of a step are written before its validation, evaluation and sample.
+ *     The checkpoint's note.json records sums, epochs, the lengths of the two logs and the work
+ *     that is still due. A resumed run cuts the logs to these lengths and does that work first. If
+ *     metrics.jsonl has changed since, it is cut after the checkpoint's step. A damaged line before
+ *     that is an error; a torn last line is not. --resume latest renames a damaged checkpoint to
+ *     step-NNNNNN.damaged and takes an earlier one. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -82,23 +68,23 @@ typedef struct g2z_run_config {
   const char *val_glob;        /* NULL: no validation */
   const char *vocab;           /* tokenizer file for samples; NULL: byte-level if vocab is 257 */
   const char *prompt;          /* NULL or "": the end-of-text token */
-  const char *run_dir;         /* NULL: no artifacts. One that holds a run is refused, unless that
-                                * run is resumed */
-  const char *resume;          /* NULL: a new run. "latest": run_dir's run continues after its last
-                                * whole checkpoint. Without one it begins again, unless it has ended
-                                * or left weights. Else a checkpoint: of run_dir, whose run
-                                * continues, or of another run, with which a new one begins */
+  const char *run_dir;         /* NULL: no artifacts. A directory that holds a run is refused,
+                                * unless that run is resumed */
+  const char *resume;          /* NULL: a new run. "latest": the run in run_dir continues after its
+                                * last whole checkpoint; without one it begins again, unless it has
+                                * ended or left weights. A checkpoint in run_dir: that run
+                                * continues. Any other checkpoint: a new run begins with it */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* how many of the last checkpoints stay; 0: all. Earlier ones stay
-                                * while the loss has risen or steps are skipped; a checkpoint with
-                                * foreign files in it stays as step-NNNNNN.partial */
+  int keep;                    /* number of checkpoints that stay, the last ones; 0: all. While the
+                                * loss has risen or steps are skipped, earlier ones stay too. A
+                                * checkpoint with foreign files stays as step-NNNNNN.partial */
   const char *save_weights;    /* directory for weights and tokenizer after the last step; NULL:
-                                * none. One that holds a checkpoint, or a model that this run did
-                                * not write, is refused */
-  const char *model_name;      /* for the artifacts, as are the next three; NULL: "custom" */
-  const char *dataset_name;    /* NULL: from the shards' names */
-  const char *command_line, *git_commit; /* NULL: null */
+                                * none. A directory with a checkpoint, or with a model that this
+                                * run did not write, is refused */
+  const char *model_name;      /* for the artifacts; NULL: "custom" */
+  const char *dataset_name;    /* for the artifacts; NULL: from the shards' names */
+  const char *command_line, *git_commit; /* for the artifacts; NULL: null */
   int64_t epochs;              /* > 0: optimizer.steps becomes epochs * steps per epoch */
   int64_t max_train_steps;     /* > 0: stop after that many; the schedule keeps its horizon */
   int64_t val_every;           /* steps; 0: at the end of each epoch and of the run only */
@@ -144,23 +130,23 @@ typedef struct g2z_run g2z_run;
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
                                   g2z_run **out);
 /* Works until there is something to show. After G2Z_RUN_DONE it returns that again. G2Z_STOPPED: a
- * stop was requested, a checkpoint saved (with a run_dir) and training_metrics.json written. */
+ * stop was requested; with a run_dir, a checkpoint and training_metrics.json are written. */
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
-/* May be called from a signal handler; `signal` is its number, for the artifacts, 0: none. Ranks
- * agree on it in a step, or before the next batch or token of a validation, an evaluation or a
- * sample; a resumed run begins that anew. */
+/* A signal handler may call it. `signal` is its number, for the artifacts; 0: none. Ranks agree to
+ * stop in a step, or before the next batch or token of a validation, an evaluation or a sample,
+ * which a resumed run then begins again. */
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
-/* Six operations for each weight of a matrix and token, forward and backward, and attention's
- * causal half of T x T: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
+/* Forward and backward: six operations per token for each weight of a matrix, plus attention's
+ * causal half of T x T. Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
 G2Z_API double g2z_flops_per_token(const g2z_plan *plan);
-/* Keeps other programs out of the directory until `*lock`, a file descriptor, is closed.
- * G2Z_BAD_ARGUMENT: another program has it. Without effect if the file system cannot lock. */
+/* Locks a directory until `*lock`, a file descriptor, is closed. G2Z_BAD_ARGUMENT: another program
+ * has locked it. Has no effect on a file system without locks. */
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
 
 /* ===== command line ======================================================
- * The flags of a program that trains, and its work before and after the loop, as in train.cu.
+ * The flags of a training program, and its work before and after the loop. train.cu uses all of it.
  *
  *   g2z_run_options o = g2z_run_options_default();
  *   status = g2z_run_options_parse(&services, argc, argv, &o);
@@ -183,8 +169,8 @@ typedef struct g2z_run_options {
   const char *run_id;
   int nccl_logs, profile_mode;
   int dry_run, help, version;  /* for the program to do */
-  char *flags_text;            /* of --flags: what texts point to */
-  char *eval_names[G2Z_TEXTS]; /* of --eval: what its patterns match */
+  char *flags_text;            /* the file of --flags; values point into it */
+  char *eval_names[G2Z_TEXTS]; /* the files that the patterns of --eval match */
   char run_dir_text[1024], weights_text[1040], vocab_text[4128];
   g2z_ranks *met;              /* NULL until all ranks have met and run_dir is rank 0's */
 } g2z_run_options;
@@ -202,27 +188,27 @@ G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), v
  * memory (0: unknown) and gives the largest B that fits. */
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user);
-/* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Results
- * as of g2z_ranks_spawn; without these flags it is no parent. */
+/* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Returns
+ * the results of g2z_ranks_spawn; without these flags *is_parent is 0. */
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *options,
                                          char **argv, int *is_parent, int *code);
-/* What flags leave open, and what they say together: completes options->run and *context. */
+/* Checks flags against each other, and completes options->run and *context. */
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *options,
                                           g2z_context_config *context);
 
-/* Meets the other ranks, opens the run and writes launcher_metadata.json; with --nccl-logs NCCL
- * logs into the run directory. That is rank 0's on all ranks: its name may hold the time. */
+/* Meets the other ranks, opens the run and writes launcher_metadata.json. With --nccl-logs, NCCL
+ * logs into the run directory. All ranks take rank 0's directory: its name may hold the time. */
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
 /* launcher_metadata.json, for a run that begins without g2z_run_launch; rank 0 writes it. */
 G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
                                         const g2z_place *place);
 /* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
- * writing it. Before all ranks have met there is no directory for them. */
+ * writing it. Before all ranks have met it does nothing: there is no directory yet. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
-/* SIGTERM, SIGINT, SIGUSR1 and SIGHUP: the first lets the run save and end, a second one ends the
- * program at once. A terminal's Ctrl-C may come twice, from the terminal and from the launcher:
- * within half a second it is one. NULL: from now on the first ends the program. */
+/* SIGTERM, SIGINT, SIGUSR1 and SIGHUP: after the first, the run saves and ends; a second one ends
+ * the program at once. Ctrl-C may arrive twice, from the terminal and from the launcher: two
+ * signals within half a second count as one. NULL: from now on the first ends the program. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #ifdef __cplusplus
 }
@@ -256,15 +242,15 @@ extern "C" {
 
 /* ===== run ===============================================================
  * In:  a config. Out: events for the console, and a run directory.
- * Law: metrics.jsonl and train.log grow line by line and hold whatever happened; every other file
- *      appears complete or not at all, and RUN_COMPLETE.txt comes after all of them. */
+ * Law: metrics.jsonl and train.log grow line by line, as things happen. Every other file appears
+ *      complete or not at all, and RUN_COMPLETE.txt last. */
 
 #define G2ZR_NAME(name) #name,
 #define G2ZR_DOUBLE(name) double name;
 
 /* Sums over the whole run, however often it was resumed. */
 #define G2ZR_TOTAL_LIST(X)                                                                        \
-  X(wall_s)        /* of the starts before this one */                                            \
+  X(wall_s)        /* time of earlier starts */                                                   \
   X(pause_s)       /* validation, samples and saving */                                           \
   X(train_s)       /* steps, */                                                                   \
   X(train_tokens)  /* and their tokens */                                                         \
@@ -277,8 +263,8 @@ extern "C" {
   X(smooth_loss)   /* of steps that were applied, weighted like smooth_s, */                      \
   X(loss_weight)                                                                                  \
   X(best_loss)     /* and its least value at a checkpoint; NaN: none */                           \
-  X(due)           /* what was yet to follow the step, */                                         \
-  X(evaluated)     /* and how many files of --eval were scored by then */
+  X(due)           /* saved: work that still had to follow the step, */                           \
+  X(evaluated)     /* and the number of --eval files scored by then */
 typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
 } g2zr_totals;
@@ -290,10 +276,10 @@ static const char *const g2zr_total_names[] = {G2ZR_TOTAL_LIST(G2ZR_NAME)};
   X(skipped)                                                                                      \
   X(tokens)                                                                                       \
   X(wall_s)        /* with validation, samples and saving; 0: it is not over */                   \
-  X(train_s)       /* of its steps: all of it, */                                                 \
-  X(data_s)        /* and waiting for tokens */                                                   \
-  X(loss_sum)      /* over targets of steps that were not skipped, */                             \
-  X(loss_targets)  /* and how many these are */                                                   \
+  X(train_s)       /* time of its steps, */                                                       \
+  X(data_s)        /* and the part that waited for tokens */                                      \
+  X(loss_sum)      /* over the targets of applied steps, */                                       \
+  X(loss_targets)  /* and their number */                                                         \
   X(val_loss)      /* the last one; NaN: none */                                                  \
   X(p50_s)         /* step time */                                                                \
   X(p95_s)
@@ -357,23 +343,23 @@ struct g2z_run {
   double resume_s;                   /* time to load it */
   int64_t resumed, saved;            /* its step; step of the last checkpoint, -1: none */
   int lock;                          /* rank 0: keeps other runs out of run_dir; -1: not yet */
-  int64_t before;                    /* rank 0: "latest" is the last before this step; later ones
-                                      * are damaged */
-  char passed_over[256];             /* their steps; "": none */
-  char newest[300];                  /* the fault of the first */
+  int64_t before;                    /* rank 0: "latest" is the last checkpoint before this step;
+                                      * later ones are damaged */
+  char passed_over[256];             /* steps of these damaged checkpoints; "": none */
+  char newest[300];                  /* the fault of the newest one */
   int broken;                        /* 1: a step failed */
-  int64_t unsound;                   /* step of the first checkpoint since the loss went up or steps
-                                      * were skipped; 0: all is well */
-  int64_t applied;                   /* steps of this start */
+  int64_t unsound;                   /* step of the first checkpoint since the loss rose or steps
+                                      * were skipped; 0: neither */
+  int64_t applied;                   /* number of steps that this start applied */
   char weights[PATH_MAX];            /* rank 0: save_weights as a full path; */
   char weights_before[PATH_MAX];     /* the same when the checkpoint was saved; "": none */
   int64_t stop_signal;               /* the signal that asked to stop; 0: none */
   double share_told_s;               /* g2z_seconds() of --eval's last progress line */
-  int64_t epoch_step;                /* steps of this epoch's data: counted here, as the loader of a
-                                      * rank that failed stands still, and all ranks must agree */
+  int64_t epoch_step;                /* steps of this epoch's data. Counted here, since all ranks
+                                      * must agree, and the loader of a failed rank stands still */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
   g2zr_failure ending;               /* ends the run once its last step was reported */
-  g2zr_failure held;                 /* rank 0: of a file; the other ranks do not know of it yet */
+  g2zr_failure held;                 /* rank 0: a file's error, to be shared with the other ranks */
   int due;
   double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
   g2z_metrics known;                 /* of the last step whose loss is known */
@@ -416,8 +402,8 @@ static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
   return failure->status;
 }
 
-/* Rank 0 could not write a file. A run of one rank fails at once. Other ranks must know before they
- * wait for rank 0: the failure is held until the verdict of the next step. */
+/* Rank 0 could not write a file. A run of one rank fails at once. With several ranks the failure is
+ * held until they agree on the status of the next step: otherwise they would wait for rank 0. */
 static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK || !run->trainer || run->context->world == 1) return status;
   g2zr_note_failure(run, &run->held, status);
@@ -425,7 +411,7 @@ static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
   return G2Z_OK;
 }
 
-/* All ranks get the same status, which includes what was held. */
+/* All ranks get the same status, including a failure that was held. */
 static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->held);
   return g2z_ranks_agree(run->context->ranks, status);
@@ -440,23 +426,24 @@ static g2z_status g2zr_has(g2z_services *services, const char *directory, const 
   return g2z_is_there(services, g2z_path_in(directory, "%s", name).text, there);
 }
 
-/* Texts are copied into fields that ranks exchange: a text that is cut off would be another. */
+/* Refuses a text that would be cut off in a field that ranks exchange. */
 static g2z_status g2zr_check_length(g2z_services *services, const char *what, const char *text,
                                     size_t room) {
   if (!text || strlen(text) < room) return G2Z_OK;
-  G2Z_REFUSE(services, "%s has %zu bytes, and at most %zu have room: give a shorter one", what,
+  G2Z_REFUSE(services, "%s has %zu bytes, but at most %zu are allowed: give a shorter one", what,
              strlen(text), room - 1);
 }
 
-/* Fails if a log was removed or replaced during the run, which would end without its metrics. */
+/* Fails if a log was removed or replaced: its later lines would be lost. */
 static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
   struct stat mine, named;
   if (stream->file < 0) return G2Z_OK;
   if (fstat(stream->file, &mine) == 0 && stat(stream->path.text, &named) == 0 &&
       mine.st_dev == named.st_dev && mine.st_ino == named.st_ino)
     return G2Z_OK;
-  return g2z_fail(run->services, G2Z_IO, "%s was removed or replaced while this run writes it: the "
-                  "run ends; resume it from its last checkpoint, or begin anew", stream->path.text);
+  return g2z_fail(run->services, G2Z_IO, "%s was removed or replaced while this run wrote it. "
+                  "Continue from the last checkpoint with --resume latest, or start again",
+                  stream->path.text);
 }
 
 G2Z_PRINTF(3, 4)
@@ -491,7 +478,7 @@ static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char
   G2Z_RETRY(stream->file, open(stream->path.text, flags, 0666));
   if (stream->file < 0) return g2z_fail_file(run->services, errno, "create", stream->path.text);
   if (fstat(stream->file, &info) != 0 || !S_ISREG(info.st_mode))
-    return g2z_fail(run->services, G2Z_IO, "cannot write %s: it is no regular file; remove it",
+    return g2z_fail(run->services, G2Z_IO, "cannot write %s: it is not a regular file; remove it",
                     stream->path.text);
   int done;
   G2Z_RETRY(done, ftruncate(stream->file, (off_t)keep));
@@ -505,7 +492,7 @@ static g2z_status g2zr_log(g2z_run *run, const char *line) {
   return g2zr_append(run, &run->log, "%s  %s\n", now, line);
 }
 
-/* Makes run->line, which an event shows: paths in it cannot steer a terminal. */
+/* Makes run->line, which an event shows. Paths in it cannot control a terminal. */
 G2Z_PRINTF(2, 3)
 static void g2zr_line(g2z_run *run, const char *format, ...) {
   va_list arguments;
@@ -515,8 +502,8 @@ static void g2zr_line(g2z_run *run, const char *format, ...) {
   g2z_tame(run->line);
 }
 
-/* Rank 0: whatever a run logs goes into train.log too. Before that file is open, as while a
- * checkpoint is loaded, lines wait in run->early. A line that cannot be written ends the run. */
+/* Rank 0: copies the log into train.log. Lines from before that file is open, as while a checkpoint
+ * is loaded, wait in run->early. A line that cannot be written ends the run. */
 static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
   g2z_run *run = (g2z_run *)user;
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
@@ -542,7 +529,7 @@ static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *te
   return status;
 }
 
-/* Rank 0: scalars for TensorBoard, in a file that begins with the first of them. */
+/* Rank 0: scalars for TensorBoard. The first call creates the file. */
 static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
                                   const char *const *tags, const double *values) {
   g2z_status status = G2Z_OK;
@@ -553,8 +540,8 @@ static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
   return g2zr_hold(run, status);
 }
 
-/* A member of a JSON object, `, "key": "text"`; `to` has room for 6 bytes per byte of both and 16.
- * A file's name may hold any bytes, but JSON must be UTF-8: other bytes become U+FFFD. */
+/* A member of a JSON object, `, "key": "text"`. `to` has room for 6 bytes per byte of both, plus
+ * 16. JSON must be UTF-8: invalid bytes, as in a file's name, become U+FFFD. */
 static void g2zr_member(const char *key, const char *text, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
   to += sprintf(to, ", \"%s\": \"", key);
@@ -592,13 +579,13 @@ static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
   return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name, "");
 }
 
-/* Rank 0: report.html. A run continues without it: all that it shows is in other files. Unless it
- * `must` be written it takes a hundredth of the time at most. */
+/* Rank 0: report.html. If it fails the run continues: its content is in other files. Unless it
+ * `must` be written, it takes at most a hundredth of the time. */
 static void g2zr_report(g2z_run *run, int must) {
   const double begin = g2z_seconds();
   if (run->metrics.file < 0 || (!must && begin < run->next_report)) return;
   if (g2z_report_run(run->services, run->config.run_dir) != G2Z_OK)
-    g2z_log(run->services, G2Z_LOG_WARNING, "no report.html: %s", run->services->error);
+    g2z_log(run->services, G2Z_LOG_WARNING, "report.html is missing: %s", run->services->error);
   const double end = g2z_seconds();
   run->next_report = end + 99 * (end - begin);
 }
@@ -619,34 +606,32 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
   else G2ZR_NONE(key);
 }
 
-/* The shortest decimal: 0.0003 for the float 0.000300000014. */
+/* The float as it was typed: 0.0003 for 0.000300000014. */
 static double g2zr_decimal(float value) {
   char text[32];
   snprintf(text, sizeof text, "%.6g", (double)value);
   return strtod(text, NULL);
 }
 
-/* A number of bytes as an integer, never as 4.5e+09; NaN: null. */
-static void g2zr_put_bytes(g2z_json_out *out, const char *key, double bytes) {
-  if (isnan(bytes)) G2ZR_NONE(key);
-  else G2ZR_WHOLE(key, bytes);
-}
-
 /* An entry of "epochs". */
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
   const g2z_plan *plan = run->trainer->plan;
   const double steps = epoch->steps, applied = steps - epoch->skipped;
-  double planned = NAN, reserved = NAN, all = NAN;
+  /* Bytes on rank 0's GPU, with names: planned, used by any program, and planned on all ranks. */
+  static const char *const names[] = {
+      "max_cuda_mem_allocated_bytes_rank0", "max_cuda_mem_reserved_bytes_rank0",
+      "max_cuda_mem_allocated_bytes_global", "max_cuda_mem_reserved_bytes_global"};
+  double memory[4] = {NAN, NAN, NAN, NAN};
   size_t free_bytes = 0, total_bytes = 0;
-  if (plan->device == G2Z_DEVICE_CUDA) { /* the plan is all that is allocated, ... */
+  if (plan->device == G2Z_DEVICE_CUDA) {
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
-    planned = (double)plan->bytes_total;
-    reserved = (double)(total_bytes - free_bytes); /* ... and this is gone, to whomever */
-    g2z_plan *other; /* of each other rank; no memory for it: null */
-    if (plan->world == 1) all = planned;
+    memory[0] = (double)plan->bytes_total;
+    memory[1] = (double)(total_bytes - free_bytes);
+    g2z_plan *other; /* rank 1's; every rank except 0 has the same size */
+    if (plan->world == 1) memory[2] = memory[0];
     else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
                              &other) == G2Z_OK) {
-      all = planned + (double)other->bytes_total * (plan->world - 1);
+      memory[2] = memory[0] + (double)other->bytes_total * (plan->world - 1);
       g2z_plan_free(other);
     }
   }
@@ -661,10 +646,9 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
   G2ZR_REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
   G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / epoch->loss_targets);
   G2ZR_REAL("val_loss_avg_global", epoch->val_loss);
-  g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_rank0", planned);
-  g2zr_put_bytes(out, "max_cuda_mem_reserved_bytes_rank0", reserved);
-  g2zr_put_bytes(out, "max_cuda_mem_allocated_bytes_global", all);
-  G2ZR_NONE("max_cuda_mem_reserved_bytes_global");
+  for (int i = 0; i < 4; i++)
+    if (isnan(memory[i])) G2ZR_NONE(names[i]);
+    else G2ZR_WHOLE(names[i], memory[i]);
   G2ZR_REAL("step_time_mean_sec", epoch->train_s / steps);
   G2ZR_REAL("step_time_p50_sec", epoch->p50_s);
   G2ZR_REAL("step_time_p95_sec", epoch->p95_s);
@@ -679,7 +663,7 @@ static const struct {
 } g2zr_signals[] = {
     {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}};
 
-/* The name of a signal in `text`; NULL for 0, which is none. */
+/* The name of a signal, in `text`; NULL for 0. */
 static const char *g2zr_signal_text(int64_t signal, char text[32]) {
   snprintf(text, 32, "signal %d", (int)signal);
   for (size_t i = 0; i < G2Z_COUNT(g2zr_signals); i++)
@@ -712,12 +696,12 @@ static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
   G2ZR_CLOSE();
 }
 
-/* 0 in a run without steps: readers cannot format null. */
+/* Not null in a run without steps, since readers cannot format null. */
 static double g2zr_tokens_per_s(const g2z_run *run) {
   return run->sum.train_s > 0 ? run->sum.train_tokens / run->sum.train_s : 0.0;
 }
 
-/* Wall time of the whole run, with the time before it was resumed. */
+/* Wall time of the whole run, including earlier starts. */
 static double g2zr_wall_s(const g2z_run *run) {
   return run->sum.wall_s + ((run->ended > 0 ? run->ended : g2z_seconds()) - run->started);
 }
@@ -867,7 +851,7 @@ static g2z_status g2zr_save_tokenizer(void *user, const char *directory) {
   return G2Z_OK;
 }
 
-/* Removes a checkpoint with its tokenizer; 1 on success. The target of a link stays. */
+/* Removes a checkpoint with its tokenizer; returns 1 on success. The target of a link stays. */
 static int g2zr_remove_checkpoint(const char *path) {
   struct stat info;
   int own = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
@@ -906,7 +890,7 @@ static void g2zr_duration_text(double seconds, char out[32]) {
   else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
 }
 
-/* The flag that sets the run's length, and its value: the larger of done and asked for. */
+/* The flag that sets the run's length, and its value, which is at least what was done. */
 static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   const g2z_run_config *c = &run->config;
   const int64_t per_epoch = run->steps_per_epoch;
@@ -917,49 +901,75 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return cut ? "--max-train-steps" : by_epoch ? "--epochs" : "--steps";
 }
 
-/* This run's command with another run_dir or `more` flags, ready to paste: the last of two equal
- * flags counts. Without the command itself under a launcher, or if it is too long. */
+/* The bytes of the first word of a command, which g2z_shell_word may have quoted. */
+static size_t g2zr_word_bytes(const char *command) {
+  size_t bytes = 0;
+  for (int quoted = 0; command[bytes] && (quoted || command[bytes] != ' '); bytes++) {
+    if (command[bytes] == '\'') quoted = !quoted;
+    else if (command[bytes] == '\\' && !quoted) bytes++;
+  }
+  return bytes;
+}
+
+/* This run's command with the flags of `more` in place of its own values, ready to paste. Under a
+ * launcher, or if the command is long, only the flags. `more` is a list of "--name VALUE". */
 static const char *g2zr_command(const g2z_run *run, const char *run_dir, const char *more,
                                 char text[1400]) {
   const char *command = run->config.command_line;
   const char *launcher = g2z_ranks_place(run->context->ranks)->launcher;
-  static const char resume[] = " --resume latest";
-  char word[256];
-  if (strcmp(launcher, "alone") != 0 && strcmp(launcher, "ranks") != 0) command = NULL;
-  if (command && strlen(command) > 400) command = NULL;
-  if (command && strstr(command, resume) && strncmp(more, resume, strlen(resume)) == 0)
-    more += strlen(resume);
-  const int add = run_dir != run->config.run_dir || !command || !strstr(command, " --run-dir");
-  snprintf(text, 1400, "%s%s%s%s", command ? command : "the same command with",
-           add ? " --run-dir " : "", add ? g2z_shell_word(run_dir, word, sizeof word) : "", more);
+  char word[256], flags[1024], name[32];
+  size_t used = 0;
+  g2z_shell_word(run_dir, word, sizeof word);
+  snprintf(flags, sizeof flags, "--run-dir %s %s", word, more);
+  if (!command || strlen(command) > 400 ||
+      (strcmp(launcher, "alone") != 0 && strcmp(launcher, "ranks") != 0)) {
+    snprintf(text, 1400, "the same command with %s", flags);
+    return text;
+  }
+  while (*command) {
+    const size_t bytes = g2zr_word_bytes(command), length = strcspn(command, " =");
+    snprintf(name, sizeof name, "%.*s ", (int)length, command);
+    const int replaced = strncmp(command, "--", 2) == 0 && strstr(flags, name);
+    if (!replaced) used += (size_t)sprintf(text + used, "%.*s ", (int)bytes, command);
+    command += bytes + (command[bytes] == ' ');
+    if (!replaced || length < bytes) continue;
+    command += g2zr_word_bytes(command); /* the value, a word of its own */
+    command += *command == ' ';
+  }
+  snprintf(text + used, 1400 - used, "%s", flags);
   return text;
 }
 
-/* The same for a new run that begins with these weights, not with a checkpoint that the command
- * names, and writes to another directory. */
+/* The same for a new run that begins with these weights and writes to another directory. */
 static const char *g2zr_further(const g2z_run *run, const char *weights, char text[1400]) {
   const g2z_run_config *c = &run->config;
-  const char *resume = c->resume && strcmp(c->resume, "latest") != 0 ? " --resume latest" : "";
   const int own = c->save_weights && strcmp(c->save_weights, g2zr_in(run, "weights").text) != 0;
   char word[300], to[300] = "", more[700], run_dir[1100];
   snprintf(run_dir, sizeof run_dir, "%s-2", c->run_dir);
   if (own) g2z_shell_word(g2z_path_in(run_dir, "weights").text, to, sizeof to);
-  snprintf(more, sizeof more, "%s --init-from %s%s%s", resume,
-           g2z_shell_word(weights, word, sizeof word), own ? " --save-weights " : "", to);
+  snprintf(more, sizeof more, "--init-from %s%s%s%s", g2z_shell_word(weights, word, sizeof word),
+           own ? " --save-weights " : "", to, c->resume ? " --resume latest" : "");
   return g2zr_command(run, run_dir, more, text);
 }
 
 /* The end of a run: prints the result of a training and the commands that may follow it, then
- * writes training_metrics.json and RUN_COMPLETE.txt. The latter names the weights, or the last
- * checkpoint if none were asked for. */
+ * writes training_metrics.json and RUN_COMPLETE.txt, which names the weights or the last
+ * checkpoint. */
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
   const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
   char now[32], loss[48] = "", best[64] = "", more[64], text[1400], word[300];
-  const int says = run->steps > 0 && run->context->rank == 0;
+  const int reports = run->steps > 0 && run->context->rank == 0;
   int64_t length;
   const char *flag = g2zr_length(run, &length);
-  if (says) {
+  /* Checkpoint and weights are saved by now, and metrics.jsonl shows where it began. */
+  if (run->known.step > run->resumed && run->applied && isnan(run->known.loss) &&
+      run->known.grad_norm != 0)
+    return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
+                    "the last, is nan. Start again with a lower --lr (%g)%s", run->known.step,
+                    (double)run->config.train.optimizer.lr, run->saved < 0 ? "" : ", or from an "
+                    "earlier checkpoint");
+  if (reports) {
     g2zr_duration_text(g2zr_wall_s(run), now);
     if (run->known.step > run->resumed) snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
     if (!isnan(run->sum.best_val_loss))
@@ -968,22 +978,17 @@ static g2z_status g2zr_finish(g2z_run *run) {
              run->known.step, g2zr_plural(run->known.step), run->known.tokens, now);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
   }
-  if (says && saved) {
+  if (reports && saved) {
     const char *command = run->config.command_line ? run->config.command_line : "./train";
-    size_t program = 0; /* bytes of its first word, which may be quoted */
-    for (int quoted = 0; command[program] && (quoted || command[program] != ' '); program++) {
-      if (command[program] == '\'') quoted = !quoted;
-      else if (command[program] == '\\' && !quoted) program++;
-    }
-    g2z_shell_word(saved, word, sizeof word);
     G2ZR_SAY(run, "weights: %s", saved);
-    G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s", (int)program, command,
-             word, run->tokenizer ? "" : " --vocab FILE");
+    G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s",
+             (int)g2zr_word_bytes(command), command, g2z_shell_word(saved, word, sizeof word),
+             run->tokenizer ? "" : " --vocab FILE");
   }
-  snprintf(more, sizeof more, " --resume latest %s %" PRId64, flag, 2 * length);
-  if (says && run->saved >= 0)
+  snprintf(more, sizeof more, "--resume latest %s %" PRId64, flag, 2 * length);
+  if (reports && run->saved >= 0)
     G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, run_dir, more, text));
-  else if (says && saved && run_dir)
+  else if (reports && saved && run_dir)
     G2ZR_SAY(run, "To train these weights further: %s", g2zr_further(run, saved, text));
   run->ended = g2z_seconds();
   g2z_utc_now(now);
@@ -995,16 +1000,16 @@ static g2z_status g2zr_finish(g2z_run *run) {
   G2Z_TRY(g2zr_log(run, run->line));
   G2Z_TRY(g2zr_write_artifacts(run));
   G2Z_TRY(g2zr_sync(run));
-  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* such as of the line above, with several ranks */
+  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* as when that line could not be written */
   g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
-  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* its name may be there */
+  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* it may have its name */
   return status;
 }
 
 /* ----- checkpoints of a run ----- */
 
-/* The latest checkpoint of run_dir with that suffix before step `before`; -1: none. A directory
- * that cannot be read is an error: otherwise a run would begin anew over its own files. */
+/* The latest checkpoint in run_dir with this suffix, before step `before`; -1: none. A directory
+ * that cannot be read is an error: otherwise a run would begin again and replace its own files. */
 static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t before,
                               int64_t *latest) {
   *latest = -1;
@@ -1030,13 +1035,13 @@ static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t be
 }
 
 static void g2zr_stays(g2z_run *run, const char *path) {
-  g2z_log(run->services, G2Z_LOG_WARNING, "%s stays: %s; see what it holds, and remove it by hand",
-          path, strerror(errno));
+  g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove %s: %s; look into it and remove it by "
+          "hand", path, strerror(errno));
 }
 
 /* ----- a checkpoint's note about the run ----- */
 
-/* Texts of 17 digits: sums continue from the same double. */
+/* Doubles as texts of 17 digits: a resumed run reads the same values. */
 static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *const *names,
                              const double *values, size_t count) {
   g2z_json_begin(out, key, '{');
@@ -1070,8 +1075,8 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   }
 }
 
-/* note.json of a checkpoint. The last epoch stays open: the work that is due ends it, or a longer
- * run continues with its data. */
+/* note.json of a checkpoint. Its last epoch is not over: the work that is due ends it, or a longer
+ * run continues it. */
 static void g2zr_put_note(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   const g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
@@ -1101,20 +1106,9 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   out->indent = 2;
 }
 
-static g2z_status g2zr_grow_steps(g2z_run *run, size_t used) {
-  void *list = run->step_s;
-  g2z_status status = g2z_grow(run->services, &list, &run->step_s_capacity, used, used + 1,
-                               sizeof(double));
-  run->step_s = (double *)list;
-  return status;
-}
-
 static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
-  void *list = run->epoch;
-  g2z_status status = g2z_grow(run->services, &list, &run->epoch_capacity, run->epoch_count,
-                               run->epoch_count + 1, sizeof(g2zr_epoch));
-  run->epoch = (g2zr_epoch *)list;
-  G2Z_TRY(status);
+  G2Z_TRY(G2Z_GROW(run->services, &run->epoch, &run->epoch_capacity, run->epoch_count,
+                   run->epoch_count + 1));
   g2zr_epoch *epoch = &run->epoch[run->epoch_count++];
   memset(epoch, 0, sizeof *epoch);
   epoch->index = index;
@@ -1123,7 +1117,7 @@ static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
   return G2Z_OK;
 }
 
-/* The run's sums and epochs as they were at the checkpoint, from its note. */
+/* Reads the run's sums and epochs from the checkpoint's note. */
 static g2z_status g2zr_restore(g2z_run *run) {
   g2z_json note, *json = &note;
   g2z_json_text key;
@@ -1140,27 +1134,26 @@ static g2z_status g2zr_restore(g2z_run *run) {
         run->weights_before[g2z_json_unescape(&text, (unsigned char *)run->weights_before)] = 0;
     } else if (g2z_json_is(&key, "epochs") && g2z_json_enter(json, '['))
       while (g2z_json_next(json, ']', NULL)) {
-        if (g2zr_begin_epoch(run, 0) != G2Z_OK) json->status = G2Z_NO_MEMORY;
-        else
-          g2zr_get_doubles(json, g2zr_epoch_names, (double *)&run->epoch[run->epoch_count - 1],
-                           G2Z_COUNT(g2zr_epoch_names));
+        G2Z_TRY(g2zr_begin_epoch(run, 0));
+        g2zr_get_doubles(json, g2zr_epoch_names, (double *)&run->epoch[run->epoch_count - 1],
+                         G2Z_COUNT(g2zr_epoch_names));
       }
     else if (g2z_json_is(&key, "step_s") && g2z_json_enter(json, '['))
       while (g2z_json_next(json, ']', NULL)) {
-        if (g2zr_grow_steps(run, steps) != G2Z_OK) json->status = G2Z_NO_MEMORY;
-        else run->step_s[steps++] = g2z_json_number(json);
+        G2Z_TRY(G2Z_GROW(run->services, &run->step_s, &run->step_s_capacity, steps, steps + 1));
+        run->step_s[steps++] = g2z_json_number(json);
       }
     else g2z_json_skip(json);
   }
   if (json->status == G2Z_OK &&
       (!run->epoch_count || run->epoch[run->epoch_count - 1].steps != (double)steps))
-    g2z_json_fail(json, "its last epoch lacks some of its steps");
+    g2z_json_fail(json, "the last epoch has another number of steps than step_s");
   G2Z_TRY(g2z_json_close(json));
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
 }
 
-/* Writes a checkpoint of this step. A failed one leaves nothing. */
+/* Writes a checkpoint of this step, or nothing if it fails. */
 static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
   g2z_status status = g2z_trainer_save_with(run->trainer, path, g2zr_put_note, g2zr_save_tokenizer,
                                             run);
@@ -1174,19 +1167,19 @@ static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
 static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   const g2z_path saved = g2zr_checkpoint(run, run->step, "");
   double begin = g2z_seconds();
-  /* Is the model as good as it was? The last step was applied, and the loss is at most a tenth (and
-   * 0.1 nats) above its least value at an earlier checkpoint. */
+  /* The model is sound if the last step was applied and the loss exceeds its least value at an
+   * earlier checkpoint by at most a tenth plus 0.1 nats. */
   const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
   const int skipped = run->known.skipped == 1 && /* a spike is no sign that the model got worse */
                       !(run->known.grad_norm == 0 && isnan(run->known.loss));
   const int sound = !skipped && !(loss > 1.1 * best + 0.1);
-  char was[32];
-  snprintf(was, sizeof was, ", %.4f", best);
+  char was[40];
+  snprintf(was, sizeof was, "is back at %.4f", best);
   if (!(best <= loss) && !isnan(loss)) run->sum.best_loss = loss;
   if (!sound && !run->unsound && run->context->rank == 0 && run->config.keep > 0)
-    g2z_log(run->services, G2Z_LOG_WARNING, "%s: checkpoints before step %" PRId64 " stay until "
-            "the loss is what it was%s", skipped ? "steps are skipped" : "the loss went up",
-            run->step, isnan(best) ? "" : was);
+    g2z_log(run->services, G2Z_LOG_WARNING, "%s: --keep leaves the checkpoints before step %" PRId64
+            " until the loss %s", skipped ? "steps are skipped" : "the loss rose", run->step,
+            isnan(best) ? "falls" : was);
   if (sound) run->unsound = 0;
   else if (!run->unsound) run->unsound = run->step;
   G2Z_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note has the lengths of the logs */
@@ -1200,12 +1193,13 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   G2Z_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
   G2Z_TRY(g2zr_log(run, run->line));
   g2zr_report(run, 0);
-  /* While the run is unsound, checkpoints from before that stay. The others are renamed to
-   * unfinished ones first, so that nobody takes a half of one for a checkpoint. */
+  /* Checkpoints from before the run became unsound stay. The others are first renamed to unfinished
+   * ones, so that a half removed one does not pass for a checkpoint. */
   int64_t old = run->config.keep > 0 ? run->step : -1;
   for (int i = 1; old >= 0; i++) {
-    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* nothing is lost by what stays */
-      g2z_log(run->services, G2Z_LOG_WARNING, "old checkpoints stay: %s", run->services->error);
+    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* the run can continue */
+      g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
+              run->services->error);
     if (old < run->unsound || old < 0) break;
     if (i < run->config.keep) continue;
     const g2z_path path = g2zr_checkpoint(run, old, ""),
@@ -1236,8 +1230,8 @@ static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int a
   return shards;
 }
 
-/* Computes the number of steps. It depends on the checkpoint's place in the data, and is the
- * schedule's horizon: the trainer needs it from the start. */
+/* Computes the number of steps, from the checkpoint's place in the data. It is the schedule's
+ * horizon, which the trainer needs from the start. */
 static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
@@ -1249,8 +1243,8 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   if (run->train) {
     run->steps_per_epoch = run->train->steps_per_epoch;
     run->train_sequences = run->train->sequences;
-    run->epoch_ends = from->next.epoch > from->epoch; /* less than a step is left of it */
-    if (config->epochs > 0) { /* with another global batch, what is left counts */
+    run->epoch_ends = from->next.epoch > from->epoch; /* less than one step is left */
+    if (config->epochs > 0) { /* the rest of the data counts: the global batch may have changed */
       optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
                          from->next.step;
       if (optimizer->steps < from->step) optimizer->steps = from->step;
@@ -1269,8 +1263,8 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Ranks validate, save and sample together: a rank with other settings would wait for the others
- * until the watchdog ends the job. A setting is from 0 to `most`; -1: any value. */
+/* All ranks must have the same values: they validate, save and sample together, and a rank with
+ * other settings would wait until the watchdog ends the job. Range: 0 to `most`; -1: any value. */
 #define G2ZR_STEPS_MOST INT64_C(1000000000000)
 #define G2ZR_SETTING_LIST(X)                                                                      \
   X(epochs, epochs, 1 << 20)                                                                      \
@@ -1303,8 +1297,7 @@ static g2z_status g2zr_check(g2z_run *run) {
   G2Z_TRY(g2z_sampling_check(run->services, &config->sampling));
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
-    G2Z_REFUSE(run->services, "there is nothing to do: name token shards to train on, or to "
-               "validate on");
+    G2Z_REFUSE(run->services, "there is nothing to do: give --train GLOB or --val GLOB");
   g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
@@ -1317,23 +1310,22 @@ static g2z_status g2zr_check(g2z_run *run) {
                       : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
                                                                                 : NULL;
   if (needs && !config->run_dir)
-    G2Z_REFUSE(run->services, "%s needs a run_dir, where checkpoints stand", needs);
+    G2Z_REFUSE(run->services, "%s needs a run_dir for the checkpoints: give --run-dir DIR", needs);
   if (config->profile && (!config->run_dir || config->train.graph == 1))
-    G2Z_REFUSE(run->services, "profile needs %s", config->run_dir ? "graph off: nothing can be "
-               "timed inside a graph" : "a run_dir, where profiles stand");
+    G2Z_REFUSE(run->services, "profile needs %s", config->run_dir ? "--graph off: it cannot time "
+               "the parts of a graph" : "a run_dir for its files: give --run-dir DIR");
   if (config->profile) config->train.graph = 0;
   G2Z_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, sizeof run->found.run_dir));
   G2Z_TRY(g2zr_check_length(run->services, "save_weights", config->save_weights, 4001));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
-    G2Z_REFUSE(run->services, "resume is empty: name a checkpoint, or say \"latest\"");
+    G2Z_REFUSE(run->services, "resume is empty: give --resume latest, or a checkpoint's path");
   if (config->resume && !config->train.train_glob)
-    G2Z_REFUSE(run->services, "a training is resumed with the token shards that it trains on: name "
-               "them");
+    G2Z_REFUSE(run->services, "resume needs the token shards of the run: give --train GLOB");
   return G2Z_OK;
 }
 
-/* Samples need a tokenizer whose ids the model has. Without a file the byte-level vocabulary stands
- * in, but only for a model of its size: another model's ids would decode to noise. */
+/* Samples need a tokenizer with the model's ids. Without a file, a model of 257 tokens uses the
+ * byte-level vocabulary. */
 static g2z_status g2zr_open_tokenizer(g2z_run *run) {
   g2z_run_config *config = &run->config;
   int vocab = config->train.model.vocab;
@@ -1343,15 +1335,15 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
       config->sample_tokens = 0;
       return G2Z_OK;
     }
-    G2Z_REFUSE(run->services, "samples need the tokenizer file (vocab.bpe, merges.txt) that the "
-               "shards were made with: the model has %d tokens, and only 257 could be bytes",
-               vocab);
+    G2Z_REFUSE(run->services, "samples need the tokenizer of the shards, since the model has %d "
+               "tokens, not 257: give --vocab FILE (vocab.bpe, merges.txt)", vocab);
   }
   G2Z_TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
   if (g2z_tokenizer_vocab(run->tokenizer) > vocab)
-    G2Z_REFUSE(run->services, "%.300s has %d tokens, but the model only %d: give the model that "
-               "vocabulary, or the tokenizer file that it was trained with", config->vocab,
-               g2z_tokenizer_vocab(run->tokenizer), vocab);
+    G2Z_REFUSE(run->services, "--vocab %.300s has %d tokens, but the model only %d: give the "
+               "tokenizer that the model was trained with, or --vocab-size %d for a new model",
+               config->vocab, g2z_tokenizer_vocab(run->tokenizer), vocab,
+               g2z_tokenizer_vocab(run->tokenizer));
   config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
   if (!wanted) config->sample_tokens = 0;
   /* The prompt, and room for what follows it. */
@@ -1368,7 +1360,7 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
   return status;
 }
 
-/* values[count] of each rank, one after the other; freed with g2z_release. */
+/* The values[count] of all ranks, concatenated; freed with g2z_release. */
 static g2z_status g2zr_gather(g2z_run *run, const int64_t *values, size_t count, int64_t **all) {
   const size_t world = (size_t)run->context->world;
   void *memory;
@@ -1378,7 +1370,7 @@ static g2z_status g2zr_gather(g2z_run *run, const int64_t *values, size_t count,
   return g2z_ranks_all_gather(run->context->ranks, values, count * sizeof *values, memory);
 }
 
-/* Entropy of the validation tokens' frequencies: the loss of a model that knows only these. */
+/* Entropy of the validation tokens' frequencies: the loss of a model that only knows these. */
 static g2z_status g2zr_val_entropy(g2z_run *run) {
   const size_t vocab = (size_t)run->config.train.model.vocab;
   const int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq;
@@ -1406,7 +1398,7 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
     if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
   run->val_entropy = sum / (double)total;
   run->val_tokens = total;
-  if (status == G2Z_OK && total == 0) /* the loader checked that one in all shards does */
+  if (status == G2Z_OK && total == 0) /* the loader checked that a token counts in some shard */
     status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64 " "
                       "validation batches counts: raise --val-steps or --max-val-steps",
                       run->val_steps);
@@ -1440,8 +1432,8 @@ static void g2zr_introduce(g2z_run *run) {
              g2zr_plural(train->optimizer.warmup));
     if (train->optimizer.warmup > run->steps)
       g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
-              "run of %" PRId64 ": the learning rate never reaches %g", train->optimizer.warmup,
-              run->steps, (double)train->optimizer.lr);
+              "run of %" PRId64 ": the learning rate never reaches --lr %g; lower --warmup",
+              train->optimizer.warmup, run->steps, (double)train->optimizer.lr);
   }
   if (run->val)
     G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens, unigram entropy %.4f nats",
@@ -1451,8 +1443,8 @@ static void g2zr_introduce(g2z_run *run) {
     int64_t length;
     const char *flag = g2zr_length(run, &length);
     G2ZR_SAY(run, "resumed after step %" PRId64 ", from %s, in %.2f s%s", run->resumed, run->resume,
-             run->resume_s, run->found.own && !run->from.note ? "; it has no sums of the steps "
-             "before it: times and mean losses begin here" : "");
+             run->resume_s, run->found.own && !run->from.note ? "; it has no note.json: times and "
+             "mean losses begin here" : "");
     if (run->steps <= run->resumed)
       G2ZR_SAY(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is of "
                "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
@@ -1461,7 +1453,7 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
 }
 
-/* Completes the figures of the last epoch. If it ended before a resume it keeps its time. */
+/* Completes the last epoch. If it ended before a resume it keeps its time. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
@@ -1471,9 +1463,9 @@ static void g2zr_settle_epoch(g2z_run *run) {
 
 /* ----- resuming ----- */
 
-/* How much of metrics.jsonl stays if no length is known: all lines up to the checkpoint's step,
- * except lines of work that is due again. A torn last line goes. A damaged line before it is an
- * error: its step is unknown. */
+/* The length to which metrics.jsonl is cut if it has changed. All lines up to the checkpoint's step
+ * stay, except lines of work that is due again. A torn last line is cut off. A damaged line before
+ * it is an error, since its step is unknown. */
 static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
                                   int64_t *kept) {
   const int due = (int)run->sum.due;
@@ -1483,7 +1475,7 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
     g2z_metrics_line line;
     g2z_status status = g2z_metrics_read(run->services, path, text, bytes, &next, number, &line,
                                          &torn);
-    if (torn) g2z_log(run->services, G2Z_LOG_WARNING, "%s, and is cut off", run->services->error);
+    if (torn) g2z_log(run->services, G2Z_LOG_WARNING, "%s: it is cut off", run->services->error);
     if (torn) break;
     G2Z_TRY(status);
     const int again = (due & G2ZR_DUE_VALIDATION && !isnan(line.val_ms)) ||
@@ -1496,8 +1488,8 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
   return G2Z_OK;
 }
 
-/* How much of a log stays: its length when the checkpoint was saved. A file that has changed since
- * is cut after the checkpoint's step, or stays whole if it has no steps. */
+/* The length to which a log is cut: its length when the checkpoint was saved. A file that has
+ * changed since is cut after the checkpoint's step, or stays whole if its lines have no step. */
 static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int steps,
                             int64_t *kept) {
   const g2z_path path = g2zr_in(run, name);
@@ -1509,7 +1501,7 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   g2z_status status = g2zr_has(run->services, run->config.run_dir, name, &there);
   if (there)
     status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &length);
-  /* Unchanged: a line ends there. If lines have `steps`, its step is not after the checkpoint's. */
+  /* An unchanged file has the end of a line there, whose step is not after the checkpoint's. */
   const size_t end = bytes >= 1 && bytes <= (double)length ? (size_t)bytes : 0;
   size_t line = end ? end - 1 : 0;
   int64_t step = end && text[end - 1] == '\n' ? -1 : INT64_MAX;
@@ -1518,7 +1510,7 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   if (run->from.note && step <= run->resumed) *kept = (int64_t)bytes;
   else {
     if (run->from.note)
-      g2z_log(run->services, G2Z_LOG_WARNING, "%s is not as it was when step %" PRId64 " was saved",
+      g2z_log(run->services, G2Z_LOG_WARNING, "%s has changed since step %" PRId64 " was saved",
               path.text, run->resumed);
     *kept = (int64_t)length;
     if (status == G2Z_OK && steps)
@@ -1528,7 +1520,8 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   return status;
 }
 
-/* Rank 0: the checkpoint that run_dir's run began with, by its resumed_from; "": none. */
+/* Rank 0: the checkpoint of another run that run_dir's run began with ("resumed_from" in
+ * metrics.jsonl); "": none. */
 static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   const g2z_path path = g2zr_in(run, "metrics.jsonl");
   char *text = NULL;
@@ -1552,9 +1545,9 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   g2z_release(run->services, text);
   if (origin[0]) G2Z_TRY(g2z_is_there(run->services, origin, &there));
   if (!origin[0] || there) return G2Z_OK;
-  return g2z_fail(run->services, G2Z_IO, "the run in %.200s began with %.300s, which is not there "
-                  "any more, and has no checkpoint of its own: put that back, or choose another "
-                  "run directory", run->config.run_dir, origin);
+  return g2z_fail(run->services, G2Z_IO, "the run in %.200s has no checkpoint of its own, and "
+                  "%.300s, with which it began, is gone: put it back, or choose another --run-dir",
+                  run->config.run_dir, origin);
 }
 
 /* Closes everything that g2zr_load opened. */
@@ -1573,7 +1566,7 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
-/* Rank 0: finds the checkpoint to resume from, and whether run_dir's own run continues. */
+/* Rank 0: finds the checkpoint to resume from, and decides whether run_dir's own run continues. */
 static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
   struct stat here, there;
@@ -1588,7 +1581,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
     else if (!run->passed_over[0]) G2Z_TRY(g2zr_find_origin(run, path.text));
     else
       return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy "
-                      "one there again, or remove them to begin anew", run_dir, run->passed_over,
+                      "one there again, or remove them to start again", run_dir, run->passed_over,
                       run->newest);
   } else {
     run->found.continues = run_dir && stat(g2z_path_in(resume, "..").text, &there) == 0 &&
@@ -1602,8 +1595,8 @@ static g2z_status g2zr_choose(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: refuses a run_dir whose files this run would replace without continuing from them: a run
- * that ended without a checkpoint, another run, checkpoints after the one that is resumed. */
+/* Rank 0: refuses a run_dir whose files would be lost: a run that ended without a checkpoint,
+ * another run, or checkpoints after the resumed one. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
   static const char *const ends[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
   const char *run_dir = run->config.run_dir;
@@ -1617,9 +1610,9 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   for (size_t i = 0; latest < 0 && i < G2Z_COUNT(ends); i++) {
     G2Z_TRY(g2zr_has(run->services, run_dir, ends[i], &there));
     if (there)
-      G2Z_REFUSE(run->services, "%.200s holds a run already, which has ended and saved no "
-                 "checkpoint (%s): choose another --run-dir, or remove it%s%s", run_dir, ends[i], i
-                 ? "" : ". To train its weights further: ", i ? "" :
+      G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
+                 "another --run-dir, or remove it%s%s", run_dir, ends[i], i ? "" : ". To train its "
+                 "weights further: ", i ? "" :
                  g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
   }
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
@@ -1628,17 +1621,17 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   for (size_t i = 0; !(run->found.continues && is_run) && i < G2Z_COUNT(traces); i++) {
     G2Z_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
     if (there && !is_run)
-      G2Z_REFUSE(run->services, "%.200s is no run directory and holds a %s, which a run would "
+      G2Z_REFUSE(run->services, "%.200s is not a run directory and holds a %s, which a run would "
                  "replace: choose another --run-dir", run_dir, traces[i]);
     if (there)
       G2Z_REFUSE(run->services, "%.200s holds a run already (%s): a new run needs another "
                  "--run-dir. To continue it: %s", run_dir, traces[i],
-                 g2zr_command(run, run_dir, " --resume latest", text));
+                 g2zr_command(run, run_dir, "--resume latest", text));
   }
   if (!run->found.continues || latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
-  G2Z_REFUSE(run->services, "%.200s holds checkpoints after step %" PRId64 ", the last of step %"
-             PRId64 ": remove those, choose another --run-dir, or continue from that: %s", run_dir,
-             run->resumed, latest, g2zr_command(run, run_dir, " --resume latest", text));
+  G2Z_REFUSE(run->services, "%.200s holds checkpoints after step %" PRId64 ", up to step %" PRId64
+             ": remove them, choose another --run-dir, or continue from the last: %s", run_dir,
+             run->resumed, latest, g2zr_command(run, run_dir, "--resume latest", text));
 }
 
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
@@ -1647,11 +1640,11 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
   if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
   close(*lock);
   *lock = -1;
-  G2Z_REFUSE(services, "another program is at work in %s: wait until it ends, or choose another "
-             "directory", path);
+  G2Z_REFUSE(services, "another program uses %s: wait until it ends, or choose another directory",
+             path);
 }
 
-/* Rank 0, as soon as there is a run directory: two runs in one would remove each other's files. */
+/* Rank 0, as soon as the run directory exists: two runs in it would remove each other's files. */
 static g2z_status g2zr_lock(g2z_run *run) {
   const char *directory = run->config.run_dir;
   int there;
@@ -1661,7 +1654,7 @@ static g2z_status g2zr_lock(g2z_run *run) {
   return g2z_lock_directory(run->services, directory, &run->lock);
 }
 
-/* Rank 0. If the run continues, what it wrote after the checkpoint is cut off. */
+/* Rank 0. If the run continues, its logs are cut to what they were at the checkpoint. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   static const char *const names[] = {
       "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
@@ -1670,14 +1663,14 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   int64_t metrics, log;
   int there;
   if (run->context->rank != 0) return G2Z_OK;
-  /* The one rule for save_weights: a model that lies there is replaced only by the run that wrote
-   * it. A run knows its own by its directory, or by the name in its checkpoint. */
+  /* A model in save_weights is replaced only by the run that wrote it. A run recognises its own
+   * model by its directory, or by the name in its checkpoint. */
   if (weights) {
     const size_t length = run_dir ? strlen(run_dir) : 0;
     G2Z_TRY(g2zr_has(run->services, weights, "trainer_state.json", &there));
     if (there)
-      G2Z_REFUSE(run->services, "%.400s is a checkpoint, whose weights belong to its other files: "
-                 "save these in another directory", weights);
+      G2Z_REFUSE(run->services, "--save-weights %.400s is a checkpoint, whose weights belong to "
+                 "its other files: name another directory", weights);
     G2Z_TRY(g2z_make_directory(run->services, weights)); /* not after hours of training */
     if (!realpath(weights, run->weights))
       return g2z_fail_file(run->services, errno, "find the path of", weights);
@@ -1687,9 +1680,9 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     for (size_t i = 0; i < G2Z_COUNT(names) && !own; i++) {
       G2Z_TRY(g2zr_has(run->services, weights, names[i], &there));
       if (there)
-        G2Z_REFUSE(run->services, "%.300s holds a model already (%s), which this run did not "
-                   "write: name another directory with --save-weights, or remove that model",
-                   weights, names[i]);
+        G2Z_REFUSE(run->services, "%.300s holds a model (%s) that this run did not write: name "
+                   "another directory with --save-weights, or remove that model", weights,
+                   names[i]);
     }
     g2z_writer *writer; /* can it be written there? */
     G2Z_TRY(g2z_writer_create(run->services, g2z_path_in(weights, "model.safetensors").text,
@@ -1706,7 +1699,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   char *rest, *line = strtok_r(run->early, "\n", &rest);
   for (; line; line = strtok_r(NULL, "\n", &rest)) G2Z_TRY(g2zr_log(run, line));
   if (!run->resume || run->found.own) return G2Z_OK;
-  /* The run begins with another run's checkpoint. Its first line of metrics.jsonl names that one:
+  /* The run begins with another run's checkpoint, and its first line of metrics.jsonl names it:
    * --resume latest takes it until this run has a checkpoint of its own. */
   char path[PATH_MAX];
   void *member;
@@ -1719,7 +1712,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   return status == G2Z_OK ? g2zr_sync(run) : status;
 }
 
-/* A rank that does not see rank 0's files could not save with it, and fails before the training. */
+/* Fails before the training if this rank does not see rank 0's files: it could not save. */
 static g2z_status g2zr_check_shared(const g2z_run *run) {
   const char *const made[] = {run->config.run_dir, run->config.save_weights};
   int there;
@@ -1729,7 +1722,7 @@ static g2z_status g2zr_check_shared(const g2z_run *run) {
     G2Z_TRY(g2z_is_there(run->services, path.text, &there));
     if (!there)
       return g2z_fail(run->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
-                      "directory on a file system that all ranks share", run->context->rank,
+                      "--run-dir on a file system that all ranks share", run->context->rank,
                       path.text);
   }
   return G2Z_OK;
@@ -1739,13 +1732,13 @@ static g2z_status g2zr_check_shared(const g2z_run *run) {
 static g2z_status g2zr_forget_end(g2z_run *run) {
   G2Z_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
-  /* A save or a removal that was killed leaves a directory "step-N.partial". */
+  /* A killed save or removal leaves a directory "step-N.partial". */
   int64_t step = INT64_MAX;
   while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
     const g2z_path path = g2zr_checkpoint(run, step, ".partial");
     if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
   }
-  /* Checkpoints that were passed over get names that are not searched. */
+  /* Damaged checkpoints get names that are not searched. */
   for (step = INT64_MAX; run->passed_over[0];) {
     G2Z_TRY(g2zr_latest(run, "", step, &step));
     if (step <= run->resumed) break;
@@ -1762,7 +1755,7 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
 #define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
 #define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
 
-/* The part of opening that each rank does alone. */
+/* The part of opening in which ranks do not wait for each other. */
 static g2z_status g2zr_open_alone(g2z_run *run) {
   g2z_run_config *config = &run->config;
   const g2z_train_config *train = &config->train;
@@ -1783,9 +1776,9 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
     if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
       run->val_steps = config->max_val_steps;
   }
-  /* Ids mean other texts in another vocabulary: shards and tokenizer must share one. Shards that
-   * name no vocabulary, such as other programs', pass. Without --vocab, a model with GPT-2's number
-   * of tokens takes GPT-2's shards alone. */
+  /* Shards, tokenizer and model must share a vocabulary. Shards that name none, such as other
+   * programs', pass. Without --vocab, a model with GPT-2's number of tokens takes only GPT-2's
+   * shards. */
   const g2z_loader *loaders[] = {run->train, run->val};
   g2z_model_config *model = &config->train.model;
   const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
@@ -1800,20 +1793,20 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
     if (hash)
       G2Z_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: %smake the "
                  "shards again with ./prepare_data --vocab %s", loaders[i]->vocab_shard, known,
-                 train->init_from ? "" : "give --vocab the file that they were made with, or ",
+                 train->init_from ? "" : "give the shards' own with --vocab FILE, or ",
                  train->init_from && run->tokenizer && config->vocab ?
                  g2z_shell_word(config->vocab, word, sizeof word) : "FILE");
     hash = loaders[i]->vocab_hash;
     known = loaders[i]->vocab_shard;
     if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
       continue;
-    G2Z_REFUSE(run->services, "%.300s holds tokens of %s, but the model's vocabulary has %d: give "
-               "--vocab the file that the shards were made with%s", known, hash == G2ZR_BYTES ? "a "
-               "vocabulary of 257, single bytes" : "a vocabulary other than GPT-2's", model->vocab,
-               hash == G2ZR_BYTES ? ", or --vocab-size 257" : "");
+    G2Z_REFUSE(run->services, "%.300s was made with %s, but the model's vocabulary has %d tokens: "
+               "give %s", known, hash == G2ZR_BYTES ? "a vocabulary of 257, single bytes" :
+               "another vocabulary than GPT-2's", model->vocab, hash == G2ZR_BYTES ? "--vocab-size "
+               "257" : "the shards' own with --vocab FILE");
   }
   model->vocab_hash = hash;
-  /* Files to score: a row is never longer than what the trainer has activations for. */
+  /* Files to score. The trainer's activations limit the length of a row. */
   g2z_model_config rows = *model;
   const int64_t room = (int64_t)train->batch * train->seq;
   if (room < rows.context) rows.context = (int)room;
@@ -1834,7 +1827,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Opens everything that depends on the checkpoint. *damaged: the checkpoint is not whole. */
+/* Opens what depends on the checkpoint. *damaged: the checkpoint is not whole. */
 static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   g2z_ranks *ranks = run->context->ranks;
   const int first = run->context->rank == 0;
@@ -1850,7 +1843,10 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   G2Z_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
   if (run_dir) run->config.run_dir = run->found.run_dir;
   run->resume = run->found.resume[0] ? run->found.resume : NULL;
-  if (run->resume) run->config.train.init_from = NULL; /* the weights come from the checkpoint */
+  if (run->resume && run->config.train.init_from && first)
+    G2ZR_SAY(run, "--init-from %s is not used: the weights come from the checkpoint",
+             run->config.train.init_from);
+  if (run->resume) run->config.train.init_from = NULL;
   G2Z_TRY(g2zr_agree(run, g2zr_open_alone(run)));
   status = g2zr_agree(run, g2zr_count_steps(run));
   *damaged = status == G2Z_FORMAT;
@@ -1871,9 +1867,9 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   return status;
 }
 
-/* FLOP/s of dense products in `dtype` with fp32 sums, by NVIDIA's data sheets: fp32 outside of
- * tensor cores. The name is CUDA's whole name of the GPU: variants of one chip differ in clock and
- * multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower. NaN: not known. */
+/* FLOP/s of dense products in `dtype` with fp32 sums, from NVIDIA's data sheets (fp32: without
+ * tensor cores). `name` is CUDA's whole name of the GPU: variants of one chip differ in clock and
+ * multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower. NaN: unknown. */
 static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   static const struct {
     const char *name;
@@ -1906,7 +1902,7 @@ static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   return NAN;
 }
 
-/* Files come last: a failure before them leaves none. */
+/* Opens the files last, so that an earlier failure leaves none. */
 static g2z_status g2zr_open(g2z_run *run) {
   struct utsname name;
   memset(&name, 0, sizeof name);
@@ -1927,15 +1923,15 @@ static g2z_status g2zr_open(g2z_run *run) {
 #undef X
   G2Z_TRY(g2z_ranks_same(run->context->ranks, "config", text));
   G2Z_TRY(g2z_ranks_same(run->context->ranks, "prompt", config.prompt ? config.prompt : ""));
-  /* "latest" passes over a damaged checkpoint: the run opens again with an earlier one. It does not
-   * pass over a checkpoint that cannot be read or has another version: that may be whole. */
+  /* With "latest", a damaged checkpoint is skipped and the run opens again with an earlier one. A
+   * checkpoint that cannot be read or has another version may be whole, and is an error. */
   g2z_status status;
   int damaged;
   while ((status = g2zr_load(run, &damaged)) != G2Z_OK) {
     const size_t passed = strlen(run->passed_over);
     if (!damaged || !run->found.own || strcmp(config.resume, "latest") != 0) return status;
     if (run->context->rank == 0)
-      g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is passed over: %.500s", run->resume,
+      g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is skipped: %.500s", run->resume,
               run->services->error);
     snprintf(run->passed_over + passed, sizeof run->passed_over - passed, "%sstep %" PRId64,
              passed ? ", " : "", run->before);
@@ -1950,8 +1946,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2Z_TRY(g2zr_agree(run, status));
-  /* The trainer is at the checkpoint's step. Due is the work that the saving run left there, and
-   * the work that this run adds. */
+  /* The trainer is at the checkpoint's step. Due are the work that the saving run left and the work
+   * that this run adds. */
   const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
   const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
   run->saved = own ? run->resumed : -1;
@@ -1998,7 +1994,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
     services->listener = run;
   }
   g2z_status status = g2zr_open(run);
-  if (status != G2Z_OK) { /* empty streams would pass for a run */
+  if (status != G2Z_OK) { /* a directory with empty logs would pass for a run */
     if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path.text);
     if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path.text);
     g2z_run_free(run);
@@ -2009,7 +2005,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
 G2Z_API void g2z_run_free(g2z_run *run) {
   if (!run) return;
   if (run->services->listener == run) run->services->also = NULL;
-  if (run->trainer) rmdir(run->weights); /* if it is empty, as rank 0 made it at the start */
+  if (run->trainer) rmdir(run->weights); /* only if it is still empty */
   g2zr_close(run);
   if (run->metrics.file >= 0) close(run->metrics.file);
   if (run->log.file >= 0) close(run->log.file);
@@ -2030,8 +2026,8 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the crank ----- */
 
-/* The status of a step or of a flush. If the report has a finished step, that is reported first
- * and a failure waits for the next call. */
+/* The status of a step or a flush. A failure waits for the next call if a finished step must be
+ * reported first. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   run->broken |= status != G2Z_OK && status != G2Z_STOPPED;
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
@@ -2041,7 +2037,7 @@ static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *
 
 static int g2zr_is_every(int64_t steps, int64_t step) { return steps > 0 && step % steps == 0; }
 
-/* Enqueues a step; notes its time and what is due after it. */
+/* Enqueues a step; records its time and the work that is due after it. */
 static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
   double begin = g2z_seconds();
@@ -2070,7 +2066,7 @@ G2Z_API double g2z_flops_per_token(const g2z_plan *plan) {
   return 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
 }
 
-/* A step's loss is known: its metrics, the sums of its epoch and of the run, its event. */
+/* A step's loss is known: updates the metrics and sums, and fills the event. */
 static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_event *event) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2zr_totals *sum = &run->sum;
@@ -2090,8 +2086,9 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
-  G2Z_TRY(g2zr_grow_steps(run, (size_t)epoch->steps));
-  run->step_s[(size_t)epoch->steps++] = step_s;
+  const size_t known = (size_t)epoch->steps++;
+  G2Z_TRY(G2Z_GROW(run->services, &run->step_s, &run->step_s_capacity, known, known + 1));
+  run->step_s[known] = step_s;
   epoch->skipped += m->skipped != 0;
   epoch->tokens += tokens;
   epoch->train_s += step_s;
@@ -2108,13 +2105,13 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   sum->smooth_s = 0.95 * sum->smooth_s + 0.05 * step_s;
   sum->smooth_weight = 0.95 * sum->smooth_weight + 0.05;
   const int64_t steps = run->steps - run->resumed;
-  if (m->step == run->steps && !run->applied) /* reported after this step is */
+  if (m->step == run->steps && !run->applied) /* ends the run once this step is reported */
     g2zr_note_failure(run, &run->ending, m->grad_norm == 0 && isnan(m->loss)
         ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
-                   "masks leave out all tokens of the last: the model is what it was. Train for "
-                   "more steps, or raise --batch", steps)
-        : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since none "
-                   "had gradients that are finite: the model is what it was. Lower --lr (%g) or "
+                   "masks exclude all tokens of the last one: the model has not changed. Train for "
+                   "more --steps, or raise --batch", steps)
+        : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since no "
+                   "gradients were finite: the model has not changed. Lower --lr (%g) or "
                    "--loss-scale (%g)", steps, (double)run->config.train.optimizer.lr,
                    m->loss_scale));
 #define X(type, name, meaning) #name,
@@ -2153,9 +2150,10 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   double loss, begin = g2z_seconds();
   G2Z_TRY(g2z_loader_seek(run->val, first));
   G2Z_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
-  if (run->steps == 0 && !isfinite(loss)) /* a training skips such steps, and ends by that */
-    return g2z_fail(run->services, G2Z_DIVERGED, "the validation loss is not a finite number: what "
-                    "the model computes does not fit its type; take --dtype fp32");
+  if (run->steps == 0 && !isfinite(loss)) /* a training notices by its own loss */
+    return g2z_fail(run->services, G2Z_DIVERGED, "the validation loss is %s: numbers in the model "
+                    "are too large for %s. Give --dtype fp32", isnan(loss) ? "nan" : "infinite",
+                    g2z_dtype_text(run->config.train.dtype));
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   run->epoch[run->epoch_count - 1].val_loss = loss;
@@ -2165,7 +2163,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   const double perplexity = exp(loss), better = run->val_entropy - loss;
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %.*f | %.2f nats %s "
             "unigrams", run->step, run->steps, loss, perplexity < 1000 ? 2 : 0, perplexity,
-            fabs(better), better >= 0 ? "under" : "over");
+            fabs(better), better >= 0 ? "better than" : "worse than");
   G2Z_TRY(g2zr_write_note(run, "val_loss", loss, "val_ms", seconds));
   static const char *const tag = "val/loss";
   G2Z_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
@@ -2174,7 +2172,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
-/* A text as g2z_utf8_show shows it. `to` has room for 3 bytes per byte and a NUL. */
+/* Copies a text without terminal controls. `to` has room for 3 bytes per byte, and a NUL. */
 static void g2zr_printable(const char *text, size_t bytes, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   while (at < end) {
@@ -2203,7 +2201,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
   const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes: it was opened */
-  int alike = 0; /* files of this name: then curves need the path */
+  int alike = 0; /* files of this name; if there are two, curves need the path */
   for (int i = 0; i < files; i++) {
     const char *other = run->config.eval.text[i], *begin = strrchr(other, '/');
     alike += strcmp(begin ? begin + 1 : other, name) == 0;
@@ -2238,12 +2236,12 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   G2Z_TRY(g2z_model_generate(&run->trainer->model, 1, sample->ids,
                              run->prompt + (size_t)run->config.sample_tokens, &sample->count,
                              &run->config.sampling, g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
-  /* A model has more ids than its tokenizer if its vocabulary was rounded up. */
+  /* Skip ids that the tokenizer lacks, as after a vocabulary was rounded up. */
   size_t kept = run->prompt;
   for (size_t i = kept; i < sample->count; i++)
     if (sample->ids[i] < g2z_tokenizer_vocab(run->tokenizer)) sample->ids[kept++] = sample->ids[i];
   sample->count = kept;
-  /* The text, after a heading that train.log and sample.txt have. */
+  /* The text, with a heading for train.log and sample.txt. */
   char *text;
   size_t bytes;
   void *memory;
@@ -2267,8 +2265,8 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   return g2zr_log(run, run->sample_text);
 }
 
-/* The state is saved: reports how the run ended. The signal may have reached any rank, so all ranks
- * exchange it. */
+/* The state is saved: reports the stop. Ranks exchange the signal, which any of them may have
+ * received. */
 static g2z_status g2zr_stop(g2z_run *run) {
   char name[32], text[1400];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
@@ -2285,19 +2283,19 @@ static g2z_status g2zr_stop(g2z_run *run) {
   const int saved = run->saved == run->step;
   g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
             signal ? " by " : "", signal ? signal : "", saved ? "saved. To continue: " : "not "
-            "saved: there is no --run-dir", saved ?
-            g2zr_command(run, run->config.run_dir, " --resume latest", text) : "");
+            "saved, since there is no --run-dir", saved ?
+            g2zr_command(run, run->config.run_dir, "--resume latest", text) : "");
   return G2Z_OK;
 }
 
-/* A stop was agreed on: a checkpoint comes first, and holds what else is due. */
+/* Ranks have agreed to stop. A checkpoint comes first; it records what else is due. */
 static void g2zr_will_stop(g2z_run *run) {
   run->due |= G2ZR_DUE_STOP;
   if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
 }
 
-/* Does the first work that is due; *shown: the event is filled. The end of the run stays due: the
- * next call returns the same. */
+/* Does the first work that is due; *shown: the event is filled. The end of the run stays due, so
+ * that the next call returns it again. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   const int now = run->due & -run->due; /* the lowest bit */
   *shown = now != G2ZR_DUE_EPOCH_END && now != G2ZR_DUE_WEIGHTS;
@@ -2322,8 +2320,8 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     }
     case G2ZR_DUE_SAVE: G2Z_TRY(g2zr_save(run, event)); break;
     case G2ZR_DUE_WEIGHTS: {
-      /* The tokenizer comes first: weights that open have all of theirs. The directory was made at
-       * the start; another run that was to write there may have removed it since. */
+      /* The tokenizer comes first, so that weights that open are complete. Another run may have
+       * removed the directory since the start. */
       const char *directory = run->config.save_weights;
       g2z_status status = G2Z_OK;
       if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
@@ -2359,7 +2357,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
         continue;
       }
       G2Z_TRY(status);
-      if (report.loss_step <= run->known.step) continue; /* what is due waits for its loss */
+      if (report.loss_step <= run->known.step) continue; /* due work waits for the loss */
     } else if (run->known.step < run->step) {
       g2z_status status = g2z_trainer_flush(run->trainer, &report);
       G2Z_TRY(g2zr_after(run, status, &report));
@@ -2386,17 +2384,17 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status == G2Z_OK) return G2Z_OK;
-  char sentence[G2Z_ERROR_BYTES]; /* into train.log too; a failure to write must not replace it */
+  char sentence[G2Z_ERROR_BYTES]; /* a failure to write it to train.log must not replace it */
   memcpy(sentence, run->services->error, sizeof sentence);
-  /* A file failed, and no step: a run of one rank saves before it ends. With several ranks, others
-   * may not know of the failure yet. */
+  /* If a file failed, and no step, a run of one rank saves before it ends. With several ranks the
+   * others may not have heard of the failure yet. */
   const g2z_path path = g2zr_checkpoint(run, run->step, "");
   int there = 0, saves = status == G2Z_IO || status == G2Z_FORMAT;
   saves &= run->config.run_dir && run->context->world == 1 && !run->broken &&
            run->step > run->resumed && run->step != run->saved && !(run->due & G2ZR_DUE_SAVE);
   if (saves && g2z_is_there(run->services, run->config.run_dir, &there) == G2Z_OK && there &&
       g2zr_save_state(run, path.text) == G2Z_OK)
-    g2z_log(run->services, G2Z_LOG_WARNING, "the run fails, and has saved %s", path.text);
+    g2z_log(run->services, G2Z_LOG_WARNING, "the run fails; it has saved %s", path.text);
   g2zr_log(run, sentence);
   if (run->metrics.file >= 0 && status != G2Z_STOPPED)
     g2z_report_run(run->services, run->config.run_dir);
@@ -2406,17 +2404,17 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 
 /* ===== command line ======================================================
  * In:  argv. Out: a config, ranks that have met, and files about the launch and its end.
- * Law: every flag stands in one table. What flags say is checked before a file is written. */
+ * Law: every flag is in one table. All flags are checked before a file is written. */
 
 #define G2ZR_WORD(name, text) "|" text
 
-/* Every flag, once: parser, --help and docs/flags.md come from this list. g2z_run_options_default
- * has the defaults; --help shows a default in the range, otherwise its text explains it. */
+/* The flags: parser, --help and docs/flags.md come from this list. g2z_run_options_default sets the
+ * defaults; --help shows a default that is in the range, otherwise its text explains it. */
 #define G2ZR_FLAG_LIST                                                                            \
   GROUP("Data")                                                                                   \
   /* name, [kind or setting, destination, [least, most,] value,] help */                          \
   PLAIN("train", GLOB, run.train.train_glob, "GLOB",                                              \
-       "token shards to train on; without it: validate, score, write")                            \
+       "token shards to train on; without it: validate, score, generate")                         \
   PLAIN("val", GLOB, run.val_glob, "GLOB", "token shards to validate on")                         \
   PLAIN("vocab", TEXT, run.vocab, "FILE",                                                         \
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
@@ -2424,97 +2422,96 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   PLAIN("model", TEXT, model, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2]")          \
   SHAPE("layers", layers, "number of layers; overrides --model")                                  \
   SHAPE("channels", channels, "width of the residual stream")                                     \
-  SHAPE("heads", heads, "divides channels [channels / 64]")                                       \
-  SHAPE("context", context, "positions: the longest sequence [1024]")                             \
-  SHAPE("vocab-size", vocab, "size of the vocabulary [that of --vocab, or 50257]")                \
-  TRAIN("dropout", dropout, "probability, on embedding, attention, projections")                  \
+  SHAPE("heads", heads, "attention heads; divides channels [channels / 64]")                      \
+  SHAPE("context", context, "longest sequence, in tokens [1024]")                                 \
+  SHAPE("vocab-size", vocab, "size of the vocabulary [the size of --vocab, or 50257]")            \
+  TRAIN("dropout", dropout, "probability, for embedding, attention, projections")                 \
   PLAIN("init-from", TEXT, run.train.init_from, "DIR",                                            \
-       "start from a model.safetensors and config.json, as Hugging Face's")                       \
+       "start from DIR/model.safetensors and config.json, as Hugging Face writes")                \
   GROUP("Batch and length")                                                                       \
   TRAIN("batch", batch, "sequences per micro-step and rank")                                      \
   SETTING("seq", seq, seq, "tokens per sequence [context]")                                       \
   SETTING("accum", accum, accum, "micro-steps per step [1]")                                      \
   FLAG("global-batch", INT, global_batch, 1, 2147483647, "N",                                     \
-       "sequences per step, a multiple of batch x ranks: sets --accum")                      \
+       "sequences per step, a multiple of batch x ranks; sets --accum")                           \
   SETTING("steps", steps, steps, "length of the training and of its schedule")                    \
   FLAG("epochs", INT64, run.epochs, 1, 1e6, "N", "training length in passes over the shards [1]") \
-  STEPS("max-train-steps", run.max_train_steps, "stop after that many steps of the schedule")     \
+  STEPS("max-train-steps", run.max_train_steps, "stop after this many steps of the schedule")     \
   GROUP("Optimizer")                                                                              \
   SETTING("optimizer", optimizer, run.train.optimizer.kind,                                       \
-          "muon: for the blocks' weights; needs fewer steps, with the same lr")                   \
+       "muon: for the blocks' matrices; needs fewer steps at the same --lr")                      \
   OPTIMIZER("lr", lr, "peak learning rate")                                                       \
   OPTIMIZER("schedule", schedule, "shape of the learning rate over the steps")                    \
   OPTIMIZER("warmup", warmup, "steps of linear warm-up [a tenth of the steps, at most 1000]")     \
   OPTIMIZER("min-lr", min_lr, "learning rate at the end [a tenth of --lr]")                       \
-  OPTIMIZER("weight-decay", weight_decay, "of matrices only")                                     \
-  OPTIMIZER("beta1", beta1, "decay of the mean")                                                  \
-  OPTIMIZER("beta2", beta2, "decay of the variance")                                              \
+  OPTIMIZER("weight-decay", weight_decay, "weight decay of matrices")                             \
+  OPTIMIZER("beta1", beta1, "AdamW's decay of the mean of gradients")                             \
+  OPTIMIZER("beta2", beta2, "AdamW's decay of their variance")                                    \
   OPTIMIZER("eps", eps, "in AdamW's denominator")                                                 \
-  OPTIMIZER("momentum", momentum, "of Muon")                                                      \
-  OPTIMIZER("clip", clip, "global gradient norm; 0: off")                                         \
+  OPTIMIZER("momentum", momentum, "Muon's decay of the mean of gradients")                        \
+  OPTIMIZER("clip", clip, "largest global norm of the gradient; 0: any")                          \
   OPTIMIZER("skip-spikes", skip_spikes,                                                           \
-            "skip steps whose gradient norm is so many deviations above its mean; 0: off")        \
+       "skip steps whose gradient norm is X deviations above its mean; 0: off")                   \
   GROUP("Numbers and device")                                                                     \
   PLAIN("device", CHOICE, device, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")           \
   SETTING("dtype", dtype, dtype, "[fp16 on cuda, fp32 on cpu]")                                   \
   TRAIN("fp8", fp8,                                                                               \
-       "Hopper, from 2048 tokens per micro-step: 8-bit products make logits; forward: linear ops "\
-       "too; all: data gradients too")                                                            \
-  SETTING("loss-scale", loss_scale, loss_scale, "a fixed one for fp16 [dynamic]")                 \
-  OPTIMIZER("loss-scale-window", loss_scale_window, "good steps until a dynamic scale doubles")   \
-  TRAIN("graph", graph, "the step as CUDA graphs")                                                \
+       "8-bit products (Hopper): logits; forward: linear ops, too; all: and data gradients")      \
+  SETTING("loss-scale", loss_scale, loss_scale, "fixed loss scale for fp16 [dynamic]")            \
+  OPTIMIZER("loss-scale-window", loss_scale_window, "good steps before a dynamic scale doubles")  \
+  TRAIN("graph", graph, "record the step as CUDA graphs")                                         \
   TRAIN("tune", tune,                                                                             \
-       "time each product's algorithms once; off: the library's; own: our kernel where it fits")  \
-  PLAIN("tuning", TEXT, run.train.tuning, "FILE", "repeat the choices of a run's tuning.txt")     \
+       "time products' algorithms once; off: cuBLASLt's choice; own: our kernel if it fits")      \
+  PLAIN("tuning", TEXT, run.train.tuning, "FILE", "use the algorithms in a run's tuning.txt")     \
   SETTING("zero", zero_stage, zero,                                                               \
-       "ZeRO shards: 0 nothing, 1 the optimizer, 2 gradients too, 3 parameters too [1]")          \
-  TRAIN("strategy", strategy, "dp: rank 0 alone has the optimizer and updates for all")           \
-  TRAIN("grad-dtype", grad_fp32, "of gradients, also between ranks; micro-steps add up in fp32")  \
-  TRAIN("transport", transport, "carries gradients and parameters between GPUs: see the header")  \
+       "ZeRO stage: shards 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters [1]")        \
+  TRAIN("strategy", strategy, "dp: only rank 0 has the optimizer; it updates for all")            \
+  TRAIN("grad-dtype", grad_fp32, "of gradients, between ranks too; micro-steps add up in fp32")   \
+  TRAIN("transport", transport, "moves gradients and parameters between GPUs; see the header")    \
   TRAIN("bucket-mb", bucket_mb, "MiB of gradients per collective; 0: 64, at least 1.9 x ranks")   \
-  TRAIN("recompute", recompute, "block: forward runs again in backward, which saves memory")      \
-  TRAIN("seed", seed, "for weights, order of the data, dropout")                                  \
+  TRAIN("recompute", recompute, "block: forward runs again in backward, to save memory")          \
+  TRAIN("seed", seed, "seed of initial weights, data order, dropout")                             \
   GROUP("Ranks")                                                                                  \
-  FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host; not under a launcher")     \
-  FLAG("gpus", INT, gpus, 1, 4096, "N", "the same, and there must be N GPUs")                     \
-  PLAIN("run-id", TEXT, run_id, "TEXT", "tells jobs on a port apart [the launcher's job id]")     \
-  FLAG("join-timeout", FLOAT, join_timeout, 0.1, 86400, "S", "seconds until all ranks are there") \
+  FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host, without a launcher")       \
+  FLAG("gpus", INT, gpus, 1, 4096, "N", "start N ranks on N GPUs of this host")                   \
+  PLAIN("run-id", TEXT, run_id, "TEXT", "job's name, if jobs share a port [the launcher's]")      \
+  FLAG("join-timeout", FLOAT, join_timeout, 0.1, 86400, "S", "seconds to wait for all ranks")     \
   FLAG("silence-timeout", FLOAT, silence_timeout, 0.1, 86400, "S",                                \
        "seconds of silence before a rank counts as dead")                                         \
   FLAG("hang-timeout", FLOAT, hang_timeout, 0, 1e6, "S",                                          \
        "seconds without progress before a rank counts as hung; 0: never")                         \
   GROUP("Validation and samples")                                                                 \
-  STEPS("val-every", run.val_every, "steps [the end of each epoch]")                              \
+  STEPS("val-every", run.val_every, "steps between validations [an epoch]")                       \
   STEPS("val-steps", run.val_steps, "batches of one validation [all]")                            \
-  STEPS("max-val-steps", run.max_val_steps, "a limit on that number")                             \
+  STEPS("max-val-steps", run.max_val_steps, "upper limit of --val-steps")                         \
   PLAIN("eval", TEXTS, run.eval, "FILE...",                                                       \
-       "score a text, .jsonl, shards, or llm.c's HellaSwag file; at the end of a training")       \
-  STEPS("eval-every", run.eval_every, "steps [the end of the run]")                               \
-  STEPS("sample-every", run.sample_every, "steps [the end of the run]")                           \
+       "score text, .jsonl, shards, llm.c's HellaSwag file; a training does so at its end")       \
+  STEPS("eval-every", run.eval_every, "steps between scorings of --eval [the end of the run]")    \
+  STEPS("sample-every", run.sample_every, "steps between samples [the end of the run]")           \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
   PLAIN("prompt", TEXT, run.prompt, "TEXT",                                                       \
-       "what a sample continues; its last half context if it is longer [end of text]")            \
+       "text to continue; cut to its last half context if too long [end of text]")                \
   FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
-  FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw among that many; 0: all")        \
-  FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw among the likeliest of that mass") \
+  FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw from the N likeliest; 0: all") \
+  FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw from the likeliest of this mass")  \
   PLAIN("sample-seed", UINT64, run.sampling.seed, "N", "seed of the draws")                       \
   GROUP("Checkpoints")                                                                            \
-  STEPS("save-every", run.save_every, "steps per checkpoint RUN_DIR/step-NNNNNN, and at the end") \
+  STEPS("save-every", run.save_every, "steps between checkpoints; also at the end")               \
   SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
-  FLAG("keep", INT, run.keep, 0, 2147483647, "N", "checkpoints that stay; 0: all")                \
+  FLAG("keep", INT, run.keep, 0, 2147483647, "N", "number of checkpoints to keep; 0: all")        \
   PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
        "continue from a checkpoint: DIR, or the newest in --run-dir")                             \
   GROUP("Results")                                                                                \
-  PLAIN("run-dir", TEXT, run_dir, "DIR", "metrics and log [runs/run_DATE_TIME]; none: none")      \
+  PLAIN("run-dir", TEXT, run_dir, "DIR", "the run's files [runs/run_DATE_TIME]; none: no files")  \
   PLAIN("save-weights", TEXT, run.save_weights, "DIR",                                            \
-       "where model, config and tokenizer go at the end [RUN_DIR/weights]; none: nowhere")        \
+       "for model, config and tokenizer, at the end [RUN_DIR/weights]; none: no files")           \
   PLAIN("tensorboard", CHOICE, run.tensorboard, "|off|on", "event files in the run directory")    \
-  SWITCH("nccl-logs", nccl_logs, "NCCL's logs and topology in the run directory; or NCCL_LOGS=1") \
+  SWITCH("nccl-logs", nccl_logs, "write NCCL's logs and topology into RUN_DIR; or NCCL_LOGS=1")   \
   SWITCH("dry-run", dry_run,                                                                      \
-       "print the memory plan and the largest batch, stop; exit code 1: it does not fit")         \
-  SWITCH("profile", run.profile, "time the parts of a step, into RUN_DIR/profiles; no graphs")    \
-  SWITCH("profile-mode", profile_mode, "a console line every 5 s, on a terminal too")             \
-  PLAIN("flags", FILE, flags_text, "FILE", "more flags, one --name VALUE a line; # comments")     \
+       "print memory plan and largest batch, then end; exit code 1: it does not fit")             \
+  SWITCH("profile", run.profile, "time the parts of a step, in RUN_DIR/profiles; no graphs")      \
+  SWITCH("profile-mode", profile_mode, "print a line every 5 s, on a terminal too")               \
+  PLAIN("flags", FILE, flags_text, "FILE", "more flags, one --name VALUE per line; # comments")   \
   SWITCH("version", version, "print the version")                                                 \
   SWITCH("help", help, "print this")
 
@@ -2575,7 +2572,7 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *o) {
   G2Z_TRY(g2zr_options_table(services, o, argc, argv, NULL, NULL));
-  /* --eval takes names, which a shell makes of a pattern, and quoted patterns like --train. */
+  /* --eval takes names, such as a shell's expansion of a pattern, and quoted patterns. */
   const g2z_texts given = o->run.eval;
   g2z_texts *texts = &o->run.eval;
   g2z_status status = G2Z_OK;
@@ -2591,8 +2588,9 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
       status = g2z_fail(services, G2Z_IO, "--eval: no file is called or matches \"%.300s\"",
                         given.text[i]);
     if (texts->count + count > G2Z_TEXTS)
-      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "--eval takes %d files, and \"%.300s\" makes "
-                        "%d: narrow it", G2Z_TEXTS, given.text[i], texts->count + count);
+      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "--eval takes %d files, but with \"%.300s\" "
+                        "there are %d: narrow the pattern", G2Z_TEXTS, given.text[i], texts->count +
+                        count);
     for (int k = 0; k < count && status == G2Z_OK; k++) {
       const char *name = plain ? given.text[i] : found.gl_pathv[k];
       void *copy = NULL;
@@ -2687,24 +2685,24 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   *is_parent = *code = 0;
   if (!ranks) return G2Z_OK;
   if (o->gpus && o->ranks && o->gpus != o->ranks)
-    G2Z_REFUSE(services, "--ranks and --gpus say the same: give one of them");
+    G2Z_REFUSE(services, "--ranks and --gpus both set the number of ranks: give one of them");
   if (o->gpus > gpus) {
-    char why[512] = "give fewer, or see nvidia-smi -L and CUDA_VISIBLE_DEVICES";
+    char why[512] = "lower it, or see nvidia-smi -L and CUDA_VISIBLE_DEVICES";
     if (g2z_device_find_gpu(services) != G2Z_OK)
       snprintf(why, sizeof why, "%.400s; ranks without GPUs: --ranks %d", services->error, o->gpus);
     G2Z_REFUSE(services, "--gpus %d, but this process sees %d: %s", o->gpus, gpus, why);
   }
-  /* Settings that would fail on every rank fail once, here. */
+  /* A setting that would fail on every rank fails once, here. */
   g2z_run_options checked = *o;
   g2z_context_config context = g2z_context_config_default(services);
-  if (o->device < 0) checked.device = (int)context.device; /* rank 0 explains a missing GPU, */
-  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and the use of --fp8 */
+  if (o->device < 0) checked.device = (int)context.device; /* rank 0 reports a missing GPU */
+  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and what --fp8 does */
   G2Z_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
-/* Refuses what is often named in place of a directory with weights: a file, a name, a run
- * directory, the weights of a run that has not ended. */
+/* Refuses what users often name in place of a directory with weights: a file, a preset, a run
+ * directory, or the weights of a run that has not ended. */
 static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   struct stat info;
   const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
@@ -2712,12 +2710,12 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   int has = 0, runs = 0;
   if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) {
     if (S_ISREG(info.st_mode) && (!dot || (strcmp(dot, ".safetensors") && strcmp(dot, ".json"))))
-      G2Z_REFUSE(services, "--init-from %.300s is a file, and a directory with model.safetensors "
-                 "and config.json is wanted: llm.c's dev/eval/export_hf.py -i FILE -o DIR makes "
-                 "one of llm.c's weights, save_pretrained of PyTorch's; make gpt2 gets OpenAI's",
-                 path);
+      G2Z_REFUSE(services, "--init-from %.300s is a file, but must be a directory with "
+                 "model.safetensors and config.json. Convert llm.c's weights with "
+                 "dev/eval/export_hf.py -i FILE -o DIR, PyTorch's with save_pretrained(DIR), or "
+                 "get OpenAI's: make gpt2", path);
     snprintf(parent, 400, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    G2Z_REFUSE(services, "--init-from %.300s is a file, and a directory is wanted: --init-from %s",
+    G2Z_REFUSE(services, "--init-from %.300s is a file, but must be a directory: --init-from %s",
                path, g2z_shell_word(parent, word, 400));
   }
   G2Z_TRY(g2zr_has(services, path, "config.json", &has));
@@ -2729,19 +2727,19 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   if (runs) G2Z_TRY(g2zr_has(services, parent, "weights/config.json", &has));
   g2z_shell_word(parent, word, sizeof word);
   if (has)
-    G2Z_REFUSE(services, "--init-from %.300s is a run directory: its weights are in --init-from "
+    G2Z_REFUSE(services, "--init-from %.300s is a run directory. Name its weights: --init-from "
                "%s/weights", path, word);
   if (runs)
-    G2Z_REFUSE(services, "--init-from %.200s: the run in %.200s has no weights yet, they come at "
-               "its end. To continue it: its command with --resume latest; its checkpoints hold "
-               "weights too: --init-from %s/step-NNNNNN", path, parent, word);
+    G2Z_REFUSE(services, "--init-from %.200s: the run in %.200s has no weights yet; it writes them "
+               "at its end. To continue it: its command with --resume latest. To use a checkpoint: "
+               "--init-from %s/step-NNNNNN", path, parent, word);
   if (*path && !slash && stat(path, &info) != 0)
-    G2Z_REFUSE(services, "--init-from %.200s: there is no such directory here. For OpenAI's "
-               "weights: make gpt2; for random weights of that size: --model gpt2", path);
+    G2Z_REFUSE(services, "--init-from %.200s: no such directory. For OpenAI's weights: make gpt2, "
+               "then --init-from gpt2. For random weights: --model gpt2", path);
   return G2Z_OK;
 }
 
-/* Reads a tokenizer file for its hash and its number of tokens. */
+/* The hash and the number of tokens of a tokenizer file. */
 static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint64_t *hash,
                                   int *tokens) {
   g2z_tokenizer *tokenizer;
@@ -2752,7 +2750,7 @@ static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint
   return G2Z_OK;
 }
 
-/* Refuses a text in place of shards, with the command that makes shards of it. The loader checks
+/* Refuses a text in place of shards, and names the command that converts it. The loader checks
  * everything else. */
 static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_options *o,
                                     const char *flag, const char *path) {
@@ -2766,14 +2764,14 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
   const int text = bytes > 0 && g2z_text_check(services, path, 0, head, bytes, NULL) == G2Z_OK;
   if (named || (!text && !g2z_text_named(path).packer)) return G2Z_OK;
   const char *vocab = o->run.vocab ? o->run.vocab : "data/vocab.bpe";
-  G2Z_REFUSE(services, "%s %.200s: that is text, not tokens. This makes shards of it, "
+  G2Z_REFUSE(services, "%s %.200s is text, not tokens. To make shards of it, "
              "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
-             path, o->run.vocab ? "" : ", with GPT-2's vocabulary of `make vocab`",
+             path, o->run.vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
              g2z_shell_word(vocab, words[0], sizeof words[0]),
              g2z_shell_word(path, words[1], sizeof words[1]));
 }
 
-/* The model of the weights. Flags may repeat its shape, and must not contradict it. */
+/* The model of the weights. Flags may repeat its shape but must not contradict it. */
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *weights = o->run.train.init_from;
@@ -2782,15 +2780,15 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   if (o->model) {
     G2Z_TRY(g2z_model_config_named(services, o->model, &wanted));
     g2z_model_config_override(&wanted, &o->shape);
-    wanted.context = o->shape.context; /* a name sets no length and no vocabulary */
+    wanted.context = o->shape.context; /* --model sets neither context nor vocabulary */
     wanted.vocab = o->shape.vocab;
   }
 #define X(name, flag)                                                                             \
   if (wanted.name && wanted.name != model->name)                                                  \
-    G2Z_REFUSE(services,                                                   \
-                    "%s says " #name "=%d, but the weights in %.400s have " #name "=%d: leave "   \
-                    "it out, or name other weights", o->shape.name ? flag : "--model",            \
-                    wanted.name, weights, model->name);
+    G2Z_REFUSE(services, "%s means " #name "=%d, but the weights in %.400s have " #name "=%d: "   \
+               "remove %s, or name other weights with --init-from",                               \
+               o->shape.name ? flag : "--model", wanted.name, weights, model->name,               \
+               o->shape.name ? flag : "--model");
   X(layers, "--layers")
   X(channels, "--channels")
   X(heads, "--heads")
@@ -2808,10 +2806,10 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   if (o->run.vocab) G2Z_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &tokens));
   if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
   if (own)
-    G2Z_REFUSE(services, "%.300s is not the vocabulary of the weights in its directory, which "
-               "another run wrote: name theirs, --vocab FILE", o->vocab_text);
-  G2Z_REFUSE(services, "--vocab %.300s is not the vocabulary of the weights in %.300s: name "
-             "theirs%s", o->run.vocab, weights, there ? ", or leave --vocab away" : "");
+    G2Z_REFUSE(services, "%.300s is not the vocabulary of the weights in its directory: another "
+               "run wrote it. Give the weights' own: --vocab FILE", o->vocab_text);
+  G2Z_REFUSE(services, "--vocab %.300s is not the vocabulary of the weights in %.300s: give their "
+             "own%s", o->run.vocab, weights, there ? ", or remove --vocab" : "");
 }
 
 /* The model: the weights' own, or a preset and what the flags override. */
@@ -2829,8 +2827,8 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
       G2Z_TRY(g2zr_has(services, vocab, files[i], &has));
       if (has) name = files[i];
     }
-    G2Z_REFUSE(services, "--vocab %.300s is a directory, and a file is wanted: --vocab %s/%s",
-               vocab, g2z_shell_word(vocab, word, sizeof word), name);
+    G2Z_REFUSE(services, "--vocab %.300s is a directory. Give its file: --vocab %s/%s", vocab,
+               g2z_shell_word(vocab, word, sizeof word), name);
   }
   if (o->run.train.init_from) return g2zr_settle_weights(services, o);
   uint64_t hash;
@@ -2840,17 +2838,17 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   return G2Z_OK;
 }
 
-/* Refuses flags for work that this run does not do. */
+/* Refuses flags that would have no effect. */
 static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {
   const g2z_run_options defaults = g2z_run_options_default();
   const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
 #define X(used, flag, name, sentence)                                                             \
   if (!used && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                 \
-    G2Z_REFUSE(services, flag ": " sentence);
+    G2Z_REFUSE(services, flag " " sentence);
 #define SAMPLE(flag, name) \
-  X(samples, flag, name, "--sample-tokens 0 has no use for it; leave one of them away")
+  X(samples, flag, name, "has no effect with --sample-tokens 0; remove one of them")
 #define VAL(flag, name) \
-  X(validates, flag, name, "there is nothing to validate on; give --val, or leave it away")
+  X(validates, flag, name, "has no effect without --val; give --val GLOB, or remove it")
   SAMPLE("--prompt", prompt)
   SAMPLE("--sample-every", sample_every)
   SAMPLE("--temperature", sampling.temperature)
@@ -2861,14 +2859,14 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   VAL("--val-steps", val_steps)
   VAL("--max-val-steps", max_val_steps)
   X((o->run.eval.count && o->run.train.train_glob), "--eval-every", eval_every,
-    "it scores the files of --eval while --train trains; give both, or leave it away")
+    "has no effect without --eval and --train; give both, or remove it")
 #undef VAL
 #undef SAMPLE
 #undef X
   return G2Z_OK;
 }
 
-/* Tokens of a micro-step from which --fp8 was not slower than 16 bits (docs/speed.md). */
+/* Least tokens per micro-step for --fp8: with fewer, 16 bits are faster (docs/speed.md). */
 #define G2ZR_FP8_TOKENS 2048
 
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
@@ -2886,17 +2884,17 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   ranks->silence_s = o->silence_timeout;
   ranks->hang_s = o->hang_timeout;
   G2Z_TRY(g2zr_settle_model(services, o));
-  if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs none of them */
+  if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs no GPU */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   else if (context->device == G2Z_DEVICE_CPU && ranks->place.rank == 0 &&
            g2z_device_find_gpu(services) == G2Z_DEVICE)
-    g2z_log(services, G2Z_LOG_WARNING, "no GPU is used: %s", services->error);
+    g2z_log(services, G2Z_LOG_WARNING, "this runs on the CPU: %s", services->error);
   train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                  : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
   train->seq = o->seq ? o->seq : train->model.context;
   const int64_t together = (int64_t)train->batch * ranks->place.world;
   if (o->global_batch && o->accum)
-    G2Z_REFUSE(services, "--accum and --global-batch say the same: give one of them");
+    G2Z_REFUSE(services, "--accum and --global-batch both set the micro-steps: give one of them");
   if (o->global_batch % together)
     G2Z_REFUSE(services, "--global-batch %d must be a multiple of batch x ranks = %" PRId64,
                o->global_batch, together);
@@ -2904,8 +2902,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   if (train->fp8 && context->device == G2Z_DEVICE_CUDA &&
       (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS) {
     if (ranks->place.rank == 0)
-      g2z_log(services, G2Z_LOG_INFO, "--fp8 %s: 16 bits are faster for a micro-step of %d x %d "
-              "tokens, and are used; 8 bits pay from %d tokens on", g2z_fp8_text(train->fp8),
+      g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: for a micro-step of %d x %d tokens 16 "
+              "bits are faster; 8 bits are faster from %d tokens on", g2z_fp8_text(train->fp8),
               train->batch, train->seq, G2ZR_FP8_TOKENS);
     train->fp8 = G2Z_FP8_NONE;
   }
@@ -2913,18 +2911,17 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     G2Z_REFUSE(services, "--steps and --epochs both set the length: give one of them, and "
                "--max-train-steps to stop earlier");
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
-    G2Z_REFUSE(services, "--resume latest looks into --run-dir, and without that each start makes "
-               "a new one: name the directory of the run");
+    G2Z_REFUSE(services, "--resume latest needs the directory of the run: give --run-dir RUN_DIR");
   G2Z_TRY(g2zr_check_shards(services, o, "--train", train->train_glob));
   G2Z_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
   if (train->train_glob && !o->dry_run)
     G2Z_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
   if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run) {
     if (o->run.prompt || o->run.eval.count)
-      G2Z_REFUSE(services, "%s needs trained weights: name them, --init-from RUN_DIR/weights, or "
-                 "shards to train on, --train GLOB", o->run.prompt ? "--prompt" : "--eval");
-    G2Z_REFUSE(services, "there is nothing to do: name token shards to train on, --train GLOB, or "
-               "weights, --init-from DIR, and a prompt or files to score");
+      G2Z_REFUSE(services, "%s needs trained weights: give --init-from RUN_DIR/weights, or train "
+                 "first with --train GLOB", o->run.prompt ? "--prompt" : "--eval");
+    G2Z_REFUSE(services, "there is nothing to do. To train: --train GLOB. To use weights: "
+               "--init-from DIR with --prompt TEXT or --eval FILE");
   }
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
@@ -2941,7 +2938,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   gmtime_r(&now, &utc);
   const size_t end = strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
                               &utc);
-  for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* one that began in the same second */
+  for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* a run of the same second */
     snprintf(o->run_dir_text + end, 16, "-%d", i);
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
   o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
@@ -2950,8 +2947,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
 
 /* ----- files of a launch ----- */
 
-/* An object of the variables whose names begin with one of the words of `prefixes`. SLURM_JWT and
- * G2Z_SECRET stay out: with them anybody could act as this user, or as a rank. */
+/* An object of the variables whose names begin with a word of `prefixes`, except SLURM_JWT and
+ * G2Z_SECRET: with them anybody could act as this user, or as a rank. */
 static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *prefixes) {
   extern char **environ;
   char name[128];
@@ -2977,12 +2974,12 @@ static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *p
 typedef struct g2zr_launch {
   const g2z_run_config *run;
   const g2z_place *place;
-  const g2z_fault *fault;            /* RUN_FAILED.json: what happened, and the name of */
-  const char *flight;                /* this rank's flight recorder; NULL: there is none */
+  const g2z_fault *fault;            /* RUN_FAILED.json: what happened, */
+  const char *flight;                /* and this rank's flight recorder; NULL: there is none */
 } g2zr_launch;
 
-/* launcher_metadata.json: who started this, where, with which variables. Only variables that steer
- * a run: others may hold secrets. */
+/* launcher_metadata.json: launcher, host and variables. Only variables that affect a run are
+ * written: others may hold secrets. */
 static void g2zr_put_launch(void *user, g2z_json_out *out) {
   const g2zr_launch *launch = (const g2zr_launch *)user;
   const g2z_run_config *run = launch->run;
@@ -3008,7 +3005,7 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
   g2zr_launch launch = {run, place, NULL, NULL};
   if (place->rank != 0 || !run->run_dir) return G2Z_OK;
   unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* of an earlier start */
-  /* Ranks that were killed while they reported a fault leave half of a report. */
+  /* Ranks that were killed while they reported a fault leave .partial files. */
   DIR *directory = opendir(run->run_dir);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
     const char *name = entry->d_name, *end = strstr(name, ".partial");
@@ -3021,7 +3018,7 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                          g2zr_put_launch, &launch);
 }
 
-/* Writes the output of a command into a file, or a line that it failed. */
+/* Writes the output of a command into a file, and a line if it failed. */
 static g2z_status g2zr_write_output_of(g2z_services *services, const char *directory,
                                        const char *name, const char *command) {
   char block[4096];
@@ -3033,13 +3030,13 @@ static g2z_status g2zr_write_output_of(g2z_services *services, const char *direc
   while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0)
     g2z_writer_put(writer, block, got);
   if (!pipe || pclose(pipe) != 0)
-    g2z_writer_printf(writer, "`%s` failed, or is not here\n", command);
+    g2z_writer_printf(writer, "`%s` failed, or is not installed\n", command);
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
   return status;
 }
 
-/* --nccl-logs: NCCL reads these variables once, at its start. The user's own values stay. */
+/* --nccl-logs: NCCL reads these variables once, at its start. Values that the user set stay. */
 static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o,
                                 const g2z_place *place) {
   const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
@@ -3067,12 +3064,12 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
-    /* Without --save-weights none a training leaves its weights: a forgotten flag must not cost
-     * hours. */
-    const char *said = o->run.save_weights;
+    /* A training writes its weights unless --save-weights none forbids it: forgetting the flag must
+     * not cost hours. */
+    const char *given = o->run.save_weights;
     snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
-    if (said && strcmp(said, "none") == 0) o->run.save_weights = NULL;
-    else if (!said && o->run.run_dir && o->run.train.train_glob)
+    if (given && strcmp(given, "none") == 0) o->run.save_weights = NULL;
+    else if (!given && o->run.run_dir && o->run.train.train_glob)
       o->run.save_weights = o->weights_text;
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
     status = g2z_ranks_agree(ranks, g2zr_log_nccl(config->services, o, place));
@@ -3120,8 +3117,8 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
 
 /* ----- signals ----- */
 
-static g2z_run *g2zr_running;         /* NULL: there is nothing to save yet */
-static double g2zr_asked_at;          /* g2z_seconds() of the first signal; 0: none came */
+static g2z_run *g2zr_running;         /* NULL: there is nothing to save */
+static double g2zr_asked_at;          /* g2z_seconds() of the first signal; 0: none yet */
 
 static void g2zr_on_signal(int number) {
   const double now = g2z_seconds();

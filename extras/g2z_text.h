@@ -28,7 +28,7 @@
  *     cache    Nearly every piece has occurred before: an encoder keeps the ids of 131,072 pieces.
  *     merges   A new piece starts as single bytes. Among the pairs that a merge joins, the one with
  *              the smallest id is joined first, until none is left.
- *     ids      The ids of every text equal those of OpenAI's and Hugging Face's encoders.
+ *     ids      Every text gets the same ids as from OpenAI's and Hugging Face's encoders.
  *
  * LONG TEXTS, THREADS
  *     Threads may share a tokenizer, which never changes; each thread needs its own encoder.
@@ -510,10 +510,10 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
   size_t slot = g2zt_words_slot(words, bytes, count);
   *word = words->table[slot] ? words->table[slot] - 1 : words->count;
   if (words->table[slot]) return G2Z_OK;
-  /* 2^32 - 2 leaves room for the barriers between words during vocabulary training. */
+  /* The limit leaves room for the barriers between words during vocabulary training. */
   if (used + words->count + count >= UINT32_MAX - 2)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "more than 4 GiB of different words; train on a "
-                    "part of the text");
+    return g2z_fail(services, G2Z_UNSUPPORTED, "more than 4 GiB of different words: learn the "
+                    "vocabulary from a part of the text");
   G2Z_TRY(G2Z_GROW(services, &words->bytes, &words->bytes_capacity, used, used + count));
   G2Z_TRY(G2Z_GROW(services, &words->starts, &words->starts_capacity,
                    words->count ? words->count + 1 : 0, words->count + 2));
@@ -1114,7 +1114,7 @@ static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *li
   const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
   size_t left = space ? (size_t)(space - line) : 0, right = bytes - left - 1;
   if (!left || !right || memchr(space + 1, ' ', right))
-    return g2zt_reading_fail(reading, "\"%s\" is not two tokens with a space between",
+    return g2zt_reading_fail(reading, "\"%s\" is not two tokens with a space between them",
                              g2zt_show(line, bytes).text);
   int64_t ids[2];
   for (int i = 0; i < 2; i++) {
@@ -1182,8 +1182,8 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
     G2Z_TRY(g2zt_read_text(reading, key, &bytes));
     if (id < 0 || id != g2zt_words_find(&reading->names, reading->text, bytes))
       return g2zt_reading_fail(reading, "\"%s\" has id %" PRId64 ", which does not follow from the "
-                               "merges (256 bytes, then the merges in order, then " G2ZT_EOT "), "
-                               "so weights with such ids cannot be used; for a new model take "
+                               "merges (256 bytes, then the merges in order, then " G2ZT_EOT "): "
+                               "weights with such ids cannot be used. For a new model give "
                                "merges.txt without vocab.json",
                                g2zt_show(reading->text, bytes).text, id);
     known++;
@@ -1566,22 +1566,6 @@ static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
   return G2Z_OK;
 }
 
-/* The record of the most frequent pair; 0: none is left. The count of a record in the heap only
- * falls. An outdated item is entered again, and the first that is current is the best. */
-static uint32_t g2zt_learn_best(g2zt_learning *learning) {
-  while (learning->heap.count) {
-    g2zt_item best = learning->heap.items[0];
-    const g2zt_pair pair = {(uint32_t)(best.second >> 32), (uint32_t)best.second};
-    uint32_t record = 1 + (uint32_t)g2zt_words_find(&learning->pairs, (const unsigned char *)&pair,
-                                                    sizeof pair);
-    uint64_t current = (uint64_t)(INT64_MAX - learning->records[record].count);
-    g2zt_heap_pop(&learning->heap);
-    if (current == best.first) return record;
-    if (learning->records[record].count) g2zt_heap_push(&learning->heap, current, best.second);
-  }
-  return 0;
-}
-
 /* Enters the symbol at `at` and its right neighbour in the record of their pair. */
 static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
   g2zt_site *sites = learning->sites;
@@ -1655,7 +1639,19 @@ static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, i
     if (sites[at].id >= 0) G2Z_TRY(g2zt_learn_link(learning, at));
   G2Z_TRY(g2zt_learn_enter(learning, 1));
   while (g2z_tokenizer_vocab(learning->tokenizer) < vocab) {
-    uint32_t best = g2zt_learn_best(learning), previous;
+    /* The most frequent pair. Counts only fall: an outdated item is entered again, and the first
+     * current one is the best. */
+    uint32_t best = 0, previous;
+    while (!best && learning->heap.count) {
+      const g2zt_item item = learning->heap.items[0];
+      const g2zt_pair ids = {(uint32_t)(item.second >> 32), (uint32_t)item.second};
+      const int64_t number = g2zt_words_find(&learning->pairs, (const unsigned char *)&ids,
+                                             sizeof ids);
+      const int64_t count = learning->records[number + 1].count;
+      g2zt_heap_pop(&learning->heap);
+      if ((uint64_t)(INT64_MAX - count) == item.first) best = (uint32_t)number + 1;
+      else if (count) g2zt_heap_push(&learning->heap, (uint64_t)(INT64_MAX - count), item.second);
+    }
     if (!best) break;
     size_t known = learning->pairs.count + 1;
     int32_t id = (int32_t)learning->tokenizer->tokens.count;
@@ -1700,10 +1696,10 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
 
 /* ===== files of text =====================================================
  * In:  a path. Out: its text, unpacked; the strings of its documents.
- * Law: a file that is no text is refused; the message names its kind and a command that converts
+ * Law: a file that is not text is refused; the message names its kind and a command that converts
  *      it. */
 
-/* Whether the first `length` bytes of a name have this ending. */
+/* Returns 1 if the first `length` bytes of a name have this ending. */
 static int g2zt_ends(const char *name, size_t length, const char *ending) {
   size_t tail = strlen(ending);
   return length > tail && memcmp(name + length - tail, ending, tail) == 0;
@@ -1730,8 +1726,7 @@ G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_t
   out->child = 0;
   out->file = -1;
   if (!out->packer) {
-    /* A FIFO may have no writer yet: the caller waits for one, at a place where a signal can stop
-     * it. */
+    /* A FIFO may have no writer yet: the caller waits for it where a signal can stop the wait. */
     if (is_stdin) out->file = dup(STDIN_FILENO);
     else G2Z_RETRY(out->file, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
     return out->file < 0 ? g2z_fail_file(services, errno, "read", out->label) : G2Z_OK;
@@ -1807,7 +1802,7 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
     else *bytes += (size_t)got;
     if (got > 0 && *bytes >= G2Z_TEXT_LOOK && *bytes - (size_t)got < G2Z_TEXT_LOOK)
       status = g2z_text_check(services, path, g2z_text_named(path).json, (char *)list, *bytes,
-                              NULL); /* before a bomb fills the memory */
+                              NULL); /* before an archive bomb fills the memory */
     if (*bytes > limit)
       status = g2z_fail(services, G2Z_FORMAT, "%s unpacks to more than %zu bytes, the limit for a "
                         "file of this kind: split it", path, limit);
@@ -1820,7 +1815,7 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
 }
 
 /* Files that users name by mistake: bytes near their start, their kind, and a command that prints
- * their text, or their documents as lines of JSON. Its %s is the file's name. */
+ * their text, or their documents as lines of JSON. %s stands for the file's name. */
 #define G2ZT_PYTHON(module, batches)                                                          \
   "python3 -c 'import json, sys, " module "; [print(json.dumps(row, default=str)) for batch " \
   "in " batches " for row in batch.to_pylist()]' %s"
@@ -1845,7 +1840,7 @@ static const struct {
     {G2ZT_MAGIC(257, "ustar"), "a tar archive", "tar -xOf %s", 0},
     {G2ZT_MAGIC(0, "%PDF-"), "a PDF", "pdftotext %s -", 0},
     {G2ZT_MAGIC(0, "\x7F" "ELF"), "a program or a library (ELF)", "", 0},
-    {G2ZT_MAGIC(0, "\x88\xD8\x34\x01"), "a shard of tokens already", "", 0},
+    {G2ZT_MAGIC(0, "\x88\xD8\x34\x01"), "a shard of tokens", "", 0},
     {G2ZT_MAGIC(0, "version https://git-lfs"), "a pointer of git-lfs (type git lfs pull)", "", 0},
     {G2ZT_MAGIC(0, "\xFF\xFE\0\0"), "text in UTF-32", "iconv -f utf-32 -t utf-8 %s", 0},
     {G2ZT_MAGIC(0, "\xFF\xFE"), "text in UTF-16", "iconv -f utf-16 -t utf-8 %s", 0},
@@ -1858,6 +1853,7 @@ static g2z_status g2zt_no_text(g2z_services *services, const char *path, const c
   const char *given = strcmp(path, "-") == 0 ? "FILE" : path, *packer = g2z_text_named(path).packer;
   const char *label = given == path ? path : "standard input";
   char word[400], made[400], print[600], unpack[460] = "";
+  struct stat info;
   g2z_text_remedy own, *to = remedy ? remedy : &own;
   memset(to, 0, sizeof *to);
   if (!*command)
@@ -1865,7 +1861,10 @@ static g2z_status g2zt_no_text(g2z_services *services, const char *path, const c
                     label, what);
   g2z_shell_word(given, word, sizeof word);
   if (packer) snprintf(unpack, sizeof unpack, "%s -dc %s | ", packer, word);
-  snprintf(to->made, sizeof to->made, "%.380s.%s", given, json ? "jsonl" : "txt");
+  const char *ending = json ? "jsonl" : "txt";
+  snprintf(to->made, sizeof to->made, "%.380s.%s", given, ending);
+  for (int i = 2; stat(to->made, &info) == 0; i++) /* the command must not replace a file */
+    snprintf(to->made, sizeof to->made, "%.380s-%d.%s", given, i, ending);
   g2z_shell_word(to->made, made, sizeof made);
   snprintf(print, sizeof print, command, packer ? "-" : word);
   if ((size_t)snprintf(to->command, sizeof to->command, "%s%s > %s", unpack, print, made) >=
@@ -1901,7 +1900,7 @@ G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int 
                           "iconv -f utf-16be -t utf-8 %s", lines, remedy);
   if (controls * 30 > bytes || (bytes > 1 && (!text[0] || !text[1])))
     return g2zt_no_text(services, path, "binary", "", lines, remedy);
-  for (size_t step; end - at > 3; at += step ? step : 1) { /* the last may be truncated */
+  for (size_t step; end - at > 3; at += step ? step : 1) { /* the last one may be truncated */
     step = g2z_utf8_length(at, end);
     characters++;
     wrong += step == 0;

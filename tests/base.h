@@ -205,7 +205,7 @@ static void test_files_locked(g2z_test *t) {
 
   CHECK_OK(t, g2z_lock_directory(services, t->directory, &locks[0]));
   CHECK_BAD(t, g2z_lock_directory(services, t->directory, &locks[1]),
-            "another program is at work in");
+            "another program uses ");
   CHECK(t, locks[1] == -1);
   close(locks[0]);
   CHECK_OK(t, g2z_lock_directory(services, t->directory, &locks[1]));

@@ -180,7 +180,7 @@ static void test_ranks_run(g2z_test *t) {
                "/nowhere/out.txt");
   job.ranks = 0;
   CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_BAD_ARGUMENT, &t->services,
-               "0 ranks: must be from 1 to");
+               "0 ranks: give 1 to ");
 }
 
 /* The program, or another build of it, for instance with sanitizers. */

@@ -197,11 +197,11 @@ static void test_eval_texts(g2z_test *t) {
   CHECK(t, shard.tokens == text.tokens && fabs(shard.loss - text.loss) < 1e-9);
   CHECK(t, isnan(shard.bits_per_byte));
   static const struct { const char *name, *text, *says; } refused[] = {
-      {"b.txt", "", "no token that could be predicted"},
-      {"b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "b.jsonl, line 2 has no \"text\" or"},
+      {"b.txt", "", "b.txt has no token to predict: it is too short"},
+      {"b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "line 2 has neither \"text\" nor"},
       {"c.jsonl", "{\"text\": \"a\"\n", "c.jsonl, line 1"},
-      {"d.bin", "ab", "has token 25185, and the model knows 257"},
-      {"c.bin", "a", "no token that could be predicted"},
+      {"d.bin", "ab", "has token 25185, but the model only 257"},
+      {"c.bin", "a", "no token to predict"},
       {"d.txt", "t\1e\1x\1t\1", "d.txt is binary, not text in UTF-8"},
       {"e.txt", "\xff\xfe" "a", "e.txt is text in UTF-16, not text in UTF-8; convert it to text"
                                 ": iconv -f utf-16 -t utf-8 "},
@@ -293,7 +293,7 @@ static void test_eval_masks(g2z_test *t) {
   CHECK_OK(t, g2z_shard_writer_commit(writer));
   g2z_shard_writer_free(writer);
   CHECK_STATUS(t, eval_file(model, NULL, path, &result), G2Z_BAD_ARGUMENT, &t->services,
-               "no token that could be predicted");
+               "no token to predict");
   ids[0]++;
   test_write_file(t, path, ids, 2 * COUNT);
   CHECK_STATUS(t, eval_file(model, NULL, path, &result), G2Z_FORMAT, &t->services,

@@ -50,29 +50,29 @@ static const struct { const char *command; int code; const char *sentence; } inp
                                            "path, or get GPT-2's by `make vocab`"},
     {"head -c 9000 gpt2_zero.h > $D/n.txt; $P --val-fraction 0.5 $D/n.txt && mv $D/out/n* $D", 0,
      ""},
-    {"$X", 1, "there is nothing to do: name token shards to train on, --train GLOB, or weights"},
+    {"$X", 1, "there is nothing to do. To train: --train GLOB. To use weights: "},
     {"CUDA_VISIBLE_DEVICES=none SLURM_JOB_GPUS=0,1 $X --init-from golden/tiny --prompt a", 1,
-     "warning: no GPU is used: th"}, /* a build without CUDA; or the driver and the variable */
+     "warning: this runs on the CPU: th"}, /* a build without CUDA; or driver and variable */
     /* 8 bits, above the size where they pay */
-    {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512", 0, "--fp8 all: 16 bits are faster "
-     "for a micro-step of 2 x 512 tokens, and are used; 8 bits pay from 2048 tokens on"},
+    {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512", 0, "--fp8 all is not used: for "
+     "a micro-step of 2 x 512 tokens 16 bits are faster; 8 bits are faster from 2048 tokens on"},
     {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512 | grep -c fp8=", 1, "0"},
     {"$X --dry-run --device cuda --fp8 all --batch 4 --seq 512", 0, ", fp8=all"},
     {"$X --n_layer 12", 1, "unexpected flag --n_layer: type --layers N\n"},
-    {"$X --bathc 4", 1, " --help lists all\n"},
-    {"$T --train $D/n_*.bin", 1, ": put patterns, and text with spaces, in quotes, as in --train"},
+    {"$X --bathc 4", 1, " --help lists all flags\n"},
+    {"$T --train $D/n_*.bin", 1, ": put patterns and text with spaces in quotes, as in --train"},
     {"$T --train $D/n.bin", 1, "no file is called or matches \"$D/n.bin\": check the path"},
-    {"$T --train $D/n.txt", 1, "--train $D/n.txt: that is text, not tokens. This makes shards of "
-     "it, data/NAME_train_*.bin, with GPT-2's vocabulary of `make vocab`: ./prepare_data --vocab "
+    {"$T --train $D/n.txt", 1, "--train $D/n.txt is text, not tokens. To make shards of it, "
+     "data/NAME_train_*.bin, with GPT-2's vocabulary (make vocab): ./prepare_data --vocab "
      "data/vocab.bpe --out data --name NAME $D/n.txt\n"},
     {"printf 'h e\\n' > \"$D/v o.bpe\"; $T --val $D/d.ndjson --vocab \"$D/v o.bpe\"", 1, "--val "
-     "$D/d.ndjson: that is text, not tokens. This makes shards of it, data/NAME_train_*.bin: "
+     "$D/d.ndjson is text, not tokens. To make shards of it, data/NAME_train_*.bin: "
      "./prepare_data --vocab '$D/v o.bpe' --out data --name NAME $D/d.ndjson\n"},
-    {"gzip -c $D/n.txt > $D/n.gz; $T --train $D/n.gz", 1, "n.gz: that is text, not tokens. "},
+    {"gzip -c $D/n.txt > $D/n.gz; $T --train $D/n.gz", 1, "n.gz is text, not tokens. "},
     {"$T --train \"$D/n.tx?\"", 1, "$D/n.txt holds text, not tokens: make shards of it with prep"},
-    {"$T --train $D/n_train_000000.bin", 1, "n_train_000000.bin holds tokens of a "
-     "vocabulary of 257, single bytes, but the model's vocabulary has 50257: give --vocab the file "
-     "that the shards were made with, or --vocab-size 257\n"},
+    {"$T --train $D/n_train_000000.bin", 1, "n_train_000000.bin was made with a "
+     "vocabulary of 257, single bytes, but the model's vocabulary has 50257 tokens: give "
+     "--vocab-size 257\n"},
     {"$T --train $D", 1, "$D is a directory, not a token shard: name files, as in "
                          "'data/NAME_train_*.bin'"},
     {"$T --train $D/n_train_000000.bin --context 5000", 1, "hold 0 sequences of 5000+1, but a step "
@@ -86,25 +86,25 @@ static const struct { const char *command; int code; const char *sentence; } inp
                                                                 "number that is the same for all"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 0, "report.html"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
-     "$D/run holds a run already, which has ended and saved no checkpoint (weights/model.safetensor"
-     "s): choose another --run-dir, or remove it. To train its weights further: "},
+     "$D/run holds a run that ended without a checkpoint (weights/model.safetensors): choose "
+     "another --run-dir, or remove it. To train its weights further: "},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
-     " --run-dir $D/run --run-dir $D/run-2 --init-from $D/run/weights\n"},
+     " --vocab-size 257 --run-dir $D/run-2 --init-from $D/run/weights\n"}, /* one --run-dir */
     {"mkdir \"$D/a b\"; echo > \"$D/a b/m.json\"; $X --init-from \"$D/a b/m.json\" --prompt a", 1,
-     "m.json is a file, and a directory is wanted: --init-from '$D/a b'\n"},
-    {"$T --train $D/n_train_000000.bin --vocab \"$D/a b\"", 1, "wanted: --vocab '$D/a b'/FILE\n"},
+     "m.json is a file, but must be a directory: --init-from '$D/a b'\n"},
+    {"$T --train $D/n_train_000000.bin --vocab \"$D/a b\"", 1, "file: --vocab '$D/a b'/FILE\n"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/new --resume $D/run", 1,
      "$D/run has no trainer_state.json, so it is no checkpoint: name a step-NNNNNN directory"},
-    {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run is a run directory: its weights "
-                                            "are in --init-from $D/run/weights"},
+    {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run is a run directory. Name its "
+                                            "weights: --init-from $D/run/weights"},
     {"for n in 1 2; do echo text > $D/e$n.txt; done; $X --init-from $D/run/weights --eval "
      "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
      "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell expands it */
     {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file is called or matches \"$D/"},
-    {"$X --prompt a", 1, "--prompt needs trained weights: name them, --init-from"},
+    {"$X --prompt a", 1, "--prompt needs trained weights: give --init-from"},
     {"(ulimit -f 8; $T --train $D/n_train_000000.bin --vocab-size 257 --save-weights $D/full)", 1,
      "File too large; raise the limit of file sizes (ulimit -f) or write less"},
-    {"(ulimit -s 100; $X --help)", 1, "train: the stack is limited to 100 KiB, and 128 are needed: "
+    {"(ulimit -s 100; $X --help)", 1, "train: the stack is limited to 100 KiB, but 128 are needed: "
                                       "type ulimit -s 8192"},
     {"(ulimit -s 100; $P $D/n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
     {"(ulimit -Ss 100; $P --out $D/small $D/n.txt)", 0, ""}, /* a limit that can rise is raised */
@@ -123,6 +123,9 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$P $D/stream", 1, "$D/stream is an Arrow stream, not text in UTF-8; convert it to lines of"},
     {"$P $D/gz", 1, "$D/gz is packed by gzip, not text in UTF-8; convert it to text:\n"
                     "gzip -dc < $D/gz > $D/gz.txt &&\n"},
+    /* the command must not replace a file that is there */
+    {"cp $D/gz $D/there; cp $D/gz $D/there.txt; cp $D/gz $D/there-2.txt; $P $D/there", 1,
+     "gzip -dc < $D/there > $D/there-3.txt &&\n"},
     {"$P $D/zst", 1, "$D/zst is packed by zstd, not text in UTF-8; convert it to text:\n"
      "zstd -dc"},
     {"$P $D/xz", 1, "$D/xz is packed by xz, not text in UTF-8; convert it to text:\n"
@@ -160,7 +163,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$P --field a - < /dev/zero", 1, "standard input is binary, not text in UTF-8: give a text file\n"},
     {"yes | tr -d '\\n' | $P --field a -", 1, "standard input, line 1: no line feed in 256 MiB: is "
                                               "it JSON with one document per line?"},
-    {"cp $D/old_shard $D/s.txt; $P $D/s.txt", 1, "$D/s.txt is a shard of tokens already"},
+    {"cp $D/old_shard $D/s.txt; $P $D/s.txt", 1, "$D/s.txt is a shard of tokens, not"},
     {"mkdir \"$D/a \\$b\"; f=\"$D/a \\$b/it's\"; printf '{\"text\": \"caf\\351s\"}' > "
      "\"$f.jsonl\"; $P --name n --val-fraction 0 \"$f.jsonl\" 2>&1 | tail -n 2 > $D/advice; "
      "bash $D/advice", 0, "train       1 document, 7 tokens"},
@@ -186,7 +189,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "old.bin", 0, ""},
     {"$T --train $D/a-train.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""},
     {"$T --train $D/a-train.bin --vocab $D/b.bpe", 1, "$D/a-train.bin was made with another "
-     "vocabulary than $D/b.bpe: give --vocab the file that they were made with, or make the shards "
+     "vocabulary than $D/b.bpe: give the shards' own with --vocab FILE, or make the shards "
      "again with ./prepare_data --vocab FILE"},
     {"$T --val $D/a-val.bin --vocab $D/b.bpe", 1, "$D/a-val.bin was made with another vocabulary"},
     {"$T --train $D/a-train.bin --val $D/b-val.bin --vocab $D/a.bpe", 1,
@@ -208,12 +211,12 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "$D/va/step-000001 has another vocabulary (hash "},
     {"$T --train $D/a-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 0, ""},
     {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "--vocab $D/b.bpe "
-     "is not the vocabulary of the weights in $D/va/weights: name theirs"},
+     "is not the vocabulary of the weights in $D/va/weights: give their own"},
     {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --eval $D/b.txt", 1, "is not the "
-     "vocabulary of the weights in $D/va/weights: name theirs"},
+     "vocabulary of the weights in $D/va/weights: give their own"},
     {"$X --device cpu --init-from $D/va/weights --vocab $D/a.bpe --eval $D/a.txt", 0, "perplexity"},
     {"$X --device cpu --init-from $D/va/weights --eval $D/b-val.bin", 1, "$D/b-val.bin was made "
-     "with another vocabulary than the model's: prepare the text with that"},
+     "with another vocabulary than the model's: prepare it again"},
     {"$X --device cpu --init-from $D/va/weights --eval $D/a-val.bin", 0, "perplexity"},
     {"$X --device cpu --init-from $D/va/weights --batch 1 --steps 1 --train $D/b-train.bin", 1,
      "$D/b-train.bin was made with another vocabulary than $D/va/weights: make the shards again "
@@ -222,7 +225,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      1, "$D/va/weights/merges.txt is not the vocabulary of the weights in its directory"},
     {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
      "$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "is not the "
-     "vocabulary of the weights in $D/va/weights: name theirs, or leave --vocab away"},
+     "vocabulary of the weights in $D/va/weights: give their own, or remove --vocab"},
     /* the same shards in training and validation */
     {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-*.bin matches "
      "validation shards too, such as $D/a-val.bin: type --train '$D/a-train*.bin', or give that"},

@@ -477,7 +477,7 @@ static const test_scene test_scenes[] = {
     ALL("ranks_spawn", "spawn stop silence=0.5", 1, 70, "fault of rank 1: rank 1 on ", NULL),
     ALL("ranks_spawn", "spawn saved", 1, 5, NULL, NULL),
     APART("ranks_spawn", "spawn fine", "", 2, 0, 3,
-          "this process is rank 1 of 2 already (torchrun), and shall start 3", NULL),
+          "this process is rank 1 of 2, started by torchrun, and cannot start 3", NULL),
 };
 #undef ALL
 #undef APART

@@ -638,7 +638,7 @@ static void test_run_profile(g2z_test *t) {
   s.config.profile = 1;
   s.config.train.graph = 1;
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
-               "profile needs graph off");
+               "profile needs --graph off");
   s.config.train.graph = 2;
   s.config.run_dir = NULL;
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,

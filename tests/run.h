@@ -242,7 +242,7 @@ static void test_run_padded_vocab(g2z_test *t) {
     test_sh(t, "cp -r run2/weights kept");
     for (int file = 0; file < 5; file++) { /* another model stays, however incomplete */
       CHECK_BAD(t, test_run_all(t, &s.config, &seen),
-                test_text("run2/weights holds a model already (%s), which this run", files[file]));
+                test_text("run2/weights holds a model (%s) that this run did not ", files[file]));
       test_sh(t, "diff -r run2/weights kept && rm run2/weights/%s kept/%s", files[file],
               files[file]);
     }
@@ -418,6 +418,30 @@ static void test_run_diverges(g2z_test *t) {
     g2z_run_free(run);
     g2z_context_free(context);
   }
+  /* A run whose last loss is NaN is not complete, although a step was applied. */
+  test_run_setup s;
+  g2z_context *context = NULL;
+  g2z_run *run = NULL;
+  g2z_run_event event;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  test_run_prepare(t, &s, "late");
+  s.config.train.optimizer.steps = 6;
+  s.config.epochs = 0;
+  s.config.save_every = 6;
+  s.config.sample_tokens = 0;
+  cc.device = G2Z_DEVICE_CPU;
+  REQUIRE_OK(t, g2z_context_create(&cc, &context));
+  REQUIRE_OK(t, g2z_run_create(context, &s.config, &run));
+  CHECK_OK(t, g2z_run_next(run, &event));
+  CHECK_OK(t, g2z_run_next(run, &event));
+  const float nan = NAN;
+  CHECK_OK(t, g2z_trainer_write(g2z_run_trainer(run), G2Z_BUFFER_MASTER, 0, 1, &nan));
+  g2z_status status = G2Z_OK;
+  while ((status = g2z_run_next(run, &event)) == G2Z_OK && event.kind != G2Z_RUN_DONE) continue;
+  CHECK_STATUS(t, status, G2Z_DIVERGED, &t->services, "the loss of step 6, the last, is nan");
+  CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
+  g2z_run_free(run);
+  g2z_context_free(context);
 }
 
 /* Checkpoints from before the loss rose, or before steps were skipped, are kept. A run without an
@@ -540,10 +564,10 @@ static void test_flags(g2z_test *t) {
   CHECK(t, rest == 2 && strcmp(argv[1], "one") == 0 && strcmp(argv[2], "-") == 0);
 
   static const char *const wrong[][2] = {
-      {"--nmuber=1", "unexpected flag --nmuber: program --help lists all"},
+      {"--nmuber=1", "unexpected flag --nmuber: program --help lists all flags"},
       {"--big_number=1", "unexpected flag --big_number: type --big-number N"},
       {"-number", "unexpected flag -number: type --number N"},
-      {"--n_layer=1", "unexpected flag --n_layer: program --help lists all"},
+      {"--n_layer=1", "unexpected flag --n_layer: program --help lists all flags"},
       {"--number", "--number needs a value: --number N"},
       {"--number=", "not a whole number"},      {"--number=12x", "12x: not a whole number"},
       {"--number= 12", "not a whole number"},   {"--number=0", "must be from 1 to 100"},
@@ -660,8 +684,8 @@ static void test_flags_arguments(g2z_test *t) {
 static void test_train_help(g2z_test *t) {
   TRAIN_OR_SKIP(t);
   test_help(t, "train", test_train_program());
-  CHECK_HAS(t, test_trains(t, 0, "--help"), "\nfine-tune ", "\nresume ", "\nwrite ");
-  CHECK_HAS(t, test_trains(t, 0, "-h"), "\nwrite ");
+  CHECK_HAS(t, test_trains(t, 0, "--help"), "\nfine-tune ", "\nresume ", "\ngenerate ");
+  CHECK_HAS(t, test_trains(t, 0, "-h"), "\ngenerate ");
   CHECK(t, strcmp(test_trains(t, 0, "--version"), "train " G2Z_VERSION "\n") == 0);
 }
 
@@ -686,7 +710,7 @@ static void test_train_flags(g2z_test *t) {
       {"# a small model\n\n--layers 1\n  --channels=64  \n--heads 4\r\n--context 32\n"
        "--vocab-size 257\n--run-id # is a sign \n--device cpu", "1 layer, 4 heads, 128 channels"},
       {"--layers", "flags: --layers needs a value"},   {"--layers x", "flags: --layers x: not a"},
-      {"layers 1", "flags: a line is a flag, --name"}, {"--dry-run 1", "flags: --dry-run takes no"},
+      {"layers 1", "\"layers\" is neither a flag, --name"}, {"--dry-run 1", "--dry-run takes no"},
       {"--flags x", "flags: --flags takes one file"}};
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < 6; i++) {
@@ -698,7 +722,7 @@ static void test_train_flags(g2z_test *t) {
 
 /* Each ends with exit code 1 and one line that begins with "train: " and contains the words. */
 #define USELESS(flag, value, why) \
-  {"--train $SHARD $TINY --sample-tokens 0 --" flag " " value, "train: --" flag ": " why}
+  {"--train $SHARD $TINY --sample-tokens 0 --" flag " " value, "--" flag " has no effect " why}
 static const char *const test_train_bad[][2] = {
     {"--bathc 4", "unexpected flag --bathc: "},
     {"--batch four", "--batch four: not a whole number"},
@@ -715,21 +739,21 @@ static const char *const test_train_bad[][2] = {
     {"--learning-rate 1", "unexpected flag --learning-rate: type --lr X"},
     {"--batch-size=8", "unexpected flag --batch-size: type --batch N"},
     {"--cpu", "unexpected flag --cpu: type --device cpu"},
-    {"--wandb", "unexpected flag --wandb: nothing is sent away; metrics.jsonl"},
+    {"--wandb", "unexpected flag --wandb: nothing is uploaded; --run-dir DIR has metrics.jsonl"},
     {"-x 10", "unexpected flag -x: type --steps N"},
     {"-batch 10", "unexpected flag -batch: type --batch N"},
     {"-pn 10", "unexpected flag -pn: type --gpus N"},
-    {"--prompt x", "--prompt needs trained weights: name them, --init-from"},
-    {"--train $SHARD --init-from gpt2", "OpenAI's weights: make gpt2; for random weights of"},
-    {"--train $SHARD --init-from $SHARD", "shard.bin is a file, and a directory with model"},
-    {"--train $SHARD --vocab /tmp", "--vocab /tmp is a directory, and a file is wanted: --vocab "},
+    {"--prompt x", "--prompt needs trained weights: give --init-from"},
+    {"--train $SHARD --init-from gpt2", "OpenAI's weights: make gpt2, then --init-from gpt2."},
+    {"--train $SHARD --init-from $SHARD", "shard.bin is a file, but must be a directory"},
+    {"--train $SHARD --vocab /tmp", "--vocab /tmp is a directory. Give its file: --vocab "},
     {"--train $SHARD --flags /nowhere/flags", "/nowhere/flags"},
     {"--steps 0", "--steps 0: must be from 1"},
     {"--dtype fp8", "must be one of fp32|tf32|fp16|bf16"},
     {"--schedule step", "must be one of cosine|"},
     {"--model gpt3", "gpt2-medium"},
     {"--model gpt2 x", "unexpected argument \"x\": "},
-    {"--train a_0.bin a_1.bin", "unexpected argument \"a_1.bin\": put patterns, and text"},
+    {"--train a_0.bin a_1.bin", "unexpected argument \"a_1.bin\": put patterns and text"},
     {"--train $SHARD --layers 2 --channels 60 --heads 7", "channels=60 must divide by heads=7"},
     {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
     {"--train $SHARD --context 64 --seq 65", "seq=65"},
@@ -752,23 +776,23 @@ static const char *const test_train_bad[][2] = {
     {"--train $SHARD --init-from /nowhere", "/nowhere"},
     {"--train $SHARD --init-from ''", "cannot open \"\": No such file"},
     {"--train $SHARD --run-dir $(printf %01100d 0)",
-     "--run-dir has 1100 bytes, and at most 1023"},
-    {"--train $SHARD --run-id $(printf %0200d 0)", "--run-id has 200 bytes, and at most 127"},
+     "--run-dir has 1100 bytes, but at most 1023"},
+    {"--train $SHARD --run-id $(printf %0200d 0)", "--run-id has 200 bytes, but at most 127"},
     {"--layers 1 --channels 64", "nothing to do"},
     {"--train $SHARD $TINY --val '/nowhere/at/all_*.bin'", "/nowhere/at/all"},
     {"--train $SHARD $TINY --batch 640 --sample-tokens 0", "batch 640"},
     {"--train $SHARD $TINY --run-dir $SHARD/run", "shard.bin"},
     {"--train $SHARD $TINY --save-weights $SHARD/weights", "shard.bin"},
-    USELESS("prompt", "x", "--sample-tokens 0 has no use"),
-    USELESS("prompt", "''", "--sample-tokens 0 has no use"),
-    USELESS("sample-every", "1", "--sample-tokens 0 has no use"),
-    USELESS("temperature", "0", "--sample-tokens 0 has no use"),
-    USELESS("top-k", "1", "--sample-tokens 0 has no use"),
-    USELESS("top-p", "0.5", "--sample-tokens 0 has no use"),
-    USELESS("sample-seed", "7", "--sample-tokens 0 has no use"),
-    USELESS("val-every", "1", "there is nothing to validate on"),
-    USELESS("val-steps", "1", "there is nothing to validate on"),
-    USELESS("max-val-steps", "1", "there is nothing to validate on"),
+    USELESS("prompt", "x", "with --sample-tokens 0"),
+    USELESS("prompt", "''", "with --sample-tokens 0"),
+    USELESS("sample-every", "1", "with --sample-tokens 0"),
+    USELESS("temperature", "0", "with --sample-tokens 0"),
+    USELESS("top-k", "1", "with --sample-tokens 0"),
+    USELESS("top-p", "0.5", "with --sample-tokens 0"),
+    USELESS("sample-seed", "7", "with --sample-tokens 0"),
+    USELESS("val-every", "1", "without --val; give --val GLOB"),
+    USELESS("val-steps", "1", "without --val; give --val GLOB"),
+    USELESS("max-val-steps", "1", "without --val; give --val GLOB"),
 };
 #undef USELESS
 
@@ -786,7 +810,7 @@ static void test_train_refusals(g2z_test *t) {
   }
   /* A directory named by the clock holds no checkpoint from an earlier start. */
   CHECK_HAS(t, test_trains(t, 1, "--train $SHARD --resume latest --layers 1 --channels 64"),
-            "--resume latest looks into --run-dir");
+            "--resume latest needs the directory of the run: give --run-dir");
   unsetenv("SHARD");
   unsetenv("TINY");
   CHECK(t, !test_there(t, "run"));
@@ -824,10 +848,10 @@ static const char *test_tiny(g2z_test *t) {
  * settings, but not contradict them. */
 static void test_train_run(g2z_test *t) {
   static const struct { const char *flags; int code; const char *says; } cases[] = {
-      {"--context 8", 1, "--context says context=8, but the weights in "},
-      {"--channels 32 --vocab-size 300", 1, "have vocab=257: leave it out, or name other weights"},
-      {"--model gpt2", 1, "--model says layers=12, but the weights in "},
-      {"--model gpt2 --layers 1", 1, "--model says channels=768, but the weights in "},
+      {"--context 8", 1, "--context means context=8, but the weights in "},
+      {"--channels 32 --vocab-size 300", 1, "have vocab=257: remove --vocab-size, or"},
+      {"--model gpt2", 1, "--model means layers=12, but the weights in "},
+      {"--model gpt2 --layers 1", 1, "--model means channels=768, but the weights in "},
       {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", 0, "1"},
       {"--channels 32 --vocab-size 257", 0, "1"}};
   TRAIN_OR_SKIP(t);
@@ -1221,7 +1245,7 @@ static void test_run_resume(g2z_test *t) {
   b.config.keep = 2;
   test_sh(t, "cd b && rm -r step-000004 step-000006 step-000008 && "
              "touch step-000003/optimizer-00001-of-00001.txt && mkdir step-000003/eval");
-  seen = test_run_warns(t, &b, "b/step-000003.partial stays: ");
+  seen = test_run_warns(t, &b, "cannot remove ");
   test_sh(t, "cd b && rmdir step-000003.partial/eval && rm step-000003.partial/*.txt && "
              "rmdir step-000003.partial");
   CHECK(t, seen.steps == 5 && seen.saved == 3);
@@ -1240,7 +1264,7 @@ static void test_run_resume(g2z_test *t) {
   b.config.epochs = 3;
   /* If a checkpoint is a link to elsewhere, only the link is removed. */
   test_sh(t, "mv b/step-000006 moved && ln -s ../moved b/step-000006");
-  seen = test_run_warns(t, &b, "b/step-000006.partial stays: Not a directory");
+  seen = test_run_warns(t, &b, "b/step-000006.partial: Not a directory");
   CHECK(t, seen.steps == 4 && seen.last_step == 12);
   SAME(t, "a/step-000006", "moved");
 
@@ -1259,8 +1283,7 @@ static void test_run_resume(g2z_test *t) {
     for (int i = 0; i < 4; i++) {
       b.config.resume = i % 2 ? "latest" : NULL;
       CHECK_BAD(t, test_run_all(t, &b.config, &seen),
-                test_text("d holds a run already, which has ended and saved no checkpoint (%s)",
-                          left[i / 2]));
+                test_text("d holds a run that ended without a checkpoint (%s)", left[i / 2]));
       test_sh(t, "diff -r d kept");
       if (i % 2) test_sh(t, "rm d/%s kept/%s", left[i / 2], left[i / 2]);
     }
@@ -1349,7 +1372,7 @@ static void test_run_branches(g2z_test *t) {
   }
   test_sh(t, "mv a/step-000004 a/away");
   CHECK_IO(t, test_run_all(t, &b.config, &seen),
-           "a/step-000004, which is not there any more, and has no checkpoint of its own");
+           "a/step-000004, with which it began, is gone: put it back");
   test_sh(t, "mv a/away a/step-000004");
   b.config.max_train_steps = 0;
   b.config.save_epochs = 1;
@@ -1403,8 +1426,8 @@ static void test_run_resume_torn(g2z_test *t) {
   /* Damage before that length stays. The page cannot be written, and a warning reports it; no sum
    * is wrong. */
   test_sh(t, "rm -r b; cp -r a b && sed -i '2s/:/;/' b/metrics.jsonl");
-  test_run_warns(t, &b, "no report.html: ");
-  CHECK_HAS(t, test_run_warning, "line 2: ");
+  test_run_warns(t, &b, "report.html is missing: ");
+  CHECK_HAS(t, test_run_warning, "line 2 is damaged");
   test_sh(t, "sed -i '2s/;/:/' b/metrics.jsonl");
   test_runs_equal(t, "a", "b");
   /* If the file has changed before that length, the lines' steps decide how much stays. The error
@@ -1413,9 +1436,9 @@ static void test_run_resume_torn(g2z_test *t) {
   for (int i = 0; i < 3; i++) {
     test_sh(t, "rm -r b; cp -r a b && sed -i '%s' b/metrics.jsonl && cp b/metrics.jsonl damaged",
             damages[i]);
-    CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), "b/metrics.jsonl, line 2: ");
+    CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), "b/metrics.jsonl, line 2 is damaged");
     CHECK_HAS(t, t->services.error,
-              test_text("mend it, or delete it: sed -i 2d %.200s/metrics.jsonl", b.run_dir));
+              test_text("To delete the line: sed -i 2d %.200s/metrics.jsonl", b.run_dir));
     test_sh(t, "cmp b/metrics.jsonl damaged");
   }
   /* The remedy from the message works, for a line that no curve uses. */
@@ -1423,14 +1446,14 @@ static void test_run_resume_torn(g2z_test *t) {
   const char *text = test_read(t, "a/metrics.jsonl"), *saved = strstr(text, "\"save_ms\"");
   for (const char *c = text; saved && c < saved; c++) line += *c == '\n';
   test_sh(t, "rm -r b; cp -r a b && sed -i '%ds/{/[[/' b/metrics.jsonl", line);
-  CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), test_text("line %d: ", line));
+  CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), test_text("line %d is damaged", line));
   const char *remedy = strstr(t->services.error, "sed -i");
   test_sh(t, "%s", remedy ? remedy : "false");
   test_run_well(t, &b);
   test_runs_equal(t, "a", "b");
   /* A missing log is reported. */
   test_sh(t, "rm -r b; cp -r a b && rm b/metrics.jsonl");
-  test_run_warns(t, &b, "metrics.jsonl is not as it was when step 8 was ");
+  test_run_warns(t, &b, "metrics.jsonl has changed since step 8 was ");
 }
 
 /* "latest" is the last intact checkpoint. */
@@ -1456,7 +1479,7 @@ static void test_run_resume_latest(g2z_test *t) {
   alarm((unsigned)(120 * test_busy()));
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     test_sh(t, "rm -rf b; cp -r a b && cd b && %s", cases[i].damage);
-    seen = test_run_warns(t, &b, "b/step-000008 is passed over: ");
+    seen = test_run_warns(t, &b, "b/step-000008 is skipped: ");
     CHECK_HAS(t, test_run_warning, cases[i].why);
     CHECK(t, seen.steps == 2 && seen.last_step == 8 && seen.saved == 1);
     CHECK(t, test_there(t, "b/step-000008.damaged"));
@@ -1513,7 +1536,7 @@ static void test_run_resume_refusals(g2z_test *t) {
   REFUSED(G2Z_BAD_ARGUMENT, "holds a run already");
   snprintf(path, sizeof path, "%s/step-000004", s.run_dir);
   s.config.resume = path;
-  REFUSED(G2Z_BAD_ARGUMENT, "holds checkpoints after step 4, the last of step 8: remove those");
+  REFUSED(G2Z_BAD_ARGUMENT, "holds checkpoints after step 4, up to step 8: remove them");
   s.config.resume = s.run_dir;
   REFUSED(G2Z_FORMAT, "no trainer_state.json");
   s.config.resume = "latest";
@@ -1521,17 +1544,17 @@ static void test_run_resume_refusals(g2z_test *t) {
   REFUSED(G2Z_BAD_ARGUMENT, "step-000008 was saved by a model with layers=1");
   s.config.train.model.layers = 1;
   s.config.resume = "";
-  REFUSED(G2Z_BAD_ARGUMENT, "resume is empty: name a checkpoint");
+  REFUSED(G2Z_BAD_ARGUMENT, "resume is empty: give --resume latest");
   s.config.resume = "latest";
   s.config.run_dir = NULL;
-  REFUSED(G2Z_BAD_ARGUMENT, "save_every needs a run_dir, where checkpoints stand");
+  REFUSED(G2Z_BAD_ARGUMENT, "save_every needs a run_dir for the checkpoints");
   s.config.save_every = 0;
   REFUSED(G2Z_BAD_ARGUMENT, "save_epochs needs a run_dir");
   s.config.save_epochs = 0;
   REFUSED(G2Z_BAD_ARGUMENT, "resume latest needs a run_dir");
   s.config.run_dir = s.run_dir;
   s.config.train.train_glob = NULL;
-  REFUSED(G2Z_BAD_ARGUMENT, "a training is resumed with the token shards");
+  REFUSED(G2Z_BAD_ARGUMENT, "resume needs the token shards of the run: give --train");
   s.config.train.train_glob = s.train;
   s.config.save_weights = path; /* must stay a checkpoint: it is resumed below */
   REFUSED(G2Z_BAD_ARGUMENT, "step-000004 is a checkpoint, whose weights belong to its other files");
@@ -1597,7 +1620,7 @@ static void test_run_goes_on(g2z_test *t) {
     const char *file = i < 2 ? "train.log" : "sample.txt";
     s.config.resume = i % 2 ? "latest" : NULL;
     CHECK_BAD(t, test_run_all(t, &s.config, &seen),
-              test_text("other is no run directory and holds a %s", file));
+              test_text("other is not a run directory and holds a %s", file));
     CHECK(t, strcmp(test_read(t, "other/%s", file), "mine\n") == 0);
     if (i % 2) test_sh(t, "rm other/%s", file);
   }
@@ -1739,7 +1762,7 @@ static void test_train_signals(g2z_test *t) {
     test_wait_for(t, name, 5);
     if (i == 0) /* the directory is locked */
       CHECK_HAS(t, test_trains(t, 1, "%s --steps 5 --resume latest", test_digits(t, name)),
-                "another program is at work in");
+                "another program uses ");
     CHECK(t, kill(ranks.pid[world - 1], cases[i].number) == 0);
     test_ranks_wait(t, &ranks, 20);
     for (int rank = 0; rank < world; rank++) /* rank 0 reports for all */
@@ -1835,6 +1858,7 @@ static int test_train_paste(g2z_test *t, const char *text, const char *words, ch
  * files exist: a stopped run has no weights, and reports this. */
 static void test_train_hints(g2z_test *t) {
   static char said[16384], output[16384];
+  static const char *const once[] = {" --run-dir ", " --steps ", " --resume "}; /* no flag twice */
   char run[600], log[700];
   TRAIN_OR_SKIP(t);
   snprintf(run, sizeof run, "%s", test_at(t, "it's a $(run)"));
@@ -1861,9 +1885,12 @@ static void test_train_hints(g2z_test *t) {
   PASTE("To train these weights further: ", 0); /* these, and into a separate directory */
   CHECK_HAS(t, output, "weights: from ", "no checkpoint in ", "step 6/6 | loss ");
   for (int steps = 8; steps >= 5; steps -= 3) {
-    TRAIN(0, test_text("--resume latest --steps %d", steps));
+    TRAIN(0, test_text("--resume latest --steps %d --init-from \"$RUN/weights\"", steps));
     CHECK_HAS(t, said, "no step is left: ", "give more than --steps 8", "\ndone: 8 steps, 1024 to");
-    CHECK_HAS(t, said, test_text(" --resume latest --steps %d --steps 16\n", steps));
+    CHECK_HAS(t, said, "weights is not used: the weights come from the checkpoint\n");
+    CHECK_HAS(t, said, " --resume latest --steps 16\n");
+    const char *hint = strstr(said, "To continue training: ");
+    for (size_t i = 0; i < 3; i++) CHECK(t, hint && test_times(hint, once[i]) == 1);
     if (steps == 5) /* on the console and in the log */
       CHECK_HAS(t, said, "warning: steps changed since the checkpoint: 8 -> 5\n");
     CHECK(t, !strstr(test_read(t, "it's a $(run)/train.log"), "Z  warning: steps changed since the "
@@ -1875,7 +1902,7 @@ static void test_train_hints(g2z_test *t) {
 
   TRAIN(0, "--steps 2 --warmup 5 --lr 0.01");
   CHECK_HAS(t, said, "warning: the warm-up of 5 steps is longer than the run of 2: the learning "
-                     "rate never reaches 0.01");
+                     "rate never reaches --lr 0.01; lower --warmup");
   test_sh(t, "rm -r \"$RUN\"");
 
   /* Stopped by Ctrl-C. */
@@ -1886,7 +1913,7 @@ static void test_train_hints(g2z_test *t) {
   for (int i = 0; i < 2; i++) {
     CHECK(t, test_shell(test_text("%s --init-from \"$RUN%s\" --prompt 1 2>&1", test_train_program(),
                                   i ? "/weights" : ""), output, sizeof output) == 1);
-    CHECK_HAS(t, output, "has no weights yet, they come at its end. To continue it: ");
+    CHECK_HAS(t, output, "has no weights yet; it writes them at its end. To continue it: ");
   }
   snprintf(log, sizeof log, "%s", "To continue: ");
   char *end = strstr(said, log);
@@ -2188,7 +2215,7 @@ static void test_train_ranks_latest(g2z_test *t) {
     test_train_open(t, &ranks, 2, test_text("%s --steps 8 --batch 1 --save-every 2 --resume latest",
                                             test_digits(t, "run")));
     test_ranks_wait(t, &ranks, 60);
-    CHECK_RANK(t, &ranks, 0, 0, turn ? "run/step-000008 is passed over: " : NULL);
+    CHECK_RANK(t, &ranks, 0, 0, turn ? "run/step-000008 is skipped: " : NULL);
     CHECK_RANK(t, &ranks, 1, 0, NULL);
     test_ranks_free(t, &ranks);
     test_train_losses(t, "run", losses[turn], 8);
