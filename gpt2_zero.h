@@ -10171,15 +10171,6 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
 
 /* ----- a model without a trainer ------------------------------------------- */
 
-/* Elements per upload. */
-#define G2Z__MODEL_CHUNK G2Z__WEIGHTS_CHUNK
-
-G2Z__PRIVATE g2z_status g2z__model_allocate(g2z_model *m, size_t bytes, void **out) {
-  G2Z__TRY(m->device->ops->allocate(m->device, bytes, out));
-  m->bytes += bytes;
-  return G2Z_OK;
-}
-
 G2Z__PRIVATE void g2z__model_release(g2z_model *m, void *memory) {
   if (memory) m->device->ops->release(m->device, memory);
 }
@@ -10201,7 +10192,6 @@ G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
 G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   const size_t tokens = (size_t)B * (size_t)T;
   g2z_train_config config = g2z_train_config_default();
-  void *memory;
   if (m->plan && (size_t)m->plan->batch * (size_t)m->plan->seq >= tokens &&
       (size_t)m->plan->cached * (size_t)m->plan->seq >= (size_t)cached * (size_t)T)
     return G2Z_OK;
@@ -10216,21 +10206,24 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   m->plan->cached = cached;
   g2z__plan_batch(m->plan, B);
   m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
-  G2Z__TRY(g2z__model_allocate(m, m->plan->bytes[G2Z_MEMORY_ACTIVATIONS], &memory));
-  m->activations = (char *)memory;
-  G2Z__TRY(g2z__model_allocate(m, g2z__plan_logits_bytes(m->plan), &memory));
-  m->logits = (char *)memory;
-  G2Z__TRY(g2z__model_allocate(m, tokens * sizeof(int32_t), &memory));
-  m->tokens = (int32_t *)memory;
-  G2Z__TRY(g2z__model_allocate(m, tokens * sizeof(int32_t), &memory));
-  m->targets = (int32_t *)memory;
+  const struct { void *pointer; size_t bytes; } wanted[] = {
+      {&m->activations, m->plan->bytes[G2Z_MEMORY_ACTIVATIONS]},
+      {&m->logits, g2z__plan_logits_bytes(m->plan)},
+      {&m->tokens, tokens * sizeof(int32_t)},
+      {&m->targets, tokens * sizeof(int32_t)}};
+  for (int i = 0; i < 4; i++) {
+    void *memory;
+    G2Z__TRY(m->device->ops->allocate(m->device, wanted[i].bytes, &memory));
+    memcpy(wanted[i].pointer, &memory, sizeof memory);
+    m->bytes += wanted[i].bytes;
+  }
   return G2Z_OK;
 }
 
 /* A g2z__weights_take: uploads weights and rounds them to the model's type on the device. */
 typedef struct g2z__model_loader {
   g2z_model *model;
-  float *staged;               /* device, [G2Z__MODEL_CHUNK] */
+  float *staged;               /* device, [G2Z__WEIGHTS_CHUNK] */
 } g2z__model_loader;
 G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t count,
                                         const float *values) {
@@ -10260,7 +10253,7 @@ G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
   m->params = (char *)memory;
   G2Z__TRY(m->device->ops->allocate(m->device, sizeof(double), &memory));
   m->sum = (double *)memory;
-  G2Z__TRY(m->device->ops->allocate(m->device, G2Z__MODEL_CHUNK * sizeof(float), &memory));
+  G2Z__TRY(m->device->ops->allocate(m->device, G2Z__WEIGHTS_CHUNK * sizeof(float), &memory));
   loader.model = m;
   loader.staged = (float *)memory;
   g2z_status status = g2z__weights_read(m->services, directory, &m->config, g2z__model_take,
@@ -10371,6 +10364,7 @@ G2Z__PRIVATE int g2z__model_group(const g2z_model *m, int B, int T) {
 G2Z__PRIVATE g2z_status g2z__model_begin(g2z_model *m, int B, int T, int cached) {
   if (!m->trainer) return g2z__model_fit(m, B, T, cached);
   m->device->tune = G2Z_TUNE_OFF;
+  g2z__ranks_phase(m->trainer->context->ranks, "evaluation", m->trainer->enqueued, 0);
   return g2z__refresh(m->trainer);
 }
 G2Z__PRIVATE g2z_status g2z__model_end(g2z_model *m, g2z_status status) {
@@ -10378,6 +10372,8 @@ G2Z__PRIVATE g2z_status g2z__model_end(g2z_model *m, g2z_status status) {
   m->device->tune = m->trainer->config.tune;
   return g2z__trainer_alone(m->trainer, status);
 }
+
+/* ----- scores, logits, validation ------------------------------------------ */
 
 /* Writes the losses [B,T] of one pass. */
 G2Z__PRIVATE g2z_status g2z__model_losses(g2z_model *m, const int32_t *tokens,
