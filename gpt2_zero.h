@@ -7565,31 +7565,25 @@ G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t cou
   return g2z__ranks_call(ranks, G2Z__BROADCAST, 0, bytes, bytes, count);
 }
 
-/* The status of the lowest rank whose own is not G2Z_OK, with that rank's sentence. */
-G2Z__PRIVATE g2z_status g2z__ranks_decide(g2z_ranks *ranks, g2z_status mine,
-                                          char sentence[G2Z_ERROR_BYTES]) {
+G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
   const int world = ranks->config.place.world;
+  char sentence[G2Z_ERROR_BYTES];
   int32_t status = (int32_t)mine;
   int first = 0;
-  G2Z__TRY(g2z_ranks_all_gather(ranks, &status, sizeof status, ranks->votes));
-  while (first < world && ranks->votes[first] == G2Z_OK) first++;
-  if (first == world) return G2Z_OK;
-  status = ranks->votes[first];
-  G2Z__TRY(g2z__ranks_call(ranks, G2Z__BROADCAST, first, sentence, sentence, G2Z_ERROR_BYTES));
-  sentence[G2Z_ERROR_BYTES - 1] = 0;
-  return g2z_fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
-                                                                            : G2Z_LOST,
-                  "%s", sentence);
-}
-
-G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
-  char sentence[G2Z_ERROR_BYTES];
-  if (ranks->config.place.world == 1) return mine;
+  if (world == 1) return mine;
   memset(sentence, 0, sizeof sentence);
   if (mine != G2Z_OK)
     snprintf(sentence, sizeof sentence, "rank %d: %.740s", ranks->config.place.rank,
              ranks->services->error);
-  return g2z__ranks_decide(ranks, mine, sentence);
+  G2Z__TRY(g2z_ranks_all_gather(ranks, &status, sizeof status, ranks->votes));
+  while (first < world && ranks->votes[first] == G2Z_OK) first++;
+  if (first == world) return G2Z_OK;
+  status = ranks->votes[first];
+  G2Z__TRY(g2z__ranks_call(ranks, G2Z__BROADCAST, first, sentence, sentence, sizeof sentence));
+  sentence[sizeof sentence - 1] = 0;
+  return g2z_fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
+                                                                            : G2Z_LOST,
+                  "%s", sentence);
 }
 
 /* *all: whether `mine` is true on every rank. */
@@ -7600,12 +7594,6 @@ G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   g2z_status status = g2z_ranks_all_gather(ranks, &yes, sizeof yes, ranks->votes);
   for (int r = 0; r < ranks->config.place.world; r++) *all = *all && ranks->votes[r];
   return status;
-}
-
-/* The number of bytes of a text's first line that a sentence quotes. */
-G2Z__PRIVATE int g2z__line_bytes(const char *text) {
-  size_t bytes = strcspn(text, "\n");
-  return bytes < 200 ? (int)bytes : 200;
 }
 
 /* Broadcasts rank 0's text. The other ranks release *copy with g2z_release; rank 0's is NULL. */
@@ -7621,25 +7609,22 @@ G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char
 }
 
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text) {
-  char sentence[G2Z_ERROR_BYTES] = "", *copy;
+  char *zero;
   size_t line = 0; /* the beginning of the first line that differs */
   if (ranks->config.place.world == 1) return G2Z_OK;
-  g2z_status status = g2z__ranks_text(ranks, text, &copy);
-  if (status == G2Z_OK) {
-    const char *zero = copy ? copy : text;
-    int differs = strcmp(zero, text) != 0;
-    for (size_t i = 0; differs && zero[i] && zero[i] == text[i]; i++)
+  g2z_status status = g2z__ranks_text(ranks, text, &zero);
+  const int arrived = status == G2Z_OK;
+  if (arrived && zero && strcmp(zero, text) != 0) {
+    for (size_t i = 0; zero[i] && zero[i] == text[i]; i++)
       if (zero[i] == '\n') line = i + 1;
-    if (differs)
-      snprintf(sentence, sizeof sentence,
-               "the %s of rank %d differs from rank 0's: \"%.*s\" there, \"%.*s\" on rank 0; start "
-               "all ranks with the same settings and files", what, ranks->config.place.rank,
-               g2z__line_bytes(text + line), text + line, g2z__line_bytes(zero + line),
-               zero + line);
-    status = g2z__ranks_decide(ranks, differs ? G2Z_BAD_ARGUMENT : G2Z_OK, sentence);
+    const size_t here = strcspn(text + line, "\n"), there = strcspn(zero + line, "\n");
+    status = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "the %s differs from rank 0's: \"%.*s\" "
+                      "there, \"%.*s\" on rank 0; start all ranks with the same settings and "
+                      "files", what, here < 200 ? (int)here : 200, text + line,
+                      there < 200 ? (int)there : 200, zero + line);
   }
-  g2z_release(ranks->services, copy);
-  return status;
+  g2z_release(ranks->services, zero);
+  return arrived ? g2z_ranks_agree(ranks, status) : status;
 }
 
 /* ===== >>i11 collectives =================================================

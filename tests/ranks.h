@@ -87,7 +87,7 @@ static int rank_calls(int argc, char **argv) {
   bad += strcmp(error, "rank 1: disk 1 is full") != 0;
   snprintf(text, sizeof text, "model gpt2\nbatch %d\nseq 8", rank == 1 ? 4 : 8);
   status = g2z_ranks_same(ranks, "config", text);
-  bad += status != G2Z_BAD_ARGUMENT || !strstr(error, "the config of rank 1 differs from rank 0's: "
+  bad += status != G2Z_BAD_ARGUMENT || !strstr(error, "rank 1: the config differs from rank 0's: "
                                                       "\"batch 4\" there, \"batch 8\" on rank 0");
   if (bad) printf("%d wrong; last: %s\n", bad, error);
   g2z_ranks_leave(ranks);

@@ -2252,17 +2252,17 @@ static void test_train_ranks_stuck(g2z_test *t) {
  * the test's directory. */
 static void test_train_ranks_differ(g2z_test *t) {
   static const struct { const char *flags[2], *says; } cases[] = {
-      {{"", "--val-every 4"}, "the config of rank 1 differs from rank 0's: \"val_every=4\" there, "
+      {{"", "--val-every 4"}, "rank 1: the config differs from rank 0's: \"val_every=4\" there, "
                               "\"val_every=5\" on rank 0"},
       {{"", "--save-every 3"}, "\"save_every=3\" there, \"save_every=0\" on rank 0"},
-      {{"", "--prompt 1"}, "the prompt of rank 1 differs from rank 0's: \"1\" there, \"\" on rank"},
+      {{"", "--prompt 1"}, "the prompt differs from rank 0's: \"1\" there, \"\" on rank"},
       {{"", "--max-train-steps 7"}, "\"max_train_steps=7\" there, \"max_train_steps=0\" on rank 0"},
       {{"", "--profile"}, "\"profile=1\" there, \"profile=0\" on rank 0"},
       {{"", "--lr 0.010000001"}, "\"lr=0.010000001\" there, \"lr=0.01\" on rank 0"},
       {{"--train ../whole.bin", "--train ../damaged.bin"},
-       "the training data of rank 1 differs from rank 0's: \"hash "},
+       "the training data differs from rank 0's: \"hash "},
       {{"--train ../whole.bin --val ../other.bin", "--train ../whole.bin --val ../damaged.bin"},
-       "the validation data of rank 1 differs from rank 0's: \"ha"}};
+       "the validation data differs from rank 0's: \"ha"}};
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
   test_run_shard(t, "whole.bin", 2001);
