@@ -70,7 +70,8 @@
  *     bucket       a contiguous range of the gradient buffer that is reduced in one collective
  *     slice        a rank's part of a bucket;  shard: all slices of a rank, one after the other
  *     canonical    an element's index in the unpadded list of parameters: the only one in files
- *     master       fp32 weights that AdamW updates; `params` are these, rounded to dtype
+ *     master       fp32 weights that the optimizer updates; `params` are these, rounded to dtype
+ *     home         the rank that orthogonalizes a weight for Muon (room 06)
  *
  * PIPELINE
  *     text --g2z_encode--> ids --g2z_shard_writer--> shards --g2z_loader--> x[B,T], y[B,T]
@@ -125,7 +126,8 @@
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
  *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
- *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on
+ *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on;
+ *                                                        with Muon 1.075: its weights have no v
  *     activations (bytes per token: right)   2.338 GiB   L (32 C + 4 NH + 16) + 14 C + 12
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
  *     LM head: logits of all 8,192 tokens    0.768 GiB   8,192 tokens at a time if all logits would
@@ -171,6 +173,7 @@
  *     token losses                  fp32       their sum is fp64
  *     sum of squares of gradients   fp64
  *     master, m, v, AdamW           fp32
+ *     Muon's u, X and O             bf16       sums of products in fp32; fp32 on a CPU
  *     fp16 has 5 exponent bits, so the loss is multiplied by a scale (Micikevicius et al. 2018,
  *     arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
  *     gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. In every
@@ -2051,6 +2054,9 @@ extern "C" {
  * The life of a parameter. adamw() rounds the master weight into the owner's slice. share() sends
  * the slice to the other ranks during the next forward pass. wait_parameters() holds the device
  * until the slice has arrived. forward() and backward() read it.
+ * Muon updates the blocks' weights, and needs whole ones. momentum() makes u from this rank's slices
+ * and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back. adamw()
+ * applies O together with AdamW's other updates. wte is updated and shared while u travels.
  *
  * When a rank may overwrite memory that another rank reads:
  *   parameters      After the verdict. A rank enqueues its verdict after its last backward pass, so
@@ -2060,6 +2066,9 @@ extern "C" {
  *   logits          In the last micro-step the tokens and rows of other ranks arrive in the logits
  *                   buffer: after AFTER with `all`, when all heads are done. reduce_head() waits
  *                   for that, and gather_rows() follows it.
+ *   Muon's areas    In the logits buffer, from the verdict on: embed_add, which reads rows there, is
+ *                   enqueued before it, and the next head after the update, which reads O. Other
+ *                   ranks write only what this rank receives.
  *   verdicts        A rank writes its row into the others' memory after its sums over the ranks in
  *                   this step. Those sums needed the backward pass of every rank, and a rank
  *                   enqueues backward after its previous decision, which read the old row.
@@ -3618,12 +3627,17 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
     if (u < sent[rank]) u = sent[rank];
   }
   g2z_release(plan->services, memory);
-  const size_t matrices = plan->device == G2Z_DEVICE_CUDA ? 12 : 1; /* at a time: a GPU is full */
-  const size_t least = matrices * G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * (size_t)plan->u_bytes;
   plan->work_begin = g2z__align(home * (size_t)plan->u_bytes);
   plan->u_begin = plan->routes ? plan->work_begin : 0;
-  plan->work_bytes = g2z__align(u * (size_t)plan->u_bytes);
-  if (plan->work_bytes < least) plan->work_bytes = g2z__align(least);
+
+  /* Scratch for 12 matrices fills a GPU. Take less if AdamW's v would take less than all areas. */
+  const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * (size_t)plan->u_bytes;
+  const size_t v_bytes = (plan->routes ? u : home) * sizeof(float);
+  size_t work = v_bytes > plan->work_begin ? v_bytes - plan->work_begin : 0;
+  if (work > 12 * one) work = 12 * one;
+  if (work < one) work = one;
+  if (work < u * (size_t)plan->u_bytes) work = u * (size_t)plan->u_bytes;
+  plan->work_bytes = g2z__align(work);
   return status;
 }
 
@@ -9839,6 +9853,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   for (int i = 0; i < 3; i++)
     G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_hold(t, G2Z__SHARED, wanted[i].bytes,
                                                       wanted[i].pointer)));
+  if (plan->weights && plan->rank == 0)
+    g2z_log(t->services, G2Z_LOG_INFO, "optimizer: Muon for the blocks' %d weights, AdamW for the "
+            "rest", plan->weights);
   if (plan->world > 1 && plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
             "%d ranks: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB; gradients travel "

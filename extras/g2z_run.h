@@ -2660,6 +2660,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                    "turns, %.3f for what stays", g2zr_gib(slices * size), g2zr_gib(2 * room * size),
                    g2zr_gib((plan->param_elements - slices - 2 * room) * size));
   }
+  if (plan->weights)
+    g2zr_plan_line(line, user, "Muon        %d weights, %.3f GiB in the memory of the logits",
+                   plan->weights, g2zr_gib(plan->work_begin + plan->work_bytes));
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
     g2zr_plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
                    g2z_recompute_text(plan->recompute));
