@@ -1057,10 +1057,9 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
 /* A commit without the rename: a program that writes several shards finishes each when it is full,
- * and commits them together at the end. Nothing may be appended afterwards. A closed writer holds
- * no file descriptor and no lock: another writer could take its name. */
-G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer);
-G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer); /* after the finish */
+ * and commits them together at the end. Nothing may be appended afterwards. unlock: 1 also gives up
+ * the file descriptor and its lock, so that another writer could take the name. */
+G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock);
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
 G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer); /* removes an uncommitted file */
 /* Adds G2Z_UNCOUNTED to each id that the shard's mask excludes; `ids` are all its tokens. */
@@ -1106,8 +1105,6 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
 /* Refuses two names or patterns that share a file, and a pattern of training shards that also
  * matches validation shards. A pattern without a file is left to the loader. val may be NULL. */
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
-/* The order of an epoch, a pure function: which of `count` sequences stands at `position`. */
-G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position);
 
 /* ===== >>d08 op table ====================================================
  * The model is written once, with these ops; CPU and CUDA each fill the table. An op enqueues its
@@ -4153,7 +4150,7 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
                       "a smaller vocabulary", ids[i]);
   if (writer->format == G2Z_SHARD_LLMC && count > INT32_MAX - writer->tokens)
     return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
-                    "a shard with llm.c's header holds at most %d tokens, and this one would get "
+                    "a shard with llm.c's header holds at most %d tokens, but this one would get "
                     "%" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
   uint16_t narrow[4096];
   for (size_t done = 0, n; done < count; done += n) {
@@ -4177,7 +4174,7 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
+G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock) {
   if (writer->finished) return G2Z_OK;
   const char *shard = writer->file->partial;
   const int32_t count = (int32_t)writer->tokens;
@@ -4198,19 +4195,14 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer) {
     G2Z__TRY(g2z__writer_finish(writer->mask));
   }
   writer->finished = 1;
-  return G2Z_OK;
-}
-
-G2Z_API g2z_status g2z_shard_writer_close(g2z_shard_writer *writer) {
-  G2Z_ASSERT(writer->finished);
-  if (writer->mask) G2Z__TRY(g2z__writer_close(writer->mask));
-  return g2z__writer_close(writer->file);
+  if (unlock && writer->mask) G2Z__TRY(g2z__writer_close(writer->mask));
+  return unlock ? g2z__writer_close(writer->file) : G2Z_OK;
 }
 
 /* Commits the mask before the shard, and removes an old mask after it: a crash in between leaves a
  * pair that the loader refuses. */
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
-  G2Z__TRY(g2z_shard_writer_finish(writer));
+  G2Z__TRY(g2z_shard_writer_finish(writer, 0));
   if (writer->mask) G2Z__TRY(g2z_writer_commit(writer->mask));
   G2Z__TRY(g2z_writer_commit(writer->file));
   const g2z__path old = g2z__mask_of(writer->file->path);
@@ -4280,7 +4272,7 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
                       "bytes: copy or prepare it again", path, shard->bytes, G2Z__SHARD_HEADER);
     if (header[1] != 1)
       return g2z_fail(services, G2Z_UNSUPPORTED,
-                      "%s is version %d of llm.c's shards, and only version 1 (uint16 tokens) is "
+                      "%s is version %d of llm.c's shards, but only version 1 (uint16 tokens) is "
                       "known: prepare it again", path, header[1]);
     if (header[2] < 0 || promised != shard->bytes)
       return g2z_fail(services, G2Z_FORMAT,
@@ -4323,20 +4315,20 @@ G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard
       !g2z__shard_hash(shard->file, shard->begin, shard->tokens, &hash))
     return g2z_fail_file(services, errno, "read the mask", path.text);
   if (head.magic != G2Z__MASK_MAGIC)
-    return g2z_fail(services, G2Z_FORMAT, "%s lies where the mask of %s is read, and is no mask: "
+    return g2z_fail(services, G2Z_FORMAT, "%s has the name of the mask of %s but is not a mask: "
                     "rename it", path.text, shard->path);
   if (head.version != 1 && info.st_size >= (off_t)sizeof head)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "%s is version %d of masks, and only version 1 is "
+    return g2z_fail(services, G2Z_UNSUPPORTED, "%s is version %d of masks, but only version 1 is "
                     "known: prepare the shards again", path.text, head.version);
   if ((uint64_t)info.st_size != bytes)
     return g2z_fail(services, G2Z_FORMAT,
-                    "%s has %" PRIu64 " bytes, and the mask of %s with %" PRId64 " tokens %" PRIu64
-                    ": it was cut, or is another shard's; copy or prepare both again", path.text,
-                    (uint64_t)info.st_size, shard->path, shard->tokens, bytes);
+                    "%s has %" PRIu64 " bytes, but the mask of the %" PRId64 " tokens of %s has "
+                    "%" PRIu64 ": it was cut or belongs to another shard; copy or prepare both "
+                    "again", path.text, (uint64_t)info.st_size, shard->tokens, shard->path, bytes);
   if (head.tokens == shard->tokens && head.shard == hash) return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT,
-                  "%s is the mask of another shard (%" PRId64 " tokens, hash %016" PRIx64 ") than "
-                  "%s (%" PRId64 " tokens, hash %016" PRIx64 "): copy or prepare both again",
+                  "%s is the mask of another shard (%" PRId64 " tokens, hash %016" PRIx64 "), not "
+                  "of %s (%" PRId64 " tokens, hash %016" PRIx64 "): copy or prepare both again",
                   path.text, head.tokens, head.shard, shard->path, shard->tokens, hash);
 }
 
@@ -4397,12 +4389,13 @@ G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int3
 
 /* ----- order ----- */
 
-/* A Feistel network over pairs of digits below `side`, the smallest number whose square holds
+/* The order of an epoch, a pure function: which of `count` sequences stands at `position`.
+ * A Feistel network over pairs of digits below `side`, the smallest number whose square holds
  * count, walked until it lands below count: both are permutations, so the result is one, without
  * memory, and a second walk is rare. Luby and Rackoff 1988, "How to construct pseudorandom
  * permutations"; digits and walking: Black and Rogaway 2002, "Ciphers with arbitrary finite
  * domains". Four rounds would do for large domains; eight mix a handful of sequences as well. */
-G2Z_API int64_t g2z_shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position) {
+G2Z__PRIVATE int64_t g2z__shuffle(uint64_t seed, int64_t epoch, int64_t count, int64_t position) {
   G2Z_ASSERT(position >= 0 && position < count);
   uint64_t side = (uint64_t)sqrt((double)count), at = (uint64_t)position;
   while (side * side < (uint64_t)count) side++;
@@ -4462,8 +4455,8 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   G2Z__TRY(g2z__shard_open(&reader->services, &found));
   if (shard->bytes && (shard->mask < 0) != (found.mask < 0)) {
     g2z__shard_close(&found);
-    return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s came or went since the run "
-                    "began: do not write shards while they are read", shard->path);
+    return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s was added or removed during the "
+                    "run: do not write shards while they are read", shard->path);
   }
   *shard = found;
   *place = shard;
@@ -4484,7 +4477,7 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   for (int64_t row = 0; row < loader->rows; row++, x += config->seq, y += config->seq) {
     int64_t index = loader->position.step * loader->global + row * config->world + config->rank;
     if (config->order == G2Z_ORDER_SHUFFLED)
-      index = g2z_shuffle(config->seed, loader->position.epoch, loader->sequences, index);
+      index = g2z__shuffle(config->seed, loader->position.epoch, loader->sequences, index);
     if (index >= loader->sequences) continue;
     size_t low = 0, high = reader->shard_count; /* find the last shard with first <= index */
     while (high - low > 1) {
@@ -4561,8 +4554,8 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
   int number = error == GLOB_NOSPACE ? ENOMEM : errno;
   g2z_release(services, pattern);
   if (error == GLOB_NOMATCH)
-    return g2z_fail(services, G2Z_IO, "no file is called or matches \"%s\": check the path, and "
-                    "quote a pattern in the shell", given);
+    return g2z_fail(services, G2Z_IO, "no file has the name or pattern \"%s\": check the path, "
+                    "and quote a pattern in the shell", given);
   if (error) return g2z_fail_file(services, number, "list the files of", given);
   qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), g2z__loader_by_name);
   return G2Z_OK;
@@ -4620,8 +4613,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   }
   if (shared)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "%s is named to train on and to validate on, by \"%s\" and by \"%s\": "
-                      "narrow one of them, as to *_train_*.bin or *_val_*.bin", shared, train, val);
+                      "%s is both a training and a validation shard: \"%s\" and \"%s\" match "
+                      "it; narrow one of them, for example to *_train_*.bin or *_val_*.bin",
+                      shared, train, val);
   g2z_release(services, others);
   globfree(&found[0]);
   globfree(&found[1]);
@@ -4672,7 +4666,7 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     /* The hash of the data covers each shard's ends, and samples of its tokens and mask bits. */
     int good = g2z__shard_hash(shard->file, shard->begin, shard->tokens, &loader->data);
     for (int64_t i = 0; i < samples && i < shard->tokens && good; i++) {
-      const uint64_t at = (uint64_t)g2z_shuffle(0, 0, shard->tokens, i);
+      const uint64_t at = (uint64_t)g2z__shuffle(0, 0, shard->tokens, i);
       memset(sample, 0, sizeof sample);
       good = g2z__pread(shard->file, sample[0], sizeof sample[0], shard->begin + 2 * at) >= 0;
       if (good && shard->mask >= 0)
@@ -4696,19 +4690,19 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   loader->steps_per_epoch = (loader->sequences + (every ? loader->global - 1 : 0)) / loader->global;
   const char *path = reader->shards[0].path, *more = reader->shard_count > 1 ? " and others" : "";
   if (loader->steps_per_epoch == 0 && every)
-    G2Z_REFUSE(services, "%s%s: no shard has two tokens, so there is none to predict: take more "
+    G2Z_REFUSE(services, "%s%s: no shard has two tokens, so there is none to predict: use more "
                "data", path, more);
   if (loader->steps_per_epoch == 0)
     G2Z_REFUSE(services,
                "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, but a "
                "step of batch %d x accum %d x world %d needs %" PRId64 ", so at least %.0f tokens "
-               "in shards of at least %d: take more data, or lower batch, accum or seq", path, more,
+               "in shards of at least %d: use more data, or lower batch, accum or seq", path, more,
                loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
                loader->sequences, config->seq, config->batch, config->accum, config->world,
                loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
   if (!counts)
-    G2Z_REFUSE(services, "%s%s: no token counts, the masks leave out all of them: prepare the text "
-               "again, with completions that are not empty", path, more);
+    G2Z_REFUSE(services, "%s%s: no token counts, because the masks exclude all of them: prepare "
+               "the text again, with completions that are not empty", path, more);
   for (int i = 0; i < 2; i++)
     G2Z__TRY(G2Z__NEW(services, 2 * T * (size_t)loader->rows, &reader->buffer[i]));
   G2Z__TRY(G2Z__NEW(services, T + 1 + T / 16 + 2, &reader->raw));
@@ -4800,7 +4794,7 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
       position.step >= loader->steps_per_epoch)
     return g2z_fail(loader->reader->caller, G2Z_BAD_ARGUMENT,
                     "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
-                    "%" PRId64 " steps: resume with the data and the global batch of before",
+                    "%" PRId64 " steps: resume with the same data and global batch",
                     position.step, position.epoch, loader->steps_per_epoch);
   g2z__loader_wait(loader->reader, G2Z__TURN_THREAD);
   loader->position = position;
@@ -8040,7 +8034,7 @@ static const struct { const char *begin, *what; } g2z__tensor_others[] = {
     {"\211HDF", "an HDF5 file of TensorFlow: take the model's safetensors"},
     {"\306\327\064\001", "weights of llm.c: its dev/eval/export_hf.py makes a directory of them"},
     {"\037\213", "packed by gzip: unpack it"},
-    {"<", "a page of the web: download the file again"}};
+    {"<", "a web page: download the file again"}};
 
 typedef struct g2z__tensor_file {
   struct g2z__tensor_file *next;
@@ -8194,8 +8188,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
       if (strncmp(head, g2z__tensor_others[i].begin, strlen(g2z__tensor_others[i].begin)) == 0)
         return g2z_fail(services, G2Z_FORMAT, "%s is %s", path, g2z__tensor_others[i].what);
     return g2z_fail(services, G2Z_FORMAT,
-                    "%s promises a header of %" PRIu64 " bytes and has %" PRIu64 " bytes in all: "
-                    "it was cut, or it is no safetensors file", path, length, bytes);
+                    "%s promises a header of %" PRIu64 " bytes but has %" PRIu64 " bytes in all: "
+                    "it was cut, or it is not a safetensors file", path, length, bytes);
   }
   G2Z__TRY(G2Z__NEW(services, (size_t)length, &part->header));
   got = g2z__pread(set->file, part->header, (size_t)length, 8);
@@ -8240,15 +8234,15 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
     g2z__safetensor *tensor = &set->tensors[i];
     if (tensor->begin != end)
       return g2z_fail(services, G2Z_FORMAT,
-                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but those before "
-                      "it end at %" PRIu64 ": the file is damaged", path, tensor->name,
+                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but the tensors "
+                      "before it end at %" PRIu64 ": the file is damaged", path, tensor->name,
                       tensor->begin, end);
     end += tensor->bytes; /* equals data_offsets[1], so below 2^63 */
     tensor->begin += 8 + length;
   }
   if (end == data) return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT,
-                  "%s promises %s%" PRIu64 " bytes of tensors after its header and has %" PRIu64
+                  "%s promises %s%" PRIu64 " bytes of tensors after its header but has %" PRIu64
                   ": it was cut or is unfinished; copy it again", path,
                   end > data ? "at least " : "", end, data);
 }
@@ -8271,7 +8265,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add_index(g2z__safetensors *set, const 
     g2z_json_enter(&json, '{');
     while (g2z_json_next(&json, '}', &key)) {
       const g2z_json_text file = g2z_json_string(&json);
-      if (file.bytes >= sizeof name) g2z_json_fail(&json, "a file's name of more than 255 bytes");
+      if (file.bytes >= sizeof name) g2z_json_fail(&json, "a file name has more than 255 bytes");
       if (json.status != G2Z_OK) break;
       name[g2z_json_unescape(&file, (unsigned char *)name)] = 0;
       snprintf(path, sizeof path, "%.*s%s", directory, set->path, name);
@@ -8345,7 +8339,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, 
   G2Z_ASSERT(count <= tensor->elements && first <= tensor->elements - count);
   if (tensor->type > G2Z__BF16)
     return g2z_fail(set->services, G2Z_UNSUPPORTED,
-                    "%s: tensor \"%.200s\" is of type %s, and only F32, F16, BF16 and F64 can be "
+                    "%s: tensor \"%.200s\" is of type %s, but only F32, F16, BF16 and F64 can be "
                     "read: save it as F32", path, tensor->name,
                     g2z__tensor_types[tensor->type].name);
   G2Z__TRY(g2z__safetensors_use(set, tensor->in));
@@ -8538,7 +8532,7 @@ G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const
                                          const char *also) {
   g2z_json_text text = g2z_json_string(json);
   if (g2z_json_is(&text, known) || g2z_json_is(&text, also)) return;
-  g2z_json_fail(json, "%s is \"%.*s\", and this kit computes \"%s\"", name,
+  g2z_json_fail(json, "%s is \"%.*s\", but this kit computes \"%s\"", name,
                 (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known);
 }
 
@@ -8563,7 +8557,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
     else if (flag < G2Z__CONFIG_FLAGS) {
       const int wanted = g2z__config_flags[flag].value;
       if (g2z__json_bool(&json) != wanted)
-        g2z_json_fail(&json, "%s is %s, and this kit computes GPT-2 as published, with %s",
+        g2z_json_fail(&json, "%s is %s, but this kit computes GPT-2 as published, with %s",
                       g2z__config_flags[flag].name, words[!wanted], words[wanted]);
     } else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(&json)))
       model->eot = g2z__config_parse_size(&json, "eos_token_id"); /* skip null or a list */
@@ -8584,7 +8578,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
     else if (g2z_json_is(&key, "layer_norm_epsilon")) {
       const double eps = g2z_json_number(&json);
       if (!(fabs(eps - 1e-5) < 1e-12))
-        g2z_json_fail(&json, "layer_norm_epsilon is %g, and this kit computes GPT-2's 1e-05", eps);
+        g2z_json_fail(&json, "layer_norm_epsilon is %g, but this kit computes GPT-2's 1e-05", eps);
     } else g2z_json_skip(&json);
   }
   G2Z__TRY(g2z_json_close(&json));
@@ -8594,7 +8588,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
                       path, g2z__config_sizes[i].name);
   if (inner && inner != 4 * (int64_t)model->channels)
     return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "%s: n_inner=%d, and this kit computes 4 * n_embd = %" PRId64, path, inner,
+                    "%s: n_inner=%d, but this kit computes 4 * n_embd = %" PRId64, path, inner,
                     4 * (int64_t)model->channels);
   return g2z__model_config_check(services, model);
 }
@@ -8718,7 +8712,7 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
     G2Z__TRY(g2z__safetensors_read(set, wte, at, n, chunk + half));
     if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
       return g2z_fail(set->services, G2Z_UNSUPPORTED,
-                      "%s: lm_head.weight differs from wte.weight, and this kit ties them: save "
+                      "%s: lm_head.weight differs from wte.weight, but this kit ties them: save "
                       "the model with tie_word_embeddings", set->path);
   }
   for (size_t i = 0; i < count; i++) {
@@ -8730,8 +8724,8 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
         if (!isfinite(chunk[k]))
           return g2z_fail(set->services, G2Z_FORMAT,
                           "%s: element %zu of tensor \"%s\" is %g in fp32, not a finite number: "
-                          "take weights from before they diverged, or copy the file again",
-                          set->path, at + k, set->tensors[index].name,
+                          "use weights that were saved before training diverged, or copy the file "
+                          "again", set->path, at + k, set->tensors[index].name,
                           g2z__nan_unsigned((double)chunk[k]));
       G2Z__TRY(take(user, canonical, n, chunk));
     }

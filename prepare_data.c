@@ -793,8 +793,7 @@ static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t c
   if (count) s->document = to->documents;
   while (count) {
     if (s->shard && s->in_shard == to->o->shard_tokens) {
-      TRY(g2z_shard_writer_finish(s->shard));
-      if (s->shards > 1) TRY(g2z_shard_writer_close(s->shard));
+      TRY(g2z_shard_writer_finish(s->shard, s->shards > 1));
       s->shard = NULL;
     }
     if (!s->shard) {
@@ -1209,7 +1208,7 @@ static g2z_status commit(const options *o, output *to, const g2z_tokenizer *toke
   static const int64_t none[] = {0, 0};
   char path[4608], sentence[G2Z_ERROR_BYTES];
   size_t old, left;
-  for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_finish(to->shards[i]));
+  for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_finish(to->shards[i], 0));
   TRY(find_set(to->services, o, NULL, 0, NULL, &old, path));
   g2z_status status = name_files(o, to, tokenizer, old);
   if (status == G2Z_OK || old) return status;

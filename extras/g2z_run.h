@@ -2585,7 +2585,7 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
     const int matches = !plain && glob(given.text[i], 0, NULL, &found) == 0;
     const int count = plain ? 1 : matches ? (int)found.gl_pathc : 0;
     if (!count)
-      status = g2z_fail(services, G2Z_IO, "--eval: no file is called or matches \"%.300s\"",
+      status = g2z_fail(services, G2Z_IO, "--eval: no file has the name or pattern \"%.300s\"",
                         given.text[i]);
     if (texts->count + count > G2Z_TEXTS)
       status = g2z_fail(services, G2Z_BAD_ARGUMENT, "--eval takes %d files, but with \"%.300s\" "

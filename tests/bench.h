@@ -270,7 +270,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --device cpu --channels 60 --heads 7 --out $D/s",
        "no point can be measured here: channels=60 must divide by heads=7"},
       {"scaling --device cpu --gpus 1 --train $D/none --out $D/s",
-       "no point can be measured here: no file is called or matches "},
+       "no point can be measured here: no file has the name or pattern "},
       {"buckets --device cpu --train $D/x.bin --out $D/s", "x.bin has no shard header"},
       {"matrix --device cpu --train '' --out $D/s", "no token shards were named"},
       {"scaling --device cpu --gpus 1 --tokens 100000000000000 --out $D/s",

@@ -61,7 +61,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$X --n_layer 12", 1, "unexpected flag --n_layer: type --layers N\n"},
     {"$X --bathc 4", 1, " --help lists all flags\n"},
     {"$T --train $D/n_*.bin", 1, ": put patterns and text with spaces in quotes, as in --train"},
-    {"$T --train $D/n.bin", 1, "no file is called or matches \"$D/n.bin\": check the path"},
+    {"$T --train $D/n.bin", 1, "no file has the name or pattern \"$D/n.bin\": check the path"},
     {"$T --train $D/n.txt", 1, "--train $D/n.txt is text, not tokens. To make shards of it, "
      "data/NAME_train_*.bin, with GPT-2's vocabulary (make vocab): ./prepare_data --vocab "
      "data/vocab.bpe --out data --name NAME $D/n.txt\n"},
@@ -77,7 +77,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
                          "'data/NAME_train_*.bin'"},
     {"$T --train $D/n_train_000000.bin --context 5000", 1, "hold 0 sequences of 5000+1, but a step "
      "of batch 1 x accum 1 x world 1 needs 1, so at least 5001 tokens in shards of at least 5001: "
-     "take more data, or lower batch, accum or seq"},
+     "use more data, or lower batch, accum or seq"},
     {"$T --train $D/n_train_000000.bin --batch 2000", 1, "lower batch, accum or seq"},
     {"$T --train $D/n_train_000000.bin --channels 40 --heads 3", 1,
      "channels=40 must divide by heads=3: change one of them"},
@@ -100,7 +100,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"for n in 1 2; do echo text > $D/e$n.txt; done; $X --init-from $D/run/weights --eval "
      "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
      "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell expands it */
-    {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file is called or matches \"$D/"},
+    {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file has the name or pattern \"$D/"},
     {"$X --prompt a", 1, "--prompt needs trained weights: give --init-from"},
     {"(ulimit -f 8; $T --train $D/n_train_000000.bin --vocab-size 257 --save-weights $D/full)", 1,
      "File too large; raise the limit of file sizes (ulimit -f) or write less"},
@@ -237,8 +237,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "twice, as $D/a-train.bin and as $D/b-train.bin, but takes one pattern"},
     {"$T --train $D/a-train.bin --train $D/a-train.bin --vocab $D/a.bpe", 0, ""},
     {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
-     "$D/link is named to train on and to validate on"},
-    {"$T --train $D/none.bin --val $D/none.bin", 1, "no file is called or matches \"$D/none.bin\""},
+     "$D/link is both a training and a validation shard"},
+    {"$T --train $D/none.bin --val $D/none.bin", 1, "no file has the name or pattern \"$D/none.bin\""},
     /* default directories of runs that begin in the same second */
     {"K=$PWD; cd $D && for i in 1 2 3; do $K/$X --device cpu --train a-train.bin --vocab a.bpe "
      "--layers 1 --channels 16 --heads 2 --context 16 --batch 1 --steps 1 || break; done > log; "
@@ -264,7 +264,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
                            "\"./model-0.safetensors\"}"), 1,
      "$D/twice/model.safetensors.index.json names tensor \"transformer.h.0"},
     {INPUTS_SPLIT("self", "\"weight_map\": {\"a\": \"model.safetensors.index.json\"}"), 1,
-     "it was cut, or it is no safetensors file"},
+     "it was cut, or it is not a safetensors file"},
     {INPUTS_SPLIT("number", "\"weight_map\": {\"a\": 3}"), 1, "line 1, column 22: "},
     /* requirements of `make` */
     {"mkdir $D/bin; ln -s /bin/echo /bin/mkdir /bin/sh $D/bin; M=$(command -v make); cp Makefile "

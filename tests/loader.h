@@ -52,7 +52,7 @@ static void test_shuffle(g2z_test *t) {
     int64_t distinct = 0;
     memset(seen, 0, (size_t)n);
     for (int64_t p = 0; p < n; p++) {
-      int64_t at = g2z_shuffle(3, i, n, p);
+      int64_t at = g2z__shuffle(3, i, n, p);
       if (at >= 0 && at < n && !seen[at]) distinct += seen[at] = 1;
     }
     CHECK(t, distinct == n);
@@ -60,12 +60,12 @@ static void test_shuffle(g2z_test *t) {
   free(seen);
   int64_t same_epoch = 0, same_seed = 0, near = 0, still = 0;
   for (int64_t p = 0; p < 10000; p++) {
-    int64_t at = g2z_shuffle(1, 0, 10000, p);
-    same_epoch += at == g2z_shuffle(1, (int64_t)1 << 32, 10000, p); /* all 64 bits count */
-    same_seed += at == g2z_shuffle(2, 0, 10000, p);
+    int64_t at = g2z__shuffle(1, 0, 10000, p);
+    same_epoch += at == g2z__shuffle(1, (int64_t)1 << 32, 10000, p); /* all 64 bits count */
+    same_seed += at == g2z__shuffle(2, 0, 10000, p);
     still += at == p;
-    if (p) near += llabs(at - g2z_shuffle(1, 0, 10000, p - 1)) == 1;
-    CHECK(t, at == g2z_shuffle(1, 0, 10000, p));
+    if (p) near += llabs(at - g2z__shuffle(1, 0, 10000, p - 1)) == 1;
+    CHECK(t, at == g2z__shuffle(1, 0, 10000, p));
   }
   /* A random permutation of 10000 positions has about one fixed point, and about two that follow
    * their neighbour: 15 are practically impossible. */
@@ -77,7 +77,7 @@ static void test_shuffle(g2z_test *t) {
   memset(triples, 0, sizeof triples);
   for (int epoch = 0; epoch < epochs; epoch++) {
     int code = 0;
-    for (int64_t p = 0; p < 3; p++) code = code * 5 + (int)g2z_shuffle(9, epoch, 5, p);
+    for (int64_t p = 0; p < 3; p++) code = code * 5 + (int)g2z__shuffle(9, epoch, 5, p);
     triples[code]++;
   }
   double chi = 0, expected = epochs / 60.0;
@@ -89,8 +89,8 @@ static void test_shuffle(g2z_test *t) {
   CHECK(t, distinct == 60);
   CHECK_NEAR(t, chi, 59, 55);
 
-  int64_t huge = INT64_MAX, at = g2z_shuffle(5, 7, huge, 12345);
-  CHECK(t, at >= 0 && at < huge && at != g2z_shuffle(5, 7, huge, 12346));
+  int64_t huge = INT64_MAX, at = g2z__shuffle(5, 7, huge, 12345);
+  CHECK(t, at >= 0 && at < huge && at != g2z__shuffle(5, 7, huge, 12346));
 }
 
 static void test_shard_writer(g2z_test *t) {
@@ -286,7 +286,7 @@ static void test_loader_refused(g2z_test *t) {
       {{0, TEXT, TEXT}, 199, G2Z_FORMAT, "an odd size of 199 bytes"},
       {{0, TEXT, TEXT}, 24, G2Z_BAD_ARGUMENT,
        "12 tokens in 1 shard hold 1 sequences of 8+1, but a step of batch 2 x accum 1 x "
-       "world 1 needs 2, so at least 17 tokens in shards of at least 9: take more data"},
+       "world 1 needs 2, so at least 17 tokens in shards of at least 9: use more data"},
       {{MAGIC, 1, 88}, 1022, G2Z_FORMAT, "ends after 1022 of the header's 1024 bytes"},
       {{MAGIC, 1, 88}, 1024, G2Z_FORMAT, "promises 88 tokens in 1200 bytes but has 1024"},
       {{MAGIC, 1, 88}, 1198, G2Z_FORMAT, "unfinished or was cut"},
@@ -298,7 +298,7 @@ static void test_loader_refused(g2z_test *t) {
   g2z_loader *loader;
   snprintf(path, sizeof path, "%s", test_path(t, "shard.bin"));
   g2z_loader_config config = test_loader_config(path, 2, 8);
-  test_loader_refuse(t, &config, G2Z_IO, "no file is called or matches");
+  test_loader_refuse(t, &config, G2Z_IO, "no file has the name or pattern");
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
     char bytes[1200];
     memset(bytes, files[i].head[2] == TEXT ? 'a' : 0, sizeof bytes);
@@ -493,8 +493,7 @@ static void test_mask_writer(g2z_test *t) {
     CHECK_OK(t, g2z_shard_writer_append(writer, ids, 3));
     CHECK_OK(t, g2z_shard_writer_append(writer, ids + 3, 17));
     CHECK_BAD(t, g2z_shard_writer_append(writer, wrong, 2), "does not fit into a shard");
-    CHECK_OK(t, g2z_shard_writer_finish(writer));
-    CHECK_OK(t, g2z_shard_writer_close(writer));
+    CHECK_OK(t, g2z_shard_writer_finish(writer, 1));
     CHECK(t, test_files_count(t, "a.mask.partial") == 1 && test_files_count(t, "a.mask") == 1);
     CHECK_OK(t, g2z_shard_writer_commit(writer));
     g2z_shard_writer_free(writer);
@@ -581,13 +580,13 @@ static void test_masks_refused(g2z_test *t) {
     g2z_status status;
     const char *sentence;
   } cases[] = {
-      {"a", 0, 0, 0, G2Z_FORMAT, "a.bin is read, and is no mask: rename it"},
-      {"a", 4, 2, 0, G2Z_UNSUPPORTED, "a.mask is version 2 of masks, and only version 1"},
+      {"a", 0, 0, 0, G2Z_FORMAT, "the name of the mask of "},
+      {"a", 4, 2, 0, G2Z_UNSUPPORTED, "a.mask is version 2 of masks, but only version 1"},
       {"a", 8, 99, 0, G2Z_FORMAT, "a.mask is the mask of another shard (99 tokens, hash "},
       {"a", 23, 0x77, 0, G2Z_FORMAT, "a.mask is the mask of another shard (100 tokens, hash 77"},
       {"b", 26, 0, 0, G2Z_FORMAT, "a.mask is the mask of another shard (100 tokens, hash "},
-      {"c", 26, 0, 0, G2Z_FORMAT, "a.mask has 36 bytes, and the mask of "},
-      {"a", 26, 0, 1, G2Z_FORMAT, "a.bin with 100 tokens 37: it was cut, or is another shard's"}};
+      {"c", 26, 0, 0, G2Z_FORMAT, "a.mask has 36 bytes, but the mask of the 100 tokens of "},
+      {"a", 26, 0, 1, G2Z_FORMAT, "a.bin has 37: it was cut or belongs to another shard"}};
   char path[512] = "", mask[512], kept[512];
   g2z_loader_config config = test_loader_config(path, 2, 8);
   uint64_t data[3];
@@ -614,12 +613,12 @@ static void test_masks_refused(g2z_test *t) {
   CHECK(t, data[0] != data[1] && data[1] != data[2] && data[0] != data[2]);
   for (int n = 36; n >= 0; n--) { /* truncated anywhere */
     CHECK(t, truncate(mask, n) == 0);
-    test_loader_refuse(t, &config, G2Z_FORMAT, n > 3 ? "37: it was cut" : "is no mask");
+    test_loader_refuse(t, &config, G2Z_FORMAT, n > 3 ? "37: it was cut" : "but is not a mask");
   }
   CHECK(t, unlink(mask) == 0 && mkdir(mask, 0700) == 0);
   test_loader_refuse(t, &config, G2Z_IO, "cannot read the mask");
   config.glob = kept;
-  test_loader_refuse(t, &config, G2Z_UNSUPPORTED, "is the mask of a token shard, not a token shard");
+  test_loader_refuse(t, &config, G2Z_UNSUPPORTED, "is the mask of a token shard, not a token");
   /* No target counts: the first token is not a target, and training uses 16 of the other 19. */
   int32_t ids[20];
   for (int i = 0; i < 20; i++) ids[i] = i + (i == 0 || i > 16 ? 0 : G2Z_UNCOUNTED);
@@ -668,7 +667,7 @@ static void test_masks_damage(g2z_test *t) {
   status = G2Z_OK;
   for (int step = 0; status == G2Z_OK && step < 2 * SHARDS; step++)
     status = g2z_loader_next(loader, &x, &y);
-  CHECK_STATUS(t, status, G2Z_FORMAT, &t->services, "s000.bin came or went since the run began");
+  CHECK_STATUS(t, status, G2Z_FORMAT, &t->services, "s000.bin was added or removed during the run");
   g2z_loader_free(loader);
 }
 
@@ -738,7 +737,7 @@ static void test_pairs_read(g2z_test *t, const char *glob, const test_pairs *p, 
     const int32_t *x, *y;
     REQUIRE_OK(t, g2z_loader_next(loader, &x, &y));
     for (int row = 0; row < 2; row++) {
-      size_t index = (size_t)g2z_shuffle(42, 0, loader->sequences, step * loader->global +
+      size_t index = (size_t)g2z__shuffle(42, 0, loader->sequences, step * loader->global +
                                                                    row * world + rank);
       const int32_t *from = p->ids + index / per_shard * each + index % per_shard * (size_t)seq;
       for (int i = 0; i < seq; i++) {

@@ -91,7 +91,7 @@ static const struct {
     {"[]", 0, "expected an object, found '['"},
     {"{", 0, "a name in quotes"},
     {"{} {}", 0, "expected the end"},
-    {"{}", 1, "promises 0 bytes of tensors after its header and has 1"},
+    {"{}", 1, "promises 0 bytes of tensors after its header but has 1"},
     {"{\"a\":1}", 4, "expected an object, found '1'"},
     {"{\"a\":{}}", 4, "\"a\" lacks its dtype, shape or pair of data_offsets"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its dtype, shape or pair"},
@@ -109,10 +109,10 @@ static const struct {
     {"{" TENSOR("a", "F32", "[1]", "[-4,0]") "}", 4, "data_offsets below zero"},
     {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 3, "promises at least 4 bytes of tensors"},
     {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 5, "promises 4 bytes of tensors"},
-    {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "\"a\" begins at data offset 4, but those "
-     "before it end at 0"},
+    {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "\"a\" begins at data offset 4, but the "
+     "tensors before it end at 0"},
     {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[2,6]") "}", 6,
-     "\"b\" begins at data offset 2, but those before it end at 4"},
+     "\"b\" begins at data offset 2, but the tensors before it end at 4"},
     {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "U8", "[1]", "[5,6]") "}", 6,
      "\"b\" begins at data offset 5"},
     {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("\\u0061", "U8", "[1]", "[4,5]") "}", 5,
@@ -147,7 +147,7 @@ static void test_safetensors_refused(g2z_test *t) {
       {"\x89HDF\r\n", "an HDF5 file of TensorFlow"},
       {"\xc6\xd7\x34\x01\x03", "weights of llm.c: its dev/eval/export_hf.py"},
       {"\x1f\x8b\x08\x08", "packed by gzip"},
-      {"<!DOCTYPE html>", "a page of the web: download the file again"}};
+      {"<!DOCTYPE html>", "a web page: download the file again"}};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
     char bytes[41] = "";
     snprintf(bytes, sizeof bytes, "%s", others[i][0]);
@@ -160,7 +160,7 @@ static void test_safetensors_refused(g2z_test *t) {
     char bytes[17] = "12345678{}      ";
     memcpy(bytes, &lengths[i], 8);
     test_write_file(t, path, bytes, 16);
-    CHECK_FORMAT(t, g2z__safetensors_open(services, path, &file), "bytes and has 16 bytes in all");
+    CHECK_FORMAT(t, g2z__safetensors_open(services, path, &file), "bytes but has 16 bytes in all");
   }
   CHECK_IO(t, g2z__safetensors_open(services, test_path(t, "no"), &file), "No such file");
   CHECK_IO(t, g2z__safetensors_open(services, t->directory, &file), "it is a directory");
@@ -464,9 +464,9 @@ static void test_weights_configs(g2z_test *t) {
       {"{" SIZES ",\"vocab_size\":2147483648}", G2Z_FORMAT, "vocab_size=2147483648 is not"},
       {"{" SIZES ",\"n_embd\":\"768\"}", G2Z_FORMAT, "expected an integer, found '\"'"},
       {"{" SIZES ",\"n_embd\":7.5}", G2Z_FORMAT, "7.5 is not an integer"},
-      {"{" SIZES ",\"n_inner\":768}", G2Z_UNSUPPORTED, "n_inner=768, and this kit computes 4 * n"},
+      {"{" SIZES ",\"n_inner\":768}", G2Z_UNSUPPORTED, "n_inner=768, but this kit computes 4 * n"},
       {"{" SIZES ",\"n_head\":5}", G2Z_BAD_ARGUMENT, "heads=5"},
-      {"{" SIZES ",\"model_type\":\"llama\"}", G2Z_FORMAT, "model_type is \"llama\", and this kit "
+      {"{" SIZES ",\"model_type\":\"llama\"}", G2Z_FORMAT, "model_type is \"llama\", but this kit "
        "computes \"gpt2\""},
       {"{" SIZES ",\"activation_function\":\"relu\"}", G2Z_FORMAT, "_function is \"relu\""},
       {"{" SIZES ",\"layer_norm_epsilon\":1e-6}", G2Z_FORMAT, "layer_norm_epsilon is 1e-06"},
