@@ -29,6 +29,7 @@
 #include "tests/eval.h"
 #include "tests/trainer.h"
 #include "tests/checkpoint.h"
+#include "tests/muon.h"
 #include "tests/run.h"
 #include "tests/ranks.h"
 #include "tests/report.h"
@@ -45,6 +46,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"turns", rank_turns},
     {"trouble", rank_trouble},
     {"masked", rank_masked},
+    {"muon", rank_muon},
     {"loop", rank_loop},
     {"spawn", rank_spawn},
     {"slow", rank_slow},
@@ -90,6 +92,7 @@ static const g2z_test_entry test_table[] = {
     {"plan_last_buckets", "what completes last is cut small", test_plan_last_buckets},
     {"plan_head", "tokens whose logits exist at one time", test_plan_head},
     {"plan_wte_gradient", "what the head adds to wte is rounded at once where it may be", test_plan_wte_gradient},
+    {"muon_homes", "each matrix has one home, and routes lead there", test_muon_homes},
     {"plan_graphs", "which steps are recorded as graphs", test_plan_graphs},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},
@@ -145,6 +148,8 @@ static const g2z_test_entry test_table[] = {
     {"ops_head", "LM head and cross-entropy in chunks", test_ops_head},
     {"ops_decide", "the verdict that ends a step", test_ops_decide},
     {"ops_adamw", "AdamW equals PyTorch's arithmetic", test_ops_adamw},
+    {"ops_muon", "Muon equals a reference in double, and NumPy", test_ops_muon},
+    {"ops_orthogonalize", "singular values of what Muon adds", test_ops_orthogonalize},
     {"ops_sums_and_casts", "norms and casts", test_ops_sums_and_casts},
     {"ops_threads", "any number of threads, the same bits", test_ops_threads},
     {"ops_stack", "every op on small stacks", test_ops_stack},
@@ -275,6 +280,8 @@ static const g2z_test_entry test_table[] = {
      test_zero_equal},
     {"zero_alone", "wte's gradient in two parts on one rank", test_zero_alone},
     {"zero_halves", "the same in fp16 and bf16", test_zero_halves},
+    {"muon_trainer", "steps of Muon and AdamW, tensor by tensor", test_muon_trainer},
+    {"muon_ranks", "Muon on several ranks: equal, resumed, skipped", test_muon_ranks},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},
     {"cuda_zero", "the same on GPUs through NCCL", test_cuda_zero},
     {"zero_turns", "stage 3 gathers a block one ahead of its use", test_zero_turns},

@@ -123,6 +123,26 @@
     "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
   X(adamw_range, "the last range of weights stays as it was",                                      \
     "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
+  X(momentum_zero, "Muon has no momentum",                                                         \
+    "ops_muon muon_trainer", "cuda_muon")                                                          \
+  X(momentum_range, "the last range has the direction of an earlier step",                         \
+    "ops_muon zero_equal", "cuda_muon cuda_zero")                                                  \
+  X(momentum_skip, "a skipped step changes Muon's momentum",                                       \
+    "ops_muon muon_ranks", "cuda_muon")                                                            \
+  X(orthogonal_tall, "a tall matrix is read as a wide one",                                        \
+    "ops_muon ops_orthogonalize muon_trainer", "cuda_muon")                                        \
+  X(orthogonal_whole, "queries, keys and values are one matrix",                                   \
+    "ops_muon muon_trainer", "cuda_muon")                                                          \
+  X(orthogonal_last, "the last shape's matrices stay as they were",                                \
+    "ops_muon muon_trainer", "cuda_muon")                                                          \
+  X(muon_scale, "an update's size does not depend on its matrix",                                  \
+    "ops_muon muon_trainer", "cuda_muon")                                                          \
+  X(muon_decay, "weights that Muon updates do not decay",                                          \
+    "ops_muon muon_trainer", "cuda_muon")                                                          \
+  X(muon_range, "the last range of Muon's weights stays as it was",                                \
+    "ops_muon muon_trainer", "cuda_muon")                                                          \
+  X(muon_skip, "a skipped step changes weights that Muon updates",                                 \
+    "ops_muon muon_ranks", "cuda_muon")                                                            \
   X(cast_tail, "a cast to gradients leaves out the last eight",                                    \
     "ops_sums_and_casts", "cuda_cast cuda_gradients")                                              \
   X(add_overwrite, "the shard of sums forgets the micro-steps before",                             \
@@ -137,7 +157,10 @@
   X(reduce_stale, "every seventh sum is added to what lay in its place", "zero_equal", "cuda_zero")\
   X(reduce_overwrite, "sums forget the micro-steps before", "zero_equal", "cuda_zero")             \
   X(rows_once, "the other ranks' rows of wte's gradient stay away once", "zero_equal", "cuda_zero")\
-  X(verdict_own, "each rank decides by its own verdict alone", "zero_equal", "cuda_zero")
+  X(verdict_own, "each rank decides by its own verdict alone", "zero_equal", "cuda_zero")          \
+  X(exchange_home, "rank 0's matrices are sent to rank 1", "muon_ranks zero_equal", "cuda_zero")   \
+  X(exchange_part, "a part of a matrix is an earlier step's", "muon_ranks zero_equal", "cuda_zero")\
+  X(exchange_back, "a part of an update is an earlier step's", "muon_ranks zero_equal", "cuda_zero")
 
 typedef enum mutant {
   MUTANT_NONE,
@@ -169,7 +192,8 @@ typedef struct mutated {
   g2z_ops ops;
   const g2z_ops *right;
   mutant is;
-  g2z_step_state *state;         /* adamw_correction: device memory */
+  g2z_step_state *state;         /* device memory for changed copies */
+  g2z_update_range *range;
 } mutated;
 
 static mutated *mutated_of(const g2z_device *device) { return (mutated *)device->ops; }
@@ -233,6 +257,7 @@ static const g2z_dropout *mutant_key(const g2z_dropout *dropout, g2z_dropout *ot
 static void mutant_close(g2z_device *device) {
   mutated *m = mutated_of(device);
   if (m->state) m->right->release(device, m->state);
+  if (m->range) m->right->release(device, m->range);
   m->right->close(device);
   free(m);
 }
@@ -449,6 +474,15 @@ static g2z_status mutant_decide(g2z_device *device, g2z_step_state *state,
   return RIGHT(device)->decide(device, state, verdict, &other, tokens);
 }
 
+/* *other reads a copy of the step's state. */
+static g2z_status mutant_state(g2z_device *device, g2z_update *other) {
+  mutated *m = mutated_of(device);
+  if (!m->state) G2Z__TRY(m->right->allocate(device, sizeof *m->state, (void **)&m->state));
+  G2Z__TRY(mutant_copy(device, m->state, other->state, sizeof *m->state));
+  other->state = m->state;
+  return G2Z_OK;
+}
+
 static g2z_status mutant_adamw(g2z_device *device, const g2z_update *update, size_t begin,
                                size_t end) {
   mutated *m = mutated_of(device);
@@ -459,13 +493,67 @@ static g2z_status mutant_adamw(g2z_device *device, const g2z_update *update, siz
   if (IS(device, adamw_moments)) other.m = update->v, other.v = update->m;
   if (IS(device, adamw_range) && end > begin) end--;
   if (IS(device, adamw_correction)) { /* a late step needs no correction */
-    if (!m->state) G2Z__TRY(m->right->allocate(device, sizeof *m->state, (void **)&m->state));
-    G2Z__TRY(mutant_copy(device, m->state, update->state, sizeof *m->state));
+    G2Z__TRY(mutant_state(device, &other));
     /* The bits of a loss scale, such as 0x44800000, read as a huge number of steps. */
     G2Z__TRY(mutant_copy(device, &m->state->applied, &m->state->loss_scale, sizeof(float)));
-    other.state = m->state;
   }
   return m->right->adamw(device, &other, begin, end);
+}
+
+static g2z_status mutant_momentum(g2z_device *device, void *u, const g2z_update *update,
+                                  size_t begin, size_t end) {
+  g2z_optimizer_config config = *update->config;
+  g2z_update other = *update;
+  other.config = &config;
+  if (IS(device, momentum_zero)) config.momentum = 0;
+  if (IS(device, momentum_range) && end > begin) end--;
+  if (IS(device, momentum_skip)) {
+    G2Z__TRY(mutant_state(device, &other));
+    G2Z__TRY(mutant_zero(device, G2Z_FP32, &mutated_of(device)->state->skip, 1, 0, 0, 1));
+  }
+  return RIGHT(device)->momentum(device, u, &other, begin, end);
+}
+
+static g2z_status mutant_orthogonalize(g2z_device *device, void *area, const g2z_matrices *shapes,
+                                       int count, void *work, size_t work_bytes) {
+  g2z_matrices other[16];
+  if (count > 16) return G2Z_BAD_ARGUMENT;
+  for (int i = 0; i < count; i++) {
+    other[i] = shapes[i];
+    if (IS(device, orthogonal_tall) && shapes[i].rows > shapes[i].columns) {
+      other[i].rows = shapes[i].columns;
+      other[i].columns = shapes[i].rows;
+    }
+    if (IS(device, orthogonal_whole)) other[i].matrices = 1;
+  }
+  if (IS(device, orthogonal_last) && count > 0) count--;
+  return RIGHT(device)->orthogonalize(device, area, other, count, work, work_bytes);
+}
+
+static g2z_status mutant_muon(g2z_device *device, const void *o, const g2z_update *update,
+                              size_t begin, size_t end) {
+  mutated *m = mutated_of(device);
+  g2z_optimizer_config config = *update->config;
+  g2z_update other = *update;
+  other.config = &config;
+  if (IS(device, muon_decay)) config.weight_decay = 0;
+  if (IS(device, muon_range) && end > begin) end--;
+  if (IS(device, muon_skip)) {
+    G2Z__TRY(mutant_state(device, &other));
+    G2Z__TRY(mutant_zero(device, G2Z_FP32, &m->state->skip, 1, 0, 0, 1));
+  }
+  if (!IS(device, muon_scale)) return m->right->muon(device, o, &other, begin, end);
+  if (!m->range) G2Z__TRY(m->right->allocate(device, sizeof *m->range, (void **)&m->range));
+  for (; begin < end; begin++) { /* the learning rate in place of the scale */
+    g2z_update_range range = update->host_ranges[begin];
+    range.scale = 1;
+    other.ranges = m->range;
+    other.host_ranges = &range;
+    G2Z__TRY(mutant_copy(device, m->range, update->ranges + begin, sizeof *m->range));
+    G2Z__TRY(mutant_copy(device, &m->range->scale, &update->state->lr, sizeof(float)));
+    G2Z__TRY(m->right->muon(device, o, &other, 0, 1));
+  }
+  return G2Z_OK;
 }
 
 static void mutate_device(g2z_device *device) {
@@ -495,6 +583,9 @@ static void mutate_device(g2z_device *device) {
   m->ops.grad_sumsq = mutant_grad_sumsq;
   m->ops.decide = mutant_decide;
   m->ops.adamw = mutant_adamw;
+  m->ops.momentum = mutant_momentum;
+  m->ops.orthogonalize = mutant_orthogonalize;
+  m->ops.muon = mutant_muon;
   device->ops = &m->ops;
 }
 
@@ -505,6 +596,7 @@ typedef struct mutated_comm {
   const g2z_collectives *right;
   mutant is;
   int seen;                      /* calls so far of the broken kind */
+  g2z_route *routes;             /* exchange_home: they outlive a recorded step */
 } mutated_comm;
 
 static g2z_status mutant_play(g2z_comm *comm, const g2z_call *call) {
@@ -521,6 +613,18 @@ static g2z_status mutant_play(g2z_comm *comm, const g2z_call *call) {
       call->span == G2Z_SPAN_EMBEDDING_ROWS && ++m->seen == 4) /* a step's second: the rows */
     return mutant_copy(comm->device, (char *)call->to + (size_t)comm->rank * call->n, call->from,
                        call->n);
+  if (call->kind == G2Z_CALL_EXCHANGE && call->count > 0) {
+    if (m->is == MUTANT_exchange_part && !call->back) other.count--;
+    if (m->is == MUTANT_exchange_back && call->back) other.count--;
+    if (m->is == MUTANT_exchange_home && !call->back) {
+      const size_t bytes = (size_t)call->count * sizeof *m->routes;
+      if (!m->routes) m->routes = (g2z_route *)malloc(bytes);
+      if (!m->routes) return G2Z_NO_MEMORY;
+      memcpy(m->routes, call->routes, bytes);
+      for (int i = 0; i < call->count; i++) m->routes[i].home += m->routes[i].home == 0;
+      other.routes = m->routes;
+    }
+  }
   return m->right->play(comm, &other);
 }
 
@@ -535,6 +639,7 @@ static g2z_status mutant_exchange(g2z_comm *comm, const g2z_call *rows, int *don
 static void mutant_comm_close(g2z_comm *comm) {
   mutated_comm *m = (mutated_comm *)comm->ops;
   m->right->close(comm);
+  free(m->routes);
   free(m);
 }
 

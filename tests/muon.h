@@ -1,0 +1,646 @@
+/* Tests of Muon: its arithmetic against a reference in double and against NumPy, the plan's homes
+ * and routes, and ranks that share the work. The header's only private name here
+ * is g2z__round. */
+
+/* ----- Muon: the reference ----------------------------------------------- */
+
+/* Orthogonalizes x[rows,columns]; `row` is the distance between the starts of two rows. As Jordan
+ * et al. 2024: X = x / |x|; five times A = X X^T, X = a X + (b A + c A A) X, with X transposed if
+ * rows > columns. */
+static void muon_orthogonal(double *x, int rows, int columns, int row) {
+  const int m = rows < columns ? rows : columns, n = rows + columns - m;
+  double *X = (double *)calloc((size_t)(2 * m * n + 2 * m * m), sizeof *X), squares = 0;
+  double *Y = X + m * n, *A = Y + m * n, *P = A + m * m;
+  for (int i = 0; i < m; i++)
+    for (int j = 0; j < n; j++) {
+      X[i * n + j] = rows == m ? x[i * row + j] : x[j * row + i];
+      squares += X[i * n + j] * X[i * n + j];
+    }
+  for (int i = 0; i < m * n && squares > 0; i++) X[i] /= sqrt(squares);
+  for (int step = 0; step < 5; step++) {
+    memset(Y, 0, (size_t)(m * n + 2 * m * m) * sizeof *Y);
+    for (int i = 0; i < m; i++)
+      for (int j = 0; j < m; j++)
+        for (int k = 0; k < n; k++) A[i * m + j] += X[i * n + k] * X[j * n + k];
+    for (int i = 0; i < m; i++)
+      for (int j = 0; j < m; j++) {
+        double square = 0;
+        for (int k = 0; k < m; k++) square += A[i * m + k] * A[k * m + j];
+        P[i * m + j] = -4.7750 * A[i * m + j] + 2.0315 * square;
+      }
+    for (int i = 0; i < m; i++)
+      for (int k = 0; k < m; k++)
+        for (int j = 0; j < n; j++) Y[i * n + j] += P[i * m + k] * X[k * n + j];
+    for (int i = 0; i < m * n; i++) X[i] = 3.4445 * X[i] + Y[i];
+  }
+  for (int i = 0; i < m; i++)
+    for (int j = 0; j < n; j++) *(rows == m ? x + i * row + j : x + j * row + i) = X[i * n + j];
+  free(X);
+}
+
+/* The number of matrices that Muon updates in a tensor; 0: AdamW updates it. */
+static int muon_matrices(g2z_param p) {
+  return p == G2Z_QKVW ? 3 : p == G2Z_ATTPROJW || p == G2Z_FCW || p == G2Z_FCPROJW ? 1 : 0;
+}
+
+/* ----- Muon: the ops ----------------------------------------------------- */
+
+/* Two steps of the three ops on two weights of three matrices next to each other, a tall and a
+ * square one. A weight lies in one or two ranges, and each range has another place in parameters,
+ * gradients, master and u. */
+static void test_ops_muon(g2z_test *t) {
+  enum { N = 2752, RANGES = 5, GAP = 8 * (RANGES + 1), WORK = G2Z_ORTHOGONALIZE_WORK(24, 24) };
+  static const g2z_matrices shapes[] = {{0, 2, 16, 48, 3}, {1536, 1, 40, 16, 1},
+                                        {2176, 1, 24, 24, 1}};
+  static const int begins[RANGES + 1] = {0, 504, 768, 1536, 2176, N}, sides[RANGES] = {16, 16, 16,
+                                                                                      40, 24};
+  /* Every 400th weight in the order of u, from peers/muon_numpy.py. */
+  static const double numpy[] = {-0.862051774, 0.273614173, -0.380647126, 0.585927034,
+                                 0.358508777,  -0.454865770, 0.206349910};
+  for (int which = 0; which < 3; which++) {
+    ops_env e;
+    ops_open(&e, t, ops_dtypes[which], G2Z_FP32);
+    float *grads = ops_random(&e, N + GAP, 64), *master = ops_random(&e, N, 1);
+    float *m = ops_filled(&e, N, 0), *params = ops_output(&e, N + GAP), *u = ops_output(&e, N);
+    float *v = ops_output(&e, 8), *work = ops_output(&e, WORK), *kept = ops_output(&e, N);
+    double *want = ops_doubles(&e, N), *want_m = ops_doubles(&e, N), *want_u = ops_doubles(&e, N);
+    g2z_optimizer_config config = ops_optimizer();
+    g2z_step_state s;
+    g2z_update_range ranges[RANGES];
+    memset(&s, 0, sizeof s);
+    memset(ranges, 0, sizeof ranges);
+    s.loss_scale = 64;
+    config.momentum = 0.95f;
+    for (int r = 0; r < RANGES; r++) {
+      ranges[r].u_at = (size_t)begins[r];
+      ranges[r].elements = (size_t)(begins[r + 1] - begins[r]);
+      ranges[r].param = ranges[r].u_at + 8 * (size_t)r;
+      ranges[r].grad = ranges[r].param + 8;
+      ranges[r].shard = (size_t)(N - begins[r + 1]);
+      ranges[r].decay = r % 2;
+      ranges[r].scale = (float)(0.2 * sqrt(sides[r]));
+      for (size_t i = 0; i < ranges[r].elements; i++)
+        want[ranges[r].u_at + i] = (double)master[ranges[r].shard + i];
+    }
+    g2z_update update = {params, master, m, v, grads, ranges, ranges, &config, &s};
+    int near = 1, exact = 1;
+    for (int step = 0; step < 2; step++) {
+      ops_decide(&e, &s, &config, 4096);
+      OPS_RUN(&e, momentum, u, &update, 2, RANGES); /* in parts, in any order */
+      OPS_RUN(&e, momentum, u, &update, 0, 2);
+      OPS_RUN(&e, momentum, u, &update, 2, 2);
+      for (int r = 0; r < RANGES; r++)
+        for (size_t i = 0; i < ranges[r].elements; i++) {
+          const double g = (double)grads[ranges[r].grad + i] / 64;
+          double *moment = want_m + ranges[r].u_at + i;
+          *moment = 0.95 * *moment + g;
+          want_u[ranges[r].u_at + i] = g + 0.95 * *moment;
+          near &= fabs((double)m[ranges[r].shard + i] - *moment) < 1e-6;
+        }
+      ops_expect(&e, "momentum's u", u, want_u, NULL, N, G2Z_FP32, 8);
+      OPS_RUN(&e, orthogonalize, u, shapes, 3, work, WORK * sizeof *work);
+      for (int i = 0; i < 6; i++)
+        muon_orthogonal(want_u + 768 * (i / 3) + 16 * (i % 3), 16, 16, 48);
+      muon_orthogonal(want_u + 1536, 40, 16, 16);
+      muon_orthogonal(want_u + 2176, 24, 24, 24);
+      for (int i = 0; i < N; i++) near &= fabs((double)u[i] - want_u[i]) < 1e-5;
+      OPS_RUN(&e, muon, u, &update, 1, 3);
+      OPS_RUN(&e, muon, u, &update, 3, RANGES);
+      OPS_RUN(&e, muon, u, &update, 0, 1);
+      for (int r = 0; r < RANGES; r++)
+        for (size_t i = 0; i < ranges[r].elements; i++) {
+          double *weight = want + ranges[r].u_at + i;
+          const double decay = ranges[r].decay ? (double)config.weight_decay * *weight : 0;
+          *weight -= (double)s.lr * (0.2 * sqrt(sides[r]) * want_u[ranges[r].u_at + i] + decay);
+          const float got = master[ranges[r].shard + i];
+          near &= fabs((double)got - *weight) < 4e-7;
+          exact &= params[ranges[r].param + i] == g2z__round(ops_dtypes[which], got);
+        }
+    }
+    CHECK(t, near && exact);
+    for (int i = 0; i < 7 && which == 0; i++) CHECK_NEAR(t, want[400 * i], numpy[i], 1e-8);
+    for (int i = 0; i < 8; i++) exact &= v[i] == 777 && params[504 + i] == 777;
+    CHECK(t, exact); /* v, and parameters between ranges, are not touched */
+    /* A skipped step changes nothing. */
+    float *const buffers[] = {master, m, params, u};
+    ops_decide(&e, &s, &config, NAN);
+    for (int b = 0; b < 4; b++) {
+      memcpy(kept, buffers[b], N * sizeof *kept);
+      OPS_RUN(&e, momentum, u, &update, 0, RANGES);
+      OPS_RUN(&e, muon, u, &update, 0, RANGES);
+      CHECK(t, memcmp(kept, buffers[b], N * sizeof *kept) == 0);
+    }
+    ops_close(&e);
+  }
+}
+
+/* An orthogonal matrix [n,n]: two reflections. */
+static double *muon_basis(ops_env *e, int n) {
+  double *q = ops_doubles(e, n * n);
+  for (int i = 0; i < n; i++) q[i * n + i] = 1;
+  for (int turn = 0; turn < 2; turn++) {
+    const float *v = ops_random(e, n, 1);
+    double size = 0;
+    for (int j = 0; j < n; j++) size += (double)v[j] * (double)v[j];
+    for (int i = 0; i < n; i++) {
+      double along = 0;
+      for (int j = 0; j < n; j++) along += q[i * n + j] * (double)v[j];
+      for (int j = 0; j < n; j++) q[i * n + j] -= 2 * along * (double)v[j] / size;
+    }
+  }
+  return q;
+}
+
+/* Orthogonalizes U S V^T with known U, S and V. U^T O V must be diagonal: the singular vectors
+ * stay, and each singular value becomes what five steps of the polynomial make of it. That lies in
+ * [0.65, 1.25] for those above 0.002 |u|. Smaller ones, and roundings, grow by 3.4445^5 at most. */
+static void test_ops_orthogonalize(g2z_test *t) {
+  static const int sizes[][2] = {{24, 24}, {16, 48}, {48, 16}, {1, 24}, {24, 1}, {40, 41}, {8, 8}};
+  enum { SPREAD, EQUAL, SMALL, RANK_1, ZERO, SPECTRA };
+  static const double magnitudes[] = {1, 1e-25, 1e15};
+  for (int i = 0; i < 7 * SPECTRA; i++) {
+    const int rows = sizes[i % 7][0], columns = sizes[i % 7][1], spectrum = i / 7;
+    const int least = rows < columns ? rows : columns, most = rows + columns - least;
+    double s[64], size = 0, worst = 0;
+    ops_env e;
+    ops_open(&e, t, G2Z_FP32, G2Z_FP32);
+    e.seed = (uint32_t)i + 1;
+    const double *U = muon_basis(&e, rows), *V = muon_basis(&e, columns);
+    float *x = ops_filled(&e, rows * columns, 0), *again = ops_filled(&e, rows * columns, 0);
+    float *work = ops_output(&e, 3 * (int)G2Z_ORTHOGONALIZE_WORK(least, most));
+    for (int k = 0; k < least; k++) {
+      s[k] = spectrum == SPREAD ? pow(0.005, k / (least - 0.999)) : k == 0 || spectrum == EQUAL;
+      if (spectrum == SMALL && k) s[k] = 0.0021;
+      if (spectrum == ZERO) s[k] = 0;
+      size += s[k] * s[k];
+    }
+    for (int r = 0; r < rows; r++)
+      for (int c = 0; c < columns; c++) {
+        double sum = 0;
+        for (int k = 0; k < least; k++) sum += U[r * rows + k] * s[k] * V[c * columns + k];
+        x[r * columns + c] = again[r * columns + c] = (float)(sum * magnitudes[i % 3]);
+      }
+    const g2z_matrices shape = {0, 1, rows, columns, 1};
+    const size_t bytes = G2Z_ORTHOGONALIZE_WORK(least, most) * sizeof(float);
+    OPS_RUN(&e, orthogonalize, x, &shape, 1, work, bytes);
+    OPS_RUN(&e, orthogonalize, again, &shape, 1, work, 3 * bytes);
+    CHECK(t, memcmp(x, again, (size_t)(rows * columns) * sizeof *x) == 0);
+    for (int k = 0; k < rows; k++)
+      for (int l = 0; l < columns; l++) {
+        double got = 0, want = k == l && size > 0 ? s[k] / sqrt(size) : 0;
+        for (int r = 0; r < rows; r++)
+          for (int c = 0; c < columns; c++)
+            got += U[r * rows + k] * (double)x[r * columns + c] * V[c * columns + l];
+        const int inside = want > 0.002;
+        for (int step = 0; step < 5; step++)
+          want = 3.4445 * want - 4.7750 * pow(want, 3) + 2.0315 * pow(want, 5);
+        if (inside) CHECK(t, got > 0.65 && got < 1.25);
+        if (spectrum == SPREAD && k == l) CHECK(t, inside);
+        if (!(fabs(got - want) <= worst)) worst = fabs(got - want);
+      }
+    CHECK_NEAR(t, worst, 0, spectrum == ZERO ? 0 : 486 * 0x1p-22);
+    ops_close(&e);
+  }
+}
+
+/* ----- Muon: the plan ---------------------------------------------------- */
+
+/* The plans of all ranks state where each element of Muon's weights goes. */
+typedef struct muon_map {
+  int32_t *canonical[TEST_RANKS + 1];   /* by rank: canonical elements in u's order; -1: none */
+  unsigned char *home[TEST_RANKS + 1];  /* by rank: how often an element of its area is written */
+  unsigned char *owners;                /* canonical: how many ranks own it */
+  unsigned char *arrives;               /* canonical: how many routes take it home */
+  double load[TEST_RANKS + 1];
+} muon_map;
+
+/* The multiplications of a step of Newton-Schulz, halved: X X^T, A A, and P X. */
+static double muon_cost(double rows, double columns) {
+  const double m = rows < columns ? rows : columns, n = rows + columns - m;
+  return 2 * m * m * n + m * m * m;
+}
+
+/* One rank's update ranges: Muon's are pieces of weights, and with AdamW's they cover its slices.
+ * v has places for AdamW's alone. */
+static void muon_ranges(g2z_test *t, const g2z_plan *plan, muon_map *map) {
+  size_t matrices = 0, wrong = 0;
+  unsigned char *v = (unsigned char *)calloc(plan->v_elements + 1, 1);
+  for (size_t i = 0; i < plan->updates; i++) {
+    const g2z_update_range *range = &plan->update[i];
+    double scale = 0;
+    for (int w = 0; w < plan->weights; w++) {
+      const g2z_param_info info = g2z_param_describe(&plan->model, plan->weight[w].param);
+      const size_t begin = plan->unit[plan->weight[w].unit].canonical +
+                           plan->offset[plan->weight[w].param];
+      const size_t columns = info.cols / (size_t)muon_matrices(plan->weight[w].param);
+      if (range->canonical + range->elements <= begin || range->canonical >= begin + info.elements)
+        continue;
+      CHECK(t, range->canonical >= begin);
+      CHECK(t, range->canonical + range->elements <= begin + info.elements);
+      scale = 0.2 * sqrt((double)(info.rows > columns ? info.rows : columns));
+    }
+    CHECK_NEAR(t, range->scale, scale, 1e-6 * scale);
+    CHECK(t, (i >= plan->matrix_updates) == (scale > 0));
+    for (size_t e = 0; e < range->elements; e++) {
+      if (scale > 0) {
+        int32_t *at = &map->canonical[plan->rank][range->u_at + e];
+        wrong += *at != -1;
+        *at = (int32_t)(range->canonical + e);
+        map->owners[range->canonical + e]++;
+        matrices++;
+      } else wrong += range->v_at + e >= plan->v_elements || v[range->v_at + e]++ != 0;
+    }
+  }
+  /* The rest of v is padding, as in the shard. */
+  CHECK(t, wrong == 0 && plan->v_elements == plan->shard_elements - matrices);
+  free(v);
+}
+
+/* The shapes of a rank list exactly the weights that are at home there. Each area has room. */
+static void muon_shapes(g2z_test *t, const g2z_plan *plan) {
+  const int root = plan->strategy == G2Z_STRATEGY_DP && plan->rank > 0;
+  int found = 0, listed = 0;
+  size_t end = 0;
+  for (int s = 0; s < plan->shapes; s++) listed += plan->shape[s].weights;
+  for (int w = 0; w < plan->weights; w++) {
+    const g2z_weight *weight = &plan->weight[w];
+    const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
+    if (root || (weight->home != -1 && weight->home != plan->rank)) continue;
+    if (weight->home_at + info.elements > end) end = weight->home_at + info.elements;
+    for (int s = 0; s < plan->shapes; s++) {
+      const g2z_matrices *shape = &plan->shape[s];
+      const size_t inside = weight->home_at - shape->at; /* wraps around before the first */
+      found += shape->rows == (int)info.rows && shape->columns == (int)info.cols &&
+               shape->matrices == muon_matrices(weight->param) && inside % info.elements == 0 &&
+               inside / info.elements < (size_t)shape->weights;
+    }
+  }
+  CHECK(t, found == listed);
+  const size_t u = (plan->shard_elements - plan->v_elements) * (size_t)plan->u_bytes;
+  CHECK(t, end * (size_t)plan->u_bytes <= plan->work_begin);
+  CHECK(t, !plan->routes || end * (size_t)plan->u_bytes <= plan->u_begin);
+  CHECK(t, plan->work_begin + plan->work_bytes <= plan->bytes[G2Z_MEMORY_HEAD]);
+  CHECK(t, plan->u_begin + u <= plan->bytes[G2Z_MEMORY_HEAD]);
+  for (int s = 0; s < plan->shapes; s++) {
+    const g2z_matrices *shape = &plan->shape[s];
+    const int rows = shape->rows, columns = shape->columns / shape->matrices;
+    const int m = rows < columns ? rows : columns;
+    CHECK(t, G2Z_ORTHOGONALIZE_WORK(m, rows + columns - m) * (size_t)plan->u_bytes <=
+                 plan->work_bytes);
+  }
+}
+
+/* All ranks know the same weights, homes and routes; a route takes an element of the owner's u to
+ * the element's place at home; each arrives once, and no place at home is written twice. */
+static void muon_routes(g2z_test *t, const g2z_plan *plan, muon_map *map) {
+  size_t wrong = 0, moved = 0;
+  const int travels = plan->world > 1 && plan->zero_stage > 0 &&
+                      plan->strategy == G2Z_STRATEGY_ZERO;
+  double most = 0, least = INFINITY, largest = 0;
+  CHECK(t, plan->weights == 4 * plan->model.layers && (plan->routes > 0) == travels);
+  for (int r = 0; r < plan->routes; r++) {
+    const g2z_route *route = &plan->route[r];
+    wrong += (route->owner_at | route->home_at | route->elements) % 8 != 0;
+    wrong += route->owner < 0 || route->owner >= plan->world;
+    for (size_t e = 0; e < route->elements; e++, moved++) {
+      const int32_t canonical = map->canonical[route->owner][route->owner_at + e];
+      if (canonical < 0 || map->arrives[canonical]++) wrong++;
+      wrong += map->home[route->home][route->home_at + e]++ != 0;
+    }
+  }
+  size_t r = 0, left = plan->routes ? plan->route[0].elements : 0, count = 0;
+  for (int w = 0; w < plan->weights; w++) {
+    const g2z_weight *weight = &plan->weight[w];
+    const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
+    const size_t begin = plan->unit[weight->unit].canonical + plan->offset[weight->param];
+    const int matrices = muon_matrices(weight->param);
+    const double cost = matrices * muon_cost((double)info.rows, (double)info.cols / matrices);
+    count += info.elements;
+    if (cost > largest) largest = cost;
+    wrong += travels ? weight->home < 0 || weight->home >= plan->world : weight->home != -1;
+    if (travels) map->load[weight->home] += cost;
+    for (size_t e = 0; e < info.elements; e++, left--) {
+      const int dp = plan->strategy == G2Z_STRATEGY_DP;
+      wrong += map->owners[begin + e] != (travels || dp ? 1 : plan->world);
+      if (!travels) { /* u is at home where it is made */
+        for (int rank = 0; rank < (dp ? 1 : plan->world); rank++)
+          wrong += map->canonical[rank][weight->home_at + e] != (int32_t)(begin + e);
+        continue;
+      }
+      if (left == 0) left = plan->route[++r].elements; /* routes follow the weights */
+      const g2z_route *route = &plan->route[r];
+      const size_t inside = route->elements - left;
+      wrong += map->arrives[begin + e] != 1 || route->home != weight->home ||
+               route->home_at + inside != weight->home_at + e ||
+               map->canonical[route->owner][route->owner_at + inside] != (int32_t)(begin + e);
+    }
+  }
+  CHECK(t, wrong == 0 && moved == (travels ? count : 0));
+  for (int rank = 0; rank < plan->world && travels; rank++) {
+    if (map->load[rank] > most) most = map->load[rank];
+    if (map->load[rank] < least) least = map->load[rank];
+  }
+  CHECK(t, !travels || most - least <= largest);
+}
+
+/* Homes and routes of all worlds up to nine, in each stage and with strategy dp. */
+static void test_muon_homes(g2z_test *t) {
+  static const double buckets[] = {0, 0.002, 0.02};
+  enum { COLUMNS = 5, MOST = 9 };
+  for (int i = 0; i < MOST * COLUMNS * 3; i++) {
+    const int world = 1 + i / COLUMNS / 3, column = i % COLUMNS, size = i / COLUMNS % 3;
+    g2z_train_config config = test_config_of(1 + (i + world) % 5, 2, 16 << (i % 2), 8, 61);
+    muon_map map;
+    g2z_weight *weights = NULL;
+    g2z_route *routes = NULL;
+    config.optimizer.kind = G2Z_OPTIMIZER_MUON;
+    config.zero_stage = column % 4;
+    config.strategy = column == 4 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+    config.bucket_mb = buckets[size];
+    const g2z_device_kind device = i % 4 == 3 ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+    memset(&map, 0, sizeof map);
+    const g2z_plan *plan = test_plan(t, &config, device, 0, world);
+    const size_t P = plan->parameters;
+    map.owners = (unsigned char *)calloc(2 * P, 1);
+    map.arrives = map.owners + P;
+    for (int rank = 0; rank < world; rank++) {
+      map.canonical[rank] = (int32_t *)malloc(P * sizeof(int32_t));
+      memset(map.canonical[rank], 0xff, P * sizeof(int32_t)); /* -1 */
+      map.home[rank] = (unsigned char *)calloc(P, 1);
+    }
+    for (int rank = 0; rank < world; rank++) {
+      plan = test_plan(t, &config, device, rank, world);
+      const size_t bytes = (size_t)plan->weights * sizeof *weights;
+      const size_t route_bytes = (size_t)plan->routes * sizeof *routes;
+      muon_ranges(t, plan, &map);
+      muon_shapes(t, plan);
+      if (rank == 0) {
+        weights = (g2z_weight *)malloc(bytes);
+        routes = (g2z_route *)malloc(route_bytes + 1);
+        memcpy(weights, plan->weight, bytes);
+        memcpy(routes, plan->route ? plan->route : routes, route_bytes);
+      }
+      CHECK(t, memcmp(weights, plan->weight, bytes) == 0);
+      CHECK(t, !plan->routes || memcmp(routes, plan->route, route_bytes) == 0);
+    }
+    muon_routes(t, plan, &map);
+    for (int rank = 0; rank < world; rank++) {
+      free(map.canonical[rank]);
+      free(map.home[rank]);
+    }
+    free(map.owners);
+    free(weights);
+    free(routes);
+  }
+}
+
+/* ----- Muon: a trainer --------------------------------------------------- */
+
+typedef struct muon_step {
+  float *was[3], *is[3], *grads; /* masters, m and v, before and after; each parameter's */
+  g2z_optimizer_config config;
+  g2z_report report;
+} muon_step;
+
+/* One tensor's step, in double. */
+static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param param,
+                        size_t canonical, size_t elements) {
+  const muon_step *s = (const muon_step *)user;
+  const g2z_plan *plan = (const g2z_plan *)t->plans[1];
+  const g2z_param_info info = g2z_param_describe(&plan->model, param);
+  const g2z_optimizer_config *c = &s->config;
+  const int matrices = muon_matrices(param), rows = (int)info.rows, columns = (int)info.cols;
+  const double lr = (double)s->report.lr, applied = (double)s->report.applied;
+  const double clip = (double)c->clip / ((double)s->report.grad_norm + 1e-6);
+  const double side = rows > columns / 3 * 3 / (matrices ? matrices : 1)
+                          ? rows : columns / (matrices ? matrices : 1);
+  double *step = (double *)calloc(elements, sizeof *step), worst[3] = {0, 0, 0};
+  double b1 = matrices ? (double)c->momentum : (double)c->beta1, b2 = (double)c->beta2;
+  for (int part = 0; part < 2; part++) {
+    for (size_t i = 0; i < elements; i++) {
+      const size_t at = canonical + i;
+      const double g = (double)s->grads[at] * (clip < 1 ? clip : 1);
+      const double m = b1 * (double)s->was[1][at] + (matrices ? g : (1 - b1) * g);
+      const double v = matrices ? 0 : b2 * (double)s->was[2][at] + (1 - b2) * g * g;
+      const double decay = info.rank == 2 ? lr * (double)c->weight_decay : 0;
+      if (part == 0 && matrices) step[i] = g + b1 * m;
+      if (part == 0 && !matrices)
+        step[i] = m / (1 - pow(b1, applied)) /
+                  (sqrt(v / (1 - pow(b2, applied))) + (double)c->eps);
+      if (part == 0) continue;
+      const double want[3] = {(double)s->was[0][at] * (1 - decay) - lr * step[i], m, v};
+      for (int b = 0; b < 3; b++) {
+        const double off = fabs((double)s->is[b][at] - want[b]);
+        if (!(off <= worst[b])) worst[b] = off;
+      }
+    }
+    for (int i = 0; i < matrices && part == 0; i++)
+      muon_orthogonal(step + columns / matrices * i, rows, columns / matrices, columns);
+    for (size_t i = 0; i < elements && part == 0 && matrices; i++) step[i] *= 0.2 * sqrt(side);
+  }
+  t->checks++;
+  if (!(worst[0] <= 1e-5 && worst[1] <= 1e-6 && worst[2] <= 1e-6))
+    test_fail(t, __FILE__, __LINE__, "%s: weights are off by %.3g, m by %.3g, v by %.3g", name,
+              worst[0], worst[1], worst[2]);
+  free(step);
+}
+
+/* Two steps of a model on one rank, tensor by tensor: matrices of blocks follow Muon, with a
+ * clipped gradient, and have no v; the others follow AdamW. */
+static void test_muon_trainer(g2z_test *t) {
+  for (int i = 0; i < 4; i++) {
+    g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
+    test_batch b = test_some_batch();
+    muon_step s;
+    test_trainer tt;
+    config.zero_stage = i;
+    config.accum = 1 + i % 2;
+    config.bucket_mb = i == 1 ? 0.01 : 0;
+    config.optimizer.kind = G2Z_OPTIMIZER_MUON;
+    config.optimizer.momentum = 0.9f;
+    config.optimizer.lr = config.optimizer.min_lr = 2e-2f;
+    config.optimizer.warmup = 0;
+    config.optimizer.clip = 0.5f;
+    const size_t P = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->parameters;
+    float *memory = (float *)calloc(7 * P, sizeof *memory);
+    for (int part = 0; part < 3; part++) {
+      s.was[part] = memory + (size_t)part * P;
+      s.is[part] = s.was[part] + 3 * P;
+    }
+    s.grads = memory + 6 * P;
+    s.config = config.optimizer;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    for (int step = 0; step < 2; step++) {
+      for (int part = 0; part < 3; part++)
+        CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)part, 0, P, s.was[part]));
+      test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &s.report);
+      for (int part = 0; part < 3; part++)
+        CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)part, 0, P, s.is[part]));
+      CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, P, s.grads));
+      CHECK(t, s.report.applied == step + 1 && s.report.grad_norm > s.config.clip);
+      test_tensors(t, tt.trainer->plan, muon_tensor, &s);
+    }
+    test_trainer_close(&tt);
+    free(memory);
+  }
+}
+
+/* ----- Muon: rank programs ----------------------------------------------- */
+
+enum { MUON_STEPS = 6, MUON_SAVED = 3, MUON_MOST = 60000 };
+/* A rank's results of a training in one column of zero_config; NaN: weights of other ranks. */
+typedef struct muon_result {
+  /* From the start; from the checkpoint that one rank saved after MUON_SAVED steps. */
+  float losses[2][MUON_STEPS], weights[2][MUON_MOST];
+} muon_result;
+
+/* Small and large buckets, one and two micro-steps. Ranks share 24 sequences. */
+static g2z_train_config muon_config(int column, int world) {
+  g2z_train_config config = zero_config(column + ZERO_COLUMNS * (column % 2 ? 4 : 2), 0, world,
+                                        G2Z_FP32);
+  config.accum = 1 + column % 2;
+  config.batch = 24 / (world * config.accum);
+  config.dropout = 0;
+  config.optimizer.kind = G2Z_OPTIMIZER_MUON;
+  return config;
+}
+
+/* Steps first..last - 1 and their losses. */
+static g2z_status muon_steps(g2z_trainer *trainer, int first, int last, float *losses) {
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  const g2z_plan *plan = trainer->plan;
+  g2z_report report;
+  g2z_status status = G2Z_OK;
+  for (int step = first; step < last && status == G2Z_OK; step++) {
+    zero_tokens(step, plan->rank, plan->world, plan->batch * plan->accum * plan->world,
+                plan->model.vocab, x, y);
+    status = g2z_trainer_step_batch(trainer, x, y, &report);
+    if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
+    losses[step] = report.loss;
+  }
+  return status;
+}
+
+/* Runs a step with a NaN in a weight, which makes all gradients NaN. Adds to *changed the number of
+ * buffers in which a bit changed. */
+static g2z_status muon_skips(g2z_trainer *trainer, int *changed) {
+  static float states[2][3][MUON_MOST];
+  const float nan = NAN;
+  float losses[1], good = 0;
+  g2z_status status = g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, 1, &good);
+  if (status == G2Z_OK) status = g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, 0, 1, &nan);
+  for (int after = 0; after < 2 && status == G2Z_OK; after++) {
+    if (after) status = muon_steps(trainer, 0, 1, losses);
+    for (int b = 0; b < 3 && status == G2Z_OK; b++)
+      status = g2z_trainer_read(trainer, (g2z_buffer)b, 0, trainer->plan->parameters,
+                                states[after][b]);
+  }
+  for (int b = 0; b < 3; b++)
+    *changed += memcmp(states[0][b], states[1][b], sizeof states[0][b]) != 0;
+  if (status == G2Z_OK) status = g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, 0, 1, &good);
+  return status;
+}
+
+/* muon DIRECTORY: in each column, a training that saves; the same resumed, with a skipped step; and
+ * on several ranks one that resumes where one rank saved. Writes its results to a file. */
+static int rank_muon(int argc, char **argv) {
+  static muon_result results[ZERO_COLUMNS], again;
+  g2z_services services;
+  g2z_context *context = NULL;
+  int wrong = 0;
+  if (argc != 1) return 2;
+  g2z_status status = rank_context(&services, 0, &context);
+  for (int i = 0; i < ZERO_COLUMNS && status == G2Z_OK; i++) {
+    const int world = context->world;
+    for (int turn = 0; turn < 3 && status == G2Z_OK; turn++) {
+      g2z_train_config config = muon_config(i, world);
+      muon_result *out = turn == 1 ? &again : &results[i];
+      const char *saved = test_text("%s/at.%d.%d", argv[0], i, turn < 2 ? world : 1);
+      const int other = turn == 2;
+      g2z_trainer *trainer;
+      int changed = 0;
+      for (int e = 0; e < MUON_MOST; e++) out->weights[other][e] = NAN;
+      status = test_trainer_create(context, &config, &trainer);
+      if (status != G2Z_OK) break;
+      if (turn > 0) status = g2z_trainer_load(trainer, saved);
+      else status = muon_steps(trainer, 0, MUON_SAVED, out->losses[0]);
+      if (turn == 0 && status == G2Z_OK) status = g2z_trainer_save(trainer, saved);
+      if (turn == 1 && status == G2Z_OK) status = muon_skips(trainer, &changed);
+      if (status == G2Z_OK)
+        status = muon_steps(trainer, MUON_SAVED, MUON_STEPS, out->losses[other]);
+      if (status == G2Z_OK)
+        status = g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, trainer->plan->parameters,
+                                  out->weights[other]);
+      g2z_trainer_free(trainer);
+      const size_t rest = (MUON_STEPS - MUON_SAVED) * sizeof(float);
+      if (status != G2Z_OK) break;
+      if (changed) printf("column %d: a skipped step changed %d buffers\n", i, changed);
+      else if (turn == 1 && (memcmp(again.losses[0] + MUON_SAVED, results[i].losses[0] + MUON_SAVED,
+                                    rest) != 0 ||
+                             memcmp(again.weights[0], results[i].weights[0],
+                                    sizeof again.weights[0]) != 0))
+        printf("column %d: resumed, it differs\n", i), wrong++;
+      wrong += changed;
+    }
+  }
+  if (status == G2Z_OK) {
+    FILE *file = fopen(test_text("%s/result.%d.%d", argv[0], context->world, context->rank), "wb");
+    if (!file || fwrite(results, sizeof *results, ZERO_COLUMNS, file) != ZERO_COLUMNS ||
+        fclose(file) != 0)
+      status = G2Z_IO;
+  }
+  if (status != G2Z_OK) printf("%s\n", services.error);
+  g2z_context_free(context);
+  return status != G2Z_OK || wrong;
+}
+
+/* Runs rank_muon; the ranks' weights are put together. */
+static int muon_run(g2z_test *t, int world, muon_result results[ZERO_COLUMNS]) {
+  static muon_result mine[ZERO_COLUMNS];
+  const int failures = t->failures;
+  test_ranks_job(t, world, 0, NULL, "muon %s", t->directory);
+  for (int rank = 0; rank < world && t->failures == failures; rank++) {
+    FILE *file = fopen(test_at(t, "result.%d.%d", world, rank), "rb");
+    CHECK(t, file && fread(mine, sizeof *mine, ZERO_COLUMNS, file) == ZERO_COLUMNS);
+    if (file) fclose(file);
+    if (rank == 0) memcpy(results, mine, sizeof mine);
+    for (int i = 0; i < 2 * ZERO_COLUMNS; i++)
+      for (int e = 0; e < MUON_MOST; e++) {
+        const float weight = mine[i / 2].weights[i % 2][e];
+        if (!isnan(weight)) results[i / 2].weights[i % 2][e] = weight;
+      }
+  }
+  return t->failures == failures;
+}
+
+/* Two to four ranks against one, from the start and from one rank's checkpoint. Gradients differ by
+ * some 2^-24. Newton-Schulz multiplies that by up to 3.4445^5 = 485 in directions with small
+ * singular values, and a weight moves by lr 0.2 sqrt(4 C) = 0.009 of it: 3e-7 a step. */
+static void test_muon_ranks(g2z_test *t) {
+  static muon_result one[ZERO_COLUMNS], many[ZERO_COLUMNS];
+  for (int world = 1; world <= 4; world++) {
+    if (!muon_run(t, world, world == 1 ? one : many)) return;
+    double worst = 0, apart = 0;
+    for (int i = 0; i < ZERO_COLUMNS && world > 1; i++) {
+      for (int resumed = 0; resumed < 2; resumed++) {
+        for (int step = resumed ? MUON_SAVED : 0; step < MUON_STEPS; step++) {
+          const double off = fabs((double)many[i].losses[resumed][step] -
+                                  (double)one[i].losses[0][step]);
+          if (!(off <= worst)) worst = off;
+        }
+        for (int e = 0; e < MUON_MOST; e++) {
+          const float want = one[i].weights[0][e], got = many[i].weights[resumed][e];
+          const double off = fabs((double)got - (double)want);
+          if (isnan(want) && isnan(got)) continue; /* after the last parameter */
+          if (!(off <= apart)) apart = off;
+        }
+      }
+    }
+    if (world == 1) continue;
+    printf("      %d ranks: losses differ by %.1e at most, weights by %.1e\n", world, worst, apart);
+    CHECK_NEAR(t, worst, 0, 2e-6);
+    CHECK_NEAR(t, apart, 0, 2e-6);
+    /* Strategy dp computes on rank 0 what each rank computes in stage 0. */
+    CHECK(t, memcmp(&many[ZERO_DP], &many[0], sizeof many[0]) == 0);
+  }
+}
