@@ -4422,7 +4422,7 @@ G2Z__PRIVATE int64_t g2z__shuffle(uint64_t seed, int64_t epoch, int64_t count, i
 #define G2Z__LOADER_FILES 128    /* shards kept open, each with its mask: of 1024 files, often */
 #define G2Z__LOADER_SAMPLES 1024 /* of all shards: each may be a round trip to a server */
 
-typedef enum g2z__turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__turn;
+typedef enum g2z__loader_turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__loader_turn;
 
 /* In its turn the thread reads step loader->position. All else happens in the caller's turn. */
 typedef struct g2z__prefetch {
@@ -4437,7 +4437,7 @@ typedef struct g2z__prefetch {
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
   g2z_status status;             /* of the thread's last read */
-  g2z__turn turn;       /* guarded by `lock` */
+  g2z__loader_turn turn;       /* guarded by `lock` */
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;
@@ -4511,7 +4511,7 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__turn turn) {
+G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__loader_turn turn) {
   pthread_mutex_lock(&reader->lock);
   reader->turn = turn;
   pthread_cond_signal(&reader->changed);
@@ -4519,10 +4519,10 @@ G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__turn turn) {
 }
 
 /* Waits while it is the other's turn. */
-G2Z__PRIVATE g2z__turn g2z__loader_wait(g2z__prefetch *reader, g2z__turn other) {
+G2Z__PRIVATE g2z__loader_turn g2z__loader_wait(g2z__prefetch *reader, g2z__loader_turn other) {
   pthread_mutex_lock(&reader->lock);
   while (reader->turn == other) pthread_cond_wait(&reader->changed, &reader->lock);
-  g2z__turn turn = reader->turn;
+  g2z__loader_turn turn = reader->turn;
   pthread_mutex_unlock(&reader->lock);
   return turn;
 }
