@@ -4422,7 +4422,11 @@ G2Z__PRIVATE int64_t g2z__shuffle(uint64_t seed, int64_t epoch, int64_t count, i
 #define G2Z__LOADER_FILES 128    /* shards kept open, each with its mask: of 1024 files, often */
 #define G2Z__LOADER_SAMPLES 1024 /* of all shards: each may be a round trip to a server */
 
-typedef enum g2z__loader_turn { G2Z__TURN_CALLER, G2Z__TURN_THREAD, G2Z__TURN_QUIT } g2z__loader_turn;
+typedef enum g2z__loader_turn {
+  G2Z__TURN_CALLER,
+  G2Z__TURN_THREAD,
+  G2Z__TURN_QUIT
+} g2z__loader_turn;
 
 /* In its turn the thread reads step loader->position. All else happens in the caller's turn. */
 typedef struct g2z__prefetch {
