@@ -3945,7 +3945,7 @@ static __device__ inline void g2z__barrier_group(void) {
 
 /* The stage of a stream's current tile, and the phase of that stage's barriers. */
 template <int STAGES>
-struct g2z__turn {
+struct g2z__ring {
   int stage;
   uint32_t phase;
   __device__ inline void next() {
@@ -4207,8 +4207,8 @@ static __device__ inline void g2z__hopper_fwd_load(const g2z__hopper_fwd<A> &x,
                                                    const CUtensorMap *qkv, uint32_t shared,
                                                    g2z__hopper_fwd_barriers *barriers, int pair) {
   typedef g2z__hopper_fwd_shared S;
-  g2z__turn<2> q = {0, 0};
-  g2z__turn<S::STAGES> kv = {0, 0};
+  g2z__ring<2> q = {0, 0};
+  g2z__ring<S::STAGES> kv = {0, 0};
   for (int index = (int)(blockIdx.x + gridDim.x * pair); index < x.items;
        index = g2z__hopper_take(x.taken, x.items, 2 * (int)gridDim.x)) {
     g2z__hopper_queries item = g2z__hopper_queries_of(x, index);
@@ -4261,8 +4261,8 @@ template <typename A>
 static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, uint32_t shared,
                                                    g2z__hopper_fwd_barriers *barriers, int group) {
   typedef g2z__hopper_fwd_shared S;
-  g2z__turn<2> q = {0, 0};
-  g2z__turn<S::STAGES> kv = {0, 0};
+  g2z__ring<2> q = {0, 0};
+  g2z__ring<S::STAGES> kv = {0, 0};
   int place = (int)threadIdx.x % 128 / 32 * 16;
   float scale2 = x.scale * G2Z__LOG2E;
   for (;;) {
@@ -4501,7 +4501,7 @@ struct g2z__hopper_barriers {
  * only on the item. The loading thread takes items (g2z__hopper_take); the others read the item's
  * number when its first keys arrive. */
 static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barriers,
-                                              const g2z__turn<2> &kv) {
+                                              const g2z__ring<2> &kv) {
   g2z__barrier_wait_warp(barriers->kv_full + kv.stage, kv.phase);
   int item = 0;
   if (g2z__lane() == 0) item = barriers->item[kv.stage];
@@ -4518,8 +4518,8 @@ static __device__ inline void
 g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUtensorMap *dout,
                  const CUtensorMap *stats, uint32_t shared, g2z__hopper_barriers *barriers) {
   typedef g2z__hopper_shared S;
-  g2z__turn<2> kv = {0, 0};
-  g2z__turn<S::STAGES> q = {0, 0};
+  g2z__ring<2> kv = {0, 0};
+  g2z__ring<S::STAGES> q = {0, 0};
   for (int index = (int)blockIdx.x; index < x.items;
        index = g2z__hopper_take(x.taken, x.items, (int)gridDim.x)) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
@@ -4614,8 +4614,8 @@ template <typename A>
 static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32_t shared,
                                              float *floats, g2z__hopper_barriers *barriers) {
   typedef g2z__hopper_shared S;
-  g2z__turn<2> kv = {0, 0};
-  g2z__turn<S::DS_STAGES> ds = {0, 0};
+  g2z__ring<2> kv = {0, 0};
+  g2z__ring<S::DS_STAGES> ds = {0, 0};
   int thread = (int)threadIdx.x % 128, warp = thread / 32, tiles = (x.T + 63) / 64;
   float4 *kept = reinterpret_cast<float4 *>(floats + S::DQ / 4) + thread;
   float *q_sums = floats + S::DQ / 4; /* [4 warps][64]; reuses the tiles' memory at an item's end */
@@ -4679,8 +4679,8 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
 struct g2z__hopper_keys {
   uint32_t shared;
   g2z__hopper_barriers *barriers;
-  g2z__turn<g2z__hopper_shared::STAGES> q;
-  g2z__turn<g2z__hopper_shared::DS_STAGES> ds;
+  g2z__ring<g2z__hopper_shared::STAGES> q;
+  g2z__ring<g2z__hopper_shared::DS_STAGES> ds;
   int row;             /* this warp's first row of the 128 */
 };
 
@@ -4828,7 +4828,7 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
                                               float *floats, g2z__hopper_barriers *barriers) {
   typedef g2z__hopper_shared S;
   int group = g2z__warpgroup(), warp = (int)threadIdx.x / 32, tiles = (x.T + 63) / 64;
-  g2z__turn<2> kv = {0, 0};
+  g2z__ring<2> kv = {0, 0};
   g2z__hopper_keys keys = {shared, barriers, {0, 0}, {0, 0}, warp * 16};
   G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
@@ -5639,7 +5639,7 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
                                                 const CUtensorMap *left, const CUtensorMap *right,
                                                 const g2z__product_barriers *barriers) {
   typedef g2z__product_shared S;
-  g2z__turn<G2Z__PRODUCT_STAGES> turn = {0, 0};
+  g2z__ring<G2Z__PRODUCT_STAGES> turn = {0, 0};
   for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
     g2z__product_place at = g2z__product_at(x, t);
     if (g2z__product_skips<FINISH>(x, at)) continue;
@@ -5731,7 +5731,7 @@ struct g2z__product_warp {
   int row, column;               /* 16 rows from `row` and from row + 64; first column */
   uint32_t bias[3];              /* per 64 columns: for columns 2 lane and 2 lane + 1 */
   g2z__product_two_rows rows[2]; /* with SOFTMAX: in the tile's first and last 64 rows */
-  g2z__turn<G2Z__PRODUCT_PIECES> asked, used;
+  g2z__ring<G2Z__PRODUCT_PIECES> asked, used;
 };
 
 /* Loads pieces first ... last - 1 of `other`. Pieces 0 and 1 are the upper and lower half of the
@@ -5983,7 +5983,7 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
 template <typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ __forceinline__ void
 g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shared,
-                 g2z__turn<G2Z__PRODUCT_STAGES> &turn, g2z__product_warp &warp,
+                 g2z__ring<G2Z__PRODUCT_STAGES> &turn, g2z__product_warp &warp,
                  const CUtensorMap *other, const g2z__product_barriers *barriers) {
   const int blocks = (x.K + g2z__terms<E> - 1) / g2z__terms<E>;
   g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
@@ -6024,7 +6024,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
   g2z__product_warp warp = {};
   warp.staging = shared + (uint32_t)(S::STAGING + warp8 * S::WARP);
   warp.other = barriers->other[warp8];
-  g2z__turn<G2Z__PRODUCT_STAGES> turn = {0, 0};
+  g2z__ring<G2Z__PRODUCT_STAGES> turn = {0, 0};
   float c[2][24][4];
   int mine = 0;
   if (group == 1) g2z__barrier_pass(3, 256);
