@@ -2393,38 +2393,10 @@ G2Z__PRIVATE g2z_status g2z__writer_check(g2z_writer *writer, int good, const ch
   return g2z_fail_file(writer->services, writer->error, writer->action, writer->path);
 }
 
-/* Opens PATH.partial and empties it. Its lock keeps other writers away until the file is closed;
- * the file of a killed program has no lock. If another program renamed the file between our open()
- * and our lock, the lock is on that program's complete file, which we leave alone. */
-G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
-  g2z_services *services = writer->services;
-  struct stat mine, named;
-  /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
-  int file = g2z__open_file(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
-  if (file < 0)
-    return g2z_fail_file(services, errno, "create",
-                         errno == ELOOP || errno == ENXIO ? writer->partial : writer->path);
-  g2z_status status = G2Z_OK;
-  if (fstat(file, &mine) != 0) status = g2z_fail_file(services, errno, "create", writer->path);
-  else if (!S_ISREG(mine.st_mode))
-    status = g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; remove it", writer->partial,
-                      g2z__kind_of_file(&mine));
-  else if ((flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) ||
-           lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino)
-    status = g2z_fail(services, G2Z_IO, "another program writes %s: wait until it ends, or choose "
-                      "another name", writer->path);
-  else if (g2z__resize(file, 0) != 0)
-    status = g2z_fail_file(services, errno, "empty", writer->partial);
-  writer->pending = status == G2Z_OK;
-  if (writer->pending) writer->file = file;
-  else close(file);
-  return status;
-}
-
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
   *out = NULL;
   size_t bytes = strlen(path) + 1;
-  struct stat there;
+  struct stat there, mine, named;
   g2z_writer *writer;
   if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* would make ".partial" */
   /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
@@ -2434,12 +2406,30 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
                     g2z__kind_of_file(&there));
   G2Z__TRY(g2z_allocate(services, 1, sizeof *writer + 2 * bytes + 8, &writer));
   writer->services = services;
-  writer->file = -1;
   writer->path = (char *)(writer + 1);
   writer->partial = writer->path + bytes;
   memcpy(writer->path, path, bytes);
   snprintf(writer->partial, bytes + 8, "%s.partial", path);
-  g2z_status status = g2z__writer_open(writer);
+  /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
+  writer->file = g2z__open_file(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+  g2z_status status = G2Z_OK;
+  if (writer->file < 0)
+    status = g2z_fail_file(services, errno, "create",
+                           errno == ELOOP || errno == ENXIO ? writer->partial : path);
+  else if (fstat(writer->file, &mine) != 0) status = g2z_fail_file(services, errno, "create", path);
+  else if (!S_ISREG(mine.st_mode))
+    status = g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; remove it", writer->partial,
+                      g2z__kind_of_file(&mine));
+  /* The lock keeps other writers away until the file is closed; the file of a killed program has no
+   * lock. If another program renamed the file between our open() and our lock, the lock is on that
+   * program's complete file, which we leave alone. */
+  else if ((flock(writer->file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) ||
+           lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino)
+    status = g2z_fail(services, G2Z_IO, "another program writes %s: wait until it ends, or choose "
+                      "another name", path);
+  else if (g2z__resize(writer->file, 0) != 0)
+    status = g2z_fail_file(services, errno, "empty", writer->partial);
+  writer->pending = status == G2Z_OK;
   if (status == G2Z_OK) *out = writer;
   else g2z_writer_free(writer);
   return status;

@@ -361,10 +361,9 @@ static g2z_status g2ze_load(g2z_eval_set *s) {
 G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
                                  const g2z_tokenizer *tokenizer, const char *path,
                                  g2z_eval_set **out) {
-  void *memory;
+  g2z_eval_set *s;
   *out = NULL;
-  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_eval_set), &memory));
-  g2z_eval_set *s = (g2z_eval_set *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, &s));
   s->services = services;
   s->config = *config;
   s->tokenizer = tokenizer;
@@ -418,10 +417,8 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
   const size_t room = G2ZE_ROWS * (size_t)s->config.context;
   g2ze_batch batch;
   double sum = 0;
-  void *memory;
   memset(out, 0, sizeof *out);
-  G2Z_TRY(g2z_allocate(s->services, 3 * room, sizeof(int32_t), &memory));
-  batch.tokens = (int32_t *)memory;
+  G2Z_TRY(G2Z_NEW(s->services, 3 * room, &batch.tokens));
   batch.targets = batch.tokens + room;
   batch.losses = (float *)(batch.targets + room);
   g2z_status status = G2Z_OK;
@@ -435,7 +432,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
     if (progress) progress(user, (double)at / (double)s->rows);
     status = g2ze_score(s, s->row + at, (int)count, model, &batch);
   }
-  g2z_release(s->services, memory);
+  g2z_release(s->services, batch.tokens);
   G2Z_TRY(status);
   for (size_t i = 0; i < s->rows; i++) {
     out->tokens += s->row[i].counted;

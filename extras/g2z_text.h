@@ -272,10 +272,7 @@ static const char g2zt_class_runs[] =
 /* One class per code point: a table of 201 KiB. A text uses only a few of its cache lines. */
 static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **out) {
   static const char kinds[] = "olnw"; /* in the order of the enum */
-  void *memory;
-  *out = NULL;
-  G2Z_TRY(g2z_allocate(services, G2ZT_CLASSIFIED, 1, &memory));
-  *out = (unsigned char *)memory;
+  G2Z_TRY(G2Z_NEW(services, G2ZT_CLASSIFIED, out));
   size_t at = 0;
   for (const char *run = g2zt_class_runs; *run;) {
     int kind = (int)(strchr(kinds, *run++) - kinds);
@@ -497,11 +494,11 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
                                  const unsigned char *bytes, size_t count, size_t *word) {
   size_t used = words->count ? words->starts[words->count] : 0;
   if (words->count * 2 >= words->slots) {
-    void *memory;
+    uint32_t *table;
     size_t slots = words->slots ? words->slots * 2 : 1024;
-    G2Z_TRY(g2z_allocate(services, slots, sizeof *words->table, &memory));
+    G2Z_TRY(G2Z_NEW(services, slots, &table));
     g2z_release(services, words->table);
-    words->table = (uint32_t *)memory;
+    words->table = table;
     words->slots = slots;
     for (size_t i = 0; i < words->count; i++)
       words->table[g2zt_words_slot(words, words->bytes + words->starts[i],
@@ -583,10 +580,9 @@ struct g2z_tokenizer {
 
 /* The byte-level vocabulary. Merges may be added to it. */
 static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
-  void *memory;
+  g2z_tokenizer *tokenizer;
   *out = NULL;
-  G2Z_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
-  g2z_tokenizer *tokenizer = (g2z_tokenizer *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, &tokenizer));
   tokenizer->services = services;
   g2z_status status = g2zt_classes_create(services, &tokenizer->classes);
   for (int id = 0; id < 256 && status == G2Z_OK; id++) {
@@ -827,10 +823,9 @@ struct g2z_encoder {
 G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
                                       g2z_encoder **out) {
   const size_t line = sizeof(g2zt_word), count = (size_t)1 << G2ZT_WORDS_BITS;
-  void *memory;
+  g2z_encoder *encoder;
   *out = NULL;
-  G2Z_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
-  g2z_encoder *encoder = (g2z_encoder *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, &encoder));
   encoder->services = encoder->merger.services = services;
   encoder->tokenizer = encoder->merger.tokenizer = tokenizer;
   for (size_t n = 0; n <= G2ZT_WORD_BYTES; n++) memset(encoder->masks[n], 0xFF, n);
@@ -1026,7 +1021,6 @@ G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t byt
 G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
                               const int32_t *ids, size_t count, char **text, size_t *bytes) {
   size_t total = 0, length;
-  void *memory;
   *text = NULL;
   *bytes = 0;
   for (size_t i = 0; i < count; i++) {
@@ -1036,8 +1030,7 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
                       g2z_tokenizer_vocab(tokenizer));
     total += length;
   }
-  G2Z_TRY(g2z_allocate(services, total + 1, 1, &memory));
-  *text = (char *)memory;
+  G2Z_TRY(G2Z_NEW(services, total + 1, text));
   for (size_t i = 0; i < count; i++) {
     const unsigned char *token = g2z_tokenizer_token(tokenizer, ids[i], &length);
     memcpy(*text + *bytes, token, length);
@@ -1444,10 +1437,9 @@ struct g2z_bpe_trainer {
 };
 
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out) {
-  void *memory;
+  g2z_bpe_trainer *trainer;
   *out = NULL;
-  G2Z_TRY(g2z_allocate(services, 1, sizeof **out, &memory));
-  g2z_bpe_trainer *trainer = (g2z_bpe_trainer *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, &trainer));
   trainer->services = services;
   g2z_status status = g2zt_classes_create(services, &trainer->classes);
   if (status == G2Z_OK) *out = trainer;
@@ -1622,9 +1614,8 @@ static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t 
 static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, int vocab) {
   /* lay the words out as sites of single bytes */
   size_t total = 1 + words->count + (words->count ? words->starts[words->count] : 0);
-  void *memory;
-  G2Z_TRY(g2z_allocate(learning->services, total, sizeof *learning->sites, &memory));
-  g2zt_site *sites = learning->sites = (g2zt_site *)memory;
+  G2Z_TRY(G2Z_NEW(learning->services, total, &learning->sites));
+  g2zt_site *sites = learning->sites;
   uint32_t at = 0;
   sites[at++].id = -1;
   for (size_t word = 0; word < words->count; word++) {
