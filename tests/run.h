@@ -774,7 +774,7 @@ static const char *const test_train_bad[][2] = {
     {"--train $SHARD --layers 1 --channels 64 --context 16 --device cpu --tuning $SHARD",
      "shard.bin: no tuning table of this build: it begins with \""},
     {"--train $SHARD --init-from /nowhere", "/nowhere"},
-    {"--train $SHARD --init-from ''", "cannot open \"\": No such file"},
+    {"--train $SHARD --init-from ''", "cannot open the directory \"\": No such file"},
     {"--train $SHARD --run-dir $(printf %01100d 0)",
      "--run-dir has 1100 bytes, but at most 1023"},
     {"--train $SHARD --run-id $(printf %0200d 0)", "--run-id has 200 bytes, but at most 127"},
