@@ -361,16 +361,16 @@ static g2z_status g2ze_load(g2z_eval_set *s) {
 G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
                                  const g2z_tokenizer *tokenizer, const char *path,
                                  g2z_eval_set **out) {
-  g2z_eval_set *s;
-  *out = NULL;
-  G2Z_TRY(G2Z_NEW(services, 1, &s));
+  G2Z_TRY(G2Z_NEW(services, 1, out));
+  g2z_eval_set *s = *out;
   s->services = services;
   s->config = *config;
   s->tokenizer = tokenizer;
   s->path = path;
   g2z_status status = g2ze_load(s);
-  if (status != G2Z_OK) g2z_eval_free(s);
-  else *out = s;
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_eval_free(s);
+  *out = NULL;
   return status;
 }
 

@@ -558,12 +558,10 @@ static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv) {
   size_t places = (size_t)(first_count + count + 1), bytes = places * sizeof(char *);
-  void *memory;
-  *argv = NULL;
   for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
   for (int i = 0; i < count; i++) bytes += (size_t)g2zg_flag_argument(&flags[i], NULL, 0) + 1;
-  G2Z_TRY(g2z_allocate(services, bytes, 1, &memory)); /* the pointers, then their texts */
-  char **out = *argv = (char **)memory, *to = (char *)(out + places), *end = (char *)memory + bytes;
+  G2Z_TRY(g2z_allocate(services, bytes, 1, argv)); /* the pointers, then their texts */
+  char **out = *argv, *to = (char *)(out + places), *end = (char *)out + bytes;
   for (int i = 0; i < first_count + count; i++) {
     size_t room = (size_t)(end - to);
     int length = i < first_count ? snprintf(to, room, "%s", first[i])
@@ -605,10 +603,8 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
                                   char **line) {
   size_t bytes = 8;
   for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 4; /* ' becomes '\'' */
-  void *memory;
-  *line = NULL;
-  G2Z_TRY(g2z_allocate(services, bytes, 1, &memory));
-  char *to = *line = (char *)memory, *end = to + bytes;
+  G2Z_TRY(G2Z_NEW(services, bytes, line));
+  char *to = *line, *end = to + bytes;
   for (int i = 0; i < argc; i++) {
     if (i) *to++ = ' ';
     to += strlen(g2z_shell_word(argv[i], to, (size_t)(end - to)));
@@ -646,7 +642,6 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   uint8_t random[16];
   size_t count = 0, kept = 0, room = sizeof *spawn->texts;
   struct timespec now;
-  void *memory;
   if (getentropy(random, sizeof random) != 0)
     return g2z_fail(spawn->services, G2Z_IO, "cannot get random numbers: %s", strerror(errno));
   for (int i = 0; i < 16; i++) snprintf(secret + 2 * i, 3, "%02x", random[i]);
@@ -663,9 +658,7 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
   snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
   while (environ[count]) count++;
-  G2Z_TRY(g2z_allocate(spawn->services, count + G2ZG_SPAWN_VARIABLES + 1, sizeof(char *),
-                       &memory));
-  spawn->environment = (char **)memory;
+  G2Z_TRY(G2Z_NEW(spawn->services, count + G2ZG_SPAWN_VARIABLES + 1, &spawn->environment));
   for (int k = 0; k < G2ZG_SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
   for (size_t i = 0; i < count; i++) {
     int drop = 0;
@@ -842,7 +835,6 @@ static g2z_status g2zg_spawn_check(g2z_services *services, int ranks, int *insid
 }
 
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out) {
-  void *memory;
   g2zg_spawn spawn;
   int inside;
   memset(&spawn, 0, sizeof spawn);
@@ -856,8 +848,7 @@ G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z
     G2Z_RETRY(spawn.output, open(job->output, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (spawn.output < 0) return g2z_fail_file(services, errno, "open", job->output);
   }
-  g2z_status status = g2z_allocate(services, (size_t)job->ranks, sizeof(pid_t), &memory);
-  spawn.processes = (pid_t *)memory;
+  g2z_status status = G2Z_NEW(services, (size_t)job->ranks, &spawn.processes);
   if (status == G2Z_OK) status = g2zg_spawn_environment(&spawn);
   if (status == G2Z_OK) status = g2zg_spawn_all(&spawn);
   g2z_release(services, spawn.environment);

@@ -1363,21 +1363,16 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
 /* The values[count] of all ranks, concatenated; freed with g2z_release. */
 static g2z_status g2zr_gather(g2z_run *run, const int64_t *values, size_t count, int64_t **all) {
   const size_t world = (size_t)run->context->world;
-  void *memory;
-  *all = NULL;
-  G2Z_TRY(g2zr_agree(run, g2z_allocate(run->services, count * world, sizeof **all, &memory)));
-  *all = (int64_t *)memory;
-  return g2z_ranks_all_gather(run->context->ranks, values, count * sizeof *values, memory);
+  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, count * world, all)));
+  return g2z_ranks_all_gather(run->context->ranks, values, count * sizeof *values, *all);
 }
 
 /* Entropy of the validation tokens' frequencies: the loss of a model that only knows these. */
 static g2z_status g2zr_val_entropy(g2z_run *run) {
   const size_t vocab = (size_t)run->config.train.model.vocab;
   const int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq;
-  int64_t *all = NULL, total = 0;
-  void *memory;
-  G2Z_TRY(g2z_allocate(run->services, vocab, sizeof(int64_t), &memory));
-  int64_t *counts = (int64_t *)memory;
+  int64_t *counts, *all = NULL, total = 0;
+  G2Z_TRY(G2Z_NEW(run->services, vocab, &counts));
   g2z_status status = G2Z_OK;
   for (int64_t step = 0; step < run->val_steps && status == G2Z_OK; step++) {
     const int32_t *x, *y;
@@ -1403,7 +1398,7 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
                       "validation batches counts: raise --val-steps or --max-val-steps",
                       run->val_steps);
   g2z_release(run->services, all);
-  g2z_release(run->services, memory);
+  g2z_release(run->services, counts);
   return status;
 }
 
@@ -1978,11 +1973,9 @@ static g2z_status g2zr_open(g2z_run *run) {
 
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
                                   g2z_run **out) {
-  *out = NULL;
-  void *memory;
   g2z_services *services = context->services;
-  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_run), &memory));
-  g2z_run *run = (g2z_run *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, out));
+  g2z_run *run = *out;
   run->services = services;
   run->context = context;
   run->config = *config;
@@ -1998,7 +1991,8 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
     if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path.text);
     if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path.text);
     g2z_run_free(run);
-  } else *out = run;
+    *out = NULL;
+  }
   return status;
 }
 
@@ -2244,11 +2238,9 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   /* The text, with a heading for train.log and sample.txt. */
   char *text;
   size_t bytes;
-  void *memory;
   G2Z_TRY(g2z_decode(run->services, run->tokenizer, sample->ids, kept, &text, &bytes));
   g2z_release(run->services, run->sample_text);
-  g2z_status status = g2z_allocate(run->services, 3 * bytes + 64, 1, &memory);
-  run->sample_text = (char *)memory;
+  g2z_status status = G2Z_NEW(run->services, 3 * bytes + 64, &run->sample_text);
   if (status == G2Z_OK) {
     int head = snprintf(run->sample_text, 64, "sample after step %" PRId64 ":\n", run->step);
     g2zr_printable(text, bytes, run->sample_text + head);
@@ -2593,11 +2585,10 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
                         count);
     for (int k = 0; k < count && status == G2Z_OK; k++) {
       const char *name = plain ? given.text[i] : found.gl_pathv[k];
-      void *copy = NULL;
-      status = g2z_allocate(services, strlen(name) + 1, 1, &copy);
-      if (copy) memcpy(copy, name, strlen(name) + 1);
-      texts->text[texts->count] = o->eval_names[texts->count] = (char *)copy;
-      texts->count++;
+      char **copy = &o->eval_names[texts->count];
+      status = G2Z_NEW(services, strlen(name) + 1, copy);
+      if (*copy) strcpy(*copy, name);
+      texts->text[texts->count++] = *copy;
     }
     globfree(&found);
   }
@@ -2618,68 +2609,49 @@ G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), v
 
 static double g2zr_gib(size_t bytes) { return (double)bytes / 1073741824.0; }
 
-G2Z_PRINTF(3, 4)
-static void g2zr_plan_line(void (*line)(void *user, const char *text), void *user,
-                           const char *format, ...) {
-  char text[256];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  line(user, text);
-}
-
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user) {
   const g2z_model_config *m = &plan->model;
-  const size_t needs = plan->bytes_total + plan->nccl_bytes;
-  g2zr_plan_line(line, user,
-                 "model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded "
-                 "to %d): %.2f M parameters", m->layers, m->layers == 1 ? "" : "s", m->heads,
-                 m->heads == 1 ? "" : "s", m->channels, m->context, m->vocab, plan->vocab_padded,
-                 (double)plan->parameters * 1e-6);
-  g2zr_plan_line(line, user, "step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens",
-                 plan->batch, plan->seq, plan->accum, plan->world,
-                 (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
-  g2zr_plan_line(line, user, "types       %s parameters, %s gradients%s%s, on %s",
-                 g2z_dtype_text(plan->dtype), g2z_dtype_text(plan->grad_dtype),
-                 plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2z_fp8_text(plan->fp8) : "",
-                 g2z_device_text(plan->device));
-  char strategy[64];
-  snprintf(strategy, sizeof strategy, "ZeRO        stage %d", plan->zero_stage);
-  if (plan->strategy == G2Z_STRATEGY_DP)
-    snprintf(strategy, sizeof strategy, "dp          the optimizer on rank 0 alone");
-  g2zr_plan_line(line, user, "%s, rank %d of %d, %d buckets of up to %.2f MiB", strategy,
-                 plan->rank, plan->world, plan->buckets,
-                 (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  const size_t needs = plan->bytes_total + plan->nccl_bytes, size = (size_t)plan->dtype_bytes;
+  const int dp = plan->strategy == G2Z_STRATEGY_DP;
+  char text[256], stage[16];
+#define PUT(...) (snprintf(text, sizeof text, __VA_ARGS__), line(user, text))
+#define X(name, text) text,
+  static const char *const parts[] = {G2Z_MEMORY_LIST(X)};
+#undef X
+  snprintf(stage, sizeof stage, "stage %d", plan->zero_stage);
+  PUT("model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded to %d): "
+      "%.2f M parameters", m->layers, g2zr_plural(m->layers), m->heads, g2zr_plural(m->heads),
+      m->channels, m->context, m->vocab, plan->vocab_padded, (double)plan->parameters * 1e-6);
+  PUT("step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens", plan->batch, plan->seq,
+      plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
+  PUT("types       %s parameters, %s gradients%s%s, on %s", g2z_dtype_text(plan->dtype),
+      g2z_dtype_text(plan->grad_dtype), plan->fp8 ? ", fp8=" : "",
+      plan->fp8 ? g2z_fp8_text(plan->fp8) : "", g2z_device_text(plan->device));
+  PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", dp ? "dp" : "ZeRO",
+      dp ? "the optimizer on rank 0 alone" : stage, plan->rank, plan->world, plan->buckets,
+      (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
   if (plan->unit[1].gathered) {
-    size_t room = plan->unit[1].room, size = (size_t)plan->dtype_bytes;
-    size_t slices = plan->param_elements - plan->slices_at;
-    g2zr_plan_line(line, user,
-                   "parameters  %.3f GiB of the blocks, %.3f for two of them whole, which take "
-                   "turns, %.3f for what stays", g2zr_gib(slices * size), g2zr_gib(2 * room * size),
-                   g2zr_gib((plan->param_elements - slices - 2 * room) * size));
+    const size_t whole = 2 * plan->unit[1].room, slices = plan->param_elements - plan->slices_at;
+    PUT("parameters  %.3f GiB of slices of blocks, %.3f GiB of two block buffers, %.3f GiB of the "
+        "rest", g2zr_gib(slices * size), g2zr_gib(whole * size),
+        g2zr_gib((plan->param_elements - slices - whole) * size));
   }
   if (plan->weights)
-    g2zr_plan_line(line, user, "Muon        %d weights, %.3f GiB in the memory of the logits",
-                   plan->weights, g2zr_gib(plan->work_begin + plan->work_bytes));
+    PUT("Muon        %d weights, %.3f GiB in the memory of the logits", plan->weights,
+        g2zr_gib(plan->work_begin + plan->work_bytes));
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
-    g2zr_plan_line(line, user, "recompute   %s: each block runs forward again before its backward",
-                   g2z_recompute_text(plan->recompute));
-#define X(name, text) text,
-  static const char *const texts[] = {G2Z_MEMORY_LIST(X)};
-#undef X
+    PUT("recompute   %s: each block runs forward again before its backward",
+        g2z_recompute_text(plan->recompute));
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
-    g2zr_plan_line(line, user, "memory      %9.3f GiB  %s", g2zr_gib(plan->bytes[i]), texts[i]);
-  if (plan->nccl_bytes)
-    g2zr_plan_line(line, user, "memory      %9.3f GiB  NCCL, as usual", g2zr_gib(plan->nccl_bytes));
-  g2zr_plan_line(line, user, "memory      %9.3f GiB  total %s", g2zr_gib(needs),
-                 plan->strategy == G2Z_STRATEGY_DP ? "on this rank" : "per rank");
+    PUT("memory      %9.3f GiB  %s", g2zr_gib(plan->bytes[i]), parts[i]);
+  if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zr_gib(plan->nccl_bytes));
+  PUT("memory      %9.3f GiB  total %s", g2zr_gib(needs), dp ? "on this rank" : "per rank");
   if (!free_bytes) return;
-  g2zr_plan_line(line, user, "free        %9.3f GiB  per rank: %s", g2zr_gib(free_bytes),
-                 needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
-  g2zr_plan_line(line, user, "largest B   %9d      micro-batch that fits",
-                 g2z_plan_largest_batch(plan, free_bytes));
+  PUT("free        %9.3f GiB  per rank: %s", g2zr_gib(free_bytes),
+      needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
+  PUT("largest B   %9d      micro-batch that fits", g2z_plan_largest_batch(plan, free_bytes));
+#undef PUT
 }
 
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *o,

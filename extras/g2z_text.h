@@ -580,9 +580,8 @@ struct g2z_tokenizer {
 
 /* The byte-level vocabulary. Merges may be added to it. */
 static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
-  g2z_tokenizer *tokenizer;
-  *out = NULL;
-  G2Z_TRY(G2Z_NEW(services, 1, &tokenizer));
+  G2Z_TRY(G2Z_NEW(services, 1, out));
+  g2z_tokenizer *tokenizer = *out;
   tokenizer->services = services;
   g2z_status status = g2zt_classes_create(services, &tokenizer->classes);
   for (int id = 0; id < 256 && status == G2Z_OK; id++) {
@@ -597,8 +596,9 @@ static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out
     size_t word;
     status = g2zt_words_add(services, &tokenizer->tokens, &byte, 1, &word);
   }
-  if (status == G2Z_OK) *out = tokenizer;
-  else g2z_tokenizer_free(tokenizer);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_tokenizer_free(tokenizer);
+  *out = NULL;
   return status;
 }
 
@@ -823,16 +823,16 @@ struct g2z_encoder {
 G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
                                       g2z_encoder **out) {
   const size_t line = sizeof(g2zt_word), count = (size_t)1 << G2ZT_WORDS_BITS;
-  g2z_encoder *encoder;
-  *out = NULL;
-  G2Z_TRY(G2Z_NEW(services, 1, &encoder));
+  G2Z_TRY(G2Z_NEW(services, 1, out));
+  g2z_encoder *encoder = *out;
   encoder->services = encoder->merger.services = services;
   encoder->tokenizer = encoder->merger.tokenizer = tokenizer;
   for (size_t n = 0; n <= G2ZT_WORD_BYTES; n++) memset(encoder->masks[n], 0xFF, n);
   g2z_status status = g2z_allocate(services, count + 1, line, &encoder->cache);
   encoder->words = (g2zt_word *)(((uintptr_t)encoder->cache + line - 1) / line * line);
-  if (status == G2Z_OK) *out = encoder;
-  else g2z_encoder_free(encoder);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_encoder_free(encoder);
+  *out = NULL;
   return status;
 }
 
@@ -1437,13 +1437,13 @@ struct g2z_bpe_trainer {
 };
 
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out) {
-  g2z_bpe_trainer *trainer;
-  *out = NULL;
-  G2Z_TRY(G2Z_NEW(services, 1, &trainer));
+  G2Z_TRY(G2Z_NEW(services, 1, out));
+  g2z_bpe_trainer *trainer = *out;
   trainer->services = services;
   g2z_status status = g2zt_classes_create(services, &trainer->classes);
-  if (status == G2Z_OK) *out = trainer;
-  else g2z_bpe_trainer_free(trainer);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_bpe_trainer_free(trainer);
+  *out = NULL;
   return status;
 }
 

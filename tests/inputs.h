@@ -39,10 +39,8 @@ static const struct { const char *name; size_t at, count; const char *bytes; } i
   dir "/model.safetensors.index.json; $T --seq 4 --train $D/old.bin --init-from $D/" dir
 static const struct { const char *command; int code; const char *sentence; } inputs_rows[] = {
     /* newcomers' first mistakes, in the order of the README */
-    {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: remove the quotes, so that the shell "
-                         "expands the pattern"},
-    {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: remove it from the command, or check "
-                                     "how it was made"},
+    {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: remove the quotes"},
+    {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: remove it from the command"},
     {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text in UTF-8; convert it "
                             "to lines of JSON:\n"},
     {"$P $D/array.json", 1, "\njq -c '.[]' $D/array.json > $D/array.json.jsonl &&\n"},
@@ -161,8 +159,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"head -c 70000 /dev/urandom > $D/random; $P $D/random", 1, "$D/random is binary, not text"},
     {"$P - < /dev/zero", 1, "standard input is binary, not text in UTF-8: give a text file\n"},
     {"$P --field a - < /dev/zero", 1, "standard input is binary, not text in UTF-8: give a text file\n"},
-    {"yes | tr -d '\\n' | $P --field a -", 1, "standard input, line 1: no line feed in 256 MiB: is "
-                                              "it JSON with one document per line?"},
+    {"yes | tr -d '\\n' | $P --field a -", 1, "standard input, line 1 has no end within 256 MiB"},
     {"cp $D/old_shard $D/s.txt; $P $D/s.txt", 1, "$D/s.txt is a shard of tokens, not"},
     {"mkdir \"$D/a \\$b\"; f=\"$D/a \\$b/it's\"; printf '{\"text\": \"caf\\351s\"}' > "
      "\"$f.jsonl\"; $P --name n --val-fraction 0 \"$f.jsonl\" 2>&1 | tail -n 2 > $D/advice; "
@@ -180,7 +177,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"cp $D/d.ndjson $D/old.json; printf '{\\n  \"text\": \"a\"\\n}\\n' > $D/pretty.json", 0, ""},
     {"$P --name o $D/old.json", 0, "val         1 document, 4 tokens"},
     {"$P --name p $D/pretty.json", 1, "$D/pretty.json, line 1, column 2: expected"},
-    {"$P --field body $D/some", 1, "since its name does not end with .jsonl, .ndjson or .json"},
+    {"$P --field body $D/some", 1, "its name does not end in .jsonl, .ndjson or .json: rename it"},
     /* shards of another vocabulary */
     {"head -c 60000 gpt2_zero.h > $D/a.txt; $P --train-bpe 300 $D/a.txt && mv $D/out/a* $D", 0, ""},
     {"tail -c 60000 gpt2_zero.h > $D/b.txt; $P --train-bpe 300 $D/b.txt && mv $D/out/b* $D", 0, ""},
