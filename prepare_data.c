@@ -54,42 +54,42 @@ static const char *const mode_names[] = {"shards", "encode", "decode"};
  * default_options() sets the defaults. A default outside its range is not shown: the help text
  * explains it. */
 #define FLAG_LIST(FLAG, GROUP)                                                                    \
-  GROUP("Vocabulary, one of these")                                                               \
+  GROUP("Vocabulary (one of these)")                                                              \
   /*   in  name  kind  destination  minimum  maximum  value  help */                              \
   FLAG(ANY, "vocab", TEXT, vocab, 0, 0, "FILE",                                                   \
-       "vocab.bpe, merges.txt or tokenizer.json")                      \
+       "vocab.bpe, merges.txt or tokenizer.json")                                                 \
   FLAG(IN(SHARDS), "train-bpe", INT, train_bpe, 257, 65536, "N",                                  \
        "learn N tokens from the text and write them to OUT/NAME.bpe")                             \
   FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|>")                  \
   GROUP("Text")                                                                                   \
   FLAG(TEXTS, "field", TEXT, field, 0, 0, "NAME",                                                 \
-       "the text's field in .jsonl [text, then content]; or PROMPT,COMPLETION")                   \
+       "field of the text in .jsonl [text, else content]; or PROMPT,COMPLETION")                  \
   FLAG(TEXTS, "split-docs", CHOICE, split_docs, 0, 0, "|none|eot|blank",                          \
-       "what separates documents in a text; none: it is one document")                        \
+       "what separates documents in a text; none: it is one document")                            \
   FLAG(TEXTS, "universal-newlines", SWITCH, universal_newlines, 0, 0, "",                         \
-       "turn CR LF and CR into LF, as Python does with text files")                              \
+       "turn CR LF and CR into LF, as Python does with text files")                               \
   FLAG(TEXTS, "allow-special", SWITCH, allow_special, 0, 0, "",                                   \
-       "read <|endoftext|> in a document as the token, not as 7 ordinary ones")                    \
+       "read <|endoftext|> in a document as the token, not as 7 ordinary ones")                   \
   FLAG(TEXTS, "strict", SWITCH, strict, 0, 0, "",                                                 \
        "refuse invalid UTF-8 and lone surrogates instead of writing U+FFFD")                      \
   GROUP("Shards")                                                                                 \
   FLAG(IN(SHARDS), "format", CHOICE, format, 0, 0, "|llmc|raw",                                   \
        "uint16 tokens with llm.c's header, or without a header")                                  \
   FLAG(TEXTS, "eot", CHOICE, eot, 0, 0, "|first|last|none",                                       \
-       "where a document gets <|endoftext|> [first for llmc, last for raw]")                       \
-  FLAG(IN(SHARDS), "out", TEXT, out, 0, 0, "DIR",                                     \
+       "where a document gets <|endoftext|> [first for llmc, last for raw]")                      \
+  FLAG(IN(SHARDS), "out", TEXT, out, 0, 0, "DIR",                                                 \
        "directory of the shards; created if it does not exist")                                   \
-  FLAG(IN(SHARDS), "name", TEXT, name, 0, 0, "NAME",                                          \
+  FLAG(IN(SHARDS), "name", TEXT, name, 0, 0, "NAME",                                              \
        "name of the shards [name of the first FILE]")                                             \
   FLAG(IN(SHARDS), "overwrite", SWITCH, overwrite, 0, 0, "",                                      \
-       "replace all shards of this name from an earlier run")                                \
+       "replace all shards of this name from an earlier run")                                     \
   FLAG(IN(SHARDS), "shard-tokens", INT64, shard_tokens, 1, 2147483647, "N",                       \
-       "tokens per llmc shard; a document may be cut [100000000]")                              \
+       "tokens per llmc shard; a document may be cut [100000000]")                                \
   GROUP("Validation")                                                                             \
   FLAG(IN(SHARDS), "val-fraction", FLOAT, val_fraction, 0, 0.999, "F",                            \
-       "fraction of the documents; see below [0.05]")                                       \
+       "fraction of the documents; see below [0.05]")                                             \
   FLAG(IN(SHARDS), "val-tokens", INT64, val_tokens, 0, 1e15, "N",                                 \
-       "instead of that: the first N tokens; a document may be cut")                              \
+       "or the first N tokens; a document may be cut")                                            \
   GROUP("Instead of shards")                                                                      \
   FLAG(IN(ENCODE), "encode", SWITCH, encode, 0, 0, "",                                            \
        "read text from standard input, print its ids")                                            \
@@ -97,7 +97,7 @@ static const char *const mode_names[] = {"shards", "encode", "decode"};
        "read ids from standard input, print their text")                                          \
   GROUP("Program")                                                                                \
   FLAG(TEXTS, "threads", INT, threads, 1, 256, "N",                                               \
-       "threads that encode; the output does not depend on N")                                   \
+       "threads that encode; the output does not depend on N")                                    \
   FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this help")
 
 static const char help_begin[] =

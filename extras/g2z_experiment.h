@@ -53,10 +53,10 @@ extern "C" {
   X(global_batch,         0, "global batch", "sequences per step")                                \
   X(seq_len,              0, "T",            "tokens per sequence")                               \
   X(zero_stage,           0, "stage",        "")                                                  \
-  X(bucket_mib,           2, "MiB",          "of gradients per collective, as asked for")         \
+  X(bucket_mib,           2, "MiB",          "of gradients per collective, as requested")         \
   X(buckets,              0, "buckets",      "")                                                  \
   X(plan_gib,             3, "plan GiB",     "of one rank")                                       \
-  X(steps,                0, "steps",        "that count; warm-up came before")                   \
+  X(steps,                0, "steps",        "measured steps, without warm-up")                   \
   X(tokens_per_sec,       0, "tokens/s",     "of all ranks: a step's tokens over step_p50_ms")    \
   X(tokens_per_sec_sd,    0, "+-",           "standard deviation over the repeats")               \
   X(step_min_ms,          2, "min ms",       "")                                                  \
@@ -65,25 +65,25 @@ extern "C" {
   X(step_max_ms,          2, "max ms",       "")                                                  \
   X(step_mean_ms,         2, "mean ms",      "")                                                  \
   X(step_sd_ms,           2, "sd ms",        "")                                                  \
-  X(train_time_sec,       2, "training s",   "all steps that count")                              \
+  X(train_time_sec,       2, "training s",   "sum over the measured steps")                       \
   X(total_wall_time_sec,  2, "wall s",       "from the start of the processes to their end")      \
-  X(exposed_comm_ms,      3, "exposed ms",   "of a step: what every rank waits; median")          \
-  X(waited_ms,            3, "waiting ms",   "the most that a rank waits, for slower ones too")   \
-  X(exposed_comm_sec,     3, "exposed s",    "of all steps that count")                           \
+  X(exposed_comm_ms,      3, "exposed ms",   "wait that all ranks have in a step; median")        \
+  X(waited_ms,            3, "waiting ms",   "longest wait of a rank in a step; median")          \
+  X(exposed_comm_sec,     3, "exposed s",    "sum over the measured steps")                       \
   X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
   X(collectives_per_step, 0, "collectives",  "that moved a bucket")                               \
-  X(cpu_percent,          1, "CPU %",        "of all cores of the host, while steps count")       \
-  X(gpu_percent,          1, "GPU %",        "time with a kernel, while steps count: nvidia-smi")  \
-  X(peak_memory_gib,      3, "peak GiB",     "GPU: beyond what was in use before; CPU: resident") \
+  X(cpu_percent,          1, "CPU %",        "of the host's cores, in the measured steps")        \
+  X(gpu_percent,          1, "GPU %",        "time with a kernel, by nvidia-smi")                 \
+  X(peak_memory_gib,      3, "peak GiB",     "GPU: increase over the start; CPU: resident")       \
   X(speedup_vs_1gpu,      3, "speed-up",     "tokens/s over the tokens/s of one rank")            \
   X(scaling_efficiency,   3, "efficiency",   "speed-up over ranks")                               \
   X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
-  X(time_us,              1, "us",           "of a collective, the slowest rank's")               \
-  X(bus_gb_per_sec,       2, "bus GB/s",     "what passed each rank's link, as nccl-tests count") \
+  X(time_us,              1, "us",           "per collective, on the slowest rank")               \
+  X(bus_gb_per_sec,       2, "bus GB/s",     "traffic per link, as nccl-tests counts it")         \
   X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
   X(of_limit,             3, "of limit",     "bus over limit")                                    \
-  X(began_sec,            3, "began",        "g2z_seconds() of the first step that counts")       \
-  X(ended_sec,            3, "ended",        "and of the last one's end")
+  X(began_sec,            3, "began",        "g2z_seconds() when measuring began")                \
+  X(ended_sec,            3, "ended",        "g2z_seconds() when measuring ended")
 
 typedef struct g2z_figures {
 #define X(name, digits, heading, meaning) double name;
@@ -1317,7 +1317,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
     return g2z_fail(services, G2Z_UNSUPPORTED, "one rank has nothing to exchange: --gpus 2 or "
                     "more");
   if (e->device == G2Z_DEVICE_CUDA && j->world > gpus)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "it needs %d GPUs, and this process finds %d",
+    return g2z_fail(services, G2Z_UNSUPPORTED, "%d GPUs are needed, and this process finds %d",
                     j->world, gpus);
   if (!e->trains) return G2Z_OK;
   if (global && global % j->world)

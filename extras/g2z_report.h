@@ -111,14 +111,14 @@ G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommit
   X(NUMBER,  loss,            "mean over the global batch, in nats per token")                    \
   X(NUMBER,  lr,              "learning rate of the step")                                        \
   X(NUMBER,  grad_norm,       "global norm before clipping; null: not finite")                    \
-  X(NUMBER,  loss_scale,      "that the step ran with")                                           \
-  X(INTEGER, skipped,         "1: gradients not finite, weights stay; 2: a spike, too")        \
+  X(NUMBER,  loss_scale,      "loss scale of the step")                                           \
+  X(INTEGER, skipped,         "weights stay; 1: gradients not finite, 2: their norm spikes")      \
   X(NUMBER,  step_ms,         "wall time of the step, data_ms included")                          \
   X(NUMBER,  tok_s,           "tokens of the step over step_ms")                                  \
   X(NUMBER,  mfu,             "model flops utilisation; null: the device's peak is not known")    \
-  X(NUMBER,  exposed_comm_ms, "communication that hid under no computation")                      \
+  X(NUMBER,  exposed_comm_ms, "communication while no computation ran")                           \
   X(NUMBER,  data_ms,         "waiting for tokens")                                               \
-  X(NUMBER,  mem_gib,         "device memory that the plan holds")
+  X(NUMBER,  mem_gib,         "planned device memory")
 
 #define G2Z_METRIC_INTEGER int64_t
 #define G2Z_METRIC_NUMBER double
@@ -980,7 +980,7 @@ G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const 
     if (!isfinite(value)) continue;
     if (length + 16 > room)
       return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "the tag %.80s does not fit: the tags of one "
-                      "TensorBoard event have at most about %d bytes; shorten them", tags[i],
+                      "TensorBoard event may have about %d bytes; shorten them", tags[i],
                       G2ZP_EVENT_BYTES);
     to = g2zp_event_field(to, 1, 2, tags[i], length);
     to = g2zp_event_field(to, 2, 5, &value, sizeof value);
@@ -1554,6 +1554,9 @@ typedef struct g2zp_profile {
   g2z_services *services;
   g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
   int count[2];
+  struct dirent **entries;           /* files in profiles/ */
+  int entry_count;
+  const char *only;                  /* the one file that counts; NULL: all */
 } g2zp_profile;
 
 /* Reads the first number in [from, to) of a line, without the commas between its digits. */
@@ -1652,23 +1655,41 @@ static int g2zp_between(const char *name, const char *begin, const char *end) {
   return fits ? (int)(length - first - last) : -1;
 }
 
+/* The next file of profiles/ after number *at whose name is BEGIN...END; NULL: none. */
+static const char *g2zp_next_file(const g2zp_profile *p, int *at, const char *begin,
+                                  const char *end) {
+  while (++*at < p->entry_count) {
+    const char *name = p->entries[*at]->d_name;
+    if (p->only && strcmp(name, p->only) != 0) continue;
+    if (g2zp_between(name, begin, end) >= 0) return name;
+  }
+  return NULL;
+}
+
+/* Puts the names of these files, or only the parts between, the hosts. */
+static void g2zp_put_files(const g2zp_profile *p, g2z_json_out *out, const char *key,
+                           const char *begin, const char *end, int hosts) {
+  char text[300];
+  const char *name;
+  g2z_json_begin(out, key, '[');
+  for (int at = -1; (name = g2zp_next_file(p, &at, begin, end)) != NULL;) {
+    snprintf(text, sizeof text, "%.*s", hosts ? g2zp_between(name, begin, end) : 299,
+             hosts ? name + strlen(begin) : name);
+    g2z_json_put_string(out, NULL, text);
+  }
+  g2z_json_end(out, ']');
+}
+
 static int g2zp_name_order(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-typedef struct g2zp_profile_files {  /* of profiles/ */
-  struct dirent **entries;           /* all */
-  int entry_count;
-  const char **inputs, **reports;    /* names of the files to read, and of nsys's own */
-  int input_count, report_count;
-  const char *begin;                 /* of the inputs' names, before the host */
-} g2zp_profile_files;
-
 /* Writes profile_summary.json. */
-static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const char *run_dir,
-                                   const g2zp_profile_files *files, const g2z_object run[2]) {
-  static const char *const kinds[] = {"nvtx", "osrt"};
-  char now[32], key[300], *text, *absolute = realpath(run_dir, NULL);
+static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out, const char *run_dir,
+                                   const char *inputs, const g2z_object run[2]) {
+  static const char *const kinds[] = {"nvtx", "osrt"}, nsys[] = "nsys_", rep[] = ".nsys-rep";
+  char now[32], key[16], *text, *absolute = realpath(run_dir, NULL);
+  int at_report = -1;
   g2z_utc_now(now);
   g2z_json_begin(out, NULL, '{');
   g2z_json_put_string(out, "generated_at_utc", now);
@@ -1677,14 +1698,8 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
   for (size_t i = 0; i < G2Z_COUNT(g2zp_profile_facts); i++) {
     const g2zp_fact *fact = &g2zp_profile_facts[i];
     g2z_json json;
-    if (!fact->metrics) { /* the hosts */
-      g2z_json_begin(out, fact->name, '[');
-      for (int k = 0; k < files->input_count; k++) {
-        const int length = g2zp_between(files->inputs[k], files->begin, ".txt");
-        snprintf(key, sizeof key, "%.*s", length, files->inputs[k] + strlen(files->begin));
-        g2z_json_put_string(out, NULL, key);
-      }
-      g2z_json_end(out, ']');
+    if (!fact->metrics) {
+      g2zp_put_files(p, out, fact->name, inputs, ".txt", 1);
       continue;
     }
     const int launcher = fact->launcher && !g2z_object_at(&run[0], fact->metrics, &json);
@@ -1694,15 +1709,10 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
     else g2z_json_put_number(out, fact->name, g2z_object_number(&run[launcher], at));
     g2z_release(p->services, text);
   }
-  const int several = files->report_count > 1;
-  if (several) g2z_json_begin(out, "nsys_report", '[');
-  for (int i = 0; i < files->report_count || i == 0; i++)
-    g2z_json_put_string(out, several ? NULL : "nsys_report",
-                        files->report_count ? files->reports[i] : NULL);
-  if (several) g2z_json_end(out, ']');
-  g2z_json_begin(out, "inputs", '[');
-  for (int i = 0; i < files->input_count; i++) g2z_json_put_string(out, NULL, files->inputs[i]);
-  g2z_json_end(out, ']');
+  const char *report = g2zp_next_file(p, &at_report, nsys, rep);
+  if (!g2zp_next_file(p, &at_report, nsys, rep)) g2z_json_put_string(out, "nsys_report", report);
+  else g2zp_put_files(p, out, "nsys_report", nsys, rep, 0);
+  g2zp_put_files(p, out, "inputs", inputs, ".txt", 0);
   for (int kind = 0; kind < 2; kind++) {
     snprintf(key, sizeof key, "%s_top5", kinds[kind]);
     g2z_json_begin(out, key, '[');
@@ -1726,41 +1736,31 @@ static g2z_status g2zp_profile_put(g2zp_profile *p, g2z_json_out *out, const cha
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
                                          const char *only) {
   const g2z_path directory = g2z_path_in(run_dir, "profiles");
-  g2zp_profile_files files;
+  const char *inputs = "nsys_stats_", *name;
+  int first = -1;
   g2z_object run[2];
   g2zp_profile p;
   g2z_json_out out;
   void *memory = NULL;
-  char **texts = NULL;
-  memset(&files, 0, sizeof files);
   memset(&out, 0, sizeof out);
   memset(&p, 0, sizeof p);
   memset(run, 0, sizeof run);
   out.indent = 2;
+  p.only = only;
   p.services = run[0].services = run[1].services = services;
   G2Z_TRY(g2zp_check_directory(services, run_dir));
-  const int found = scandir(directory.text, &files.entries, NULL, g2zp_name_order);
-  files.entry_count = found > 0 ? found : 0; /* a missing directory has none */
-  g2z_status status = g2z_allocate(services, 3 * (size_t)files.entry_count, sizeof *texts, &memory);
-  texts = (char **)memory;
-  files.inputs = (const char **)texts + files.entry_count;
-  files.reports = files.inputs + files.entry_count;
-  for (int pass = 0; pass < 2 && !files.input_count && status == G2Z_OK; pass++) {
-    files.begin = pass ? "timers_" : "nsys_stats_";
-    for (int i = 0; i < files.entry_count; i++) {
-      const char *name = files.entries[i]->d_name;
-      if (g2zp_between(name, files.begin, ".txt") >= 0 && (!only || strcmp(name, only) == 0))
-        files.inputs[files.input_count++] = name;
-      if (!pass && !only && g2zp_between(name, "nsys_", ".nsys-rep") >= 0)
-        files.reports[files.report_count++] = name;
-    }
-  }
-  if (status == G2Z_OK && !files.input_count)
+  p.entry_count = scandir(directory.text, &p.entries, NULL, g2zp_name_order);
+  if (p.entry_count < 0) p.entry_count = 0; /* a missing directory has no files */
+  g2z_status status = g2z_allocate(services, (size_t)p.entry_count, sizeof(char *), &memory);
+  char **texts = (char **)memory;
+  if (!g2zp_next_file(&p, &first, inputs, ".txt")) inputs = "timers_";
+  first = -1;
+  if (status == G2Z_OK && !g2zp_next_file(&p, &first, inputs, ".txt"))
     status = g2z_fail(services, G2Z_IO, "%s has no nsys_stats_*.txt and no timers_*.txt. To make "
                       "one, add --profile to train, or put slurm/profile.sh RUN_DIR before it",
                       directory.text);
-  for (int i = 0; i < files.input_count && status == G2Z_OK; i++) {
-    const g2z_path path = g2z_path_in(directory.text, "%s", files.inputs[i]);
+  for (int i = -1; status == G2Z_OK && (name = g2zp_next_file(&p, &i, inputs, ".txt")) != NULL;) {
+    const g2z_path path = g2z_path_in(directory.text, "%s", name);
     size_t bytes;
     status = g2z_read_file(services, path.text, (size_t)1 << 28, &texts[i], &bytes);
     if (status == G2Z_OK) status = g2zp_stats_read(&p, path.text, texts[i]);
@@ -1772,13 +1772,13 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   if (status == G2Z_OK)
     status = g2z_writer_create(services, g2z_path_in(directory.text, "profile_summary.json").text,
                                &out.writer);
-  if (status == G2Z_OK) status = g2zp_profile_put(&p, &out, run_dir, &files, run);
+  if (status == G2Z_OK) status = g2zp_profile_put(&p, &out, run_dir, inputs, run);
   g2z_writer_free(out.writer);
-  for (int i = 0; i < files.entry_count; i++) {
+  for (int i = 0; i < p.entry_count; i++) {
     if (texts) g2z_release(services, texts[i]);
-    free(files.entries[i]); /* from scandir's malloc */
+    free(p.entries[i]); /* from scandir's malloc */
   }
-  free(files.entries);
+  free(p.entries);
   g2z_release(services, texts);
   for (int i = 0; i < 2; i++) g2z_object_free(&run[i]);
   return status;
