@@ -288,11 +288,11 @@ static g2z_status measure_limits(g2z_services *services, const g2z_plan *plan, l
   const size_t matrix = (size_t)side * (size_t)side * sizeof(float);
   const size_t copies = COPY * sizeof(float);
   rounds product, copy;
-  void *block = NULL, *memory;
+  void *block = NULL;
+  float *host;
   memset(&product, 0, sizeof product);
   memset(&copy, 0, sizeof copy);
-  TRY(g2z_allocate(services, copies, 1, &memory));
-  float *host = (float *)memory;
+  TRY(g2z_allocate(services, copies, 1, &host));
   for (size_t i = 0; i < COPY; i += 4) {
     uint32_t counter[4] = {(uint32_t)(i / 4), 0, 1, 0}, bits[4];
     g2z_philox(1, G2Z_RANDOM_SYNTHETIC, counter, bits);

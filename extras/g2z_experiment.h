@@ -378,12 +378,11 @@ G2Z_API g2z_point g2z_point_default(void) {
 
 G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
                                       g2z_summary **out) {
-  void *memory;
+  g2z_summary *summary;
   *out = NULL;
   if (!g2zx_row_named(experiment))
     G2Z_REFUSE(services, "no experiment is called \"%.64s\"", experiment);
-  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_summary), &memory));
-  g2z_summary *summary = (g2z_summary *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, &summary));
   summary->services = services;
   snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
   g2z_utc_now(summary->generated_utc);
@@ -398,14 +397,11 @@ G2Z_API void g2z_summary_free(g2z_summary *summary) {
 }
 
 G2Z_API g2z_status g2z_summary_add(g2z_summary *summary, g2z_point **out) {
-  void *list = summary->points;
   *out = NULL;
   if (summary->count >= G2ZX_SUMMARY_POINTS)
     G2Z_REFUSE(summary->services, "an experiment has at most %d points", G2ZX_SUMMARY_POINTS);
-  g2z_status status = g2z_grow(summary->services, &list, &summary->capacity, summary->count,
-                               summary->count + 1, sizeof(g2z_point));
-  summary->points = (g2z_point *)list;
-  G2Z_TRY(status);
+  G2Z_TRY(G2Z_GROW(summary->services, &summary->points, &summary->capacity, summary->count,
+                   summary->count + 1));
   *out = &summary->points[summary->count++];
   **out = g2z_point_default();
   return G2Z_OK;
@@ -909,12 +905,10 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
 
 G2Z_API g2z_status g2z_zipf_tokens(g2z_services *services, uint64_t seed, int vocab, size_t count,
                                    int32_t **out) {
-  void *memory = NULL, *sums = NULL;
-  double sum = 0;
-  g2z_status status = g2z_allocate(services, (size_t)vocab, sizeof(double), &sums);
-  if (status == G2Z_OK) status = g2z_allocate(services, count, sizeof(int32_t), &memory);
-  double *below = (double *)sums;
-  int32_t *tokens = *out = (int32_t *)memory;
+  double sum = 0, *below;
+  *out = NULL;
+  g2z_status status = G2Z_NEW(services, (size_t)vocab, &below);
+  if (status == G2Z_OK) status = G2Z_NEW(services, count, out);
   if (status != G2Z_OK) count = (size_t)(vocab = 0);
   for (int r = 0; r < vocab; r++) below[r] = sum += 1.0 / (r + 1);
   for (size_t i = 0; i < count; i++) {
@@ -927,18 +921,16 @@ G2Z_API g2z_status g2z_zipf_tokens(g2z_services *services, uint64_t seed, int vo
       if (below[middle] > draw) high = middle;
       else low = middle + 1;
     }
-    tokens[i] = low;
+    (*out)[i] = low;
   }
-  g2z_release(services, sums);
+  g2z_release(services, below);
   return status;
 }
 
 G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_stopwatch *w) {
-  void *memory;
   memset(w, 0, sizeof *w);
   w->collectives = NAN;
-  G2Z_TRY(g2z_allocate(services, 3 * (size_t)steps + 1, sizeof(double), &memory));
-  w->step_s = (double *)memory;
+  G2Z_TRY(G2Z_NEW(services, 3 * (size_t)steps + 1, &w->step_s));
   w->waited_s = w->step_s + steps;
   w->exposed_s = w->waited_s + steps; /* [steps + 1]: the last is for cpu_s */
   return G2Z_OK;
@@ -947,22 +939,22 @@ G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_sto
 G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
   const int count = w->count;
   const size_t size = ((size_t)count + 1) * sizeof(double);
-  void *memory;
-  g2z_status status = g2z_allocate(context->services, (size_t)context->world, size, &memory);
+  double *all;
+  g2z_status status = g2z_allocate(context->services, (size_t)context->world, size, &all);
   w->exposed_s[count] = w->cpu_s;
   w->cpu_s = 0;
   status = g2z_ranks_agree(context->ranks, status);
-  if (status == G2Z_OK) status = g2z_ranks_all_gather(context->ranks, w->exposed_s, size, memory);
+  if (status == G2Z_OK) status = g2z_ranks_all_gather(context->ranks, w->exposed_s, size, all);
   memcpy(w->waited_s, w->exposed_s, (size_t)count * sizeof(double));
   for (int r = 0; r < context->world && status == G2Z_OK; r++) {
-    const double *its = (const double *)memory + r * (count + 1);
+    const double *its = all + r * (count + 1);
     for (int i = 0; i < count; i++) {
       w->exposed_s[i] = fmin(w->exposed_s[i], its[i]);
       w->waited_s[i] = fmax(w->waited_s[i], its[i]);
     }
     w->cpu_s += its[count];
   }
-  g2z_release(context->services, memory);
+  g2z_release(context->services, all);
   return status;
 }
 
@@ -1222,7 +1214,8 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   double most = 0, copy_rate;
   g2z_comm *comm;
   g2z_comm_config config;
-  void *buffer, *all;
+  void *buffer;
+  double *all;
   for (int i = 0; i < sizes->count; i++) most = fmax(most, sizes->at[i]);
   const size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)context->world;
   memset(&config, 0, sizeof config);
@@ -1232,7 +1225,7 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   config.gather = config.reduce = transport;
   G2Z_TRY(g2z_comm_create(context->ranks, device, &config, &comm));
   g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
-  g2z_status gained = g2z_allocate(device->services, (size_t)comm->world, sizeof(double), &all);
+  g2z_status gained = G2Z_NEW(device->services, (size_t)comm->world, &all);
   status = g2z_ranks_agree(comm->ranks, status == G2Z_OK ? gained : status);
   for (int i = 0; i < sizes->count && status == G2Z_OK && comm->gather == transport; i++) {
     const size_t n = ((size_t)(sizes->at[i] * 1048576.0) / size + unit - 1) / unit * unit;
@@ -1242,7 +1235,7 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
       const int reduces = comm->reduce == G2Z_TRANSPORT_COPY || c->kind == G2Z_CALL_GATHER;
       if (transport == G2Z_TRANSPORT_COPY && (c->owner != G2Z_OWNER_SLICES || !reduces)) continue;
       status = g2zx_time_exchange(comm, c, (char *)buffer, n, size, copy_rate, sizes->at[i],
-                                  (double *)all, s);
+                                  all, s);
     }
   }
   g2z_release(device->services, all);
@@ -1692,7 +1685,6 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   time_t now = time(NULL);
   struct tm utc;
   char stamp[32], text[16];
-  void *memory;
   int there, possible = 0;
   if (place->world > 1)
     G2Z_REFUSE(services, "this process is rank %d of %d, but bench %s starts its ranks itself: "
@@ -1733,8 +1725,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
     G2Z_REFUSE(services, "%.600s exists already: choose another --out, or remove it", path.text);
   G2Z_TRY(g2zx_new_summary(services, o, name, &e->s));
   snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until a run reports it */
-  G2Z_TRY(g2z_allocate(services, G2ZX_JOBS, sizeof *e->jobs, &memory));
-  e->jobs = (g2zx_job *)memory;
+  G2Z_TRY(G2Z_NEW(services, G2ZX_JOBS, &e->jobs));
   for (int i = 0; i < e->stages.count; i++)
     for (int k = 0; k < e->dtypes.count; k++)
       for (int m = 0; m < e->sizes.count; m++)

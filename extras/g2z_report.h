@@ -420,14 +420,14 @@ static g2zp_coordinate g2zp_coordinate_of(double value) {
  * g2z_page_commit will report it. */
 static char *g2zp_page_format(g2z_page *page, const char *format, va_list arguments) {
   va_list again;
-  void *memory = NULL;
+  char *text = NULL;
   va_copy(again, arguments);
   int length = vsnprintf(NULL, 0, format, again);
   va_end(again);
-  if (length < 0 || g2z_allocate(page->services, (size_t)length + 1, 1, &memory) != G2Z_OK)
+  if (length < 0 || g2z_allocate(page->services, (size_t)length + 1, 1, &text) != G2Z_OK)
     page->no_memory = 1;
-  if (memory) vsnprintf((char *)memory, (size_t)length + 1, format, arguments);
-  return (char *)memory;
+  if (text) vsnprintf(text, (size_t)length + 1, format, arguments);
+  return text;
 }
 /* Declares `text`, the function's format and arguments as text. */
 #define G2ZP_FORMAT(page, format, text)                        \
@@ -448,10 +448,9 @@ static void g2zp_page_open(g2z_page *page, int kind) {
 
 G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
                                    g2z_page **out) {
-  void *memory;
+  g2z_page *page;
   *out = NULL;
-  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_page), &memory));
-  g2z_page *page = (g2z_page *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, &page));
   page->services = services;
   g2z_status status = g2z_writer_create(services, path, &page->writer);
   if (status != G2Z_OK) {
@@ -943,7 +942,7 @@ static g2z_status g2zp_event_write(g2z_events *e, int64_t step, int field, const
 
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out) {
-  void *memory;
+  g2z_events *e;
   g2z_path path;
   char host[128] = "";
   *out = NULL;
@@ -955,8 +954,7 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
     path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
     G2Z_TRY(g2z_is_there(services, path.text, &there));
   }
-  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_events), &memory));
-  g2z_events *e = (g2z_events *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, &e));
   e->services = services;
   g2z_status status = g2z_writer_create(services, path.text, &e->writer);
   /* The version that TensorBoard expects, then SessionLog { status: START } at the first step that
@@ -1005,12 +1003,11 @@ G2Z_API void g2z_object_free(g2z_object *object) {
 
 G2Z_API g2z_status g2z_object_read(g2z_services *services, const char *path, g2z_object *out) {
   g2z_json json;
-  void *memory;
   int there;
   memset(out, 0, sizeof *out);
   out->services = services;
-  G2Z_TRY(g2z_allocate(services, strlen(path) + 1, 1, &memory));
-  out->path = strcpy((char *)memory, path);
+  G2Z_TRY(g2z_allocate(services, strlen(path) + 1, 1, &out->path));
+  strcpy(out->path, path);
   G2Z_TRY(g2z_is_there(services, path, &there));
   if (!there) return G2Z_OK;
   G2Z_TRY(g2z_read_file(services, path, (size_t)1 << 26, &out->text, &out->bytes));
@@ -1067,13 +1064,11 @@ G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object
 
 G2Z_API g2z_status g2z_object_text(const g2z_object *object, const char *at, char **out) {
   g2z_json json;
-  void *memory;
   *out = NULL;
   if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
   g2z_json_text text = g2z_json_string(&json);
-  G2Z_TRY(g2z_allocate(object->services, text.bytes + 1, 1, &memory));
-  g2z_json_unescape(&text, (unsigned char *)memory);
-  *out = (char *)memory;
+  G2Z_TRY(g2z_allocate(object->services, text.bytes + 1, 1, out));
+  g2z_json_unescape(&text, (unsigned char *)*out);
   return G2Z_OK;
 }
 
@@ -1259,15 +1254,15 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
                                    g2zp_curves *c) {
   const g2z_path path = g2z_path_in(run_dir, "metrics.jsonl");
   char *text;
+  double *values = NULL;
   size_t bytes = 0, lines = 0;
-  void *memory = NULL;
   memset(c, 0, sizeof *c);
   c->services = services;
   g2z_status status = g2z_read_file(services, path.text, (size_t)1 << 40, &text, &bytes);
   for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
   if (status == G2Z_OK)
-    status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &memory);
-  for (size_t i = 0; i < G2ZP_COLUMNS && memory; i++) c->column[i] = (double *)memory + i * lines;
+    status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &values);
+  for (size_t i = 0; i < G2ZP_COLUMNS && values; i++) c->column[i] = values + i * lines;
   for (size_t at = 0, number = 1; at < bytes && status == G2Z_OK; number++) {
     g2z_metrics_line line;
     const g2z_metrics *m = &line.metrics;
@@ -1444,12 +1439,9 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
   if (g2z_object_list(&run->metrics, "epochs", &json))
     while (g2z_object_next(&run->metrics, &json, &epoch)) {
       const double steps = g2z_object_number(&epoch, "steps");
-      void *list = run->epochs;
       if (isnan(steps)) break;
-      g2z_status status = g2z_grow(services, &list, &run->epoch_capacity, run->epoch_count,
-                                   run->epoch_count + 1, sizeof epoch);
-      run->epochs = (g2z_object *)list;
-      G2Z_TRY(status);
+      G2Z_TRY(G2Z_GROW(services, &run->epochs, &run->epoch_capacity, run->epoch_count,
+                       run->epoch_count + 1));
       run->epochs[run->epoch_count++] = epoch;
       run->epoch_steps += steps;
     }
@@ -1741,7 +1733,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   g2z_object run[2];
   g2zp_profile p;
   g2z_json_out out;
-  void *memory = NULL;
+  char **texts;
   memset(&out, 0, sizeof out);
   memset(&p, 0, sizeof p);
   memset(run, 0, sizeof run);
@@ -1751,8 +1743,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   G2Z_TRY(g2zp_check_directory(services, run_dir));
   p.entry_count = scandir(directory.text, &p.entries, NULL, g2zp_name_order);
   if (p.entry_count < 0) p.entry_count = 0; /* a missing directory has no files */
-  g2z_status status = g2z_allocate(services, (size_t)p.entry_count, sizeof(char *), &memory);
-  char **texts = (char **)memory;
+  g2z_status status = G2Z_NEW(services, (size_t)p.entry_count, &texts);
   if (!g2zp_next_file(&p, &first, inputs, ".txt")) inputs = "timers_";
   first = -1;
   if (status == G2Z_OK && !g2zp_next_file(&p, &first, inputs, ".txt"))
@@ -1854,10 +1845,7 @@ G2Z_API double g2z_deviation(const double *values, size_t count) {
 }
 
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
-  void *memory;
-  *out = NULL;
-  G2Z_TRY(g2z_allocate(services, 1, sizeof(g2z_results), &memory));
-  *out = (g2z_results *)memory;
+  G2Z_TRY(G2Z_NEW(services, 1, out));
   (*out)->services = services;
   return G2Z_OK;
 }
@@ -1887,11 +1875,8 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
   struct dirent **entries;
   struct stat info;
   if (strcmp(name, "training_metrics.json") == 0) {
-    void *list = results->runs;
-    g2z_status status = g2z_grow(services, &list, &results->run_capacity, results->run_count,
-                                 results->run_count + 1, sizeof *results->runs);
-    results->runs = (g2z_object *)list;
-    G2Z_TRY(status);
+    G2Z_TRY(G2Z_GROW(services, &results->runs, &results->run_capacity, results->run_count,
+                     results->run_count + 1));
     g2z_object *run = &results->runs[results->run_count++]; /* after a failure, too: to free it */
     G2Z_TRY(g2zp_read_run(services, directory, run));
     if (g2z_object_number(run, "hardware.world_size") >= 1 &&
@@ -1901,12 +1886,10 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
                     "summary.total_wall_time_sec: it is incomplete; remove it", run->path);
   }
   if (results->show && g2zp_between(name, "", "_report.json") >= 0) {
-    void *list = results->reports;
-    g2z_status status = g2z_grow(services, &list, &results->report_capacity, results->report_count,
-                                 results->report_count + 1, sizeof path);
-    results->reports = (g2z_path *)list;
-    if (status == G2Z_OK) results->reports[results->report_count++] = path;
-    return status;
+    G2Z_TRY(G2Z_GROW(services, &results->reports, &results->report_capacity,
+                     results->report_count, results->report_count + 1));
+    results->reports[results->report_count++] = path;
+    return G2Z_OK;
   }
   if (levels == 0 || (*name && (stat(path.text, &info) != 0 || !S_ISDIR(info.st_mode))))
     return G2Z_OK;
