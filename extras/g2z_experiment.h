@@ -859,8 +859,8 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
     for (command = 0; command < G2Z_BENCH_COUNT; command++)
       if (strcmp(argv[1], g2zx_commands[command].name) == 0) break;
     if (command == G2Z_BENCH_COUNT)
-      G2Z_REFUSE(services, "%.80s is not a sub-command of bench. To list "
-                      "them: %s --help", argv[1], g2z_shell_word(argv[0], word, sizeof word));
+      G2Z_REFUSE(services, "%.80s is not a sub-command of bench. To list them: %s --help", argv[1],
+                 g2z_shell_word(argv[0], word, sizeof word));
     argv[1] = argv[0];
     argc--;
     argv++;
@@ -871,11 +871,10 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
     g2zx_default(o, command, kind);
     if (pass == 0) o->work.steps = 0;
     G2Z_TRY(g2z_flags_parse(services, flags, g2zx_flags_of(o, flags), argc, argv,
-                             reader ? &rest : NULL));
+                            reader ? &rest : NULL));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
     if (pass == 0 && o->tokens && o->work.steps)
-      G2Z_REFUSE(services, "--tokens and --steps both set the length: remove "
-                      "one of them");
+      G2Z_REFUSE(services, "--tokens and --steps both set the length: remove one of them");
   }
   o->argc = rest + 1;
   o->argv = argv;

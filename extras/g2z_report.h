@@ -1434,7 +1434,7 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
   G2Z_TRY(g2zp_curves_read(services, run_dir, &run->curves));
   G2Z_TRY(g2zp_read_run(services, run_dir, &run->metrics));
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "launcher_metadata.json").text,
-                           &run->launcher));
+                          &run->launcher));
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "RUN_FAILED.json").text, &run->failure));
   if (g2z_object_list(&run->metrics, "epochs", &json))
     while (g2z_object_next(&run->metrics, &json, &epoch)) {
