@@ -620,6 +620,9 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.beta2, 1.0f, "beta2=1");
   REFUSED(optimizer.eps, 0.0f, "eps=0");
   REFUSED(optimizer.clip, INFINITY, "clip=inf");
+  REFUSED(optimizer.kind, G2Z_OPTIMIZER_COUNT, "optimizer=2");
+  REFUSED(optimizer.momentum, 1.0f, "momentum=1");
+  REFUSED(optimizer.skip_spikes, -1.0f, "skip_spikes=-1");
   REFUSED(optimizer.schedule, G2Z_SCHEDULE_COUNT, "schedule=4");
   REFUSED(optimizer.steps, 0, "steps=0");
   REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");

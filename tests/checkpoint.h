@@ -89,6 +89,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.model.layers = 1 + i % 2;
     config.zero_stage = i % 4;
     config.bucket_mb = i < 4 ? 0.004 : 0;
+    config.optimizer.kind = i % 2 ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW;
     config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
     config.optimizer.loss_scale_window = 4;  /* and doubles until it overflows again */
     const char *at = test_at(t, "at%d", i), *end = test_at(t, "end%d", i);
@@ -125,14 +126,15 @@ static void test_checkpoint_resume(g2z_test *t) {
 }
 
 /* Another stage, bucket size, type or global batch loads the same state. */
-static void test_checkpoint_reshaped(g2z_test *t) {
+static void test_checkpoint_reshaped_with(g2z_test *t, g2z_optimizer kind) {
   char shard[512], at[512];
   float losses[32], *was = (float *)malloc(3 * 20000 * sizeof(float)),
                     *is = (float *)malloc(3 * 20000 * sizeof(float));
   g2z_train_config config = test_saved_config(t, shard);
   test_trainer tt;
   g2z_report report;
-  snprintf(at, sizeof at, "%s", test_path(t, "at"));
+  snprintf(at, sizeof at, "%s", test_at(t, "at%d", (int)kind));
+  config.optimizer.kind = kind;
   config.bucket_mb = 0.003;
   config.dtype = G2Z_FP16;
   config.optimizer.loss_scale = 4096;
@@ -170,6 +172,11 @@ static void test_checkpoint_reshaped(g2z_test *t) {
   }
   free(was);
   free(is);
+}
+
+static void test_checkpoint_reshaped(g2z_test *t) {
+  test_checkpoint_reshaped_with(t, G2Z_OPTIMIZER_ADAMW);
+  test_checkpoint_reshaped_with(t, G2Z_OPTIMIZER_MUON);
 }
 
 /* A trainer with this config resumes from the checkpoint at this step of its epoch; -1: it has no

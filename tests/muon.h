@@ -203,6 +203,62 @@ static void test_ops_orthogonalize(g2z_test *t) {
   }
 }
 
+/* ----- spikes ------------------------------------------------------------ */
+
+/* The state after this gradient norm. */
+static g2z_step_state spikes_after(ops_env *e, g2z_step_state state,
+                                   const g2z_optimizer_config *config, double norm) {
+  ops_decide(e, &state, config, pow(norm * (double)state.loss_scale, 2));
+  return state;
+}
+
+/* A norm far above the mean skips its step, and changes nothing except counts. */
+static void test_ops_spikes(g2z_test *t) {
+  ops_env e;
+  ops_open(&e, t, G2Z_FP16, G2Z_FP16);
+  g2z_optimizer_config config = ops_optimizer(), off = config;
+  g2z_step_state s, next, early;
+  memset(&s, 0, sizeof s);
+  s.loss_scale = 1024;
+  s.hysteresis = 1;
+  config.skip_spikes = 3;
+  config.loss_scale_window = 1000;
+  for (int i = 0; i < 20; i++) { /* the mean is 2, the deviation 1 */
+    if (i == 19) early = s;
+    s = spikes_after(&e, s, &config, i % 2 ? 3 : 1);
+  }
+  early = spikes_after(&e, early, &config, 1000); /* too early for a verdict */
+  CHECK(t, s.applied == 20 && s.spikes == 0 && early.applied == 20 && early.spikes == 0);
+  CHECK_NEAR(t, s.norm_mean, 2, 1e-6);
+  CHECK_NEAR(t, s.norm_deviation, 1, 1e-6);
+  next = spikes_after(&e, s, &config, 4.9);
+  CHECK(t, next.skip == 0 && next.applied == 21 && next.norm_mean > s.norm_mean);
+  next = spikes_after(&e, s, &off, 5.1); /* 0 is off */
+  CHECK(t, next.skip == 0 && next.applied == 21 && next.norm_mean > s.norm_mean);
+  next = spikes_after(&e, s, &config, 5.1);
+  CHECK(t, next.skip == 2 && next.spikes == 1 && next.skipped == 1 && next.applied == 20);
+  CHECK(t, next.grad_multiplier == 0 && next.norm_mean == s.norm_mean);
+  CHECK(t, next.norm_deviation == s.norm_deviation && next.loss_scale == 1024);
+  CHECK(t, next.good_steps == s.good_steps && next.hysteresis == 1 && !next.skipped_at_minimum);
+  next = spikes_after(&e, next, &config, INFINITY); /* an overflow is no spike */
+  CHECK(t, next.skip == 1 && next.spikes == 1 && next.skipped == 2 && next.loss_scale == 512);
+  CHECK(t, next.norm_mean == s.norm_mean && next.norm_deviation == s.norm_deviation);
+  /* A rank's failure and a step without targets are none either. */
+  for (int failed = 0; failed < 2; failed++) {
+    next = s;
+    ops_decide_as(&e, &next, &config, 1e10, failed ? G2Z_IO : G2Z_OK, failed ? 0 : 10);
+    CHECK(t, next.skip == 1 && next.spikes == 0 && next.norm_mean == s.norm_mean);
+  }
+  /* After 20 in a row the norm has a new level. */
+  for (int i = 0; i < 21; i++) s = spikes_after(&e, s, &config, 50);
+  CHECK(t, s.spikes == 20 && s.applied == 21 && s.skip == 0 && s.spikes_in_row == 0);
+  /* Mean and deviation are those of about the last 100 steps. */
+  for (int i = 0; i < 600; i++) s = spikes_after(&e, s, &off, i % 2 ? 13 : 11);
+  CHECK_NEAR(t, s.norm_mean, 12, 0.1);
+  CHECK_NEAR(t, s.norm_deviation, 1, 0.1);
+  ops_close(&e);
+}
+
 /* ----- Muon: the plan ---------------------------------------------------- */
 
 /* The plans of all ranks state where each element of Muon's weights goes. */
@@ -394,6 +450,28 @@ static void test_muon_homes(g2z_test *t) {
   }
 }
 
+/* A rank never needs more memory than with AdamW, except for few tokens on many ranks: the memory
+ * of the logits is then smaller than the matrices at home and their scratch. */
+static void test_muon_bytes(g2z_test *t) {
+  static const char *const models[] = {"gpt2", "gpt2-medium", "gpt2-xl"};
+  for (int i = 0; i < 3 * 4 * 5 * 4; i++) {
+    const int world = 1 << i / 3 % 4, column = i / 12 % 5, rank = column == 4 ? 0 : world - 1;
+    g2z_train_config config = g2z_train_config_default();
+    size_t needs[2];
+    CHECK_OK(t, g2z_model_config_named(&t->services, models[i % 3], &config.model));
+    config.dtype = (i + i / 60) % 2 ? G2Z_FP16 : G2Z_FP32;
+    config.zero_stage = column % 4;
+    config.strategy = column == 4 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
+    config.batch = (world > 2 ? 4 : 1) << i / 60;
+    for (int kind = 0; kind < 2; kind++) {
+      config.optimizer.kind = (g2z_optimizer)kind;
+      const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, rank, world);
+      needs[kind] = plan->bytes_total + plan->nccl_bytes;
+    }
+    CHECK(t, needs[G2Z_OPTIMIZER_MUON] < needs[G2Z_OPTIMIZER_ADAMW]);
+  }
+}
+
 /* ----- Muon: a trainer --------------------------------------------------- */
 
 typedef struct muon_step {
@@ -483,6 +561,142 @@ static void test_muon_trainer(g2z_test *t) {
     test_trainer_close(&tt);
     free(memory);
   }
+}
+
+static char muon_said[2048];
+static void muon_log(void *user, g2z_log_level level, const char *sentence) {
+  const size_t used = strlen(muon_said);
+  (void)user;
+  if (level == G2Z_LOG_WARNING)
+    snprintf(muon_said + used, sizeof muon_said - used, "%s\n", sentence);
+}
+
+/* Steps until a spike, which is skipped before and after a resume. With either optimizer no bit of
+ * the state changes. */
+static void test_spikes_trainer(g2z_test *t) {
+  static float states[2][3][20000];
+  for (int kind = 0; kind < 2; kind++) {
+    g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
+    test_batch b = test_some_batch();
+    const char *saved = test_at(t, "spikes%d", kind);
+    float good[16], high[16];
+    g2z_report last;
+    test_trainer tt;
+    config.dtype = G2Z_FP16;
+    config.optimizer.kind = (g2z_optimizer)kind;
+    config.optimizer.skip_spikes = 8;
+    config.optimizer.loss_scale = 256;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    const size_t P = tt.trainer->plan->parameters;
+    CHECK(t, P <= 20000);
+    test_steps(t, tt.trainer, b.x, b.y, 22, NULL, &last);
+    CHECK(t, last.applied == 22 && last.spikes == 0 && last.loss_scale == 256);
+    CHECK_OK(t, g2z_trainer_save(tt.trainer, saved));
+    for (int resumed = 0; resumed < 2; resumed++) {
+      if (resumed) CHECK_OK(t, g2z_trainer_load(tt.trainer, saved));
+      /* The last LayerNorm's weights multiply all gradients below it. */
+      CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, good));
+      for (int i = 0; i < 16; i++) high[i] = 20 * good[i];
+      CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, high));
+      for (int after = 0; after < 2; after++) {
+        if (after) test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &last);
+        for (int part = 0; part < 3; part++)
+          CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)part, 0, P, states[after][part]));
+      }
+      CHECK(t, last.skipped == 2 && last.spikes == 1 && last.skipped_total == 1);
+      CHECK(t, last.applied == 22 && last.loss_scale == 256 && isfinite(last.grad_norm));
+      CHECK(t, memcmp(states[0], states[1], sizeof states[0]) == 0);
+      CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, good));
+      test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &last);
+      CHECK(t, !last.skipped && last.spikes == 1 && last.applied == 23 && last.loss_scale == 256);
+      if (resumed) break;
+      test_trainer_close(&tt);
+      REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    }
+    test_trainer_close(&tt);
+  }
+}
+
+/* The moments of a tensor after a change of optimizer: those of matrices start at zero. */
+static void muon_changed(g2z_test *t, void *user, const char *name, g2z_param param,
+                         size_t canonical, size_t elements) {
+  float *const *moments = (float *const *)user; /* m and v as saved; as loaded */
+  int zero = 1, same = 1;
+  for (int part = 0; part < 2; part++)
+    for (size_t i = canonical; i < canonical + elements; i++) {
+      zero &= moments[2 + part][i] == 0;
+      same &= moments[2 + part][i] == moments[part][i];
+    }
+  t->checks++;
+  if (muon_matrices(param) ? !zero : !same || zero)
+    test_fail(t, __FILE__, __LINE__, "%s: moments are %s", name, zero ? "zero" : "not right");
+}
+
+/* A run resumes with the other optimizer: its matrices' moments start at zero, with a warning, and
+ * its first step is no larger than AdamW's steps are. */
+static void test_muon_change(g2z_test *t) {
+  for (int muon = 0; muon < 2; muon++) { /* saved with AdamW; with Muon */
+    char shard[512];
+    float losses[16], *moments[6];
+    g2z_train_config config = test_saved_config(t, shard);
+    const char *at = test_at(t, "change%d", muon);
+    test_trainer tt;
+    double moved = 0;
+    config.optimizer.kind = muon ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW;
+    const size_t P = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->parameters;
+    for (int i = 0; i < 6; i++) moments[i] = (float *)calloc(P, sizeof(float));
+    for (int other = 0; other < 2; other++) {
+      muon_said[0] = 0;
+      t->services.log = muon_log;
+      if (other) config.optimizer.kind = muon ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
+      REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+      if (other) CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+      else test_saved_steps(t, tt.trainer, 3, losses, NULL);
+      t->services.log = NULL;
+      if (!other) CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+      for (int part = 0; part < 2; part++)
+        CHECK_OK(t, g2z_trainer_read(tt.trainer, part ? G2Z_BUFFER_V : G2Z_BUFFER_M, 0, P,
+                                     moments[2 * other + part]));
+      if (!other) test_trainer_close(&tt);
+    }
+    CHECK_HAS(t, muon_said, muon ? "muon -> adamw" : "adamw -> muon", "zero");
+    test_tensors(t, tt.trainer->plan, muon_changed, moments);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, P, moments[4]));
+    test_saved_steps(t, tt.trainer, 4, losses, NULL);
+    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, P, moments[5]));
+    for (size_t i = 0; i < P; i++)
+      moved = fmax(moved, fabs((double)moments[5][i] - (double)moments[4][i]));
+    CHECK(t, isfinite(losses[4]) && moved > 0 && moved < 2 * (double)config.optimizer.lr);
+    test_trainer_close(&tt);
+    for (int i = 0; i < 6; i++) free(moments[i]);
+  }
+}
+
+/* Checkpoints of Muon hold no v of its matrices, and a v that does not fit the gaps is refused. */
+static void test_muon_files(g2z_test *t) {
+  static const char file[] = "optimizer-00000-of-00001.safetensors";
+  static const struct { const char *from, *to, *says; } changes[] = {
+      {"v.0000001072", "v.0000001080", "\"v.0000001080\" with 64 elements leaves a gap"},
+      {"v.0000002464", "v.0000002456", "\"v.0000002456\" with 48 elements overlaps"},
+      {"v.0000001072", "v.0000000048", "\"v.0000000048\" with 64 elements overlaps"}};
+  char shard[512];
+  float losses[8];
+  g2z_train_config config = test_saved_config(t, shard);
+  const char *at = test_at(t, "gaps");
+  test_trainer tt;
+  config.optimizer.kind = G2Z_OPTIMIZER_MUON;
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  test_saved_steps(t, tt.trainer, 2, losses, NULL);
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+    test_saved_replace(t, at, file, changes[i].from, changes[i].to);
+    test_saved_sign(t, at, file);
+    CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, at), changes[i].says);
+    test_saved_replace(t, at, file, changes[i].to, changes[i].from);
+    test_saved_sign(t, at, file);
+    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  }
+  test_trainer_close(&tt);
 }
 
 /* ----- Muon: rank programs ----------------------------------------------- */

@@ -115,6 +115,7 @@
     "ops_decide golden_gradients", "cuda_optimizer cuda_golden")                                   \
   X(decide_clip, "gradients are not clipped",                                                      \
     "ops_decide golden_adamw", "cuda_optimizer cuda_golden")                                       \
+  X(decide_spikes, "no spike is skipped", "ops_spikes spikes_trainer", "cuda_optimizer")           \
   X(adamw_correction, "AdamW corrects no bias",                                                    \
     "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
   X(adamw_decay, "weights do not decay",                                                           \
@@ -126,7 +127,7 @@
   X(momentum_zero, "Muon has no momentum",                                                         \
     "ops_muon muon_trainer", "cuda_muon")                                                          \
   X(momentum_range, "the last range has the direction of an earlier step",                         \
-    "ops_muon zero_equal", "cuda_muon cuda_zero")                                                  \
+    "ops_muon muon_trainer", "cuda_muon cuda_zero")                                                \
   X(momentum_skip, "a skipped step changes Muon's momentum",                                       \
     "ops_muon muon_ranks", "cuda_muon")                                                            \
   X(orthogonal_tall, "a tall matrix is read as a wide one",                                        \
@@ -158,9 +159,9 @@
   X(reduce_overwrite, "sums forget the micro-steps before", "zero_equal", "cuda_zero")             \
   X(rows_once, "the other ranks' rows of wte's gradient stay away once", "zero_equal", "cuda_zero")\
   X(verdict_own, "each rank decides by its own verdict alone", "zero_equal", "cuda_zero")          \
-  X(exchange_home, "rank 0's matrices are sent to rank 1", "muon_ranks zero_equal", "cuda_zero")   \
-  X(exchange_part, "a part of a matrix is an earlier step's", "muon_ranks zero_equal", "cuda_zero")\
-  X(exchange_back, "a part of an update is an earlier step's", "muon_ranks zero_equal", "cuda_zero")
+  X(exchange_home, "rank 0's matrices are sent to rank 1", "muon_ranks", "cuda_zero")              \
+  X(exchange_part, "a part of a matrix is an earlier step's", "muon_ranks", "cuda_zero")           \
+  X(exchange_back, "a part of an update is an earlier step's", "muon_ranks", "cuda_zero")
 
 typedef enum mutant {
   MUTANT_NONE,
@@ -471,6 +472,7 @@ static g2z_status mutant_decide(g2z_device *device, g2z_step_state *state,
   g2z_optimizer_config other = *config;
   if (IS(device, decide_tokens)) tokens *= 2;
   if (IS(device, decide_clip)) other.clip = 0;
+  if (IS(device, decide_spikes)) other.skip_spikes = 0;
   return RIGHT(device)->decide(device, state, verdict, &other, tokens);
 }
 
