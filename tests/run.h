@@ -2160,7 +2160,7 @@ static void test_train_ranks_trouble(g2z_test *t) {
        "rank 1: cannot write run/step-000002.partial/model.safetensors.partial: File too large"},
       {0, "trap '' XFSZ; ulimit -f 16;", "File too large; raise the limit"},
       {2, "mkdir -p other; cd other;",
-       "rank 2 does not see run/metrics.jsonl, which rank 0 made: choose a directory on a file "
+       "rank 2 does not see run/metrics.jsonl, which rank 0 made: choose a --run-dir on a file "
        "system that all ranks share"}};
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
