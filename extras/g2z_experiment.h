@@ -1749,8 +1749,8 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
   else snprintf(length, sizeof length, "%d steps", o->work.steps);
   if (e->trains)
-    snprintf(e->s->work, sizeof e->s->work, "%d layers, %d channels, vocabulary %d, T=%d, %.60s, "
-             "%s after %d warm-up steps, %d repeat%s", t->model.layers, t->model.channels,
+    snprintf(e->s->work, sizeof e->s->work, "layers %d, channels %d, vocabulary %d, T=%d, %.60s, "
+             "%s after a warm-up of %d, %d repeat%s", t->model.layers, t->model.channels,
              t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats,
              o->work.repeats == 1 ? "" : "s");
   else

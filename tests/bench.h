@@ -427,7 +427,7 @@ static void test_bench_others(g2z_test *t) {
   const char *said = test_bench(t, 0, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
                                 "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 "
                                 "--repeats 1 --out $D/one");
-  CHECK_HAS(t, said, "fp32, 64 tokens after 0 warm-up steps, 1 repeat", "| buckets | ranks |");
+  CHECK_HAS(t, said, "fp32, 64 tokens after a warm-up of 0, 1 repeat", "| buckets | ranks |");
   CHECK(t, !strstr(said, "| collectives |"));
 }
 
