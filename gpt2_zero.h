@@ -7688,22 +7688,6 @@ G2Z__PRIVATE void g2z__star_round(const g2z_comm *comm, float *buffer, size_t n)
   for (size_t i = 0; i < n; i++) buffer[i] = g2z__round(comm->wire, buffer[i]);
 }
 
-/* On rank 0 buffer[n] becomes the sum over the ranks, added in fp32 and rounded once. */
-G2Z__PRIVATE g2z_status g2z__star_sum(g2z_comm *comm, float *buffer, size_t n) {
-  g2z__star_round(comm, buffer, n);
-  if (comm->rank != 0) return g2z__ranks_send(comm->ranks, 0, buffer, n * sizeof(float));
-  float *chunk = comm->chunk;
-  for (size_t at = 0; at < n; at += G2Z__CHUNK_FLOATS) {
-    size_t count = n - at < G2Z__CHUNK_FLOATS ? n - at : G2Z__CHUNK_FLOATS;
-    for (int peer = 1; peer < comm->world; peer++) {
-      G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, chunk, count * sizeof(float)));
-      for (size_t i = 0; i < count; i++) buffer[at + i] += chunk[i];
-    }
-    g2z__star_round(comm, buffer + at, count);
-  }
-  return G2Z_OK;
-}
-
 /* Rank 0 sends to each rank r the `bytes` at r * stride of `buffer`. */
 G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t stride,
                                          size_t bytes) {
@@ -7714,20 +7698,21 @@ G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t st
   return G2Z_OK;
 }
 
-/* Each rank r sends slice r of `buffer`, `bytes` long, to all others. */
-G2Z__PRIVATE g2z_status g2z__star_gather(g2z_comm *comm, char *buffer, size_t bytes) {
-  if (comm->rank != 0)
-    G2Z__TRY(g2z__ranks_send(comm->ranks, 0, buffer + (size_t)comm->rank * bytes, bytes));
-  for (int peer = 1; comm->rank == 0 && peer < comm->world; peer++)
-    G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, buffer + (size_t)peer * bytes, bytes));
-  return g2z__star_spread(comm, buffer, 0, bytes * (size_t)comm->world);
-}
-
+/* Rank 0 adds up all ranks' from[n] in fp32, rounds the sum once, and sends each owner its part. */
 G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
   float *sum = (float *)c->from;
   size_t slice = c->n / (size_t)comm->world;
   float *mine = sum + (size_t)comm->rank * slice;
-  G2Z__TRY(g2z__star_sum(comm, sum, c->n));
+  g2z__star_round(comm, sum, c->n);
+  if (comm->rank != 0) G2Z__TRY(g2z__ranks_send(comm->ranks, 0, sum, c->n * sizeof(float)));
+  for (size_t at = 0; comm->rank == 0 && at < c->n; at += G2Z__CHUNK_FLOATS) {
+    size_t count = c->n - at < G2Z__CHUNK_FLOATS ? c->n - at : G2Z__CHUNK_FLOATS;
+    for (int peer = 1; peer < comm->world; peer++) {
+      G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, comm->chunk, count * sizeof(float)));
+      for (size_t i = 0; i < count; i++) sum[at + i] += comm->chunk[i];
+    }
+    g2z__star_round(comm, sum + at, count);
+  }
   if (c->owner == G2Z_OWNER_ROOT) return G2Z_OK;
   if (c->owner == G2Z_OWNER_ALL)
     return g2z__star_spread(comm, (char *)sum, 0, c->n * sizeof(float));
@@ -7736,13 +7721,17 @@ G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
   return comm->device->ops->grad_add(comm->device, c->to, mine, c->write, slice);
 }
 
+/* Each rank sends its row or slice to all others. */
 G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
   size_t bytes = c->kind == G2Z_CALL_ROWS ? c->n : c->n / (size_t)comm->world * sizeof(float);
   char *mine = (char *)c->to + (size_t)comm->rank * bytes;
   if (c->kind == G2Z_CALL_GATHER && c->owner == G2Z_OWNER_ROOT)
     return g2z__star_spread(comm, (char *)c->to, 0, c->n * sizeof(float));
   if (mine != c->from) memcpy(mine, c->from, bytes);
-  return g2z__star_gather(comm, (char *)c->to, bytes);
+  if (comm->rank != 0) G2Z__TRY(g2z__ranks_send(comm->ranks, 0, mine, bytes));
+  for (int peer = 1; comm->rank == 0 && peer < comm->world; peer++)
+    G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, (char *)c->to + (size_t)peer * bytes, bytes));
+  return g2z__star_spread(comm, (char *)c->to, 0, bytes * (size_t)comm->world);
 }
 
 /* Routes from or to rank 0 are direct, others pass through it. All ranks walk the list in the same
