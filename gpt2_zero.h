@@ -241,7 +241,7 @@
  * CHECKPOINTS: a directory that g2z_trainer_save writes and g2z_trainer_load reads;
  * docs/formats.md describes every byte
  *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
- *     optimizer-RRRRR-of-WWWWW.safetensors   of rank R of W: AdamW's m and v, by canonical range
+ *     optimizer-RRRRR-of-WWWWW.safetensors   of rank R of W: m and v, by canonical range
  *     tuning.txt            the algorithms that the GPU had chosen; empty on a CPU
  *     trainer_state.json    g2z_step_state, the place in the data, and the settings of the run
  *     note.json             what the program adds to the state (g2z_trainer_save_with)

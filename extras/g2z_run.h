@@ -2124,10 +2124,11 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = tokens / smooth_s;
   event->eta_seconds = (double)(run->steps - m->step) * (smooth_s + sum->pause_s / (double)m->step);
-  const char *skipped = m->skipped == 2                       ? "a spike: skipped"
-                        : m->grad_norm == 0 && isnan(m->loss) ? "no token counts: skipped"
-                                                              : "skipped";
-  char eta[32], scale[64] = "";
+  char eta[32], scale[64] = "", skipped[48] = "skipped";
+  if (m->skipped == 2)
+    snprintf(skipped, sizeof skipped, "spike %" PRId64 ", skipped", report->spikes);
+  else if (m->grad_norm == 0 && isnan(m->loss))
+    snprintf(skipped, sizeof skipped, "no token counts: skipped");
   g2zr_duration_text(event->eta_seconds, eta);
   if (run->config.train.dtype == G2Z_FP16)
     snprintf(scale, sizeof scale, " | scale %.0f%s%s", m->loss_scale, m->skipped ? ", " : "",
