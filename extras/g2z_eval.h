@@ -154,29 +154,25 @@ static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const voi
   return g2ze_windows(s, at);
 }
 
-/* Adds the document in a line, found as prepare_data does. */
-static g2z_status g2ze_line(g2z_eval_set *s, g2z_encoder *encoder, char *line, size_t bytes,
-                            int number) {
-  static const char *const fields[] = {"text", "content"};
-  g2z_json json;
-  g2z_json_text found[2];
-  char label[700];
-  snprintf(label, sizeof label, "%.600s, line %d", s->path, number);
-  G2Z_TRY(g2z_text_document(s->services, label, line, bytes, fields, 0, &json, found));
-  const g2z_json_text *text = &found[!found[0].at];
-  if (!text->at)
-    return g2z_fail(s->services, G2Z_FORMAT, "%s has neither \"text\" nor \"content\": each line "
-                    "of a .jsonl file must be an object with one of them", label);
-  unsigned char *plain = (unsigned char *)line;
-  return g2ze_document(s, encoder, plain, g2z_json_unescape(text, plain));
-}
-
+/* Adds the document of each line that is not blank, found as prepare_data does. */
 static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, size_t bytes) {
+  static const char *const fields[] = {"text", "content"};
   int number = 1;
   for (size_t at = 0, n; at < bytes; at += n + 1, number++) {
-    const char *end = (const char *)memchr(text + at, '\n', bytes - at);
-    n = end ? (size_t)(end - (text + at)) : bytes - at;
-    if (strspn(text + at, " \t\r") < n) G2Z_TRY(g2ze_line(s, encoder, text + at, n, number));
+    char *line = text + at, *end = (char *)memchr(line, '\n', bytes - at);
+    g2z_json json;
+    g2z_json_text found[2];
+    char label[700];
+    n = end ? (size_t)(end - line) : bytes - at;
+    if (strspn(line, " \t\r") >= n) continue;
+    snprintf(label, sizeof label, "%.600s, line %d", s->path, number);
+    G2Z_TRY(g2z_text_document(s->services, label, line, n, fields, 0, &json, found));
+    const g2z_json_text *document = &found[!found[0].at];
+    if (!document->at)
+      return g2z_fail(s->services, G2Z_FORMAT, "%s has neither \"text\" nor \"content\": each "
+                      "line of a .jsonl file must be an object with one of them", label);
+    unsigned char *plain = (unsigned char *)line;
+    G2Z_TRY(g2ze_document(s, encoder, plain, g2z_json_unescape(document, plain)));
   }
   return G2Z_OK;
 }
@@ -261,60 +257,36 @@ static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count
 }
 
 /* Adds one row per ending: the context, then the ending. */
-static g2z_status g2ze_read_question(g2z_eval_set *s, g2ze_reader *r, g2ze_question *question) {
-  const char *context, *ending;
-  const size_t begin = r->at;
-  const int mark = g2ze_next(r), size = g2ze_next(r), number = g2ze_next(r);
-  question->label = g2ze_next(r);
-  question->endings = g2ze_next(r);
-  question->row = s->rows;
-  const size_t known = g2ze_words(r, &context);
-  int whole = mark == 65535 && question->endings > 0 && question->endings <= G2ZE_ENDINGS &&
-              question->label < question->endings && known;
-  for (int i = 0; i < question->endings && whole; i++) {
-    const size_t at = s->tokens.count, count = g2ze_words(r, &ending);
-    whole = count > 0;
-    if (!whole) break;
-    G2Z_TRY(g2ze_take(s, context, known));
-    G2Z_TRY(g2ze_take(s, ending, count));
-    double bytes = g2ze_bytes(s, s->tokens.ids + at + known, count);
-    G2Z_TRY(g2ze_add(s, at, known + count, known, bytes));
-  }
-  if (whole && size == (int)(2 * (r->at - begin))) return G2Z_OK;
-  return g2z_fail(s->services, G2Z_FORMAT, "%s is damaged at byte %zu, in the question after "
-                  "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path, 1024 + 2 *
-                  begin, number);
-}
-
 static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t bytes, int count) {
-  g2ze_reader reader = {text + 1024, 0, (bytes - 1024) / 2};
-  for (int i = 0; i < count; i++) {
+  g2ze_reader reader = {text + 1024, 0, (bytes - 1024) / 2}, *r = &reader;
+  const char *context, *ending;
+  for (int q = 0; q < count; q++) {
     G2Z_TRY(G2Z_GROW(s->services, &s->question, &s->question_capacity, s->questions,
                      s->questions + 1));
-    G2Z_TRY(g2ze_read_question(s, &reader, &s->question[s->questions++]));
+    g2ze_question *question = &s->question[s->questions++];
+    const size_t begin = r->at;
+    const int mark = g2ze_next(r), size = g2ze_next(r), number = g2ze_next(r);
+    question->label = g2ze_next(r);
+    question->endings = g2ze_next(r);
+    question->row = s->rows;
+    const size_t known = g2ze_words(r, &context);
+    int whole = mark == 65535 && question->endings > 0 && question->endings <= G2ZE_ENDINGS &&
+                question->label < question->endings && known;
+    for (int i = 0; i < question->endings && whole; i++) {
+      const size_t at = s->tokens.count, length = g2ze_words(r, &ending);
+      whole = length > 0;
+      if (!whole) break;
+      G2Z_TRY(g2ze_take(s, context, known));
+      G2Z_TRY(g2ze_take(s, ending, length));
+      G2Z_TRY(g2ze_add(s, at, known + length, known,
+                       g2ze_bytes(s, s->tokens.ids + at + known, length)));
+    }
+    if (!whole || size != (int)(2 * (r->at - begin)))
+      return g2z_fail(s->services, G2Z_FORMAT, "%s is damaged at byte %zu, in the question after "
+                      "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path,
+                      1024 + 2 * begin, number);
   }
   return G2Z_OK;
-}
-
-/* Counts the questions whose right ending has the best score. */
-static void g2ze_answer(const g2z_eval_set *s, g2z_eval *out) {
-  int64_t right[3] = {0, 0, 0};
-  for (size_t q = 0; q < s->questions; q++)
-    for (int by = 0; by < 3; by++) {
-      const g2ze_question *question = &s->question[q];
-      int best = 0;
-      double least = INFINITY;
-      for (int i = 0; i < question->endings; i++) {
-        const g2ze_row *row = &s->row[question->row + (size_t)i];
-        double per = by == 0 ? 1 : by == 1 ? row->counted : row->bytes;
-        if (row->sum / per < least) least = row->sum / per, best = i;
-      }
-      right[by] += best == question->label;
-    }
-  out->questions = (int64_t)s->questions;
-  out->acc = (double)right[0] / (double)s->questions;
-  out->acc_norm = (double)right[1] / (double)s->questions;
-  out->acc_bytes = s->tokenizer ? (double)right[2] / (double)s->questions : NAN;
 }
 
 /* ----- a file ------------------------------------------------------------------ */
@@ -444,7 +416,25 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
                     "for its type. Give --dtype fp32", isnan(out->loss) ? "nan" : "infinite");
   out->perplexity = exp(out->loss);
   out->bits_per_byte = s->bytes ? sum / log(2.0) / (double)s->bytes : NAN;
-  if (s->questions) g2ze_answer(s, out);
+  if (!s->questions) return G2Z_OK;
+  /* Count the questions whose right ending has the best score, by each of three measures. */
+  int64_t right[3] = {0, 0, 0};
+  for (size_t q = 0; q < s->questions; q++)
+    for (int by = 0; by < 3; by++) {
+      const g2ze_question *question = &s->question[q];
+      int best = 0;
+      double least = INFINITY;
+      for (int i = 0; i < question->endings; i++) {
+        const g2ze_row *row = &s->row[question->row + (size_t)i];
+        double per = by == 0 ? 1 : by == 1 ? row->counted : row->bytes;
+        if (row->sum / per < least) least = row->sum / per, best = i;
+      }
+      right[by] += best == question->label;
+    }
+  out->questions = (int64_t)s->questions;
+  out->acc = (double)right[0] / (double)s->questions;
+  out->acc_norm = (double)right[1] / (double)s->questions;
+  out->acc_bytes = s->tokenizer ? (double)right[2] / (double)s->questions : NAN;
   return G2Z_OK;
 }
 
