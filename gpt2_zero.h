@@ -3512,10 +3512,9 @@ G2Z__PRIVATE int g2z__plan_travels(const g2z_plan *plan) {
   return plan->weights > 0 && plan->world > 1 && plan->owner == G2Z_OWNER_SLICES;
 }
 
-/* Lists the weights in the order of memory and gives each a home: the most expensive ones first,
- * then in that order, each to the rank that has least to compute. A product of k terms for each of
- * m x n results costs 2 k m n, so that a matrix with sides m <= n costs m m (2 n + m), times a
- * constant. In a home, weights of one parameter lie together. */
+/* Lists the weights in the order of memory and gives each a home. The most expensive weights come
+ * first; among equals the order of memory decides. Each goes to the rank that has the least work so
+ * far. A matrix with sides m <= n costs m m (2 n + m), times a constant. */
 G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) {
   const int travels = g2z__plan_travels(plan);
   double cost[G2Z_PARAM_COUNT], most = INFINITY;
@@ -3529,7 +3528,8 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
       plan->weight[count].unit = u;
       plan->weight[count++].param = (g2z_param)p;
     }
-  while (travels && most > 0) { /* all weights of one cost, then those of the next */
+
+  while (travels && most > 0) { /* all weights with the next lower cost */
     double next = 0;
     for (int w = 0; w < plan->weights; w++) {
       const double mine = cost[plan->weight[w].param];
@@ -3545,6 +3545,8 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
     }
     most = next;
   }
+
+  /* Their places. In a home, weights of one parameter lie together. */
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
     const int rank = travels ? plan->rank : 0;
@@ -3617,7 +3619,8 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   plan->work_begin = g2z__align(home * (size_t)plan->u_bytes);
   plan->u_begin = plan->routes ? plan->work_begin : 0;
 
-  /* Scratch for 12 matrices fills a GPU. Take less if AdamW's v would take less than all areas. */
+  /* Scratch for 12 matrices keeps a GPU busy. It is less if all areas together would take more
+   * memory than the v that Muon saves. */
   const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * (size_t)plan->u_bytes;
   const size_t v_bytes = (plan->routes ? u : home) * sizeof(float);
   size_t work = v_bytes > plan->work_begin ? v_bytes - plan->work_begin : 0;
@@ -3637,44 +3640,42 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
     for (int k = 0, w = 0; k < plan->buckets; k++) {
       g2z_bucket *b = &plan->bucket[k];
       const size_t first = updates, own_end = b->own_begin + b->own_elements;
-      for (int u = b->unit; u <= b->last_unit; u++) {
-        for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-          const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
-          const int is_muon = plan->weights > 0 && info.muon > 0;
-          const size_t begin = plan->unit[u].begin + plan->offset[p];
-          size_t from = begin, to = from + info.elements;
-          if (from < b->own_begin) from = b->own_begin;
-          if (to > own_end) to = own_end;
-          if (info.unit != plan->unit[u].kind || from >= to) continue;
-          const size_t inside = from - b->own_begin;
-          g2z_update_range range;
-          memset(&range, 0, sizeof range);
-          range.param = b->own_param_at + inside;
-          range.grad = b->sum_at + inside;
-          range.shard = b->shard_at + inside;
-          range.v_at = range.shard - own;
-          range.canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
-          range.elements = to - from;
-          range.decay = info.decay;
-          if (is_muon) {
-            while (plan->weight[w].unit != u || (int)plan->weight[w].param != p) w++;
-            const size_t columns = info.cols / (size_t)info.muon;
-            const size_t side = info.rows > columns ? info.rows : columns;
-            range.scale = (float)(0.2 * sqrt((double)side));
-            range.u_at = plan->routes ? own : plan->weight[w].home_at + (from - begin);
-            range.v_at = 0;
-            own += range.elements;
-          }
-          if (is_muon != muon) continue;
-          g2z_update_range *last = updates > (apart ? first : pass) ? &plan->update[updates - 1]
-                                                                    : NULL;
-          if (last && last->decay == range.decay &&
-              last->param + last->elements == range.param &&
-              last->shard + last->elements == range.shard &&
-              last->canonical + last->elements == range.canonical)
-            last->elements += range.elements;
-          else plan->update[updates++] = range;
+      for (int i = b->unit * G2Z_PARAM_COUNT; i < (b->last_unit + 1) * G2Z_PARAM_COUNT; i++) {
+        const int u = i / G2Z_PARAM_COUNT, p = i % G2Z_PARAM_COUNT;
+        const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+        const int is_muon = plan->weights > 0 && info.muon > 0;
+        const size_t begin = plan->unit[u].begin + plan->offset[p];
+        size_t from = begin, to = from + info.elements;
+        if (from < b->own_begin) from = b->own_begin;
+        if (to > own_end) to = own_end;
+        if (info.unit != plan->unit[u].kind || from >= to) continue;
+        const size_t inside = from - b->own_begin;
+        g2z_update_range range;
+        memset(&range, 0, sizeof range);
+        range.param = b->own_param_at + inside;
+        range.grad = b->sum_at + inside;
+        range.shard = b->shard_at + inside;
+        range.v_at = range.shard - own;
+        range.canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
+        range.elements = to - from;
+        range.decay = info.decay;
+        if (is_muon) {
+          while (plan->weight[w].unit != u || (int)plan->weight[w].param != p) w++;
+          const size_t columns = info.cols / (size_t)info.muon;
+          const size_t side = info.rows > columns ? info.rows : columns;
+          range.scale = (float)(0.2 * sqrt((double)side));
+          range.u_at = plan->routes ? own : plan->weight[w].home_at + (from - begin);
+          range.v_at = 0;
+          own += range.elements;
         }
+        if (is_muon != muon) continue;
+        g2z_update_range *last =
+            updates > (apart ? first : pass) ? &plan->update[updates - 1] : NULL;
+        if (last && last->decay == range.decay && last->param + last->elements == range.param &&
+            last->shard + last->elements == range.shard &&
+            last->canonical + last->elements == range.canonical)
+          last->elements += range.elements;
+        else plan->update[updates++] = range;
       }
       *(muon ? &b->matrix : &b->update) = first;
     }
@@ -4942,13 +4943,12 @@ static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, i
   else state->loss_scale = state->loss_scale > 2.0f ? 0.5f * state->loss_scale : 1.0f;
 }
 
-/* Spikes: averages over about so many applied steps; checks from one of them on; most in a row. */
-#define G2Z__SPIKE_WINDOW 100
-#define G2Z__SPIKE_FIRST 20
-#define G2Z__SPIKES_IN_ROW 20
+#define G2Z__SPIKE_WINDOW 100 /* applied steps that the average covers */
+#define G2Z__SPIKE_FIRST 20   /* so many applied steps come before the first spike */
+#define G2Z__SPIKES_IN_ROW 20 /* the next step is applied */
 
-/* 1: the norm lies more than skip_spikes deviations above the mean of applied steps. Otherwise the
- * step will be applied, and enters mean and deviation. */
+/* Returns 1 if the norm lies more than skip_spikes deviations above the mean of applied steps.
+ * Otherwise the step will be applied, and its norm enters mean and deviation. */
 static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
                                                     const g2z_optimizer_config *config) {
   const double above = (double)state->grad_norm - (double)state->norm_mean;
@@ -4959,7 +4959,7 @@ static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
     state->spikes_in_row++;
     return 1;
   }
-  /* For the first steps these are the mean and deviation of all. */
+  /* Over the first 100 steps, mean and deviation are exact. */
   const double count = (double)(state->applied < G2Z__SPIKE_WINDOW ? state->applied + 1
                                                                    : G2Z__SPIKE_WINDOW);
   state->norm_mean = (float)((double)state->norm_mean + above / count);
@@ -6073,8 +6073,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z
   return G2Z_OK;
 }
 
-/* Orthogonalizes a matrix [rows,columns] of which a row begins `row` elements after the one before
- * it. X is [m,n] with m <= n: the matrix or its transpose. */
+/* Orthogonalizes a matrix [rows,columns] in place. Its rows begin `row` elements apart. X is [m,n]
+ * with m <= n: the matrix or its transpose. */
 G2Z__PRIVATE void g2z__cpu_orthogonalize_one(float *x, int rows, int columns, ptrdiff_t row,
                                              float *work) {
   const int m = g2z__cpu_min(rows, columns), n = rows + columns - m;
