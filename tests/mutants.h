@@ -115,7 +115,7 @@
     "ops_decide golden_gradients", "cuda_optimizer cuda_golden")                                   \
   X(decide_clip, "gradients are not clipped",                                                      \
     "ops_decide golden_adamw", "cuda_optimizer cuda_golden")                                       \
-  X(decide_spikes, "no spike is skipped", "ops_spikes spikes_trainer", "cuda_optimizer")           \
+  X(decide_spikes, "no spike is skipped", "ops_spikes spikes_trainer", "cuda_spikes")              \
   X(adamw_correction, "AdamW corrects no bias",                                                    \
     "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
   X(adamw_decay, "weights do not decay",                                                           \
@@ -129,7 +129,7 @@
   X(momentum_range, "the last range has the direction of an earlier step",                         \
     "ops_muon muon_trainer", "cuda_muon cuda_zero")                                                \
   X(momentum_skip, "a skipped step changes Muon's momentum",                                       \
-    "ops_muon muon_ranks", "cuda_muon")                                                            \
+    "ops_muon spikes_trainer muon_ranks", "cuda_muon cuda_spikes")                                 \
   X(orthogonal_tall, "a tall matrix is read as a wide one",                                        \
     "ops_muon ops_orthogonalize muon_trainer", "cuda_muon")                                        \
   X(orthogonal_whole, "queries, keys and values are one matrix",                                   \
@@ -143,7 +143,7 @@
   X(muon_range, "the last range of Muon's weights stays as it was",                                \
     "ops_muon muon_trainer", "cuda_muon")                                                          \
   X(muon_skip, "a skipped step changes weights that Muon updates",                                 \
-    "ops_muon muon_ranks", "cuda_muon")                                                            \
+    "ops_muon spikes_trainer muon_ranks", "cuda_muon cuda_spikes")                                 \
   X(cast_tail, "a cast to gradients leaves out the last eight",                                    \
     "ops_sums_and_casts", "cuda_cast cuda_gradients")                                              \
   X(add_overwrite, "the shard of sums forgets the micro-steps before",                             \
