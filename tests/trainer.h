@@ -59,14 +59,17 @@ static void test_determinism(g2z_test *t) {
       {0.01, 1, 3, 0, LIKE, 1e-5},
       /* Stage 2 adds micro-steps outside of the ops. With one micro-step it changes nothing either,
        * except that its buckets end with each unit. In stage 3 the rank owns all parameters. */
-      {0.01, 1, 1, 0, FIRST, 0}, {0.01, 2, 1, 0, LIKE | FIRST, 1e-5}, {0.01, 3, 1, 0, LIKE, 0}};
+      {0.01, 1, 1, 0, FIRST, 0}, {0.01, 2, 1, 0, LIKE | FIRST, 1e-5}, {0.01, 3, 1, 0, LIKE, 0},
+      /* With Muon. */
+      {0, 1, 3, 0, FIRST, 0}, {0, 0, 3, 1, LIKE, 0}, {0.01, 2, 3, 0, LIKE, 1e-5}};
   static test_trace first, trace;
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < 11; i++) {
     g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
     test_batch b = test_some_batch();
     test_trainer tt;
     config.dtype = G2Z_FP16;
     config.dropout = 0.1f;
+    config.optimizer.kind = i < 8 ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
     config.accum = cases[i].accum;
     config.bucket_mb = cases[i].bucket_mb;
     config.zero_stage = cases[i].stage;
