@@ -147,6 +147,18 @@ static double elements_of_update(const g2z_update *update, size_t begin, size_t 
   return elements;
 }
 
+/* Three products per iteration, of m x m, m x m and m x n results. */
+static double flops_of_matrices(const g2z_matrices *shapes, int count) {
+  double flops = 0;
+  for (int i = 0; i < count; i++) {
+    const double rows = shapes[i].rows, columns = (double)shapes[i].columns / shapes[i].matrices;
+    const double m = rows < columns ? rows : columns, n = rows + columns - m;
+    flops += G2Z_ORTHOGONALIZE_STEPS * shapes[i].weights * shapes[i].matrices * m * m *
+             (4 * n + 2 * m);
+  }
+  return flops;
+}
+
 /* Each op that a step calls: parameters and arguments as in g2z_ops, the two parts of its row's
  * name, the unit, the minimum work of one call, and 1 if a call may be repeated. The formulas are
  * printed verbatim; a and g are bytes per element of activations and of gradients. */
@@ -223,7 +235,20 @@ static double elements_of_update(const g2z_update *update, size_t begin, size_t 
      "grad", "_sumsq", GB, g * elements_of(ranges, count), 0)                                     \
   OP(adamw, (g2z_device *d, const g2z_update *update, size_t begin, size_t end),                  \
      (d, update, begin, end),                                                                     \
-     "adamw", "", GB, (24 + g + a) * elements_of_update(update, begin, end), 0)
+     "adamw", "", GB, (24 + g + a) * elements_of_update(update, begin, end), 0)                   \
+  OP(momentum,                                                                                    \
+     (g2z_device *d, void *u, const g2z_update *update, size_t begin, size_t end),                \
+     (d, u, update, begin, end),                                                                  \
+     "momentum", "", GB, (10 + g) * elements_of_update(update, begin, end), 0)                    \
+  OP(orthogonalize,                                                                               \
+     (g2z_device *d, void *area, const g2z_matrices *shapes, int count, void *work,               \
+      size_t work_bytes),                                                                         \
+     (d, area, shapes, count, work, work_bytes),                                                  \
+     "orthogonalize", "", GFLOP, flops_of_matrices(shapes, count), 0)                             \
+  OP(muon,                                                                                        \
+     (g2z_device *d, const void *o, const g2z_update *update, size_t begin, size_t end),          \
+     (d, o, update, begin, end),                                                                  \
+     "muon", "", GB, (10 + a) * elements_of_update(update, begin, end), 0)
 
 #define OP(entry, parameters, arguments, name, suffix, unit, amount, again)                   \
   static g2z_status timed_##entry parameters {                                                \

@@ -3640,6 +3640,7 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
     for (int k = 0, w = 0; k < plan->buckets; k++) {
       g2z_bucket *b = &plan->bucket[k];
       const size_t first = updates, own_end = b->own_begin + b->own_elements;
+      const int cut = apart || (plan->weights && k == plan->early); /* no range crosses its begin */
       for (int i = b->unit * G2Z_PARAM_COUNT; i < (b->last_unit + 1) * G2Z_PARAM_COUNT; i++) {
         const int u = i / G2Z_PARAM_COUNT, p = i % G2Z_PARAM_COUNT;
         const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
@@ -3670,7 +3671,7 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
         }
         if (is_muon != muon) continue;
         g2z_update_range *last =
-            updates > (apart ? first : pass) ? &plan->update[updates - 1] : NULL;
+            updates > (cut ? first : pass) ? &plan->update[updates - 1] : NULL;
         if (last && last->decay == range.decay && last->param + last->elements == range.param &&
             last->shard + last->elements == range.shard &&
             last->canonical + last->elements == range.canonical)

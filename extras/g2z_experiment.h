@@ -784,6 +784,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       SETTING(one, "zero", zero_stage, t->zero_stage, "ZeRO stage; matters on several ranks"),
       SETTING(one, "strategy", strategy, t->strategy,
               "dp: rank 0 alone has the optimizer; needs --zero 0"),
+      SETTING(train, "optimizer", optimizer, t->optimizer.kind, "muon: for the blocks' matrices"),
       SETTING(train, "fp8", fp8, t->fp8, "Hopper: which products use 8 bits; forward: logits and "
               "linear ops; all: data gradients too"),
       SETTING(train, "recompute", recompute, t->recompute,
