@@ -29,8 +29,8 @@
 #include "tests/eval.h"
 #include "tests/trainer.h"
 #include "tests/checkpoint.h"
-#include "tests/muon.h"
 #include "tests/run.h"
+#include "tests/muon.h"
 #include "tests/ranks.h"
 #include "tests/report.h"
 #include "tests/bench.h"
@@ -286,6 +286,7 @@ static const g2z_test_entry test_table[] = {
     {"muon_trainer", "steps of Muon and AdamW, tensor by tensor", test_muon_trainer},
     {"muon_change", "a run that resumes with the other optimizer", test_muon_change},
     {"muon_files", "checkpoints without v of matrices", test_muon_files},
+    {"train_muon", "spikes in a run, and its resume with AdamW", test_train_muon},
     {"spikes_trainer", "a skipped step changes no bit", test_spikes_trainer},
     {"muon_ranks", "Muon on several ranks: equal, resumed, skipped", test_muon_ranks},
     {"zero_recompute", "activations made again change no bit on two ranks", test_zero_recompute},

@@ -705,6 +705,26 @@ static void test_muon_files(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
+/* The program reports the optimizer, and each spike by its number. With lr 0 the norms differ by
+ * their batches alone: some lie above mean and deviation. */
+static void test_train_muon(g2z_test *t) {
+  TRAIN_OR_SKIP(t);
+  CHECK_HAS(t, test_trains(t, 0, "%s --batch 2 --steps 40 --optimizer muon --skip-spikes 0.3 "
+                           "--lr 0 --save-every 30 --run-dir %s", test_tiny(t), test_at(t, "muon")),
+            "optimizer: Muon for the blocks' ", " weights, AdamW for the rest\n");
+  const char *log = test_read(t, "muon/train.log"), *metrics = test_read(t, "muon/metrics.jsonl");
+  const int spikes = test_times(metrics, "\"skipped\": 2");
+  CHECK(t, spikes > 0 && test_times(metrics, "\"skipped\": 1") == 0);
+  CHECK_HAS(t, log, " | spike 1, skipped\n", test_text(" | spike %d, skipped\n", spikes));
+  CHECK(t, test_times(log, " | spike ") == spikes);
+  CHECK_HAS(t, test_read(t, "muon/training_metrics.json"), "\"optimizer\": \"muon\"",
+            test_text("\"optimizer_steps\": %d,", 40 - spikes));
+  CHECK_HAS(t, test_trains(t, 0, "%s --batch 2 --steps 40 --resume %s --run-dir %s", test_tiny(t),
+                           test_at(t, "muon/step-000030"), test_at(t, "adamw")),
+            "optimizer changed since the checkpoint: muon -> adamw; the moments of the blocks' "
+            "weights start at zero");
+}
+
 /* ----- Muon: rank programs ----------------------------------------------- */
 
 enum { MUON_STEPS = 6, MUON_SAVED = 3, MUON_MOST = 60000 };
