@@ -1122,7 +1122,7 @@ typedef enum g2z_write { G2Z_OVERWRITE, G2Z_ACCUMULATE } g2z_write;
 /* The state of the step, in device memory: no op and no decision waits for the host. */
 typedef struct g2z_step_state {
   int64_t step;              /* steps finished, applied or skipped; keys dropout */
-  int64_t applied;           /* AdamW steps taken; for bias correction and schedule */
+  int64_t applied;           /* steps applied; for AdamW's bias correction and the schedule */
   int64_t skipped;           /* steps skipped in total */
   int64_t counted;           /* last step: targets of all ranks that are not -1 */
   int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
