@@ -1749,7 +1749,7 @@ typedef struct g2z_report {
   int skipped;           /* 1: the weights did not change; 2: because of a spike, skip_spikes */
   int64_t skipped_total; /* with `spikes` */
   int64_t spikes;
-  int64_t applied;       /* AdamW steps taken up to loss_step */
+  int64_t applied;       /* steps applied up to loss_step */
   double data_ms;        /* waiting for tokens */
   double exposed_comm_ms;/* time that the device waited for other ranks; every 8th step is timed,
                           * and the others repeat its time; NaN: not measured */
