@@ -727,17 +727,18 @@ static void test_train_muon(g2z_test *t) {
 
 /* ----- Muon: rank programs ----------------------------------------------- */
 
-enum { MUON_STEPS = 6, MUON_SAVED = 3, MUON_MOST = 60000 };
+enum { MUON_STEPS = 6, MUON_SAVED = 3, MUON_MOST = 90000 };
 /* A rank's results of a training in one column of zero_config; NaN: weights of other ranks. */
 typedef struct muon_result {
   /* From the start; from the checkpoint that one rank saved after MUON_SAVED steps. */
   float losses[2][MUON_STEPS], weights[2][MUON_MOST];
 } muon_result;
 
-/* Small and large buckets, one and two micro-steps. Ranks share 24 sequences. */
+/* One and two micro-steps with small and large vocabularies and other buckets. Ranks share 24
+ * sequences. */
 static g2z_train_config muon_config(int column, int world) {
-  g2z_train_config config = zero_config(column + ZERO_COLUMNS * (column % 2 ? 4 : 2), 0, world,
-                                        G2Z_FP32);
+  g2z_train_config config = zero_config(column + ZERO_COLUMNS * (column % 2), 0, world, G2Z_FP32);
+  config.bucket_mb = column % 2 ? 0.02 : 0.002;
   config.accum = 1 + column % 2;
   config.batch = 24 / (world * config.accum);
   config.dropout = 0;
