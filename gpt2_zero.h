@@ -1140,7 +1140,7 @@ typedef struct g2z_step_state {
   float used_loss_scale;     /* last step */
   /* Moving average of grad_norm and its standard deviation over about the last 100 applied steps.
    * With skip_spikes Z, after 20 applied steps: grad_norm > mean + Z deviations is a spike. After
-   * 20 spikes in a row the next step is applied: the norm has a new level. */
+   * 20 spikes in a row the next step is applied, and its norm becomes the mean. */
   float norm_mean, norm_deviation;
   int32_t spikes_in_row;
   int32_t spikes;            /* in total; `skipped` counts them, too */
@@ -4946,16 +4946,17 @@ static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, i
 
 #define G2Z__SPIKE_WINDOW 100 /* applied steps that the average covers */
 #define G2Z__SPIKE_FIRST 20   /* so many applied steps come before the first spike */
-#define G2Z__SPIKES_IN_ROW 20 /* the next step is applied */
+#define G2Z__SPIKES_IN_ROW 20 /* the next step is applied: its norm becomes the mean */
 
 /* Returns 1 if the norm lies more than skip_spikes deviations above the mean of applied steps.
  * Otherwise the step will be applied, and its norm enters mean and deviation. */
 static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
                                                     const g2z_optimizer_config *config) {
+  if (state->spikes_in_row == G2Z__SPIKES_IN_ROW) state->norm_mean = state->grad_norm;
   const double above = (double)state->grad_norm - (double)state->norm_mean;
   const double deviation = (double)state->norm_deviation;
   if (config->skip_spikes > 0 && state->applied >= G2Z__SPIKE_FIRST &&
-      state->spikes_in_row < G2Z__SPIKES_IN_ROW && above > config->skip_spikes * deviation) {
+      above > config->skip_spikes * deviation) {
     state->spikes++;
     state->spikes_in_row++;
     return 1;

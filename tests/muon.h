@@ -252,8 +252,10 @@ static void test_ops_spikes(g2z_test *t) {
   /* After 20 in a row the norm has a new level. */
   for (int i = 0; i < 21; i++) s = spikes_after(&e, s, &config, 50);
   CHECK(t, s.spikes == 20 && s.applied == 21 && s.skip == 0 && s.spikes_in_row == 0);
+  CHECK(t, s.norm_mean == 50 && spikes_after(&e, s, &config, 52).skip == 0 &&
+               spikes_after(&e, s, &config, 54).skip == 2);
   /* Mean and deviation are those of about the last 100 steps. */
-  for (int i = 0; i < 600; i++) s = spikes_after(&e, s, &off, i % 2 ? 13 : 11);
+  for (int i = 0; i < 1200; i++) s = spikes_after(&e, s, &off, i % 2 ? 13 : 11);
   CHECK_NEAR(t, s.norm_mean, 12, 0.1);
   CHECK_NEAR(t, s.norm_deviation, 1, 0.1);
   ops_close(&e);
