@@ -1,9 +1,9 @@
 /* gpt2_zero_kernels.cuh: the CUDA op table of gpt2_zero
  *
- * gpt2_zero.h includes this file inside its implementation when nvcc compiles it; nothing else
- * needs to. It fills the op table of room 08 for fp16, bf16, tf32 and fp32: sm_75 and newer, tuned
- * on sm_90a. Products go through cuBLASLt or, where that is faster, through room k42; everything
- * else is written here.
+ * gpt2_zero.h includes this file inside its implementation when nvcc compiles it. No other file
+ * includes it. It fills the op table of room 08 for fp16, bf16, tf32 and fp32, on sm_75 and newer;
+ * it is tuned on sm_90a. cuBLASLt computes products, or room k42 if that is faster. All other
+ * kernels are written here.
  *
  * CONTENTS, in the order of the forward pass
  *   >>k10 base        errors, the backend, memory and order, graphs, spans, opening a device
@@ -26,8 +26,8 @@
  * STREAM   All work of a device runs on one stream, in the order of the calls. Only the first use
  *          of a shape allocates scratch, times products and makes the host wait. So run the same
  *          work once before a graph captures it.
- * ORDER    No atomics on numbers. The order of each sum depends only on the shapes, the GPU's
- *          number of multiprocessors and the tuning table. */
+ * ORDER    No atomics on numbers. The order of each sum depends only on the shapes, the number
+ *          of the GPU's multiprocessors and the tuning table. */
 
 #ifndef G2Z_KERNELS_INCLUDED
 #define G2Z_KERNELS_INCLUDED
@@ -49,14 +49,15 @@
 
 /* ===== >>k10 base ========================================================
  * In:  g2z_device_create for CUDA. Out: a device whose backend is a g2z__cuda.
- * Law: a CUDA error becomes a sentence where it is seen; scratch belongs to the op that runs. */
+ * Law: the function that sees a CUDA error turns it into a sentence. Scratch belongs to the op that
+ *      runs. */
 
-#define G2Z__EVENTS 8            /* mark() and wait() take numbers below it */
-#define G2Z__SCRATCH_BLOCKS 64   /* each 1.5 times the last: more than any memory holds */
+#define G2Z__EVENTS 8            /* mark() and wait() take a number below this */
+#define G2Z__SCRATCH_BLOCKS 64   /* each is 1.5 times the last: no GPU has room for 64 */
 #define G2Z__KERNELS 64          /* kernels whose occupancy is remembered */
 #define G2Z__SHARED_UNASKED (32 << 10) /* CUDA's default is 48 KiB, static memory included */
-#define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training has about 20 */
-#define G2Z__PRODUCTS_TIMED 160  /* at most these are timed; others replace each other */
+#define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training run uses 20 */
+#define G2Z__PRODUCTS_TIMED 160  /* shapes to time at most; untimed ones use the rest */
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one is no faster */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
@@ -84,7 +85,7 @@ typedef struct g2z__cuda {       /* device->backend */
   char gpu[256];
   cudaStream_t stream;
   cudaEvent_t events[G2Z__EVENTS];
-  cudaEvent_t begin, end;        /* they record times, for tuning */
+  cudaEvent_t begin, end;        /* around a run that tuning times */
   cublasLtHandle_t lt;
   void *lt_workspace;
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
@@ -94,7 +95,7 @@ typedef struct g2z__cuda {       /* device->backend */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's; NULL until looked up */
   g2z__kernel kernels[G2Z__KERNELS]; /* known occupancies */
   int kernel_count;
-  /* Scratch that was outgrown stays: a captured graph may still write to it. */
+  /* Scratch that is too small for newer ops is kept: a captured graph may still write to it. */
   void *scratch[G2Z__SCRATCH_BLOCKS];
   size_t scratch_bytes[G2Z__SCRATCH_BLOCKS];
   int scratch_count;
@@ -126,7 +127,7 @@ static const char *g2z__cuda_remedy(cudaError_t error) {
 
 static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, const char *what) {
   g2z_status status = error == cudaErrorMemoryAllocation ? G2Z_NO_MEMORY : G2Z_DEVICE;
-  (void)cudaGetLastError(); /* the next launch must not report an error that does not stick */
+  (void)cudaGetLastError(); /* else the next launch would report this error again */
   return g2z_fail(services, status, "%s: %s; %s", what, cudaGetErrorString(error),
                   g2z__cuda_remedy(error));
 }
@@ -169,7 +170,7 @@ static g2z_status g2z__occupancy(g2z_device *device, const void *function, int t
   }
   cudaFuncAttributes attributes;
   G2Z__CUDA(device, cudaFuncGetAttributes(&attributes, function));
-  int most = max((int)shared, attributes.maxDynamicSharedSizeBytes); /* larger ones stay allowed */
+  int most = max((int)shared, attributes.maxDynamicSharedSizeBytes); /* never reduce it */
   G2Z__CUDA(device, cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          most));
   G2Z__CUDA(device, cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads,
@@ -557,7 +558,7 @@ static g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
   cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return G2Z_OK;
   (void)cudaGetLastError();
-  cudaDriverGetVersion(&driver); /* 0: no driver; the error calls it an old one */
+  cudaDriverGetVersion(&driver); /* 0: no driver; CUDA's error calls it too old */
   cudaRuntimeGetVersion(&runtime);
   if (!driver)
     return g2z_fail(services, G2Z_DEVICE,
@@ -869,7 +870,7 @@ static __device__ inline float g2z__warp_sum(float x) {
   return x;
 }
 
-/* The threads that work on one row. */
+/* The threads that share one row. */
 typedef enum g2z__team { G2Z__TEAM_WARP, G2Z__TEAM_BLOCK } g2z__team;
 
 /* The sum over a team; each of its threads gets it. `shared` has room for 32 floats. A block may
@@ -922,7 +923,7 @@ static __device__ inline void g2z__dropout_pack(float (&factors)[g2z__lanes<A>],
  *      the slabs' sums are added in order. */
 
 #define G2Z__SLABS 256           /* most slabs of a column sum: enough blocks for any GPU */
-#define G2Z__SLAB_ROWS 32        /* least rows of a slab: 4 for each of a block's 8 warps */
+#define G2Z__SLAB_ROWS 32        /* fewest rows of a slab: 4 for each of a block's 8 warps */
 
 static int g2z__slab_rows(int N) {
   int rows = (int)g2z__blocks((size_t)N, G2Z__SLABS);
@@ -939,7 +940,7 @@ static int g2z__slabs(int N) { return (int)g2z__blocks((size_t)N, (size_t)g2z__s
 template <typename G>
 static __global__ void __launch_bounds__(1024)
 g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g2z_write mode) {
-  constexpr int BATCH = 8;       /* loads in flight: P <= 256 waits for memory once */
+  constexpr int BATCH = 8;       /* loads in flight: one wait for memory if P <= 256 */
   __shared__ float rows[32][32];
   int c = (int)(blockIdx.x * 32 + threadIdx.x), K = (int)gridDim.y, k = (int)blockIdx.y;
   const float *at = partial + (size_t)k * (size_t)C + (size_t)c;
@@ -1215,7 +1216,7 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
   size_t column = (size_t)pack * L, width = (size_t)C;
   if (((size_t)sorted[end - 1] + 1) * width <= low || (size_t)token * width >= low + count) return;
   bool began_before = first > 0 && sorted[first - 1] == token;
-  float sum[L] = {}, before[L] = {}; /* the run's sum; dwte's row before it */
+  float sum[L] = {}, before[L] = {}; /* the run's sum; dwte's old row */
   auto inside = [=](int key) { return (size_t)key * width + column - low < count; };
   auto write = [&](bool goes_on) { /* called at the end of a run or of the chunk */
     if (!inside(token)) return;
@@ -1264,8 +1265,8 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
 }
 
 /* g2z_k_embed_bwd_seams: dwte[token] += tail + heads, for the runs that cross chunks.
- * Launch  grid (ceil(chunks/8), ceil(C/32), parts), block (32,8): a warp per chunk and part. It
- *         works if the chunk's last run begins in it and continues in the next
+ * Launch  grid (ceil(chunks/8), ceil(C/32), parts), block (32,8): a warp per chunk and part. Only
+ *         warps whose chunk's last run begins in it and continues in the next add anything
  * Order   the order of the chunks */
 template <typename D>
 static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, const float *heads,
@@ -1276,10 +1277,10 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
   int chunk = (int)(blockIdx.x * 8 + threadIdx.y), first = chunk * run_rows;
   int end = first + run_rows, c = (int)(blockIdx.y * 32 + threadIdx.x);
   g2z__k_begin();
-  if (end >= N) return; /* here and at the next two returns, the lanes agree */
+  if (end >= N) return; /* all lanes of a warp return together, here and below */
   int token = sorted[end - 1];
   if (sorted[end] != token) return;
-  if (first > 0 && sorted[first - 1] == token) return; /* began before: another warp's run */
+  if (first > 0 && sorted[first - 1] == token) return; /* the run began earlier */
   int last = chunk + 1; /* the last chunk that the run reaches, found 32 chunks at a time */
   for (;; last += 32) {
     int64_t at = (int64_t)(last + 1 + (int)threadIdx.x) * run_rows;
@@ -1298,14 +1299,14 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
   g2z__write(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
-#define G2Z__RANKED_TOKENS 8192  /* g2z_k_embed_rank sorts so many, CUB more */
+#define G2Z__RANKED_TOKENS 8192  /* g2z_k_embed_rank sorts up to this many, CUB more */
 
-/* g2z_k_embed_rank: sorts few tokens. Each token counts the tokens before it in sorted order.
+/* g2z_k_embed_rank: sorts few tokens. For each token it counts the tokens that sort before it.
  *   tokens         [N] i32 in
  *   sorted, order  [N] i32 out
  * Launch  grid ceil(N/32), block (32,16): a lane per token, the warps share the others
- * Cost    N^2 comparisons in one launch: 9 instructions of a warp per 128. A radix sort has many
- *         launches */
+ * Cost    N^2 comparisons in one launch; a warp makes 128 with 9 instructions. A radix sort needs
+ *         many launches */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
   __shared__ alignas(16) uint32_t others[16][32];
@@ -1325,7 +1326,7 @@ g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) 
     }
     __syncwarp();
   }
-  if (threadIdx.y == blockIdx.x % 16) /* this warp has read the block's own 32 tokens */
+  if (threadIdx.y == blockIdx.x % 16) /* this warp read the block's own tokens */
     rank += __popc(__match_any_sync(G2Z__ALL_LANES, token) & ((1u << threadIdx.x) - 1));
   ranks[threadIdx.y][threadIdx.x] = rank;
   __syncthreads();
@@ -1473,11 +1474,11 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
  *      up to 4 KiB, a block a wider one. In backward each thread holds one or two packs of a row,
  *      and column sums in registers. Ba et al. 2016, arXiv:1607.06450. */
 
-#define G2Z__ROW_THREADS 512     /* most threads that hold a row */
-#define G2Z__ROW_WARP_PACKS 8    /* most packs per lane if a warp holds the row */
+#define G2Z__ROW_THREADS 512     /* threads per row at most */
+#define G2Z__ROW_WARP_PACKS 8    /* packs per lane at most, if a warp holds the row */
 
-/* Sets *threads, whole warps that hold a row, and *K, the packs per thread. *K is 1 if half of
- * G2Z__ROW_THREADS suffice: so few threads leave each one the registers that backward needs. */
+/* Sets *threads, the threads that hold a row (whole warps), and *K, the packs per thread. *K is 1
+ * if half of G2Z__ROW_THREADS suffices: each of so few threads has the registers backward needs. */
 static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, int *K) {
   *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
   *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
@@ -1507,7 +1508,7 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
   __shared__ float shared[2][32];
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
   g2z__k_begin();
-  if (row >= N) return; /* whole teams return */
+  if (row >= N) return; /* all threads of a team return */
   size_t first = (size_t)row * (size_t)packs;
   uint4 raw[K];
   float sum = 0, squares = 0;
@@ -1803,7 +1804,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     __pipeline_commit();
   }
   if (row < data.N) work.mean = data.mean[row], work.rstd = data.rstd[row];
-  /* A team without a row in the last turn still meets at its barrier: racecheck assumes that all
+  /* A team without a row in the last turn still waits at its barrier: racecheck assumes that all
    * threads of a block meet equally often, and would report races after the block's barriers. */
   for (; row - (int)threadIdx.y < data.N; row += stride) {
     g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
@@ -2013,7 +2014,7 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * exchange their operands: y' = w' x'. Room k42's kernel competes with cuBLASLt's algorithms: the
  * fastest is taken. */
 
-#define G2Z__CANDIDATES 24       /* at most so many algorithms are timed per shape */
+#define G2Z__CANDIDATES 24       /* algorithms that are timed per shape, at most */
 #define G2Z__TIMED_FLOP 1.6e11   /* limit of a timed round of small products */
 #define G2Z__LARGE_FLOP 3e10     /* products of this size or more are timed longer */
 #define G2Z__LARGE_CALLS 8
@@ -2026,7 +2027,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D */
   int32_t compute;                 /* cublasComputeType_t */
   int32_t epilogue;                /* cublasLtEpilogue_t or g2z__epilogue */
-  int32_t batched;                 /* 1: several products, as many as the operands say */
+  int32_t batched;                 /* 1: a batch, whose size the operands hold */
 } g2z__lt_key;
 #define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
 
@@ -2057,9 +2058,9 @@ typedef struct g2z__lt_product {
 typedef struct g2z__softmax_rows {
   const float *reference;          /* [n] subtracted from a row's exponents */
   const float *unit;               /* [n] with e4m3: factor from a row's sums to exponents */
-  float2 *parts;                   /* [tiles across,n] out: a row's sum and largest exponent */
+  float2 *parts;                   /* [tiles across,n] out: a row's sum, largest exponent */
   const int4 *again;               /* [tiles down] tiles whose int4 is 0 are skipped; or NULL */
-  int words;                       /* columns that count: the others' exponentials are 0 */
+  int words;                       /* real columns; in the padding, exponentials are 0 */
 } g2z__softmax_rows;
 
 /* Products of one shape whose operands lie at equal distances, in elements; and the factors of the
@@ -2202,10 +2203,10 @@ static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *
   const g2z__lt_key *key = &product->key;
   cublasLtMatmulPreference_t preference;
   const uint64_t workspace = G2Z__PRODUCT_WORKSPACE;
-  /* Split sums need workspace per product, so not in a batch, whose count may change. */
+  /* No split sums in a batch: each product would need workspace, and the count may change. */
   const uint32_t schemes = key->batched ? CUBLASLT_REDUCTION_SCHEME_NONE
                                         : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  const uint32_t alignment = 16; /* of all our tensors; cuBLASLt's default is 256 */
+  const uint32_t alignment = 16; /* all tensors have it; cuBLASLt's default is 256 */
   static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -2257,8 +2258,8 @@ static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
   return best_ms * 1000 / (float)calls;
 }
 
-/* The mean over G2Z__LARGE_MS, after as long a warm-up. Under long load the power limit slows the
- * GPU: the algorithm that wins a short run may then lose to one that needs less power. */
+/* The mean over G2Z__LARGE_MS, after a warm-up of that length. Under long load the power limit
+ * slows the GPU: the algorithm that wins a short run may then lose to one that needs less power. */
 template <typename F>
 static float g2z__lt_time_large(g2z_device *device, F run) {
   int counted = 0;
@@ -2390,7 +2391,7 @@ static void g2z__lt_table_head(const g2z_device *device, char *text, size_t byte
 /* One line per timed product: key, way, algorithm in hexadecimal, microseconds. */
 static g2z_status g2z_cuda_tuning(g2z_device *device, char **text) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  const size_t line = 640; /* the longest: a head, or a product's fields, words and time */
+  const size_t line = 640; /* the longest line: a product's numbers, names and time */
   size_t room = (size_t)(cuda->product_count + 1) * line, at = 0;
   void *memory;
   G2Z__TRY(g2z_allocate(device->services, room, 1, &memory));
@@ -2442,8 +2443,8 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, g2z__way *way
   return end != line && *end == '\n' && *us > 0;
 }
 
-/* 1 if an algorithm from a file runs here: a damaged one must not be launched. An epilogue of ours
- * that takes two launches has a second line, for the plain product. */
+/* 1 if an algorithm from a file runs here: a damaged one must not be launched. If an epilogue
+ * takes two launches, its plain product has a line, too. */
 static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g2z__way way,
                            const cublasLtMatmulAlgo_t *algo) {
   cublasLtMatmulHeuristicResult_t result;
@@ -2544,8 +2545,8 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
   return on;
 }
 
-/* A product with an epilogue of ours: room k42's kernel in one launch, or apart(), a plain product
- * and a pass over it. The faster one is chosen once. *fused is 1 if one launch did both. */
+/* A product with an epilogue that cuBLASLt lacks. Room k42's kernel needs one launch; apart() runs
+ * a plain product and a pass over it. The faster way is chosen once. *fused: 1 for one launch. */
 template <typename F>
 static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
                                    const g2z__lt_operands *on, F apart, int *fused) {
@@ -2634,7 +2635,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
       which = k + 1;
       first = list.tiles[k];
     }
-  g2z_narrow_weight x = list.at[0]; /* an index would move the list to local memory */
+  g2z_narrow_weight x = list.at[0]; /* indexing the list would move it to local memory */
 #pragma unroll
   for (int k = 1; k < 4; k++)
     if (k == which) x = list.at[k];
@@ -2743,7 +2744,7 @@ template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                            const void *dy, const void *w, const void *slope,
                                            void *narrow, g2z_write mode, int N, int I, int O) {
-  if constexpr (!std::is_same<A, __half>::value) narrow = NULL; /* e5m2 has the exponents of fp16 */
+  if constexpr (!std::is_same<A, __half>::value) narrow = NULL; /* e5m2 has fp16's range */
   g2z__lt_key plain = g2z__lt_rows_key<A, A>(device, N, O, I, G2Z__AS_IT_IS, G2Z__TRANSPOSED, I,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(dx, dy, w);
@@ -2873,7 +2874,7 @@ struct g2z__rows {
   size_t stride;
   int T, HS;
   A *base;                       /* the tensor */
-  uint8_t *narrow;               /* a copy in 8 bits that writers write, too; or NULL */
+  uint8_t *narrow;               /* a copy in 8 bits, written with the tensor; or NULL */
 };
 
 /* Rows of `narrow` are contiguous: their length is a multiple of 16. */
@@ -2981,7 +2982,7 @@ static constexpr int g2z__tile_bytes = G2Z__ATT_STEP *HSP * 2;
 template <int HSP, int THREADS, typename A>
 static __device__ inline void g2z__load_tile(uint32_t tile, const g2z__rows<const A> &from,
                                              int row) {
-  constexpr int PIECES = HSP / 8, TOGETHER = THREADS / PIECES; /* rows at once */
+  constexpr int PIECES = HSP / 8, TOGETHER = THREADS / PIECES; /* rows per pass */
   static_assert(TOGETHER % 8 == 0, "a thread's place in its row is the same in all its rows");
   int y = (int)threadIdx.x / PIECES, piece = (int)threadIdx.x % PIECES;
   uint32_t to = tile + (uint32_t)(y * HSP * 2 + ((piece ^ (y % 8)) * 16));
@@ -3315,7 +3316,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
     uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
     uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
     g2z__copies_wait();
-    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
+    __syncthreads(); /* this stage has arrived, and no thread still reads the other */
     if (step + 1 < steps) {
       uint32_t next = tiles + (uint32_t)((step + 1) % 2 * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, k, (step + 1) * STEP);
@@ -3510,7 +3511,7 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
     uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
     uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
     g2z__copies_wait();
-    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
+    __syncthreads(); /* this stage has arrived, and no thread still reads the other */
     if (step + 1 < steps) {
       uint32_t next = tiles + (uint32_t)((step + 1) % 2 * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, k, (step + 1) * STEP);
@@ -3637,7 +3638,7 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
     uint32_t g_tile = q_tile + 2 * g2z__tile_bytes<HSP>;
     const float2 *stats_tile = stats_tiles + stage * STEP;
     g2z__copies_wait();
-    __syncthreads(); /* this stage has arrived, and no thread reads the other one */
+    __syncthreads(); /* this stage has arrived, and no thread still reads the other */
     if (step + 1 < blocks) {
       uint32_t next = tiles + (uint32_t)((1 - stage) * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, q, (step + 1) * STEP);
@@ -3674,7 +3675,7 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
  * key, in registers, and walks over the others. G2Z__PLAIN_STEP of them lie in shared memory at a
  * time; all threads of a block read the same row at a time. */
 
-#define G2Z__PLAIN_ROWS 128      /* per block, one thread each */
+#define G2Z__PLAIN_ROWS 128      /* rows per block, one thread each */
 #define G2Z__PLAIN_STEP 32
 #define G2Z__PLAIN_GROUP 8       /* keys per softmax step of a thread */
 
@@ -4072,8 +4073,8 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 
 /* ----- items and rows ---------------------------------------------------- */
 
-/* Worker n starts with item n, then takes the next free item. *taken counts the takes. There are
- * `items` of them, because each worker's last take finds no item; the last one resets *taken. */
+/* Worker n starts with item n, then takes the next free item. *taken counts the takes: one for each
+ * other item, and one per worker that finds no more; `items` in all. The last resets *taken. */
 static __device__ inline int g2z__hopper_take(int *taken, int items, int workers) {
   int number = atomicAdd(taken, 1);
   if (number == items - 1) *taken = 0;
@@ -4104,7 +4105,7 @@ static __device__ inline uint4 g2z__tile_get(uint32_t at) {
   return pack;
 }
 
-/* Makes the threads' accesses to shared memory precede what TMA or wgmma do after a barrier. */
+/* Orders a thread's accesses to shared memory before accesses of TMA or wgmma after a barrier. */
 static __device__ inline void g2z__fence_async(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -4373,14 +4374,14 @@ g2z_k_attention_hopper_fwd(const __grid_constant__ g2z__hopper_fwd<A> x,
 /* Rows of statistics are padded to a multiple of 64, because they are copied 64 at a time. */
 static inline __host__ __device__ int g2z__hopper_pitch(int T) { return (T + 63) / 64 * 64; }
 
-/* The cut of heads into items. An item is a whole head, or a part of one: some of its blocks of 128
- * keys and all queries that see them. Whole heads come first. All other heads are cut in the same
- * way, and their parts follow, the longest first. */
+/* A plan that cuts heads into items. An item is a whole head or a part of one: some of its blocks
+ * of 128 keys, and all queries that see them. Whole heads come first. The other heads are all cut
+ * in the same way; their parts follow, the longest first. */
 struct g2z__hopper_cut {
   int heads, whole;                  /* B*NH; the first `whole` of them are not cut */
   int splits, left;                  /* parts of a cut head; tiles of dQ that they write in all */
   int first[G2Z__HOPPER_SPLITS + 1]; /* each part's first block of keys; then the block count */
-  int base[G2Z__HOPPER_SPLITS];      /* a part's tile i, i >= 2 first, is number base + i of left */
+  int base[G2Z__HOPPER_SPLITS];      /* tile i of a part, i >= 2 first, is base + i of `left` */
   int longest[G2Z__HOPPER_SPLITS];   /* the parts, the longest first */
 };
 
@@ -4555,7 +4556,7 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
   g2z__barrier_arrive(barriers->kv_full + kv.stage);
 }
 
-/* A tile of dQ as one thread of a warpgroup holds it: 8 packs, 128 apart. */
+/* A thread's share of a tile of dQ: 8 packs, 128 packs apart. */
 static __device__ inline void g2z__dq_get(float (&dq)[8][4], const float4 *from) {
 #pragma unroll
   for (int n = 0; n < 8; n++) {
@@ -4740,7 +4741,7 @@ static __device__ inline void g2z__hopper_publish(g2z__hopper_keys &keys,
 
 /* dK and dV of a warpgroup's 64 keys, over `count` query tiles from the diagonal on. The next
  * tile's scores are needed first, so they are issued first; this tile's dK and the next tile's dP
- * follow. This tile's dS is published while these run. */
+ * follow. While they run, this tile's dS goes to shared memory. */
 template <typename A>
 static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8][4],
                                                 uint32_t k_tile, uint32_t v_tile,
@@ -4872,7 +4873,7 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
  * Launch  grid at most one block per multiprocessor, 512 threads. Warpgroups 0 and 1 own 64 keys
  *         each, warpgroup 2 adds up dQ, one thread of warpgroup 3 loads. 226 KB of shared memory
  * Cost    5 * B*NH*T^2*HS flops: B=32, T=1024, NH=12 is 129 GFLOP. The limit lies within a
- *         multiprocessor: a head that is alone on the GPU takes as long. Shared memory is the
+ *         multiprocessor: a head takes as long if it runs alone on the GPU. Shared memory is the
  *         busiest unit, because K and V are read again for each tile of queries. dQ's tiles pass
  *         through L2 once per block of keys
  * Order   keys upwards in blocks of 128, queries upwards in tiles of 64; bitwise repeatable: the
@@ -5042,7 +5043,7 @@ static void g2z__hopper_cut_into(g2z__hopper_cut *cut, int T, int heads, int spl
   cut->heads = heads, cut->splits = splits;
   for (int j = 0; j < blocks; j++) {
     int done = g2z__hopper_length(T, 0, j);
-    /* A part begins when earlier parts have their share, or when one block per part is left. */
+    /* A part begins when earlier parts have their share, or if only one block per part is left. */
     if (part < splits && (done * splits >= total * part || blocks - j == splits - part)) {
       cut->first[part] = j;
       cut->base[part] = cut->left - 2 * j;
@@ -5474,7 +5475,7 @@ g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *log
   const g2z__draw_part part = {logits + (size_t)b * (size_t)V, min(warp * own, V),
                                min((warp + 1) * own, V), sums};
   g2z__k_begin();
-  unsigned long long most = 0; /* a logit's order, then its inverted id: of equals the first wins */
+  unsigned long long most = 0; /* logit's order, then inverted id: the first of equals wins */
   for (int i = part.begin + lane; i < part.end; i += 32)
     most = max(most, (unsigned long long)g2z__draw_order(part.logits[i]) << 32 | (0x7fffffffu - i));
   for (int apart = 16; apart; apart /= 2)
@@ -5497,7 +5498,7 @@ g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *log
     while (turn < 31 && draw >= sums[turn]) draw -= sums[turn++];
     int found = warp == turn ? g2z__draw_walk(part, draw, cut, best, temperature) : -1;
     if (found >= 0) token = found;
-    __syncthreads(); /* all have read drawn[b] */
+    __syncthreads(); /* all threads have read drawn[b] */
   }
   if ((int)threadIdx.x != 32 * turn) return;
   tokens[b] = best == best ? token : -1; /* best is NaN if no logit is a number */
@@ -5519,10 +5520,10 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
  *      rows in tiles of 192 columns.
  *
- * cuBLASLt leaves the tensor cores idle while it computes a tile's GELU. K = 768 is short, so that
- * a third of the time is lost. Here two warpgroups alternate: one computes the products of a tile
- * of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and stores
- * its tile. One thread of a third warpgroup keeps loads of four blocks of 64 terms in flight.
+ * cuBLASLt leaves the tensor cores idle while it computes a tile's GELU. With K as short as 768,
+ * this wastes a third of the time. Here two warpgroups alternate: one computes the products of a
+ * tile of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and
+ * stores its tile. One thread of a third warpgroup keeps loads of four blocks of 64 terms in flight.
  * Tiles have room k41's layout. The right operand is read by columns if it is [K,M], by rows if it
  * is [M,K]. In 8 bits a block has 128 terms in 128 bytes, and its products take half the time.
  * Clusters, whose blocks share one load of an operand (multicast), gain nothing: the tensor cores
@@ -5530,7 +5531,7 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4
-#define G2Z__PRODUCT_STRIPE 8    /* tiles down, then one to the right: operands stay in L2 */
+#define G2Z__PRODUCT_STRIPE 8    /* tiles down before the next column: operands stay in L2 */
 #define G2Z__SOFTMAX_STRIPE 16   /* the same for the LM head, whose right operand is longer */
 #define G2Z__PRODUCT_PIECE 2048  /* bytes that a warp stages per copy: 16 rows of 64 numbers */
 #define G2Z__PRODUCT_PIECES 4    /* pieces that a warp has room for */
@@ -5723,8 +5724,8 @@ struct g2z__product_two_rows {
   float unit[2], reference[2], sum[2], largest[2];
 };
 
-/* A warp's progress. Pieces of `other` are numbered through all tiles. Piece i lies in staging
- * place i % PIECES, and the output that is made from it replaces it there. */
+/* A warp's progress. Pieces of `other` have one numbering for all tiles. Piece i lies in
+ * staging place i % PIECES, until the output that is computed from it replaces it. */
 struct g2z__product_warp {
   uint32_t staging;
   const uint64_t *other;         /* [PIECES] */
@@ -5889,7 +5890,7 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
 }
 
 /* Adds and stores the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
- * sums at `all`, in a staging place whose store is done. The next tile's first piece goes there. */
+ * sums at `all`, a staging place whose store is done. Only the next tile's first piece uses it. */
 static __device__ inline void g2z__product_sums(const g2z__product_data &x, const float (&sums)[6],
                                                 float *all, int group,
                                                 const g2z__product_warp &warp) {
@@ -5969,7 +5970,7 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
   }
   if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_parts(x, warp);
   if constexpr (FINISH == G2Z__FINISH_TIMES) {
-    if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* stores of the last 64 columns may run */
+    if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* the last 64 columns' store may run */
     __syncwarp();
     staging += group * 4 * (int)g2z__product_shared::WARP + warp.used.stage * G2Z__PRODUCT_PIECE;
     g2z__product_sums(x, columns, reinterpret_cast<float *>(staging), group, warp);
@@ -6070,7 +6071,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *   x      sums         [ceil(N/128),M] f32 out with TIMES: of the numbers before their rounding
  *          rows         in and out with SOFTMAX, see g2z__softmax_rows
  *          narrow       out, with GELU and TIMES in 8 bits
- * Math    f32 accumulation, of 8-bit products in 14 bits; M and K are multiples of 8
+ * Math    f32 accumulation, but 8-bit products keep 14 bits; M and K are multiples of 8
  * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
  *         warpgroup has 24 registers per thread, the others 240
  * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
@@ -6326,7 +6327,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
       g2z__unpack<A>(value, g2z__get(at, (size_t)i));
 #pragma unroll
       for (int j = 0; j < L; j++) value[j] = g2z__exp2(value[j] * G2Z__LOG2E - offset) * factor;
-      if (i == target / L || i >= full) { /* few threads: the target's pack, and padding */
+      if (i == target / L || i >= full) { /* the target's pack, or padding: few threads */
 #pragma unroll
         for (int j = 0; j < L; j++) {
           if (i * L + j >= V) value[j] = 0;
@@ -6378,7 +6379,7 @@ static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losse
  * above LIMIT would cost h g / z digits in fp16. If z is above LIMIT or below 1, the row's tiles
  * are computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM
  * above the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles
- * have such a row; with 131,072 equally likely words every row is one.
+ * have such a row; with 131,072 equally likely words every row is out of bounds.
  *
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
  * of the same rounded numbers, so that loss, z and gradients belong to one softmax. */
@@ -6452,7 +6453,7 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   g2z__k_begin();
   if (row >= (size_t)x.n) return;
   const A *h = x.h + row * (size_t)x.C;
-  const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* for -1 any row will do */
+  const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* -1: any row */
   g2z__softmax part = {-INFINITY, 0};
   float target = 0, scale_h = 1, unit = G2Z__LOG2E;
   if constexpr (NUMBERS == G2Z__HEAD_E4M3) {
@@ -6532,7 +6533,7 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       float others = fmaxf(sum - g2z__exp2(target - reference), 0);
       float loss = (log2f(sum) + (reference - target)) / G2Z__LOG2E;
       const int word = x.targets[row], counts = word >= 0; /* -1: neither loss nor gradient */
-      /* A sum of another order may round to a loss just below 0. */
+      /* A sum in another order may make the loss just less than 0. */
       x.losses[row] = !counts || (loss < 0 && sum > 0) ? 0 : loss;
       if (counts) x.logits[(size_t)row * (size_t)x.Vp + (size_t)word] = (A)-others;
       factors[lane] = rows.factor[row] =
@@ -6812,7 +6813,7 @@ static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const voi
   return G2Z_OK;
 }
 
-/* g2z_k_decide: one thread decides the step's end, with the arithmetic of g2z__cpu_decide. */
+/* g2z_k_decide: one thread computes the step's verdict, with the arithmetic of g2z__cpu_decide. */
 static __global__ void g2z_k_decide(g2z_step_state *state, g2z_verdict verdict,
                                     g2z_optimizer_config config, int dynamic, int64_t tokens) {
   g2z__k_begin();
@@ -6971,7 +6972,7 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   }
 }
 
-/* Blocks for ranges [begin, end): a chunk each, as far as the GPU holds them. */
+/* The block count for ranges [begin, end): one per chunk, but at most as many as run at once. */
 static unsigned g2z__update_blocks(const g2z_device *device, const g2z_update *u, size_t begin,
                                    size_t end) {
   size_t chunks = 0, most = (size_t)g2z__cuda_of(device)->sms * G2Z__ADAMW_BLOCKS;
@@ -7009,7 +7010,7 @@ static __device__ inline void g2z__each_chunk(const g2z_update_range *ranges, si
   }
 }
 
-/* g2z_k_momentum: m = beta m + g, u = g + beta m, with g = grads * multiplier; or nothing if
+/* g2z_k_momentum: m = beta m + g, u = g + beta m, with g = grads * multiplier; does nothing if
  * state->skip.
  *   u      bf16 out
  *   m      f32 in place
@@ -7066,7 +7067,7 @@ static g2z_status g2z_cuda_momentum(g2z_device *device, void *u, const g2z_updat
                      update->state);
 }
 
-/* g2z_k_muon: master -= lr (scale O + decay master), params = round(master); or nothing if
+/* g2z_k_muon: master -= lr (scale O + decay master), params = round(master); does nothing if
  * state->skip.
  *   params  A out
  *   master  f32 in place
@@ -7123,19 +7124,19 @@ static g2z_status g2z_cuda_muon(g2z_device *device, const void *o, const g2z_upd
                      *u->config, u->state);
 }
 
-#define G2Z__SQUARE_PARTS 64     /* blocks per matrix: fixed, so that a shape has one order */
+#define G2Z__SQUARE_PARTS 64     /* blocks per matrix: fixed, so that sums have one order */
 
-/* Matrices of one shape inside weights, in the area of g2z_ops.orthogonalize. The kernels below
- * take matrix blockIdx.y of them. */
+/* Matrices of one shape inside weights, in the area of g2z_ops.orthogonalize. Blocks of the kernels
+ * below work on matrix first + blockIdx.y. */
 typedef struct g2z__matrix_list {
-  __nv_bfloat16 *weight;         /* the first one */
+  __nv_bfloat16 *weight;         /* the first of the weights */
   int rows, columns;             /* of a weight */
   int matrices;                  /* per weight, next to each other in its rows */
   int first;                     /* number of the first matrix */
 } g2z__matrix_list;
 
 /* Calls each(in, at) for this block's packs of a matrix. `in` counts packs from list.weight on;
- * `at` counts from the begin of a contiguous copy of the matrix. */
+ * `at` counts from the start of a contiguous copy of the matrix. */
 template <typename F>
 static __device__ inline void g2z__each_pack(const g2z__matrix_list &list, F each) {
   unsigned width = (unsigned)(list.columns / list.matrices / 8);
@@ -7162,7 +7163,7 @@ static __device__ inline double g2z__tree_sum(double (&parts)[N]) {
  * tiny nor large bf16 numbers lose their squares.
  *   partial  [matrices][SQUARE_PARTS] f64 out
  * Launch  grid (SQUARE_PARTS, matrices), 256 threads; then g2z_k_normalize
- * Cost    2 bytes per element, read twice with g2z_k_normalize, the second time partly from L2
+ * Cost    2 bytes per element; g2z_k_normalize reads them again, partly from L2
  * Order   a thread adds its packs in ascending order; then trees
  * Oracle  g2z__cpu_orthogonalize */
 static __global__ void __launch_bounds__(256)
@@ -7181,7 +7182,7 @@ g2z_k_squares(double *partial, g2z__matrix_list list) {
   if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
 }
 
-/* g2z_k_normalize: to = each matrix by its Frobenius norm; zero stays zero.
+/* g2z_k_normalize: to = each matrix divided by its Frobenius norm; zero stays zero.
  *   to       [matrices][rows][width] bf16 out
  *   partial  [matrices][SQUARE_PARTS] f64 in
  * Launch  grid (SQUARE_PARTS, matrices), 256 threads
@@ -7215,13 +7216,13 @@ g2z_k_put_back(g2z__matrix_list list, const __nv_bfloat16 *from) {
   });
 }
 
-/* Row-major products of a batch: to = alpha left right + beta add. `add` NULL: no such term. */
+/* A batch of row-major products: to = alpha left right + beta add. If `add` is NULL, beta is 0. */
 static g2z_status g2z__batch_multiply(g2z_device *device, g2z__lt_key key, g2z__lt_batch batch,
                                       void *to, const void *left, const void *right,
                                       const void *add) {
   g2z__lt_operands on = g2z__lt_rows(to, left, right);
   key.batched = 1;
-  key.compute = CUBLAS_COMPUTE_32F; /* of bf16, also on a tf32 device */
+  key.compute = CUBLAS_COMPUTE_32F; /* the operands are bf16, also on a tf32 device */
   on.c = add;
   on.batch = &batch;
   return g2z__lt_multiply(device, &key, &on);
@@ -7229,8 +7230,8 @@ static g2z_status g2z__batch_multiply(g2z_device *device, g2z__lt_key key, g2z__
 
 /* Newton-Schulz on `count` matrices of one shape. X is [rows,width], never transposed: with rows <=
  * width A = X X^T and X = a X + P X, else A = X^T X and X = a X + X P, where P = b A + c A A is
- * symmetric. Five products go from x to `other` and back, so the last one ends in `other`: the
- * matrices' own place where they are contiguous. */
+ * symmetric. Each step swaps x and `other`. The last of the five steps writes `other`, the place of
+ * the matrices themselves if they are contiguous. */
 static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list *list, int count,
                                      void *work) {
   typedef __nv_bfloat16 H;
@@ -7274,7 +7275,7 @@ static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list 
   return g2z__launch(device, "g2z_k_put_back", g2z_k_put_back, grid, 256, 0, *list, (const H *)x);
 }
 
-/* All shapes; of a shape as many matrices at a time as `work` has room for, in equal numbers. */
+/* For each shape: equal groups of matrices, as few groups as the room in `work` allows. */
 static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g2z_matrices *shapes,
                                          int count, void *work, size_t work_bytes) {
   if (g2z__cuda_of(device)->capability < 80)
@@ -7305,8 +7306,8 @@ static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g
  *      stream wait for each other by events; the host waits for neither. Every rank enqueues the
  *      same calls in the same order.
  * With transport COPY a call copies into the other GPUs' memory (CUDA IPC); then the ranks meet.
- * The meeting's kernel writes up to 256 bytes itself, also in the device's own stream. Copies to
- * several GPUs use one stream: in several they would still run one by one, and start later. */
+ * The meeting's kernel itself writes messages of up to 256 bytes, also in the device's own stream.
+ * All copies use one stream: in several they would still run one by one, and start later. */
 
 /* The fastest of several copies of `bytes` from this GPU to the next GPU that the process sees. */
 static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
@@ -7331,7 +7332,7 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
   G2Z__CUDA(comm, cudaGetDeviceCount(&count));
   if (count < 2) return G2Z_OK;
   int there = (here + 1) % count;
-  /* Without peer access the driver copies through the host: the result is then that speed. */
+  /* Without peer access the driver copies through the host; then this measures that path. */
   if (cudaDeviceEnablePeerAccess(there, 0) != cudaSuccess) (void)cudaGetLastError();
   cudaError_t error = cudaMalloc(&from, bytes);
   if (error == cudaSuccess) error = cudaSetDevice(there);
@@ -7364,7 +7365,7 @@ typedef struct g2z__region {
 /* A join is a wait of the device's stream for the queue. At most 4096 joins of a step are timed;
  * stage 3 has 3 per block and micro-step. */
 #define G2Z__JOINS 4096
-#define G2Z__TIMED_LAPS 8        /* the first 8 laps, then every 8th: timing a join takes time */
+#define G2Z__TIMED_LAPS 8        /* joins are timed in the first 8 laps and every 8th */
 
 /* Ranks meet in two streams: the queue of collectives, and the device's own. */
 enum { G2Z__LANE_QUEUE, G2Z__LANE_DEVICE };
@@ -7398,15 +7399,15 @@ typedef struct g2z__nccl {       /* comm->backend */
   g2z__region flags;             /* COPY: uint32 [2 lanes, 1 + world]: the number of this rank's
                                   * meetings, then each rank's last meeting; after these [2, world]:
                                   * each rank's test words, written by a copy and by a kernel */
-  const char *no_copies;         /* why there are no flags; NULL: they exist or were never wanted */
+  const char *no_copies;         /* why there are no flags; NULL: they exist, or COPY is not used */
   int pushed;                    /* 1: copies were enqueued since the last meeting */
   decltype(&cuStreamWriteValue32) write_value; /* NULL: the driver lacks it or it fails */
   g2z__signs *signs;
   g2z__waits *waits;
-  uint32_t passed;               /* places enqueued so far; signs->progress follows */
+  uint32_t passed;               /* places enqueued so far; signs->progress reaches it later */
   cudaEvent_t begin[2][G2Z__JOINS], end[2][G2Z__JOINS]; /* timing events around joins, by lap */
   int joins[2], timed[2];
-  uint64_t laps, number[2];      /* laps begun; the numbers of laps 0 and 1, counted from 1 */
+  uint64_t laps, number[2];      /* laps begun; the last two laps' numbers, from 1 */
   double joined_ms;              /* time in joins of the last timed lap */
 } g2z__nccl;
 
@@ -7458,7 +7459,7 @@ static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
  * wrote before it. One block, one thread per rank.
  *   flags  [world] device pointers to rank r's flags[2, 1 + world], which all ranks can write to
  *   post   a message: `words` words of `from` go to each rank's to[r] + place; words may be 0
- *   waits  NULL, or the sum of the ns that ranks were waited for
+ *   waits  NULL, or the time spent here, in ns, is added to it
  *   met_ns NULL, or [2]: the lap ends here, and its sum goes to the place of the lap's parity
  * Cost    a write to each other GPU, and the wait for their writes */
 typedef struct g2z__post {
@@ -7669,7 +7670,7 @@ static const char g2z__told_apart[] =
     "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL keeps GPUs from each other's memory";
 
 /* Makes the flags of meetings, one set for all regions. There are none if the environment forbids
- * peer access (NCCL has read its own files into it), or if a test write is lost. */
+ * peer access (NCCL has copied nccl.conf into the environment), or if a test write is lost. */
 static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const char *disable = getenv("NCCL_P2P_DISABLE"), *level = getenv("NCCL_P2P_LEVEL");
@@ -7743,9 +7744,9 @@ static g2z_status g2z__nccl_wire(g2z_comm *comm, void *from, size_t n, char **ou
   return g2z__nccl_convert(comm, *out, comm->wire, from, dtype, G2Z_OVERWRITE, n);
 }
 
-/* Copies each rank's slice into its inbox; after a meeting each rank adds up its inbox. A half of
- * the inbox needs no lock: reduction i - 2 used it last, and a rank adds that up before it comes to
- * the meeting of reduction i - 1. */
+/* Copies each rank's slice into its inbox; after a meeting each rank adds up its inbox. Reduction i
+ * needs no lock for its half of the inbox. Reduction i - 2 used this half last, and each rank adds
+ * that reduction up before it comes to the meeting of reduction i - 1. */
 static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2z_write mode,
                                  size_t slice) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
@@ -7923,8 +7924,8 @@ static g2z_status g2z__nccl_gather(g2z_comm *comm, const g2z_call *c) {
   return G2Z_OK;
 }
 
-/* Plays EXCHANGE, with either transport: no backward pass runs beside it that copy engines would
- * leave multiprocessors to. Messages between two ranks meet in the order of the list. */
+/* Plays EXCHANGE through NCCL with either transport: copies would spare multiprocessors for a
+ * backward pass, but none runs now. NCCL pairs two ranks' messages in the order of the list. */
 static g2z_status g2z__nccl_routes(g2z_comm *comm, const g2z_call *c) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   ncclResult_t result = ncclGroupStart();
@@ -7944,7 +7945,7 @@ static g2z_status g2z__nccl_routes(g2z_comm *comm, const g2z_call *c) {
     else if (receiver == comm->rank)
       result = ncclRecv(to, bytes, ncclUint8, sender, nccl->comm, nccl->stream);
   }
-  ncclResult_t ended = ncclGroupEnd(); /* in any case: NCCL counts the starts */
+  ncclResult_t ended = ncclGroupEnd(); /* also after a failure: each start needs an end */
   G2Z__NCCL_TRY(comm, result == ncclSuccess ? ended : result);
   G2Z__CUDA(comm, copied);
   return G2Z_OK;
@@ -7959,7 +7960,7 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
     case G2Z_CALL_CAST:
       return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, c->from, G2Z_FP32,
                                G2Z_OVERWRITE, c->n);
-    case G2Z_CALL_GRAPH: /* never played here: the record runs graphs itself */
+    case G2Z_CALL_GRAPH: /* never comes here: a record launches its graphs itself */
     case G2Z_CALL_REDUCE:
     case G2Z_CALL_GATHER:
     case G2Z_CALL_ROWS:
@@ -7996,8 +7997,8 @@ static void g2z__nccl_lap(g2z_comm *comm, int lap) {
   nccl->number[lap] = ++nccl->laps;
 }
 
-/* A lap's time in joins and in the device's own meetings. A lap without timed joins reports the
- * last timed lap's; meetings are timed in every lap. */
+/* A lap's time in joins and in the device's own meetings. Meetings are timed in every lap. If this
+ * lap's joins were not timed, the join time of the last timed lap stands in. */
 static double g2z__nccl_waited_ms(g2z_comm *comm, int lap) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   if (nccl->timed[lap]) nccl->joined_ms = 0;
