@@ -176,6 +176,17 @@ static void test_has(g2z_test *t, const char *file, int line, const char *text, 
   va_end(parts);
 }
 
+/* The number after `key`, which the text must contain. */
+static double test_number(g2z_test *t, const char *text, const char *key) {
+  const char *at = strstr(text, key);
+  char *end = NULL;
+  const double number = at ? strtod(at + strlen(key), &end) : NAN;
+  t->checks++;
+  if (!at || end == at + strlen(key))
+    test_fail(t, __FILE__, __LINE__, "no number after \"%s\" in \"%.200s\"", key, text);
+  return number;
+}
+
 static int test_times(const char *text, const char *part) {
   int times = 0;
   for (; text && (text = strstr(text, part)) != NULL; text++) times++;
@@ -534,19 +545,34 @@ typedef struct test_run_seen {
   char sample[512], line[512];
 } test_run_seen;
 
+typedef struct test_opened_run {
+  g2z_context *context;
+  g2z_run *run;
+} test_opened_run;
+
+/* Opens a run on a CPU; freed by test_run_close. */
+static g2z_status test_run_open(g2z_test *t, const g2z_run_config *config, test_opened_run *out) {
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  cc.device = G2Z_DEVICE_CPU;
+  memset(out, 0, sizeof *out);
+  g2z_status status = g2z_context_create(&cc, &out->context);
+  return status == G2Z_OK ? g2z_run_create(out->context, config, &out->run) : status;
+}
+
+static void test_run_close(test_opened_run *opened) {
+  g2z_run_free(opened->run);
+  g2z_context_free(opened->context);
+}
+
 static int test_run_stop_at; /* test_run_all asks to stop after this step; 0: never */
 
 static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_run_seen *seen) {
-  g2z_context_config cc = g2z_context_config_default(&t->services);
-  g2z_context *context = NULL;
-  g2z_run *run = NULL;
+  test_opened_run opened;
   g2z_run_event event;
-  cc.device = G2Z_DEVICE_CPU;
   memset(seen, 0, sizeof *seen);
-  g2z_status status = g2z_context_create(&cc, &context);
-  if (status == G2Z_OK) status = g2z_run_create(context, config, &run);
+  g2z_status status = test_run_open(t, config, &opened);
   while (status == G2Z_OK && !seen->done) {
-    status = g2z_run_next(run, &event);
+    status = g2z_run_next(opened.run, &event);
     if (status != G2Z_OK) break;
     CHECK(t, event.line && *event.line);
     if (config->resume && seen->last_step == 0)
@@ -554,7 +580,7 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
     if (event.kind == G2Z_RUN_STEP) {
       if (seen->steps++ == 0) seen->first_loss = event.metrics.loss;
       CHECK(t, event.metrics.step == seen->last_step + 1);
-      if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(run, SIGTERM);
+      if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(opened.run, SIGTERM);
       CHECK(t, event.eta_seconds >= 0 && event.tokens_per_second > 0);
       seen->last_step = event.metrics.step;
       seen->last_loss = event.metrics.loss;
@@ -573,8 +599,7 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
       snprintf(seen->line, sizeof seen->line, "%s", event.line);
     }
   }
-  g2z_run_free(run);
-  g2z_context_free(context);
+  test_run_close(&opened);
   return status;
 }
 
@@ -881,12 +906,11 @@ static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
   }
 }
 
-/* internals */
 /* A rank's output so far. */
 static void test_ranks_peek(g2z_test *t, const test_ranks *ranks, int rank, char *text,
                             size_t room) {
   int file = open(test_ranks_file(t, ranks, rank), O_RDONLY);
-  int64_t got = file >= 0 ? g2z__pread(file, text, room - 1, 0) : 0;
+  ssize_t got = file >= 0 ? read(file, text, room - 1) : 0;
   text[got > 0 ? got : 0] = 0;
   if (file >= 0) close(file);
 }
