@@ -107,10 +107,10 @@
  *               token.
  *     copies    GPUs of one host that reach each other's memory send by copy engines: NCCL's
  *               kernels take multiprocessors, and backward kernels that run at the same time take
- *               up to twice as long. Gradients travel in the type they have; the receiver adds them
- *               up in fp32. Its two inboxes take 2 (N - 1) / N of a bucket. Parameters travel by
- *               copy engines if tokens are few, else by NCCL, through symmetric windows. NCCL
- *               carries everything if a test write does not arrive, or if NCCL_P2P_DISABLE=1.
+ *               up to twice as long. Gradients travel in grad's type; the receiver adds them up in
+ *               fp32 and rounds once. Its two inboxes take 2 (N - 1) / N of a bucket. Parameters
+ *               travel by copy engines if tokens are few, else by NCCL, through symmetric windows.
+ *               NCCL carries everything if a test write does not arrive, or if NCCL_P2P_DISABLE=1.
  *               train_config.transport chooses.
  *     waiting   exposed_comm_ms is the time of a step in which the computation waited for other
  *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
@@ -376,8 +376,8 @@ G2Z_API char *g2z_tame(char *text);
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
-/* "cannot write runs/a.bin: No space left on device; free some space or ...": the sentence of a
- * failed system call on a file, whose errno is `error`. action: "write". Returns G2Z_IO. */
+/* "cannot write runs/a.bin: No space left on device; free some space or ...": the sentence for
+ * a failed system call on `path`; `error` is its errno. action: "write". Returns G2Z_IO. */
 G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
                                  const char *path);
 /* G2Z_BAD_ARGUMENT, with name and bounds in the sentence, unless least <= value <= most. */
@@ -896,7 +896,7 @@ typedef struct g2z_bucket {       /* a range of gradients that is sent as one */
   size_t param_at, own_param_at;  /* in this rank's parameters: place of the bucket, of the slice */
   size_t grad_at, sum_at;         /* the bucket's place in the gradients, the slice's in the sums */
   size_t shard_at;                /* the slice's place in master, m and v */
-  size_t update, matrix;          /* the slice's first update range: of AdamW, of Muon */
+  size_t update, muon_update;     /* the slice's first update range: of AdamW, of Muon */
   int unit, last_unit;            /* it begins in `unit` or, up to stage 1, after it. It is complete
                                    * when the backward pass of last_unit is */
 } g2z_bucket;
@@ -986,8 +986,8 @@ typedef struct g2z_plan {
   g2z_owner owner;                /* of a bucket: receives its sum, and sends its parameters */
   int early;                      /* the first bucket of those that a forward pass reads first; 0 if
                                    * no rank waits for another's parameters */
-  size_t updates;                 /* ranges; those from `matrix_updates` on are Muon's */
-  size_t matrix_updates;
+  size_t updates;                 /* ranges; those from `muon_updates` on are Muon's */
+  size_t muon_updates;
   /* The first two have an end entry, which begins where the last one ends. */
   g2z_unit *unit;                 /* [units + 1] */
   g2z_bucket *bucket;             /* [buckets + 1] */
@@ -1001,9 +1001,9 @@ typedef struct g2z_plan {
   size_t v_elements;              /* of v: shard_elements without Muon's weights */
   size_t u_begin, work_begin;
   size_t work_bytes;
-  int weights;                    /* 4 per block; 0: AdamW alone */
+  int muon_weights;               /* 4 per block; 0: AdamW alone */
   int shapes, routes;
-  g2z_weight *weight;             /* [weights], in the order of memory */
+  g2z_weight *weight;             /* [muon_weights], in the order of memory */
   g2z_matrices shape[4];          /* [shapes]: the weights at home on this rank */
   g2z_route *route;               /* [routes], the same on all ranks; none: nothing travels */
 } g2z_plan;
@@ -1342,9 +1342,10 @@ typedef struct g2z_ops {
   g2z_status (*linear_fwd)(g2z_device *device, void *y, void *narrow_y, void *slope, const void *x,
                            const void *narrow_x, const void *w, const void *bias,
                            const void *residual, const g2z_dropout *dropout, int N, int K, int O);
-  /* dx[N,K] act = dy[N,O] w^T; slope[N,K] not NULL: times slope, and dbias[K] grad = column sums
-   * of dx. narrow not NULL, in fp16: dy is rounded to e5m2, w to e4m3, times 32. With slope, dx is
-   * also written to narrow; without slope, dy is read from there. */
+  /* dx[N,K] act = dy[N,O] w^T. With slope[N,K], where x = gelu(z): dx = (dy w^T) * slope is the
+   * gradient of z, and dbias[K] grad = its column sums. narrow not NULL, in fp16: dy is rounded
+   * to e5m2, w to e4m3, times 32. With slope, dx is also written to narrow; without slope, dy is
+   * read from there. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
                                 const void *w, const void *slope, void *narrow, g2z_write mode,
                                 int N, int K, int O);
@@ -1602,7 +1603,7 @@ typedef enum g2z_call_kind {
                     * both copies. `from` and `to` do not overlap. No two routes write the same
                     * element. */
   G2Z_CALL_MARK,   /* Records this place in the queue. When the queue has passed it, all earlier
-                    * gathers have arrived. Places are 0..places-1. */
+                    * calls are complete on this rank. Places are 0..places-1. */
   G2Z_CALL_WAIT,   /* The device waits until the queue has passed the place. */
   G2Z_CALL_GRAPH   /* of a recorded step: the device's work between two WAITs */
 } g2z_call_kind;
@@ -1624,8 +1625,8 @@ typedef struct g2z_call {
 
 typedef struct g2z_collectives { /* a transport */
   const char *name;
-  /* Records the end of the device's work so far, for AFTER. While a graph is recorded this is a
-   * place inside the graph, and each run of the graph passes it again. */
+  /* Records the end of the device's work so far, for AFTER. While a graph is recorded,
+   * *departure names a point inside the graph, which each run of the graph passes again. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
   /* Enqueues one call. AFTER waits for the departure `place`; if that lies in a graph, in the
    * graph's latest run. A transport whose calls block, such as the CPU ranks' one, ignores AFTER,
@@ -1633,7 +1634,7 @@ typedef struct g2z_collectives { /* a transport */
   g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
   /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, even while a graph is
    * recorded. *done 0: the transport cannot do that, and nothing was done. */
-  g2z_status (*exchange)(g2z_comm *comm, const g2z_call *rows, int *done);
+  g2z_status (*rows_now)(g2z_comm *comm, const g2z_call *rows, int *done);
   /* Zeroed memory of the kind that is fast for this transport: for both buffers of GATHER, and for
    * ROWS. All ranks allocate the same sizes in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
@@ -2007,7 +2008,7 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #include <nmmintrin.h> /* CRC-32C as an instruction */
 #endif
 
-/* The first header of the C library decides what it declares for the whole file. */
+/* The first header of the C library in a file fixes which functions all of them declare. */
 #if defined(__GLIBC__) && !(defined(__USE_XOPEN2K8) && defined(__USE_MISC))
 #error "gpt2_zero.h: a system header before it has hidden POSIX: compile with -std=gnu11 in place \
 of -std=c11, or include gpt2_zero.h first"
@@ -2044,16 +2045,19 @@ extern "C" {
  *         |                       |                      | the last micro-step   | rank 0
  *   Stages 0, 1 and dp add up the earlier micro-steps locally, in the gradient buffer.
  *
- * The life of a gradient. An op of backward() writes it in this rank's type. When its bucket is
- * complete, reduce_bucket() sums the bucket over the ranks on the communication stream. collect()
- * squares the owner's slice. verdict() turns the squares of all ranks into one clip factor. adamw()
- * multiplies the gradient by it and moves the fp32 master weight.
- * The life of a parameter. adamw() rounds the master weight into the owner's slice. share() sends
+ * The life of a gradient. An op of backward() writes it to model.grads at the unit's grad_at. When
+ * its bucket is complete, reduce_bucket() submits the sum over the ranks; the owner's slice of the
+ * sum lies in t->sums at the bucket's sum_at. (In stage 1 that is the slice of model.grads, from
+ * stage 2 on a shard of its own.) collect() waits for the sums and squares the owner's slices.
+ * verdict() turns the squares of all ranks into one clip factor. update() multiplies the gradient
+ * by it and moves the fp32 master weight at shard_at.
+ * The life of a parameter. update() rounds the master weight into the owner's slice. share() sends
  * the slice to the other ranks during the next forward pass. wait_parameters() holds the device
  * until the slice has arrived. forward() and backward() read it.
- * Muon updates the blocks' weights, and needs whole ones. momentum() makes u from this rank's slices
- * and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back. adamw()
- * applies O together with AdamW's other updates. wte is updated and shared while u travels.
+ * Muon updates the blocks' weights, and needs whole ones. momentum() makes u from this rank's
+ * slices and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back.
+ * update() applies O together with AdamW's other updates. wte is updated and shared while u
+ * travels.
  *
  * When a rank may overwrite memory that another rank reads:
  *   parameters      After the verdict. A rank enqueues its verdict after its last backward pass, so
@@ -2063,8 +2067,8 @@ extern "C" {
  *   logits          In the last micro-step the tokens and rows of other ranks arrive in the logits
  *                   buffer: after AFTER with `all`, when all heads are done. reduce_head() waits
  *                   for that, and gather_rows() follows it.
- *   Muon's areas    In the logits buffer, from the verdict on: embed_add, which reads rows there, is
- *                   enqueued before it, and the next head after the update, which reads O. Other
+ *   Muon's areas    In the logits buffer, from the verdict on: embed_add, which reads rows there,
+ *                   is enqueued before it, and the next head after the update, which reads O. Other
  *                   ranks write only what this rank receives.
  *   verdicts        A rank writes its row into the others' memory after its sums over the ranks in
  *                   this step. Those sums needed the backward pass of every rank, and a rank
@@ -2091,44 +2095,44 @@ static g2z_status g2z__collect(g2z_trainer *t);
 static g2z_status g2z__verdict(g2z_trainer *t);
 static g2z_status g2z__momentum(g2z_trainer *t);
 static g2z_status g2z__orthogonalize(g2z_trainer *t);
-static g2z_status g2z__adamw(g2z_trainer *t, int from, int to);
+static g2z_status g2z__update(g2z_trainer *t, int from, int to);
 static g2z_status g2z__share(g2z_trainer *t, int from, int to);
 
-static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *l) {
-  const int wte = l->wte;
-  for (int m = 0; m < l->accum; m++) {
-    int last = m == l->accum - 1, sends = l->zero_stage >= 2 || last, b = 0;
-    int rows = last && l->wte_rows;                        /* wte's gradient goes in two parts */
-    int buckets = rows ? l->unit[wte].bucket : l->buckets; /* those that backward completes */
+static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
+  const int wte = plan->wte;
+  for (int m = 0; m < plan->accum; m++) {
+    int last = m == plan->accum - 1, sends = plan->zero_stage >= 2 || last, b = 0;
+    int rows = last && plan->wte_rows;                   /* wte's gradient goes in two parts */
+    int buckets = rows ? plan->unit[wte].bucket : plan->buckets; /* those that backward completes */
     G2Z__TRY(g2z__begin_micro_step(t, m));
     for (int u = wte; u >= 0; u--) {
-      G2Z__TRY(g2z__wait_parameters(t, u, u - 1));         /* [A], and prefetch the next unit */
+      G2Z__TRY(g2z__wait_parameters(t, u, u - 1));       /* [A], and prefetch the next unit */
       G2Z__TRY(g2z__forward(t, u));
     }
     G2Z__TRY(g2z__wait_parameters(t, wte, wte));
-    G2Z__TRY(g2z__wait_gradients(t, wte));                 /* [B] */
-    G2Z__TRY(g2z__head(t));                                /* loss, dh, head's part of dwte */
-    if (rows) G2Z__TRY(g2z__reduce_head(t));               /* [C] of wte, during all of backward */
+    G2Z__TRY(g2z__wait_gradients(t, wte));               /* [B] */
+    G2Z__TRY(g2z__head(t));                              /* loss, dh, head's part of dwte */
+    if (rows) G2Z__TRY(g2z__reduce_head(t));             /* [C] of wte, during all of backward */
     G2Z__TRY(g2z__wait_gradients(t, 0));
-    for (int u = 0; u <= wte; u++) {                       /* the order that gradients complete */
-      G2Z__TRY(g2z__wait_parameters(t, u, u + 1));         /* [A] */
-      G2Z__TRY(g2z__backward(t, u));                       /* recomputes first, if asked to */
+    for (int u = 0; u <= wte; u++) {                     /* the order that gradients complete */
+      G2Z__TRY(g2z__wait_parameters(t, u, u + 1));       /* [A] */
+      G2Z__TRY(g2z__backward(t, u));                     /* recomputes first, if asked to */
       if (u + 1 < wte) G2Z__TRY(g2z__wait_gradients(t, u + 1)); /* [B] */
-      G2Z__TRY(g2z__backward_norm(t, u));                  /* also writes a bias of unit u + 1 */
-      while (sends && b < buckets && l->bucket[b].last_unit <= u)
-        G2Z__TRY(g2z__reduce_bucket(t, b++));              /* [C] while backward continues */
+      G2Z__TRY(g2z__backward_norm(t, u));                /* also writes a bias of unit u + 1 */
+      while (sends && b < buckets && plan->bucket[b].last_unit <= u)
+        G2Z__TRY(g2z__reduce_bucket(t, b++));            /* [C] while backward continues */
     }
-    if (rows) G2Z__TRY(g2z__gather_rows(t));               /* embedding's part, one row per token */
+    if (rows) G2Z__TRY(g2z__gather_rows(t));             /* embedding's part, one row per token */
     G2Z__TRY(g2z__end_micro_step(t, sends));
   }
-  G2Z__TRY(g2z__collect(t));                               /* sums over the ranks, their squares */
-  G2Z__TRY(g2z__verdict(t));                               /* finite? norm, clip, loss scale */
-  G2Z__TRY(g2z__momentum(t));                              /* Muon: u of its slices, to homes */
-  G2Z__TRY(g2z__adamw(t, l->early, l->buckets));           /* what the next forward reads first */
-  G2Z__TRY(g2z__share(t, l->early, l->buckets));           /* [D] while AdamW continues */
-  G2Z__TRY(g2z__orthogonalize(t));                         /* Muon: matrices at home, and back */
-  G2Z__TRY(g2z__adamw(t, 0, l->early));                    /* does nothing in a skipped step */
-  return g2z__share(t, 0, l->early);                       /* [D] during the next forward pass */
+  G2Z__TRY(g2z__collect(t));                             /* sums over the ranks, their squares */
+  G2Z__TRY(g2z__verdict(t));                             /* finite? norm, clip, loss scale */
+  G2Z__TRY(g2z__momentum(t));                            /* Muon: u of its slices, to homes */
+  G2Z__TRY(g2z__update(t, plan->early, plan->buckets));  /* what the next forward reads first */
+  G2Z__TRY(g2z__share(t, plan->early, plan->buckets));   /* [D] while AdamW continues */
+  G2Z__TRY(g2z__orthogonalize(t));                       /* Muon: matrices at home, and back */
+  G2Z__TRY(g2z__update(t, 0, plan->early));              /* does nothing in a skipped step */
+  return g2z__share(t, 0, plan->early);                  /* [D] during the next forward pass */
 }
 
 /* ===== >>i01 status ======================================================
@@ -2717,7 +2721,7 @@ G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned ch
 }
 
 G2Z__PRIVATE g2z_json_text g2z__json_quoted(g2z_json *json, const char *expected) {
-  g2z_json_text none = {(const unsigned char *)"", 0, NULL}, text = none; /* NULL + 0 is no C */
+  g2z_json_text none = {(const unsigned char *)"", 0, NULL}, text = none; /* never NULL + 0 */
   if (!g2z__json_take(json, '"', expected)) return none;
   const unsigned char *c = json->at, *end = json->end;
   text.at = c;
@@ -3468,7 +3472,7 @@ G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)p
 #define G2Z__LAST_BYTES ((size_t)8 << 20)
 #define G2Z__PIECE_BYTES ((size_t)16 << 20)
 
-/* `elements` of a bucket, or as many as fit in `bytes` if that is less. */
+/* The smaller of `elements` and what fits in `bytes`, in whole grains, at least one. */
 G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
   size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
   return room < grain || elements < room ? elements : room;
@@ -3509,7 +3513,7 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
 
 /* 1: Muon's matrices travel to homes. Otherwise each owner owns whole ones. */
 G2Z__PRIVATE int g2z__plan_travels(const g2z_plan *plan) {
-  return plan->weights > 0 && plan->world > 1 && plan->owner == G2Z_OWNER_SLICES;
+  return plan->muon_weights > 0 && plan->world > 1 && plan->owner == G2Z_OWNER_SLICES;
 }
 
 /* Lists the weights in the order of memory and gives each a home. The most expensive weights come
@@ -3531,11 +3535,11 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
 
   while (travels && most > 0) { /* all weights with the next lower cost */
     double next = 0;
-    for (int w = 0; w < plan->weights; w++) {
+    for (int w = 0; w < plan->muon_weights; w++) {
       const double mine = cost[plan->weight[w].param];
       if (mine < most && mine > next) next = mine;
     }
-    for (int w = 0; w < plan->weights && next > 0; w++) {
+    for (int w = 0; w < plan->muon_weights && next > 0; w++) {
       if (cost[plan->weight[w].param] < next || cost[plan->weight[w].param] > next) continue;
       int home = 0;
       for (int rank = 1; rank < plan->world; rank++)
@@ -3551,7 +3555,7 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
     const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
     const int rank = travels ? plan->rank : 0;
     g2z_matrices shape = {fill[rank], 0, (int)info.rows, (int)info.cols, info.muon};
-    for (int w = 0; info.muon && w < plan->weights; w++) {
+    for (int w = 0; info.muon && w < plan->muon_weights; w++) {
       g2z_weight *weight = &plan->weight[w];
       if ((int)weight->param != p) continue;
       if (!travels) weight->home = -1;
@@ -3569,7 +3573,7 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
  * each owner. `list` 0: only counts. */
 G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent, int list) {
   int count = 0, k = 0;
-  for (int w = 0; w < plan->weights; w++) {
+  for (int w = 0; w < plan->muon_weights; w++) {
     const g2z_weight *weight = &plan->weight[w];
     const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
     const size_t begin = plan->unit[weight->unit].begin + plan->offset[weight->param];
@@ -3596,8 +3600,8 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
   void *memory;
   plan->v_elements = plan->shard_elements;
-  if (!plan->weights) return G2Z_OK;
-  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->weights, sizeof(g2z_weight), &memory));
+  if (!plan->muon_weights) return G2Z_OK;
+  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->muon_weights, sizeof(g2z_weight), &memory));
   plan->weight = (g2z_weight *)memory;
   G2Z__TRY(g2z_allocate(plan->services, 3 * world, sizeof(size_t), &memory));
   size_t *sent = (size_t *)memory, *fill = sent + world, home = 0, u = 0;
@@ -3640,11 +3644,12 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
     for (int k = 0, w = 0; k < plan->buckets; k++) {
       g2z_bucket *b = &plan->bucket[k];
       const size_t first = updates, own_end = b->own_begin + b->own_elements;
-      const int cut = apart || (plan->weights && k == plan->early); /* no range crosses its begin */
+      /* No range crosses the begin of such a bucket. */
+      const int cut = apart || (plan->muon_weights && k == plan->early);
       for (int i = b->unit * G2Z_PARAM_COUNT; i < (b->last_unit + 1) * G2Z_PARAM_COUNT; i++) {
         const int u = i / G2Z_PARAM_COUNT, p = i % G2Z_PARAM_COUNT;
         const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
-        const int is_muon = plan->weights > 0 && info.muon > 0;
+        const int is_muon = plan->muon_weights > 0 && info.muon > 0;
         const size_t begin = plan->unit[u].begin + plan->offset[p];
         size_t from = begin, to = from + info.elements;
         if (from < b->own_begin) from = b->own_begin;
@@ -3678,13 +3683,13 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
           last->elements += range.elements;
         else plan->update[updates++] = range;
       }
-      *(muon ? &b->matrix : &b->update) = first;
+      *(muon ? &b->muon_update : &b->update) = first;
     }
-    if (!muon) plan->matrix_updates = updates;
+    if (!muon) plan->muon_updates = updates;
   }
   plan->updates = updates;
-  plan->bucket[plan->buckets].update = plan->matrix_updates;
-  plan->bucket[plan->buckets].matrix = updates;
+  plan->bucket[plan->buckets].update = plan->muon_updates;
+  plan->bucket[plan->buckets].muon_update = updates;
 }
 
 /* Fills in all buckets. */
@@ -3722,7 +3727,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
   }
   plan->unit[plan->units].bucket = plan->buckets;
-  plan->early = plan->weights               ? plan->unit[plan->wte].bucket
+  plan->early = plan->muon_weights               ? plan->unit[plan->wte].bucket
                 : g2z__plan_gathers(plan) ? plan->unit[plan->model.layers].bucket : 0;
   plan->bucket[plan->buckets].begin = plan->elements;
   G2Z__TRY(g2z__plan_homes(plan));
@@ -3989,7 +3994,8 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->optimizer = config->optimizer.kind;
   plan->u_bytes = device == G2Z_DEVICE_CUDA ? 2 : 4;
   for (int p = 0; p < G2Z_PARAM_COUNT && plan->optimizer == G2Z_OPTIMIZER_MUON; p++)
-    plan->weights += g2z_param_describe(&plan->model, (g2z_param)p).muon ? config->model.layers : 0;
+    if (g2z_param_describe(&plan->model, (g2z_param)p).muon)
+      plan->muon_weights += config->model.layers;
   plan->units = config->model.layers + 3;
   plan->wpe = plan->units - 2;
   plan->wte = plan->units - 1;
@@ -5114,8 +5120,8 @@ static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
   return g2z_fail(services, *promise ? G2Z_DEVICE : G2Z_UNSUPPORTED,
-                  "this build has no CUDA%s: compile with nvcc (make does where it finds nvcc and "
-                  "a GPU; elsewhere make ARCH=90a), or use --device cpu", promise);
+                  "this build has no CUDA%s: run make where nvcc and a GPU are found, or make "
+                  "ARCH=90a elsewhere, or use --device cpu", promise);
 }
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                          size_t *total_bytes) {
@@ -5912,7 +5918,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
 /* ----- LM head ---------------------------------------------------------- */
 
 /* The loss of one token, log(sum of exp(logits)) - logits[target]. Overwrites logits[V] with the
- * rounded gradient: `gradient` times the softmax, less 1 at the target. */
+ * rounded gradient: `gradient` * (softmax - 1 at the target, softmax elsewhere). */
 G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int32_t target,
                                      float gradient) {
   float max = -INFINITY, at_target = target < 0 ? 0 : logits[target];
@@ -6487,8 +6493,8 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
     if (tasks > 1)
       return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "SLURM_NTASKS=%d, but this process is not a task of a step: use srun (or "
-                      "mpirun) to start %d ranks, or --ranks on one node", tasks, tasks);
+                      "SLURM_NTASKS=%d, but this process is not a task of a step: start %d ranks "
+                      "with srun or mpirun, or ask Slurm for one task", tasks, tasks);
     *out = g2z_ranks_config_default().place;
     return G2Z_OK;
   }
@@ -6521,7 +6527,8 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   if (out->local_rank < 0)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "rank %d of %d (%s) does not know which of the ranks on its host it is: set "
-                    "LOCAL_RANK, RANK and WORLD_SIZE", out->rank, out->world, out->launcher);
+                    "LOCAL_RANK, together with RANK and WORLD_SIZE", out->rank, out->world,
+                    out->launcher);
   if (!one_host && !address)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host"
@@ -7387,7 +7394,7 @@ G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
 }
 
 /* Records a collective that is about to be enqueued; returns its number. */
-G2Z__PRIVATE int64_t g2z__ranks_record(g2z_ranks *ranks, const char *kind, int bucket,
+G2Z__PRIVATE int64_t g2z__ranks_note(g2z_ranks *ranks, const char *kind, int bucket,
                                        size_t bytes) {
   pthread_mutex_lock(&ranks->lock);
   int64_t sequence = ++ranks->sequence;
@@ -7544,7 +7551,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int ro
   if (ranks->broken != G2Z_OK) /* nothing is sent over connections that are out of step */
     return g2z_fail(ranks->services, ranks->broken,
                     "the ranks are out of step since an earlier failure: leave, and join again");
-  int64_t sequence = g2z__ranks_record(ranks, g2z__kinds[kind].text, -1, count);
+  int64_t sequence = g2z__ranks_note(ranks, g2z__kinds[kind].text, -1, count);
   if (rank) {
     G2Z__TRY(g2z__ranks_put(ranks, 0, kind, sequence, mine, root < 0 || rank == root ? count : 0));
     return g2z__ranks_take(ranks, 0, kind, sequence, all, whole);
@@ -7643,7 +7650,7 @@ G2Z__PRIVATE g2z_status g2z__plain_departure(g2z_comm *comm, int *departure) {
   *departure = 0;
   return G2Z_OK;
 }
-G2Z__PRIVATE g2z_status g2z__plain_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
+G2Z__PRIVATE g2z_status g2z__plain_rows_now(g2z_comm *comm, const g2z_call *rows, int *done) {
   *done = 1;
   return comm->ops->play(comm, rows);
 }
@@ -7662,7 +7669,7 @@ G2Z__PRIVATE void g2z__plain_close(g2z_comm *comm) { g2z_release(comm->services,
 
 /* A transport whose calls block: AFTER, MARK and WAIT have nothing to do. */
 #define G2Z__PLAIN_TRANSPORT(name, play)                                                  \
-  {name, g2z__plain_departure, play, g2z__plain_exchange, g2z__plain_allocate,            \
+  {name, g2z__plain_departure, play, g2z__plain_rows_now, g2z__plain_allocate,            \
    g2z__plain_release, g2z__plain_lap, g2z__plain_waited, g2z__plain_close}
 
 /* ----- a job of one: its own gradients are the sums ---------------------- */
@@ -8487,7 +8494,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_put_string(&json, "model_type", "gpt2");
   for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
     g2z_json_put_integer(&json, g2z__config_sizes[i].name, *g2z__config_size(&sizes, i));
-  g2z_json_put_integer(&json, "n_ctx", model->context); /* transformers before 2021 reads this */
+  g2z_json_put_integer(&json, "n_ctx", model->context); /* read by transformers before 2021 */
   g2z_json_put_string(&json, "n_inner", NULL);
   g2z_json_put_string(&json, "activation_function", "gelu_new");
   g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
@@ -8508,7 +8515,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
 G2Z__PRIVATE int g2z__config_parse_size(g2z_json *json, const char *name) {
   int64_t value = g2z_json_integer(json);
   if (value >= 0 && value <= INT32_MAX) return (int)value;
-  g2z_json_fail(json, "%s=%" PRId64 " is not the size of a model", name, value);
+  g2z_json_fail(json, "%s=%" PRId64 " must be between 0 and %d", name, value, INT32_MAX);
   return 0;
 }
 
@@ -9402,7 +9409,7 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
   int earlier = unit == plan->wte ? unit : unit - 2; /* its gradient lay in this buffer */
-  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* an earlier wait covers it */
+  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* no reduction reads it yet */
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
   if (!first)
     G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
@@ -9436,7 +9443,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, t->sums + b->sum_at * size, grads, b->elements);
   call.owner = plan->owner;
   call.write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-  g2z__ranks_record(t->context->ranks, "reduce", bucket, b->elements * size);
+  g2z__ranks_note(t->context->ranks, "reduce", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue_mark(t, G2Z__PLACE_REDUCED, bucket);
@@ -9452,7 +9459,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   size_t bytes = rows.count / (size_t)plan->world * sizeof(int32_t);
   int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
   t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
-  g2z__ranks_record(t->context->ranks, "tokens", -1, bytes);
+  g2z__ranks_note(t->context->ranks, "tokens", -1, bytes);
   G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all ranks have read their logits */
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
@@ -9469,7 +9476,7 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
   const void *mine = g2z__dropped(&t->model, &t->pass);
   t->rows = plan->world == 1 ? mine : t->model.logits;
-  g2z__ranks_record(t->context->ranks, "rows", -1, bytes);
+  g2z__ranks_note(t->context->ranks, "rows", -1, bytes);
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
@@ -9532,8 +9539,8 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   int done = 0;
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
   call.span = G2Z_SPAN_VERDICT;
-  g2z__ranks_record(t->context->ranks, "verdict", -1, bytes);
-  G2Z__TRY(t->comm->ops->exchange(t->comm, &call, &done));
+  g2z__ranks_note(t->context->ranks, "verdict", -1, bytes);
+  G2Z__TRY(t->comm->ops->rows_now(t->comm, &call, &done));
   if (!done) {
     G2Z__TRY(g2z_comm_after(t->comm, 0));
     G2Z__TRY(g2z_comm_submit(t->comm, &call));
@@ -9560,7 +9567,7 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
   call.routes = plan->route;
   call.count = plan->routes;
   call.back = back;
-  g2z__ranks_record(t->context->ranks, "exchange", -1,
+  g2z__ranks_note(t->context->ranks, "exchange", -1,
                     (plan->shard_elements - plan->v_elements) * (size_t)plan->u_bytes);
   G2Z__TRY(g2z_comm_after(t->comm, 0));
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
@@ -9573,10 +9580,11 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
  * it travels, too, and nobody reads it. */
 G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  if (!plan->weights) return G2Z_OK;
+  if (!plan->muon_weights) return G2Z_OK;
   t->device->ops->span_begin(t->device, G2Z_SPAN_MOMENTUM);
   G2Z__TRY(t->device->ops->momentum(t->device, t->model.logits + plan->u_begin, &t->update,
-                                    plan->bucket[0].matrix, plan->bucket[plan->buckets].matrix));
+                                    plan->bucket[0].muon_update,
+                                    plan->bucket[plan->buckets].muon_update));
   t->device->ops->span_end(t->device, G2Z_SPAN_MOMENTUM);
   return g2z__exchange(t, G2Z__TO_HOMES);
 }
@@ -9586,7 +9594,7 @@ G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   char *area = t->model.logits;
-  if (!plan->weights) return G2Z_OK;
+  if (!plan->muon_weights) return G2Z_OK;
   if (plan->routes) G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_EXCHANGED, 0));
   t->device->ops->span_begin(t->device, G2Z_SPAN_ORTHOGONALIZE);
   G2Z__TRY(t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
@@ -9598,17 +9606,17 @@ G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
 }
 
 /* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
-G2Z__PRIVATE g2z_status g2z__adamw(g2z_trainer *t, int from, int to) {
+G2Z__PRIVATE g2z_status g2z__update(g2z_trainer *t, int from, int to) {
   const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
   const g2z_ops *ops = t->device->ops;
   if (from == to) return G2Z_OK;
   ops->span_begin(t->device, G2Z_SPAN_ADAMW);
   G2Z__TRY(ops->adamw(t->device, &t->update, first->update, end->update));
   ops->span_end(t->device, G2Z_SPAN_ADAMW);
-  if (first->matrix == end->matrix) return G2Z_OK;
+  if (first->muon_update == end->muon_update) return G2Z_OK;
   ops->span_begin(t->device, G2Z_SPAN_MUON);
-  G2Z__TRY(ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update, first->matrix,
-                     end->matrix));
+  G2Z__TRY(ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update, first->muon_update,
+                     end->muon_update));
   ops->span_end(t->device, G2Z_SPAN_MUON);
   return G2Z_OK;
 }
@@ -9620,7 +9628,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   g2z_call call = g2z_call_of(G2Z_CALL_GATHER, t->model.params + b->param_at * size,
                               t->model.params + b->own_param_at * size, b->elements);
   call.owner = t->plan->owner;
-  g2z__ranks_record(t->context->ranks, "gather", bucket, b->elements * size);
+  g2z__ranks_note(t->context->ranks, "gather", bucket, b->elements * size);
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue_mark(t, G2Z__PLACE_GATHERED, bucket);
 }
@@ -9832,9 +9840,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   for (int i = 0; i < 3; i++)
     G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_hold(t, G2Z__SHARED, wanted[i].bytes,
                                                       wanted[i].pointer)));
-  if (plan->weights && plan->rank == 0)
+  if (plan->muon_weights && plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO, "optimizer: Muon for the blocks' %d weights, AdamW for the "
-            "rest", plan->weights);
+            "rest", plan->muon_weights);
   if (plan->world > 1 && plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
             "%d ranks: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB; gradients travel "
@@ -9916,7 +9924,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     }
   }
   /* Muon's products for every shape, also for those that have no home on this rank. */
-  for (int p = 0; t->plan->weights && p < G2Z_PARAM_COUNT; p++) {
+  for (int p = 0; t->plan->muon_weights && p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z_param_describe(&t->plan->model, (g2z_param)p);
     const int homes = t->plan->routes ? t->plan->world : 1, layers = t->plan->model.layers;
     const g2z_matrices shape = {0, layers > homes ? layers / homes : 1, (int)info.rows,
@@ -9984,7 +9992,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
     G2Z__TRY(g2z__record_begin(t->comm, &t->record));
     G2Z__TRY(g2z__record_end(t->comm, g2z__zero_step(t, t->plan)));
   }
-  g2z__ranks_record(t->context->ranks, "graph", -1, 0);
+  g2z__ranks_note(t->context->ranks, "graph", -1, 0);
   return g2z__record_play(t->comm, &t->record);
 }
 
@@ -10467,7 +10475,7 @@ G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                         double *loss) {
   g2z_ranks *ranks = t->context->ranks;
-  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: this rank's sum and count */
+  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: this rank's losses, targets */
   double *parts;
   *loss = NAN;
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
@@ -10949,8 +10957,9 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
   int64_t got = g2z__pread(x->descriptor, out, bytes, begin);
   if (got < 0) return g2z_fail_file(x->services, errno, "read", x->path.text);
   if ((size_t)got == bytes) return G2Z_OK;
-  return g2z_fail(x->services, G2Z_FORMAT, "%s shrank while it was read: copy the checkpoint again",
-                  x->path.text);
+  return g2z_fail(x->services, G2Z_FORMAT,
+                  "%s ends before byte %" PRIu64 ": it was cut short; copy the checkpoint again",
+                  x->path.text, (uint64_t)begin + bytes);
 }
 
 /* Computes the checksums of chunks rank, rank + world, ... `write` 1 stores them; 0 compares them
@@ -11354,7 +11363,7 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
           g2z_json_skip(&json);
     } else if (g2z_json_is(&key, "settings") && g2z_json_enter(&json, '[')) {
       while (g2z_json_next(&json, ']', NULL)) {
-        char line[64]; /* a line that does not fit is no setting of this version */
+        char line[64]; /* no setting has a longer line: those are ignored */
         g2z_json_text text = g2z_json_string(&json);
         snprintf(line, sizeof line, "%.*s", text.bytes < sizeof line ? (int)text.bytes : 0,
                  text.at ? (const char *)text.at : "");

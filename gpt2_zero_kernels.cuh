@@ -7973,7 +7973,7 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
   return G2Z_OK;
 }
 
-static g2z_status g2z__nccl_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
+static g2z_status g2z__nccl_rows_now(g2z_comm *comm, const g2z_call *rows, int *done) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const g2z__region *region =
       comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_region(comm, rows->to) : NULL;
@@ -8041,7 +8041,7 @@ static void g2z__nccl_close(g2z_comm *comm) {
 }
 
 static const g2z_collectives g2z__nccl_collectives = {
-    "NCCL",              g2z__nccl_depart,  g2z__nccl_play, g2z__nccl_exchange,
+    "NCCL",              g2z__nccl_depart,  g2z__nccl_play, g2z__nccl_rows_now,
     g2z__nccl_allocate, g2z__nccl_release, g2z__nccl_lap,  g2z__nccl_waited_ms,
     g2z__nccl_close};
 

@@ -2638,8 +2638,8 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
         "rest", g2zr_gib(slices * size), g2zr_gib(whole * size),
         g2zr_gib((plan->param_elements - slices - whole) * size));
   }
-  if (plan->weights)
-    PUT("Muon        %d weights, %.3f GiB in the memory of the logits", plan->weights,
+  if (plan->muon_weights)
+    PUT("Muon        %d weights, %.3f GiB in the memory of the logits", plan->muon_weights,
         g2zr_gib(plan->work_begin + plan->work_bytes));
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
     PUT("recompute   %s: each block runs forward again before its backward",

@@ -286,7 +286,7 @@ static void muon_ranges(g2z_test *t, const g2z_plan *plan, muon_map *map) {
   for (size_t i = 0; i < plan->updates; i++) {
     const g2z_update_range *range = &plan->update[i];
     double scale = 0;
-    for (int w = 0; w < plan->weights; w++) {
+    for (int w = 0; w < plan->muon_weights; w++) {
       const g2z_param_info info = g2z_param_describe(&plan->model, plan->weight[w].param);
       const size_t begin = plan->unit[plan->weight[w].unit].canonical +
                            plan->offset[plan->weight[w].param];
@@ -298,7 +298,7 @@ static void muon_ranges(g2z_test *t, const g2z_plan *plan, muon_map *map) {
       scale = 0.2 * sqrt((double)(info.rows > columns ? info.rows : columns));
     }
     CHECK_NEAR(t, range->scale, scale, 1e-6 * scale);
-    CHECK(t, (i >= plan->matrix_updates) == (scale > 0));
+    CHECK(t, (i >= plan->muon_updates) == (scale > 0));
     for (size_t e = 0; e < range->elements; e++) {
       if (scale > 0) {
         int32_t *at = &map->canonical[plan->rank][range->u_at + e];
@@ -320,7 +320,7 @@ static void muon_shapes(g2z_test *t, const g2z_plan *plan) {
   int found = 0, listed = 0;
   size_t end = 0;
   for (int s = 0; s < plan->shapes; s++) listed += plan->shape[s].weights;
-  for (int w = 0; w < plan->weights; w++) {
+  for (int w = 0; w < plan->muon_weights; w++) {
     const g2z_weight *weight = &plan->weight[w];
     const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
     if (root || (weight->home != -1 && weight->home != plan->rank)) continue;
@@ -355,7 +355,7 @@ static void muon_routes(g2z_test *t, const g2z_plan *plan, muon_map *map) {
   const int travels = plan->world > 1 && plan->zero_stage > 0 &&
                       plan->strategy == G2Z_STRATEGY_ZERO;
   double most = 0, least = INFINITY, largest = 0;
-  CHECK(t, plan->weights == 4 * plan->model.layers && (plan->routes > 0) == travels);
+  CHECK(t, plan->muon_weights == 4 * plan->model.layers && (plan->routes > 0) == travels);
   for (int r = 0; r < plan->routes; r++) {
     const g2z_route *route = &plan->route[r];
     wrong += (route->owner_at | route->home_at | route->elements) % 8 != 0;
@@ -367,7 +367,7 @@ static void muon_routes(g2z_test *t, const g2z_plan *plan, muon_map *map) {
     }
   }
   size_t r = 0, left = plan->routes ? plan->route[0].elements : 0, count = 0;
-  for (int w = 0; w < plan->weights; w++) {
+  for (int w = 0; w < plan->muon_weights; w++) {
     const g2z_weight *weight = &plan->weight[w];
     const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
     const size_t begin = plan->unit[weight->unit].canonical + plan->offset[weight->param];
@@ -428,7 +428,7 @@ static void test_muon_homes(g2z_test *t) {
     }
     for (int rank = 0; rank < world; rank++) {
       plan = test_plan(t, &config, device, rank, world);
-      const size_t bytes = (size_t)plan->weights * sizeof *weights;
+      const size_t bytes = (size_t)plan->muon_weights * sizeof *weights;
       const size_t route_bytes = (size_t)plan->routes * sizeof *routes;
       muon_ranges(t, plan, &map);
       muon_shapes(t, plan);

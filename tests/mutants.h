@@ -630,10 +630,10 @@ static g2z_status mutant_play(g2z_comm *comm, const g2z_call *call) {
   return m->right->play(comm, &other);
 }
 
-static g2z_status mutant_exchange(g2z_comm *comm, const g2z_call *rows, int *done) {
+static g2z_status mutant_rows_now(g2z_comm *comm, const g2z_call *rows, int *done) {
   mutated_comm *m = (mutated_comm *)comm->ops;
   if (m->is != MUTANT_verdict_own || rows->span != G2Z_SPAN_VERDICT)
-    return m->right->exchange(comm, rows, done);
+    return m->right->rows_now(comm, rows, done);
   *done = 1;
   return G2Z_OK;
 }
@@ -653,7 +653,7 @@ static void mutate_comm(g2z_comm *comm) {
   m->ops = *comm->ops;
   m->is = is;
   m->ops.play = mutant_play;
-  m->ops.exchange = mutant_exchange;
+  m->ops.rows_now = mutant_rows_now;
   m->ops.close = mutant_comm_close;
   comm->ops = &m->ops;
 }

@@ -152,7 +152,7 @@ static int rank_loop(int argc, char **argv) {
       g2z__ranks_phase(ranks, "save", turn, 5);
       if (odd) rank_sleep(1.5);
     } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* all wait for a step it skips */
-      g2z__ranks_record(ranks, "graph", -1, 0);
+      g2z__ranks_note(ranks, "graph", -1, 0);
       if (!odd) rank_sleep(100);
       rank_sleep(0.2);
       g2z__ranks_alone(ranks);
@@ -370,10 +370,10 @@ static void test_places_refused(g2z_test *t) {
       {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_RANK=0 is set, but OMPI_COMM_WORLD_SIZE is not"},
       {"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 "
        "OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun -x MASTER_ADDR=HOST"},
-      {"PMI_RANK=0 PMI_SIZE=4", "set LOCAL_RANK, RANK and WORLD_SIZE"},
+      {"PMI_RANK=0 PMI_SIZE=4", "set LOCAL_RANK, together with RANK and WORLD_SIZE"},
       {"PMI_RANK=0 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "set MASTER_ADDR"},
       {"SLURM_NTASKS=8 SLURM_PROCID=0",
-       "SLURM_NTASKS=8, but this process is not a task of a step: use srun"},
+       "SLURM_NTASKS=8, but this process is not a task of a step: start 8 ranks with srun"},
       {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS=2 is set, but SLURM_PROCID is not"},
       {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[1-2]",
        "set MASTER_ADDR to its host"},
@@ -953,7 +953,7 @@ static void test_ranks_flight(g2z_test *t) {
   if (!ranks) return;
   for (int i = 1; i <= 3000; i++) {
     g2z__ranks_phase(ranks, "backward", i / 10, 0);
-    CHECK(t, g2z__ranks_record(ranks, "reduce_scatter", i % 7, 1000) == i);
+    CHECK(t, g2z__ranks_note(ranks, "reduce_scatter", i % 7, 1000) == i);
   }
   g2z__ranks_progress(ranks, &progress);
   CHECK_OK(t, g2z_ranks_write_flight(ranks, &t->services, test_path(t, "flight.jsonl")));
