@@ -1579,7 +1579,9 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  * connections of room 10 between CPU ranks, not at all in a job of one. Calls run in order on a
  * separate queue while the device computes. AFTER and WAIT make one wait for the other; the host
  * waits for neither. All ranks submit the same calls in the same order. The calls of a step can be
- * recorded and played again. */
+ * recorded and played again.
+ * To add a transport, fill a g2z_collectives and choose it in g2z_comm_create. play() receives each
+ * kind except GRAPH, and times what it sends as the span that g2z__call_span names. */
 
 typedef struct g2z_comm g2z_comm;
 
@@ -1639,7 +1641,7 @@ typedef struct g2z_collectives { /* a transport */
    * ROWS. All ranks allocate the same sizes in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* lap() begins lap 0 or 1; exchange() ends it. waited_ms() returns how long the device waited in
+  /* lap() begins lap 0 or 1; rows_now() ends it. waited_ms() returns how long the device waited in
    * a lap that it has passed. A lap that was not timed repeats the last sample. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
@@ -1652,7 +1654,8 @@ struct g2z_comm {
   g2z_ranks *ranks;
   g2z_device *device;
   int rank, world;
-  g2z_dtype wire;              /* the type that gradients travel and add up in */
+  g2z_dtype wire;              /* of gradients on the way, without copy engines; each sum is
+                                * rounded to it */
   g2z_transport gather;        /* the transport of parameters; never AUTO */
   g2z_transport reduce;        /* the transport of gradients; with COPY they travel in grad_dtype */
   int lap_now;
