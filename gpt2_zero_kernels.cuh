@@ -5523,11 +5523,11 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
  * cuBLASLt leaves the tensor cores idle while it computes a tile's GELU. With K as short as 768,
  * this wastes a third of the time. Here two warpgroups alternate: one computes the products of a
  * tile of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and
- * stores its tile. One thread of a third warpgroup keeps loads of four blocks of 64 terms in flight.
- * Tiles have room k41's layout. The right operand is read by columns if it is [K,M], by rows if it
- * is [M,K]. In 8 bits a block has 128 terms in 128 bytes, and its products take half the time.
- * Clusters, whose blocks share one load of an operand (multicast), gain nothing: the tensor cores
- * are the limit. */
+ * stores its tile. One thread of a third warpgroup keeps loads of four blocks of 64 terms in
+ * flight. Tiles have room k41's layout. The right operand is read by columns if it is [K,M], by
+ * rows if it is [M,K]. In 8 bits a block has 128 terms in 128 bytes, and its products take half the
+ * time. Clusters, whose blocks share one load of an operand (multicast), gain nothing: the tensor
+ * cores are the limit. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4

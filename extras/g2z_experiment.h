@@ -141,8 +141,8 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 /* ===== the work of bench =================================================
  * The sub-commands of bench, their flags, and the stopwatch for steps. */
 
-/* Without a sub-command bench runs the first. Experiments start the ones without a description as
- * ranks. */
+/* Without a sub-command bench runs the first. The ranks of an experiment run the sub-commands that
+ * have no description. */
 #define G2Z_BENCH_LIST(X)                                                          \
   /* name       what it does */                                                    \
   X(step,       "times training steps, then each op of a step")                    \
@@ -164,7 +164,7 @@ typedef enum g2z_bench_command {
   G2Z_BENCH_COUNT
 } g2z_bench_command;
 
-typedef struct g2z_bench_work { /* of an experiment; its row has the defaults */
+typedef struct g2z_bench_work { /* an experiment's settings; its row has the defaults */
   const char *ranks, *stages, *dtypes, *sizes; /* the axes, as lists */
   int batch, accum, global_batch, seq, steps, warmup, repeats, val_steps, graph;
 } g2z_bench_work;
@@ -248,8 +248,8 @@ typedef struct g2zx_row {
   int command;                  /* the sub-command, which names the experiment */
   const char *title;
   int measures;                 /* the ranks' sub-command: point (training) or exchange */
-  g2z_bench_work work[2];       /* on a CPU (just enough to run every part), and on CUDA */
-  int columns[16];              /* of its report; ends with -1 */
+  g2z_bench_work work[2];       /* defaults on a CPU (just enough to run every part), on CUDA */
+  int columns[16];              /* columns of its report; ends with -1 */
 } g2zx_row;
 
 #define X G2Z_FIGURE
@@ -292,12 +292,12 @@ enum { G2ZX_NONE = -1, G2ZX_SPREAD = -2, G2ZX_SAME = -3 };
 #define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* their arguments are directories */
 #define G2ZX_TRAINED (G2ZX_IN(scaling) | G2ZX_IN(buckets) | G2ZX_IN(matrix) | G2ZX_IN(strategies))
 static const struct {
-  unsigned in;                  /* the experiments that show it */
+  unsigned in;                  /* the experiments that have this chart */
   const char *title, *about, *x_name;
-  int x;                        /* lines over this figure; NONE: a bar per point */
-  int y, low, high;             /* bars: whiskers from low to high; SPREAD: y -+ low */
+  int x;                        /* lines: the figure on the x axis; NONE: a bar per point */
+  int y, low, high;             /* bars: whiskers from low to high; SPREAD: y +- low */
   int more;                     /* bars: a second figure; lines: an ideal, SAME: y = x */
-  g2z_axis axis;                /* of x */
+  g2z_axis axis;                /* kind of the x axis */
 } g2zx_charts[] = {
     {G2ZX_IN(comm), "Bandwidth", "GB/s on the link of each rank", "MiB", X(message_mib),
      X(bus_gb_per_sec), G2ZX_NONE, G2ZX_NONE, X(limit_gb_per_sec), G2Z_AXIS_LOG},
@@ -564,8 +564,8 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 
 #define G2ZX_CELLS 17
 
-/* The cells of a point's row; point NULL: of the header. Leaves out columns that are unknown for
- * all points; an unknown figure is "". Returns their number. */
+/* Fills in the cells of a point's row, or of the header if `point` is NULL. Leaves out columns that
+ * are unknown for all points; an unknown figure is "". Returns the number of cells. */
 static int g2zx_row_cells(const g2z_summary *summary, const g2z_point *point,
                           char text[G2ZX_CELLS][96], const char *cells[G2ZX_CELLS]) {
   int count = 1;
@@ -1154,9 +1154,9 @@ static const g2zx_collective g2zx_collectives[] = {
     {"reduce", 1, 0, G2Z_CALL_REDUCE, G2Z_OWNER_ROOT},
     {"broadcast", 1, 0, G2Z_CALL_GATHER, G2Z_OWNER_ROOT}};
 
-/* Times a collective of n elements of `size` bytes and adds its point. The time is the slowest
- * rank's per call: the median of five rounds. The number of calls per round doubles until a round
- * takes 10 ms, up to 1024 calls. */
+/* Times a collective of n elements of `size` bytes and adds its point. The time per call
+ * is the slowest rank's, as the median of five rounds. The number of calls per round doubles until
+ * a round takes 10 ms, up to 1024 calls. */
 static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, char *buffer,
                                      size_t n, size_t size, double copy_rate, double mib,
                                      double *all, g2z_summary *s) {
@@ -1203,7 +1203,7 @@ static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, c
   return G2Z_OK;
 }
 
-/* Times all collectives of all sizes over one transport; none if this machine does not have it.
+/* Times all collectives of all sizes over one transport, if this machine has that transport.
  * The copy engines run only the collectives that they support. */
 static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *sizes,
                                      g2z_device *device, g2z_transport transport,
@@ -1294,7 +1294,7 @@ typedef struct g2zx_experiment {
   int count;
   char out[1024];
   g2z_path tokens;              /* "": not written */
-  int runs, all_runs;           /* finished, and in all */
+  int runs, all_runs;           /* finished runs, and all */
   double began;
 } g2zx_experiment;
 
@@ -1389,8 +1389,8 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
     p->figures.world_size = world;
     p->figures.bucket_mib = size > 0 ? size : NAN;
   }
-  const int by_size = e->row->command == G2Z_BENCH_buckets; /* its charts have size as x axis */
-  for (int whole = 0; whole < 2; whole++) {                 /* the series, then the name */
+  const int by_size = e->row->command == G2Z_BENCH_buckets; /* its charts show size on the x axis */
+  for (int whole = 0; whole < 2; whole++) {                 /* the series' name; the point's */
     char *to = whole ? p->name : p->series;
     size_t room = whole ? sizeof p->name : sizeof p->series;
     if (e->stages.count > 1) g2zx_add_name(to, room, "%s", stages[(int)stage]);
@@ -1419,12 +1419,12 @@ static g2z_status g2zx_check_stop(const g2zx_experiment *e) {
 
 typedef struct g2zx_observer {  /* watches a job's ranks while they run */
   FILE *smi;                    /* pipe of nvidia-smi; NULL: no GPUs to watch */
-  FILE *output;                 /* its output; before each piece a line "@ g2z_seconds()" */
+  FILE *output;                 /* its output, with a line "@ g2z_seconds()" before each piece */
   int in_line;                  /* 1: the last piece ends within a line */
 } g2zx_observer;
 
 /* Starts nvidia-smi, which prints one line per GPU five times a second until its pipe closes. If it
- * is not installed, use and memory of the GPUs stay unknown. */
+ * is not installed, utilisation and memory of the GPUs stay unknown. */
 static void g2zx_open_smi(g2zx_observer *seen, int world) {
   const char *visible = getenv("CUDA_VISIBLE_DEVICES");
   char only[512] = "", command[800];
@@ -1447,7 +1447,7 @@ static void g2zx_observe(void *user) {
   g2zx_observer *seen = (g2zx_observer *)user;
   char piece[4096];
   ssize_t got;
-  if (g2zx_stop) raise(g2zx_stop); /* it came before the ranks started: pass it on now */
+  if (g2zx_stop) raise(g2zx_stop); /* it came before the ranks started: deliver it now */
   while (seen->smi && seen->output && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
     if (!seen->in_line) fprintf(seen->output, "@ %f\n", g2z_seconds());
     fwrite(piece, 1, (size_t)got, seen->output);
@@ -1595,13 +1595,13 @@ static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
       double median = g2z_median(values, repeats);
       if (!isnan(median)) *g2z_figure(&p->figures, i) = median;
     }
-    p->figures.began_sec = p->figures.ended_sec = NAN; /* only meaningful within a run */
+    p->figures.began_sec = p->figures.ended_sec = NAN; /* they belong to one run, not to a median */
   }
   return G2Z_OK;
 }
 
-/* Writes tokens for the longest point, drawn by Zipf's law. At most 32 Mi or one step: longer runs
- * read them again. A block of 1 Mi is drawn once and repeated. */
+/* Writes tokens for the longest point, drawn by Zipf's law: at most 32 Mi, or one step if that is
+ * larger. Longer runs read them again. A block of 1 Mi is drawn once and repeated. */
 static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   const size_t block = (size_t)1 << 20, limit = (size_t)1 << 25;
   size_t wanted = 0;

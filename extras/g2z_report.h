@@ -47,7 +47,7 @@ extern "C" {
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
  *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts form a grid
  *   g2z_page_heading(page, "Throughput");
- *   g2z_page_table(page, 2, headers);                                 ends at anything else
+ *   g2z_page_table(page, 2, headers);                                 ends at the next part
  *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
  *   g2z_page_chart(page, &chart);                                     charts form a grid
  *   status = g2z_page_commit(page);                                   the first failure, or OK
@@ -58,7 +58,7 @@ extern "C" {
 
 typedef enum g2z_mark {
   G2Z_MARK_LINE,
-  G2Z_MARK_POINTS,                   /* a line with a point at each of up to 64 values */
+  G2Z_MARK_POINTS,                   /* a line, and a point per value if there are at most 64 */
   G2Z_MARK_DASHED,                   /* an ideal to compare the other series with */
   G2Z_MARK_FAINT                     /* the raw values of a smoothed line */
 } g2z_mark;
@@ -78,7 +78,7 @@ typedef struct g2z_series {
   g2z_mark mark;
 } g2z_series;
 
-typedef struct g2z_chart {           /* start from all zero */
+typedef struct g2z_chart {           /* set all members to zero first */
   const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
   const char *x_name;                /* under the x axis; NULL: none, as in bar charts */
   const char *const *labels;         /* not NULL: a bar chart, one group of bars per label */
@@ -95,13 +95,13 @@ G2Z_API void g2z_page_heading(g2z_page *page, const char *text);
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
     G2Z_PRINTF(3, 4);
-/* Begins a table; its cells are put one by one, `columns` per row. The first column is text, the
- * others are numbers; an empty cell means unknown. */
+/* Begins a table. g2z_page_cell then adds its cells row by row, `columns` per row. The first column
+ * is text, the others are numbers; an empty cell is an unknown number. */
 G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers);
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
-G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; removes if uncommitted */
+G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; no commit: no file */
 
 /* One line of metrics.jsonl, written when the step's loss is known. */
 #define G2Z_METRIC_LIST(X)                                                                        \
@@ -175,7 +175,8 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
 /* Sorts the values. NaN if there are none, or if one of them is NaN. */
 G2Z_API double g2z_median(double *values, size_t count);
-/* Sorts the values. The smallest that `percent` percent do not exceed (nearest rank), or NaN. */
+/* Sorts the values. Returns the smallest one that at least `percent` percent of the values do not
+ * exceed (nearest rank); NaN as above. */
 G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN for fewer than two values. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
@@ -214,9 +215,9 @@ typedef struct g2z_results {
   g2z_services *services;
   g2z_object *runs;             /* training_metrics.json of each run */
   size_t run_count, run_capacity;
-  g2z_path *reports;            /* files NAME_report.json, if there is `show` */
+  g2z_path *reports;            /* files NAME_report.json, unless `show` is NULL */
   size_t report_count, report_capacity;
-  /* Reads one of these files and puts its part of the page, before the runs; or NULL. */
+  /* NULL, or it reads one of these files and puts its part of the page, before the runs. */
   g2z_status (*show)(g2z_services *services, const char *path, g2z_page *page);
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
@@ -315,7 +316,7 @@ struct g2z_page {
   int open;
   int columns, cell;                 /* of the open table; cell: cells put so far */
   int tables;                        /* begun so far */
-  int no_memory;                     /* 1: memory ran out, and a text is missing */
+  int no_memory;                     /* 1: memory ran out, so a text is missing */
 };
 
 /* Eight colours that differ in lightness and hue: colour-blind readers can distinguish them. */
@@ -394,7 +395,7 @@ static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
 }
 
 /* A coordinate as text, rounded to a tenth, with a point in every locale. Values are clamped: a
- * whisker that ends beyond every scale is drawn to far outside the picture. */
+ * whisker that ends beyond its scale then ends far outside the picture. */
 typedef struct g2zp_coordinate {
   char text[24];
 } g2zp_coordinate;
@@ -421,7 +422,7 @@ static char *g2zp_page_format(g2z_page *page, const char *format, va_list argume
   if (text) vsnprintf(text, (size_t)length + 1, format, arguments);
   return text;
 }
-/* Declares `text`, the function's format and arguments as text. */
+/* Declares `text`: the last parameters of the enclosing function, `format` and "...", formatted. */
 #define G2ZP_FORMAT(page, format, text)                        \
   va_list arguments_;                                          \
   va_start(arguments_, format);                                \
@@ -546,10 +547,10 @@ typedef struct g2zp_scale {
 } g2zp_scale;
 
 typedef struct g2zp_extent {         /* all values on an axis */
-  double low, high, positive;        /* NaN: none; positive: the smallest above 0 */
+  double low, high, positive;        /* `positive`: the smallest above 0; NaN: none */
   int whole;                         /* all are integers */
   double value[G2ZP_OWN_TICKS + 1];  /* the distinct values, in order */
-  int values;                        /* number of these; G2ZP_OWN_TICKS + 1: or more */
+  int values;                        /* their count; G2ZP_OWN_TICKS + 1: too many */
 } g2zp_extent;
 
 static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1, {0}, 0};
@@ -731,8 +732,8 @@ static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int in
   g2z_writer_printf(writer, "\"/>\n");
 }
 
-/* Draws the series as lines and points, then columns over the picture: each shows the values of all
- * series there under the pointer. */
+/* Draws the series as lines and points, then transparent columns over them. When the pointer is on
+ * a column, the page shows the values of all series there. */
 static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
                              const g2zp_scale *y) {
   enum { COLUMNS = 120 };
@@ -949,9 +950,9 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   G2Z_TRY(G2Z_NEW(services, 1, &e));
   e->services = services;
   g2z_status status = g2z_writer_create(services, path.text, &e->writer);
-  /* The version that TensorBoard expects, then SessionLog { status: START } at the first step that
-   * this file replaces. The first file needs a START, too: TensorBoard takes the first START for
-   * the run's beginning, and drops earlier values only at the following ones. */
+  /* Writes the version that TensorBoard expects, then SessionLog { status: START } at the first
+   * step that this file replaces. The first file needs a START, too: TensorBoard takes the first
+   * START for the run's beginning, and drops earlier values only at each later START. */
   if (status == G2Z_OK) status = g2zp_event_write(e, 0, 3, "brain.Event:2", 13);
   if (status == G2Z_OK) status = g2zp_event_write(e, first_step, 7, "\x08\x01", 2);
   if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
@@ -1045,7 +1046,7 @@ G2Z_API int g2z_object_list(const g2z_object *object, const char *at, g2z_json *
 
 G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object *element) {
   if (!g2z_json_next(json, ']', NULL)) return 0;
-  g2z_json_peek(json); /* to its first byte */
+  g2z_json_peek(json); /* moves to the element's first byte */
   size_t begin = (size_t)(json->at - json->begin);
   g2z_json_skip(json);
   *element = *object;
@@ -1196,8 +1197,8 @@ static const struct {
     {OVER(tokens, "Validation loss", "nats per token", "tokens"), {X(val_loss)}, {NULL}}};
 #undef OVER
 
-/* Puts the charts of one run; with `names`, those that compare runs. If the values of one run's
- * chart never vary, they become facts in the page's head instead: `head` puts only these. */
+/* Puts the charts of one run or, with `names`, the charts that compare runs. If the values of one
+ * run's chart never vary, they become facts in the page's head. `head`: puts only these facts. */
 static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int runs,
                              const char (*names)[64], int head) {
   static const int steps[] = {X(step), X(val_step), X(eval_step)};
@@ -1407,13 +1408,13 @@ static const g2zp_column g2zp_epoch_columns[] = {
     {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
     {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
 
-/* What describes a run, until g2z_report_run frees it. */
+/* The contents of a run's files, until g2z_report_run frees them. */
 typedef struct g2zp_run {
   g2zp_curves curves;
   g2z_object metrics, launcher, failure;
   g2z_object *epochs;                /* of training_metrics.json */
   size_t epoch_count, epoch_capacity;
-  double epoch_steps;                /* their sum; the run may have continued since */
+  double epoch_steps;                /* their steps in all; the run may have more by now */
   char *sample;                      /* the text that the model generated last; NULL: none */
 } g2zp_run;
 
@@ -1445,7 +1446,7 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
 static g2z_status g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const g2zp_curves *curves = &run->curves;
   const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
-  const int whole = (size_t)run->epoch_steps == curves->steps; /* else the run has continued */
+  const int whole = (size_t)run->epoch_steps == curves->steps; /* 0: the run has continued */
   char *reason = NULL, *detail = NULL, now[32];
 
   /* The head: result, facts from the files, progress, values that were the same in all steps. */
@@ -1541,7 +1542,7 @@ typedef struct g2zp_profile {
   int count[2];
   struct dirent **entries;           /* files in profiles/ */
   int entry_count;
-  const char *only;                  /* the one file that counts; NULL: all */
+  const char *only;                  /* the one file to read; NULL: all */
 } g2zp_profile;
 
 /* Reads the first number in [from, to) of a line, without the commas between its digits. */
@@ -1651,7 +1652,7 @@ static const char *g2zp_next_file(const g2zp_profile *p, int *at, const char *be
   return NULL;
 }
 
-/* Puts the names of these files, or only the parts between, the hosts. */
+/* Puts the names of these files; with `hosts`, only the host between BEGIN and END. */
 static void g2zp_put_files(const g2zp_profile *p, g2z_json_out *out, const char *key,
                            const char *begin, const char *end, int hosts) {
   char text[300];
@@ -1768,7 +1769,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
   return status;
 }
 
-/* Writes the format of `nsys stats`: g2zp_stats_read reads both. */
+/* Writes the format of `nsys stats`, so that g2zp_stats_read reads both kinds of file. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]) {
   const g2z_path directory = g2z_path_in(run_dir, "profiles");
@@ -1851,7 +1852,7 @@ G2Z_API void g2z_results_free(g2z_results *results) {
   g2z_release(results->services, results);
 }
 
-/* Of two runs the shorter name first: run_x_9 before run_x_10. Other names in strcmp's order. */
+/* Sorts names of runs by length first, so that run_x_9 precedes run_x_10; others as strcmp does. */
 static int g2zp_results_order(const struct dirent **a, const struct dirent **b) {
   const char *left = (*a)->d_name, *right = (*b)->d_name;
   size_t i = strlen(left), k = strlen(right);

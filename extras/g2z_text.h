@@ -153,7 +153,7 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 
 typedef struct g2z_text_name {  /* the parts of a file's name */
   const char *packer;           /* "gzip" of FILE.gz, "zstd" of FILE.zst; NULL: not packed */
-  size_t bytes;                 /* of the name without the packer's ending */
+  size_t bytes;                 /* length of the name without the packer's ending */
   int json;                     /* FILE.jsonl, .ndjson, .json: one document per line */
 } g2z_text_name;
 G2Z_API g2z_text_name g2z_text_named(const char *path);
@@ -177,13 +177,13 @@ typedef struct g2z_text_remedy {
   char made[400];               /* the name of that text */
 } g2z_text_remedy;
 /* Refuses a file whose first bytes are not text in UTF-8. Up to 1 % of invalid characters pass, and
- * up to 10 % unless most of them are letters in Latin-1. The sentence includes the command that
- * converts the file; with `remedy` the caller gets that command instead. */
+ * up to 10 % unless most of them are letters in Latin-1. The error's sentence includes the command
+ * that converts the file, or `remedy` gets it if that is not NULL. */
 G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
                                   const char *text, size_t bytes, g2z_text_remedy *remedy);
-/* Finds the strings fields[0] and fields[1] of a line of JSON. The last of several counts;
- * found[i].at is NULL if there is none. Without `both`, fields[1] may have a value that is not a
- * string. `label` and `json` are as in g2z_json_open. */
+/* Finds the strings fields[0] and fields[1] of a line of JSON. If a field occurs
+ * twice, the last one counts; found[i].at is NULL if there is none. Without `both`, the value of
+ * fields[1] need not be a string. `label` and `json` are as in g2z_json_open. */
 G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, const char *line,
                                      size_t bytes, const char *const fields[2], int both,
                                      g2z_json *json, g2z_json_text found[2]);
@@ -298,8 +298,8 @@ static inline int g2zt_class(const unsigned char *classes, const unsigned char *
   return c < G2ZT_CLASSIFIED ? classes[c] : (int)G2ZT_OTHER;
 }
 
-/* The bytes that one U+FFFD replaces at p, where no valid character begins: the longest beginning
- * of a character, at least one byte (Unicode's "maximal subpart", as in Python and Rust). */
+/* The number of bytes that one U+FFFD replaces at p, where no valid character stands: the longest
+ * run of bytes that can begin a character, or 1 (Unicode's "maximal subpart", as in Python). */
 static size_t g2zt_utf8_broken(const unsigned char *p, const unsigned char *end) {
   for (size_t count = 3; count > 1; count--)
     for (int fill = 0x80; count <= (size_t)(end - p) && fill <= 0xBF; fill += 0x3F) {
@@ -429,7 +429,7 @@ G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
   const unsigned char *begin = (const unsigned char *)text, *end = begin + bytes;
   for (size_t p = bytes; p-- > 1;) {
     if (!g2zt_white_bytes(begin + p, end)) continue;
-    int white_before = 0; /* these bytes begin characters in valid and in invalid text */
+    int white_before = 0; /* white space is found in valid and in invalid text */
     for (size_t back = 1; back <= 3 && back <= p; back++)
       white_before |= g2zt_white_bytes(begin + p - back, begin + p) == back;
     if (!white_before) return p;
@@ -607,7 +607,8 @@ static inline size_t g2zt_join_bit(uint32_t left, uint32_t right) {
   return (size_t)(((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u >> 44);
 }
 
-/* Adds the merge of two tokens; it makes the next id. G2Z_FORMAT's sentence is only the reason. */
+/* Adds the merge of two tokens, which makes the next id. On G2Z_FORMAT the error's sentence holds
+ * only the reason: the caller adds the place. */
 static g2z_status g2zt_tokenizer_join(g2z_tokenizer *tokenizer, uint32_t left, uint32_t right) {
   g2z_services *services = tokenizer->services;
   g2zt_words *tokens = &tokenizer->tokens;
@@ -681,7 +682,7 @@ typedef struct g2zt_symbol { /* some bytes of the piece; the first byte gives it
   uint32_t next, previous;   /* places of its neighbours */
 } g2zt_symbol;
 
-typedef struct g2zt_merger { /* memory for one piece after the other */
+typedef struct g2zt_merger { /* memory that is reused for each piece */
   g2z_services *services;
   const g2z_tokenizer *tokenizer;
   g2zt_symbol *symbols;
@@ -712,10 +713,10 @@ static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t toke
 }
 
 /* Turns `count` bytes of a piece into *made ids, which stand for *used bytes: all, unless the piece
- * is open. `ids` has room for one id per byte. If the piece is open, the symbol after it is
- * unknown. Merges come in the order of their ids, so the last symbol is right until the first merge
- * that has it on the left: it might merge with the unknown symbol, and is dropped. The remaining
- * ids begin the ids of the whole piece: no merge crosses their end. */
+ * is open. `ids` has room for one id per byte. If the piece is open, an unknown symbol follows the
+ * last one and might merge with it. Merges come in the order of their ids: when the first merge
+ * whose left token is the last symbol is due, that symbol becomes uncertain and is dropped. The
+ * remaining ids are the first ids of the whole piece, because no merge crosses their end. */
 static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piece, size_t count,
                                   int open, int32_t *ids, size_t *made, size_t *used) {
   const g2z_tokenizer *tokenizer = merger->tokenizer;
@@ -846,7 +847,7 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   g2z_release(services, encoder);
 }
 
-/* The key of a piece. It reads 32 bytes at once if the text has as many. */
+/* The key of a piece. Reads 32 bytes at once if the text has that many left. */
 static inline g2zt_key g2zt_key_of(const g2z_encoder *encoder, const unsigned char *p, size_t bytes,
                                    const unsigned char *end) {
   g2zt_key key;
@@ -883,8 +884,8 @@ G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens
   return status;
 }
 
-/* Appends the ids of a word. It copies all and keeps `count`: a copy of `count` ids would be a
- * branch that is often mispredicted. */
+/* Appends the ids of a word. It always copies the whole array, then counts `count` ids as added: a
+ * loop over `count` ids would often mispredict its branch. */
 static inline void g2zt_append(const g2zt_word *word, g2z_tokens *out) {
   memcpy(out->ids + out->count, word->ids, sizeof word->ids);
   out->count += word->count;
@@ -948,8 +949,8 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
   }
   *used = (size_t)(p - text);
   if (!open || limit - p < G2ZT_PART) return G2Z_OK;
-  /* Part of a long piece that has begun. The rest will be read as if a piece began there, so it
-   * must not look like a contraction or begin inside a character. */
+  /* Encode the first part of a long piece. The next call reads the rest as if a piece began there,
+   * so the rest must not look like a contraction or begin inside a character. */
   size_t made, begun;
   G2Z_TRY(g2z_tokens_reserve(encoder->services, out, out->count + (size_t)(limit - p)));
   int32_t *ids = out->ids + out->count;
@@ -1009,7 +1010,7 @@ G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *given, size
     out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
   }
   *used += (size_t)(p - valid);
-  if (valid != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* back in given bytes */
+  if (valid != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* as given bytes */
   return G2Z_OK;
 }
 
@@ -1081,7 +1082,7 @@ static g2z_status g2zt_reading_fail(g2zt_reading *reading, const char *format, .
                   reading->number, reason);
 }
 
-/* Up to 48 bytes of a file in a form for messages. */
+/* Up to 48 bytes of a file, made printable for messages. */
 typedef struct g2zt_shown {
   char text[48 * 4 + 4];
 } g2zt_shown;
@@ -1286,7 +1287,7 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
   if (bytes == 0)
     return g2z_fail(reading->services, G2Z_FORMAT, "%s is empty; expected a vocabulary",
                     reading->label);
-  size_t mark = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; /* of byte order */
+  size_t mark = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; /* byte order mark */
   text += mark;
   bytes -= mark;
   int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
@@ -1488,7 +1489,7 @@ G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const voi
     p = next;
   }
   *used = (size_t)(p - begin);
-  if (begin != text) /* back in given bytes */
+  if (begin != text) /* count them as given bytes, before the repair */
     g2zt_utf8_repair((const unsigned char *)text, bytes, NULL, *used, used);
   return G2Z_OK;
 }
@@ -1524,7 +1525,7 @@ typedef struct g2zt_record { /* a pair of tokens during training */
 typedef struct g2zt_learning {
   g2z_services *services;
   g2z_tokenizer *tokenizer;
-  const int64_t *counts;     /* of words */
+  const int64_t *counts;     /* of each word */
   g2zt_site *sites;          /* all words, with barriers */
   g2zt_words pairs;          /* pair i of ids has record i + 1 */
   g2zt_record *records;      /* records[0] is unused: list 0 means none */
