@@ -69,7 +69,7 @@
  *     unit         what the plan lays out as one piece: the final LayerNorm, a block, wpe or wte
  *     bucket       a contiguous range of the gradient buffer that is reduced in one collective
  *     slice        a rank's part of a bucket;  shard: all slices of a rank, one after the other
- *     canonical    an element's index in the unpadded list of parameters: the only one in files
+ *     canonical    an element's index in the unpadded list of parameters: the index that files use
  *     master       fp32 weights that the optimizer updates; `params` are these, rounded to dtype
  *     home         the rank that orthogonalizes a weight for Muon (room 06)
  *
@@ -145,12 +145,12 @@
  *                                              are rounded to act before they meet V
  *     logits                        act        the softmax starts from the rounded logits
  *     gradient of logits            act        after multiplication by the loss scale
- *     both, 16 bits on Hopper       act        exp(logit - the row's reference), from fp32, if
- *                                              there is a gradient and tuning is not off. The other
- *                                              factors of the gradient multiply the rows that enter
- *                                              the head, rounded to act, and dh before its rounding
- *     their operands, fp8=logits    e4m3       in training only: each row of h times a power of
- *                                              two, wte times 32. Hopper's sums of 8-bit numbers
+ *       both on Hopper, in fp16     act        exp(logit - reference of the row), from fp32 logits,
+ *       or bf16                                if there is a gradient and tuning is not off. The
+ *                                              gradient's other factors multiply the rows of h
+ *                                              (rounded to act again), and dh before it is rounded
+ *     operands of logits,           e4m3       in training only: each row of h times a power of
+ *       fp8=logits                             two, wte times 32. Hopper's sums of 8-bit numbers
  *                                              keep 14 bits; a CPU's are fp32
  *     operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
  *       fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
@@ -165,11 +165,11 @@
  *                                              --grad-dtype fp32 avoids that
  *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast
  *                                              to the grad type once, at the end
- *       with few tokens             grad type  the LM head's part is rounded alone, then summed
- *                                              over ranks. The embedding's part is one row for each
- *                                              token of the last micro-step, in act. They add up in
- *                                              fp32, are added to the head's part, and rounded. On
- *                                              a single rank only with one micro-step of one chunk
+ *       with few tokens             grad type  the LM head's part is rounded, then summed over the
+ *                                              ranks. The embedding's part is one row per token of
+ *                                              the last micro-step, in act. These rows and the
+ *                                              head's part add up in fp32 and are rounded once. A
+ *                                              single rank does so only with accum 1 and one chunk
  *     token losses                  fp32       their sum is fp64
  *     sum of squares of gradients   fp64
  *     master, m, v, AdamW           fp32
@@ -194,7 +194,7 @@
  *     Every call that can fail returns a g2z_status, and writes a sentence with the values and the
  *     remedy to g2z_services.error. Outputs are the last arguments and are NULL on failure. _free
  *     accepts NULL. Files are checked before they are used. A file gets its final name only when it
- *     is whole: until then it is "NAME.partial". A bug of the caller hits G2Z_ASSERT.
+ *     is whole: until then it is "NAME.partial". G2Z_ASSERT catches bugs of the caller.
  *
  * THREADS
  *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared.
@@ -208,20 +208,19 @@
  *       MPICH, Intel MPI    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
  *       srun                SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
  *     Rank 0 listens on MASTER_PORT or on a port made from the job's id; if that is taken, on one
- *     of the next three. It listens on this host alone, or at MASTER_ADDR if ranks are on several
- *     hosts (on all interfaces if that is a loopback address on rank 0's host). The job's id (the
- *     launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with --gpus) give two tokens:
- *     members send one, rank 0 sends the other, and a connection without its token is closed.
- *     Nothing is encrypted: anyone who listens on the network can join the job, and can guess a
- *     short secret. Use a network that you trust. MPICH and ranks by hand have no id: two such jobs
- *     on one host each need their own MASTER_PORT or G2Z_RUN_ID. Members compare number, build, GPU
- *     and config; then each sends one heartbeat per second. Three things end the job: a connection
- *     that ends without a goodbye, 30 s of silence, and 600 s without a micro-step or collective.
- *     Rank 0 names the culprit to all ranks, and their on_fault reports and exits. If rank 0 is the
- *     culprit, each rank names it by itself. If a data connection between living ranks breaks, both
- *     ends are named. Exit codes of train:
- *     0 done, 1 error, 70 another rank was lost, 75 stopped and, if there is a run directory,
- *     saved.
+ *     of the next three. If all ranks are on one host, it listens on that host alone; else at
+ *     MASTER_ADDR, or on all interfaces if MASTER_ADDR is a loopback address on rank 0's host. The
+ *     job's id (the launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with --gpus) give two
+ *     tokens: members send one, rank 0 sends the other, and a connection without its token is
+ *     closed. Nothing is encrypted: anyone who listens on the network can join the job, and can
+ *     guess a short secret. Use a network that you trust. MPICH and ranks by hand have no id: two
+ *     such jobs on one host each need their own MASTER_PORT or G2Z_RUN_ID. Members compare number,
+ *     build, GPU and config; then each sends one heartbeat per second. Three things end the job: a
+ *     connection that ends without a goodbye, 30 s of silence, and 600 s without a micro-step or
+ *     collective. Rank 0 names the culprit to all ranks, and their on_fault reports and exits. If
+ *     rank 0 is the culprit, each rank names it by itself. If a data connection between living
+ *     ranks breaks, both ends are named. Exit codes of train: 0 done, 1 error, 70 another rank was
+ *     lost, 75 stopped and, if there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
@@ -232,8 +231,8 @@
  *                           last 256 bytes of tokens; then one bit per token, 1: it counts
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
- *                           out]. model.safetensors.index.json is read in its place: its weight_map
- *                           {tensor: file} names several such files
+ *                           out]. Several such files may replace it: model.safetensors.index.json
+ *                           names them in weight_map {tensor: file}
  *     config.json           its GPT2Config; vocab_size is V, the rows of wte; eos_token_id is the
  *                           tokenizer's <|endoftext|>, even if V was rounded up beyond it;
  *                           vocab_hash, if it is known, in 16 hexadecimal digits
@@ -248,14 +247,15 @@
  *     CHECKSUMS             written last: CRC-32C of each 64 MiB of each other file
  *     All ranks write at the same time into NAME.partial on a shared file system, each what it
  *     owns. Files and directory are synced, then the directory is renamed: a crash leaves the
- *     earlier checkpoints, and a .partial that the next start removes. Loading divides the
- *     checksums among the ranks. One flipped bit anywhere is an error, and then nothing of the
- *     trainer has changed. Files use canonical ranges, so a trainer with another world, stage,
- *     bucket size or type can load them. With the same config and machine the rest of the run is
- *     bit-identical to a run that never stopped; with another world or bucket size it is equal
- *     within rounding. With another global batch the sequences that were read count as whole steps
- *     of the new size (the rest, less than a step, is read again); keep batch x accum x world the
- *     same to keep the schedule. A dynamic loss scale carries over from fp16 to fp16 only.
+ *     earlier checkpoints, and a .partial that the next start removes. When a trainer loads the
+ *     files, the ranks divide the checksums among them. If a single bit has changed anywhere,
+ *     loading fails and leaves the trainer as it was. Files use canonical ranges, so a trainer with
+ *     another world, stage, bucket size or type can load them. With the same config and machine the
+ *     rest of the run is bit-identical to a run that never stopped; with another world or bucket
+ *     size it is equal within rounding. With another global batch the sequences read so far are
+ *     converted to steps of the new size, rounded down: less than one step is read again. Keep
+ *     batch x accum x world the same to keep the schedule. A dynamic loss scale carries over from
+ *     fp16 to fp16 only.
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
@@ -350,9 +350,9 @@ typedef enum g2z_status {
 G2Z_API const char *g2z_status_text(g2z_status status);
 
 /* ===== >>d02 services and files ==========================================
- * What the embedding program may provide. All zero means: malloc and free, no log. One g2z_services
- * belongs to one thread at a time. Objects keep the pointer, so it must outlive them. After a call
- * that failed, `error` holds a sentence that names the values and the remedy. */
+ * The services that a program may provide to the library. All zero means: malloc and free, no log.
+ * One g2z_services belongs to one thread at a time. Objects keep the pointer, so it must outlive
+ * them. After a call that failed, `error` holds a sentence that names the values and the remedy. */
 
 #define G2Z_ERROR_BYTES 768
 
@@ -380,21 +380,21 @@ G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const cha
  * a failed system call on `path`; `error` is its errno. action: "write". Returns G2Z_IO. */
 G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
                                  const char *path);
-/* G2Z_BAD_ARGUMENT, with name and bounds in the sentence, unless least <= value <= most. */
+/* Returns G2Z_BAD_ARGUMENT unless least <= value <= most; the sentence has name and bounds. */
 G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int64_t value,
                                    int64_t least, int64_t most);
 /* Passes a sentence to services->log, if there is one; control characters become '?'. */
 G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
-/* `count` zeroed elements of `size` bytes, freed with g2z_release. `out` is the address of a
- * pointer, which becomes NULL on failure. */
+/* Allocates `count` zeroed elements of `size` bytes, to be freed with g2z_release. `out` is the
+ * address of a pointer, which becomes NULL on failure. */
 G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void *out);
 /* Makes room for `need` elements. `list` is the address of a pointer. The first `used` elements are
  * kept; a failure changes nothing. */
 G2Z_API g2z_status g2z_grow(g2z_services *services, void *list, size_t *capacity, size_t used,
                             size_t need, size_t size);
-/* Both with the element size of the pointer: G2Z_NEW(services, count, &pointer). */
+/* Both take the element size from the pointer: G2Z_NEW(services, count, &pointer). */
 #define G2Z_NEW(services, count, pointer) \
   g2z_allocate(services, count, sizeof **(pointer), pointer)
 #define G2Z_GROW(services, list, capacity, used, need) \
@@ -413,8 +413,8 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count);
 G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer); /* readers see what was put */
-/* Returns when everything put so far is on the disk under the final name. More may be appended and
- * committed again: for a file that is read while it grows. */
+/* Returns when everything put so far is on the disk under the final name. The caller may append
+ * more and commit again, for a file that is read while it grows. */
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer);
 G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes an uncommitted file */
 
@@ -431,9 +431,9 @@ G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_
 G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
-/* *there: 1 if anything has this name, even a link to nothing. If that cannot be found out (a mount
- * that is gone, an unreadable directory), the call fails: with the answer "no" the caller would
- * start over on top of files that it merely cannot see. */
+/* *there: 1 if anything has this name, even a broken link. If that cannot be found out (a mount
+ * that is gone, an unreadable directory), the call fails. The answer "no" would be dangerous: the
+ * caller would start over on top of files that it cannot see. */
 G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there);
 
 /* ===== >>d03 random numbers ==============================================
@@ -494,7 +494,7 @@ static inline G2Z_HOST_DEVICE float g2z_uniform(uint32_t bits) {
 
 typedef struct g2z_json {
   g2z_services *services;
-  const char *label;                      /* what the text is, for error sentences */
+  const char *label;                      /* name of the text in error sentences */
   const unsigned char *begin, *at, *end;
   int depth;
   int first;                              /* next() has not been called in this container yet */
@@ -538,7 +538,7 @@ typedef struct g2z_json_out {
   g2z_writer *writer;
   int indent;                             /* spaces per level; 0: one line */
   int depth;                              /* start with 0 */
-  int filled;                             /* the open container has a member already */
+  int filled;                             /* 1: the open container has a member already */
 } g2z_json_out;
 G2Z_API void g2z_json_begin(g2z_json_out *out, const char *key, char open);
 G2Z_API void g2z_json_end(g2z_json_out *out, char close);
@@ -683,8 +683,8 @@ G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model
 typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
   g2z_optimizer kind;                     /* lr, weight_decay and clip serve both */
   float lr, min_lr;                       /* peak and final learning rate */
-  float beta1, beta2, eps;                /* AdamW's */
-  float momentum;                         /* Muon's */
+  float beta1, beta2, eps;                /* of AdamW */
+  float momentum;                         /* of Muon */
   float weight_decay;                     /* decoupled; matrices only, no biases, no LayerNorm */
   float clip;                             /* global gradient norm; 0: no clipping */
   float skip_spikes;                      /* Z: skips a step whose gradient norm lies more than Z
@@ -699,7 +699,7 @@ typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
 } g2z_optimizer_config;
 
 typedef struct g2z_train_config {
-  uint32_t stamp;               /* set by _default(): catches a config that was never initialised */
+  uint32_t stamp;               /* set by _default(): a config without it is refused */
   g2z_model_config model;
   int batch;                    /* B: sequences per micro-step and rank */
   int seq;                      /* T: tokens per sequence, at most model.context */
@@ -714,15 +714,15 @@ typedef struct g2z_train_config {
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are stored and sent in fp32 in any case */
   float bucket_mb;              /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
-  g2z_transport transport;      /* between GPUs; COPY rounds a sum of gradients once, NCCL once per
+  g2z_transport transport;      /* between GPUs. COPY rounds a sum of gradients once, NCCL once per
                                  * rank */
   g2z_recompute recompute;      /* the part of forward that runs twice to save memory; results stay
                                  * the same */
   int graph;                    /* record the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to repeat them; or NULL */
-  const char *train_glob;       /* token shards; NULL: the caller brings batches */
-  const char *init_from;        /* directory with model.safetensors and config.json; NULL: fresh */
+  const char *train_glob;       /* token shards; NULL: the caller passes the batches */
+  const char *init_from;        /* directory of model.safetensors, config.json; NULL: random */
 } g2z_train_config;
 
 G2Z_API g2z_train_config g2z_train_config_default(void);
@@ -731,7 +731,7 @@ G2Z_API g2z_train_config g2z_train_config_default(void);
  * defaults, checks, flags, checkpoints and the comparison on resume use it. */
 typedef enum g2z_setting_kind {
   G2Z_SETTING_INT, G2Z_SETTING_INT64, G2Z_SETTING_UINT64, G2Z_SETTING_FLOAT,
-  G2Z_SETTING_CHOICE          /* an int or an enum: the index of a word */
+  G2Z_SETTING_CHOICE          /* an int or an enum: an index into `words` */
 } g2z_setting_kind;
 
 typedef enum g2z_on_resume {
@@ -782,9 +782,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * shards master, m and v; stage 2 also the gradients; stage 3 also the blocks' parameters. In
  * strategy dp, the baseline without ZeRO, only rank 0 holds master, m and v.
  *
- * Parameters are one flat list, in the order that backward completes their gradients: unit 0
- * is the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit
- * parameters stand in G2Z_PARAM_LIST order. An element of this list has two indices:
+ * Parameters are one flat list, in the order in which backward completes their gradients: unit 0 is
+ * the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
+ * stand in G2Z_PARAM_LIST order. An element of this list has two indices:
  * canonical   Its index in the unpadded list, the same for every world, stage and bucket size.
  *             Files use only canonical ranges.
  * memory      Its index in this run's padded list. wte's rows V..Vp-1 are padding that stays zero.
@@ -800,10 +800,11 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             This rank's slices of the blocks lie after wte.
  * gradients   Up to stage 1 each rank has all of them. From stage 2 on there are two buffers for
  *             units and one for wte. Sums over the ranks go into a shard, cut like master.
- * Muon        Needs whole matrices, and slices cut them. Each weight of a block has a home: a rank
- *             that receives u, the momentum's output, from the owners of its slices, and returns O,
- *             which is u orthogonalized. `route` lists the pieces. Owners that own whole weights
- *             (stage 0, dp, one rank) are at home themselves, and there are no routes.
+ * Muon        It needs whole matrices, but slices may begin and end inside a matrix. So each weight
+ *             of a block has a home: a rank that receives u, the momentum's output, from the owners
+ *             of its slices, and returns O, which is u orthogonalized. `route` lists the pieces
+ *             that travel. If an owner has whole weights (stage 0, dp, one rank), it is their home,
+ *             and there are no routes.
  * Model code reaches a parameter at unit[u].param_at + offset[p], its gradient at
  * unit[u].grad_at + offset[p]. */
 
@@ -851,8 +852,8 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   g2z_unit_kind unit;
   g2z_init init;
   int decay;                    /* 1: weight decay applies */
-  int muon;                     /* the number of matrices, next to each other in its columns, that
-                                 * Muon updates; 0: AdamW in any case */
+  int muon;                     /* number of matrices, side by side in its columns, that Muon
+                                 * updates; 0: always AdamW */
   int rank;                     /* dimensions: 1 or 2 */
   size_t rows, cols, elements;  /* unpadded */
 } g2z_param_info;
@@ -885,42 +886,43 @@ typedef struct g2z_unit {         /* a part of the model whose gradients complet
   int gathered;                   /* 1: its parameters are gathered for each pass into one of two
                                    * buffers (stage 3 of several ranks) */
   int bucket;                     /* the bucket where it begins */
-  size_t begin, canonical;        /* its first index in memory and in canonical order */
-  size_t elements, room;          /* without and with its padding to a multiple of 8*world */
+  size_t begin, canonical;        /* index of its first element: in memory, and canonical */
+  size_t elements, room;          /* without and with padding to a multiple of 8*world */
   size_t param_at, grad_at;       /* its place in this rank's parameters and gradients */
 } g2z_unit;
 
-typedef struct g2z_bucket {       /* a range of gradients that is sent as one */
+typedef struct g2z_bucket {       /* a range of gradients that is reduced in one collective */
   size_t begin, elements;         /* in memory */
   size_t own_begin, own_elements; /* this rank's slice of it, in memory */
-  size_t param_at, own_param_at;  /* in this rank's parameters: place of the bucket, of the slice */
+  size_t param_at, own_param_at;  /* place of the bucket, of the slice, in this rank's parameters */
   size_t grad_at, sum_at;         /* the bucket's place in the gradients, the slice's in the sums */
   size_t shard_at;                /* the slice's place in master, m and v */
-  size_t update, muon_update;     /* the slice's first update range: of AdamW, of Muon */
+  size_t update, muon_update;     /* index of the slice's first update range: of AdamW, of Muon */
   int unit, last_unit;            /* it begins in `unit` or, up to stage 1, after it. It is complete
                                    * when the backward pass of last_unit is */
 } g2z_bucket;
 
-/* The ranges that the optimizer updates: this rank's slices, cut where weight decay changes,
- * without padding. Ranges that other ranks wait for are also cut between buckets. A range of Muon
- * lies in one weight. */
+/* A range that the optimizer updates. The ranges are this rank's slices without padding, cut where
+ * weight decay changes. Ranges that other ranks wait for are also cut between buckets. A range of
+ * Muon lies in one weight. */
 typedef struct g2z_update_range {
   size_t param;      /* begin in parameters */
   size_t grad;       /* begin in reduced gradients: in memory, from stage 2 on in the shard */
   size_t shard;      /* begin in master and m */
-  size_t v_at;       /* AdamW: begin in v, which omits Muon's weights */
+  size_t v_at;       /* AdamW: begin in v, which has no elements for Muon's weights */
   size_t u_at;       /* Muon: begin in u, and in O */
   size_t canonical;
   size_t elements;
   int decay;
-  float scale;       /* Muon: 0.2 sqrt(max(rows, columns)) of its matrix, the factor of O; else 0 */
+  float scale;       /* Muon: the factor of O, 0.2 sqrt(max(rows, columns)) of its matrix; AdamW:
+                      * 0 */
 } g2z_update_range;
 
 /* A weight that Muon updates, and its home. */
 typedef struct g2z_weight {
   int unit;
   g2z_param param;
-  int home;          /* a rank; -1: each owner */
+  int home;          /* a rank; -1: each owner has the whole weight */
   size_t home_at;    /* its first element in the home's area */
 } g2z_weight;
 
@@ -936,7 +938,7 @@ typedef struct g2z_matrices {
   size_t at;         /* the first element */
   int weights;
   int rows, columns; /* of a weight */
-  int matrices;      /* of a weight: [rows, columns / matrices], next to each other in its rows */
+  int matrices;      /* per weight: [rows, columns / matrices] each, side by side in its rows */
 } g2z_matrices;
 
 typedef struct g2z_plan {
@@ -955,50 +957,55 @@ typedef struct g2z_plan {
                                    * which is each layer's QKV. 0: no cache */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
-  g2z_dtype wire_dtype;           /* the type of gradient sums by NCCL and CPU ranks: dtype, or fp32
-                                   * if the config wants it */
+  g2z_dtype wire_dtype;           /* the type in which NCCL and CPU ranks sum gradients: dtype, or
+                                   * fp32 if the config wants it */
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
   g2z_transport transport;        /* the config's; NCCL if no rank owns a slice */
-  /* The choice from it, never AUTO. COPY needs an inbox for gradients. GPUs that cannot write to
-   * each other's memory use NCCL instead, which needs no more memory. */
+  /* What `transport` becomes for gradients and for parameters, never AUTO. COPY needs an inbox for
+   * gradients. GPUs that cannot write to each other's memory use NCCL instead, which needs no more
+   * memory. */
   g2z_transport reduce, gather;
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype if
-                                   * nothing is added to it before it is sent */
+                                   * nothing is added before it is sent */
   int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
   size_t parameters;              /* of the model: canonical */
   size_t elements;                /* in memory: with padding */
   size_t param_elements;          /* of the parameters' buffer */
-  size_t slices_at;               /* where this rank's slices of gathered units begin there */
+  size_t slices_at;               /* where this rank's slices of gathered units begin in it */
   size_t grad_elements;           /* of the buffer that backward writes to */
   size_t bucket_elements;         /* of a full bucket */
-  size_t shard_elements;          /* this rank's slices together */
+  size_t shard_elements;          /* of all this rank's slices */
   int head_chunk;                 /* tokens whose logits exist at the same time */
   int wte_rows;                   /* 1: the embedding's part of wte's gradient is sent separately,
-                                   * one row per token of each rank; 0: with the rest of it */
-  size_t narrow_bytes;            /* of the blocks' 8-bit weights; 0: each product rounds its own */
+                                   * one row per token of each rank; 0: together with the head's
+                                   * part */
+  size_t narrow_bytes;            /* of the blocks' 8-bit weights; 0: each product rounds its
+                                   * weight */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
   size_t nccl_bytes;              /* in addition: what NCCL 2.28 takes of each GPU. A single process
-                                   * cannot measure it: 390 MiB for a communicator, 800 once its
-                                   * kernels have carried something large */
+                                   * cannot measure it, so it is fixed: 390 MiB for a communicator,
+                                   * 800 after its kernels have carried something large */
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
-  g2z_owner owner;                /* of a bucket: receives its sum, and sends its parameters */
-  int early;                      /* the first bucket of those that a forward pass reads first; 0 if
-                                   * no rank waits for another's parameters */
+  g2z_owner owner;                /* the ranks that receive a bucket's sum and send its
+                                   * parameters */
+  int early;                      /* buckets from this one on are those that the forward pass reads
+                                   * first; 0 if no rank waits for another's parameters */
   size_t updates;                 /* ranges; those from `muon_updates` on are Muon's */
   size_t muon_updates;
-  /* The first two have an end entry, which begins where the last one ends. */
+  /* `unit` and `bucket` have one more entry, which begins where the last one ends. */
   g2z_unit *unit;                 /* [units + 1] */
   g2z_bucket *bucket;             /* [buckets + 1] */
   g2z_update_range *update;       /* [updates] */
   size_t offset[G2Z_PARAM_COUNT]; /* of each parameter inside its unit */
-  /* Muon. Its areas lie in the memory of the logits, in bytes from its start: the home's at 0, then
-   * `work`, the scratch of orthogonalize. If u travels it has its own area, at u_begin, and `work`
-   * overlaps it: u is not needed while its matrices are at home. */
+  /* Muon. Its areas lie in the memory of the logits; these are bytes from its start. The home's
+   * area is at 0, then comes `work`, the scratch of orthogonalize. If u travels, it has a separate
+   * area at u_begin, which `work` overlaps: nothing needs u there while its matrices are at
+   * home. */
   g2z_optimizer optimizer;
   int u_bytes;                    /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
-  size_t v_elements;              /* of v: shard_elements without Muon's weights */
+  size_t v_elements;              /* of v: shard_elements less those of Muon's weights */
   size_t u_begin, work_begin;
   size_t work_bytes;
   int muon_weights;               /* 4 per block; 0: AdamW alone */
@@ -1016,8 +1023,9 @@ typedef struct g2z_range {
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
                                    g2z_device_kind device, int rank, int world, g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
-/* G2Z_NO_MEMORY unless the plan of `config` fits into `free_bytes`: the sentence names the batch,
- * recomputation and ZeRO stages that do. sharing: number of ranks that share a host's memory. */
+/* Returns G2Z_NO_MEMORY unless the plan of `config` fits into `free_bytes`; the sentence names the
+ * batch, recomputation and ZeRO stages that would fit. sharing: number of ranks that share a host's
+ * memory. */
 G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config *config,
                                  const g2z_plan *plan, size_t free_bytes, int sharing);
 /* The largest B whose plan fits into `free_bytes` together with NCCL's memory; 0: none fits. */
