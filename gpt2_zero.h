@@ -44,7 +44,7 @@
  *
  * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order of the data flow
  *           >>i00   the page            one step of ZeRO, from top to bottom
- *     >>d01 >>i01   status              one enum, one sentence each
+ *     >>d01         status              one enum, one sentence each
  *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
  *     >>d03         random numbers      counter-based: Philox
  *     >>d04 >>i04   JSON                a reader without allocation, a writer
@@ -345,9 +345,6 @@ typedef enum g2z_status {
 #undef X
   G2Z_STATUS_COUNT
 } g2z_status;
-
-/* The meaning of a status, never NULL. */
-G2Z_API const char *g2z_status_text(g2z_status status);
 
 /* ===== >>d02 services and files ==========================================
  * The services that a program may provide to the library. All zero means: malloc and free, no log.
@@ -650,13 +647,7 @@ typedef enum g2z_device_kind {
   G2Z_DEVICE_COUNT
 } g2z_device_kind;
 
-G2Z_API const char *g2z_dtype_text(g2z_dtype dtype);
-G2Z_API const char *g2z_schedule_text(g2z_schedule schedule);
-G2Z_API const char *g2z_device_text(g2z_device_kind kind);
-G2Z_API const char *g2z_strategy_text(g2z_strategy strategy);
-G2Z_API const char *g2z_recompute_text(g2z_recompute recompute);
-G2Z_API const char *g2z_fp8_text(g2z_fp8 fp8);
-G2Z_API const char *g2z_optimizer_text(g2z_optimizer optimizer);
+G2Z_API const char *g2z_dtype_text(g2z_dtype dtype); /* "fp16" */
 
 /* The shape of a GPT-2. As in every published GPT-2, LayerNorm's epsilon is 1e-5 and the activation
  * is the tanh form of GELU. */
@@ -676,9 +667,6 @@ typedef struct g2z_model_config {
 /* One of G2Z_MODEL_LIST by name, with context 1024, vocab 50257 and eot 50256. */
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out);
-/* Members of `wanted` that are not 0 replace those of `config`. If it gives channels but no heads,
- * there is one head per 64 channels. */
-G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted);
 
 typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
   g2z_optimizer kind;                     /* lr, weight_decay and clip serve both */
@@ -857,7 +845,6 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   int rank;                     /* dimensions: 1 or 2 */
   size_t rows, cols, elements;  /* unpadded */
 } g2z_param_info;
-G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param);
 
 /* Kinds of memory, counted in bytes per rank. */
 #define G2Z_MEMORY_LIST(X)                                                                        \
@@ -1512,8 +1499,8 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  * keep these connections: for small messages between hosts, for the collectives of CPU ranks, and
  * for heartbeats. If one rank dies, heartbeats end the whole job within seconds.
  *
- * After g2z_ranks_join all ranks make every call in the same order, except _place, _collectives and
- * _write_flight. A job of one rank opens no connection. */
+ * After g2z_context_create all ranks make every call in the same order, except _place, _collectives
+ * and _write_flight. A job of one rank opens no connection. */
 
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
@@ -1556,12 +1543,6 @@ typedef struct g2z_ranks_config {
 G2Z_API g2z_ranks_config g2z_ranks_config_default(void);
 
 typedef struct g2z_ranks g2z_ranks;
-/* Meets the other ranks. A failure fails every rank and names the ranks that are missing (G2Z_LOST)
- * or differ (G2Z_BAD_ARGUMENT). */
-G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
-                                  g2z_ranks **out);
-/* Sends a goodbye, so that the others do not report a death. NULL is fine. */
-G2Z_API void g2z_ranks_leave(g2z_ranks *ranks);
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks);
 
 /* These return G2Z_LOST if a rank died. This one gathers mine[bytes] of every rank into
@@ -1684,13 +1665,11 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
-/* A call with the members that all kinds except AFTER, MARK and WAIT need; the others are 0. */
+/* A call with the members that all kinds except AFTER, MARK and WAIT need; the others are 0: not
+ * `all`, place 0. */
 G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n);
 /* Enqueues a call, or appends it to the step that is being recorded. */
 G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
-G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all); /* submits AFTER; below MARK, WAIT */
-G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place);
-G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place);
 /* Bytes per second of a plain copy, to compare collectives with: the fastest of several that rank 0
  * makes, on GPUs by copy engine into another GPU, on a CPU by memcpy. NaN on all ranks if rank 0
  * sees no other GPU or cannot allocate memory there. */
@@ -1872,8 +1851,6 @@ G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
-/* Tokens trained on so far, over all ranks, including those before a loaded checkpoint. */
-G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *trainer);
 /* Reports a failure outside the steps on this rank; services->error holds the reason. All ranks
  * return this status from one of their next steps, and none waits for this rank. Only the first
  * failure counts. */
@@ -2145,20 +2122,6 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
   G2Z__TRY(g2z__update(t, 0, plan->early));              /* does nothing in a skipped step */
   return g2z__share(t, 0, plan->early);                  /* [D] during the next forward pass */
 }
-
-/* ===== >>i01 status ======================================================
- * In:  a status code. Out: its meaning. */
-
-/* Defines the function that returns an enum value's text, from the list that defines the enum. */
-#define G2Z__DEFINE_TEXT(function, type, LIST, TEXT)                          \
-  G2Z_API const char *function(type value) {                                  \
-    static const char *const texts[] = {LIST(TEXT)};                          \
-    return (size_t)value < sizeof texts / sizeof *texts ? texts[value] : "?"; \
-  }
-#define G2Z__SECOND(name, text) text,
-#define G2Z__SECOND_OF_3(name, text, bytes) text,
-
-G2Z__DEFINE_TEXT(g2z_status_text, g2z_status, G2Z_STATUS_LIST, G2Z__SECOND)
 
 /* ===== >>i02 services and files ==========================================
  * In:  requests for memory, log lines, files. Out: these, and a sentence for every failure.
@@ -3056,7 +3019,17 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
 #define G2Z__MAX_TOKENS (1 << 28) /* of a micro-step */
 #define G2Z__MAX_DROPPED (INT64_C(1) << 34) /* per sequence: dropout's counter is e / 4, 32 bits */
 
-G2Z__DEFINE_TEXT(g2z_dtype_text, g2z_dtype, G2Z_DTYPE_LIST, G2Z__SECOND_OF_3)
+/* The texts of an enum's values, from the list that defines the enum. */
+#define G2Z__SECOND(name, text) text,
+#define G2Z__SECOND_OF_3(name, text, bytes) text,
+static const char *const g2z__device_texts[] = {G2Z_DEVICE_LIST(G2Z__SECOND)};
+static const char *const g2z__strategy_texts[] = {G2Z_STRATEGY_LIST(G2Z__SECOND)};
+static const char *const g2z__fp8_texts[] = {G2Z_FP8_LIST(G2Z__SECOND)};
+
+G2Z_API const char *g2z_dtype_text(g2z_dtype dtype) {
+  static const char *const texts[] = {G2Z_DTYPE_LIST(G2Z__SECOND_OF_3)};
+  return (size_t)dtype < G2Z_COUNT(texts) ? texts[dtype] : "?";
+}
 
 /* The value of an FP16 or BF16 number. */
 G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
@@ -3073,13 +3046,6 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
   memcpy(&value, &bits, sizeof value);
   return value;
 }
-
-G2Z__DEFINE_TEXT(g2z_schedule_text, g2z_schedule, G2Z_SCHEDULE_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_device_text, g2z_device_kind, G2Z_DEVICE_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_strategy_text, g2z_strategy, G2Z_STRATEGY_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_recompute_text, g2z_recompute, G2Z_RECOMPUTE_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_fp8_text, g2z_fp8, G2Z_FP8_LIST, G2Z__SECOND)
-G2Z__DEFINE_TEXT(g2z_optimizer_text, g2z_optimizer, G2Z_OPTIMIZER_LIST, G2Z__SECOND)
 
 G2Z__PRIVATE g2z_model_config g2z__model_of(int layers, int heads, int channels) {
   g2z_model_config config;
@@ -3107,16 +3073,6 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
                   "no model is called \"%.64s\": take one of" G2Z_MODEL_LIST(X)
                   ", or give layers, heads and channels", name);
 #undef X
-}
-
-G2Z_API void g2z_model_config_override(g2z_model_config *config, const g2z_model_config *wanted) {
-  const int channels = wanted->channels;
-  if (wanted->layers) config->layers = wanted->layers;
-  if (channels) config->channels = channels;
-  if (wanted->heads) config->heads = wanted->heads;
-  else if (channels) config->heads = channels < 64 ? 1 : channels / 64;
-  if (wanted->context) config->context = wanted->context;
-  if (wanted->vocab) config->vocab = wanted->vocab;
 }
 
 /* ----- settings: one table of names, types, defaults, bounds, and what a resume does ----- */
@@ -3340,7 +3296,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   if (config->fp8 && config->dtype != G2Z_FP16 && config->dtype != G2Z_BF16)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take dtype=fp16 "
-                    "or bf16, or fp8=none", g2z_fp8_text(config->fp8),
+                    "or bf16, or fp8=none", g2z__fp8_texts[config->fp8],
                     g2z_dtype_text(config->dtype));
   if (config->fp8 == G2Z_FP8_ALL && config->dtype != G2Z_FP16)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
@@ -3429,7 +3385,7 @@ G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation
   return at;
 }
 
-G2Z_API g2z_param_info g2z_param_describe(const g2z_model_config *model, g2z_param param) {
+G2Z__PRIVATE g2z_param_info g2z__param_describe(const g2z_model_config *model, g2z_param param) {
   size_t C = (size_t)model->channels, CTX = (size_t)model->context, V = (size_t)model->vocab;
   g2z_param_info info;
   memset(&info, 0, sizeof info);
@@ -3536,7 +3492,7 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
   int count = 0;
   for (int u = 1; u < plan->wpe; u++)
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
       if (!info.muon) continue;
       const double c = (double)(info.cols / (size_t)info.muon), r = (double)info.rows;
       cost[p] = info.muon * (c < r ? c * c * (2 * r + c) : r * r * (2 * c + r));
@@ -3563,7 +3519,7 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
 
   /* Their places. In a home, weights of one parameter lie together. */
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-    const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+    const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
     const int rank = travels ? plan->rank : 0;
     g2z_matrices shape = {fill[rank], 0, (int)info.rows, (int)info.cols, info.muon};
     for (int w = 0; info.muon && w < plan->muon_weights; w++) {
@@ -3586,7 +3542,7 @@ G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent, int list) {
   int count = 0, k = 0;
   for (int w = 0; w < plan->muon_weights; w++) {
     const g2z_weight *weight = &plan->weight[w];
-    const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
+    const g2z_param_info info = g2z__param_describe(&plan->model, weight->param);
     const size_t begin = plan->unit[weight->unit].begin + plan->offset[weight->param];
     const size_t end = begin + info.elements;
     for (size_t at = begin, next; at < end; at = next) {
@@ -3659,7 +3615,7 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
       const int cut = apart || (plan->muon_weights && k == plan->early);
       for (int i = b->unit * G2Z_PARAM_COUNT; i < (b->last_unit + 1) * G2Z_PARAM_COUNT; i++) {
         const int u = i / G2Z_PARAM_COUNT, p = i % G2Z_PARAM_COUNT;
-        const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+        const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
         const int is_muon = plan->muon_weights > 0 && info.muon > 0;
         const size_t begin = plan->unit[u].begin + plan->offset[p];
         size_t from = begin, to = from + info.elements;
@@ -3907,7 +3863,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
 
   /* Up to stage 1 units before wte follow each other without padding; wte has its own buckets. */
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-    g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+    g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
     plan->offset[p] = elements[info.unit];
     elements[info.unit] += info.elements;
   }
@@ -4005,7 +3961,7 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->optimizer = config->optimizer.kind;
   plan->u_bytes = device == G2Z_DEVICE_CUDA ? 2 : 4;
   for (int p = 0; p < G2Z_PARAM_COUNT && plan->optimizer == G2Z_OPTIMIZER_MUON; p++)
-    if (g2z_param_describe(&plan->model, (g2z_param)p).muon)
+    if (g2z__param_describe(&plan->model, (g2z_param)p).muon)
       plan->muon_weights += config->model.layers;
   plan->units = config->model.layers + 3;
   plan->wpe = plan->units - 2;
@@ -5224,7 +5180,10 @@ struct g2z__timers {
   void *backend;
 };
 
-G2Z__DEFINE_TEXT(g2z_span_text, g2z_span, G2Z_SPAN_LIST, G2Z__SECOND)
+G2Z_API const char *g2z_span_text(g2z_span span) {
+  static const char *const texts[] = {G2Z_SPAN_LIST(G2Z__SECOND)};
+  return (size_t)span < G2Z_COUNT(texts) ? texts[span] : "?";
+}
 
 G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, double seconds) {
   g2z_span_times *s = &timers->span[span];
@@ -7342,8 +7301,13 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
                   strerror(error));
 }
 
-G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config *config,
-                                  g2z_ranks **out) {
+/* Sends a goodbye, so that the others do not report a death. NULL is fine. */
+G2Z__PRIVATE void g2z__ranks_leave(g2z_ranks *ranks);
+
+/* Meets the other ranks. A failure fails every rank and names the ranks that are missing (G2Z_LOST)
+ * or differ (G2Z_BAD_ARGUMENT). */
+G2Z__PRIVATE g2z_status g2z__ranks_join(g2z_services *services, const g2z_ranks_config *config,
+                                        g2z_ranks **out) {
   g2z_ranks *ranks;
   *out = NULL;
   G2Z__TRY(G2Z__NEW(services, 1, &ranks));
@@ -7354,12 +7318,12 @@ G2Z_API g2z_status g2z_ranks_join(g2z_services *services, const g2z_ranks_config
   ranks->began = g2z_seconds();
   g2z__ranks_phase(ranks, "start", 0, 0);
   g2z_status status = g2z__ranks_meet(ranks);
-  if (status != G2Z_OK) g2z_ranks_leave(ranks);
+  if (status != G2Z_OK) g2z__ranks_leave(ranks);
   else *out = ranks;
   return status;
 }
 
-G2Z_API void g2z_ranks_leave(g2z_ranks *ranks) {
+G2Z__PRIVATE void g2z__ranks_leave(g2z_ranks *ranks) {
   if (!ranks) return;
   if (ranks->watched) {
     pthread_mutex_lock(&ranks->lock);
@@ -7869,17 +7833,17 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
   return now.kind == G2Z_CALL_WAIT ? g2z__record_wait(comm, &now) : g2z__record_add(comm, &now);
 }
 
-G2Z_API g2z_status g2z_comm_after(g2z_comm *comm, int all) {
+G2Z__PRIVATE g2z_status g2z__comm_after(g2z_comm *comm, int all) {
   g2z_call call = g2z_call_of(G2Z_CALL_AFTER, NULL, NULL, 0);
   call.all = all;
   return g2z_comm_submit(comm, &call);
 }
-G2Z_API g2z_status g2z_comm_mark(g2z_comm *comm, int place) {
+G2Z__PRIVATE g2z_status g2z__comm_mark(g2z_comm *comm, int place) {
   g2z_call call = g2z_call_of(G2Z_CALL_MARK, NULL, NULL, 0);
   call.place = place;
   return g2z_comm_submit(comm, &call);
 }
-G2Z_API g2z_status g2z_comm_wait(g2z_comm *comm, int place) {
+G2Z__PRIVATE g2z_status g2z__comm_wait(g2z_comm *comm, int place) {
   g2z_call call = g2z_call_of(G2Z_CALL_WAIT, NULL, NULL, 0);
   call.place = place;
   return g2z_comm_submit(comm, &call);
@@ -8438,7 +8402,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
     const g2z_unit_kind kind = u == 0 ? G2Z_UNIT_LNF : u <= layers ? G2Z_UNIT_BLOCK
                              : u == layers + 1 ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      const g2z_param_info info = g2z_param_describe(model, (g2z_param)p);
+      const g2z_param_info info = g2z__param_describe(model, (g2z_param)p);
       if (info.unit != kind) continue;
       char block[16] = "", *name = (char *)(*list + most) + name_bytes * *count;
       if (kind == G2Z_UNIT_BLOCK) snprintf(block, sizeof block, "h.%d.", layers - u);
@@ -8822,7 +8786,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   context->device = config->device;
   context->rank = ranks.place.rank;
   context->world = ranks.place.world;
-  g2z_status status = g2z_ranks_join(services, &ranks, &context->ranks);
+  g2z_status status = g2z__ranks_join(services, &ranks, &context->ranks);
   if (status != G2Z_OK) {
     g2z_context_free(context);
     return status;
@@ -8840,7 +8804,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
 
 G2Z_API void g2z_context_free(g2z_context *context) {
   if (!context) return;
-  g2z_ranks_leave(context->ranks);
+  g2z__ranks_leave(context->ranks);
   g2z_release(context->services, context);
 }
 
@@ -9116,10 +9080,10 @@ G2Z__PRIVATE int g2z__queue_place(const g2z_trainer *t, g2z__queue_place_kind ki
   return kind <= G2Z__PLACE_GATHERED ? (int)kind * buckets + bucket : 2 * buckets + (int)kind - 2;
 }
 G2Z__PRIVATE g2z_status g2z__queue_mark(g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
-  return g2z_comm_mark(t->comm, g2z__queue_place(t, kind, bucket));
+  return g2z__comm_mark(t->comm, g2z__queue_place(t, kind, bucket));
 }
 G2Z__PRIVATE g2z_status g2z__queue_wait(g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
-  return g2z_comm_wait(t->comm, g2z__queue_place(t, kind, bucket));
+  return g2z__comm_wait(t->comm, g2z__queue_place(t, kind, bucket));
 }
 
 /* Allocates memory, and keeps it until the trainer is freed. *pointer receives its address. */
@@ -9321,7 +9285,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   for (int unit = 0; unit < t->plan->units && status == G2Z_OK; unit++) {
     size_t canonical = t->plan->unit[unit].canonical;
     for (int p = 0; p < G2Z_PARAM_COUNT && status == G2Z_OK; p++) {
-      g2z_param_info info = g2z_param_describe(&t->plan->model, (g2z_param)p);
+      g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
       if (info.unit != t->plan->unit[unit].kind) continue;
       status = g2z__trainer_init_parameter(t, info, canonical, chunk, limit);
       canonical += info.elements;
@@ -9406,7 +9370,7 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
-  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  G2Z__TRY(g2z__comm_after(t->comm, 0));
   return g2z__queue_mark(t, G2Z__PLACE_PROGRESS, 0);
 }
 
@@ -9455,7 +9419,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   call.owner = plan->owner;
   call.write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
   g2z__ranks_note(t->context->ranks, "reduce", bucket, b->elements * size);
-  G2Z__TRY(g2z_comm_after(t->comm, 0)); /* backward has written the bucket */
+  G2Z__TRY(g2z__comm_after(t->comm, 0)); /* backward has written the bucket */
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue_mark(t, G2Z__PLACE_REDUCED, bucket);
 }
@@ -9471,7 +9435,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
   t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
   g2z__ranks_note(t->context->ranks, "tokens", -1, bytes);
-  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all ranks have read their logits */
+  G2Z__TRY(g2z__comm_after(t->comm, 1)); /* all ranks have read their logits */
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
@@ -9488,7 +9452,7 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   const void *mine = g2z__dropped(&t->model, &t->pass);
   t->rows = plan->world == 1 ? mine : t->model.logits;
   g2z__ranks_note(t->context->ranks, "rows", -1, bytes);
-  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  G2Z__TRY(g2z__comm_after(t->comm, 0));
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
@@ -9553,10 +9517,10 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   g2z__ranks_note(t->context->ranks, "verdict", -1, bytes);
   G2Z__TRY(t->comm->ops->rows_now(t->comm, &call, &done));
   if (!done) {
-    G2Z__TRY(g2z_comm_after(t->comm, 0));
+    G2Z__TRY(g2z__comm_after(t->comm, 0));
     G2Z__TRY(g2z_comm_submit(t->comm, &call));
-    G2Z__TRY(g2z_comm_mark(t->comm, place));
-    G2Z__TRY(g2z_comm_wait(t->comm, place));
+    G2Z__TRY(g2z__comm_mark(t->comm, place));
+    G2Z__TRY(g2z__comm_wait(t->comm, place));
   }
   t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
@@ -9580,7 +9544,7 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
   call.back = back;
   g2z__ranks_note(t->context->ranks, "exchange", -1,
                     (plan->shard_elements - plan->v_elements) * (size_t)plan->u_bytes);
-  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  G2Z__TRY(g2z__comm_after(t->comm, 0));
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue_mark(t, G2Z__PLACE_EXCHANGED, 0);
 }
@@ -9649,7 +9613,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
 G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   const g2z_unit *u = t->plan->unit;
   if (unit < 0 || !u[unit].gathered || t->buffered[unit % 2] == unit) return G2Z_OK;
-  G2Z__TRY(g2z_comm_after(t->comm, 1)); /* all ranks are done with the old block */
+  G2Z__TRY(g2z__comm_after(t->comm, 1)); /* all ranks are done with the old block */
   for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
     G2Z__TRY(g2z__gather_bucket(t, bucket));
   t->buffered[unit % 2] = unit;
@@ -9690,7 +9654,7 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
-  G2Z__TRY(g2z_comm_after(t->comm, 0));
+  G2Z__TRY(g2z__comm_after(t->comm, 0));
   for (int bucket = to - 1; bucket >= from; bucket--) {
     int unit = plan->bucket[bucket].unit, gathered = plan->unit[unit].gathered;
     if (!gathered) G2Z__TRY(g2z__gather_bucket(t, bucket));
@@ -9704,7 +9668,7 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!t->stale || !g2z__plan_gathers(t->plan)) return G2Z_OK;
-  G2Z__TRY(g2z_comm_after(t->comm, 1));
+  G2Z__TRY(g2z__comm_after(t->comm, 1));
   for (int bucket = plan->buckets - 1; bucket >= 0; bucket--)
     if (!plan->unit[plan->bucket[bucket].unit].gathered)
       G2Z__TRY(g2z__gather_bucket(t, bucket));
@@ -9745,7 +9709,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   if (config->fp8 && !t->device->info.fp8)
     return g2z_fail(t->services, G2Z_UNSUPPORTED,
                     "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
-                    "here is %s: take fp8=none", g2z_fp8_text(config->fp8), t->device->info.name);
+                    "here is %s: take fp8=none", g2z__fp8_texts[config->fp8], t->device->info.name);
   t->device->fp8 = config->fp8;
   /* Matrix products choose their algorithms: timed, the library's first choice, or as in an earlier
    * run. */
@@ -9833,7 +9797,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   g2z__settings_text(&t->config, text);
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
   snprintf(text, sizeof text, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
-           g2z_device_text(t->context->device), t->config.tuning != NULL,
+           g2z__device_texts[t->context->device], t->config.tuning != NULL,
            t->config.init_from ? t->config.init_from : "");
   G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* not in a checkpoint */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
@@ -9857,7 +9821,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   if (plan->world > 1 && plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO,
             "%d ranks: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB; gradients travel "
-            "by %s, parameters by %s", plan->world, g2z_strategy_text(plan->strategy),
+            "by %s, parameters by %s", plan->world, g2z__strategy_texts[plan->strategy],
             plan->zero_stage, plan->buckets,
             (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0,
             g2z__comm_carrier(t->comm, t->comm->reduce),
@@ -9936,7 +9900,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   }
   /* Muon's products for every shape, also for those that have no home on this rank. */
   for (int p = 0; t->plan->muon_weights && p < G2Z_PARAM_COUNT; p++) {
-    const g2z_param_info info = g2z_param_describe(&t->plan->model, (g2z_param)p);
+    const g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
     const int homes = t->plan->routes ? t->plan->world : 1, layers = t->plan->model.layers;
     const g2z_matrices shape = {0, layers > homes ? layers / homes : 1, (int)info.rows,
                                 (int)info.cols, info.muon};
@@ -9971,12 +9935,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 }
 
 /* ----- a step: tokens in, a report out ------------------------------------ */
-
-G2Z_API int64_t g2z_trainer_tokens(const g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  int64_t per_step = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  return t->resumed_tokens + (t->enqueued - t->resumed_step) * per_step;
-}
 
 /* Enqueues a copy of the tokens and targets. The caller may reuse its memory at once. */
 G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, const int32_t *y,
@@ -11055,9 +11013,11 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
 /* Each rank saves the elements that it owns. */
 G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
+  const g2z_plan *plan = t->plan;
   g2z__saved *saved = &x->saved;
   G2Z__TRY(g2z__saver_download(x, &saved->state, t->state, sizeof saved->state));
-  saved->tokens = g2z_trainer_tokens(t);
+  saved->tokens = t->resumed_tokens + (t->enqueued - t->resumed_step) *
+                  ((int64_t)plan->batch * plan->seq * plan->accum * plan->world);
   saved->config = t->config;
   if (t->loader) {
     saved->epoch = t->loader->position.epoch;
@@ -11509,7 +11469,7 @@ G2Z__PRIVATE g2z_range g2z__muon_range(const g2z_plan *plan, size_t at) {
   const int first = at < blocks ? 1 : 1 + (int)((at - blocks) / plan->unit[1].elements);
   for (int u = first; u < plan->wpe; u++)
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      const g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
       const g2z_range weight = {plan->unit[u].canonical + plan->offset[p], info.elements};
       if (info.muon && weight.begin + weight.elements > at) return weight;
     }

@@ -895,7 +895,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
     model->context = o->work.seq > 128 ? o->work.seq : 128;
     model->vocab = 2048;
   }
-  g2z_model_config_override(model, &o->shape);
+  g2z_shape_override(model, &o->shape);
   o->train.seq = o->work.seq ? o->work.seq : model->context;
   o->train.dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
                    : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
@@ -1164,22 +1164,27 @@ static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, c
   const int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
   char *own = slices ? buffer + (size_t)comm->rank * (n / (size_t)comm->world * size) : buffer;
   g2z_call call = g2z_call_of(c->kind, gathers ? buffer : own, gathers ? own : buffer, n);
+  const g2z_call after = g2z_call_of(G2Z_CALL_AFTER, NULL, NULL, 0);
+  const g2z_call mark = g2z_call_of(G2Z_CALL_MARK, NULL, NULL, 0);
+  const g2z_call wait = g2z_call_of(G2Z_CALL_WAIT, NULL, NULL, 0);
+  g2z_call ready = after;
   double rounds[5];
   int calls = 1;
   g2z_point *p;
   call.owner = c->owner;
   call.write = G2Z_OVERWRITE;
+  ready.all = 1;
   for (int round = -1; round < 5;) { /* round -1 opens connections and is not counted */
     G2Z_TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
     double begin = g2z_seconds(), most = 0;
-    G2Z_TRY(g2z_comm_after(comm, 0));
+    G2Z_TRY(g2z_comm_submit(comm, &after));
     for (int i = 0; i < calls; i++) {
-      if (gathers) G2Z_TRY(g2z_comm_after(comm, 1)); /* all ranks may write to the buffer */
+      if (gathers) G2Z_TRY(g2z_comm_submit(comm, &ready)); /* all may write to the buffer */
       G2Z_TRY(g2z_comm_submit(comm, &call));
-      if (gathers) G2Z_TRY(g2z_comm_mark(comm, 0)); /* all ranks have written */
+      if (gathers) G2Z_TRY(g2z_comm_submit(comm, &mark)); /* all ranks have written */
     }
-    G2Z_TRY(g2z_comm_mark(comm, 0));
-    G2Z_TRY(g2z_comm_wait(comm, 0));
+    G2Z_TRY(g2z_comm_submit(comm, &mark));
+    G2Z_TRY(g2z_comm_submit(comm, &wait));
     G2Z_TRY(comm->device->ops->synchronize(comm->device));
     double mine = g2z_seconds() - begin;
     G2Z_TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, all));

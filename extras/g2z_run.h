@@ -176,6 +176,9 @@ typedef struct g2z_run_options {
 } g2z_run_options;
 
 G2Z_API g2z_run_options g2z_run_options_default(void);
+/* Members of `wanted` that are not 0 replace those of `config`. If it gives channels but no heads,
+ * there is one head per 64 channels. */
+G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config *wanted);
 /* A flag with the type and the bounds of the library's setting. */
 G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
                                   const char *help);
@@ -591,6 +594,14 @@ static void g2zr_report(g2z_run *run, int must) {
 }
 
 #define G2ZR_TEXT(key, text) g2z_json_put_string(out, key, text)
+#define X(name, text) text,
+static const char *const g2zr_devices[] = {G2Z_DEVICE_LIST(X)};
+static const char *const g2zr_schedules[] = {G2Z_SCHEDULE_LIST(X)};
+static const char *const g2zr_strategies[] = {G2Z_STRATEGY_LIST(X)};
+static const char *const g2zr_recompute[] = {G2Z_RECOMPUTE_LIST(X)};
+static const char *const g2zr_fp8[] = {G2Z_FP8_LIST(X)};
+static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(X)};
+#undef X
 #define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
 #define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
 #define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
@@ -760,13 +771,13 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_WHOLE("grad_accum_steps", plan->accum);
   G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
   G2ZR_REAL("lr", g2zr_decimal(config->train.optimizer.lr));
-  G2ZR_TEXT("optimizer", g2z_optimizer_text(config->train.optimizer.kind));
+  G2ZR_TEXT("optimizer", g2zr_optimizers[config->train.optimizer.kind]);
   G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
-  G2ZR_TEXT("fp8", g2z_fp8_text(plan->fp8));
+  G2ZR_TEXT("fp8", g2zr_fp8[plan->fp8]);
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
   G2ZR_WHOLE("zero_stage", plan->zero_stage);
-  G2ZR_TEXT("strategy", g2z_strategy_text(plan->strategy));
-  G2ZR_TEXT("recompute", g2z_recompute_text(plan->recompute));
+  G2ZR_TEXT("strategy", g2zr_strategies[plan->strategy]);
+  G2ZR_TEXT("recompute", g2zr_recompute[plan->recompute]);
   G2ZR_TEXT("dataset_name", run->dataset);
   G2ZR_OPEN("dataset_subset_sizes");
   G2ZR_WHOLE("train", run->train_sequences);
@@ -1413,7 +1424,7 @@ static void g2zr_introduce(g2z_run *run) {
            (double)plan->parameters * 1e-6);
   G2ZR_SAY(run, "text: vocabulary %d, context %d", model->vocab, model->context);
   if (from) G2ZR_SAY(run, "weights: from %s", from);
-  G2ZR_SAY(run, "device: %s, %s, %.2f GiB in the plan", g2z_device_text(plan->device),
+  G2ZR_SAY(run, "device: %s, %s, %.2f GiB in the plan", g2zr_devices[plan->device],
            g2z_dtype_text(plan->dtype), (double)plan->bytes_total / 1073741824.0);
   if (run->steps > 0) {
     G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
@@ -1422,7 +1433,7 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
              plan->batch, plan->seq, plan->accum, plan->world, run->tokens_per_step);
     G2ZR_SAY(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
-             g2z_schedule_text(train->optimizer.schedule), (double)train->optimizer.lr,
+             g2zr_schedules[train->optimizer.schedule], (double)train->optimizer.lr,
              (double)train->optimizer.min_lr, train->optimizer.warmup,
              g2zr_plural(train->optimizer.warmup));
     if (train->optimizer.warmup > run->steps)
@@ -1963,7 +1974,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   if (run->resume) {
     run->epoch[run->epoch_count - 1].index = (double)(loader->position.epoch - run->epoch_ends);
     run->known.step = run->resumed;
-    run->known.tokens = g2z_trainer_tokens(run->trainer);
+    run->known.tokens = run->from.tokens;
   }
   G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
   G2Z_TRY(g2zr_agree(run, g2zr_check_shared(run)));
@@ -2520,6 +2531,16 @@ G2Z_API g2z_run_options g2z_run_options_default(void) {
   return o;
 }
 
+G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config *wanted) {
+  const int channels = wanted->channels;
+  if (wanted->layers) config->layers = wanted->layers;
+  if (channels) config->channels = channels;
+  if (wanted->heads) config->heads = wanted->heads;
+  else if (channels) config->heads = channels < 64 ? 1 : channels / 64;
+  if (wanted->context) config->context = wanted->context;
+  if (wanted->vocab) config->vocab = wanted->vocab;
+}
+
 G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
                                   const char *help) {
   static const g2z_flag_kind kinds[] = {G2Z_FLAG_INT, G2Z_FLAG_INT64, G2Z_FLAG_UINT64,
@@ -2628,7 +2649,7 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
       plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
   PUT("types       %s parameters, %s gradients%s%s, on %s", g2z_dtype_text(plan->dtype),
       g2z_dtype_text(plan->grad_dtype), plan->fp8 ? ", fp8=" : "",
-      plan->fp8 ? g2z_fp8_text(plan->fp8) : "", g2z_device_text(plan->device));
+      plan->fp8 ? g2zr_fp8[plan->fp8] : "", g2zr_devices[plan->device]);
   PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", dp ? "dp" : "ZeRO",
       dp ? "the optimizer on rank 0 alone" : stage, plan->rank, plan->world, plan->buckets,
       (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
@@ -2643,7 +2664,7 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
         g2zr_gib(plan->work_begin + plan->work_bytes));
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
     PUT("recompute   %s: each block runs forward again before its backward",
-        g2z_recompute_text(plan->recompute));
+        g2zr_recompute[plan->recompute]);
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
     PUT("memory      %9.3f GiB  %s", g2zr_gib(plan->bytes[i]), parts[i]);
   if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zr_gib(plan->nccl_bytes));
@@ -2755,7 +2776,7 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     G2Z_TRY(g2z_model_config_named(services, o->model, &wanted));
-    g2z_model_config_override(&wanted, &o->shape);
+    g2z_shape_override(&wanted, &o->shape);
     wanted.context = o->shape.context; /* --model sets neither context nor vocabulary */
     wanted.vocab = o->shape.vocab;
   }
@@ -2810,7 +2831,7 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   uint64_t hash;
   G2Z_TRY(g2z_model_config_named(services, preset, model));
   if (vocab) G2Z_TRY(g2zr_read_vocab(services, vocab, &hash, &model->vocab));
-  g2z_model_config_override(model, &o->shape);
+  g2z_shape_override(model, &o->shape);
   return G2Z_OK;
 }
 
@@ -2879,7 +2900,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
       (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS) {
     if (ranks->place.rank == 0)
       g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: for a micro-step of %d x %d tokens 16 "
-              "bits are faster; 8 bits are faster from %d tokens on", g2z_fp8_text(train->fp8),
+              "bits are faster; 8 bits are faster from %d tokens on", g2zr_fp8[train->fp8],
               train->batch, train->seq, G2ZR_FP8_TOKENS);
     train->fp8 = G2Z_FP8_NONE;
   }

@@ -585,7 +585,7 @@ static void test_config_checks(g2z_test *t) {
   g2z_train_config config;
   CHECK_OK(t, g2z_model_config_named(s, "gpt2-xl", &model));
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) { /* on top of the last one */
-    g2z_model_config_override(&model, &wanted[i][0]);
+    g2z_shape_override(&model, &wanted[i][0]);
     CHECK(t, memcmp(&model, &wanted[i][1], sizeof model) == 0);
   }
   CHECK_BAD(t, g2z_model_config_named(s, "gpt3", &model), "gpt2-medium");

@@ -29,7 +29,7 @@ static void test_plan_units(g2z_test *t, const g2z_plan *plan) {
     size_t begin = at, end = unit->grad_at;
     CHECK(t, unit->canonical == at && unit->begin == memory);
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
       if (info.unit != unit->kind) continue;
       CHECK(t, plan->offset[p] == at - begin);
       at += info.elements;

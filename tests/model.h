@@ -102,7 +102,7 @@ typedef void (*test_tensor)(g2z_test *t, void *user, const char *name, g2z_param
 static void test_tensors(g2z_test *t, const g2z_plan *plan, test_tensor each, void *user) {
   for (int unit = 0; unit < plan->units; unit++)
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      g2z_param_info info = g2z_param_describe(&plan->model, (g2z_param)p);
+      g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
       char name[96], block[16] = "";
       if (info.unit != plan->unit[unit].kind) continue;
       if (info.unit == G2Z_UNIT_BLOCK)

@@ -287,7 +287,7 @@ static void muon_ranges(g2z_test *t, const g2z_plan *plan, muon_map *map) {
     const g2z_update_range *range = &plan->update[i];
     double scale = 0;
     for (int w = 0; w < plan->muon_weights; w++) {
-      const g2z_param_info info = g2z_param_describe(&plan->model, plan->weight[w].param);
+      const g2z_param_info info = g2z__param_describe(&plan->model, plan->weight[w].param);
       const size_t begin = plan->unit[plan->weight[w].unit].canonical +
                            plan->offset[plan->weight[w].param];
       const size_t columns = info.cols / (size_t)muon_matrices(plan->weight[w].param);
@@ -322,7 +322,7 @@ static void muon_shapes(g2z_test *t, const g2z_plan *plan) {
   for (int s = 0; s < plan->shapes; s++) listed += plan->shape[s].weights;
   for (int w = 0; w < plan->muon_weights; w++) {
     const g2z_weight *weight = &plan->weight[w];
-    const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
+    const g2z_param_info info = g2z__param_describe(&plan->model, weight->param);
     if (root || (weight->home != -1 && weight->home != plan->rank)) continue;
     if (weight->home_at + info.elements > end) end = weight->home_at + info.elements;
     for (int s = 0; s < plan->shapes; s++) {
@@ -369,7 +369,7 @@ static void muon_routes(g2z_test *t, const g2z_plan *plan, muon_map *map) {
   size_t r = 0, left = plan->routes ? plan->route[0].elements : 0, count = 0;
   for (int w = 0; w < plan->muon_weights; w++) {
     const g2z_weight *weight = &plan->weight[w];
-    const g2z_param_info info = g2z_param_describe(&plan->model, weight->param);
+    const g2z_param_info info = g2z__param_describe(&plan->model, weight->param);
     const size_t begin = plan->unit[weight->unit].canonical + plan->offset[weight->param];
     const int matrices = muon_matrices(weight->param);
     const double cost = matrices * muon_cost((double)info.rows, (double)info.cols / matrices);
@@ -487,7 +487,7 @@ static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param par
                         size_t canonical, size_t elements) {
   const muon_step *s = (const muon_step *)user;
   const g2z_plan *plan = (const g2z_plan *)t->plans[1];
-  const g2z_param_info info = g2z_param_describe(&plan->model, param);
+  const g2z_param_info info = g2z__param_describe(&plan->model, param);
   const g2z_optimizer_config *c = &s->config;
   const int matrices = muon_matrices(param), rows = (int)info.rows, columns = (int)info.cols;
   const double lr = (double)s->report.lr, applied = (double)s->report.applied;

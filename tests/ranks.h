@@ -46,9 +46,9 @@ static g2z_ranks *rank_join(int argc, char **argv) {
       setrlimit(RLIMIT_NOFILE, &limit);
     }
   }
-  if (status == G2Z_OK) status = g2z_ranks_join(&rank_services, &config, &ranks);
+  if (status == G2Z_OK) status = g2z__ranks_join(&rank_services, &config, &ranks);
   if (status == G2Z_OK) printf("rank %d has met the others\n", place->rank);
-  else printf("join: %s: %s\n", g2z_status_text(status), rank_services.error);
+  else printf("join: %s: %s\n", test_meaning[status], rank_services.error);
   fflush(stdout);
   if (status != G2Z_OK) exit(1);
   return ranks;
@@ -57,8 +57,8 @@ static g2z_ranks *rank_join(int argc, char **argv) {
 /* Leaves the job; returns the exit code for this status. */
 static int rank_end(g2z_ranks *ranks, g2z_status status) {
   if (status != G2Z_OK)
-    printf("failed: %s: %s\n", g2z_status_text(status), rank_services.error);
-  g2z_ranks_leave(ranks);
+    printf("failed: %s: %s\n", test_meaning[status], rank_services.error);
+  g2z__ranks_leave(ranks);
   return status == G2Z_OK ? 0 : 3;
 }
 
@@ -90,7 +90,7 @@ static int rank_calls(int argc, char **argv) {
   bad += status != G2Z_BAD_ARGUMENT || !strstr(error, "rank 1: the config differs from rank 0's: "
                                                       "\"batch 4\" there, \"batch 8\" on rank 0");
   if (bad) printf("%d wrong; last: %s\n", bad, error);
-  g2z_ranks_leave(ranks);
+  g2z__ranks_leave(ranks);
   return bad ? 2 : 0;
 }
 
@@ -555,18 +555,18 @@ static void test_ranks_config(g2z_test *t) {
   g2z_status status;
   int value = 5, all = 0;
   long n = 1;
-  CHECK_OK(t, g2z_ranks_join(services, &config, &ranks)); /* a job of one: nothing to meet */
+  CHECK_OK(t, g2z__ranks_join(services, &config, &ranks)); /* a job of one: nothing to meet */
   CHECK(t, g2z_ranks_all_gather(ranks, &value, sizeof value, &all) == G2Z_OK && all == 5);
   CHECK(t, g2z_ranks_broadcast(ranks, &value, sizeof value) == G2Z_OK && value == 5);
   CHECK(t, g2z_ranks_agree(ranks, G2Z_IO) == G2Z_IO && g2z_ranks_agree(ranks, G2Z_OK) == G2Z_OK);
   CHECK(t, g2z_ranks_same(ranks, "config", "text") == G2Z_OK);
   CHECK(t, g2z_ranks_place(ranks)->world == 1);
-  g2z_ranks_leave(ranks);
-  g2z_ranks_leave(NULL);
+  g2z__ranks_leave(ranks);
+  g2z__ranks_leave(NULL);
   for (int i = 0; i < 3; i++) {
     config.place.world = bad[i].world;
     config.place.rank = bad[i].rank;
-    CHECK_BAD(t, g2z_ranks_join(services, &config, &ranks), bad[i].sentence);
+    CHECK_BAD(t, g2z__ranks_join(services, &config, &ranks), bad[i].sentence);
     CHECK(t, ranks == NULL);
   }
   config = g2z_ranks_config_default();
@@ -575,7 +575,7 @@ static void test_ranks_config(g2z_test *t) {
   config.join_s = 0.01;
   do {
     t->fail_at = n;
-    status = g2z_ranks_join(services, &config, &ranks);
+    status = g2z__ranks_join(services, &config, &ranks);
     CHECK(t, ranks == NULL);
   } while (test_no_memory(t, status == G2Z_LOST ? G2Z_OK : status, &n, 4, 20));
   CHECK_STATUS(t, status, G2Z_LOST, services, "only 1 of 3 ranks have met");
@@ -911,7 +911,7 @@ static void test_ranks_addresses(g2z_test *t) {
   double begin = g2z_seconds();
   CHECK_OK(t, g2z__ranks_meet(ranks));
   CHECK_SOON(t, begin, 9);
-  g2z_ranks_leave(ranks);
+  g2z__ranks_leave(ranks);
   for (int k = 0; k < 4; k++) close(fillers[k]);
   close(dead);
   test_ranks_wait(t, &job, 20);
@@ -949,7 +949,7 @@ static void test_ranks_flight(g2z_test *t) {
   g2z_ranks *ranks;
   static volatile uint32_t progress = 77;
   int lines = 0;
-  CHECK_OK(t, g2z_ranks_join(&t->services, &config, &ranks));
+  CHECK_OK(t, g2z__ranks_join(&t->services, &config, &ranks));
   if (!ranks) return;
   for (int i = 1; i <= 3000; i++) {
     g2z__ranks_phase(ranks, "backward", i / 10, 0);
@@ -977,7 +977,7 @@ static void test_ranks_flight(g2z_test *t) {
     line += length + (line[length] == '\n');
   }
   CHECK(t, lines == 1025);
-  g2z_ranks_leave(ranks);
+  g2z__ranks_leave(ranks);
 }
 
 /* ----- processes that start ranks ----- */

@@ -412,7 +412,7 @@ static void test_canonical_access(g2z_test *t) {
 static void test_initialised(g2z_test *t, void *user, const char *name, g2z_param param,
                              size_t canonical, size_t elements) {
   const g2z_plan *plan = (const g2z_plan *)t->plans[1];
-  g2z_init init = g2z_param_describe(&plan->model, param).init;
+  g2z_init init = g2z__param_describe(&plan->model, param).init;
   const float *v = (const float *)user + canonical;
   double sum = 0, square = 0, n = (double)elements;
   (void)name;
