@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #ifndef G2Z_GIT_COMMIT
-#define G2Z_GIT_COMMIT NULL /* the Makefile passes it */
+#define G2Z_GIT_COMMIT NULL /* the Makefile defines it */
 #endif
 
 #define TRY G2Z_TRY
@@ -54,13 +54,13 @@ static g2z_status time_steps(g2z_context *context, const g2z_bench *o, g2z_stopw
 
 /* ----- ops -------------------------------------------------------------- */
 
-/* Seconds per call: one call that does not count, then five rounds of about 10 ms or more each. */
+/* Seconds per call. One call is not timed; five timed rounds of 10 ms or more each follow. */
 typedef struct rounds {
-  double s[5], begin;           /* s: of each round; sorted after the last round */
+  double s[5], begin;           /* s: seconds per call in each round, sorted at the end */
   int round, calls, left;       /* rounds done; calls per round; calls left in this one */
 } rounds;
 
-/* 1: call once more. 0: five rounds have ended, or *status is a failure. */
+/* Returns 1 if the op should be called again, 0 after five rounds or if *status is a failure. */
 static int another_call(rounds *r, g2z_device *d, const g2z_ops *op, g2z_status *status) {
   if (*status != G2Z_OK) return 0;
   if (r->left > 0) {
@@ -85,22 +85,22 @@ static int another_call(rounds *r, g2z_device *d, const g2z_ops *op, g2z_status 
 
 typedef struct op_row {
   char name[32];
-  const char *unit, *formula;   /* of the amount: "GFLOP" or "GB" */
+  const char *unit, *formula;   /* of `amount`; the unit is "GFLOP" or "GB" */
   double calls, amount;         /* calls in a step; minimum work of one call */
-  int again;                    /* 1: a repeated call leaves the same values */
+  int again;                    /* 1: a second call would leave the same values */
   rounds timed;
-  double seconds, limit_s;      /* of one call: as timed, and at the machine's limit */
+  double seconds, limit_s;      /* time of one call: measured, and at the machine's limit */
 } op_row;
 
-/* Put in place of the ops of a trainer's device, this table sees every op call of a step with its
+/* This table replaces the ops of a trainer's device, so it sees every op call of a step with its
  * arguments. The first step counts calls. The second times all rows whose call may be repeated.
- * Then one step times each other row: a repeated call that adds to its output spoils the rest of
- * that step. The weights stay right until AdamW is repeated, and AdamW is the last row. */
+ * Each other row gets its own step, because a repeated call that adds to its output spoils the rest
+ * of the step. The weights stay right until AdamW is repeated, and AdamW is the last row. */
 typedef struct watch {
   g2z_ops ops;                  /* the first member: device->ops points here */
-  const g2z_ops *right;         /* the device's own */
+  const g2z_ops *right;         /* the device's own ops */
   int counts;                   /* 1: this step counts calls and times none */
-  const op_row *only;           /* the row to time in this step; NULL: all that may repeat */
+  const op_row *only;           /* the one row to time; NULL: all rows with `again` */
   double a, g;                  /* bytes per element of activations, of gradients */
   op_row rows[32];
   int count;
@@ -108,7 +108,7 @@ typedef struct watch {
 
 static watch *watch_of(g2z_device *d) { return (watch *)d->ops; }
 
-/* The row of a call; NULL: the call is not timed now. */
+/* The rounds of a call's row; NULL: the call is not timed in this step. */
 static rounds *rounds_of(watch *w, const char *name, const char *suffix, const char *unit,
                          const char *formula, double amount, int again) {
   op_row *row = w->rows;
@@ -130,7 +130,7 @@ static rounds *rounds_of(watch *w, const char *name, const char *suffix, const c
   return now ? &row->timed : NULL;
 }
 
-/* The one of a block's four products that has weights [K,O]. */
+/* The name of the product, one of a block's four, that has weights [K,O]. */
 static const char *product_of(int K, int O) {
   return O == 3 * K ? "qkv" : O == 4 * K ? "fc" : K == 4 * O ? "fcproj" : "attproj";
 }
@@ -147,7 +147,7 @@ static double elements_of_update(const g2z_update *update, size_t begin, size_t 
   return elements;
 }
 
-/* Three products per iteration, of m x m, m x m and m x n results. */
+/* Three products per iteration; their results are m x m, m x m and m x n. */
 static double flops_of_matrices(const g2z_matrices *shapes, int count) {
   double flops = 0;
   for (int i = 0; i < count; i++) {
@@ -161,7 +161,7 @@ static double flops_of_matrices(const g2z_matrices *shapes, int count) {
 
 /* Each op that a step calls: parameters and arguments as in g2z_ops, the two parts of its row's
  * name, the unit, the minimum work of one call, and 1 if a call may be repeated. The formulas are
- * printed verbatim; a and g are bytes per element of activations and of gradients. */
+ * printed as they stand here; a and g are bytes per element of activations and of gradients. */
 #define OP_LIST(OP)                                                                               \
   OP(embed_fwd,                                                                                   \
      (g2z_device *d, void *out, const int32_t *tokens, const void *wte, const void *wpe,          \
@@ -300,7 +300,7 @@ static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
 }
 
 typedef struct limits {         /* rates of a large product and a copy: best of five rounds */
-  int side;                     /* of the product's square matrices */
+  int side;                     /* rows of the product's square matrices */
   double product, copy;         /* flops per second, bytes per second */
 } limits;
 

@@ -26,7 +26,7 @@
 
 typedef enum split_docs { SPLIT_NONE, SPLIT_EOT, SPLIT_BLANK } split_docs;
 typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
-enum { TRAIN, VAL, BY_DOCUMENT }; /* the split of a text; BY_DOCUMENT deals its documents out */
+enum { TRAIN, VAL, BY_DOCUMENT }; /* a text's split; BY_DOCUMENT: each document has its own */
 
 typedef struct options {
   const char *vocab, *field, *out, *name;
@@ -34,11 +34,11 @@ typedef struct options {
   float val_fraction;
   int64_t val_tokens, shard_tokens;
   int encode, decode, threads, overwrite, help;
-  int val_default;           /* no flag set the validation split */
+  int val_default;           /* 1: no flag chose the validation split */
   char **words;              /* [word_count]: the command line as it was typed */
   int word_count;
   char name_text[256];       /* the name of the shards */
-  char fields[2][128];       /* of JSON: the text and its alternative; or prompt and completion */
+  char fields[2][128];       /* JSON members: the text and its alternative; or paired */
   int paired;                /* fields are a prompt and its completion */
 } options;
 
@@ -273,7 +273,7 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
 /* ----- reading: files -> jobs -------------------------------------------- */
 
 #define JOB_BYTES 262144        /* a job and its ids fit into a core's second-level cache */
-#define OPEN_BYTES 4194304      /* text without a cut for so long is encoded while it is read */
+#define OPEN_BYTES 4194304      /* longer text without a cut is encoded while it is read */
 #define LINE_BYTES 268435456    /* the longest line of JSON */
 
 typedef struct source {      /* a file, or a range of one */
@@ -286,10 +286,10 @@ typedef struct source {      /* a file, or a range of one */
 typedef struct segment {     /* a document, or the part of one in this job */
   const char *label;
   uint64_t place;            /* its line (json), or its offset in the file */
-  size_t begin, bytes;       /* in the job's text */
+  size_t begin, bytes;       /* place in the job's text */
   int json, split;
-  int starts, ends;          /* the document starts, ends in this segment */
-  size_t text_bytes, tokens; /* of the encoded text; its ids with its <|endoftext|> */
+  int starts, ends;          /* 1: the document starts, ends in this segment */
+  size_t text_bytes, tokens; /* bytes of encoded text; ids, <|endoftext|> included */
 } segment;
 
 typedef struct job {
@@ -297,10 +297,10 @@ typedef struct job {
   size_t bytes, text_capacity;
   segment *segments;
   size_t count, segments_capacity;
-  size_t encoded;            /* segments: all, unless one failed */
+  size_t encoded;            /* number of encoded segments: all, unless one failed */
   uint64_t consumed;         /* bytes of the inputs, for progress */
   int open;                  /* no cut was found: the last segment continues in the next job */
-  size_t used;               /* bytes that became segments, or ids of an open segment */
+  size_t used;               /* bytes in segments; then the encoded ones of an open segment */
   g2z_tokens tokens;
   g2z_status status;         /* the worker's services have the sentence */
 } job;
@@ -313,16 +313,16 @@ typedef struct reader {
   g2z_text_file text;        /* its file is -1: none is open */
   int waits;                 /* reading may block: a pipe or a terminal */
   int look;                  /* check the source's first bytes once they are read */
-  uint64_t offset;           /* of the next read in the file */
+  uint64_t offset;           /* in the file, of the next read */
   uint64_t place;            /* lines (json) or bytes of text before the rest */
   char *rest;                /* text that was read and belongs to the next job */
   size_t rest_bytes, rest_capacity;
-  int open;                  /* the last job's text ended without a cut */
-  int carriage_return;       /* the last character read was one, and became a newline */
-  int in_document, split;    /* the next segment continues a document; its split */
-  int blank;                 /* its part in open jobs is white space only */
+  int open;                  /* 1: the last job's text ended without a cut */
+  int carriage_return;       /* 1: the last byte read was CR; it became LF */
+  int in_document, split;    /* 1: the next segment continues a document; its split */
+  int blank;                 /* 1: so far this document is only white space */
   int64_t documents;
-  int some;                  /* one of the sources had text */
+  int some;                  /* 1: at least one source had text */
 } reader;
 
 static volatile sig_atomic_t stop_signal;
@@ -503,9 +503,9 @@ static g2z_status split_lines(reader *r, job *j) {
 static const char eot[] = "<|endoftext|>";
 
 /* Finds the end of the document that is open or begins at `at`: *bytes of it lie in this text, and
- * the next document begins at *next. Returns 0 if the document continues after the text. A marker
- * crosses the end of the text only in an open job, and the next job then has all of it: a cut
- * stands before white space, and the rest of an open job is longer than a marker. */
+ * the next document begins at *next. Returns 0 if the document continues after the text. No marker
+ * is lost between two jobs: a cut stands before white space and never splits a marker, and an open
+ * job leaves its last bytes, more than a marker has, to the next job. */
 static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, size_t *next) {
   const char *text = j->text + at, *found = NULL;
   size_t left = j->bytes - at;
@@ -522,7 +522,7 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
   size_t before = !r->in_document || r->blank ? blanks(text, left) : 0;
   for (size_t from = 0; (found = (const char *)memmem(text + from, left - from, "\n\n", 2));) {
     from = (size_t)(found - text) + 2;
-    if (from <= before) continue; /* more blank lines before the first */
+    if (from <= before) continue; /* these blank lines precede the document */
     *bytes = from;
     *next = at + from;
     return 1;
@@ -564,7 +564,7 @@ typedef struct worker {
   job held;                  /* its current job */
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
-  g2z_status status;         /* of creating its encoder or trainer */
+  g2z_status status;         /* outcome of creating its encoder or trainer */
   pthread_t thread;
 } worker;
 
@@ -626,7 +626,7 @@ static g2z_status encode_part(worker *w, job *j, const segment *s, const char *t
 static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out) {
   const options *o = w->o;
   const char *text = j->text + s->begin;
-  size_t length[2] = {0, s->bytes}; /* of the prompt and of the rest */
+  size_t length[2] = {0, s->bytes}; /* lengths of the prompt and the rest */
   if (s->starts && o->eot == EOT_FIRST && !w->trainer)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
   g2z_status status = s->json ? json_document(w, text, s->bytes, length) : G2Z_OK;
@@ -651,7 +651,7 @@ static void encode_job(worker *w, job *j) {
   }
 }
 
-/* Encodes the part of an open job that can no longer change, and keeps the rest for the next. */
+/* Encodes the part of an open job whose ids are final, and keeps the rest for the next job. */
 static g2z_status encode_open(reader *r, worker *w, job *j) {
   segment *last = j->count ? &j->segments[j->count - 1] : NULL;
   size_t usable = j->used;
@@ -673,7 +673,7 @@ static void close_source(reader *r) {
   r->rest_bytes = 0;
 }
 
-/* Fills a job with at least one segment. No segment: the inputs have no more. */
+/* Fills a job with at least one segment, or with none if all inputs are read. */
 static g2z_status read_job(reader *r, worker *w, job *j) {
   while (j->count == 0) {
     int end;
@@ -708,7 +708,7 @@ typedef struct stream {      /* the shards of one split */
   g2z_shard_writer *shard;   /* the shard that is being filled; the output owns it */
   int64_t in_shard, shards, tokens, counted;
   int64_t documents, document; /* documents with ids in this split; the number of the last */
-  char path[4608];           /* of the last shard */
+  char path[4608];           /* path of the last shard */
 } stream;
 
 typedef struct output {
@@ -718,10 +718,10 @@ typedef struct output {
   stream streams[2];         /* TRAIN, VAL */
   g2z_shard_writer **shards; /* all shards of both splits, oldest first */
   size_t count, capacity;
-  uint64_t bytes;            /* of the inputs so far */
-  uint64_t text_bytes;       /* of the documents so far */
+  uint64_t bytes;            /* read from the inputs so far */
+  uint64_t text_bytes;       /* in the documents so far */
   int64_t documents, tokens; /* so far */
-  int learning;              /* nothing is written */
+  int learning;              /* 1: --train-bpe, which writes no ids */
 } output;
 
 static void shard_path(const options *o, const char *split, int64_t index, char *path,
@@ -732,7 +732,7 @@ static void shard_path(const options *o, const char *split, int64_t index, char 
   else snprintf(path, bytes, "%s/%s.bin", o->out, split);
 }
 
-/* Whether `name` names a shard of this split or its mask. *index: the number of the shard. */
+/* Returns 1 if `name` is a shard of this split, or its mask. *index: the number of the shard. */
 static int is_shard(const options *o, const char *split, const char *name, int64_t *index) {
   char path[4608];
   shard_path(o, split, 0, path, sizeof path);
@@ -747,7 +747,7 @@ static int is_shard(const options *o, const char *split, const char *name, int64
   return strcmp(name, ".bin") == 0 || strcmp(name, ".mask") == 0;
 }
 
-/* Counts the files that an earlier run left under this name; `found` is the first of them by name.
+/* Counts the files of an earlier run with this name; `found` is the first of them by name.
  * A source among them is an error. With `keep` it removes shards from index keep[split] on. */
 static g2z_status find_set(g2z_services *services, const options *o, const source *sources,
                            int source_count, const int64_t *keep, size_t *count,
@@ -878,19 +878,19 @@ static void show_progress(progress *p, uint64_t bytes, int64_t tokens, int end) 
 
 typedef struct pool {        /* the threads of a run and their shared state */
   const options *o;
-  const g2z_tokenizer *tokenizer; /* NULL: to learn one */
+  const g2z_tokenizer *tokenizer; /* NULL: --train-bpe learns one */
   worker *workers;           /* [o->threads]; the first runs on the caller's thread */
   int started;               /* workers that run, including the first */
   pthread_mutex_t reading;   /* guards `input` and `read` */
   reader input;
-  uint64_t read;             /* jobs read so far: the number of the next */
+  uint64_t read;             /* number of jobs read so far, and of the next job */
   output *to;                /* `to`, `shown` and `status`: only the worker with job `written` */
   progress *shown;
   g2z_status status;         /* the first failure, in the order of the text */
   pthread_mutex_t lock;      /* guards the members below */
   pthread_cond_t next_turn;
-  uint64_t written;          /* jobs written so far: the number of the next to be written */
-  int finished;              /* read no more jobs */
+  uint64_t written;          /* number of jobs written so far, and of the next to write */
+  int finished;              /* 1: read no more jobs */
 } pool;
 
 static void finish_reading(pool *p) {
@@ -1181,7 +1181,7 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
 
 /* Gives the files their names and removes the rest of an `old` set. Each split's first shard stays
  * an empty file until all other files have their names. Readers refuse an empty file, so they never
- * take a mix of two sets, or a part of one, for a set. */
+ * read a mix of two sets or an incomplete set. */
 static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *tokenizer,
                              size_t old) {
   char path[4608], empty[4616];

@@ -10,10 +10,10 @@
  *     g2z_eval_free(set);
  *
  * FILES, recognised by their first bytes and their names
- *     questions   llm.c's file of multiple choices (HellaSwag): 256 int32 20240522, 1, count,
- *                 longest; then per question, as uint16: 65535, its bytes, its number, the right
- *                 ending, the number of endings; then length and tokens of the context and of
- *                 each ending
+ *     questions   llm.c's file of multiple choices (HellaSwag): 256 int32, which begin with
+ *                 20240522, 1, number of questions, longest question. Then uint16, per question:
+ *                 65535, its bytes, its number, the right ending, the number of endings; then
+ *                 length and tokens of the context and of each ending
  *     shards      tokens in a file of prepare_data, llm.c or nanoGPT: *.bin
  *     .jsonl      one document per line, in "text" or else "content"; also .ndjson and .json
  *     text        anything else; .gz and .zst are unpacked
@@ -42,10 +42,10 @@ typedef struct g2z_eval {
   double bits_per_byte;         /* NaN: the number of bytes is unknown, as for shards */
   int64_t questions;            /* 0: not a file of questions */
   double acc;                   /* share of questions whose right ending is the likeliest */
-  double acc_norm;              /* the same by likelihood per token, as in llm.c */
-  double acc_bytes;             /* by likelihood per byte, without the ending's first space, as
-                                 * acc_bytes of EleutherAI's harness. Its acc_norm divides by
-                                 * characters: equal for ASCII. NaN: no tokenizer */
+  double acc_norm;              /* likeliest per token, as in llm.c */
+  double acc_bytes;             /* likeliest per byte, without the ending's first space, like
+                                 * acc_bytes of EleutherAI's harness. The harness's acc_norm counts
+                                 * characters: the same for ASCII. NaN: no tokenizer */
 } g2z_eval;
 
 typedef struct g2z_eval_set g2z_eval_set; /* a file's tokens, in memory */
@@ -82,9 +82,9 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
 #include <math.h>
 #include <string.h>
 
-#define G2ZE_ROWS 128           /* scored together at most, */
-#define G2ZE_TOKENS 8192        /* and at most this many tokens: enough work for a CPU */
-#define G2ZE_ENDINGS 16         /* of a question at most */
+#define G2ZE_ROWS 128           /* at most so many rows are scored together, */
+#define G2ZE_TOKENS 8192        /* and at most so many tokens: enough work for a CPU */
+#define G2ZE_ENDINGS 16         /* a question has at most so many */
 #define G2ZE_FILE_MAX ((size_t)1 << 32)
 
 #ifdef __cplusplus
@@ -95,12 +95,12 @@ typedef struct g2ze_row {       /* a window, or a question's context and one of 
   size_t at;                    /* set->tokens.ids[at .. at + count) */
   int count, first;             /* tokens from `first` on are predicted */
   int counted;                  /* number of these that count in the loss */
-  double bytes;                 /* of an ending */
-  double sum;                   /* of its losses, after scoring */
+  double bytes;                 /* length of an ending's text */
+  double sum;                   /* sum of the row's losses, after scoring */
 } g2ze_row;
 
 typedef struct g2ze_question {
-  size_t row;                   /* of its first ending */
+  size_t row;                   /* the row of its first ending */
   int endings, label;
 } g2ze_question;
 
@@ -114,7 +114,7 @@ struct g2z_eval_set {
   size_t rows, row_capacity;
   g2ze_question *question;
   size_t questions, question_capacity;
-  int64_t bytes;                /* of text; 0: unknown */
+  int64_t bytes;                /* length of the text; 0: unknown */
 };
 
 /* Adds a row ids[at .. at + count), predicted from `first` on. A row longer than the context keeps
@@ -234,7 +234,7 @@ static int g2ze_next(g2ze_reader *r) {
   return word;
 }
 
-/* Reads a length and its tokens, and points *from at them; 0: the file is too short. */
+/* Reads a length and points *from at that many tokens. Returns the length; 0: the file ends. */
 static size_t g2ze_words(g2ze_reader *r, const char **from) {
   int length = g2ze_next(r);
   if (length <= 0 || (size_t)length > r->end - r->at) return 0;
@@ -243,8 +243,8 @@ static size_t g2ze_words(g2ze_reader *r, const char **from) {
   return (size_t)length;
 }
 
-/* The bytes of an ending; 0 without a tokenizer. Its first space separates it from the context and
- * is not counted, whether it is part of a token or a token by itself. */
+/* The length of an ending's text in bytes; 0 without a tokenizer. Its first space, which separates
+ * it from the context, is not counted, whether it is part of a token or a token by itself. */
 static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count) {
   size_t sum = 0, bytes;
   int space = 0;
@@ -411,7 +411,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
     sum += s->row[i].sum;
   }
   out->loss = sum / (double)out->tokens;
-  if (!model->trainer && !isfinite(out->loss)) /* a trainer notices by its own loss */
+  if (!model->trainer && !isfinite(out->loss)) /* a trainer checks its own loss */
     return g2z_fail(s->services, G2Z_DIVERGED, "the loss is %s: numbers in the model are too large "
                     "for its type. Give --dtype fp32", isnan(out->loss) ? "nan" : "infinite");
   out->perplexity = exp(out->loss);
@@ -458,7 +458,7 @@ typedef struct g2ze_writer {
   const g2z_tokenizer *tokenizer;
   int (*put)(void *user, const char *text, size_t bytes);
   void *user;
-  unsigned char held[8];        /* the first bytes of a character */
+  unsigned char held[8];        /* bytes of a character that is incomplete */
   size_t count;
   int ended;
 } g2ze_writer;
@@ -482,7 +482,7 @@ static int g2ze_each(void *user, int sequence, int32_t token) {
   g2ze_writer *w = (g2ze_writer *)user;
   size_t bytes;
   (void)sequence;
-  /* A model whose vocabulary was rounded up has more ids than its tokenizer. */
+  /* If a model's vocabulary was rounded up, the model has more ids than its tokenizer. */
   if (token >= g2z_tokenizer_vocab(w->tokenizer) || token == g2z_tokenizer_eot(w->tokenizer))
     return 0;
   const unsigned char *text = g2z_tokenizer_token(w->tokenizer, token, &bytes);

@@ -889,7 +889,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
 
 /* ----- TensorBoard's events ----- */
 
-#define G2ZP_EVENT_BYTES 4096 /* of an event's payload */
+#define G2ZP_EVENT_BYTES 4096 /* longest payload of an event */
 
 struct g2z_events {
   g2z_services *services;
@@ -1346,7 +1346,7 @@ static const g2zp_fact g2zp_report_facts[] = {
     {"command", "command_line", "command_line"}};
 
 typedef struct g2zp_column {         /* a table's column, read from JSON */
-  const char *header, *at, *format;  /* format: for a number */
+  const char *header, *at, *format;  /* `format` prints a number */
   double factor;
 } g2zp_column;
 
@@ -1623,7 +1623,7 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
 /* Facts about the run: from training_metrics.json, else from launcher_metadata.json. */
 static const g2zp_fact g2zp_profile_facts[] = {
     {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
-    {"hosts", NULL, NULL}, /* from the names of the inputs */
+    {"hosts", NULL, NULL}, /* from the names of the profile's files */
     {"world_size", "hardware.world_size", "world_size"},
     {"gpu", "hardware.gpu_name", NULL},
     {"cuda", "env.cuda_version", NULL},
@@ -1871,7 +1871,7 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
   if (strcmp(name, "training_metrics.json") == 0) {
     G2Z_TRY(G2Z_GROW(services, &results->runs, &results->run_capacity, results->run_count,
                      results->run_count + 1));
-    g2z_object *run = &results->runs[results->run_count++]; /* after a failure, too: to free it */
+    g2z_object *run = &results->runs[results->run_count++]; /* a failure frees it, too */
     G2Z_TRY(g2zp_read_run(services, directory, run));
     if (g2z_object_number(run, "hardware.world_size") >= 1 &&
         !isnan(g2z_object_number(run, "summary.total_wall_time_sec")))

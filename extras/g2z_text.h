@@ -121,8 +121,8 @@ G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t byt
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
 /* Appends the ids of the first *used bytes: ids that no text after `bytes` can change. Call it
  * again with the rest and the following text; used NULL: the text is complete. So it encodes a text
- * of any length in bounded memory, also if g2z_encode_cut finds no place. Each piece that ends 64
- * bytes or more before the end is encoded, and part of a piece longer than about 1 MiB. */
+ * of any length in bounded memory, also if g2z_encode_cut finds no place. It encodes pieces that
+ * end at least 64 bytes before the end, and the first part of a piece of more than about 1 MiB. */
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used);
 /* The text of ids (not necessarily valid UTF-8) and a NUL; free it with g2z_release. An id outside
@@ -215,7 +215,7 @@ extern "C" {
 #endif
 
 #define G2ZT_TOKEN_BYTES 1024      /* GPT-2's longest token has 128 bytes */
-#define G2ZT_VOCAB_MAX 1048576     /* with the line above: tokens take at most 1 GiB */
+#define G2ZT_VOCAB_MAX 1048576     /* tokens of 1024 bytes: at most 1 GiB in all */
 #define G2ZT_EOT "<|endoftext|>"
 #define G2ZT_EOT_BYTES (sizeof G2ZT_EOT - 1)
 
@@ -892,8 +892,9 @@ static inline void g2zt_append(const g2zt_word *word, g2z_tokens *out) {
 }
 
 /* Appends the ids of a piece that is not in its first place `word`. Its second place is the
- * neighbouring word. A piece in neither is merged and, if it is short, entered: in the first place
- * if that is free. So early pieces, which are mostly frequent, stay there. */
+ * neighbouring word. A piece in neither is merged. A short one is entered, in the first place if
+ * that is free, else in the second. So early pieces, mostly frequent ones, stay in their first
+ * place. */
 static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
                                     const g2zt_key *key, g2zt_word *word, g2z_tokens *out) {
   g2zt_word *second = &encoder->words[(size_t)(word - encoder->words) ^ 1];
