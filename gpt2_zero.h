@@ -1026,10 +1026,10 @@ G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
  * n tokens holds (n-1)/T sequences. Training skips the rest, which is fewer than T+1 tokens.
  *
  * A shard NAME.bin may have a mask next to it, NAME.mask, with one bit per token. A token that does
- * not count is read in x, but is no target: its y is -1. Without a mask all tokens count.
+ * not count still stands in x, but is no target: its y is -1. Without a mask all tokens count.
  *
  * Step s of an epoch takes positions [s*G, (s+1)*G) of its order, where G = batch * accum * world;
- * position j of these goes to rank j % world. There are two orders:
+ * position j of these belongs to rank j % world. There are two orders:
  *   SHUFFLED   For training: a permutation of the sequences keyed by (seed, epoch). It omits its
  *              last N % G sequences, which differ from epoch to epoch.
  *   FILE       For validation: every token of every shard is a target once, except a shard's first.
@@ -1047,13 +1047,14 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
                                            g2z_shard_format format, uint64_t vocab_hash,
                                            g2z_shard_writer **out);
 /* ids are 0..65535; with G2Z_UNCOUNTED added, the token does not count. A shard with such tokens
- * gets a mask. The commit of a shard without removes the mask of an earlier shard of its name. */
+ * gets a mask. If a shard has none, its commit removes the mask that an earlier shard of this name
+ * left. */
 #define G2Z_UNCOUNTED (1 << 30)
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
-/* A commit without the rename: a program that writes several shards finishes each when it is full,
- * and commits them together at the end. Nothing may be appended afterwards. unlock: 1 also gives up
- * the file descriptor and its lock, so that another writer could take the name. */
+/* Everything that a commit does except the rename. A program that writes several shards finishes
+ * each when it is full, and commits them together at the end. Nothing may be appended afterwards.
+ * unlock: 1 also closes the file and releases its lock; another writer could then take the name. */
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock);
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
 G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer); /* removes an uncommitted file */
@@ -1076,15 +1077,16 @@ typedef struct g2z_loader_position { /* the step that is read next; checkpoints 
   int64_t epoch, step;
 } g2z_loader_position;
 
-typedef struct g2z_loader {     /* read only; the functions below write it */
-  g2z_loader_config config;     /* its glob is not kept */
+typedef struct g2z_loader {     /* only the functions below write it */
+  g2z_loader_config config;     /* the caller's, except glob: NULL */
   int64_t tokens;               /* in all shards */
   int64_t sequences;            /* N */
   int64_t rows;                 /* of x and y: accum * B */
   int64_t global;               /* G */
   int64_t steps_per_epoch;      /* N / G, at least 1; in FILE order rounded up */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
-  uint64_t data;                /* hash of every shard's length, both ends and samples between */
+  uint64_t data;                /* hash of each shard's length, first and last tokens, and
+                                 * samples */
   uint64_t vocab_hash;          /* from the shards' headers; 0: none has it */
   const char *vocab_shard;      /* a shard that has it */
   struct g2z__prefetch *reader;
@@ -1098,12 +1100,13 @@ G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
 /* Refuses two names or patterns that share a file, and a pattern of training shards that also
- * matches validation shards. A pattern without a file is left to the loader. val may be NULL. */
+ * matches validation shards. A pattern that matches no file passes: the loader reports it. val may
+ * be NULL. */
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
 
 /* ===== >>d08 op table ====================================================
  * The model is written once, with these ops; CPU and CUDA each fill the table. An op enqueues its
- * work and returns; results are valid after wait() or synchronize(). All pointers are to device
+ * work and returns. Its results are valid after wait() or synchronize(). All pointers are to device
  * memory, except those marked host.
  *
  * Types: "act" is the device's dtype, "grad" its grad_dtype; f32 and f64 are fp32 and fp64. The CPU
@@ -1114,9 +1117,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
 
 typedef enum g2z_write { G2Z_OVERWRITE, G2Z_ACCUMULATE } g2z_write;
 
-/* The state of the step, in device memory: no op and no decision waits for the host. */
+/* The state of the step. It is in device memory, so no op and no decision waits for the host. */
 typedef struct g2z_step_state {
-  int64_t step;              /* steps finished, applied or skipped; keys dropout */
+  int64_t step;              /* steps finished, applied or skipped; dropout depends on it */
   int64_t applied;           /* steps applied; for AdamW's bias correction and the schedule */
   int64_t skipped;           /* steps skipped in total */
   int64_t counted;           /* last step: targets of all ranks that are not -1 */
@@ -1128,14 +1131,15 @@ typedef struct g2z_step_state {
   int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
   int32_t stop;              /* of the last step. 1: a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
-  float grad_multiplier;     /* clip factor / loss scale: what AdamW multiplies gradients with */
+  float grad_multiplier;     /* clip factor / loss scale: the optimizer multiplies gradients by
+                              * it */
   float loss;                /* last step: mean loss of the targets that count; NaN: none counts */
   float grad_norm;           /* last step: global norm, unscaled, before clipping */
   float lr;                  /* last step: learning rate, also of a skipped step */
   float used_loss_scale;     /* last step */
   /* Moving average of grad_norm and its standard deviation over about the last 100 applied steps.
-   * With skip_spikes Z, after 20 applied steps: grad_norm > mean + Z deviations is a spike. After
-   * 20 spikes in a row the next step is applied, and its norm becomes the mean. */
+   * With skip_spikes Z, once 20 steps were applied, grad_norm > mean + Z deviations is a spike.
+   * After 20 spikes in a row the next step is applied, and its norm becomes the mean. */
   float norm_mean, norm_deviation;
   int32_t spikes_in_row;
   int32_t spikes;            /* in total; `skipped` counts them, too */
@@ -1153,15 +1157,16 @@ enum {
 typedef struct g2z_verdict {
   double *rows;              /* device, [world, G2Z_VERDICT_COLUMNS] */
   int world;
-  int owners;                /* rows whose squares count: one if all ranks own the same */
-  g2z_step_state *reported[2]; /* from allocate_host(): the state after the decision, by parity of
-                              * the step; or both NULL */
+  int owners;                /* rows whose squares count: 1 if all ranks own the same elements */
+  g2z_step_state *reported[2]; /* from allocate_host(): the state after the decision of an even and
+                                * of an odd step; or both NULL */
 } g2z_verdict;
 
-/* Dropout, computed again wherever it is needed and never stored. Element e of sequence s at a site
- * is kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e % 4]) >= probability,
- * and scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T + key for attention.
- * The counter e / 4 has 32 bits, so masks would repeat from e = 2^34 on: configs avoid that. */
+/* Dropout. Its masks are never stored, but computed again wherever they are needed. Element e of
+ * sequence s at a site is kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e %
+ * 4]) >= probability, and scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T +
+ * key for attention. The counter e / 4 has 32 bits, so masks would repeat from e = 2^34 on: configs
+ * avoid that. */
 typedef struct g2z_dropout {
   float probability;             /* 0: off, and nothing below is read */
   uint32_t site;                 /* which dropout of the model */
@@ -1171,7 +1176,7 @@ typedef struct g2z_dropout {
   const g2z_step_state *state;   /* device: the step */
 } g2z_dropout;
 
-/* Elements [first, first + elements) of a table with rows lie at element `at` of a buffer. All
+/* Elements [first, first + elements) of wte's gradient [Vp, C] lie at element `at` of a buffer. All
  * three are multiples of 8. */
 typedef struct g2z_row_part {
   size_t first, elements, at;
@@ -1187,8 +1192,8 @@ typedef struct g2z_update {
   const g2z_step_state *state;
 } g2z_update;
 
-/* The parts of a step, for profilers (NVTX, on a GPU) and the device's own timers. A span may lie
- * in others, but not in itself. Spans inside a graph are not seen. */
+/* The parts of a step, for profilers (NVTX, on a GPU) and the device's own timers. A span may
+ * contain other spans, but not itself. Spans inside a graph are neither traced nor timed. */
 #define G2Z_SPAN_LIST(X)                                                                          \
   /*  name            text */                                                                     \
   X(FORWARD,         "train/forward")                                                             \
@@ -1219,15 +1224,15 @@ typedef enum g2z_span {
 G2Z_API const char *g2z_span_text(g2z_span span);
 
 /* A GPU times the algorithms of a product when its shape first appears, and keeps the fastest. The
- * choice changes the order of addition. A rerun that must be bit-equal reads the first run's table
- * before its first step, with the same tune. */
+ * choice changes the order of addition. A rerun that must be bit-equal uses the same tune, and
+ * reads the first run's table before its first step. */
 typedef enum g2z_tune {
-  G2Z_TUNE_OFF,                /* the library's first choice: right for shapes that come once, as in
-                                * generation. The LM head then keeps logits on Hopper, too */
+  G2Z_TUNE_OFF,                /* the library's first choice: best for shapes that appear once, as
+                                * in generation. The LM head then stores logits on Hopper, too */
   G2Z_TUNE_ON,                 /* the fastest of the library's algorithms and our own kernel. On
                                 * Hopper, for 16-bit gradients, the LM head's exponentials always
                                 * come from our own kernel */
-  G2Z_TUNE_OWN                 /* our own kernel wherever it fits: to test it */
+  G2Z_TUNE_OWN                 /* to test our own kernel: it computes all products that it can */
 } g2z_tune;
 
 typedef struct g2z_graph g2z_graph;
@@ -1237,9 +1242,9 @@ typedef struct g2z_device g2z_device;
 /* How a token is drawn from logits. */
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
-  int top_k;           /* 0: all; else the k likeliest tokens, and those as likely as the last */
-  float top_p;         /* 1: all; else the smallest set of likeliest tokens with that probability,
-                        * and those as likely as the last */
+  int top_k;           /* 0: all; else the k likeliest tokens, and tokens as likely as the k-th */
+  float top_p;         /* 1: all; else the likeliest tokens, as few as together have this
+                        * probability, and tokens as likely as the last of them */
   uint64_t seed;
 } g2z_sampling;
 
@@ -1247,9 +1252,9 @@ typedef struct g2z_sampling {
 #define G2Z_NARROW_ROW(n) (((size_t)(n) + 15) / 16 * 16)
 
 typedef struct g2z_ops {
-  /* Memory and order. allocate() zeroes. Host memory from allocate_host may be the source of an
-   * upload that is still running. mark(event) records a place in the queue; wait(event) blocks the
-   * host until the device has passed that place; events are 0..7. */
+  /* Memory and order. allocate() returns zeroed memory. An upload from memory of allocate_host runs
+   * while the host continues. mark(event) records a place in the queue; wait(event) blocks the host
+   * until the device has passed that place; events are 0..7. */
   g2z_status (*allocate)(g2z_device *device, size_t bytes, void **out);
   void (*release)(g2z_device *device, void *memory);
   g2z_status (*allocate_host)(g2z_device *device, size_t bytes, void **out);
@@ -1264,24 +1269,25 @@ typedef struct g2z_ops {
 
   /* Graphs: work that is recorded once and then launched as a whole, without the cost of its many
    * launches. Between begin and end, ops and mark() are recorded and do not run. Run the same work
-   * once before, so that scratch has its size and every product its algorithm. Uploads and
-   * downloads in a graph use the same pinned memory each time. Free the graph before anything it
-   * touches. If nothing was recorded, *out is NULL, which free() accepts. The CPU has no graphs:
-   * begin returns G2Z_UNSUPPORTED, and the other three are NULL. */
+   * once before: then scratch has its size and every product its algorithm. Uploads and downloads
+   * in a graph use the same pinned memory each time. Free the graph before anything it touches. If
+   * nothing was recorded, *out is NULL, which graph_free() accepts. The CPU has no graphs: begin
+   * returns G2Z_UNSUPPORTED, and the other three are NULL. */
   g2z_status (*graph_begin)(g2z_device *device);
   g2z_status (*graph_end)(g2z_device *device, g2z_graph **out);
   g2z_status (*graph_run)(g2z_device *device, const g2z_graph *graph);
   void (*graph_free)(g2z_device *device, g2z_graph *graph);
 
-  /* Spans: see G2Z_SPAN_LIST. The timers serve g2z_device_time_spans: open() starts timing,
-   * settle() waits until all spans that have ended are counted. */
+  /* Spans: see G2Z_SPAN_LIST. The timers are for g2z_device_time_spans: timers_open() starts
+   * timing, timers_settle() waits until all spans that have ended are counted. */
   void (*span_begin)(const g2z_device *device, g2z_span span);
   void (*span_end)(const g2z_device *device, g2z_span span);
   g2z_status (*timers_open)(g2z_device *device);
   g2z_status (*timers_settle)(g2z_device *device);
 
-  /* The table of the algorithms chosen by device->tune; free the text with g2z_release. read() does
-   * not change the choices for shapes that were timed already. The CPU's table is empty. */
+  /* The table of the algorithms chosen by device->tune; free the text with g2z_release.
+   * tuning_read() keeps the choices for shapes that were already timed. The CPU's table is
+   * empty. */
   g2z_status (*tuning)(g2z_device *device, char **text);
   g2z_status (*tuning_read)(g2z_device *device, const char *text);
 
@@ -1294,20 +1300,20 @@ typedef struct g2z_ops {
                           const int32_t *tokens, g2z_write mode, const g2z_dropout *dropout, int B,
                           int T, int C);
 
-  /* The same if dwte is spread over ranks. order[2 N] i32: tokens[N] in ascending order (stable),
-   * then the place each had before the sort. With it, embed_add adds the listed parts of the sums
-   * by token of rows[N,C] act to grads: a token's rows and the old value add up in fp32 and are
-   * rounded once. `parts` is host memory; no two overlap. */
+  /* The same if dwte is divided among ranks. order[2 N] i32: tokens[N] in ascending order (stable),
+   * then the place that each had before the sort. embed_add sums rows[N,C] act by token, and adds
+   * the parts of these sums that `parts` lists to grads: a token's rows and the old value add up in
+   * fp32 and are rounded once. `parts` is host memory; no two overlap. */
   g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
   g2z_status (*embed_add)(g2z_device *device, void *grads, const g2z_row_part *parts, int count,
                           const void *rows, const int32_t *order, int N, int C);
 
-  /* The next token of each of B sequences; positions[b] (device) tokens precede it:
+  /* Embeds the next token of each of B sequences; positions[b] (device) tokens precede it:
    * out[B,C] act = wte[tokens[b]] + wpe[positions[b]] */
   g2z_status (*embed_next)(g2z_device *device, void *out, const int32_t *tokens,
                            const int32_t *positions, const void *wte, const void *wpe, int B,
                            int C);
-  /* The attention of that token. Row b of rows[B,3,NH,HS] act is stored as row positions[b] of
+  /* Attention for that next token. Row b of rows[B,3,NH,HS] act is stored as row positions[b] of
    * past[B,T,3,NH,HS] act; out[B,NH,HS] act attends to rows 0..positions[b] of past. */
   g2z_status (*attention_next)(g2z_device *device, void *out, void *past, const void *rows,
                                const int32_t *positions, int B, int T, int C, int NH);
@@ -1323,7 +1329,7 @@ typedef struct g2z_ops {
   /* dres[N,C] act: = dx or += dx (res_mode); dw[C], db[C] grad (mode). dbias[C] grad, if not NULL:
    * column sums of dropped[N,C] act = dropout'(dres). That is the gradient which the projection or
    * embedding below this residual receives. Without dropout that gradient is dres, and `dropped` is
-   * not written. `dropped` and dbias may both be NULL: not wanted. */
+   * not written. `dropped` and dbias may both be NULL if they are not needed. */
   g2z_status (*layernorm_bwd)(g2z_device *device, void *dres, void *dropped, void *dw, void *db,
                               void *dbias, const void *dy, const void *x, const void *w,
                               const float *mean, const float *rstd, g2z_write res_mode,
@@ -1347,8 +1353,8 @@ typedef struct g2z_ops {
   /* dw[K,O] grad = x^T dy */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
                                   g2z_write mode, int N, int K, int O);
-  /* Writes the copies of the weights device->narrow [first, first + 4). From then on 8-bit products
-   * that are given such a w read its copy. */
+  /* Writes the 8-bit copies of the weights device->narrow [first, first + 4). From then on an 8-bit
+   * product with such a w reads its copy. */
   g2z_status (*narrow_weights)(g2z_device *device, int first);
 
   /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
@@ -1394,8 +1400,9 @@ typedef struct g2z_ops {
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads,
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
-   * number of targets including those of -1: backward divided by it. Adds up in the order of ranks,
-   * so that all come to the same result. Leaves losses and squares zero for the next step. */
+   * number of targets including those of -1; backward divided by it. The votes add up in the order
+   * of ranks, so that all ranks get the same result. Sets losses and squares to zero for the next
+   * step. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
   /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). */
@@ -1407,10 +1414,10 @@ typedef struct g2z_ops {
    * orthogonalize: all matrices of `shapes` (host memory) in `area`, in place. X = x / |x|, by the
    *   Frobenius norm (zero stays zero); five times A = X X^T, X = a X + (b A + c A A) X with the
    *   factors below; X is transposed meanwhile if it has more rows than columns. A GPU multiplies
-   *   bf16 and adds up in fp32; a CPU keeps fp32. work: scratch, aligned to 256 bytes, for at least
-   *   one matrix, G2Z_ORTHOGONALIZE_WORK elements of u's type; it takes as many matrices of one
-   *   shape at a time as there is room for. The number does not change a matrix's result. Runs in
-   *   skipped steps, too, on whatever lies there.
+   *   bf16 and adds up in fp32; a CPU keeps fp32. work: scratch, aligned to 256 bytes; a matrix
+   *   needs G2Z_ORTHOGONALIZE_WORK elements of u's type. The op takes as many matrices of one shape
+   *   together as fit, at least one; their number changes no result. It runs in skipped steps, too;
+   *   the result is then not used.
    * muon: master -= lr (range.scale O[u_at] + weight_decay master), without the last term if
    *   !range.decay; params = round(master). lr is state->lr. Nothing when state->skip.
    * v is not touched. */
@@ -1430,12 +1437,12 @@ typedef struct g2z_ops {
 /* Elements of scratch for a matrix with sides m <= n: X twice, A, and b A + c A A. */
 #define G2Z_ORTHOGONALIZE_WORK(m, n) (2 * (size_t)(m) * (size_t)(n) + 2 * (size_t)(m) * (size_t)(m))
 
-/* Description of a device, for logs and artifacts. */
+/* A description of the device, for logs and the files of a run. */
 typedef struct g2z_device_info {
   char name[128];              /* "NVIDIA H200"; a CPU has "" here and in the next two */
   char runtime[32];            /* "13.0": the version of CUDA */
   char collectives[32];        /* "2.28.9": the version of NCCL */
-  int count;                   /* GPUs that this process can see */
+  int count;                   /* number of GPUs that this process can see */
   double exponentials_per_s;   /* in fp32, at the highest clock; NaN: unknown, as on a CPU */
   int fp8;                     /* 1: products in 8 bits are possible: a CPU, or Hopper */
 } g2z_device_info;
@@ -1462,16 +1469,17 @@ struct g2z_device {
   struct g2z__timers *timers;  /* of spans; NULL: not timed */
 };
 
-/* Opens a device for one type of numbers. */
+/* Opens a device that computes in one dtype. */
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
-/* The number of devices of a kind: CPUs 1; GPUs those that this process sees, 0 without CUDA. */
+/* The number of devices of a kind. CPU: 1. CUDA: the GPUs that this process sees; 0 without
+ * CUDA. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
 /* G2Z_OK: this process sees a GPU. Otherwise the sentence gives the reason: no driver, an old
  * driver or no GPU, and which variable promised one. G2Z_UNSUPPORTED: this build has no CUDA, and
- * nothing promises a GPU. A program that takes the CPU instead prints any other sentence as a
- * warning. */
+ * nothing promises a GPU. A program that uses the CPU instead should print the sentence as a
+ * warning, except for G2Z_UNSUPPORTED. */
 G2Z_API g2z_status g2z_device_find_gpu(g2z_services *services);
 /* Free and total bytes of memory of a device of this kind. A CPU has at most what the control
  * groups of this process (a container's, a batch job's) allow. */
@@ -1482,8 +1490,8 @@ typedef struct g2z_span_times {
   int64_t count;
   double total_s, min_s, max_s;
 } g2z_span_times;
-/* Spans are timed from now on: on a GPU between events in the queue where their work runs, on a CPU
- * by the clock. Before this call they cost nothing. */
+/* Starts to time spans: on a GPU between events in the queue where their work runs, on a CPU by the
+ * clock. Before this call spans cost nothing. */
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
 /* The times so far; waits for the device. All 0 if spans are not timed. */
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
@@ -1495,9 +1503,9 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
 
 
 /* ===== >>d10 ranks =======================================================
- * The processes of a job are its ranks. They meet at rank 0 over TCP, compare their settings, and
- * keep these connections: for small messages between hosts, for the collectives of CPU ranks, and
- * for heartbeats. If one rank dies, heartbeats end the whole job within seconds.
+ * The processes of a job are its ranks. They meet at rank 0 over TCP and compare their settings.
+ * Then these connections carry small messages between hosts, the collectives of CPU ranks, and
+ * heartbeats. If one rank dies, heartbeats end the whole job within seconds.
  *
  * After g2z_context_create all ranks make every call in the same order, except _place, _collectives
  * and _write_flight. A job of one rank opens no connection. */
@@ -1509,12 +1517,13 @@ typedef struct g2z_place {  /* a process's place in the job */
   char host[256];                 /* where rank 0 listens: a name or an address */
   int port;                       /* the first port that is tried there */
   char job[128];                  /* the job's id: only ranks with the same id can meet */
-  char secret[128];               /* they also need the same secret; "": the id is enough */
+  char secret[128];               /* ranks also need the same secret; "": the id is enough */
 } g2z_place;
 
 /* This process's place, from the variables of its launcher. Precedence: RANK and WORLD_SIZE
- * (g2z_ranks_spawn, torchrun, by hand), Open MPI, PMI (MPICH, Intel MPI), a Slurm step; without any
- * the process is alone. G2Z_BAD_ARGUMENT if they contradict each other or one is missing. */
+ * (g2z_ranks_spawn, torchrun, by hand), Open MPI, PMI (MPICH, Intel MPI), a Slurm step; if none is
+ * set, the process is alone. Returns G2Z_BAD_ARGUMENT if variables contradict each other or one is
+ * missing. */
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
 typedef struct g2z_fault {  /* why the job ends */
@@ -1527,35 +1536,37 @@ typedef struct g2z_fault {  /* why the job ends */
 
 typedef struct g2z_ranks_config {
   g2z_place place;
-  const char *device;             /* the GPU's unique name, as no two ranks share one; CPU: "" */
+  const char *device;             /* unique name of the GPU: two ranks must not share one; CPU:
+                                   * "" */
   const char *build;              /* must be equal on all ranks */
   double join_s;                  /* longest wait until all ranks have joined */
-  double silence_s;               /* after this time without a heartbeat a rank is dead; 0: never */
-  double hang_s;                  /* after this time without progress a rank hangs; 0: never */
+  double silence_s;               /* a rank without a heartbeat for this time is dead; 0: never */
+  double hang_s;                  /* a rank without progress for this time hangs; 0: never */
   /* Called once, from a thread of the library, when the job cannot continue. It should report and
    * end the process. NULL: g2z_ranks_* calls and the collectives of CPU ranks return G2Z_LOST. A
    * thread that waits for its GPU would wait for ever, so programs on GPUs need a handler. */
   void (*on_fault)(void *user, const g2z_fault *fault);
   void *user;
 } g2z_ranks_config;
-/* Alone, "", "", 120 s, 30 s, 600 s, no handler. None of the three times counts while this process
- * is suspended (SIGSTOP, a frozen container or machine). */
+/* Alone, "", "", 120 s, 30 s, 600 s, no handler. Time in which this process is suspended (SIGSTOP,
+ * a frozen container or machine) does not count. */
 G2Z_API g2z_ranks_config g2z_ranks_config_default(void);
 
 typedef struct g2z_ranks g2z_ranks;
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks);
 
-/* These return G2Z_LOST if a rank died. This one gathers mine[bytes] of every rank into
- * all[world][bytes], in the order of ranks. */
+/* Gathers mine[bytes] of every rank into all[world][bytes], in the order of ranks. This call and
+ * the next three return G2Z_LOST if a rank died. */
 G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size_t bytes,
                                         void *all);
 /* Copies rank 0's bytes to all ranks. */
 G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count);
 /* Returns the same status and sentence on all ranks: the lowest failed rank's, or G2Z_OK. */
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
-/* G2Z_BAD_ARGUMENT on all ranks if a text differs from rank 0's; names the first such line. */
+/* Returns G2Z_BAD_ARGUMENT on all ranks if a text differs from rank 0's; names the first such
+ * line. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
-/* The number of this rank's last 1,024 collectives that moved a bucket in a step. Collectives
+/* Counts those of this rank's last 1,024 collectives that moved a bucket in this step. Collectives
  * inside a graph count only in the step that recorded it. */
 G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 /* The flight recorder: one line of JSON with the rank's present state, then one for each of its
@@ -1565,12 +1576,12 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* ===== >>d11 collectives =================================================
  * Copies and sums between the ranks' device memories: by copy engines and NCCL between GPUs, by the
- * connections of room 10 between CPU ranks, not at all in a job of one. Calls run in order on a
- * separate queue while the device computes. AFTER and WAIT make one wait for the other; the host
- * waits for neither. All ranks submit the same calls in the same order. The calls of a step can be
- * recorded and played again.
- * To add a transport, fill a g2z_collectives and choose it in g2z_comm_create. play() receives each
- * kind except GRAPH, and times what it sends as the span that g2z__call_span names. */
+ * connections of room 10 between CPU ranks; a job of one rank sends nothing. Calls run in order on
+ * a separate queue while the device computes. AFTER makes the queue wait for the device, WAIT makes
+ * the device wait for the queue, and the host never waits. All ranks submit the same calls in the
+ * same order. The calls of a step can be recorded and played again. To add a transport, fill a
+ * g2z_collectives and choose it in g2z_comm_create. play() receives each kind except GRAPH, and
+ * times what it sends as the span that g2z__call_span names. */
 
 typedef struct g2z_comm g2z_comm;
 
@@ -1578,25 +1589,24 @@ typedef enum g2z_call_kind {
   G2Z_CALL_AFTER,  /* The queue waits until this rank's device has finished all its work so far.
                     * With `all` it waits for the devices of all ranks, before later calls touch
                     * other ranks' memory. */
-  G2Z_CALL_REDUCE, /* to grad (write): the part that this rank owns of the sum of all ranks' from[n]
-                    * grad, sent in the wire's type. `to` may be this rank's part of `from`, and
-                    * must be for owners ALL and ROOT. The rest of `from` is undefined
-                    * afterwards. */
+  G2Z_CALL_REDUCE, /* Sums from[n] grad over all ranks, sent in the wire's type; `to` grad (write)
+                    * gets the part that this rank owns. `to` may be this rank's part of `from`; for
+                    * owners ALL and ROOT it must be. The rest of `from` is undefined afterwards. */
   G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0. `from` may
-                    * be that part of `to` itself. No rank may still read `to`: the caller ensures
-                    * it, if necessary by AFTER with `all`. */
-  G2Z_CALL_ROWS,   /* to[world][n bytes]: row r is rank r's from[n]. `from` may be that row itself,
-                    * and is so in a job of one. No rank may still read the rows. */
+                    * be that part of `to` itself. No rank may still be reading `to`: the caller
+                    * ensures this, if necessary by AFTER with `all`. */
+  G2Z_CALL_ROWS,   /* to[world][n bytes]: row r is rank r's from[n]. `from` may be this rank's row
+                    * of `to`; in a job of one it is. No rank may still be reading the rows. */
   G2Z_CALL_CAST,   /* to[n] grad = round(from[n] fp32) */
   G2Z_CALL_EXCHANGE, /* Each route moves its elements, of n bytes each, from the owner's `from` to
                     * the home's `to`; with `back`, from the home's `from` to the owner's `to`.
-                    * owner_at counts in the owner's memory, home_at in the home's. A rank that is
-                    * both copies. `from` and `to` do not overlap. No two routes write the same
-                    * element. */
+                    * owner_at is a place in the owner's memory, home_at in the home's. If owner
+                    * and home are the same rank, it copies. `from` and `to` do not overlap, and
+                    * no two routes write the same element. */
   G2Z_CALL_MARK,   /* Records this place in the queue. When the queue has passed it, all earlier
                     * calls are complete on this rank. Places are 0..places-1. */
   G2Z_CALL_WAIT,   /* The device waits until the queue has passed the place. */
-  G2Z_CALL_GRAPH   /* of a recorded step: the device's work between two WAITs */
+  G2Z_CALL_GRAPH   /* in a recorded step: the device's work between two WAITs */
 } g2z_call_kind;
 
 typedef struct g2z_call {
@@ -1604,9 +1614,9 @@ typedef struct g2z_call {
   g2z_owner owner;             /* REDUCE, GATHER */
   g2z_write write;             /* REDUCE */
   g2z_span span;               /* ROWS: the span that they are timed as */
-  int place;                   /* MARK, WAIT; AFTER: where the device stood, set by submit */
+  int place;                   /* MARK, WAIT; AFTER: the device's place, which submit sets */
   int all;                     /* AFTER */
-  int back;                    /* EXCHANGE: to the owners */
+  int back;                    /* EXCHANGE; 1: from homes to owners */
   const g2z_route *routes;     /* EXCHANGE: [count], host memory that outlives a recorded step */
   int count;
   void *to, *from;
@@ -1619,19 +1629,20 @@ typedef struct g2z_collectives { /* a transport */
   /* Records the end of the device's work so far, for AFTER. While a graph is recorded,
    * *departure names a point inside the graph, which each run of the graph passes again. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
-  /* Enqueues one call. AFTER waits for the departure `place`; if that lies in a graph, in the
-   * graph's latest run. A transport whose calls block, such as the CPU ranks' one, ignores AFTER,
-   * MARK and WAIT. */
+  /* Enqueues one call. AFTER waits for the departure `place`; if that is inside a graph, for the
+   * graph's latest run to pass it. If a transport's calls block, as between CPU ranks, it ignores
+   * AFTER, MARK and WAIT. */
   g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
-  /* ROWS of at most 256 bytes, a multiple of 4, in the device's own order, even while a graph is
-   * recorded. *done 0: the transport cannot do that, and nothing was done. */
+  /* Does ROWS of at most 256 bytes, a multiple of 4, in the order of the device's own work, even
+   * while a graph is being recorded. *done 0: the transport cannot do that, and did nothing. */
   g2z_status (*rows_now)(g2z_comm *comm, const g2z_call *rows, int *done);
   /* Zeroed memory of the kind that is fast for this transport: for both buffers of GATHER, and for
    * ROWS. All ranks allocate the same sizes in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* lap() begins lap 0 or 1; rows_now() ends it. waited_ms() returns how long the device waited in
-   * a lap that it has passed. A lap that was not timed repeats the last sample. */
+  /* A lap lasts from lap(), with number 0 or 1, to the next rows_now(). When the device has passed
+   * a lap, waited_ms() returns how long it waited for other ranks in it. For a lap that was not
+   * timed it returns the last sample. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
@@ -1670,14 +1681,14 @@ G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device *
 G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n);
 /* Enqueues a call, or appends it to the step that is being recorded. */
 G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
-/* Bytes per second of a plain copy, to compare collectives with: the fastest of several that rank 0
- * makes, on GPUs by copy engine into another GPU, on a CPU by memcpy. NaN on all ranks if rank 0
- * sees no other GPU or cannot allocate memory there. */
+/* Bytes per second of a plain copy, to compare collectives with. Rank 0 makes several copies, on
+ * GPUs by copy engine into another GPU, on a CPU by memcpy; the fastest counts. NaN on all ranks if
+ * rank 0 sees no other GPU or cannot allocate memory there. */
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d12 weights =====================================================
  * GPT-2 in the files of Hugging Face's GPT2LMHeadModel: model.safetensors, whole or in several
- * files, and config.json. A trainer begins with them (init_from) and saves them, as one file
+ * files, and config.json. A trainer can start from them (init_from) and save them as one file
  * (g2z_trainer_save_weights). */
 
 /* The model of DIRECTORY/config.json; refuses anything except a GPT-2 as published. */
@@ -1688,7 +1699,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
  * The context is this process's place in the job: services, device, rank. A model is a plan's
  * memory on the device. */
 
-typedef struct g2z_context {      /* to read */
+typedef struct g2z_context {      /* read only */
   g2z_services *services;
   g2z_device_kind device;
   int rank, world;
@@ -1697,7 +1708,8 @@ typedef struct g2z_context {      /* to read */
 typedef struct g2z_context_config {
   g2z_services *services;         /* must outlive the context; never NULL */
   g2z_device_kind device;
-  g2z_ranks_config ranks;         /* place.world 0: ask g2z_place_find; device and build are set */
+  g2z_ranks_config ranks;         /* place.world 0: g2z_place_find fills place. The call sets device
+                                   * and build */
 } g2z_context_config;
 
 /* The default device, and the place from the launcher. */
@@ -1712,43 +1724,45 @@ typedef struct g2z_model {
   g2z_model_config config;
   g2z_device *device;
   g2z_plan *plan;
-  size_t bytes;                 /* its memory on the device; 0: it is the trainer's */
-  g2z_trainer *trainer;         /* lends this model; NULL: g2z_model_open opened it */
-  /* The rest is the library's own. */
+  size_t bytes;                 /* its memory on the device; 0: the trainer holds it */
+  g2z_trainer *trainer;         /* the trainer that owns it; NULL: g2z_model_open opened it */
+  /* The rest is private. */
   char *params, *grads;         /* flat; the plan has the offsets. A model without a trainer has no
                                  * grads and no dwte */
   char *activations;
   char *logits;                 /* [head_chunk, Vp] act */
-  void *dwte;                   /* [Vp, C] of dwte_dtype: wte's gradient, inside grads where that is
-                                 * their type */
-  int32_t *tokens, *targets;    /* device: [accum, B, T] of the plan, or those of one pass */
+  void *dwte;                   /* [Vp, C] of dwte_dtype: wte's gradient; inside grads if that has
+                                 * the same type */
+  int32_t *tokens, *targets;    /* device: [accum, B, T] of a step, or [B, T] of one pass */
   double *sum;                  /* device: of losses */
 } g2z_model;
 
 /* ===== >>d14 trainer =====================================================
- * A model in training, driven step by step. A call enqueues a step and reads the results of the
- * previous one: report.loss belongs to report.loss_step. flush() waits for all. */
+ * A model in training, one step per call. A call enqueues a step and reads the results of the
+ * previous one: report.loss belongs to report.loss_step. g2z_trainer_flush waits for all steps. */
 
 typedef struct g2z_report {
   int64_t step;          /* steps enqueued so far, this one included */
   int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
   float loss;            /* mean over the targets of the global batch that count; NaN: none does */
   int64_t counted;       /* number of targets that count */
-  float grad_norm;       /* before clipping; not finite, or counted 0: the step was skipped */
+  float grad_norm;       /* before clipping. If it is not finite or counted is 0, the step was
+                          * skipped */
   float lr;
   float loss_scale;      /* loss scale of the step */
-  int skipped;           /* 1: the weights did not change; 2: because of a spike, skip_spikes */
-  int64_t skipped_total; /* with `spikes` */
+  int skipped;           /* 0: the weights changed. 1: they did not. 2: because of a spike,
+                          * skip_spikes */
+  int64_t skipped_total; /* includes `spikes` */
   int64_t spikes;
   int64_t applied;       /* steps applied up to loss_step */
   double data_ms;        /* waiting for tokens */
-  double exposed_comm_ms;/* time that the device waited for other ranks; every 8th step is timed,
-                          * and the others repeat its time; NaN: not measured */
+  double exposed_comm_ms;/* time that the device waited for other ranks. Every 8th step is timed;
+                          * the others repeat its time. NaN: not measured */
 } g2z_report;
 
 /* ----- the trainer, whose first members may be read ----- */
 
-/* One pass over a micro-batch: what forward and backward both need to know. */
+/* One pass over a micro-batch: the arguments of forward and backward. */
 typedef struct g2z__pass {
   const int32_t *x;         /* device, [B,T] */
   const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
@@ -1757,10 +1771,10 @@ typedef struct g2z__pass {
   g2z_write write;          /* overwrite gradients, or add to those of earlier micro-steps */
   int rows;                 /* 1: the embedding's part of wte's gradient is not added, but kept as
                              * one row per token: see g2z__gather_rows */
-  const int32_t *positions; /* device, [B]: T = 1, the next token of each sequence, and the number
-                             * of tokens before it in the cache [B,window]; NULL: whole sequences */
-  int window, sequence;     /* generation from whole sequences: the place of the first one's rows in
-                             * that cache */
+  const int32_t *positions; /* device, [B], for T = 1, one next token per sequence: the number of
+                             * tokens before it in the cache [B,window]. NULL: whole sequences */
+  int window, sequence;     /* generation that reads whole sequences: the first one's place in that
+                             * cache */
 } g2z__pass;
 
 typedef struct g2z__record {
@@ -1789,25 +1803,25 @@ struct g2z_trainer {
   g2z_plan *plan;
   g2z_device *device;
   g2z_loader *loader;                /* NULL without shards */
-  g2z_model model;                   /* lent: score, logits and generate take &trainer->model */
-  /* The rest is the trainer's own. */
+  g2z_model model;                   /* for g2z_model_score, _logits and _generate, too */
+  /* The rest is private. */
   g2z_comm *comm;                    /* places: g2z__queue_place_kind */
   g2z__record record;                /* of a step; empty until a step is recorded */
-  g2z__held held[G2Z__HELD_MAX];     /* all of its memory outside of tables of the host */
+  g2z__held held[G2Z__HELD_MAX];     /* all its memory except the host's tables */
   int held_count;
   float *master, *m, *v;             /* [shard_elements] */
   char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
                                       * else NULL */
-  char *sums;                        /* where this rank's part of the sums over ranks lies: that
-                                      * shard, or the model's gradients */
+  char *sums;                        /* this rank's part of the sums over ranks: grad_shard, or in
+                                      * the model's gradients */
   g2z_step_state *state;             /* device */
   g2z_verdict verdict;
   g2z__ballot *ballot[2];            /* host, by parity of the step */
-  g2z__ballot voted;                 /* the ballot that is in the verdict now */
+  g2z__ballot voted;                 /* the ballot that is now in the verdict */
   int64_t masked;                    /* targets of -1 in the step that is about to be enqueued */
   g2z_update_range *ranges;          /* device: the plan's */
   g2z_update update;                 /* operands of AdamW */
-  g2z_range *pieces;                 /* host, [buckets]: of gradients, for g2z__square */
+  g2z_range *pieces;                 /* host, [buckets]: ranges of gradients, for g2z__square */
   g2z_narrow_weight *narrow;         /* host, 4 per block: 8-bit copies; or NULL */
   uint8_t *narrow_at;                /* device: the memory of these copies */
   g2z_row_part *row_parts;           /* host: the places of this rank's parts of wte's gradient */
@@ -1817,11 +1831,13 @@ struct g2z_trainer {
   int32_t *staged[2];                /* host, x followed by y of one step */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
-  int64_t resumed_step, resumed_tokens; /* where the checkpoint stood; 0: there was none */
-  int micro_step;                    /* the one that is being enqueued */
+  int64_t resumed_step, resumed_tokens; /* of the checkpoint; 0: none was loaded */
+  int micro_step;                    /* the micro-step that is being enqueued */
   g2z__pass pass;                    /* its tokens, and how its gradients are written */
-  int stale;                         /* 1: other ranks' slices are older than their masters */
-  int joined;                        /* number of gathers, in order, that the device waited for */
+  int stale;                         /* 1: masters were loaded or written, and parameters of other
+                                      * ranks are older */
+  int joined;                        /* number of gathers that the device has waited for, in
+                                      * order */
   int needed;                        /* the unit whose parameters were requested last */
   int buffered[2];                   /* stage 3: the unit whose parameters are in each of the two
                                       * block buffers, or arriving there; 0: none */
@@ -1835,19 +1851,20 @@ struct g2z_trainer {
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out);
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
-/* One step on the next batch of the config's shards. G2Z_DIVERGED: the manual, NUMERICS. All ranks
- * of a job make the same calls, and the same call returns the same status on all. A failure of one
- * rank (a shard that cannot be read) becomes known to all one step later; their steps return it
- * until a checkpoint is loaded. If no later call would report the last finished step, a call that
- * fails still does: loss_step is not 0 then. */
+/* Trains one step on the next batch of the config's shards. G2Z_DIVERGED: see the manual, NUMERICS.
+ * All ranks of a job make the same calls, and the same call returns the same status on all. If one
+ * rank fails (a shard that cannot be read), all ranks know one step later, and their steps return
+ * its status until a checkpoint is loaded. A call that fails still reports the last finished step
+ * if no earlier call has: loss_step is then not 0. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
-/* One step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 does not count:
- * loss and gradient are means over the other targets, of all ranks and micro-steps. */
+/* Trains one step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 does not
+ * count: loss and gradient are means over the other targets, of all ranks and micro-steps. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
-/* May be called from a signal handler. At most two steps later all ranks know of it. Then step and
- * step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is loaded. Validation,
- * scores and generation return it on all ranks before their next batch or token. */
+/* Asks all ranks to stop; may be called from a signal handler. At most two steps later all ranks
+ * know of it. Then step and step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint
+ * is loaded. Validation, scores and generation return G2Z_STOPPED on all ranks before their next
+ * batch or token. */
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
@@ -1860,8 +1877,8 @@ G2Z_API void g2z_trainer_fail(g2z_trainer *trainer, g2z_status status);
 typedef enum g2z_buffer {
   G2Z_BUFFER_MASTER,
   G2Z_BUFFER_M,
-  G2Z_BUFFER_V,       /* with Muon its weights have none: read as 0, and not written */
-  G2Z_BUFFER_GRADS    /* of the last step, times its loss scale; cannot be written */
+  G2Z_BUFFER_V,       /* weights that Muon updates have no v: 0 when read, ignored when written */
+  G2Z_BUFFER_GRADS    /* of the last step, times its loss scale; read only */
 } g2z_buffer;
 G2Z_API g2z_status g2z_trainer_read(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
                                     size_t count, float *out);
@@ -1875,39 +1892,41 @@ G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *trainer, const char *di
 
 /* ===== >>d15 model in use =================================================
  * A trained or published GPT-2: only weights, in any type, and a workspace. It scores texts and
- * continues them. A trainer lends its model with the present weights: &trainer->model. All ranks of
- * the job then make the same call, since they may share the parameters. B*T of a pass is at most
- * the config's, and a sequence is no longer than that. */
+ * continues them. &trainer->model is a trainer's model, with its present weights. All ranks of the
+ * job then make the same call, since the parameters may be divided among them, and a pass has at
+ * most B*T tokens of the config, in sequences of any length. */
 
 /* Opens DIRECTORY/model.safetensors and config.json, in Hugging Face's form or from a checkpoint.
  * Each rank of a job has its own model. */
 G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g2z_dtype dtype,
                                   g2z_model **out);
-G2Z_API void g2z_model_free(g2z_model *model); /* NULL is fine; not a trainer's */
+G2Z_API void g2z_model_free(g2z_model *model); /* NULL is fine; not for &trainer->model */
 /* losses[B,T]: -log of the probability that the model gives targets[B,T] after tokens[B,T]; 0 if
- * the target is -1, which does not count. *mean: over the targets that count; NaN if none does.
- * losses may be NULL. T is at most config.context. */
+ * the target is -1, which does not count. *mean: the mean over the targets that count; NaN if none
+ * counts. losses may be NULL. T is at most config.context. */
 G2Z_API g2z_status g2z_model_score(g2z_model *model, const int32_t *tokens, const int32_t *targets,
                                    int B, int T, float *losses, double *mean);
-/* logits[B,T,V] after each token. */
+/* Computes logits[B,T,V], V after each token. */
 G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int B, int T,
                                     float *logits);
-/* Mean loss, without dropout, of the next `steps` batches of a loader with the trainer's B and T
- * and accum 1, over the targets of all ranks that count; NaN if none counts. */
+/* Computes the mean loss, without dropout, over the next `steps` batches of a loader, which has the
+ * trainer's B and T and accum 1. It covers the targets of all ranks that count; NaN if none
+ * counts. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
 
-G2Z_API g2z_sampling g2z_sampling_default(void); /* 1.0, 0, 1.0, 1 */
-/* Refuses what g2z_model_generate would refuse. */
+G2Z_API g2z_sampling g2z_sampling_default(void); /* 1, 0, 1, seed 1 */
+/* Refuses a value that g2z_model_generate would refuse. */
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
 /* Called with each token as it is drawn; a result other than 0 ends the sequence after it. */
 typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
-/* Continues `count` sequences together, each with a key-value cache. ids[count][room] hold
- * lengths[count] tokens; both grow by the appended tokens. A sequence ends after `stop` (-1: none)
- * or when its room is full. Sequence i draws like a single one with seed sampling->seed + i. A text
- * longer than config.context continues from its last half context. each may be NULL. The cache
- * takes 3 C values per layer and token; the rest of the memory is for one sequence. A trainer's
- * model has no cache: it reads the whole text again for each token. */
+/* Continues `count` sequences together, each with a key-value cache. Row i of ids[count][room]
+ * holds lengths[i] tokens; the call appends tokens and adds their number to lengths[i]. A sequence
+ * ends after `stop` (-1: none) or when its room is full. Sequence i draws the random numbers of a
+ * call for it alone with seed sampling->seed + i. A text longer than config.context continues from
+ * its last half context. each may be NULL. The cache takes 3 C values per layer and token of all
+ * sequences; all other memory is for one sequence. A trainer's model has no cache: it computes the
+ * whole text again for each token. */
 G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user);
@@ -1920,24 +1939,25 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids,
 /* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. If one rank
  * fails, all fail and nothing is left. The save waits for steps that are still running. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
-/* The same with additions of the program. Rank 0 calls both functions (or NULL) before the
- * directory gets its name: `note` puts members of the object in DIRECTORY/note.json, and `files`
- * writes other files into the directory that it is given. If the save fails, these files stay. */
+/* The same with additions of the program. Before the directory gets its name, rank 0 calls `note`
+ * and `files`; both may be NULL. `note` puts members into the object in DIRECTORY/note.json, and
+ * `files` writes other files into the directory that it is given. If the save fails, these files
+ * stay. */
 typedef void (*g2z_note)(void *user, g2z_json_out *out);
 typedef g2z_status (*g2z_files)(void *user, const char *directory);
 G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *directory,
                                          g2z_note note, g2z_files files, void *user);
 /* Checks every byte before anything of the trainer changes. With the same world, config and machine
- * the following steps are bit-identical to those of the run that saved. The model must be the same;
- * all other settings are the trainer's own, and the log names those that differ. With another
- * global batch the sequences that were read count as whole steps of the new size; the rest is read
- * again. With other data (manual: CHECKPOINTS, `data`) or another T the epoch starts over. */
+ * the following steps are bit-identical to those of the run that saved. The model must be the same.
+ * All other settings stay as the trainer has them, and the log names those that differ. With
+ * another global batch the sequences read so far are converted to steps of the new size, rounded
+ * down. With other data (manual: CHECKPOINTS, `data`) or another T the epoch starts over. */
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
 
 typedef struct g2z_checkpoint {
   int64_t step, tokens;         /* trained on so far */
   int64_t epoch, epoch_step;    /* of the run that saved: its epoch, and the steps read from it */
-  g2z_loader_position next;     /* where a trainer that loads it continues in the loader's data */
+  g2z_loader_position next;     /* the loader's position when a trainer has loaded the checkpoint */
   char *note;                   /* note.json, freed with g2z_release; NULL: there is none */
 } g2z_checkpoint;
 /* Reads trainer_state.json and note.json; G2Z_FORMAT if one is damaged. Without a loader (NULL)
@@ -1947,7 +1967,7 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
 /* Removes a checkpoint, whole or not. It removes no other files, and follows no links. 0: the
  * directory still exists, and errno has the reason. */
 G2Z_API int g2z_checkpoint_remove(const char *directory);
-/* CRC-32C. `sum` is the checksum of the bytes that come before; 0 if there are none. */
+/* CRC-32C of `count` bytes. `sum` is the checksum of the bytes before them; 0 if there are none. */
 G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count);
 
 #ifdef __cplusplus
