@@ -50,7 +50,6 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"loop", rank_loop},
     {"spawn", rank_spawn},
     {"slow", rank_slow},
-    {"backlog", rank_backlog},
 };
 
 static int rank_program(int argc, char **argv) {

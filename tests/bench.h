@@ -138,8 +138,7 @@ static void test_summaries_damaged(g2z_test *t) {
     snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, changes[i].to,
              at + strlen(changes[i].from));
     test_write_file(t, path, changed, strlen(changed));
-    CHECK_STATUS(t, g2z_summary_read(&t->services, path, &again), G2Z_FORMAT, &t->services,
-                 changes[i].says);
+    CHECK_FORMAT(t, g2z_summary_read(&t->services, path, &again), changes[i].says);
   }
   g2z_release(&t->services, text);
   g2z_summary_free(summary);
@@ -176,11 +175,9 @@ static void test_ranks_run(g2z_test *t) {
   CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
   CHECK(t, end.exit_code == 1);
   job.output = "/nowhere/out.txt";
-  CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_IO, &t->services,
-               "/nowhere/out.txt");
+  CHECK_IO(t, g2z_ranks_run(&t->services, &job, &end), "/nowhere/out.txt");
   job.ranks = 0;
-  CHECK_STATUS(t, g2z_ranks_run(&t->services, &job, &end), G2Z_BAD_ARGUMENT, &t->services,
-               "0 ranks: give 1 to ");
+  CHECK_BAD(t, g2z_ranks_run(&t->services, &job, &end), "0 ranks: give 1 to ");
 }
 
 /* The program, or another build of it, for instance with sanitizers. */

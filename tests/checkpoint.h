@@ -327,19 +327,18 @@ static void test_checkpoint_refused(g2z_test *t) {
   test_saved_steps(t, tt.trainer, 2, losses, NULL);
   CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
 #define LOAD(part) CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, at), part)
-  CHECK_STATUS(t, g2z_trainer_save(tt.trainer, at), G2Z_BAD_ARGUMENT, &t->services,
-               "at exists already: remove it, or save under another name");
+  CHECK_BAD(t, g2z_trainer_save(tt.trainer, at),
+            "at exists already: remove it, or save under another name");
   CHECK(t, test_files_count(t, "at") == 1);
-  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "none")), G2Z_IO, &t->services,
-               "cannot open the checkpoint");
+  CHECK_IO(t, g2z_trainer_load(tt.trainer, test_path(t, "none")), "cannot open the checkpoint");
   CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, t->directory),
                "no trainer_state.json, so it is no checkpoint: name a step-NNNNNN");
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
   CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, test_path(t, "weights")),
                "has weights but no trainer_state.json");
   CHECK(t, rename(at, test_path(t, "at.partial")) == 0);
-  CHECK_STATUS(t, g2z_trainer_load(tt.trainer, test_path(t, "at.partial")), G2Z_FORMAT,
-               &t->services, "was being written when the run ended");
+  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, test_path(t, "at.partial")),
+               "was being written when the run ended");
   CHECK(t, rename(test_path(t, "at.partial"), at) == 0);
   /* The program's own files are written before the checkpoint gets its name; if one fails, it gets
    * none. */
@@ -367,8 +366,8 @@ static void test_checkpoint_refused(g2z_test *t) {
     g2z_train_config other = config;
     *(i ? &other.model.vocab : &other.model.layers) = i ? 300 : 2;
     REQUIRE_OK(t, test_trainer_open(t, &other, &tt));
-    CHECK_STATUS(t, g2z_trainer_load(tt.trainer, at), G2Z_BAD_ARGUMENT, &t->services,
-                 i ? "vocab=257" : "saved by a model with layers=1, and this one has layers=2");
+    CHECK_BAD(t, g2z_trainer_load(tt.trainer, at),
+              i ? "vocab=257" : "saved by a model with layers=1, and this one has layers=2");
     test_trainer_close(&tt);
   }
 }
@@ -387,14 +386,13 @@ static void test_checkpoint_trouble(g2z_test *t) {
     struct rlimit before = test_files_limit(limits[i]);
     g2z_status status = g2z_trainer_save(tt.trainer, at);
     test_files_unlimit(&before);
-    CHECK_STATUS(t, status, G2Z_IO, &t->services, "raise the limit of file sizes");
+    CHECK_IO(t, status, "raise the limit of file sizes");
     CHECK(t, test_files_count(t, "at") == 0);
   }
   uid_t self = geteuid();
   CHECK(t, chmod(t->directory, 0555) == 0);
   if (self != 0 || seteuid(65534) == 0) {
-    CHECK_STATUS(t, g2z_trainer_save(tt.trainer, at), G2Z_IO, &t->services,
-                 "cannot create the directory");
+    CHECK_IO(t, g2z_trainer_save(tt.trainer, at), "cannot create the directory");
     CHECK(t, seteuid(self) == 0);
   }
   CHECK(t, chmod(t->directory, 0700) == 0);

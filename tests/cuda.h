@@ -437,8 +437,8 @@ static void test_cuda_device(g2z_test *t) {
   ops->release(device, memory);
   ops->release_host(device, pinned);
   g2z_device_free(device);
-  CHECK_STATUS(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_BF16, &device),
-               G2Z_BAD_ARGUMENT, &t->services, "same type or fp32");
+  CHECK_BAD(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_BF16, &device),
+            "same type or fp32");
 }
 
 static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float probability) {
@@ -727,15 +727,15 @@ static void test_cuda_tuning(g2z_test *t) {
 
   if (!test_pair_open(&p, t, 2)) return;
   again[20] ^= 1;
-  CHECK_STATUS(t, g2z__tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "another GPU");
+  CHECK_FORMAT(t, g2z__tuning_read(p.gpu, again), "another GPU");
   again[20] ^= 1;
   again[bytes - 1] = 0;
-  CHECK_STATUS(t, g2z__tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  CHECK_FORMAT(t, g2z__tuning_read(p.gpu, again), "no product");
   again[bytes - 1] = '\n';
   char *way = strstr(again, " cublaslt ") ? strstr(again, " cublaslt ") : strstr(again, " hopper");
   CHECK(t, way != NULL);
   if (way) way[2] ^= 1;
-  CHECK_STATUS(t, g2z__tuning_read(p.gpu, again), G2Z_FORMAT, &t->services, "no product");
+  CHECK_FORMAT(t, g2z__tuning_read(p.gpu, again), "no product");
   p.gpu->tune = G2Z_TUNE_OFF;
   test_cuda_linear_one(&p, 131, 256, 768); /* the heuristic's choices */
   g2z_release(&t->services, text);

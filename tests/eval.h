@@ -212,8 +212,7 @@ static void test_eval_texts(g2z_test *t) {
     g2z_status status = eval_file(model, tokenizer, test_path(t, refused[i].name), &text);
     CHECK(t, status != G2Z_OK && strstr(t->services.error, refused[i].says));
   }
-  CHECK_STATUS(t, eval_file(model, NULL, test_path(t, "a.txt"), &text),
-               G2Z_BAD_ARGUMENT, &t->services, "--vocab");
+  CHECK_BAD(t, eval_file(model, NULL, test_path(t, "a.txt"), &text), "--vocab");
   g2z_tokens_free(&encoded);
   g2z_encoder_free(encoder);
   g2z_tokenizer_free(tokenizer);
@@ -227,7 +226,7 @@ static void eval_check_mask(g2z_test *t) {
   const char *path = test_path(t, "many.bin");
   test_mask_shard(t, path, G2Z_SHARD_RAW, 0, MANY, 1);
   for (int i = 0; i < MANY; i++) ids[i] = i;
-  CHECK_STATUS(t, g2z_shard_mask(&t->services, path, ids, MANY - 1), G2Z_FORMAT, &t->services,
+  CHECK_FORMAT(t, g2z_shard_mask(&t->services, path, ids, MANY - 1),
                "had 39999 tokens when it was read and has 40000 now");
   CHECK_OK(t, g2z_shard_mask(&t->services, path, ids, MANY));
   for (int i = 0; i < MANY; i++) CHECK(t, ids[i] == i + (mask_counts(i) ? 0 : G2Z_UNCOUNTED));
@@ -292,12 +291,10 @@ static void test_eval_masks(g2z_test *t) {
   CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
   CHECK_OK(t, g2z_shard_writer_commit(writer));
   g2z_shard_writer_free(writer);
-  CHECK_STATUS(t, eval_file(model, NULL, path, &result), G2Z_BAD_ARGUMENT, &t->services,
-               "no token to predict");
+  CHECK_BAD(t, eval_file(model, NULL, path, &result), "no token to predict");
   ids[0]++;
   test_write_file(t, path, ids, 2 * COUNT);
-  CHECK_STATUS(t, eval_file(model, NULL, path, &result), G2Z_FORMAT, &t->services,
-               "a.mask is the mask of another shard");
+  CHECK_FORMAT(t, eval_file(model, NULL, path, &result), "a.mask is the mask of another shard");
   inuse_close(context, model);
 }
 

@@ -37,7 +37,7 @@ static void fuzz_walk(g2z_json *json) {
       break;
     }
     case 't':
-    case 'f': g2z__json_bool(json); break;
+    case 'f':
     case 'n': g2z_json_skip(json); break;
     default: {
       g2z_json again = *json;

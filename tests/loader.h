@@ -651,7 +651,7 @@ static void test_masks_damage(g2z_test *t) {
   CHECK(t, truncate(test_path(t, "a.mask"), 24 + 50) == 0); /* bits of 400 tokens */
   int steps = 0;
   for (; status == G2Z_OK && steps < 100; steps++) status = g2z_loader_next(loader, &x, &y);
-  CHECK_STATUS(t, status, G2Z_FORMAT, &t->services, "ends before the bit of token 400: do not ");
+  CHECK_FORMAT(t, status, "ends before the bit of token 400: do not ");
   CHECK(t, steps == 400 / (2 * T));
   g2z_loader_free(loader);
   for (int s = 0; s < SHARDS; s++) {
@@ -667,7 +667,7 @@ static void test_masks_damage(g2z_test *t) {
   status = G2Z_OK;
   for (int step = 0; status == G2Z_OK && step < 2 * SHARDS; step++)
     status = g2z_loader_next(loader, &x, &y);
-  CHECK_STATUS(t, status, G2Z_FORMAT, &t->services, "s000.bin was added or removed during the run");
+  CHECK_FORMAT(t, status, "s000.bin was added or removed during the run");
   g2z_loader_free(loader);
 }
 

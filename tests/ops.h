@@ -428,7 +428,7 @@ static void test_ops_device(g2z_test *t) {
                G2Z_FORMAT, s, "begins with \"gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\"");
   CHECK_STATUS(t, g2z__tuning_read(device, "\n"), G2Z_FORMAT, s, "a run's tuning.txt");
   CHECK(t, device->dtype == G2Z_BF16 && device->grad_dtype == G2Z_FP32 && device->services == s);
-  CHECK(t, device->kind == G2Z_DEVICE_CPU && device->ops == g2z__cpu_ops());
+  CHECK(t, device->kind == G2Z_DEVICE_CPU);
   void *memory;
   char text[6] = "hello", back[6] = "", zeros[1000] = {0};
   CHECK_OK(t, device->ops->allocate(device, 1000, &memory));
@@ -983,19 +983,13 @@ static void test_ops_head(g2z_test *t) {
 /* ----- end of a step ---------------------------------------------------- */
 
 static g2z_optimizer_config ops_optimizer(void) {
-  g2z_optimizer_config c;
-  memset(&c, 0, sizeof c);
+  g2z_optimizer_config c = g2z_train_config_default().optimizer;
   c.lr = 1e-2f;
   c.min_lr = 1e-3f;
-  c.beta1 = 0.9f;
-  c.beta2 = 0.95f;
-  c.eps = 1e-8f;
-  c.weight_decay = 0.1f;
+  c.clip = 0;
   c.schedule = G2Z_SCHEDULE_LINEAR;
   c.warmup = 4;
   c.steps = 100;
-  c.loss_scale_dynamic = 1;
-  c.loss_scale = 65536;
   c.loss_scale_window = 50;
   c.loss_scale_hysteresis = 1;
   return c;

@@ -105,7 +105,7 @@ static void test_pages(g2z_test *t) {
   }
   t->fail_at = 0;
   CHECK(t, failed > 5 && status == G2Z_OK);
-  CHECK_STATUS(t, test_page_write(t, "/nowhere/page.html", 10), G2Z_IO, &t->services, "/nowhere");
+  CHECK_IO(t, test_page_write(t, "/nowhere/page.html", 10), "/nowhere");
 }
 
 /* A whisker that exceeds the scale of its bars. */
@@ -223,15 +223,13 @@ static void test_run_report(g2z_test *t) {
     if (access(path, F_OK) == 0) before = test_run_read(t, s.run_dir, foreign[i].name, &kept);
     test_write_file(t, path, foreign[i].text, strlen(foreign[i].text));
     unlink(page);
-    CHECK_STATUS(t, g2z_report_run(&t->services, s.run_dir), G2Z_FORMAT, &t->services,
-                 foreign[i].want);
+    CHECK_FORMAT(t, g2z_report_run(&t->services, s.run_dir), foreign[i].want);
     CHECK(t, access(page, F_OK) != 0 && test_files_count(t, "run/*.partial") == 0);
     if (before) test_write_file(t, path, before, kept);
     else unlink(path);
     g2z_release(&t->services, before);
   }
-  CHECK_STATUS(t, g2z_report_run(&t->services, t->directory), G2Z_IO, &t->services,
-               "metrics.jsonl");
+  CHECK_IO(t, g2z_report_run(&t->services, t->directory), "metrics.jsonl");
   /* A run that has not ended: its lines so far, and an incomplete one. */
   snprintf(path, sizeof path, "%.500s/metrics.jsonl", s.run_dir);
   FILE *file = fopen(path, "ab");
@@ -570,19 +568,16 @@ static void test_profile(g2z_test *t) {
   size_t bytes = 0;
   snprintf(stats, sizeof stats, "%s", test_path(t, "profiles/nsys_stats_node-1.txt"));
   snprintf(summary, sizeof summary, "%s", test_path(t, "profiles/profile_summary.json"));
-  CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_IO, &t->services,
-               "no nsys_stats_*.txt");
+  CHECK_IO(t, g2z_profile_run(&t->services, t->directory), "no nsys_stats_*.txt");
   CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "profiles")));
   for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
     test_write_file(t, stats, damaged[i][0], strlen(damaged[i][0]));
-    CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
-                 damaged[i][1]);
+    CHECK_FORMAT(t, g2z_profile_run(&t->services, t->directory), damaged[i][1]);
     CHECK(t, test_files_count(t, "profiles/profile_summary") == 0);
   }
   test_write_file(t, stats, test_stats_text, sizeof test_stats_text - 1);
   test_write_file(t, test_path(t, "training_metrics.json"), "{", 1);
-  CHECK_STATUS(t, g2z_profile_run(&t->services, t->directory), G2Z_FORMAT, &t->services,
-               "training_metrics.json");
+  CHECK_FORMAT(t, g2z_profile_run(&t->services, t->directory), "training_metrics.json");
   static const char metrics[] =
       "{\"schema_version\": \"2.0\", \"hardware\": {\"gpu_name\": \"H200\", \"world_size\": 8}, "
       "\"scheduler\": {\"job_id\": \"4711\"}}";
@@ -637,12 +632,10 @@ static void test_run_profile(g2z_test *t) {
   test_run_prepare(t, &s, "run");
   s.config.profile = 1;
   s.config.train.graph = 1;
-  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
-               "profile needs --graph off");
+  CHECK_BAD(t, test_run_all(t, &s.config, &seen), "profile needs --graph off");
   s.config.train.graph = 2;
   s.config.run_dir = NULL;
-  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_BAD_ARGUMENT, &t->services,
-               "profile needs a run_dir");
+  CHECK_BAD(t, test_run_all(t, &s.config, &seen), "profile needs a run_dir");
   s.config.run_dir = s.run_dir;
   /* Files that an earlier run left do not count; damaged ones do no harm. */
   CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "run/profiles")));
@@ -664,8 +657,7 @@ static void test_run_profile(g2z_test *t) {
   }
   g2z_release(&t->services, text);
   CHECK(t, unlink(path) == 0);
-  CHECK_STATUS(t, g2z_profile_run(&t->services, s.run_dir), G2Z_FORMAT, &t->services,
-               "nsys_stats_a.txt, line 1");
+  CHECK_FORMAT(t, g2z_profile_run(&t->services, s.run_dir), "nsys_stats_a.txt, line 1");
   for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++)
     CHECK(t, unlink(test_path(t, earlier[i])) == 0);
   CHECK_OK(t, g2z_profile_run(&t->services, s.run_dir));

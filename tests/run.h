@@ -516,15 +516,14 @@ static void test_flags(g2z_test *t) {
     char word[64];
     snprintf(word, sizeof word, "%s", wrong[i][0]);
     argv[1] = word;
-    CHECK_STATUS(t, g2z_flags_parse(&t->services, flags, count, 2, argv, NULL), G2Z_BAD_ARGUMENT,
-                 &t->services, wrong[i][1]);
+    CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2, argv, NULL), wrong[i][1]);
   }
   CHECK(t, number == 10); /* a refused value changes nothing */
   char next_flag[] = "--on"; /* a flag is a value only after = */
   argv[1] = number_word;
   argv[2] = next_flag;
-  CHECK_STATUS(t, g2z_flags_parse(&t->services, flags, count, 3, argv, NULL), G2Z_BAD_ARGUMENT,
-               &t->services, "--number needs a value");
+  CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 3, argv, NULL),
+            "--number needs a value");
 
   /* The shell restores the same words from the printed line, whatever they contain. */
   char *line = NULL, output[256], printf_word[] = "printf", format[] = "<%s>";
@@ -1425,8 +1424,7 @@ static void test_run_resume_latest(g2z_test *t) {
   for (size_t i = 0; i < sizeof unseen / sizeof *unseen; i++) {
     test_sh(t, "rm -rf b; cp -r a b && cd b && ln -sf loop %s && ln -sf loop loop && "
                "ln -sf loop step-000008/loop && cp -r ../b ../kept", unseen[i]);
-    CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_IO, &t->services,
-                 "Too many levels of symbolic links");
+    CHECK_IO(t, test_run_all(t, &b.config, &seen), "Too many levels of symbolic links");
     test_sh(t, "diff -r --no-dereference b kept && rm -r kept");
   }
 }

@@ -59,6 +59,13 @@ static void test_bpe_close(test_bpe *bpe) {
   g2z_tokenizer_free(bpe->tokenizer);
 }
 
+/* The vocabulary without merges: 256 bytes and the marker. */
+static g2z_tokenizer *test_bpe_plain(g2z_test *t) {
+  g2z_tokenizer *tokenizer = NULL;
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  return tokenizer;
+}
+
 /* Encodes a text with a new encoder; the test frees the ids. */
 static g2z_tokens test_bpe_encode(g2z_test *t, const g2z_tokenizer *tokenizer, const char *text,
                                   size_t bytes, int flags) {
@@ -183,8 +190,7 @@ static void test_tokenizer_bytes(g2z_test *t) {
       {"\xE0\x80\xE0\xA0\xE0\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xE0\xA0\x80"},
       {"\xF0\x90\x80\xC3\xA9", "\xEF\xBF\xBD\xC3\xA9"},
   };
-  g2z_tokenizer *tokenizer = NULL;
-  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  g2z_tokenizer *tokenizer = test_bpe_plain(t);
   if (!tokenizer) return;
   CHECK(t, g2z_tokenizer_vocab(tokenizer) == 257 && g2z_tokenizer_eot(tokenizer) == 256);
   size_t bytes;
@@ -211,8 +217,8 @@ static void test_tokenizer_bytes(g2z_test *t) {
   memset(&tokens, 0, sizeof tokens);
   CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
   CHECK_OK(t, g2z_encode(encoder, "ab", 2, G2Z_ENCODE_STRICT, &tokens));
-  CHECK_STATUS(t, g2z_encode(encoder, "abc\xE2\x80", 5, G2Z_ENCODE_STRICT, &tokens), G2Z_FORMAT,
-               &t->services, "byte 0xe2 at offset 3");
+  CHECK_FORMAT(t, g2z_encode(encoder, "abc\xE2\x80", 5, G2Z_ENCODE_STRICT, &tokens),
+               "byte 0xe2 at offset 3");
   CHECK(t, tokens.count == 2); /* a failed call appends nothing */
   const char special[] = "x<|endoftext|><|endoftext|>y";
   CHECK_OK(t, g2z_encode(encoder, special, strlen(special), G2Z_ENCODE_ALLOW_SPECIAL, &tokens));
@@ -222,8 +228,8 @@ static void test_tokenizer_bytes(g2z_test *t) {
   CHECK(t, tokens.count == strlen(special));
   const int32_t beyond[] = {0, 257};
   char *text;
-  CHECK_STATUS(t, g2z_decode(&t->services, tokenizer, beyond, 2, &text, &bytes),
-               G2Z_BAD_ARGUMENT, &t->services, "id 257 at position 1");
+  CHECK_BAD(t, g2z_decode(&t->services, tokenizer, beyond, 2, &text, &bytes),
+            "id 257 at position 1");
   g2z_tokens_free(&tokens);
   g2z_encoder_free(encoder);
   g2z_tokenizer_free(tokenizer);
@@ -265,7 +271,7 @@ static void test_bpe_trainer_part(g2z_test *t) {
 /* A text fed at once, in two parts, and to two trainers that are added: the pieces are the same
  * here. */
 static void test_bpe_training(g2z_test *t) {
-  static const size_t bytes = sizeof test_bpe_text - 1;
+  const size_t bytes = sizeof test_bpe_text - 1;
   const size_t half = g2z_encode_cut(test_bpe_text, 300);
   for (int way = 0; way < 3; way++) {
     g2z_bpe_trainer *trainer = NULL, *other = NULL;
@@ -496,10 +502,8 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 
   /* Quadratic or recursive code would not return from this. */
-  size_t bytes = 1000001;
-  char *spaces = (char *)malloc(bytes);
-  CHECK(t, spaces != NULL);
-  if (!spaces) return;
+  static char spaces[1000001];
+  const size_t bytes = sizeof spaces;
   memset(spaces, ' ', bytes);
   spaces[bytes - 1] = 'A';
   tokenizer = test_bpe_learn(t, spaces, bytes, 300);
@@ -508,7 +512,6 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
     test_bpe_round_trip(t, tokenizer, spaces, bytes, spaces, bytes);
   }
   g2z_tokenizer_free(tokenizer);
-  free(spaces);
 }
 
 /* internals */
@@ -560,9 +563,8 @@ static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) 
  * other. */
 static void test_tokenizer_scan(g2z_test *t) {
   static unsigned char raw[12000], text[3 * sizeof raw];
-  g2z_tokenizer *tokenizer = NULL;
+  g2z_tokenizer *tokenizer = test_bpe_plain(t);
   uint32_t state = 17;
-  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
   if (!tokenizer) return;
   for (int i = 0; i < 3000; i++) {
     size_t want = test_bpe_random(&state) % (i % 50 ? 300 : sizeof raw - 64), bytes = 0;
@@ -619,13 +621,11 @@ static void test_bpe_stream(g2z_test *t, g2z_encoder *encoder, const char *text,
 static void test_tokenizer_part(g2z_test *t) {
   static const char *const alphabets[] = {"etaoins", "a", "''!", "\xFF\xE6\x9D", "t<es "};
   static char text[3000];
-  const size_t long_bytes = 2 * G2ZT_PART + 54321;
-  char *piece = (char *)malloc(long_bytes);
-  int32_t *ids = (int32_t *)malloc(long_bytes * sizeof *ids);
+  static char piece[2 * G2ZT_PART + 54321];
+  static int32_t ids[sizeof piece];
   test_bpe b;
   uint32_t state = 23;
   int wrong = 0;
-  CHECK(t, piece && ids);
   REQUIRE_OK(t, test_bpe_open(t, &b));
   for (int i = 0; i < 300; i++) {
     size_t bytes = 0, step = 1 + test_bpe_random(&state) % 200;
@@ -644,7 +644,7 @@ static void test_tokenizer_part(g2z_test *t) {
   /* Pieces larger than a part, merged at once and in parts: letters, apostrophes that begin
    * contractions only at the start of a piece, and bytes that are not UTF-8. */
   for (size_t a = 0; a < 5; a++) {
-    size_t letters = strlen(alphabets[a]), bytes = long_bytes, made = 0, used;
+    size_t letters = strlen(alphabets[a]), bytes = sizeof piece, made = 0, used;
     for (size_t i = 0; i < bytes; i++) piece[i] = alphabets[a][test_bpe_random(&state) % letters];
     memcpy(piece + bytes - 8, "'s'll've", 8);
     b.whole.count = 0;
@@ -657,8 +657,6 @@ static void test_tokenizer_part(g2z_test *t) {
     test_bpe_stream(t, b.encoder, piece, bytes, 700000, 0, &b.parts);
     CHECK(t, test_bpe_equal(&b.whole, &b.parts));
   }
-  free(piece);
-  free(ids);
   test_bpe_close(&b);
 }
 
@@ -1034,12 +1032,9 @@ static void test_prepare_refusals(g2z_test *t) {
   PREPARE_OR_SKIP(t);
   test_prepare_files(t, files, sizeof files / sizeof *files);
   for (size_t i = 0; i < sizeof test_prepare_bad / sizeof *test_prepare_bad; i++) {
-    const char *arguments = test_prepare_bad[i][0], *said = test_prepare_said;
-    int code = test_prepare(t, "", "--out $D/out %s", arguments);
-    int complains = strncmp(said, "prepare_data: ", 14) == 0;
-    t->checks++;
-    if (code != 1 || !complains || !strstr(said, test_prepare_bad[i][1]))
-      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s", arguments, code, said);
+    CHECK(t, test_prepare(t, "", "--out $D/out %s", test_prepare_bad[i][0]) == 1);
+    CHECK(t, strncmp(test_prepare_said, "prepare_data: ", 14) == 0);
+    CHECK_HAS(t, test_prepare_said, test_prepare_bad[i][1]);
   }
   test_prepare_cases(t, more, sizeof more / sizeof *more);
   CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "out/x_train_000000.bin"), &other));
@@ -1052,17 +1047,11 @@ static void test_prepare_refusals(g2z_test *t) {
 /* Checks that the shards of a pattern hold only `letter`; returns the number of tokens, 0 if the
  * loader refuses the shards. */
 static int64_t test_prepare_set(g2z_test *t, const char *pattern, char letter) {
-  g2z_loader_config config;
+  const g2z_loader_config config = {test_path(t, pattern), 1, 1, 1, 0, 1, 257, G2Z_ORDER_FILE, 0};
   g2z_loader *loader = NULL;
   const int32_t *x, *y;
-  int64_t tokens = 0;
-  memset(&config, 0, sizeof config);
-  config.glob = test_path(t, pattern);
-  config.batch = config.accum = config.world = config.seq = 1;
-  config.vocab = 257;
-  config.order = G2Z_ORDER_FILE;
   if (g2z_loader_create(&t->services, &config, &loader) != G2Z_OK) return 0;
-  tokens = loader->tokens;
+  int64_t tokens = loader->tokens;
   for (int64_t i = 1; i < loader->steps_per_epoch && tokens; i++)
     if (g2z_loader_next(loader, &x, &y) != G2Z_OK || (i > 1 && *x != letter - 33)) tokens = -1;
   g2z_loader_free(loader);
@@ -1164,15 +1153,14 @@ static void test_prepare_jsonl(g2z_test *t) {
       {"{\"text\": NaN}", "line 1, column 10: expected a string, found 'N'"},
       {"\"text\"", "line 1, column 1: "},
       {"{\"text\": \"a\tb\"}", "line 1, column 1"}};
+  static char text[200000];
   uint32_t state = 5;
   int32_t ids[64];
-  char *text = (char *)malloc(200000);
   PREPARE_OR_SKIP(t);
+  g2z_tokenizer *tokenizer = test_bpe_plain(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    g2z_tokenizer *tokenizer = NULL;
     size_t count = 0;
     test_write_file(t, test_path(t, "j.jsonl"), cases[i].lines, strlen(cases[i].lines));
-    CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
     for (const char *at = cases[i].text, *end; at; at = *end ? end + 1 : NULL) {
       end = at + strcspn(at, "#");
       g2z_tokens some = test_bpe_encode(t, tokenizer, at, (size_t)(end - at), 0);
@@ -1185,7 +1173,6 @@ static void test_prepare_jsonl(g2z_test *t) {
     if (test_prepare(t, "", "--overwrite --out $D --val-fraction 0 $D/j.jsonl") != 0)
       test_fail(t, __FILE__, __LINE__, "%s: %s", cases[i].name, test_prepare_said);
     test_prepare_shard(t, "j_train_000000.bin", 1, ids, count);
-    g2z_tokenizer_free(tokenizer);
   }
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
     test_write_file(t, test_path(t, "j.jsonl"), refused[i].line, strlen(refused[i].line));
@@ -1193,22 +1180,16 @@ static void test_prepare_jsonl(g2z_test *t) {
     CHECK_HAS(t, test_prepare_said, refused[i].says);
   }
   /* One byte in fifty is damaged: each becomes U+FFFD, as --help states. */
-  for (size_t i = 0; i < 200000 && text; i++) {
+  for (size_t i = 0; i < sizeof text; i++) {
     const int damaged = test_bpe_random(&state) % 50 == 0;
     text[i] = damaged ? (char)(128 + test_bpe_random(&state) % 128) : "some words "[i % 11];
   }
-  if (text) {
-    g2z_tokenizer *tokenizer = NULL;
-    CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
-    test_write_file(t, test_path(t, "d.txt"), text, 200000);
-    g2z_tokens all = test_bpe_encode(t, tokenizer, text, 200000, 0);
-    CHECK(t, test_prepare(t, "", "--format raw --eot none --out $D --val-fraction 0 "
-                                 "$D/d.txt") == 0);
-    test_prepare_shard(t, "train.bin", 0, all.ids, all.count);
-    g2z_tokens_free(&all);
-    g2z_tokenizer_free(tokenizer);
-  }
-  free(text);
+  test_write_file(t, test_path(t, "d.txt"), text, sizeof text);
+  g2z_tokens all = test_bpe_encode(t, tokenizer, text, sizeof text, 0);
+  CHECK(t, test_prepare(t, "", "--format raw --eot none --out $D --val-fraction 0 $D/d.txt") == 0);
+  test_prepare_shard(t, "train.bin", 0, all.ids, all.count);
+  g2z_tokens_free(&all);
+  g2z_tokenizer_free(tokenizer);
 }
 
 /* Text from gzip or zstd: whole, cut short, and without the program. */
@@ -1266,12 +1247,11 @@ static void test_prepare_packed(g2z_test *t) {
  * is one call of the library. A piece without a cut is encoded while it is read, for any number of
  * threads. */
 static void test_prepare_open(g2z_test *t) {
+  static char text[9000000];
+  const size_t bytes = sizeof text;
   uint32_t state = 31;
-  size_t bytes = 9000000, at = 0;
+  size_t at = 0;
   PREPARE_OR_SKIP(t);
-  char *text = (char *)malloc(bytes);
-  CHECK(t, text != NULL);
-  if (!text) return;
   while (at < bytes) text[at++] = "etaoinshr'd1"[test_bpe_random(&state) % 12];
   memset(text + bytes - 1000000, '\n', 999000);
   memcpy(text + bytes - 1000, "<|endoftext|> it's\n\nover", 24);
@@ -1303,7 +1283,6 @@ static void test_prepare_open(g2z_test *t) {
                                "$D/open.txt") == 0);
   CHECK(t, strstr(test_prepare_said, "train       1 document,") != NULL); /* one for validation */
   g2z_tokenizer_free(tokenizer);
-  free(text);
 }
 
 /* 120 MB without a place to cut need little memory, also in vocabulary training. If the program
@@ -1329,22 +1308,19 @@ static void test_prepare_markers(g2z_test *t) {
   static const char period[] = "a<|endoftext|><|endoftext|>";
   enum { PERIOD = sizeof period - 1, FIRST = 4190000, DOCUMENTS = 40000 };
   enum { LETTERS = FIRST + PERIOD, BYTES = PERIOD * DOCUMENTS };
+  static char text[LETTERS + BYTES];
+  static int32_t ids[LETTERS + 2 * DOCUMENTS];
   PREPARE_OR_SKIP(t);
-  char *text = (char *)malloc(LETTERS + BYTES);
-  int32_t *ids = (int32_t *)malloc(sizeof *ids * (LETTERS + 2 * DOCUMENTS));
-  CHECK(t, text && ids);
-  for (int i = 0; i < LETTERS && text && ids; i++) ids[i] = (text[i] = 'a') - 33;
-  for (int i = 0; i < BYTES && text; i++) text[LETTERS + i] = period[i % PERIOD];
-  for (int i = 0; i < 2 * DOCUMENTS && ids; i++) ids[LETTERS + i] = i % 2 ? 256 : 'a' - 33;
-  for (size_t more = 0; more < PERIOD && text && ids; more++) {
+  for (int i = 0; i < LETTERS; i++) ids[i] = (text[i] = 'a') - 33;
+  for (int i = 0; i < BYTES; i++) text[LETTERS + i] = period[i % PERIOD];
+  for (int i = 0; i < 2 * DOCUMENTS; i++) ids[LETTERS + i] = i % 2 ? 256 : 'a' - 33;
+  for (size_t more = 0; more < PERIOD; more++) {
     const size_t begin = PERIOD - more;
     test_write_file(t, test_path(t, "m.txt"), text + begin, LETTERS + BYTES - begin);
     CHECK(t, test_prepare(t, "", "--split-docs eot --eot last --val-fraction 0 --threads %zu "
                                  "--overwrite --out $D $D/m.txt", 1 + more % 3) == 0);
     test_prepare_shard(t, "m_train_000000.bin", 1, ids + begin, LETTERS + 2 * DOCUMENTS - begin);
   }
-  free(text);
-  free(ids);
 }
 
 /* Sends signal 15 as soon as the program has a handler for it. */
