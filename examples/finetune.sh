@@ -20,11 +20,11 @@ shift 4
 here=$(dirname "$0")/..
 prepare=${G2Z_PREPARE_DATA:-$here/prepare_data}
 train=${G2Z_TRAIN:-$here/train}
-[ -x "$prepare" ] && [ -x "$train" ] || fail "prepare_data or train is not built: type make"
+{ [ -x "$prepare" ] && [ -x "$train" ]; } || fail "prepare_data or train is not built: type make"
 [ -f "$weights/config.json" ] || fail "$weights has no config.json: name a directory with weights"
 [ -f "$data" ] || fail "there is no file $data"
 [ ! -e "$out" ] || fail "$out is there: name a new directory, or remove it"
-length='--epochs 3'
+length=--epochs=3
 for flag; do
   case $flag in --steps | --steps=*) length= ;; esac # train refuses both together
 done
@@ -46,6 +46,6 @@ trap 'exit 143' TERM
 "$prepare" --vocab "$vocab" --field prompt,completion --out "$out" \
   --name data --val-fraction 0 "$data"
 "$train" --init-from "$weights" --vocab "$vocab" --train "$out/data_train_*.bin" \
-  --batch 1 $length --lr 3e-5 --run-dir "$out/run" \
+  --batch 1 ${length:+"$length"} --lr 3e-5 --run-dir "$out/run" \
   --save-weights "$out/weights" --sample-tokens 0 "$@"
 "$train" --init-from "$out/weights" --prompt "$prompt" --temperature 0 --run-dir none
