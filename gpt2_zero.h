@@ -245,9 +245,9 @@
  *     trainer_state.json    g2z_step_state, the place in the data, and the settings of the run
  *     note.json             what the program adds to the state (g2z_trainer_save_with)
  *     CHECKSUMS             written last: CRC-32C of each 64 MiB of each other file
- *     All ranks write at the same time into NAME.partial on a shared file system, each what it
- *     owns. Files and directory are synced, then the directory is renamed: a crash leaves the
- *     earlier checkpoints, and a .partial that the next start removes. When a trainer loads the
+ *     All ranks write at the same time into NAME.partial on a shared file system, each the elements
+ *     that it owns. Files and directory are synced, then the directory is renamed: a crash leaves
+ *     the earlier checkpoints, and a .partial that the next start removes. When a trainer loads the
  *     files, the ranks divide the checksums among them. If a single bit has changed anywhere,
  *     loading fails and leaves the trainer as it was. Files use canonical ranges, so a trainer with
  *     another world, stage, bucket size or type can load them. With the same config and machine the
@@ -2144,8 +2144,8 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
 }
 
 /* ===== >>i02 services and files ==========================================
- * In:  requests for memory, log lines, files. Out: these, and a sentence for every failure.
- * Law: nothing below this room calls malloc, free or printf itself. */
+ * In: requests for memory, log lines, files. Out: what was requested, or a sentence for the
+ * failure. Law: nothing below this room calls malloc, free or printf itself. */
 
 G2Z_API char *g2z_tame(char *text) {
   for (unsigned char *c = (unsigned char *)text; *c; c++)
@@ -2182,7 +2182,7 @@ G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *fo
   char sentence[G2Z_ERROR_BYTES];
   G2Z__PRINT(sentence, format);
   g2z_tame(sentence);
-  if (services->log) (services->log)(services->user, level, sentence); /* log is a macro, too */
+  if (services->log) (services->log)(services->user, level, sentence); /* `log` may be a macro */
   if (services->also) services->also(services->listener, level, sentence);
 }
 
@@ -2235,7 +2235,8 @@ G2Z_API double g2z_seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Starts a thread that blocks all signals: the program's threads handle them. 0, or the errno. */
+/* Starts a thread that blocks all signals: the program's threads handle them. Returns 0, or the
+ * errno. */
 G2Z__PRIVATE int g2z__thread_start(pthread_t *thread, void *(*run)(void *), void *user) {
   sigset_t all, before;
   sigfillset(&all);
@@ -2290,7 +2291,7 @@ G2Z__PRIVATE g2z__path g2z__join(const char *directory, const char *name) {
   return path;
 }
 
-#define G2Z__HASH 0xcbf29ce484222325u /* of no bytes */
+#define G2Z__HASH 0xcbf29ce484222325u /* the hash of no bytes */
 
 /* Continues an FNV-1a hash with these bytes: `hash` covers the bytes before them. */
 G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) {
@@ -2299,7 +2300,8 @@ G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) 
   return hash;
 }
 
-/* Reads up to `count` bytes at `offset`; fewer only at the end of the file, -1 with errno. */
+/* Reads `count` bytes at `offset`. Returns their number, which is less only at the end of the file;
+ * -1 with errno. */
 G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offset) {
   size_t done = 0;
   while (done < count) {
@@ -2328,7 +2330,7 @@ G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count) {
   return 1;
 }
 
-/* g2z_write_bytes at an offset. */
+/* Like g2z_write_bytes, at an offset. */
 G2Z__PRIVATE int g2z__pwrite(int file, const void *bytes, size_t count, uint64_t offset) {
   for (size_t done = 0; done < count;) {
     ssize_t put;
@@ -2351,16 +2353,16 @@ G2Z__PRIVATE int g2z__resize(int file, uint64_t bytes) {
   return done;
 }
 
-/* A new name is durable only after its directory is synced. Closes `directory`; -1: it could not be
- * opened. Returns an errno. If a directory cannot be synced (on some network and FUSE file systems)
- * that is no error: the file itself is complete. */
+/* A new name is durable only after its directory is synced. Closes `directory`, which is -1 if it
+ * could not be opened. Returns an errno. A directory that cannot be synced (on some network and
+ * FUSE file systems) is no error: the file itself is complete. */
 G2Z__PRIVATE int g2z__sync_directory(int directory) {
   int error = directory < 0 || g2z__sync(directory) == 0 ? 0 : errno;
   if (directory >= 0) close(directory);
   return error == EIO || error == ENOSPC || error == EDQUOT ? error : 0;
 }
 
-/* The words for a sentence. */
+/* The kind of a file, in words for a sentence. */
 G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
   return S_ISDIR(info->st_mode) ? "a directory"
          : S_ISLNK(info->st_mode) ? "a symbolic link"
@@ -2371,12 +2373,12 @@ G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
 #define G2Z__WRITER_BYTES 65536
 struct g2z_writer {
   g2z_services *services;
-  int file;                    /* -1: closed, and all of it is on the disk */
+  int file;                    /* -1: closed, and all bytes are on the disk */
   int pending;                 /* PATH.partial exists and is this writer's */
   int error;                   /* errno of the first failure, which sticks; 0: none */
-  const char *action;          /* the one that failed */
+  const char *action;          /* the action that failed */
   uint64_t written;            /* bytes put so far */
-  size_t held;                 /* the last of these bytes, which only `buffer` holds yet */
+  size_t held;                 /* how many of them only `buffer` holds so far */
   char *path, *partial;        /* after the struct, in the same allocation */
   char buffer[G2Z__WRITER_BYTES];
 };
@@ -2396,9 +2398,9 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
   size_t bytes = strlen(path) + 1;
   struct stat there, mine, named;
   g2z_writer *writer;
-  if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* would make ".partial" */
-  /* A rename over /dev/null would replace the device, and over a link the link; over a directory it
-   * would fail at the end. */
+  if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* else: ".partial" */
+  /* A rename onto /dev/null would replace the device, onto a link the link. Onto a directory it
+   * would fail, after all the work. */
   if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
                     g2z__kind_of_file(&there));
@@ -2419,8 +2421,8 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
     status = g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; remove it", writer->partial,
                       g2z__kind_of_file(&mine));
   /* The lock keeps other writers away until the file is closed; the file of a killed program has no
-   * lock. If another program renamed the file between our open() and our lock, the lock is on that
-   * program's complete file, which we leave alone. */
+   * lock. If another program renamed the file between our open() and our lock, we hold the lock of
+   * its complete file, and leave that alone. */
   else if ((flock(writer->file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) ||
            lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino)
     status = g2z_fail(services, G2Z_IO, "another program writes %s: wait until it ends, or choose "
@@ -2456,7 +2458,7 @@ G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...
     writer->written += (uint64_t)length;
     return G2Z_OK;
   }
-  char *text; /* the text is too long for the rest of the buffer */
+  char *text; /* for a text that does not fit into the rest of the buffer */
   g2z_status status = G2Z__NEW(writer->services, (size_t)length + 1, &text);
   if (status != G2Z_OK) {
     writer->error = ENOMEM;
@@ -2478,7 +2480,7 @@ G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer) {
       writer, writer->error || g2z_write_bytes(writer->file, writer->buffer, held), "write");
 }
 
-/* Overwrites what was put before: headers with counts. */
+/* Overwrites bytes that were put before: headers with counts. */
 G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
                                           size_t count) {
   G2Z_ASSERT(count <= writer->written && offset <= writer->written - count);
@@ -2493,7 +2495,8 @@ G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
   return g2z__writer_check(writer, g2z__sync(writer->file) == 0, "sync");
 }
 
-/* For many files that are renamed together. Only commit and free may follow. */
+/* Finishes and closes one of many files that are renamed together. Only commit and free may
+ * follow. */
 G2Z__PRIVATE g2z_status g2z__writer_close(g2z_writer *writer) {
   const int file = writer->file;
   G2Z__TRY(g2z__writer_finish(writer));
@@ -2507,7 +2510,7 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
   G2Z__TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
                              "rename a complete file to"));
   writer->pending = 0;
-  /* Without a slash the directory is "."; a slash at the beginning stays. */
+  /* Without a slash the directory is "."; the root's slash stays. */
   char directory[PATH_MAX];
   const char *slash = strrchr(writer->path, '/');
   const int length = slash && slash != writer->path ? (int)(slash - writer->path) : 1;
@@ -2518,7 +2521,7 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
 
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
   if (!writer) return;
-  if (writer->pending) unlink(writer->partial); /* while the lock still keeps others away */
+  if (writer->pending) unlink(writer->partial); /* while the lock keeps others away */
   if (writer->file >= 0) close(writer->file);
   g2z_release(writer->services, writer);
 }
@@ -2549,7 +2552,7 @@ G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *
       return g2z_fail(services, G2Z_FORMAT,
                       "%s has more than %zu bytes, the limit for a file of this kind: check "
                       "that it is the right file", path, limit);
-    G2Z__TRY(G2Z__GROW(services, text, &capacity, *bytes, need + 2)); /* a byte more, and a NUL */
+    G2Z__TRY(G2Z__GROW(services, text, &capacity, *bytes, need + 2)); /* and a byte, a NUL */
     G2Z_RETRY(got, read(file, *text + *bytes, capacity - *bytes - 1));
     if (got < 0) return g2z_fail_file(services, errno, "read", path);
     *bytes += (size_t)got;
@@ -2584,7 +2587,7 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
     if (path[i] != '/' && path[i] != 0) continue;
     memcpy(prefix, path, i);
     if (mkdir(prefix, 0777) == 0) continue;
-    int error = errno; /* an existing directory does not always give EEXIST (read-only mounts) */
+    int error = errno; /* may not be EEXIST although the directory exists (read-only mounts) */
     if (stat(prefix, &info) != 0 || !S_ISDIR(info.st_mode))
       return g2z_fail_file(services, error, "create the directory", prefix);
   }
@@ -2600,8 +2603,9 @@ G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *t
 
 /* ===== >>i04 JSON ========================================================
  * In:  any bytes that should be JSON, or values to write. Out: values in place, or a text.
- * Law: no allocation, no recursion, nothing read beyond `end`, no locale; what RFC 8259 forbids is
- * an error with its line and column, except NaN and Infinity in values that are skipped. */
+ * Law: no allocation, no recursion, nothing read beyond `end`, no locale. Text that RFC 8259
+ * forbids is an error with its line and column, except NaN and Infinity in values that are
+ * skipped. */
 
 /* ----- reader ----- */
 
@@ -2684,8 +2688,8 @@ G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *en
   return value;
 }
 
-/* Decodes the escape at *at to UTF-8 and steps over it. Returns its 1 to 4 bytes, or 0 if it is no
- * JSON escape. Half a surrogate pair becomes U+FFFD. */
+/* Decodes the escape at *at to UTF-8 and steps over it. Returns the number of bytes, 1 to 4, or 0
+ * if it is no JSON escape. Half a surrogate pair becomes U+FFFD. */
 G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned char *end,
                                      unsigned char out[4]) {
   static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
@@ -2715,7 +2719,7 @@ G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned ch
 }
 
 G2Z__PRIVATE g2z_json_text g2z__json_quoted(g2z_json *json, const char *expected) {
-  g2z_json_text none = {(const unsigned char *)"", 0, NULL}, text = none; /* never NULL + 0 */
+  g2z_json_text none = {(const unsigned char *)"", 0, NULL}, text = none; /* not NULL + 0 */
   if (!g2z__json_take(json, '"', expected)) return none;
   const unsigned char *c = json->at, *end = json->end;
   text.at = c;
@@ -2768,7 +2772,8 @@ G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
     got[0] = *at;
     if (*at != '\\') at++;
     else if ((bytes = g2z__json_escape(&at, end, got)) == 0) return 0;
-    for (size_t i = 0; i < bytes; i++, want++) /* an escaped NUL must not match the name's end */
+    for (size_t i = 0; i < bytes; i++, want++) /* an escaped NUL must not match the end of the
+                                                * name */
       if (*want == 0 || *want != got[i]) return 0;
   }
   return *want == 0;
@@ -2820,7 +2825,7 @@ G2Z__PRIVATE size_t g2z__json_scan(g2z_json *json, const char *expected) {
   return valid ? (size_t)(c - json->at) : 0;
 }
 
-/* Fails because of the number at json->at, which has `bytes` bytes. */
+/* Reports the number at json->at, which has `bytes` bytes, as an error. */
 G2Z__PRIVATE void g2z__json_fail_number(g2z_json *json, size_t bytes, const char *why) {
   g2z_json_fail(json, "%.*s %s", (int)(bytes < 40 ? bytes : 40), (const char *)json->at, why);
 }
@@ -2829,7 +2834,7 @@ G2Z_API int64_t g2z_json_integer(g2z_json *json) {
   size_t bytes = g2z__json_scan(json, "an integer");
   const unsigned char *c = json->at, *end = c + bytes;
   int negative = bytes > 0 && *c == '-';
-  int64_t value = 0, least = negative ? INT64_MIN : -INT64_MAX; /* counts down: -2^63 has no 2^63 */
+  int64_t value = 0, least = negative ? INT64_MIN : -INT64_MAX; /* down: int64 has no 2^63 */
   c += negative;
   const char *why = g2z__json_digits(c, end) < end ? "is not an integer" : NULL;
   for (; c < end && !why; c++) {
@@ -2847,7 +2852,7 @@ G2Z_API int64_t g2z_json_integer(g2z_json *json) {
 
 G2Z_API double g2z_json_number(g2z_json *json) {
   size_t bytes = g2z__json_scan(json, "a number"), length = 0;
-  char text[4096], zero[16]; /* at most 767 digits decide which double a number is */
+  char text[4096], zero[16]; /* at most 767 digits decide to which double a number rounds */
   if (bytes == 0) return 0;
   if (bytes > sizeof text - sizeof zero) {
     g2z__json_fail_number(json, bytes, "... has more than 4000 characters: round it");
@@ -2982,7 +2987,7 @@ G2Z_API void g2z_json_end(g2z_json_out *out, char close) {
   out->depth--;
   if (out->filled) g2z__json_line(out);
   g2z_writer_put(out->writer, &close, 1);
-  out->filled = out->depth > 0; /* another text may follow at level 0: .jsonl */
+  out->filled = out->depth > 0; /* at level 0 another text may follow: .jsonl */
 }
 
 G2Z__PRIVATE void g2z__json_put(g2z_json_out *out, const char *key, const char *word) {
@@ -3029,14 +3034,14 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
  * Law: every value is checked here, once; later rooms rely on it. */
 
 #define G2Z__STAMP 0x67327a63u
-/* Limits that keep every index inside its type: rows in int, elements in size_t, files in int64. */
+/* Limits that keep every index within its type: rows in int, elements in size_t, files in int64. */
 #define G2Z__MAX_LAYERS 1024
 #define G2Z__MAX_CHANNELS 65536
 #define G2Z__MAX_CONTEXT (1 << 20)
 #define G2Z__MAX_VOCAB (1 << 24)
 #define G2Z__MAX_BATCH (1 << 20)
 #define G2Z__MAX_ACCUM (1 << 20)
-#define G2Z__MAX_TOKENS (1 << 28) /* of a micro-step */
+#define G2Z__MAX_TOKENS (1 << 28) /* per micro-step */
 #define G2Z__MAX_DROPPED (INT64_C(1) << 34) /* per sequence: dropout's counter is e / 4, 32 bits */
 
 /* The texts of an enum's values, from the list that defines the enum. */
@@ -3172,7 +3177,7 @@ G2Z_API const char *g2z_word(const char *words, int index, size_t *length) {
   return word;
 }
 
-/* A value as a number; any but a UINT64 is exact. An enum's type may differ from int in sign. */
+/* A value as a number, exact except for a UINT64. An enum's type may be unsigned. */
 G2Z__PRIVATE double g2z__setting_number(const g2z_setting *setting,
                                         const g2z_train_config *config) {
   const char *at = (const char *)config + setting->at;
@@ -3215,7 +3220,7 @@ G2Z__PRIVATE void g2z__settings_text(const g2z_train_config *config,
   }
 }
 
-/* Reads a value from text; 0: it is not a value. g2z__settings_check checks the bounds. */
+/* Reads a value from text; 0: the text is not a value. g2z__settings_check checks the bounds. */
 G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, g2z_train_config *config,
                                    const char *text) {
   char *at = (char *)config + setting->at, *end = NULL;
@@ -3240,13 +3245,13 @@ G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, g2z_train_config 
   return end != text && !*end && errno == 0;
 }
 
-/* Checks the first `count` settings against their bounds; NaN is outside. */
+/* Checks the first `count` settings against their bounds; NaN is out of bounds. */
 G2Z__PRIVATE g2z_status g2z__settings_check(g2z_services *services,
                                             const g2z_train_config *config, int count) {
   for (int i = 0; i < count; i++) {
     const g2z_setting *setting = &g2z__settings[i];
     const double value = g2z__setting_number(setting, config);
-    const int is_float = setting->kind == G2Z_SETTING_FLOAT; /* round bounds like the value */
+    const int is_float = setting->kind == G2Z_SETTING_FLOAT; /* rounds the bounds like the value */
     const double least = is_float ? (double)(float)setting->least : setting->least;
     const double most = is_float ? (double)(float)setting->most : setting->most;
     char text[G2Z__SETTING_BYTES];
@@ -3322,7 +3327,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and only "
                     "dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
-  /* Attention has the most elements: heads of up to 128 channels leave seq x channels far below. */
+  /* Attention's scores are the largest tensor: heads have at most 128 channels, so seq x channels
+   * is far smaller. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
   if (config->dropout > 0 && scores > G2Z__MAX_DROPPED)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
@@ -3337,8 +3343,9 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
 }
 
 /* ===== >>i06 plan ========================================================
- * In:  a config, a device kind, a rank of a world. Out: the place and size of everything.
- * Law: pure. All code that allocates, prints or reshards uses these numbers and computes none. */
+ * In: a config, a device kind, a rank and the world size. Out: the place and size of everything.
+ * Law: pure functions. All code that allocates, prints or reshards uses these numbers and computes
+ * none. */
 
 /* Activations of a forward pass that backward needs, and backward's own scratch. Copies: in
  * training STREAM, LAYER and CACHE have one per layer; with recomputation all layers share one of
@@ -3443,7 +3450,7 @@ G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements) {
   return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->world;
 }
 
-/* 1: ranks wait for parameters that others update. */
+/* 1: a rank waits for parameters that other ranks update. */
 G2Z__PRIVATE int g2z__plan_gathers(const g2z_plan *plan) {
   return plan->world > 1 && plan->owner != G2Z_OWNER_ALL;
 }
@@ -3459,16 +3466,16 @@ G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)p
 #define G2Z__LAST_BYTES ((size_t)8 << 20)
 #define G2Z__PIECE_BYTES ((size_t)16 << 20)
 
-/* The smaller of `elements` and what fits in `bytes`, in whole grains, at least one. */
+/* `elements`, or fewer if only fewer fit into `bytes`; in whole grains, at least one. */
 G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
   size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
   return room < grain || elements < room ? elements : room;
 }
 
 /* Cuts the memory of units [first, next) into buckets, from its end, so that the odd size is the
- * first bucket's. Before wte the last bucket is small, and each is at most twice as large as the
- * next one, during whose computation it travels. Returns their number. Writes them in front of
- * `end`, unless that is NULL. */
+ * first bucket's. Before wte the last bucket is small, and each bucket is at most twice as large as
+ * the next: it travels while backward computes the next. Returns the number of buckets. Writes them
+ * in front of `end`, unless that is NULL. */
 G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, int first, int next, g2z_bucket *end) {
   size_t begin = plan->unit[first].begin, left = plan->unit[next].begin - begin;
   size_t full = plan->bucket_elements, size;
@@ -3487,24 +3494,25 @@ G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, int first, int next, g2z_bu
   return count;
 }
 
-/* The first unit after those that share buckets with unit `first`: up to stage 1 all units before
- * wte share theirs. */
+/* The first unit that shares no bucket with unit `first`. Up to stage 1 all units before wte share
+ * buckets. */
 G2Z__PRIVATE int g2z__plan_cut_end(const g2z_plan *plan, int first) {
   return g2z__plan_by_unit(plan) || first == plan->wte ? first + 1 : plan->wte;
 }
 
-/* Upper bound of the number of update ranges: they end where decay changes and at buckets. */
+/* Upper bound of the number of update ranges, which end where decay changes and where buckets
+ * end. */
 G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* 1: Muon's matrices travel to homes. Otherwise each owner owns whole ones. */
+/* 1: Muon's matrices travel to homes. 0: owners have whole matrices. */
 G2Z__PRIVATE int g2z__plan_travels(const g2z_plan *plan) {
   return plan->muon_weights > 0 && plan->world > 1 && plan->owner == G2Z_OWNER_SLICES;
 }
 
-/* Lists the weights in the order of memory and gives each a home. The most expensive weights come
- * first; among equals the order of memory decides. Each goes to the rank that has the least work so
+/* Lists the weights in the order of memory and gives each a home. The weights that cost most get
+ * theirs first, equal ones in the order of memory. The home is the rank that has the least work so
  * far. A matrix with sides m <= n costs m m (2 n + m), times a constant. */
 G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) {
   const int travels = g2z__plan_travels(plan);
@@ -3537,7 +3545,7 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
     most = next;
   }
 
-  /* Their places. In a home, weights of one parameter lie together. */
+  /* The weights' places. At a home, weights of one parameter lie together. */
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
     const int rank = travels ? plan->rank : 0;
@@ -3551,13 +3559,13 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
       *end += info.elements;
       shape.weights += !travels || weight->home == plan->rank;
     }
-    if (!travels && plan->owner == G2Z_OWNER_ROOT && plan->rank > 0) continue; /* owns nothing */
+    if (!travels && plan->owner == G2Z_OWNER_ROOT && plan->rank > 0) continue; /* owns none */
     if (shape.weights) plan->shape[plan->shapes++] = shape;
   }
 }
 
-/* Lists the routes: each weight's pieces in the order of memory. sent[rank] counts the elements of
- * each owner. `list` 0: only counts. */
+/* Lists the routes: each weight's pieces in the order of memory. sent[r] counts the elements that
+ * owner r sends. `list` 0: counts, and lists nothing. */
 G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent, int list) {
   int count = 0, k = 0;
   for (int w = 0; w < plan->muon_weights; w++) {
@@ -3610,8 +3618,8 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   plan->work_begin = g2z__align(home * (size_t)plan->u_bytes);
   plan->u_begin = plan->routes ? plan->work_begin : 0;
 
-  /* Scratch for 12 matrices keeps a GPU busy. It is less if all areas together would take more
-   * memory than the v that Muon saves. */
+  /* Scratch for 12 matrices keeps a GPU busy. It is smaller if all areas together would otherwise
+   * take more memory than Muon saves by having no v. */
   const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * (size_t)plan->u_bytes;
   const size_t v_bytes = (plan->routes ? u : home) * sizeof(float);
   size_t work = v_bytes > plan->work_begin ? v_bytes - plan->work_begin : 0;
@@ -3624,14 +3632,14 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
 
 /* The update ranges of this rank's slices, parameter by parameter: first AdamW's, then Muon's. */
 G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
-  const int apart = g2z__plan_gathers(plan); /* 1: buckets are shared one by one */
+  const int apart = g2z__plan_gathers(plan); /* 1: each bucket is shared separately */
   size_t updates = 0, own = 0;               /* own: Muon's elements so far */
   for (int muon = 0; muon < 2; muon++, own = 0) {
     const size_t pass = updates;
     for (int k = 0, w = 0; k < plan->buckets; k++) {
       g2z_bucket *b = &plan->bucket[k];
       const size_t first = updates, own_end = b->own_begin + b->own_elements;
-      /* No range crosses the begin of such a bucket. */
+      /* No range crosses the beginning of such a bucket. */
       const int cut = apart || (plan->muon_weights && k == plan->early);
       for (int i = b->unit * G2Z_PARAM_COUNT; i < (b->last_unit + 1) * G2Z_PARAM_COUNT; i++) {
         const int u = i / G2Z_PARAM_COUNT, p = i % G2Z_PARAM_COUNT;
@@ -3722,21 +3730,21 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   return G2Z_OK;
 }
 
-/* Bytes of a chunk of logits, at least of one fp32 row, which generation needs. */
+/* Bytes of a chunk of logits; at least one fp32 row, which generation needs. */
 G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   size_t row = (size_t)plan->head_chunk * (size_t)plan->dtype_bytes;
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
 }
 
-/* Bytes of that memory, where Muon's areas lie, too. */
+/* Bytes of the memory of the logits, which also holds Muon's areas. */
 G2Z__PRIVATE size_t g2z__plan_head_bytes(const g2z_plan *plan) {
   size_t logits = g2z__plan_logits_bytes(plan), muon = plan->work_begin + plan->work_bytes;
   return logits > muon ? logits : muon;
 }
 
-/* Of Hopper's kernels: */
+/* Sizes in the kernels for Hopper. */
 #define G2Z__HOPPER_SPLITS 8     /* maximum of parts of a head in attention's backward */
-#define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, with dQ in scratch there */
+#define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, whose dQ is in scratch */
 #define G2Z__PRODUCT_COLUMNS 192 /* in a tile of our own products */
 
 /* Bytes of a block's four weights in 8 bits, each once for forward and once for backward. */
@@ -3754,7 +3762,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
   bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * (size_t)plan->dtype_bytes);
-  /* Not in stage 3: a gathered block would have to be rounded again in each pass. */
+  /* Stage 3 has none: it would have to round a gathered block again in each pass. */
   const int kept = plan->fp8 >= G2Z_FP8_FORWARD && plan->device == G2Z_DEVICE_CUDA &&
                    (plan->zero_stage < 3 || plan->world == 1);
   plan->narrow_bytes = kept ? (size_t)plan->model.layers * g2z__narrow_bytes(plan->model.channels)
@@ -3782,11 +3790,11 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
       g2z__align(g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)) +
       g2z__align(sizeof(double));
 
-  /* Scratch of the CUDA ops: 32 MiB for products, and the largest request of any other op. That is
-   * either attention's (row statistics, partial sums, parts of dQ, the sort of the tokens; with
-   * dropout a projection's output; with fp8 8-bit operands), or the rows of the head. Scratch grows
-   * by 1.5 times and keeps its older blocks: 3 times the request in all. */
-  size_t rows = g2z__round_up((size_t)plan->seq, 64); /* of whole tiles */
+  /* Scratch of the CUDA ops: 32 MiB for products, and the largest request of any other op. The
+   * largest is attention's (row statistics, partial sums, parts of dQ, the sort of the tokens; with
+   * dropout a projection's output; with fp8 8-bit operands), or the head's rows. Scratch grows by a
+   * factor of 1.5 and keeps its older blocks, so it takes up to 3 times the request. */
+  size_t rows = g2z__round_up((size_t)plan->seq, 64); /* whole tiles */
   size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
                 (N / 32 + 2048) * 4 * C;
   if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
@@ -3797,7 +3805,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
   if (plan->fp8 >= G2Z_FP8_FORWARD) most += 4 * C * (C + 16) + 1024;
   if (plan->fp8 >= G2Z_FP8_ALL) most += N * (C + 16);
-  if (plan->dtype_bytes == 2) { /* the logits' sums by tiles, or dh in fp32 */
+  if (plan->dtype_bytes == 2) { /* sums of logits per tile, or dh in fp32 */
     size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
     size_t chunk = (size_t)plan->head_chunk;
     size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
@@ -3816,8 +3824,8 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
 }
 
 /* The embedding's part of wte's gradient on all ranks, in the memory of the logits: one row per
- * token of a micro-step, or the parts of it that this rank owns; then the tokens; then their order
- * as embed_order writes it. */
+ * token of a micro-step, or the parts of the gradient that this rank owns; then the tokens; then
+ * their order as embed_order writes it. */
 typedef struct g2z__embedding_rows {
   size_t count, tokens, order, bytes; /* rows; offsets of tokens and order; total */
 } g2z__embedding_rows;
@@ -3836,12 +3844,13 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   const int tokens = batch * plan->seq;
   plan->batch = batch;
 
-  /* Tokens whose logits exist at the same time. On a CPU: as many as fit in the caches with the
-   * rows of wte that they meet. On a GPU: all, up to 65,536, if the logits take at most half as
-   * much memory as the activations; else 8,192. Each further chunk reads and writes wte's fp32
-   * gradient again. Logits and activations both grow with the tokens, so the limit is the same for
-   * every batch, and a larger batch never needs less memory. The number of chunks changes the order
-   * of sums, so it follows from the config alone, not from a GPU's free memory. */
+  /* The number of tokens whose logits exist at the same time. On a CPU: as many as fit into the
+   * caches together with the rows of wte that they are multiplied with. On a GPU: all, up to
+   * 65,536, if the logits take at most half as much memory as the activations; else 8,192. Each
+   * further chunk reads and writes wte's fp32 gradient again. Logits and activations both grow with
+   * the tokens, so the limit is the same for every batch, and a larger batch never needs less
+   * memory. The number of chunks changes the order of sums, so it follows from the config alone,
+   * not from a GPU's free memory. */
   g2z_plan one = *plan;
   one.batch = 1;
   size_t activations = g2z__activation_offset(&one, G2Z__ACT_COUNT, 0);
@@ -3850,9 +3859,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   if (plan->device == G2Z_DEVICE_CPU) limit = 256;
   plan->head_chunk = tokens < limit ? tokens : limit;
 
-  /* The embedding's part of wte's gradient is sent separately if its rows arrive well before all of
-   * wte's gradient would: they are at most two thirds as many as wte has. A single rank gains if
-   * the head's part can then be rounded at once, because nothing is added to it. */
+  /* The embedding's part of wte's gradient is sent separately if that is clearly faster than
+   * sending all of wte's gradient at the end: if its rows are at most two thirds of wte's. A single
+   * rank gains if the head's part can then be rounded at once, because nothing is added to it. */
   const g2z__embedding_rows rows = g2z__plan_rows(plan);
   const int alone = plan->accum == 1 && plan->head_chunk == tokens;
   plan->wte_rows = (plan->world > 1 || (plan->grad_dtype != G2Z_FP32 && alone)) &&
@@ -3860,7 +3869,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
                    rows.bytes <= g2z__plan_logits_bytes(plan);
   plan->dwte_dtype = plan->wte_rows && alone ? plan->grad_dtype : G2Z_FP32;
 
-  /* Copies are faster for few tokens, symmetric windows for many. */
+  /* Copy engines are faster for few tokens, NCCL's symmetric windows for many. */
   plan->gather = plan->transport;
   if (plan->gather == G2Z_TRANSPORT_AUTO)
     plan->gather = plan->wte_rows ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL;
@@ -3872,7 +3881,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   g2z__plan_bytes(plan);
 }
 
-/* Fills in kind, size and place of each unit, and the bucket size; then the rest of the plan. */
+/* Fills in kind, size and place of each unit, then the bucket size and the rest of the plan. */
 G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
   const size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan);
   const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)g2z__plan_by_unit(plan);
@@ -3922,8 +3931,8 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   plan->param_elements = plan->slices_at = wte->param_at + plan->elements - wte->begin;
   if (block->gathered) plan->param_elements += layers * block->room / (size_t)plan->world;
 
-  /* Buckets below 64 MiB pay for starting more collectives; larger ones leave more traffic for the
-   * end of the step, when no computation hides it. */
+  /* Buckets smaller than 64 MiB need more collectives, and each costs time to start. Larger buckets
+   * leave more traffic for the end of the step, when no computation hides it. */
   double bytes = 64.0 * 1048576.0;
   if (config->bucket_mb > 0) bytes = (double)config->bucket_mb * 1048576.0;
   else if (bytes < 2e6 * plan->world) bytes = 2e6 * plan->world;
@@ -4009,7 +4018,7 @@ G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
 
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
   int fits = 0;
-  for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* bytes grow with B: a binary search */
+  for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* binary search: the bytes grow with B */
     g2z_plan trial = *plan;
     if (fits + step > G2Z__MAX_BATCH || fits + step > G2Z__MAX_TOKENS / plan->seq) continue;
     g2z__plan_batch(&trial, fits + step);
@@ -4066,7 +4075,7 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
 #define G2Z__SHARD_MAGIC 20240520
 #define G2Z__SHARD_HEADER 1024   /* bytes: 256 int32 */
 
-/* Adds a shard's token count and both its ends to a hash; 0: the file cannot be read. */
+/* Adds a shard's token count, first and last tokens to a hash; 0: the file cannot be read. */
 G2Z__PRIVATE int g2z__shard_hash(int file, uint64_t begin, int64_t tokens, uint64_t *hash) {
   unsigned char ends[2][256];
   const size_t bytes = tokens < 128 ? 2 * (size_t)tokens : sizeof ends[0];
@@ -4102,7 +4111,7 @@ struct g2z_shard_writer {
   g2z_writer *file, *mask;     /* mask: NULL while all tokens count */
   g2z_shard_format format;
   uint64_t tokens;
-  unsigned char bits;          /* the mask's bits of the last tokens % 8 tokens */
+  unsigned char bits;          /* bits of the mask for the last tokens % 8 tokens */
   int finished;
 };
 
@@ -4116,7 +4125,8 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
   writer->format = format;
   g2z_status status = g2z_writer_create(services, path, &writer->file);
   if (status == G2Z_OK && format == G2Z_SHARD_LLMC) {
-    /* The count stays 0 until finish(), so that no reader takes an unfinished shard for a whole. */
+    /* The count stays 0 until finish(), so that no reader takes an unfinished shard for a complete
+     * one. */
     int32_t header[G2Z__SHARD_HEADER / 4] = {G2Z__SHARD_MAGIC, 1, 0};
     memcpy(header + 3, &vocab_hash, sizeof vocab_hash);
     status = g2z_writer_put(writer->file, header, sizeof header);
@@ -4128,7 +4138,7 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count) {
-  for (size_t i = 0; i < count; i++) /* checked first: a bad id appends nothing */
+  for (size_t i = 0; i < count; i++) /* checks all first: if one id is bad, nothing is appended */
     if ((uint32_t)(ids[i] & ~G2Z_UNCOUNTED) > 65535)
       return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
                       "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
@@ -4266,8 +4276,8 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
                       promised, shard->bytes);
     memcpy(&shard->vocab_hash, header + 3, sizeof shard->vocab_hash);
   } else {
-    /* The most common mistake is to name a text file. One in fifteen of GPT-2's tokens of prose or
-     * code looks like two printable bytes, so 32 such pairs in a row are text. */
+    /* The most common mistake is to name a text file. In prose or code, one in fifteen of GPT-2's
+     * tokens looks like two printable bytes, so 32 such tokens in a row must be text. */
     int64_t printable = 0;
     while (printable < got && ((head[printable] >= 0x20 && head[printable] <= 0x7e) ||
                                (head[printable] >= '\t' && head[printable] <= '\r')))
@@ -4333,7 +4343,7 @@ G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shar
   return status;
 }
 
-/* Reads bits first ... first + T of a shard's mask. Bit `first` is bit first % 8 of bits[0]. */
+/* Reads bits first to first + T of a shard's mask. Bit `first` is bit first % 8 of bits[0]. */
 G2Z__PRIVATE g2z_status g2z__mask_bits(g2z_services *services, const g2z__shard *shard,
                                        int64_t first, int64_t T, unsigned char *bits) {
   const size_t bytes = (size_t)(first % 8 + T) / 8 + 1;
@@ -4388,7 +4398,7 @@ G2Z__PRIVATE int64_t g2z__shuffle(uint64_t seed, int64_t epoch, int64_t count, i
     uint64_t left = at / side, right = at % side;
     for (uint32_t round = 0; round < 8; round++) {
       uint32_t counter[4], random[4];
-      counter[0] = (uint32_t)right; /* below 2^32, as count is below 2^63 */
+      counter[0] = (uint32_t)right; /* below 2^32, since count is below 2^63 */
       counter[1] = round;
       counter[2] = (uint32_t)epoch;
       counter[3] = (uint32_t)((uint64_t)epoch >> 32);
@@ -4404,8 +4414,10 @@ G2Z__PRIVATE int64_t g2z__shuffle(uint64_t seed, int64_t epoch, int64_t count, i
 
 /* ----- the loader: a double buffer that one thread fills ----- */
 
-#define G2Z__LOADER_FILES 128    /* shards kept open, each with its mask: of 1024 files, often */
-#define G2Z__LOADER_SAMPLES 1024 /* of all shards: each may be a round trip to a server */
+#define G2Z__LOADER_FILES 128    /* shards kept open, each with its mask; the usual limit is 1024
+                                  * files */
+#define G2Z__LOADER_SAMPLES 1024 /* of all shards together: each may need a round trip to a
+                                  * server */
 
 typedef enum g2z__loader_turn {
   G2Z__TURN_CALLER,
@@ -4413,7 +4425,8 @@ typedef enum g2z__loader_turn {
   G2Z__TURN_QUIT
 } g2z__loader_turn;
 
-/* In its turn the thread reads step loader->position. All else happens in the caller's turn. */
+/* In its turn the thread reads step loader->position. Everything else happens in the caller's
+ * turn. */
 typedef struct g2z__prefetch {
   g2z_services *caller;
   g2z_services services;         /* a copy: the thread has its own error text */
@@ -4422,7 +4435,7 @@ typedef struct g2z__prefetch {
   size_t shard_count;
   g2z__shard *open[G2Z__LOADER_FILES]; /* shard s may be open in place s % G2Z__LOADER_FILES */
   uint16_t *raw;                 /* T+1 tokens as in the file */
-  unsigned char *bits;           /* the bytes of the mask with their bits; same memory block */
+  unsigned char *bits;           /* the bytes of the mask that hold their bits; same memory block */
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
   g2z_status status;             /* of the thread's last read */
@@ -4507,7 +4520,7 @@ G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__loader_turn turn)
   pthread_mutex_unlock(&reader->lock);
 }
 
-/* Waits while it is the other's turn. */
+/* Waits while it is the other side's turn. */
 G2Z__PRIVATE g2z__loader_turn g2z__loader_wait(g2z__prefetch *reader, g2z__loader_turn other) {
   pthread_mutex_lock(&reader->lock);
   while (reader->turn == other) pthread_cond_wait(&reader->changed, &reader->lock);
@@ -4563,7 +4576,7 @@ G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
 G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const char *given,
                                           const glob_t *found) {
   const char *train = NULL, *val = NULL;
-  size_t common = 0; /* bytes up to the word "train" that all training shards share */
+  size_t common = 0; /* bytes before "train" that all training shards share */
   for (size_t i = 0; i < found->gl_pathc; i++) {
     const char *path = found->gl_pathv[i], *word = g2z__shards_word(path, "train");
     const char *other = g2z__shards_word(path, "val"); /* the later word is prepare_data's */
@@ -4591,8 +4604,8 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   if (g2z__shards_find(services, train, &found[0]) == G2Z_OK)
     status = g2z__shards_named(services, train, &found[0]);
   if (status == G2Z_OK && val && g2z__shards_find(services, val, &found[1]) == G2Z_OK)
-    status = G2Z__NEW(services, found[1].gl_pathc, &others); /* zeros also for a missing file */
-  /* A file of both lists, even under two names. */
+    status = G2Z__NEW(services, found[1].gl_pathc, &others); /* a missing file keeps zeros */
+  /* Finds a file that is in both lists, even under two names. */
   for (size_t k = 0; others && k < found[1].gl_pathc; k++) stat(found[1].gl_pathv[k], &others[k]);
   for (size_t i = 0; others && !shared && i < found[0].gl_pathc; i++) {
     if (stat(found[0].gl_pathv[i], &one) != 0) continue;
@@ -4631,8 +4644,8 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   g2z__prefetch *reader = loader->reader;
   g2z_services *services = &reader->services;
   const size_t T = (size_t)config->seq;
-  const int every = config->order == G2Z_ORDER_FILE; /* token is used in file order */
-  int counts = 0;                                    /* a token that is a target */
+  const int every = config->order == G2Z_ORDER_FILE; /* in file order every token is used */
+  int counts = 0;                                    /* 1: some token is a target */
   unsigned char bits[4096], sample[2][128];
   G2Z__TRY(g2z__shards_find(services, pattern, &reader->found));
   reader->shard_count = reader->found.gl_pathc;
@@ -4664,7 +4677,7 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
       loader->data = g2z__hash(loader->data, sample, sizeof sample);
     }
     if (!good) return g2z_fail_file(services, errno, "read the shard", shard->path);
-    /* Tokens 1 ... targets are targets. */
+    /* Tokens 1 to `targets` are targets. */
     int64_t targets = shard->tokens > 0 ? shard->tokens - 1 : 0;
     if (!every) targets -= targets % config->seq;
     shard->first = loader->sequences;
