@@ -5191,7 +5191,7 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   g2z_release(device->services, device);
 }
 
-/* The beginning of each GPU's table. 3 is the version of its lines' format. */
+/* The beginning of each GPU's table. The number is the version of its lines' format. */
 #define G2Z__TUNING_HEAD "gpt2_zero tuning 4, "
 
 G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {

@@ -20,13 +20,13 @@ typedef struct ops_env {
   int counts[OPS_BLOCKS];
   int used;
   uint32_t seed;
-  g2z_step_state state; /* for the step of these ops */
+  g2z_step_state state; /* the state that these ops read and write */
   g2z_dropout dropout;
 } ops_env;
 
 #define OPS_RUN(e, op, ...) CHECK_OK((e)->t, (e)->ops->op((e)->device, __VA_ARGS__))
 
-static uint64_t ops_hash; /* of all buffers since the test reset it */
+static uint64_t ops_hash; /* hash of all buffers since the test reset it */
 
 static void ops_open(ops_env *e, g2z_test *t, g2z_dtype dtype, g2z_dtype grad) {
   memset(e, 0, sizeof *e);
@@ -120,7 +120,7 @@ static void ops_expect(ops_env *e, const char *what, const float *got, const dou
     double bound = roundings * ldexp(size ? size[i] : fabs(want[i]), -24) +
                    ops_ulp(dtype, want[i]) + 1e-37;
     double ratio = fabs((double)got[i] - want[i]) / bound;
-    if (!(ratio <= worst)) worst = ratio, at = i; /* NaN stays the worst */
+    if (!(ratio <= worst)) worst = ratio, at = i; /* a NaN stays the worst element */
     if (g2z__round(dtype, got[i]) != got[i]) of_type = 0;
     if (worst != worst) break;
   }
@@ -298,12 +298,12 @@ static void test_ops_8_bits(g2z_test *t) {
 /* The memory that control groups allow on a machine with 1000 bytes, 700 of them free. */
 static void test_cgroup_memory(g2z_test *t) {
   static const struct { const char *files[12]; size_t free_bytes, total_bytes; } cases[] = {
-      {{NULL}, 700, 1000},                                       /* no Linux, or no groups */
+      {{NULL}, 700, 1000},                                       /* no Linux or control groups */
       {{"proc/self/cgroup", "0::/\n"}, 700, 1000},               /* the root group has no limit */
-      {{"proc/self/cgroup", "0::/a/b\n",                         /* its own limit; file pages */
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* own limit; file pages free */
         "sys/fs/cgroup/a/b/memory.max", "600\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
         "sys/fs/cgroup/a/b/memory.stat", "anon 7\ninactive_file 50\nactive_file 60\n"}, 150, 600},
-      {{"proc/self/cgroup", "0::/a/b\n",                         /* a tighter one above */
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* the parent's limit is lower */
         "sys/fs/cgroup/a/b/memory.max", "max\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
         "sys/fs/cgroup/a/memory.max", "900\n", "sys/fs/cgroup/a/memory.current", "650\n"}, 250,
        900},
@@ -407,7 +407,7 @@ static void test_ops_device(g2z_test *t) {
       {G2Z_TF32, G2Z_TF32, G2Z_UNSUPPORTED, "--dtype fp32"},
       {G2Z_FP16, G2Z_BF16, G2Z_BAD_ARGUMENT, "gradients"},
       {(g2z_dtype)9, G2Z_FP32, G2Z_BAD_ARGUMENT, "type 9"},
-      {G2Z_FP32, G2Z_FP32, G2Z_NO_MEMORY, NULL}}; /* the last one's allocation fails */
+      {G2Z_FP32, G2Z_FP32, G2Z_NO_MEMORY, NULL}}; /* in the last case an allocation fails */
   g2z_services *s = &t->services;
   g2z_device *device;
   size_t free_bytes, total_bytes;
@@ -422,7 +422,7 @@ static void test_ops_device(g2z_test *t) {
   CHECK_OK(t, g2z_device_memory(s, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
   CHECK(t, free_bytes >= 1 << 20 && free_bytes <= total_bytes);
   CHECK_OK(t, g2z_device_create(s, G2Z_DEVICE_CPU, G2Z_BF16, G2Z_FP32, &device));
-  CHECK_OK(t, g2z__tuning_read(device, "")); /* its own, empty; a GPU's */
+  CHECK_OK(t, g2z__tuning_read(device, "")); /* a CPU's is empty; it accepts a GPU's */
   CHECK_OK(t, g2z__tuning_read(device, "gpt2_zero tuning 4, cuBLASLt 1, 2 SMs, x\n1 2\n"));
   CHECK_STATUS(t, g2z__tuning_read(device, "gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\n"),
                G2Z_FORMAT, s, "begins with \"gpt2_zero tuning 1, cuBLASLt 1, 2 SMs, x\"");
@@ -493,7 +493,7 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   float *y = ops_output(e, n), *slope = ops_output(e, n);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n), *more = ops_doubles(e, n);
   double *slopes = ops_doubles(e, n), *slope_size = ops_doubles(e, n);
-  const float *left = x, *right = w, *narrow = e->device->fp8 ? x : NULL; /* any address */
+  const float *left = x, *right = w, *narrow = e->device->fp8 ? x : NULL; /* not NULL is enough */
   if (narrow)
     left = ops_narrow(e, &ops_e4m3, x, N, I, 4), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
   for (int row = 0; row < N; row++) ops_begin(want + row * O, size + row * O, bias, O);
@@ -517,7 +517,7 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   ops_expect(e, "its slope", slope, slopes, slope_size, n, e->dtype, 60 + input_error);
 
   for (int i = 0; i < n; i++) size[i] += fabs((double)residual[i]);
-  for (int drop = 0; drop < 2; drop++) { /* the rows after two sequences form a third */
+  for (int drop = 0; drop < 2; drop++) { /* N / 2 rows per sequence; an odd N begins a third */
     const g2z_dropout *d = ops_dropout(e, drop ? 0.3f : 0, N > 3 ? N / 2 : 1);
     for (int i = 0; i < n; i++)
       more[i] = want[i] * ops_row_factor(d, i, O) + (double)residual[i];
@@ -591,7 +591,7 @@ static ops_norm ops_layernorm_forward(ops_env *e, int N, int C) {
   l.means = ops_doubles(e, N), l.rstds = ops_doubles(e, N);
   float *b = ops_random(e, C, 1), *y = ops_output(e, n);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n);
-  for (int i = 0; i < n; i++) l.x[i] = g2z__round(e->dtype, l.x[i] + 3); /* a mean to remove */
+  for (int i = 0; i < n; i++) l.x[i] = g2z__round(e->dtype, l.x[i] + 3); /* a mean other than 0 */
   for (int r = 0; r < N; r++) {
     const float *x = l.x + r * C;
     double m = 0, variance = 0;
@@ -642,7 +642,7 @@ static void ops_layernorm(ops_env *e, const int *shape) {
   float *dw = ops_output(e, C), *db = ops_output(e, C), *dbias = ops_output(e, C);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n);
   double *sums = ops_doubles(e, C), *sizes = ops_doubles(e, C);
-  for (int mode = 3; mode >= 0; mode--) { /* = and += for dres and for the parameters */
+  for (int mode = 3; mode >= 0; mode--) { /* bit 0: += for dres; bit 1: += for parameters */
     const float *old = mode & 1 ? before : NULL, *old_params = mode & 2 ? before : NULL;
     memcpy(dres, before, (size_t)n * sizeof *dres);
     memcpy(dw, before, (size_t)C * sizeof *dw);
@@ -788,7 +788,7 @@ static void test_ops_attention_range(g2z_test *t) {
   float *lse = ops_output(&e, T), *again = ops_output(&e, N);
   double *want = ops_doubles(&e, N), *size = ops_doubles(&e, N), *lses = ops_doubles(&e, T);
   double *exact = ops_doubles(&e, 3 * N);
-  for (int i = 0; i < 3 * N; i++) exact[i] = qkv[i] = rintf(qkv[i]); /* scores are exact */
+  for (int i = 0; i < 3 * N; i++) exact[i] = qkv[i] = rintf(qkv[i]); /* exact scores */
   OPS_RUN(&e, attention_fwd, out, NULL, lse, qkv, NULL, 1, T, C, 1);
   ops_attention(want, size, lses, exact, NULL, 1, T, C, 1);
   for (int i = 0; i < N; i++) size[i] = 32;
@@ -823,7 +823,7 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
     const float *old = mode ? before + words : NULL;
     memcpy(dwte, before, (size_t)words * sizeof *dwte);
     memcpy(dwpe, before + words, (size_t)places * sizeof *dwpe);
-    ops_begin(sums, sizes, before, words); /* dwte always adds; dwpe: mode */
+    ops_begin(sums, sizes, before, words); /* dwte always adds; dwpe adds in one mode */
     ops_begin(sums + words, sizes + words, old, places);
     for (int i = 0; i < n; i++) {
       double g = (double)dout[i] * ops_row_factor(d, i, C);
@@ -843,7 +843,7 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
   free(tokens);
 }
 
-/* All tokens' rows, added to a part of wte's gradient: only inside of it. */
+/* Adds all tokens' rows to a part of wte's gradient: nothing outside of the part changes. */
 static void ops_embedding_add(ops_env *e, int N, int C, int V, int first, int count) {
   int words = V * C;
   float *rows = ops_random(e, N * C, 1), *grads = ops_random(e, words, 4);
@@ -874,7 +874,7 @@ static void ops_embedding_at(ops_env *e, const int *shape) {
   int N = shape[0] * shape[1], C = shape[2], V = shape[3];
   ops_embedding(e, shape[0], shape[1], C, V);
   ops_embedding_add(e, N, C, V, 0, C * V);
-  ops_embedding_add(e, N, C, V, 8, C * V / 2 / 8 * 8); /* splits two rows */
+  ops_embedding_add(e, N, C, V, 8, C * V / 2 / 8 * 8); /* the part begins and ends within rows */
 }
 
 static void test_ops_embedding(g2z_test *t) {
@@ -930,7 +930,7 @@ static void ops_head(ops_env *e, const int *shape) {
   for (int i = 0; i < N; i++) in_order += (double)losses[i];
   CHECK(e->t, loss_sum == in_order);
 
-  if (e->device->fp8) { /* only logits come from rounded operands */
+  if (e->device->fp8) { /* only logits are products of rounded operands */
     float *narrow_h = ops_narrow(e, &ops_e4m3, h, N, C, 0);
     float *narrow_wte = ops_narrow(e, &ops_e4m3, wte, V, C, 32);
     memset(want, 0, (size_t)all * sizeof *want);
@@ -950,7 +950,7 @@ static void ops_head(ops_env *e, const int *shape) {
     OPS_RUN(e, head_loss, losses, &loss_sum, dh, dwte, G2Z_FP32, logits, h, wte, targets, dloss,
             &e->state, ops_write(old), N, C, V, Vp, chunk);
     ops_expect(e, "head_loss", losses, want_loss, size, N, G2Z_FP32, 16);
-    for (int i = (N - 1) / chunk * chunk; i < N; i++) { /* the last chunk's are left */
+    for (int i = (N - 1) / chunk * chunk; i < N; i++) { /* only the last chunk's dlogits remain */
       for (int v = 0; v < V; v++) want[v] = (double)d[i * V + v];
       ops_expect(e, "its dlogits", logits + i % chunk * Vp, want, NULL, V, e->dtype, 128);
     }
@@ -1113,7 +1113,7 @@ static void test_ops_decide(g2z_test *t) {
   ops_decide_scale(t);
   ops_env e;
   ops_open(&e, t, G2Z_BF16, G2Z_FP32);
-  g2z_optimizer_config config = ops_optimizer(); /* a dynamic scale, for fp16 only */
+  g2z_optimizer_config config = ops_optimizer(); /* dynamic scale: fp16 only */
   g2z_step_state s;
   memset(&s, 0, sizeof s);
   s.loss_scale = 1;
@@ -1128,7 +1128,7 @@ static void test_ops_decide(g2z_test *t) {
   CHECK(t, s.grad_multiplier == 1 && s.grad_norm == 0.5f);
   ops_decide(&e, &s, &config, 0);
   CHECK(t, s.grad_multiplier == 1 && s.grad_norm == 0 && s.skip == 0);
-  /* The learning rate is the applied step's, from 0 on. */
+  /* The schedule counts applied steps, from 0 on. */
   memset(&s, 0, sizeof s);
   s.loss_scale = 1;
   ops_decide(&e, &s, &config, 1);

@@ -146,20 +146,20 @@ static int rank_loop(int argc, char **argv) {
   g2z_status status = G2Z_OK;
   for (int turn = 1; turn <= turns && status == G2Z_OK; turn++) {
     g2z__ranks_phase(ranks, "data", turn, 0);
-    if (turn == 20 && strcmp(what, "stuck") == 0) { /* all ranks, the odd one first */
+    if (turn == 20 && strcmp(what, "stuck") == 0) { /* all ranks hang, the odd one first */
       if (!odd) rank_sleep(0.1);
       g2z__ranks_phase(ranks, "forward", turn, 0);
       rank_sleep(100);
     }
-    if (turn == 20 && strcmp(what, "save") == 0) { /* long, but all announced it */
+    if (turn == 20 && strcmp(what, "save") == 0) { /* a long phase that all ranks announced */
       g2z__ranks_phase(ranks, "save", turn, 5);
       if (odd) rank_sleep(1.5);
-    } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* all wait for a step it skips */
+    } else if (turn == 20 && strncmp(what, "alone", 5) == 0) { /* the others wait; RANK leaves */
       g2z__ranks_note(ranks, "graph", -1, 0);
       if (!odd) rank_sleep(100);
       rank_sleep(0.2);
       g2z__ranks_alone(ranks);
-      if (what[5]) rank_sleep(100); /* nor does its device release it */
+      if (what[5]) rank_sleep(100); /* and its device hangs, too */
       break;
     } else if (turn == 20 && odd) {
       if (strcmp(what, "hang") == 0) rank_sleep(100);
@@ -191,7 +191,7 @@ static int rank_spawn(int argc, char **argv) {
   if (status != G2Z_OK) return rank_end(NULL, status);
   if (is_parent) return code;
   const char *what = argc > 0 ? argv[0] : "";
-  if (strcmp(what, "saved") == 0) { /* the others stop and save before it fails */
+  if (strcmp(what, "saved") == 0) { /* rank 1 fails after the others stopped */
     if (strcmp(getenv("RANK"), "1") != 0) _exit(G2Z_EXIT_STOPPED);
     rank_sleep(0.3);
     _exit(5);
@@ -297,13 +297,13 @@ static void test_places(g2z_test *t) {
        "torchrun", "10.0.0.7", 1, "torchrun - - 1 8"},
       {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=2 G2Z_RUN_ID=mine", 1, 2, 1, 2,
        "torchrun", "127.0.0.1", 2, "mine"},
-      /* torchrun, started by mpirun */
+      /* mpirun starts torchrun */
       {"RANK=1 WORLD_SIZE=2 MASTER_PORT=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", 1, 2, 1,
        2, "torchrun", "127.0.0.1", 2, "torchrun - - 2 2"},
       {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
        "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=77", 3, 4, 3, 4, "openmpi", "127.0.0.1", 26528,
        "openmpi 77 -"},
-      /* mpirun inside a batch job */
+      /* a batch job starts mpirun */
       {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
        "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=77 MASTER_PORT=4000 SLURM_NTASKS=4 "
        "SLURM_PROCID=0 MASTER_ADDR=n05", 3, 4, 1, 2, "openmpi", "n05", 4000, "openmpi 77 -"},
@@ -381,7 +381,7 @@ enum { NOBODY = -1 };
 typedef struct test_scene {
   const char *test, *program, *odd_program; /* NULL: the same; "": the odd one is missing */
   int world, odd, code, odd_code;
-  const char *says, *says_too;              /* NULL: anything */
+  const char *says, *says_too;              /* in the output; NULL: anything */
   int signal;                               /* sent to the odd one */
   double after;                             /* seconds from the meeting of all to the signal */
   double within;                            /* seconds from the signal, or else the meeting,
@@ -406,7 +406,7 @@ static const test_scene test_scenes[] = {
     ALL("ranks_calls", "stream", 3, 0, NULL, NULL),
     ALL("ranks_calls", "calls interrupts=1", 3, 0, NULL, NULL),
     ALL("ranks_calls", "stream interrupts=1", 2, 0, NULL, NULL),
-    ALL("ranks_calls", "calls files=20", 5, 0, NULL, NULL), /* fewer files than callers */
+    ALL("ranks_calls", "calls files=20", 5, 0, NULL, NULL), /* more ranks than files may be open */
     APART("ranks_refusals", "calls build=one", "calls build=other", 3, 2, 1,
           "runs build other, rank 0 on", NULL),
     APART("ranks_refusals", "calls", "calls world=4", 3, 2, 1,
@@ -429,7 +429,7 @@ static const test_scene test_scenes[] = {
         NULL, SIGKILL, 0.1),
     LOOP("ranks_killed", "9999 0 die", 0, 137, "rank 0 on "), /* at its first heartbeat */
     LOOP("ranks_killed", "9999 3 die", 3, 137, "rank 3 on "),
-    CUT(0), /* cut connections between living ranks: both ends are named at once */
+    CUT(0), /* a connection between two living ranks is cut: both are named at once */
     CUT(2),
     HIT("ranks_stopped", " silence=0.7", 1, 70, "fault of rank 1: rank 1 on ", "does not answer",
         SIGSTOP, 0.1),
@@ -452,7 +452,7 @@ static const test_scene test_scenes[] = {
     ALL("ranks_leaving", "loop 40 0 late", 4, 0, NULL, NULL),
     ALL("ranks_leaving", "loop 40 1 late", 4, 0, NULL, NULL),
     LOOP("ranks_leaving", "40 0 linger hang=0.7", 0, 0, "hangs: no progress for "),
-    APART("ranks_address", "calls host=192.0.2.1 local=1", "", 2, 1, 1, /* nobody's address */
+    APART("ranks_address", "calls host=192.0.2.1 local=1", "", 2, 1, 1, /* no host's address */
           "rank 0 cannot listen at 192.0.2.1, ports ",
           "set MASTER_ADDR to the host on which rank 0 runs"),
     ALL("ranks_spawn", "spawn fine", 1, 0, "is rank 2 of 3, 2 of 3 here, ranks", NULL),
@@ -469,8 +469,8 @@ static const test_scene test_scenes[] = {
 #undef HIT
 #undef CUT
 
-/* Sends the odd one the signal, if any, and waits for the others; a stopped odd one is then
- * killed. */
+/* Sends the odd one its signal, if it has one, and waits for the others. Then it kills the odd one
+ * if that is stopped. */
 static void test_scene_within(g2z_test *t, const test_scene *scene, test_ranks *ranks) {
   test_ranks_await(t, ranks);
   rank_sleep(scene->after);
@@ -521,7 +521,7 @@ static void test_ranks_refusals(g2z_test *t) {
   test_ranks_scenes(t);
   test_ranks_open(&ranks, 3);
   test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=1");
-  rank_sleep(0.3 * test_busy()); /* both wait for the third */
+  rank_sleep(0.3 * test_busy()); /* both wait for the third rank */
   CHECK(t, kill(ranks.pid[1], SIGKILL) == 0);
   test_ranks_wait(t, &ranks, 20);
   CHECK_RANK(t, &ranks, 0, 1, "rank 1 on ");
@@ -585,7 +585,7 @@ static int test_stranger(const char *address, int port) {
   return -1;
 }
 
-/* The same, once a rank 0 listens there. */
+/* The same, but waits until a rank 0 listens there. */
 static int test_stranger_waits(g2z_test *t, const char *address, int port) {
   int one = -1;
   for (double begin = g2z_seconds(); one < 0 && !test_late(begin, 10); rank_sleep(0.002))
@@ -763,7 +763,7 @@ static void *test_intruder_run(void *user) {
     if (intruder->does == SAY_GARBAGE) test_stranger_says(one, "HTTP/1.1 400 Bad\r\n\r\n", 20);
     if (intruder->does == SAY_THE_SAME && got > 0) test_stranger_says(one, &packet, (size_t)got);
     if (intruder->does >= SAY_WELCOME_FAULT) {
-      g2z__welcome welcome; /* with the token that it has received */
+      g2z__welcome welcome; /* with the token that the rank sent */
       memset(&welcome, 0, sizeof welcome);
       memcpy(welcome.token, packet.body.hello.token, sizeof welcome.token);
       g2z__say(one, G2Z__WELCOME, &welcome);
@@ -852,7 +852,7 @@ static void test_ranks_address(g2z_test *t) {
   CHECK(t, !g2z__socket_widen(here[0]));
   for (int i = 0; i < 3; i++) CHECK(t, (here[i]->ai_family == AF_UNSPEC) == (i != 1));
   freeaddrinfo(here[0]);
-  test_ranks_open(&ranks, 2); /* 127.0.0.1 in disguise */
+  test_ranks_open(&ranks, 2); /* another spelling of 127.0.0.1 */
   test_ranks_start(t, &ranks, 0, 0, NULL, "calls host=0x7f000001 local=1");
   test_ranks_start(t, &ranks, 1, 1, NULL, "calls host=127.0.0.3 local=1");
   test_ranks_wait(t, &ranks, 20);
@@ -1111,7 +1111,7 @@ static void test_ranks_mpirun(g2z_test *t) {
     int code = test_shell(command, output, sizeof output);
     t->checks++;
     if ((i == 0) != (code == 0) || code == 124 ||
-        (open_mpi && cases[i].part && !strstr(output, cases[i].part))) /* MPICH ends them earlier */
+        (open_mpi && cases[i].part && !strstr(output, cases[i].part))) /* MPICH ends them first */
       test_fail(t, __FILE__, __LINE__, "%s: code %d, and it said:\n%s", command, code, output);
   }
 }
@@ -1146,7 +1146,7 @@ static void test_ranks_train_killed(g2z_test *t) {
     test_ranks ranks;
     const char *run = test_text("run%d", turn);
     const int dead = victims[turn];
-    if (turn == 0) /* left by ranks that were killed while they wrote it */
+    if (turn == 0) /* as if ranks had been killed while they wrote these files */
       test_sh(t, "mkdir run0 && touch run0/flight_rank_7.jsonl.partial "
                  "run0/RUN_FAILED.json.partial");
     test_train_open(t, &ranks, 4, test_text("%s --steps 100000000 --batch 2", test_digits(t, run)));
@@ -1176,9 +1176,9 @@ static void test_ranks_train_killed(g2z_test *t) {
 }
 
 /* The scripts' arguments to srun. A fake srun prints its arguments and the variables that locate
- * rank 0; @ is the test's directory, . is the repository. On several nodes rank 0 is on the first.
- * Each batch script also runs as sbatch runs it from another directory: as a copy, whose original
- * path scontrol reports. */
+ * rank 0; @ is the test's directory, . is the repository. On several nodes rank 0 runs on the first
+ * node. Each batch script also runs in the way that sbatch runs it from another directory: as a
+ * copy, whose original path scontrol reports. */
 static void test_slurm_scripts(g2z_test *t) {
   static const struct { const char *script, *variables, *want; } cases[] = {
       {"train_1gpu.sbatch", "", "srun:-K0|--wait=60|./train|--run-dir|@/run|"},

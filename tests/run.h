@@ -252,12 +252,12 @@ static void test_run_refusals(g2z_test *t) {
                  &t->services, sentences[i]);
     CHECK(t, !test_there(t, "run"));
   }
-  s.config.train.model.vocab = 230; /* without a sample no tokenizer is needed */
+  s.config.train.model.vocab = 230; /* a run without samples needs no tokenizer */
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, seen.done && seen.samples == 0);
 }
 
-/* Makes a weight NaN; a negative one, as x86 makes them. */
+/* Sets a weight to NaN, with the sign that x86 gives a NaN. */
 static void test_run_spoil(g2z_test *t, g2z_run *run) {
   const float nan = copysignf(NAN, -1);
   CHECK_OK(t, g2z_trainer_write(g2z_run_trainer(run), G2Z_BUFFER_MASTER, 0, 1, &nan));
@@ -282,7 +282,7 @@ static void test_run_full_disk(g2z_test *t) {
   struct rlimit before = test_files_limit(1000);
   g2z_status status = test_run_all(t, &s.config, &seen);
   test_files_unlimit(&before);
-  CHECK_STATUS(t, status, G2Z_IO, &t->services, s.run_dir); /* whichever file is full first */
+  CHECK_STATUS(t, status, G2Z_IO, &t->services, s.run_dir); /* any file may be the first */
   CHECK(t, !test_there(t, "run/RUN_COMPLETE.txt"));
   /* With several ranks, rank 0 holds a write error until its last event. */
   test_opened_run opened;
@@ -347,8 +347,8 @@ static void test_run_damaged(g2z_test *t) {
 
 /* The last skipped step is reported too, and further calls return the same error. */
 static void test_run_diverges(g2z_test *t) {
-  /* A fixed scale cannot shrink: a lower lr would not help. With checkpoints, the flush before the
-   * due save reports the error, and nothing is saved. */
+  /* With a fixed scale the remedy is not a lower lr, because the scale cannot shrink. If a save is
+   * due, the flush before it reports the error, and nothing is saved. */
   static const struct { int save_every, fixed; } cases[] = {{0, 0}, {0, 1}, {50, 0}};
   for (int i = 0; i < 3; i++) {
     test_run_setup s;
@@ -519,7 +519,7 @@ static void test_flags(g2z_test *t) {
     CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2, argv, NULL), wrong[i][1]);
   }
   CHECK(t, number == 10); /* a refused value changes nothing */
-  char next_flag[] = "--on"; /* a flag is a value only after = */
+  char next_flag[] = "--on"; /* "--number --on": --on is no value */
   argv[1] = number_word;
   argv[2] = next_flag;
   CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 3, argv, NULL),
@@ -566,8 +566,8 @@ static void test_flags_arguments(g2z_test *t) {
       {"big", G2Z_FLAG_INT64, &v.big, -9.3e18, 9.3e18, "N", ""},
       {"seed", G2Z_FLAG_UINT64, &v.seed, 0, 0, "N", ""},
       {"real", G2Z_FLAG_FLOAT, &v.real, 0, 3.5e38, "X", ""},
-      {"least", G2Z_FLAG_FLOAT, &v.least, 0.7, 1, "X", ""}, /* as a float it is smaller, */
-      {"most", G2Z_FLAG_FLOAT, &v.most, 0, 0.99, "X", ""},  /* and this one larger */
+      {"least", G2Z_FLAG_FLOAT, &v.least, 0.7, 1, "X", ""}, /* 0.7 is smaller as a float, */
+      {"most", G2Z_FLAG_FLOAT, &v.most, 0, 0.99, "X", ""},  /* and 0.99 is larger */
       {"choice", G2Z_FLAG_CHOICE, &v.choice, 0, 0, "|cpu|cuda", ""},
       {"text", G2Z_FLAG_TEXT, &v.text, 0, 0, "TEXT", ""},
       {"off", G2Z_FLAG_SWITCH, &v.off, 0, 0, "", ""},
@@ -579,7 +579,7 @@ static void test_flags_arguments(g2z_test *t) {
     v.number = i % 2 ? INT_MIN : INT_MAX;
     v.choice = (int)i % 3 - 1; /* -1: none */
     v.on = 1;
-    v.big = i % 2 ? INT64_MAX : INT64_C(-9007199254740993); /* not a double */
+    v.big = i % 2 ? INT64_MAX : INT64_C(-9007199254740993); /* no double has this value */
     v.seed = UINT64_MAX - i;
     v.real = reals[i];
     v.least = 0.7f;
@@ -602,7 +602,7 @@ static void test_flags_arguments(g2z_test *t) {
     g2z_release(&t->services, argv);
   }
   char **argv;
-  v.text = NULL; /* it pointed into the arguments */
+  v.text = NULL; /* it points into released arguments */
   t->fail_at = 1;
   CHECK(t, g2z_flags_arguments(&t->services, flags, count, first, 2, &argv) == G2Z_NO_MEMORY);
   t->fail_at = 0;
@@ -972,7 +972,7 @@ static void test_example_minimal(g2z_test *t) {
        "! grep 'step 5: ' out? && exit $a", 0, {"step 7: ", "step 9: "}},
       {"ls -d minimal-step-000006 minimal-step-000009", 0, {"", ""}},
       {"rm -r minimal-step-*; ./minimal digits.bin 5 2 16 1 32 | grep -c '^step [1-5]: loss '", 0,
-       {"5\n", ""}}, /* each once */
+       {"5\n", ""}}, /* each step once */
       {"./minimal digits.bin 6 x 2>&1", 1, {"use: ./minimal SHARDS", ""}},
       {"./minimal none.bin 2>&1", 1, {"\"none.bin\"", "quote a pattern"}},
       /* README's program checks at the start what it needs at the end. */
@@ -1020,7 +1020,7 @@ static void test_example_finetune(g2z_test *t) {
   TRAIN_OR_SKIP(t);
   FILE *file = fopen(test_at(t, "d.jsonl"), "w");
   REQUIRE_OK(t, file ? G2Z_OK : G2Z_IO);
-  for (int i = 0; i < 400; i++) /* of two lengths, so that sequences begin at every token */
+  for (int i = 0; i < 400; i++) /* two lengths: sequences begin at every token */
     fprintf(file, i % 3 ? "{\"prompt\": \"%d>\", \"completion\": \"%c%c.\"}\n"
                         : "{\"prompt\": \"%d>\", \"completion\": \"%c.\"}\n",
             i % 9, 'a' + i % 9, 'k' + i % 9);
@@ -1183,7 +1183,7 @@ static void test_run_resume(g2z_test *t) {
     test_runs_equal(t, "a", "d");
     SAME(t, "a/weights", "d/weights");
     if (again) break;
-    /* The trained weights there stay: of a run that ended, or was killed after it saved them. */
+    /* Trained weights in the directory stay, whether their run ended or was killed after saving. */
     static const char *const left[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
     test_sh(t, "rm -r d/step-* && cp -r d kept");
     for (int i = 0; i < 4; i++) {
@@ -1203,7 +1203,7 @@ static void test_run_resume(g2z_test *t) {
 static void test_run_interrupted(g2z_test *t) {
 #if defined(TEST_CAN_INTERRUPT)
   test_run_setup s;
-  for (int i = 0; i < 3; i++) { /* twice from the start; then resumed in the middle of the second */
+  for (int i = 0; i < 3; i++) { /* 2 runs from the start; then resumes amid the second */
     test_interrupts = i > 0;
     test_run_saves(t, &s, i ? "b" : "a");
     if (i == 2) s.config.resume = "latest";
@@ -1471,7 +1471,7 @@ static void test_run_resume_refusals(g2z_test *t) {
     CHECK(t, seteuid(self) == 0);
   }
   CHECK(t, chmod(s.run_dir, 0755) == 0 && chmod(t->directory, 0700) == 0);
-  struct rlimit before = test_files_limit(100); /* less than the kept lines need */
+  struct rlimit before = test_files_limit(100); /* the lines to keep have more bytes */
   REFUSED(G2Z_IO, "raise the limit of file sizes");
   test_files_unlimit(&before);
 #undef REFUSED
@@ -1549,7 +1549,7 @@ static void test_run_stop(g2z_test *t) {
     test_run_stop_at = 0;
     int last = (int)seen.last_step;
     CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "by SIGTERM, saved. To continue: ");
-    CHECK(t, last >= at && last <= at + 3); /* the loss is known one step later */
+    CHECK(t, last >= at && last <= at + 3); /* the loss arrives one step later */
     CHECK_HAS(t, test_read(t, "%s/training_metrics.json", name), "\"reason\": \"signal\"",
               "\"SIGTERM\"", "\"run_complete_file\": null");
     CHECK(t, test_times(test_read(t, "%s/metrics.jsonl", name), "\"loss\"") == last);
@@ -1660,7 +1660,7 @@ static void test_train_signals(g2z_test *t) {
     test_train_open(t, &ranks, world, test_text("%s --steps 1000000 --batch 2 --val-every 100000",
                                                 test_digits(t, name)));
     test_wait_for(t, name, 5);
-    if (i == 0) /* the directory is locked */
+    if (i == 0) /* a second run finds it locked */
       CHECK_HAS(t, test_trains(t, 1, "%s --steps 5 --resume latest", test_digits(t, name)),
                 "another program uses ");
     CHECK(t, kill(ranks.pid[world - 1], cases[i].number) == 0);
@@ -1782,7 +1782,7 @@ static void test_train_hints(g2z_test *t) {
   CHECK_HAS(t, output, "resumed ", "step 8/8 | loss ");
   TRAIN(0, "--steps 6 --resume \"$RUN/step-000002\" --run-dir \"$RUN b\" "
            "--save-weights \"$RUN w\"");
-  PASTE("To train these weights further: ", 0); /* these, and into a separate directory */
+  PASTE("To train these weights further: ", 0); /* starts a separate run with them */
   CHECK_HAS(t, output, "weights: from ", "no checkpoint in ", "step 6/6 | loss ");
   for (int steps = 8; steps >= 5; steps -= 3) {
     TRAIN(0, test_text("--resume latest --steps %d --init-from \"$RUN/weights\"", steps));
@@ -1878,7 +1878,7 @@ static void test_train_removed(g2z_test *t) {
       {1, "--val-every 200", "cp digits_val.bin kept && truncate -s 1024 digits_val.bin",
        "do not write shards while they are read"},
       {1, "--max-train-steps 200", "mkdir run5/training_metrics.json", "it is a directory"},
-      {1, "--max-train-steps 200", "rmdir run6/weights", NULL}}; /* as a run of its name may */
+      {1, "--max-train-steps 200", "rmdir run6/weights", NULL}}; /* does no harm */
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < 7; i++) {
@@ -2014,8 +2014,8 @@ static void test_train_ranks_files(g2z_test *t, const char *step) {
   test_trainer_close(&tt);
 }
 
-/* Saved in each stage on 4 ranks; resumed on 4, 3 and 1, in other stages, with 12 sequences per
- * step. */
+/* Each stage saves on 4 ranks. Runs in other stages resume on 4, 3 and 1 ranks. A step always has
+ * 12 sequences. */
 static void test_train_ranks_resume(g2z_test *t) {
   static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--zero 3",
                                        "--strategy dp"};
@@ -2026,7 +2026,7 @@ static void test_train_ranks_resume(g2z_test *t) {
     char four[16], again[32];
     double losses[13] = {0}, resumed[13] = {0};
     snprintf(four, sizeof four, "four%d", stage);
-    for (int turn = -1; turn < 4; turn++) { /* -1: from the start */
+    for (int turn = -1; turn < 4; turn++) { /* -1: starts; else resumes */
       int other = turn > 0 ? (count + turn - 2 - stage) % count : stage;
       int world = shapes[turn < 0 ? 0 : turn].world;
       snprintf(again, sizeof again, "again%d%d", stage, turn);
@@ -2099,7 +2099,7 @@ static void test_train_ranks_memory(g2z_test *t) {
   static const char says[] = "are free for each of the 2 ranks on this host: batch=1 with zero=";
   CHECK_HAS(t, test_trains(t, 1, "%s --dry-run --ranks 2", flags), "IT DOES NOT FIT", says);
   test_train_job(t, 2, 1, says, flags);
-  /* The remedies are right: with the last stage that they name, it fits. */
+  /* The remedies are right: with the stage that they name last, the model fits. */
   int stage = 0;
   sscanf(strstr(test_trains(t, 1, "%s --dry-run --ranks 2 --zero 0", flags), says) + strlen(says),
          "%d", &stage);
@@ -2182,7 +2182,7 @@ static void test_train_ranks_differ(g2z_test *t) {
                                  validates ? "--val-every 5" : "", cases[i].flags[r]));
     test_train_end(t, &ranks, 30, 1, cases[i].says);
   }
-  CHECK(t, !test_there(t, "differ")); /* nothing is left */
+  CHECK(t, !test_there(t, "differ")); /* nothing was written */
 }
 
 /* Other programs read these fields of training_metrics.json: all exist, however short the run, and
@@ -2200,8 +2200,8 @@ static void test_run_short(g2z_test *t) {
       {"SLURM_JOB_ID", "4711"}, {"SLURM_JOB_NODELIST", "node[1-2]"}, {"SLURM_JOB_NUM_NODES", "2"},
       {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_JOB_PARTITION", "gpu"},
       {"SLURM_CLUSTER_NAME", "alpha"}};
-  const int inside = getenv("SLURM_JOB_ID") != NULL; /* its variables stay as they are */
-  for (int i = 0; i < 3; i++) { /* one step; stopped after the first; only validation */
+  const int inside = getenv("SLURM_JOB_ID") != NULL; /* keep a real job's variables */
+  for (int i = 0; i < 3; i++) { /* one step; a stop after step 1; only validation */
     test_run_setup s;
     test_run_seen seen;
     test_run_prepare(t, &s, test_text("run%d", i));
