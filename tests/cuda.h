@@ -38,7 +38,7 @@ static const struct {
                   {G2Z_FP16, G2Z_FP32}, {G2Z_BF16, G2Z_BF16}, {G2Z_BF16, G2Z_FP32}};
 enum { TEST_TYPES = (int)(sizeof test_types / sizeof *test_types) };
 
-/* Returns 0 if there is no GPU or the type is not selected. */
+/* Opens both devices. Returns 0 if there is no GPU or the type is not selected. */
 static int test_pair_open(test_pair *p, g2z_test *t, int types) {
   memset(p, 0, sizeof *p);
   if (!test_wants(test_types[types].dtype)) return 0;
@@ -52,7 +52,7 @@ static int test_pair_open(test_pair *p, g2z_test *t, int types) {
   return p->cpu && p->gpu;
 }
 
-/* Releases the tensors, keeps the devices. */
+/* Releases the tensors and keeps the devices. */
 static void test_pair_clear(test_pair *p) {
   for (int i = 0; i < p->count; i++) {
     free(p->twins[i].cpu);
@@ -77,7 +77,7 @@ static double test_eps(g2z_dtype dtype) {
   return dtype == G2Z_FP16 ? 0x1p-10 : dtype == G2Z_BF16 ? 0x1p-7 : 0x1p-23;
 }
 
-/* Rounds a float to the type as the GPU stores it; and converts it back. */
+/* test_encode rounds a float to the type, as the GPU stores it. test_decode converts it back. */
 static void test_encode(g2z_dtype dtype, float x, void *to) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -139,7 +139,7 @@ static test_twin *test_twin_at(test_pair *p, test_kind kind, size_t n, size_t sh
   twin->gpu = (char *)twin->block + TEST_GUARD + twin->shift;
   memset(twin->cpu, 0xff, cpu_bytes);
   void *bytes = malloc(block);
-  memset(bytes, 0xff, block); /* NaN in every type; the guards too */
+  memset(bytes, 0xff, block); /* NaN in every type, also in the guards */
   CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, twin->block, bytes, block));
   CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
   free(bytes);
@@ -527,7 +527,7 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
          with_bias ? HERE(dbias) : NULL, HERE(dy), HERE(x), HERE(w), (const float *)HERE(mean),
          (const float *)HERE(rstd), res_mode, mode, &drop.on[on], N, C);
     double ulps = 1.01 + round; /* dres accumulates roundings over the rounds */
-    double stored = ulps * test_eps(p->dtype) * 4; /* possible error of one row */
+    double stored = ulps * test_eps(p->dtype) * 4; /* possible error of one row's element */
     test_twin_compare(p, dres, "layernorm_bwd dres", ulps, 64 * 0x1p-23);
     if (probability > 0)
       test_twin_compare(p, dropped, "layernorm_bwd dropped", ulps + 1, 64 * 0x1p-23);
@@ -610,7 +610,7 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   size_t in = (size_t)N * (size_t)I, out = (size_t)N * (size_t)O, cells = (size_t)I * (size_t)O;
   const int fp8 = p->gpu->fp8 == G2Z_FP8_ALL;
   double term = 1 / sqrt((double)I), noise = test_product_noise(p, O, term);
-  double largest = 6 * sqrt((double)O) * term, eps = test_eps(p->dtype); /* the largest dx */
+  double largest = 6 * sqrt((double)O) * term, eps = test_eps(p->dtype); /* of dx */
   test_twin *x = test_twin_normal(p, TEST_ACT, in, 1, 1, 0);
   test_twin *w = test_twin_normal(p, TEST_ACT, cells, 2, term, 0);
   test_twin *dy = test_twin_normal(p, TEST_ACT, out, 5, 1, 0);
@@ -620,7 +620,7 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   test_twin *dw = test_twin_new(p, TEST_GRAD, cells);
   test_twin *narrow_dx = test_narrow_new(p, (size_t)N, (size_t)I);
   test_twin *narrow_dy = test_narrow_new(p, (size_t)N, (size_t)O);
-  ((float *)into->cpu)[1] = g2z__round(p->dtype, 4e-5f); /* is subnormal in e5m2 */
+  ((float *)into->cpu)[1] = g2z__round(p->dtype, 4e-5f); /* subnormal in e5m2 */
   test_twin_send(p, into);
   if (fp8) test_narrow_send(p, narrow_dy, dy, (size_t)O, 1);
   if (fp8) noise += test_e4m3_noise(O, sqrt((double)O) * term);
@@ -690,7 +690,7 @@ static void test_cuda_products(g2z_test *t) {
       }
       for (int i = 0; i < cuda->product_count; i++)
         ours += cuda->products[i].way == G2Z__WAY_HOPPER;
-      /* per shape: plain or with an addend, GELU, data gradient, data gradient with GELU's */
+      /* per shape: plain, with an addend, GELU, data gradient, data gradient through GELU */
       CHECK(t, ours == (here ? 5 * 4 : 0));
     }
     test_pair_close(&p);
@@ -713,7 +713,7 @@ static void test_cuda_tuning(g2z_test *t) {
 #ifdef __CUDACC__
   const g2z__cuda *cuda = g2z__cuda_of(p.gpu);
   for (int i = 0; i < cuda->product_count; i++) timed += cuda->products[i].us > 0;
-  CHECK(t, timed >= (cuda->hopper ? 5 : 3)); /* forward, data, weights; on Hopper also GELU's two */
+  CHECK(t, timed >= (cuda->hopper ? 5 : 3)); /* forward, two gradients; Hopper: GELU's, too */
 #endif
   CHECK(t, lines == 1 + timed); /* one header line */
   test_pair_close(&p);
@@ -851,7 +851,7 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
 
 /* Rows of h with NaNs make their losses, their dh and all of dwte NaN, so that the step is skipped;
  * the other rows are unaffected. They lie in the first and the last of 18 tiles of 128 rows; there
- * are 8 tiles across. Where exponentials are recomputed, blocks of a GPU with 132 multiprocessors
+ * are 8 tiles across. If exponentials are recomputed, blocks of a GPU with 132 multiprocessors
  * skip tiles before and after these. */
 static void test_cuda_head_poison(test_pair *p) {
   enum { N = 2200, C = 136, V = 1500, VP = 1536 };
@@ -899,8 +899,8 @@ static void test_cuda_head_poison(test_pair *p) {
 }
 
 /* internals */
-/* Whether head_loss trains with exponentials: in 16 bits on Hopper, if products are tuned or fp8 is
- * on. */
+/* Returns 1 if head_loss trains with exponentials: in 16 bits on Hopper, if products are tuned or
+ * fp8 is on. */
 static int test_head_exponentials(const test_pair *p) {
   int fits = 0;
 #ifdef __CUDACC__
@@ -1013,7 +1013,7 @@ static void test_sum_rows(test_pair *p, size_t n, int count, g2z_write mode) {
   test_twin *rows = test_twin_normal(p, TEST_GRAD, n * (size_t)count, 2, 3, 0);
   test_twin *to = test_twin_normal(p, TEST_GRAD, n, 3, 3, 0);
   test_twin *in_place = mode == G2Z_ACCUMULATE ? to : from;
-  ((float *)from->cpu)[0] = g2z__round(p->grad_dtype, 65504.0f); /* fp16: overflows */
+  ((float *)from->cpu)[0] = g2z__round(p->grad_dtype, 65504.0f); /* the sum overflows fp16 */
   ((float *)rows->cpu)[0] = 64.0f;
   test_twin_send(p, from);
   test_twin_send(p, rows);
@@ -1038,7 +1038,7 @@ static void test_cuda_sums(g2z_test *t) {
         g2z_write write = mode ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
         test_sum_rows(&p, 4, 1, write);
         test_sum_rows(&p, 1028, 3, write);
-        test_sum_rows(&p, 1500000, 1, write); /* more than one pass of a block */
+        test_sum_rows(&p, 1500000, 1, write); /* a block makes several passes */
         test_sum_rows(&p, 40000, 7, write);
         test_twin *from = test_twin_normal(&p, TEST_GRAD, 5000, 1, 3, 0);
         test_twin *to = test_twin_normal(&p, TEST_GRAD, 5000, 2, 3, 0);
@@ -1140,7 +1140,7 @@ static void test_cuda_optimizer(g2z_test *t) {
           ((float *)grads->cpu)[i] = g2z__round(p.grad_dtype, (float)((int)(i % 23) - 11) * 0.37f);
         if (bad) ((float *)grads->cpu)[n / 2] = step == 5 ? NAN : INFINITY;
         test_twin_send(&p, grads);
-        g2z_range pieces[35]; /* more than one launch takes, at odd places */
+        g2z_range pieces[35]; /* for two launches; they begin at odd places */
         int count = n < 1000 ? 1 : 35;
         for (int i = 0; i < count; i++) {
           pieces[i].begin = n * (size_t)i / (size_t)count + (size_t)(i > 0);
@@ -1149,7 +1149,7 @@ static void test_cuda_optimizer(g2z_test *t) {
         }
         BOTH(&p, grad_sumsq, (double *)HERE(rows) + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES,
              HERE(grads), pieces, count);
-        p.count--; /* released here: the list has no room for 27 of them */
+        p.count--; /* release it here: the list has no room for 27 */
         free(grads->cpu);
         p.gpu->ops->release(p.gpu, grads->block);
       }
@@ -1185,8 +1185,8 @@ static char *test_twin_bytes(test_pair *p, const test_twin *twin) {
   return bytes;
 }
 
-/* Momentum and the update, over ranges of which some are not aligned; skipped they write nothing:
- * every output keeps its NaNs or its values. v is no operand. */
+/* Momentum and the update, over ranges, some of them not aligned. In a skipped step they write
+ * nothing: every output keeps its NaNs or its values. Neither op uses v. */
 static void test_cuda_muon_slices(test_pair *p, int skip) {
   enum { COUNT = 5, ELEMENTS = 70000 };
   static const g2z_update_range ranges[COUNT] = {
@@ -1260,7 +1260,8 @@ static void test_cuda_orthogonalize(test_pair *p) {
   }
   float *start = (float *)malloc(x->n * sizeof *start);
   memcpy(start, x->cpu, x->n * sizeof *start);
-  /* Room for many matrices at a time, again, and for one: the same bits. */
+  /* Three runs give the same bits: two with room for many matrices at a time, one with room for
+   * one. */
   char *first = NULL;
   for (int run = 0; run < 3; run++) {
     memcpy(x->cpu, start, x->n * sizeof *start);
@@ -1292,13 +1293,13 @@ static void test_cuda_orthogonalize(test_pair *p) {
           differ += ((double)got[e] - want) * ((double)got[e] - want);
         }
       p->t->checks++;
-      if (!(sqrt(differ) <= 0.1 * sqrt(squares))) /* also of NaN; zeros must be equal */
+      if (!(sqrt(differ) <= 0.1 * sqrt(squares))) /* NaN fails; zeros must be equal */
         test_fail(p->t, __FILE__, __LINE__,
                   "matrix %d of [%d,%d]: the norm of the difference is %.3g of %.3g", i,
                   shapes[s].rows, width, sqrt(differ), sqrt(squares));
     }
   free(got);
-  test_twin_compare(p, x, "orthogonalize", 0, 1); /* guards; no element differs by 1 */
+  test_twin_compare(p, x, "orthogonalize", 0, 1); /* checks guards; differences below 1 */
   got = test_twin_fetch(p, work);
   memcpy(work->cpu, got, work->n * sizeof *got);
   free(got);
@@ -1397,7 +1398,7 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
          HERE(out), (const float *)HERE(lse), HERE(qkv), (g2z_write)mode, &drop.on[on], B, T, C,
          NH);
     if (gradient) test_narrow_check(p, narrow, dqkv, 3 * width, 1);
-    double largest = 0, column = 0; /* an element; a column's norm */
+    double largest = 0, column = 0; /* largest element; largest norm of a column */
     for (size_t x = 0; x < 3 * width; x++) {
       double squares = 0;
       for (size_t y = x; y < dqkv->n; y += 3 * width) {
@@ -1418,9 +1419,9 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
 }
 
 /* internals */
-/* Hopper's backward cuts heads into work items. Cases: heads for several rounds, none cut; one head
- * of 9 key blocks cut into 7 parts; slightly more heads than multiprocessors, some whole and some
- * cut, so that tiles of dQ wait in both places. */
+/* Hopper's backward cuts heads into work items. The cases: many heads, of which none is cut; one
+ * head of 9 key blocks that is cut into 7 parts; slightly more heads than multiprocessors, some
+ * whole and some cut, so that tiles of dQ wait in both places. */
 static void test_attention_cuts(test_pair *p) {
   int shapes[][3] = {{27, 65, 10}, {1, 1100, 1}, {5, 330, 27}};
 #ifdef __CUDACC__
@@ -1459,7 +1460,7 @@ static void test_cuda_attention(g2z_test *t) {
   }
 }
 
-/* All outputs' bytes after one forward and backward. */
+/* Runs forward and backward once and copies the bytes of all outputs. */
 static void test_attention_run(test_pair *p, unsigned char *bytes, const test_twin *qkv,
                                const test_twin *dout, int B, int T, int C, int NH) {
   size_t N = (size_t)B * (size_t)T, width = (size_t)C;

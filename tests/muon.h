@@ -45,9 +45,9 @@ static int muon_matrices(g2z_param p) {
 
 /* ----- Muon: the ops ----------------------------------------------------- */
 
-/* Two steps of the three ops on two weights of three matrices next to each other, a tall and a
- * square one. A weight lies in one or two ranges, and each range has another place in parameters,
- * gradients, master and u. */
+/* Two steps of the three ops on two weights, a tall and a square one. Each holds three matrices
+ * side by side. A weight lies in one or two ranges, and each range has different places in
+ * parameters, gradients, master and u. */
 static void test_ops_muon(g2z_test *t) {
   enum { N = 2752, RANGES = 5, GAP = 8 * (RANGES + 1), WORK = G2Z_ORTHOGONALIZE_WORK(24, 24) };
   static const g2z_matrices shapes[] = {{0, 2, 16, 48, 3}, {1536, 1, 40, 16, 1},
@@ -152,8 +152,8 @@ static double *muon_basis(ops_env *e, int n) {
 }
 
 /* Orthogonalizes U S V^T with known U, S and V. U^T O V must be diagonal: the singular vectors
- * stay, and each singular value becomes what five steps of the polynomial make of it. That lies in
- * [0.65, 1.25] for those above 0.002 |u|. Smaller ones, and roundings, grow by 3.4445^5 at most. */
+ * stay, and five steps of the polynomial change each singular value. Values above 0.002 |u| end in
+ * [0.65, 1.25]. Smaller values, and roundings, grow by a factor of 3.4445^5 at most. */
 static void test_ops_orthogonalize(g2z_test *t) {
   static const int sizes[][2] = {{24, 24}, {16, 48}, {48, 16}, {1, 24}, {24, 1}, {40, 41}, {8, 8}};
   enum { SPREAD, EQUAL, SMALL, RANK_1, ZERO, SPECTRA };
@@ -227,7 +227,7 @@ static void test_ops_spikes(g2z_test *t) {
     if (i == 19) early = s;
     s = spikes_after(&e, s, &config, i % 2 ? 3 : 1);
   }
-  early = spikes_after(&e, early, &config, 1000); /* too early for a verdict */
+  early = spikes_after(&e, early, &config, 1000); /* too few norms to judge a spike */
   CHECK(t, s.applied == 20 && s.spikes == 0 && early.applied == 20 && early.spikes == 0);
   CHECK_NEAR(t, s.norm_mean, 2, 1e-6);
   CHECK_NEAR(t, s.norm_deviation, 1, 1e-6);
@@ -243,7 +243,7 @@ static void test_ops_spikes(g2z_test *t) {
   next = spikes_after(&e, next, &config, INFINITY); /* an overflow is no spike */
   CHECK(t, next.skip == 1 && next.spikes == 1 && next.skipped == 2 && next.loss_scale == 512);
   CHECK(t, next.norm_mean == s.norm_mean && next.norm_deviation == s.norm_deviation);
-  /* A rank's failure and a step without targets are none either. */
+  /* A step that a rank failed, or that has no targets, is no spike either. */
   for (int failed = 0; failed < 2; failed++) {
     next = s;
     ops_decide_as(&e, &next, &config, 1e10, failed ? G2Z_IO : G2Z_OK, failed ? 0 : 10);
@@ -254,7 +254,7 @@ static void test_ops_spikes(g2z_test *t) {
   CHECK(t, s.spikes == 20 && s.applied == 21 && s.skip == 0 && s.spikes_in_row == 0);
   CHECK(t, s.norm_mean == 50 && spikes_after(&e, s, &config, 52).skip == 0 &&
                spikes_after(&e, s, &config, 54).skip == 2);
-  /* Mean and deviation are those of about the last 100 steps. */
+  /* Mean and deviation cover about the last 100 steps. */
   for (int i = 0; i < 1200; i++) s = spikes_after(&e, s, &off, i % 2 ? 13 : 11);
   CHECK_NEAR(t, s.norm_mean, 12, 0.1);
   CHECK_NEAR(t, s.norm_deviation, 1, 0.1);
@@ -265,10 +265,10 @@ static void test_ops_spikes(g2z_test *t) {
 
 /* The plans of all ranks state where each element of Muon's weights goes. */
 typedef struct muon_map {
-  int32_t *canonical[TEST_RANKS + 1];   /* by rank: canonical elements in u's order; -1: none */
-  unsigned char *home[TEST_RANKS + 1];  /* by rank: how often an element of its area is written */
-  unsigned char *owners;                /* canonical: how many ranks own it */
-  unsigned char *arrives;               /* canonical: how many routes take it home */
+  int32_t *canonical[TEST_RANKS + 1];   /* per rank: canonical index of each u; -1: none */
+  unsigned char *home[TEST_RANKS + 1];  /* per rank: writes to each element of its area */
+  unsigned char *owners;                /* per canonical element: ranks that own it */
+  unsigned char *arrives;               /* per canonical element: routes that take it home */
   double load[TEST_RANKS + 1];
 } muon_map;
 
@@ -278,8 +278,8 @@ static double muon_cost(double rows, double columns) {
   return 2 * m * m * n + m * m * m;
 }
 
-/* One rank's update ranges: Muon's are pieces of weights, and with AdamW's they cover its slices.
- * v has places for AdamW's alone. */
+/* One rank's update ranges: Muon's ranges are pieces of weights; together with AdamW's ranges they
+ * cover the rank's slices. v has places only for AdamW's ranges. */
 static void muon_ranges(g2z_test *t, const g2z_plan *plan, muon_map *map) {
   size_t matrices = 0, wrong = 0;
   unsigned char *v = (unsigned char *)calloc(plan->v_elements + 1, 1);
@@ -327,7 +327,7 @@ static void muon_shapes(g2z_test *t, const g2z_plan *plan) {
     if (weight->home_at + info.elements > end) end = weight->home_at + info.elements;
     for (int s = 0; s < plan->shapes; s++) {
       const g2z_matrices *shape = &plan->shape[s];
-      const size_t inside = weight->home_at - shape->at; /* wraps around before the first */
+      const size_t inside = weight->home_at - shape->at; /* huge if home_at lies below */
       found += shape->rows == (int)info.rows && shape->columns == (int)info.cols &&
                shape->matrices == muon_matrices(weight->param) && inside % info.elements == 0 &&
                inside / info.elements < (size_t)shape->weights;
@@ -380,12 +380,12 @@ static void muon_routes(g2z_test *t, const g2z_plan *plan, muon_map *map) {
     for (size_t e = 0; e < info.elements; e++, left--) {
       const int dp = plan->strategy == G2Z_STRATEGY_DP;
       wrong += map->owners[begin + e] != (travels || dp ? 1 : plan->world);
-      if (!travels) { /* u is at home where it is made */
+      if (!travels) { /* no route: u is made at home */
         for (int rank = 0; rank < (dp ? 1 : plan->world); rank++)
           wrong += map->canonical[rank][weight->home_at + e] != (int32_t)(begin + e);
         continue;
       }
-      if (left == 0) left = plan->route[++r].elements; /* routes follow the weights */
+      if (left == 0) left = plan->route[++r].elements; /* routes come in the order of the weights */
       const g2z_route *route = &plan->route[r];
       const size_t inside = route->elements - left;
       wrong += map->arrives[begin + e] != 1 || route->home != weight->home ||
@@ -477,7 +477,7 @@ static void test_muon_bytes(g2z_test *t) {
 /* ----- Muon: a trainer --------------------------------------------------- */
 
 typedef struct muon_step {
-  float *was[3], *is[3], *grads; /* masters, m and v, before and after; each parameter's */
+  float *was[3], *is[3], *grads; /* master, m and v before, after; of each parameter */
   g2z_optimizer_config config;
   g2z_report report;
 } muon_step;
@@ -625,10 +625,10 @@ static void test_cuda_spikes(g2z_test *t) {
   test_spikes_on(t, G2Z_DEVICE_CUDA);
 }
 
-/* The moments of a tensor after a change of optimizer: those of matrices start at zero. */
+/* After a change of optimizer the moments of matrices start at zero; other moments stay. */
 static void muon_changed(g2z_test *t, void *user, const char *name, g2z_param param,
                          size_t canonical, size_t elements) {
-  float *const *moments = (float *const *)user; /* m and v as saved; as loaded */
+  float *const *moments = (float *const *)user; /* saved m and v; loaded m and v */
   int zero = 1, same = 1;
   for (int part = 0; part < 2; part++)
     for (size_t i = canonical; i < canonical + elements; i++) {
@@ -643,7 +643,7 @@ static void muon_changed(g2z_test *t, void *user, const char *name, g2z_param pa
 /* A run resumes with the other optimizer: its matrices' moments start at zero, with a warning, and
  * its first step is no larger than AdamW's steps are. */
 static void test_muon_change(g2z_test *t) {
-  for (int muon = 0; muon < 2; muon++) { /* saved with AdamW; with Muon */
+  for (int muon = 0; muon < 2; muon++) { /* 0: saved with AdamW; 1: with Muon */
     char shard[512];
     float losses[16], *moments[6];
     g2z_train_config config = test_saved_config(t, shard);
@@ -707,8 +707,8 @@ static void test_muon_files(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
-/* The program reports the optimizer, and each spike by its number. With lr 0 the norms differ by
- * their batches alone: some lie above mean and deviation. */
+/* The program reports the optimizer and numbers the spikes. With lr 0 the norms differ only because
+ * the batches differ: some exceed the mean by more than 0.3 deviations. */
 static void test_train_muon(g2z_test *t) {
   TRAIN_OR_SKIP(t);
   CHECK_HAS(t, test_trains(t, 0, "%s --batch 2 --steps 40 --optimizer muon --skip-spikes 0.3 "
@@ -732,11 +732,11 @@ static void test_train_muon(g2z_test *t) {
 enum { MUON_STEPS = 6, MUON_SAVED = 3, MUON_MOST = 90000 };
 /* A rank's results of a training in one column of zero_config; NaN: weights of other ranks. */
 typedef struct muon_result {
-  /* From the start; from the checkpoint that one rank saved after MUON_SAVED steps. */
+  /* [0]: from the start; [1]: from the checkpoint that one rank saved after MUON_SAVED steps. */
   float losses[2][MUON_STEPS], weights[2][MUON_MOST];
 } muon_result;
 
-/* One and two micro-steps with small and large vocabularies and other buckets. Ranks share 24
+/* One or two micro-steps, a small or a large vocabulary, two sizes of buckets. Ranks share 24
  * sequences. */
 static g2z_train_config muon_config(int column, int world) {
   g2z_train_config config = zero_config(column + ZERO_COLUMNS * (column % 2), 0, world, G2Z_FP32);
@@ -883,7 +883,7 @@ static void test_muon_ranks(g2z_test *t) {
     printf("      %d ranks: losses differ by %.1e at most, weights by %.1e\n", world, worst, apart);
     CHECK_NEAR(t, worst, 0, 2e-6);
     CHECK_NEAR(t, apart, 0, 2e-6);
-    /* Strategy dp computes on rank 0 what each rank computes in stage 0. */
+    /* With strategy dp rank 0 computes the same as each rank in stage 0. */
     CHECK(t, memcmp(&many[ZERO_DP], &many[0], sizeof many[0]) == 0);
   }
 }

@@ -34,7 +34,7 @@ typedef struct test_trace {
   int counts[3];
 } test_trace;
 
-/* Zeroes the rest, too: a trace may still hold a larger model's numbers. */
+/* Reads weights and gradients and zeroes the rest, which may hold a larger model's numbers. */
 static void test_trace_end(g2z_test *t, g2z_trainer *trainer, test_trace *out) {
   size_t count = trainer->plan->parameters;
   CHECK(t, count <= TRACE_MOST);
@@ -47,7 +47,7 @@ static void test_trace_end(g2z_test *t, g2z_trainer *trainer, test_trace *out) {
 /* One rank: stages, threads and buckets change nothing. The final gradients are not compared, since
  * stages keep them in different places. */
 static void test_determinism(g2z_test *t) {
-  enum { FIRST = 1, LIKE = 2 }; /* becomes the reference; is compared with it */
+  enum { FIRST = 1, LIKE = 2 }; /* FIRST: becomes the reference; LIKE: is compared */
   static const struct {
     double bucket_mb;
     int stage, accum, threads, what;
@@ -193,7 +193,7 @@ static void test_cuda_recompute(g2z_test *t) {
     for (int graph = 0; graph < 2; graph++) test_recompute_on(t, G2Z_DEVICE_CUDA, graph, fp8);
 }
 
-/* |a - b| / |b| of two traces' gradients. */
+/* |a - b| / |b| for the gradients of two traces. */
 static double test_grads_apart(const test_trace *a, const test_trace *b) {
   double apart = 0, size = 0;
   for (int i = 0; i < TRACE_MOST; i++) {
@@ -203,11 +203,11 @@ static double test_grads_apart(const test_trace *a, const test_trace *b) {
   return sqrt(apart / size);
 }
 
-/* Twelve steps in each mode; the last mode once more without its copies of weights, which must be
- * bit-equal. A score does not use 8 bits. A step does, and its loss differs slightly: a fresh
- * model's logits are small, and e4m3 is off by a sixteenth of a number at most. Gradients in e5m2
- * show from the second step on. One head of 40 channels leaves gaps between 8-bit rows; Hopper's
- * attention takes 64. */
+/* Twelve steps in each mode. The last mode runs once more without its copies of weights, which must
+ * not change a bit. A score does not use 8 bits. A step does, and its loss differs slightly: a
+ * fresh model's logits are small, and e4m3 is off by a sixteenth of a number at most. Gradients in
+ * e5m2 change results from the second step on. One head of 40 channels leaves gaps between 8-bit
+ * rows; Hopper's attention takes 64. */
 static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int channels) {
   enum { RUNS = G2Z_FP8_COUNT + 1 };
   static test_trace traces[RUNS];
@@ -233,7 +233,7 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
     }
     for (int run = 1; run <= ways; run++) CHECK(t, scores[run] == scores[0]);
     CHECK(t, memcmp(traces + ways - 1, traces + ways, sizeof *traces) == 0);
-    /* Rounding makes it 0.045; an operand of a layer that is 0 makes it 0.1. */
+    /* Roundings alone give 0.045. A layer whose operand is 0 by mistake gives 0.1. */
     for (int run = 1; run < ways; run++) CHECK(t, test_grads_apart(traces + run, traces) < 0.07);
     for (int run = 1; run < ways; run++)
       for (int step = 0; step < TRACE_STEPS; step++) {
@@ -276,7 +276,7 @@ static int test_early_steps(void) {
 }
 
 /* internals */
-/* Steps whose kernels may, or may not, start before the previous kernel ends. */
+/* Runs steps; with `early` a kernel may start before the previous kernel ends. */
 static void test_early_run(g2z_test *t, const g2z_train_config *config, int early, float *losses,
                            float *weights) {
   int32_t x[EARLY_TOKENS], y[EARLY_TOKENS];
@@ -360,11 +360,11 @@ static void test_loss_scale(g2z_test *t) {
   test_steps(t, tt.trainer, b.x, b.y, 50, NULL, &last);
   CHECK(t, last.loss_scale == 1024 && last.applied == 50 && last.skipped_total == 0);
   test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &last);
-  CHECK(t, last.loss_scale == 2048); /* doubled after 50 good steps */
+  CHECK(t, last.loss_scale == 2048); /* 50 good steps doubled it */
 
   float good[16], huge[16], state[2][3][16];
   CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, good));
-  /* The last LayerNorm's weights: logits and their gradients overflow fp16. */
+  /* These weights of the last LayerNorm make logits and their gradients overflow fp16. */
   for (int i = 0; i < 16; i++) huge[i] = 60000.0f;
   CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, huge));
   for (int after = 0; after < 2; after++) {
@@ -382,7 +382,7 @@ static void test_loss_scale(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
-/* Ranges of the canonical order that begin in any bucket and cross units. */
+/* Reads and writes ranges of the canonical order that begin in any bucket and cross units. */
 static void test_canonical_access(g2z_test *t) {
   static const double buckets[] = {0, 0.003, 0.02};
   for (int b = 0; b < 3; b++)
@@ -511,7 +511,7 @@ static void test_sampling(g2z_test *t) {
   const float logits[5] = {1.0f, 3.0f, 2.0f, 0.0f, 3.0f};
   g2z_sampling s = g2z_sampling_default();
   s.temperature = 0;
-  CHECK(t, g2z__sample(logits, 5, &s, 0) == 1); /* a tie: the smaller id */
+  CHECK(t, g2z__sample(logits, 5, &s, 0) == 1); /* of equal logits the smaller id */
   s.temperature = 1;
   int count[5] = {0, 0, 0, 0, 0};
   double sum = 0;
@@ -572,9 +572,9 @@ static void test_generate_cycle(g2z_test *t) {
   CHECK(t, count == 16);
   for (size_t i = 0; i < count; i++) CHECK(t, ids[i] == 10 + 5 * (int)(i % PERIOD));
   CHECK_OK(t, g2z_model_generate(model, 1, ids, 26, &count, &s, -1, NULL, NULL));
-  CHECK(t, count == 26); /* the window was cut: all positions stay within the context */
+  CHECK(t, count == 26); /* the window moved: no position exceeds the context */
   CHECK_OK(t, g2z_model_generate(model, 1, ids, 26, &count, &s, -1, NULL, NULL));
-  CHECK(t, count == 26); /* already full */
+  CHECK(t, count == 26); /* nothing to add */
   s.temperature = 1;
   CHECK_OK(t, g2z_model_generate(model, 1, ids, 526, &count, &s, 10, NULL, NULL));
   CHECK(t, count == 526 || (count > 26 && ids[count - 1] == 10));
@@ -599,7 +599,7 @@ static void test_tokens_services(g2z_test *t) {
   CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
   CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
   CHECK_OK(t, g2z_tokens_reserve(&other.services, &tokens, 1));
-  other.fail_at = 1; /* the call's services get the sentence */
+  other.fail_at = 1; /* the call's services get the error */
   CHECK_STATUS(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens),
                G2Z_NO_MEMORY, &t->services, "bytes");
   other.fail_at = 0;
@@ -619,7 +619,7 @@ static void test_tokens_services(g2z_test *t) {
  * function of its token, so that twenty steps learn something. */
 static void zero_tokens(int step, int rank, int world, int sequences, int vocab, int32_t *x,
                         int32_t *y) {
-  int apart = vocab / 61; /* 61 of the words, spread over all ranks' slices */
+  int apart = vocab / 61; /* uses 61 words from all ranks' slices */
   int32_t all[ZERO_SEQUENCES * ZERO_SEQ];
   test_tokens(all, (size_t)sequences * ZERO_SEQ, 61, (uint64_t)step + 5);
   for (int j = rank, at = 0; j < sequences; j += world)
@@ -646,11 +646,11 @@ static g2z_status zero_train(g2z_trainer *trainer, float *losses) {
   return G2Z_OK;
 }
 
-/* Changes to a run in addition to its case. ZERO_LIKE + world: one rank takes micro-batches as
- * large as the ones on `world` ranks. ZERO_ROUNDED + world: the same, and each gradient moves as
- * far as the roundings of `world` ranks can move it. */
+/* How to run a case. ZERO_LIKE + world: one rank takes micro-batches of the size that `world` ranks
+ * have. ZERO_ROUNDED + world: the same, and each gradient moves as far as the roundings of `world`
+ * ranks can move it. */
 enum { ZERO_PLAIN, ZERO_RECOMPUTE, ZERO_LIKE, ZERO_ROUNDED = ZERO_LIKE + TEST_RANKS };
-enum { ZERO_MUON = 1 << 10 };   /* may be added to any of them */
+enum { ZERO_MUON = 1 << 10 };   /* added to one of these: with Muon */
 
 /* Before a step computes the norm of its gradients, which are fp32 on one rank, each moves up or
  * down at random by zero_move times the sum of its size and the range's mean size. Reason: ranks'
@@ -695,7 +695,7 @@ static void zero_round(g2z_trainer *trainer, int world, g2z_dtype dtype) {
   trainer->device->ops = &zero_moving;
 }
 
-/* zero DEVICE DTYPE CASES HOW FILE: rank 0 writes the losses of all cases to FILE. */
+/* "zero DEVICE DTYPE CASES HOW FILE": rank 0 writes the losses of all cases to FILE. */
 static int rank_zero(int argc, char **argv) {
   g2z_services services;
   if (argc != 5) return 2;
@@ -717,7 +717,7 @@ static int rank_zero(int argc, char **argv) {
     config.optimizer.kind = kind == how ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
     config.batch /= like;
     config.accum *= like;
-    if (rounded) config.graph = 0; /* the host acts in the middle of a step */
+    if (rounded) config.graph = 0; /* the host moves gradients amid a step */
     status = test_trainer_create(context, &config, &trainer);
     if (status != G2Z_OK) break;
     if (getenv("NCCL_P2P_DISABLE") && (trainer->comm->reduce == G2Z_TRANSPORT_COPY ||
@@ -770,7 +770,7 @@ static g2z_status turns_gather(g2z_comm *comm, const g2z_call *call) {
   return turns_played->play(comm, call);
 }
 
-/* turns CASE: three steps of stage 3 with one bucket per unit. */
+/* "turns CASE": three steps of stage 3 with one bucket per unit. */
 static int rank_turns(int argc, char **argv) {
   enum { STEPS = 3 };
   g2z_services services;
@@ -808,7 +808,7 @@ static int rank_turns(int argc, char **argv) {
   printf("%d gathers of %d, %d looks of %d, %d wrong\n", turns_gathers, most, turns_seen, looks,
          turns_wrong);
   /* Writes to the first block, which is in a buffer. The logits must use the new values at once:
-   * the same logits come after the block has been gathered again. */
+   * they must equal the logits after the block has been gathered again. */
   float logits[2][ZERO_WORDS] = {{0}}, zeros[512] = {0};
   for (int i = 0; i < 2 && status == G2Z_OK; i++) {
     int32_t token = 7;
@@ -841,10 +841,10 @@ static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
   return status;
 }
 
-/* trouble KIND DEVICE CASE SHARD: rank 1 has an invalid token in step 4, requests a stop in step 3,
- * or cannot validate on SHARD before step 4, after which steps continue. All ranks print the
- * outcome and its step. On a GPU the step is a graph, and before step 4 all compute logits, which
- * gathers parameters that the graph would have gathered. */
+/* "trouble KIND DEVICE CASE SHARD": rank 1 has an invalid token in step 4, or requests a stop in
+ * step 3, or cannot validate on SHARD before step 4; steps continue after the last of these. All
+ * ranks print the outcome and its step. On a GPU the step is a graph. Before step 4 all ranks
+ * compute logits, which gathers parameters that the graph would otherwise gather. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   if (argc != 4) return 2;
@@ -884,10 +884,10 @@ static int rank_trouble(int argc, char **argv) {
   return 0;
 }
 
-/* masked SHARD STAGE ACCUM FILE: a step of golden/tiny on the three sequences of a shard with a
+/* "masked SHARD STAGE ACCUM FILE": a step of golden/tiny on the three sequences of a shard with a
  * mask. Stage 4 is strategy dp. Prints the losses of the step and of a validation before it. Writes
- * the gradients that AdamW used, m / (1 - beta1) after the first step, to FILE.RANK; NaN stands for
- * those that another rank owns. */
+ * the gradients that AdamW used, m / (1 - beta1) after the first step, to FILE.RANK; gradients of
+ * other ranks are NaN there. */
 static int rank_masked(int argc, char **argv) {
   g2z_services services;
   g2z_context *context = NULL;
@@ -1005,7 +1005,7 @@ static void test_zero_dtype(g2z_test *t, int device, g2z_dtype dtype, int least,
   }
 }
 
-/* The gradients of a single rank's third step; *apart: whether the embedding's part of wte's
+/* The gradients of a single rank's third step. *apart becomes 1 if the embedding's part of wte's
  * gradient was sent separately. The learning rate is too small to change a parameter, so rounding
  * does not grow. */
 static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, int *apart,
@@ -1028,8 +1028,8 @@ static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, 
   return status;
 }
 
-/* A single rank rounds the head's part of wte's gradient directly: the same bits in every stage,
- * and within two roundings of the fp32 gradient. */
+/* A single rank rounds the head's part of wte's gradient directly. The result has the same bits in
+ * every stage and lies within two roundings of the fp32 gradient. */
 static void test_zero_alone(g2z_test *t) {
   static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16};
   static float wide[1 << 17], first[1 << 17], grads[1 << 17];
@@ -1040,7 +1040,7 @@ static void test_zero_alone(g2z_test *t) {
       size_t n = 0;
       /* Stage 0, large vocabulary. */
       g2z_train_config config = zero_config(ZERO_COLUMNS, 0, 1, dtypes[i]);
-      config.batch = 15; /* 240 tokens: one chunk */
+      config.batch = 15; /* 240 tokens are one chunk */
       config.optimizer.lr = config.optimizer.min_lr = 1e-9f;
       config.grad_fp32 = column < 0;
       config.zero_stage = column > 0 && column < ZERO_DP ? column : 0;
@@ -1196,7 +1196,7 @@ static void test_cuda_zero(g2z_test *t) {
   int world = count >= 8 ? 8 : count >= 4 ? 4 : 2;
   test_zero_dtype(t, 1, G2Z_FP32, world, world, 0);
   test_zero_dtype(t, 1, G2Z_FP16, world, world, 0);
-  test_zero_dtype(t, 1, G2Z_FP16, world, world, ZERO_MUON); /* fp32 would round u to bf16, too */
+  test_zero_dtype(t, 1, G2Z_FP16, world, world, ZERO_MUON); /* u is bf16 also with fp32 */
   test_zero_recompute_on(t, 1, G2Z_FP16);
   test_zero_apart(t, world);
   test_zero_trouble_on(t, 1, world);
