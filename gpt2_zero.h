@@ -4805,9 +4805,9 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
 }
 
 /* ===== >>i08 op table ====================================================
- * In:  a kind of device and the types of its numbers. Out: a g2z_device with the table of ops.
- * Law: arithmetic that every backend must do alike is here, once, and runs on host and device:
- *      rounding to a type, dropout, the verdict that ends a step, AdamW. */
+ * In: a kind of device and its number types. Out: a g2z_device with the table of ops. Law:
+ * arithmetic that must be equal in every backend is here, once, and runs on host and device:
+ * rounding to a type, dropout, the verdict that ends a step, AdamW, Muon. */
 
 /* ----- rounding --------------------------------------------------------- */
 
@@ -4823,8 +4823,8 @@ static inline G2Z_HOST_DEVICE float g2z__from_bits(uint32_t bits) {
   return x;
 }
 
-/* The nearest fp16, ties to even. Without branches, so that loops over it vectorise: all cases are
- * computed, then one is selected by signed comparisons, which SSE2 has. */
+/* The nearest fp16, ties to even. It has no branches, so that loops over it vectorise: it computes
+ * all cases and selects one by signed comparisons, which SSE2 has. */
 static inline G2Z_HOST_DEVICE float g2z__round_fp16(float x) {
   uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu;
   /* fp16 keeps 10 of the 23 fraction bits. A carry makes the next power of two. */
@@ -4847,8 +4847,8 @@ static inline G2Z_HOST_DEVICE float g2z__round_bf16(float x) {
 }
 
 /* The nearest number with `dropped` fewer fraction bits than fp32, ties to even. Numbers above
- * `most` become `most`. Below `least` a format has equal steps, the spacing of fp32 from `steps`
- * on. `most` and `least` are bits of fp32. */
+ * `most` become `most`. Below `least` the format has equal steps, as fp32 has them from `steps` on.
+ * `most` and `least` are the bits of fp32 numbers. */
 static inline G2Z_HOST_DEVICE float g2z__round_8(float x, int dropped, int32_t most, int32_t least,
                                                  float steps) {
   uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu, ulp = 1u << dropped;
@@ -4859,18 +4859,19 @@ static inline G2Z_HOST_DEVICE float g2z__round_8(float x, int dropped, int32_t m
   rounded = (int32_t)magnitude > 0x7f800000 ? 0x7fc00000u : rounded; /* NaN */
   return g2z__from_bits(rounded | (bits & 0x80000000u));
 }
-/* e4m3: a sign, 4 bits of exponent and 3 of fraction; from 2^-6 to 448; below, steps of 2^-9. */
+/* e4m3: a sign, 4 bits of exponent, 3 of fraction. From 2^-6 to 448; smaller numbers in steps of
+ * 2^-9. */
 static inline G2Z_HOST_DEVICE float g2z__round_e4m3(float x) {
   return g2z__round_8(x, 20, 0x43e00000, 0x3c800000, 0x1p14f);
 }
-/* e5m2, the upper byte of fp16: from 2^-14 to 57344; below, steps of 2^-16. */
+/* e5m2, the upper byte of fp16. From 2^-14 to 57344; smaller numbers in steps of 2^-16. */
 static inline G2Z_HOST_DEVICE float g2z__round_e5m2(float x) {
   return g2z__round_8(x, 21, 0x47600000, 0x38800000, 0x1p7f);
 }
 
-/* The factor for numbers up to this magnitude before they are rounded to e4m3: the largest power of
- * two that keeps them in range. A power of two and its inverse lose no digits. Infinity or NaN
- * gives NaN, so that every product becomes NaN. */
+/* The factor by which numbers up to this magnitude are multiplied before they are rounded to e4m3:
+ * the largest power of two that keeps them in range. A power of two and its inverse lose no digits.
+ * Infinity or NaN gives NaN, so that every product becomes NaN. */
 static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   uint32_t bits = g2z__bits_of(largest), exponent = bits >> 23;
   uint32_t scale = 262 - exponent - ((bits & 0x7fffffu) > 0x600000u); /* 448 = 1.75 * 2^8 */
@@ -4878,8 +4879,9 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* finite for 0, too */
 }
 
-/* Activations and weights are multiplied by these before they are rounded to e4m3. Outputs of
- * LayerNorm, attention and GELU keep all digits from 2^-8 to 112, weights from 2^-11 to 14. */
+/* Activations and weights are multiplied by these factors before they are rounded to e4m3. Outputs
+ * of LayerNorm, attention and GELU keep full precision from 2^-8 to 112, weights from 2^-11 to
+ * 14. */
 #define G2Z__E4M3_X 4.0f
 #define G2Z__E4M3_W 32.0f
 
@@ -4916,7 +4918,7 @@ static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout
 
 /* ----- a draw ----------------------------------------------------------- */
 
-/* Maps a logit to a whole number in the order of likelihood; NaN is the lowest. */
+/* Maps a logit to a whole number: more likely tokens get higher ones, NaN the lowest. */
 static inline G2Z_HOST_DEVICE uint32_t g2z__draw_order(float logit) {
   uint32_t bits = g2z__bits_of(logit);
   if (logit != logit) return 0;
@@ -4939,8 +4941,9 @@ static inline G2Z_HOST_DEVICE float g2z__draw_uniform(uint64_t seed, uint32_t in
 
 #define G2Z__LOSS_SCALE_MAX 16777216.0f /* 2^24 */
 
-/* Handles an overflow, as DeepSpeed does. The hysteresis-th overflow halves the scale, and so does
- * each later one until a window of good steps has passed: a scale far too high comes down fast. */
+/* Handles an overflow as DeepSpeed does. The hysteresis-th overflow halves the scale, and so does
+ * each later one until a window of good steps has passed: so a scale that is far too high falls
+ * fast. */
 static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, int dynamic) {
   state->good_steps = 0;
   int can_shrink = dynamic && state->loss_scale > 1.0f;
@@ -4951,8 +4954,8 @@ static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, i
 }
 
 #define G2Z__SPIKE_WINDOW 100 /* applied steps that the average covers */
-#define G2Z__SPIKE_FIRST 20   /* so many applied steps come before the first spike */
-#define G2Z__SPIKES_IN_ROW 20 /* the next step is applied: its norm becomes the mean */
+#define G2Z__SPIKE_FIRST 20   /* applied steps before a spike is possible */
+#define G2Z__SPIKES_IN_ROW 20 /* after so many, a step is applied and its norm is the mean */
 
 /* Returns 1 if the norm lies more than skip_spikes deviations above the mean of applied steps.
  * Otherwise the step will be applied, and its norm enters mean and deviation. */
@@ -4995,7 +4998,8 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
     if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
   }
-  /* Gradients belong to the mean over all targets; `more` makes it the mean over counted ones. */
+  /* Backward computed gradients of the mean over all targets. The factor `more` makes it the mean
+   * over those that count. */
   double counted = (double)tokens - masked, more = counted > 0 ? (double)tokens / counted : 0;
   float norm = (float)(sqrt(sum) / (double)state->loss_scale * more);
   state->counted = (int64_t)counted;
@@ -5009,7 +5013,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
   if (state->skip) {
     state->skipped++;
     state->grad_multiplier = 0;
-    /* After a rank's failure, or without a target, the norm means nothing for the loss scale. */
+    /* If a rank failed or no target counts, the norm is no reason to change the loss scale. */
     if (state->status == G2Z_OK && state->counted > 0) g2z__decide_overflow(state, dynamic);
     return;
   }
@@ -5078,8 +5082,8 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
   return weight * factors->decay - factors->step * (m1 / root);
 }
 
-/* Muon's arithmetic for one element. `gradient` is not yet multiplied by state->grad_multiplier.
- * Updates m; returns u. */
+/* Muon's momentum for one element: updates m and returns u. `gradient` is not yet multiplied by
+ * `multiplier`, which is state->grad_multiplier. */
 static inline G2Z_HOST_DEVICE float g2z__momentum_element(float beta, float multiplier, float *m,
                                                           float gradient) {
   gradient *= multiplier;
@@ -5087,7 +5091,7 @@ static inline G2Z_HOST_DEVICE float g2z__momentum_element(float beta, float mult
   return gradient + beta * *m;
 }
 
-/* The update's factors, the same for all elements of a range. */
+/* Factors of Muon's update, the same for all elements of a range. */
 typedef struct g2z__muon_factors {
   float decay;            /* 1 - lr * weight_decay, or 1 */
   float step;             /* lr * scale */
@@ -5100,7 +5104,7 @@ g2z__muon_prepare(const g2z_optimizer_config *config, const g2z_step_state *stat
   factors.step = (float)((double)state->lr * scale);
   return factors;
 }
-/* Returns the new master weight. */
+/* Muon's update of one element; returns the new master weight. */
 static inline G2Z_HOST_DEVICE float g2z__muon_element(const g2z__muon_factors *factors,
                                                       float weight, float o) {
   return weight * factors->decay - factors->step * o;
@@ -5191,12 +5195,12 @@ G2Z_API void g2z_device_free(g2z_device *device) {
   g2z_release(device->services, device);
 }
 
-/* The beginning of each GPU's table. The number is the version of its lines' format. */
+/* The beginning of each GPU's table. The number is the version of its format. */
 #define G2Z__TUNING_HEAD "gpt2_zero tuning 4, "
 
 G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
   int own = device->kind == G2Z_DEVICE_CPU && !*text;
-  char first[49]; /* of the text's first line */
+  char first[49]; /* first line of the text */
   snprintf(first, sizeof first, "%.*s", (int)strcspn(text, "\n"), text);
   if (!own && strncmp(text, G2Z__TUNING_HEAD, strlen(G2Z__TUNING_HEAD)) != 0)
     return g2z_fail(device->services, G2Z_FORMAT,
@@ -5209,7 +5213,7 @@ G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
 struct g2z__timers {
   g2z_span_times span[G2Z_SPAN_COUNT];
   double begun[G2Z_SPAN_COUNT];      /* CPU: start time */
-  g2z_status status;                 /* the first failure of a GPU's events: spans return none */
+  g2z_status status;                 /* first failure of a GPU's events: span calls return none */
   void *backend;
 };
 
@@ -5243,9 +5247,9 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
   return G2Z_OK;
 }
 
-#define G2Z__KERNEL_TEXT 4096 /* bytes that are read of a file in /proc or /sys */
+#define G2Z__KERNEL_TEXT 4096 /* bytes that are read from a file in /proc or /sys */
 
-/* The beginning of such a file; empty when it cannot be read. */
+/* Reads the beginning of such a file; empty if it cannot be read. */
 G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
                                    char text[G2Z__KERNEL_TEXT]) {
   char path[G2Z__KERNEL_TEXT];
@@ -5271,10 +5275,10 @@ G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name
   return end > at ? number : none;
 }
 
-/* Lowers both to what this process's control group and its parents leave. File pages that the
- * kernel reclaims first do not count as used. In a container the mount may be the group itself, and
- * the path in /proc may be missing below it: a missing file sets no limit. `root` is empty except
- * in tests. */
+/* Lowers both numbers to the memory that the control groups of this process allow. File pages that
+ * the kernel reclaims first do not count as used. In a container the mount may be the group itself,
+ * and the path in /proc may be missing below it: a missing file sets no limit. `root` is empty
+ * except in tests. */
 G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_t *total_bytes) {
   static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
       {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
@@ -5315,7 +5319,7 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
     g2z__cgroup_memory("", free_bytes, total_bytes);
     return G2Z_OK;
   }
-  /* Not Linux, or Linux before 3.14: the physical memory is the best answer of a POSIX system. */
+  /* Not Linux, or Linux before 3.14: POSIX gives nothing better than the physical memory. */
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0)
     return g2z_fail(services, G2Z_UNSUPPORTED,
@@ -5331,7 +5335,7 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
  * Each op is written as its formula. All arithmetic is fp32; only sums over the channels of a row,
  * over tokens and over the vocabulary are fp64. An output is rounded once, when it is stored. */
 
-/* Runs a loop in parallel if it has enough operations: to wake the threads costs time, too. */
+/* Runs a loop in parallel if it has enough operations: waking the threads also costs time. */
 #define G2Z__PRAGMA(text) _Pragma(#text)
 #if defined(_OPENMP)
 #define G2Z__PARALLEL(work) \
@@ -5343,8 +5347,8 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
 static inline int g2z__cpu_min(int a, int b) { return a < b ? a : b; }
 
 /* ----- 16 lanes ----------------------------------------------------------
- * A compiler may not reorder a sum of floats to vectorise it. So products are written with 16
- * explicit lanes, as several vectors of the machine's size. For compilers other than gcc and clang
+ * A compiler must not reorder a sum of floats to vectorise it. So products are written with 16
+ * explicit lanes, in several vectors of the machine's size. With compilers other than gcc and clang
  * a vector is one float; the arithmetic is the same. */
 
 #define G2Z__LANES 16
@@ -5362,7 +5366,7 @@ typedef float g2z__cpu_vector __attribute__((vector_size(4 * G2Z__VECTOR), align
 typedef float g2z__cpu_vector;
 #endif
 
-/* The sum of a[i] * b[i]: lane i % 16 adds up element i, then the lanes are added in pairs. */
+/* The sum of a[i] * b[i]: element i is added in lane i % 16, then the lanes are added in pairs. */
 G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n) {
   float lanes[G2Z__LANES] = {0};
   int i = 0;
@@ -5399,12 +5403,12 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
 /* ----- products ---------------------------------------------------------
  * out[M,N] = a[M,K] b[K,N], then the op's epilogue. A task computes 16 columns of up to 192 rows.
  * It first copies its part of b, 16 lanes for each k, because the rows of b (columns, if
- * transposed) lie far apart. 128 products are added up at a time, so that long sums lose few
+ * transposed) lie far apart. Products are added up in groups of 128, so that long sums lose few
  * digits. */
 
 #define G2Z__ROWS 192  /* rows of a task, a multiple of G2Z__GROUP */
 #define G2Z__GROUP 6   /* rows that share each load of b: 6 x 16 sums fill the registers */
-#define G2Z__STEPS 128 /* products that are added up at a time */
+#define G2Z__STEPS 128 /* products per group that is added up */
 
 typedef struct g2z__cpu_matrix { /* element (i,j) is at[i * row + j * column] */
   const float *at;
@@ -5443,8 +5447,8 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
   return product;
 }
 
-/* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. With fewer, the last row also stands for
- * the missing ones; their sums are not read. */
+/* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. If there are fewer, the last row takes
+ * the place of the missing ones, whose sums are not read. */
 G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
                                  const float (*b)[G2Z__LANES], int rows, int K) {
   g2z__cpu_vector sum[G2Z__GROUP][G2Z__VECTORS];
@@ -5465,8 +5469,8 @@ G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
 #define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
 #define G2Z__GELU_CUBE 0.044715f
 
-/* GELU's tanh form, 0.5 x (1 + tanh u), is x times 1 / (1 + e) with e = exp(-2u), which does not
- * cancel where tanh u is near -1. The bound keeps e finite. */
+/* GELU's tanh form, 0.5 x (1 + tanh u), is x times 1 / (1 + e) with e = exp(-2u). This loses no
+ * digits where tanh u is near -1. The bound keeps e finite. */
 static inline float g2z__cpu_gelu(float x, float *slope) {
   float u = x * (x * x * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
   float du = x * x * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
@@ -5475,7 +5479,7 @@ static inline float g2z__cpu_gelu(float x, float *slope) {
   return x * gate;
 }
 
-/* The epilogue: takes the sum `y` of element (row, column) to `out`. */
+/* The epilogue: turns the sum `y` of element (row, column) into the output, and stores it. */
 static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, int column) {
   ptrdiff_t at = row * p->out_row + column;
   if (p->bias) y += p->bias[column];
@@ -5567,7 +5571,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_zero(g2z_device *device, void *memory, size_t b
 
 G2Z__PRIVATE g2z_status g2z__cpu_event(g2z_device *device, int event) {
   (void)device, (void)event;
-  return G2Z_OK; /* every op has finished when it returns */
+  return G2Z_OK; /* an op has finished when it returns */
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_synchronize(g2z_device *device) {
@@ -5663,7 +5667,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
 }
 
 /* grads += the sums of the rows of equal tokens, for the elements in `parts`. The first of equal
- * tokens adds up all of them, so that threads split the distinct tokens. */
+ * tokens adds up all their rows, so that threads can split the distinct tokens. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
                                            const g2z_row_part *parts, int count, const void *rows,
                                            const int32_t *order, int N, int C) {
@@ -5690,7 +5694,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, void
                                                float *mean, float *rstd, const void *x,
                                                const void *w, const void *b, int N, int C) {
   const float *scale = (const float *)w, *shift = (const float *)b;
-  (void)narrow; /* a CPU's products round y themselves */
+  (void)narrow; /* on a CPU the next product rounds y */
   G2Z__PARALLEL(8.0 * N * C)
   for (int n = 0; n < N; n++) {
     const float *from = (const float *)x + (size_t)n * (size_t)C;
@@ -5818,7 +5822,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw,
 }
 
 /* ----- attention --------------------------------------------------------
- * Query by query, as the formula has it: no matrix of scores exists. */
+ * One query after the other, as in the formula: no matrix of scores is stored. */
 
 /* Over the keys up to the query, with s = scale * q k, max = the largest s, and p = exp(s - max):
  * to[HS] = sum of f p v / sum of p, where f is the dropout factor of element e + key of sequence b.
@@ -5942,7 +5946,7 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* The scale of from[n] for e4m3. */
+/* The factor for from[n] before it is rounded to e4m3. */
 G2Z__PRIVATE float g2z__cpu_scale(const float *from, size_t n) {
   float largest = 0;
   for (size_t i = 0; i < n; i++) largest = fabsf(from[i]) > largest ? fabsf(from[i]) : largest;
@@ -6029,7 +6033,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   return G2Z_OK;
 }
 
-/* Squares of fp32 cannot overflow a double: the sum is finite exactly when all elements are. */
+/* Squares of fp32 numbers cannot overflow a double: the sum is finite if and only if all elements
+ * are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             const g2z_range *ranges, int count) {
   (void)device;
@@ -6084,8 +6089,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z
   return G2Z_OK;
 }
 
-/* Orthogonalizes a matrix [rows,columns] in place. Its rows begin `row` elements apart. X is [m,n]
- * with m <= n: the matrix or its transpose. */
+/* Orthogonalizes a matrix [rows,columns] in place; its rows are `row` elements apart. X is [m,n]
+ * with m <= n: the matrix, or its transpose. */
 G2Z__PRIVATE void g2z__cpu_orthogonalize_one(float *x, int rows, int columns, ptrdiff_t row,
                                              float *work) {
   const int m = g2z__cpu_min(rows, columns), n = rows + columns - m;
@@ -6202,7 +6207,7 @@ G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling 
     draw -= (double)g2z__draw_weight(logits[i], top, temperature);
     if (draw < 0) return i;
   }
-  return best; /* the sum is 0 or NaN, or rounding kept draw >= 0 */
+  return best; /* the sum is 0 or NaN, or rounding left draw >= 0 */
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_draw(g2z_device *device, int32_t *tokens, int32_t *drawn,
@@ -6243,7 +6248,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_tuning(g2z_device *device, char **text) {
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_tuning_read(g2z_device *device, const char *text) {
-  (void)device, (void)text; /* products of a CPU have one algorithm */
+  (void)device, (void)text; /* a CPU has one algorithm for products */
   return G2Z_OK;
 }
 
@@ -6278,30 +6283,30 @@ static const g2z_ops *g2z__cpu_ops(void) {
 /* ===== >>i10 ranks =======================================================
  * In:  the launcher's variables.
  * Out: a star of connections around rank 0, calls over it, and a fault when a rank dies or hangs.
- * Law: a rank that dies or hangs is named to all others, and every wait has a deadline. A
- *      connection without the job's token is closed without an answer, and costs the job nothing.
+ * Law: all ranks learn which rank died or hangs, and every wait has a deadline. A connection
+ * without the job's token is closed without an answer, and does not disturb the job.
  *
  * Each rank has two connections to rank 0. The thread that calls the library uses `data`. After the
  * meeting only the watcher's thread uses `control`: heartbeats never wait for gradients. */
 
 #define G2Z__RANKS_MAX 4096
-#define G2Z__RANKS_PORTS 4       /* tried, from the launcher's port on: torchrun occupies that */
+#define G2Z__RANKS_PORTS 4       /* ports to try, from the launcher's on, which torchrun occupies */
 #define G2Z__RANKS_RECORDS 1024  /* collectives that the flight recorder holds */
 #define G2Z__RANKS_CALLERS 16    /* connections at a time that have not sent the token */
 
 /* ----- messages: a head, and the body of its kind ------------------------ */
 
-#define G2Z__ANY SIZE_MAX /* the heading has the number of bytes */
+#define G2Z__ANY SIZE_MAX /* the heading gives the number of bytes */
 #define G2Z__KIND_LIST(X)                                                                          \
   /* kind       text           bytes of body           sender, and when it sends */                \
   X(HELLO,      "hello",       sizeof(g2z__hello))  /* a caller, first: its token and names */     \
-  X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0, to a right HELLO: its own token */ \
+  X(WELCOME,    "welcome",     sizeof(g2z__welcome)) /* rank 0, after a good HELLO: its token */   \
   X(START,      "start",       sizeof(int32_t))     /* rank 0 to all: every rank is there */       \
   X(FAULT,      "fault",       sizeof(g2z__ending)) /* rank 0 to all: the job ends, and why */     \
   X(BEAT,       "beat",        sizeof(g2z__pulse))  /* each watcher, at least once a second */     \
   X(BROKEN,     "broken",      sizeof(g2z__broken)) /* a rank whose data connection broke */       \
   X(GOODBYE,    "goodbye",     sizeof(g2z__pulse))  /* a rank that leaves; rank 0's answer */      \
-  X(GATHER,     "all_gather",  G2Z__ANY)            /* on data: a rank's part, then everything */  \
+  X(GATHER,     "all_gather",  G2Z__ANY)            /* on data: a rank's part, then all parts */   \
   X(BROADCAST,  "broadcast",   G2Z__ANY)            /* on data: the root's bytes */                \
   X(REFUSAL,    "refusal",     G2Z__ANY)            /* on data, rank 0: how the calls differ */
 
@@ -6337,15 +6342,15 @@ typedef struct g2z__ending {
   g2z_fault fault;
 } g2z__ending;
 
-typedef struct g2z__pulse {       /* where a rank is */
+typedef struct g2z__pulse {       /* the progress of a rank */
   int64_t step, sequence;         /* sequence: collectives begun; -1: see g2z__ranks_alone */
-  uint64_t moves;                 /* counts each sign of progress */
+  uint64_t moves;                 /* number of signs of progress */
   double limit_s;                 /* longest time between two moves; 0: no limit */
-  uint32_t progress;              /* the device's count of collectives that ended */
+  uint32_t progress;              /* collectives that the device has ended */
   char phase[32];
 } g2z__pulse;
 
-typedef struct g2z__broken {      /* a data connection, and how it ended */
+typedef struct g2z__broken {      /* a data connection that ended */
   int32_t peer, error;            /* the rank at its other end; errno, 0: it was closed */
 } g2z__broken;
 
@@ -6368,8 +6373,9 @@ typedef struct g2z__link {        /* a connection */
   g2z__packet in;
 } g2z__link;
 
-/* A clock that stops while its process is suspended. A reading more than step_s after the previous
- * one adds step_s only: the process was suspended, or the system gave it no time. */
+/* A clock that stops while its process is suspended. If more than step_s passed since the previous
+ * reading, it advances by step_s only: the process was suspended, or got no time from the
+ * system. */
 typedef struct g2z__clock {
   double last, awake, step_s;
 } g2z__clock;
@@ -6378,10 +6384,10 @@ typedef struct g2z__peer {        /* a rank, as seen from here */
   g2z__link data, control;
   g2z__hello hello;
   g2z__pulse last;                /* its last heartbeat */
-  double heard;                   /* when that came, on the watcher's clock */
-  double broke;                   /* when its data connection broke, on that clock; 0: never */
+  double heard;                   /* when `last` came, on the watcher's clock */
+  double broke;                   /* when its data connection broke, on the same clock; 0: never */
   int error;                      /* errno of the broken connection */
-  int left;                       /* it sent GOODBYE; in the meeting: it was sent FAULT */
+  int left;                       /* 1: it sent GOODBYE; in the meeting: it was sent FAULT */
 } g2z__peer;
 
 typedef struct g2z__flight {      /* a collective in the flight recorder */
@@ -6396,23 +6402,23 @@ struct g2z_ranks {
   g2z_services *services;
   g2z_ranks_config config;
   uint32_t tokens[2][4];          /* of the job's members, and of its rank 0 */
-  g2z__peer *peers;               /* rank 0: all ranks; others: rank 0, and themselves */
-  int peer_count, me;             /* me: the peer that is this rank */
-  int wake;                       /* the other end of its control: messages to the watcher */
+  g2z__peer *peers;               /* on rank 0: all ranks; on others: rank 0 and itself */
+  int peer_count, me;             /* me: index of this rank in peers */
+  int wake;                       /* a socket: what is written here wakes the watcher */
   struct addrinfo *addresses;     /* of rank 0's host */
-  struct g2z__meeting *meeting;   /* rank 0, until it ends */
+  struct g2z__meeting *meeting;   /* on rank 0, until the meeting ends */
   struct pollfd *polls;           /* scratch of g2z__poll; polled: the link of each entry */
   g2z__link **polled;
   int32_t *votes;                 /* [world]: scratch of agree */
-  g2z_status broken;              /* data connections are out of step: later calls fail with it */
+  g2z_status broken;              /* status of all later calls: data connections out of step */
   double began;
   g2z__clock clock;               /* of the meeting, then of the watcher */
   pthread_t watcher;
-  int watched;                    /* it runs, and owns the fields up to `lock` */
+  int watched;                    /* 1: the watcher runs, and owns the fields up to `lock` */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
-  g2z__pulse low;                 /* pulse of the rearmost ranks; moves: their sum */
-  double low_since;               /* when it changed last */
+  g2z__pulse low;                 /* pulse of the ranks that are last; moves: the sum of theirs */
+  double low_since;               /* when `low` changed last */
   pthread_mutex_t lock;           /* guards all that follows */
   g2z__pulse self;
   double moved;                   /* g2z_seconds() at this rank's last move */
@@ -6436,8 +6442,8 @@ G2Z__PRIVATE void g2z__clock_start(g2z__clock *clock, double step_s) {
 
 /* ----- place ------------------------------------------------------------- */
 
-/* Environment variables of the launchers, in the order of precedence. NULL: it has no such
- * variable. The ids together are the same on all ranks of a job, and differ between jobs. */
+/* Environment variables of the launchers, in the order of precedence. NULL: the launcher has no
+ * such variable. The ids together are the same on all ranks of a job, and differ between jobs. */
 typedef struct g2z__launcher {
   const char *name, *rank, *size, *local_rank, *local_size, *ids[4];
 } g2z__launcher;
@@ -6473,7 +6479,7 @@ G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name
   return G2Z_OK;
 }
 
-/* Whether MASTER_ADDR names this host explicitly. */
+/* 1: MASTER_ADDR names this host explicitly. */
 G2Z__PRIVATE int g2z__place_is_here(const char *address) {
   return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
          strcmp(address, "localhost") == 0;
@@ -6489,7 +6495,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     slurm = strcmp(launcher->name, "slurm") == 0;
     rank = g2z__env(launcher->rank);
     size = g2z__env(launcher->size);
-    /* Slurm's batch script has SLURM_PROCID, but is no job step. */
+    /* Slurm sets SLURM_PROCID in the batch script, too, which is no job step. */
     if (size || (rank && !slurm)) break;
   }
   if (launcher == end) { /* no launcher: alone, unless Slurm has several tasks */
@@ -6520,7 +6526,8 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     G2Z__TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
   if (out->world == 1) out->local_rank = 0;
 
-  /* The host of rank 0. Variables set by hand without MASTER_ADDR mean that all ranks are here. */
+  /* The host of rank 0. If variables are set by hand without MASTER_ADDR, all ranks are on this
+   * host. */
   const char *address = g2z__env("MASTER_ADDR");
   int by_hand = strcmp(out->launcher, "torchrun") == 0;
   int here = address ? g2z__place_is_here(address) : by_hand;
@@ -6586,7 +6593,7 @@ G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, d
   for (;;) {
     struct pollfd entry = {socket, events, 0};
     double left = until - g2z__awake(clock);
-    if (left > 0.1) left = 0.1; /* read the clock often: it adds at most step_s */
+    if (left > 0.1) left = 0.1; /* read often: the clock adds at most step_s */
     int ready = poll(&entry, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
     if (ready > 0) return 1;
     if ((ready < 0 && errno != EINTR) || left <= 0) return 0;
@@ -6610,7 +6617,8 @@ G2Z__PRIVATE void g2z__poll(g2z_ranks *ranks, g2z__link *callers, int caller_cou
   for (nfds_t i = 0; i < count; i++) ranks->polled[i]->ready = ranks->polls[i].revents != 0;
 }
 
-/* The addresses of a host; freeaddrinfo releases them. Returns getaddrinfo's error; 0: found. */
+/* Finds the addresses of a host; freeaddrinfo releases them. Returns getaddrinfo's error; 0:
+ * found. */
 G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   struct addrinfo hints;
   memset(&hints, 0, sizeof hints);
@@ -6701,7 +6709,7 @@ G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
  * Rank 0 listens. A rank opens control and then data; on each it sends HELLO and waits for WELCOME.
  * Then it waits on control for START, or for FAULT with the reason why the job cannot start. */
 
-#define G2Z__PATIENCE_S 1.5 /* for a listener that may not be rank 0 */
+#define G2Z__PATIENCE_S 1.5 /* wait for a process that may not be rank 0 */
 
 /* Fails with the status and the sentence that rank 0 sent. */
 G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending) {
@@ -6711,9 +6719,9 @@ G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending)
                   ending->fault.sentence);
 }
 
-/* Tries to open control and then data at this address, and waits for WELCOME on each: on data until
- * the clock reaches `until`. *found 0: rank 0 is not there (yet). If something else listens there,
- * `seen` describes it. A rank that does not fit gets FAULT, on control only. */
+/* Tries to open control and then data at this address, and waits for WELCOME on each, on data until
+ * the clock reaches `until`. *found 0: rank 0 is not there yet. If something else listens there,
+ * `seen` describes it. A rank that does not fit the job gets FAULT, on control only. */
 G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int port,
                                   double until, char seen[160], int *found) {
   g2z__peer *zero = &ranks->peers[0];
@@ -6772,7 +6780,7 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
                     "; look at rank 0's own output, and at the firewall", place->rank,
                     ranks->peers[ranks->me].hello.host, place->host, place->port,
                     place->port + G2Z__RANKS_PORTS - 1, ranks->config.join_s, seen);
-  /* Rank 0 may have started as late as `until`, and waits join_s for the others. */
+  /* Rank 0 may have started as late as `until`, and then waits join_s for the others. */
   int kind = g2z__await(&ranks->clock, control, until + ranks->config.join_s + 10);
   if (kind == G2Z__FAULT) return g2z__meeting_told(ranks, &control->in.body.ending);
   if (kind != G2Z__START)
@@ -6791,10 +6799,10 @@ typedef struct g2z__meeting {
   int present;                    /* ranks with both connections, this one included */
   int told;                       /* ranks that were sent the failure */
   int strangers;                  /* callers with a wrong token */
-  unsigned accepted;              /* connections, so far */
-  g2z__ending ending;             /* status G2Z_OK: it may still succeed */
+  unsigned accepted;              /* number of connections so far */
+  g2z__ending ending;             /* status G2Z_OK: the meeting may still succeed */
   g2z__link listener;
-  g2z__link callers[G2Z__RANKS_CALLERS]; /* follow the listener: polled as one list */
+  g2z__link callers[G2Z__RANKS_CALLERS]; /* after the listener: both are polled as one list */
 } g2z__meeting;
 
 /* The first failure counts. */
@@ -6822,14 +6830,14 @@ G2Z__PRIVATE int g2z__socket_is_loopback(const struct addrinfo *at) {
          IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)(void *)at->ai_addr)->sin6_addr);
 }
 
-/* Leaves out loopback addresses, which other hosts cannot reach: Debian's /etc/hosts has 127.0.1.1
+/* Disables loopback addresses, which other hosts cannot reach: Debian's /etc/hosts has 127.0.1.1
  * for a host's own name. If there is no other address, selects all interfaces and returns 1. */
 G2Z__PRIVATE int g2z__socket_widen(struct addrinfo *addresses) {
   int wide = 1;
   for (struct addrinfo *at = addresses; at; at = at->ai_next) wide &= g2z__socket_is_loopback(at);
   for (struct addrinfo *at = addresses; at; at = at->ai_next) {
     if (!g2z__socket_is_loopback(at)) continue;
-    if (!wide) at->ai_family = AF_UNSPEC; /* no socket can be made for it */
+    if (!wide) at->ai_family = AF_UNSPEC; /* disabled: no socket has this family */
     else if (at->ai_family == AF_INET)
       ((struct sockaddr_in *)(void *)at->ai_addr)->sin_addr.s_addr = htonl(INADDR_ANY);
     else ((struct sockaddr_in6 *)(void *)at->ai_addr)->sin6_addr = in6addr_any;
@@ -6845,7 +6853,7 @@ G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
 
 /* Handles a caller's message. A connection with the token becomes its rank's, or gets FAULT with
  * the reason; any other is closed without an answer. The first process that claims a rank keeps it.
- * Another process belongs to a second job with the same id, and is turned away. */
+ * Another process must belong to a second job with the same id, and gets FAULT. */
 G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
   g2z_ranks *ranks = meeting->ranks;
   const int world = ranks->config.place.world;
@@ -6934,7 +6942,7 @@ G2Z__PRIVATE void g2z__meeting_poll(g2z__meeting *meeting) {
                       "of open files (ulimit -n) above %d", ranks->peers[0].hello.host, world,
                       2 * world + G2Z__RANKS_CALLERS + 64);
   if (one < 0) return;
-  /* Too many strangers drive out the oldest caller: members send HELLO at once, and retry. */
+  /* With too many callers, the oldest is closed: members send HELLO at once, and retry. */
   g2z__link *caller = &meeting->callers[meeting->accepted++ % G2Z__RANKS_CALLERS];
   g2z__socket_prepare(one);
   g2z__socket_close(&caller->socket);
@@ -6975,7 +6983,8 @@ G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
                                        : "MASTER_ADDR to the host on which rank 0 runs");
 }
 
-/* Holds the meeting until all ranks are there, or until all that came were sent its failure. */
+/* Holds the meeting until all ranks are there, or until all ranks that came have been sent the
+ * failure. */
 G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   const int world = ranks->config.place.world;
   const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
@@ -7028,7 +7037,7 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
     return g2z__meeting_told(ranks, &meeting->ending);
   }
   const char *launcher = ranks->config.place.launcher;
-  const int named = strcmp(launcher, "ranks") != 0; /* else the program started them itself */
+  const int named = strcmp(launcher, "ranks") != 0; /* "ranks": the program started them itself */
   g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks%s%s have met on %s, port %d", world,
           named ? " of " : "", named ? launcher : "", ranks->peers[0].hello.host, meeting->port);
   g2z__meeting_end(ranks);
@@ -7037,8 +7046,8 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
 
 /* ----- the watcher -------------------------------------------------------
  * A thread that only reads and writes heartbeats and looks at its clock. It never calls CUDA or
- * NCCL, which may hang. Rank 0 judges all ranks; the others judge rank 0, and
- * themselves once rank 0 has left. */
+ * NCCL, which may hang. Rank 0 judges all ranks. The others judge rank 0 and, after it has left,
+ * themselves. */
 
 /* Copies this rank's own pulse for the watcher, and returns the clock. */
 G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
@@ -7050,8 +7059,8 @@ G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
   return g2z__awake(&ranks->clock);
 }
 
-/* Sends to the other peers. A message is sent whole or not at all: a writable socket has room for
- * it. patience_s: total wait for sockets that are not writable; at 0 these peers miss a beat. */
+/* Sends a message to the other peers, whole or not at all: a writable socket has room for it.
+ * patience_s: total wait for sockets that are not writable. At 0 such peers miss a heartbeat. */
 G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *body,
                                   double patience_s) {
   double until = g2z__awake(&ranks->clock) + patience_s;
@@ -7083,7 +7092,7 @@ G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, const char *format,
                                    ...) {
   char what[256];
-  if (ranks->lost || ranks->parting) return; /* this rank blames once, and not while it leaves */
+  if (ranks->lost || ranks->parting) return; /* a rank blames once, and not while it leaves */
   G2Z__PRINT(what, format);
   g2z__ending ending;
   memset(&ending, 0, sizeof ending);
@@ -7136,7 +7145,8 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
   }
 }
 
-/* `other`'s lead over `one` in collectives begun; if none, in those that the devices ended. */
+/* How many collectives `other` has begun more than `one`; if equal, how many its device has ended
+ * more. */
 G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *other) {
   if (one->sequence != other->sequence) return other->sequence - one->sequence;
   return (int32_t)(other->progress - one->progress);
@@ -7181,8 +7191,8 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
                          "left early, while other ranks continue (see its own output)");
     if (ranks->me && !ranks->peers[0].left) continue;
 
-    /* The rearmost ranks hold up the others. One of them must make progress within their longest
-     * limit; how long the others wait for them does not matter. */
+    /* The ranks that are last hold up the others. One of them must make progress within the longest
+     * of their limits. How long the others wait for them does not matter. */
     const g2z__peer *last = &ranks->peers[ranks->me];
     double limit_s = 0;
     uint64_t moves = 0;
@@ -7246,8 +7256,8 @@ G2Z__PRIVATE void g2z__ranks_move(g2z_ranks *ranks) {
   ranks->moved = g2z_seconds();
 }
 
-/* Sets what heartbeats report. Each call is progress: the time limit starts again, with
- * hang_s + extra_s until the next call. */
+/* Sets what heartbeats report. Each call counts as progress: until the next call the limit is
+ * hang_s + extra_s, from now on. */
 G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step,
                                    double extra_s) {
   pthread_mutex_lock(&ranks->lock);
@@ -7282,8 +7292,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     snprintf(ranks->peers[i].last.phase, sizeof ranks->peers[i].last.phase, "start");
   }
 
-  /* The tokens follow from the job's id and secret: a process that knows both is a member. They
-   * differ, so that a service that echoes its input does not pass for rank 0. */
+  /* The tokens follow from the job's id and secret: a process that knows both is a member. The
+   * members' token and rank 0's differ, so that a service that echoes its input is not taken for
+   * rank 0. */
   uint64_t key = g2z__hash(G2Z__HASH, place->job, strlen(place->job));
   key = g2z__hash(key, "\n", 1);
   key = g2z__hash(key, place->secret, strlen(place->secret));
@@ -7316,7 +7327,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     if (one >= 0) fcntl(one, F_SETFL, fcntl(one, F_GETFL) & ~O_NONBLOCK);
   }
 
-  /* Start the watcher, with at least five heartbeats per limit. */
+  /* Start the watcher. Each limit is at least five heartbeats long. */
   const double silence_s = config->silence_s, hang_s = config->hang_s;
   int pair[2];
   ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
@@ -7337,8 +7348,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
 /* Sends a goodbye, so that the others do not report a death. NULL is fine. */
 G2Z__PRIVATE void g2z__ranks_leave(g2z_ranks *ranks);
 
-/* Meets the other ranks. A failure fails every rank and names the ranks that are missing (G2Z_LOST)
- * or differ (G2Z_BAD_ARGUMENT). */
+/* Meets the other ranks. If it fails, it fails on every rank, and names the ranks that are missing
+ * (G2Z_LOST) or differ (G2Z_BAD_ARGUMENT). */
 G2Z__PRIVATE g2z_status g2z__ranks_join(g2z_services *services, const g2z_ranks_config *config,
                                         g2z_ranks **out) {
   g2z_ranks *ranks;
@@ -7389,10 +7400,10 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
   pthread_mutex_unlock(&ranks->lock);
 }
 
-#define G2Z__ALONE_S 10 /* limit from such a failure to GOODBYE: a broken device may hang */
+#define G2Z__ALONE_S 10 /* limit from this failure to GOODBYE: a broken device may hang */
 
-/* This rank fails, and no message reaches the others. It may have begun as many collectives as they
- * have while they wait for its device: sequence -1 shows that its work is not done. */
+/* This rank has failed, and no message tells the others. They may wait for its device although it
+ * has begun as many collectives as they have: sequence -1 shows that its work is not done. */
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.sequence = -1;
@@ -7477,8 +7488,8 @@ G2Z__PRIVATE int g2z__ranks_is_lost(g2z_ranks *ranks) {
   return lost;
 }
 
-/* A data connection has ended. Waits for the watchers to name the rank at fault: at once, or after
- * silence_s if a host is gone. */
+/* A data connection has ended. Waits until the watchers name the rank at fault. They do so at once,
+ * or after silence_s if a host is gone. */
 G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
   const g2z__broken broken = {peer, error};
   const double until = g2z_seconds() + ranks->config.silence_s + 5;
@@ -7493,8 +7504,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
 
 /* The byte stream between rank 0 and another rank, for the collectives of CPU ranks. `peer` is 0 on
  * every rank except rank 0. Both sides call in the same order. Send returns when the system has all
- * bytes, receive when the caller has them: two ranks that send much to each other at the same time
- * wait forever. */
+ * bytes, receive when the caller has them: two ranks that send many bytes to each other at the same
+ * time wait forever. */
 G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
                                         size_t count) {
   G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->me != peer);
@@ -7522,7 +7533,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, g2z__kind kin
   return g2z__ranks_send(ranks, peer, bytes, count);
 }
 
-/* Receives the message of the same call. If the peer is in another call, rank 0 sends REFUSAL. */
+/* Receives the message of the same call from a peer. If the peer is in another call, rank 0 sends
+ * REFUSAL. */
 G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind kind,
                                         int64_t sequence, void *bytes, size_t count) {
   g2z__heading head;
@@ -7556,7 +7568,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int ro
   if (world == 1) return G2Z_OK;
   if (g2z__ranks_is_lost(ranks))
     return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
-  if (ranks->broken != G2Z_OK) /* nothing is sent over connections that are out of step */
+  if (ranks->broken != G2Z_OK) /* connections that are out of step carry nothing more */
     return g2z_fail(ranks->services, ranks->broken,
                     "the ranks are out of step since an earlier failure: leave, and join again");
   int64_t sequence = g2z__ranks_note(ranks, g2z__kinds[kind].text, -1, count);
@@ -7648,8 +7660,9 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 
 /* ===== >>i11 collectives =================================================
  * In:  buffers that all ranks hold. Out: their sums and copies.
- * Law: a sum has one order: from rank 0 up, or from its owner up and around. Every rank enqueues
- *      the same collectives in the same order, even after it has failed. */
+ * Law: a sum has a fixed order: ranks 0, 1, ..., or the owner, the next rank, ..., around to the
+ * rank before the owner. Every rank enqueues the same collectives in the same order, even after it
+ * has failed. */
 
 /* ----- shared by CPU ranks and a job of one ------------------------------ */
 
@@ -7675,7 +7688,7 @@ G2Z__PRIVATE void g2z__plain_release(g2z_comm *comm, void *memory) {
 }
 G2Z__PRIVATE void g2z__plain_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
 
-/* A transport whose calls block: AFTER, MARK and WAIT have nothing to do. */
+/* A transport whose calls block: AFTER, MARK and WAIT need no work. */
 #define G2Z__PLAIN_TRANSPORT(name, play)                                                  \
   {name, g2z__plain_departure, play, g2z__plain_rows_now, g2z__plain_allocate,            \
    g2z__plain_release, g2z__plain_lap, g2z__plain_waited, g2z__plain_close}
@@ -7751,8 +7764,8 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
   return g2z__star_spread(comm, (char *)c->to, 0, bytes * (size_t)comm->world);
 }
 
-/* Routes from or to rank 0 are direct, others pass through it. All ranks walk the list in the same
- * order, so that each message is the next one that its receiver waits for. */
+/* Routes from or to rank 0 are direct; others pass through it. All ranks walk the list in the same
+ * order, so the next message that arrives is the one that the receiver waits for. */
 G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
   for (int i = 0; i < c->count; i++) {
     const g2z_route *route = &c->routes[i];
@@ -7777,7 +7790,7 @@ G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
   return G2Z_OK;
 }
 
-/* The span that a call's time counts to. */
+/* The span that a call is timed as. */
 G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
   static const g2z_span reduce[] = {G2Z_SPAN_REDUCE_SCATTER, G2Z_SPAN_ALL_REDUCE, G2Z_SPAN_REDUCE};
   if (c->kind == G2Z_CALL_ROWS) return c->span;
@@ -7808,10 +7821,10 @@ static const g2z_collectives g2z__star =
 /* ----- submit: play a call at once, or record it ------------------------- */
 
 /* A recorded step is a list: graph, calls, WAIT, graph, calls, WAIT, ... A graph holds the device's
- * work between two WAITs. It runs before the calls that were submitted meanwhile, because they
- * follow places inside it. Calls are issued again as ordinary calls: a step's last transfers
- * overlap the beginning of the next step, and waiting can be timed. In a job of one all calls are
- * work of the device, and the step is one graph. */
+ * work between two WAITs. It runs before the calls that were submitted meanwhile, because these
+ * wait for places inside it. Each time, calls are issued as ordinary calls, outside of graphs: so a
+ * step's last transfers overlap the beginning of the next step, and waiting can be timed. In a job
+ * of one all calls are work of the device, and the step is one graph. */
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
   G2Z__TRY(G2Z__GROW(comm->services, &record->calls, &record->capacity, record->count,
@@ -7970,7 +7983,7 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   g2z_release(comm->services, comm);
 }
 
-#define G2Z__COPIES 5 /* the first one touches pages and opens paths: not timed */
+#define G2Z__COPIES 5 /* the first is not timed: it touches pages and opens paths */
 
 G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
   char *from, *to;
@@ -8008,9 +8021,9 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
 
 /* ===== >>i12 weights =====================================================
  * In:  model.safetensors, or the files of its index, and config.json of a GPT-2.
- * Out: its sizes, and its weights in fp32 and canonical order. Saving a model: config.json, and
- *      model.safetensors with its header; the ranks write the elements after the header.
- * Law: a header is checked completely before a tensor is read. */
+ * Out: its sizes, and its weights in fp32 and canonical order. To save a model, this room writes
+ * config.json and the header of model.safetensors; the ranks write the elements after it. Law: a
+ * header is checked completely before a tensor is read. */
 
 /* ----- safetensors: independent of the model ----- */
 
@@ -8060,7 +8073,7 @@ typedef struct g2z__safetensors {
   g2z__safetensor *tensors;     /* sorted by name */
   size_t count, capacity;
   g2z__tensor_file *parts;
-  g2z__tensor_file *open;       /* the part that `file` reads: one at a time is open */
+  g2z__tensor_file *open;       /* the part that `file` reads: only one part is open at a time */
   int file;                     /* -1: none */
 } g2z__safetensors;
 
@@ -8083,7 +8096,7 @@ G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *t
   return count;
 }
 
-/* Reads one entry of a header. Its type, shape and offsets must agree. Here `begin` is relative to
+/* Reads one entry of a header. Its type, shape and offsets must agree. `begin` is still relative to
  * the end of the header. */
 G2Z__PRIVATE g2z_status g2z__tensor_parse(g2z_json *json, g2z__safetensor *tensor) {
   uint64_t offsets[2] = {0, 0};
@@ -8148,7 +8161,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *set, size_t firs
   return G2Z_OK;
 }
 
-/* Opens a file of the set unless it is open, in place of the one that is: an index may have more
+/* Opens a file of the set unless it is open, and closes the file that was: an index may have more
  * files than a process may open. */
 G2Z__PRIVATE g2z_status g2z__safetensors_use(g2z__safetensors *set, g2z__tensor_file *part) {
   if (set->open == part) return G2Z_OK;
@@ -8159,7 +8172,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_use(g2z__safetensors *set, g2z__tensor_
   return G2Z_OK;
 }
 
-/* Adds the tensors of a file after it has read and checked its header: JSON after its length. */
+/* Reads and checks a file's header (its length, then JSON), and adds the file's tensors to the
+ * set. */
 G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *path) {
   g2z_services *services = set->services;
   const size_t first = set->count, path_bytes = strlen(path) + 1;
@@ -8227,7 +8241,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   G2Z__TRY(g2z_json_close(&json));
 
   /* They must tile the bytes after the header without gaps or overlaps. */
-  G2Z__TRY(g2z__safetensors_sort(set, first)); /* a name that comes twice is no gap */
+  G2Z__TRY(g2z__safetensors_sort(set, first)); /* first finds names that come twice */
   if (set->count > first)
     qsort(set->tensors + first, set->count - first, sizeof *set->tensors, g2z__tensor_by_begin);
   for (size_t i = first; i < set->count && end <= data; i++) {
@@ -8237,7 +8251,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
                       "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but the tensors "
                       "before it end at %" PRIu64 ": the file is damaged", path, tensor->name,
                       tensor->begin, end);
-    end += tensor->bytes; /* equals data_offsets[1], so below 2^63 */
+    end += tensor->bytes; /* is data_offsets[1], so below 2^63 */
     tensor->begin += 8 + length;
   }
   if (end == data) return G2Z_OK;
@@ -8369,9 +8383,9 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, 
 
 /* ----- writing ----- */
 
-/* Creates a file of F32 tensors at its full length, from the name, rank and shape in `tensors`. The
- * elements follow in this order, from offset writer->written on. Like the reference implementation,
- * pads the header with spaces so that they begin at a multiple of 8. */
+/* Creates a file of F32 tensors at its full length; `tensors` gives name, rank and shape of each.
+ * The elements come in this order, from offset writer->written on. As in the reference
+ * implementation, spaces after the header make them begin at a multiple of 8. */
 G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const char *path,
                                                 const g2z__safetensor *tensors, size_t count,
                                                 g2z_writer **out) {
@@ -8421,8 +8435,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
 #define G2Z__WEIGHTS_PREFIX_BYTES (sizeof G2Z__WEIGHTS_PREFIX - 1)
 #define G2Z__WEIGHTS_CHUNK 65536 /* elements copied at a time from file to model */
 
-/* Lists the name, rank, shape and elements of every tensor of the model in canonical order. The
- * names have the prefix: "transformer.h.0.ln_1.weight". Free the list with g2z_release. */
+/* Lists name, rank, shape and number of elements of every tensor of the model in canonical order.
+ * The names have the prefix: "transformer.h.0.ln_1.weight". Free the list with g2z_release. */
 G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_model_config *model,
                                           g2z__safetensor **list, size_t *count) {
   const size_t name_bytes = 64;
@@ -8451,7 +8465,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   return G2Z_OK;
 }
 
-/* Creates model.safetensors with its header. The elements follow in canonical order. */
+/* Creates model.safetensors with its header. The caller writes the elements in canonical order. */
 G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
                                             const g2z_model_config *model, g2z_writer **out) {
   g2z__safetensor *list;
@@ -8465,7 +8479,7 @@ G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *
 
 /* ----- config.json ----- */
 
-/* Sizes in GPT2Config: name, alternative name, member of g2z_model_config. */
+/* Sizes in GPT2Config: name, other name, member of g2z_model_config. */
 static const struct { const char *name, *also; size_t at; } g2z__config_sizes[] = {
     {"n_layer", "num_hidden_layers", offsetof(g2z_model_config, layers)},
     {"n_head", "num_attention_heads", offsetof(g2z_model_config, heads)},
@@ -8507,7 +8521,7 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_put_string(&json, "activation_function", "gelu_new");
   g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
   g2z_json_put_number(&json, "initializer_range", 0.02);
-  for (int i = 0; i < 3; i++) /* prints 0.1, not the float's 0.100000001 */
+  for (int i = 0; i < 3; i++) /* writes 0.1, not the float's 0.100000001 */
     g2z_json_put_number(&json, dropouts[i], rint((double)dropout * 1e6) * 1e-6);
   for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
     g2z_json_put_bool(&json, g2z__config_flags[i].name, g2z__config_flags[i].value);
@@ -8527,7 +8541,7 @@ G2Z__PRIVATE int g2z__config_parse_size(g2z_json *json, const char *name) {
   return 0;
 }
 
-/* The value must be one of two names. */
+/* Reads a value that must be one of two words. */
 G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const char *known,
                                          const char *also) {
   g2z_json_text text = g2z_json_string(json);
@@ -8560,7 +8574,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
         g2z_json_fail(&json, "%s is %s, but this kit computes GPT-2 as published, with %s",
                       g2z__config_flags[flag].name, words[!wanted], words[wanted]);
     } else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(&json)))
-      model->eot = g2z__config_parse_size(&json, "eos_token_id"); /* skip null or a list */
+      model->eot = g2z__config_parse_size(&json, "eos_token_id"); /* skips null or a list */
     else if (g2z_json_is(&key, "vocab_hash")) {
       const g2z_json_text digits = g2z_json_string(&json);
       char hash[20];
@@ -8627,7 +8641,7 @@ G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z__safetensor *tensor, c
   return text;
 }
 
-/* The position of a weight whose name may lack the prefix. wte may be stored as the head alone. */
+/* The position of a weight, whose name may lack the prefix. wte may be stored only as the head. */
 G2Z__PRIVATE int g2z__weights_find(const g2z__safetensors *set, const char *name) {
   int index = g2z__safetensors_find(set, name);
   if (index < 0) index = g2z__safetensors_find(set, name + G2Z__WEIGHTS_PREFIX_BYTES);
@@ -8655,7 +8669,7 @@ G2Z__PRIVATE g2z_status g2z__weights_use(g2z__safetensors *set, int index,
                          : "take the config.json that belongs to it");
 }
 
-/* The set must hold every weight of the list and nothing else. */
+/* Checks that the set holds every weight of the list and nothing else. */
 G2Z__PRIVATE g2z_status g2z__weights_match(g2z__safetensors *set, int layers,
                                            const g2z__safetensor *list, size_t count) {
   const int head = g2z__safetensors_find(set, "lm_head.weight");
@@ -8692,11 +8706,11 @@ G2Z__PRIVATE g2z_status g2z__weights_match(g2z__safetensors *set, int layers,
   return G2Z_OK;
 }
 
-/* Receives elements [canonical, canonical + count). The calls follow the canonical order. */
+/* Receives elements [canonical, canonical + count). The calls come in canonical order. */
 typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t count,
                                         const float *values);
 
-/* Passes the weights of the list, which `set` holds, to `take`. */
+/* Reads the listed weights from `set` and passes them to `take`. */
 G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safetensor *list,
                                           size_t count, float *chunk, g2z__weights_take take,
                                           void *user) {
@@ -8705,7 +8719,7 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
   const int wte = g2z__weights_find(set, list[count - 1].name);
   size_t canonical = 0;
 
-  /* GPT-2's head is its token embedding: a file with both must have the same numbers in them. */
+  /* GPT-2's head is its token embedding: if a file has both, their numbers must be equal. */
   for (size_t at = 0, n; head >= 0 && at < wte_elements; at += n) {
     n = wte_elements - at < half ? wte_elements - at : half;
     G2Z__TRY(g2z__safetensors_read(set, head, at, n, chunk));
@@ -8733,7 +8747,7 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
   return G2Z_OK;
 }
 
-/* DIRECTORY/model.safetensors, or else the files of its index. */
+/* Opens DIRECTORY/model.safetensors, or else the files of its index. */
 G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *directory,
                                           g2z__safetensors **out) {
   static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
@@ -8779,7 +8793,7 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
  * Law: the model names ops and parameters, never a device or an address. A tensor lies at its
  *      unit's base in the model's buffer plus the plan's offset. */
 
-/* Must be equal on all ranks: different code or a different compiler may round differently. */
+/* The build must be equal on all ranks: other code or another compiler may round differently. */
 #if defined(G2Z_GIT_COMMIT)
 #define G2Z__BUILD_COMMIT G2Z_GIT_COMMIT " "
 #else
@@ -8825,7 +8839,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
     return status;
   }
 #ifdef _OPENMP
-  /* Divide the host's cores among its ranks, unless they are already bound to cores: if every rank
+  /* Divide the host's cores among its ranks, unless they are already bound to cores. If every rank
    * used all cores, all would run ten times slower. No result depends on the number of threads. */
   const int sharing = g2z_ranks_place(context->ranks)->local_world, cores = omp_get_num_procs();
   if (sharing > 1 && !getenv("OMP_NUM_THREADS") && cores >= sysconf(_SC_NPROCESSORS_ONLN))
@@ -8841,7 +8855,7 @@ G2Z_API void g2z_context_free(g2z_context *context) {
   g2z_release(context->services, context);
 }
 
-/* Every id must lie in [least, vocab). */
+/* Checks that every id lies in [least, vocab). */
 G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
                                        const int32_t *ids, size_t count, int least, int vocab) {
   for (size_t i = 0; i < count; i++)
@@ -8868,7 +8882,7 @@ G2Z__PRIVATE void *g2z__activation_at(const g2z_model *model, g2z__activation wh
   return model->activations + g2z__activation_offset(model->plan, which, layer);
 }
 
-/* Dropout sites: 0 is the embedding, then three per layer. The embedding has the number that
+/* Dropout sites: 0 is the embedding, then three per layer. The embedding's number is the one that
  * FCPROJ of layer -1 would have. */
 enum { G2Z__SITE_EMBED = 0, G2Z__SITE_ATTENTION = 1, G2Z__SITE_ATTPROJ = 2, G2Z__SITE_FCPROJ = 3 };
 
@@ -8889,9 +8903,9 @@ G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Addresses for 8-bit copies, or NULL. WIDE is free while block_activations runs: `fc` takes GELU's
- * output, `row` the outputs of LayerNorm and attention. In backward `gradient` lies in FC after
- * ln2's gradient; it takes fc's gradient, then qkv's. */
+/* Addresses for 8-bit copies, or NULL. `fc`, for GELU's output, and `row`, for the outputs of
+ * LayerNorm and attention, lie in WIDE, which is free while block_activations runs. In backward
+ * `gradient` lies in FC after ln2's gradient; it holds fc's gradient, then qkv's. */
 typedef struct g2z__narrow_places {
   void *fc, *row, *gradient;
 } g2z__narrow_places;
@@ -8906,7 +8920,7 @@ G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z
   return narrow;
 }
 
-/* Runs a block up to GELU's output: everything that its backward pass reads. */
+/* Runs a block up to GELU's output, and so makes everything that its backward pass reads. */
 G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z__pass *pass,
                                                int layer) {
   g2z_device *dev = model->device;
@@ -9004,8 +9018,8 @@ G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
  * the head writes dwte, and unit wpe adds the embedding's part. In, for a block: DRES, the gradient
  * of the block's output stream, and its copy masked by the projection's dropout. Out: DRES, the
  * gradient of the stream between attention and ln2, and ln1's output gradient. Two buffers are
- * reused once their activations are dead: LNF for masked gradients, FC for ln2's gradient followed
- * by `narrow`. */
+ * reused when nothing needs their activations any more: LNF for masked gradients, FC for ln2's
+ * gradient followed by `narrow`. */
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
                                            int unit) {
   g2z_device *dev = model->device;
@@ -9025,7 +9039,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF), *dfc = G2Z__A(WIDE), *dln2 = G2Z__A(FC);
   void *dqkv = G2Z__A(WIDE), *datt = g2z__dln1(model, pass);
-  void *dln1 = datt; /* dln1 is written after the last read of datt */
+  void *dln1 = datt; /* dln1 is written only after datt was read */
   void *narrow = g2z__narrow_of(model, pass, layer).gradient;
   const void *dproj = g2z__dropped(model, pass);
 
@@ -9052,9 +9066,9 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow, mode, N, C, 3 * C);
 }
 
-/* Backward of a unit's LayerNorm, a block's first or the final one. Adds to DRES, the gradient of
- * its input stream; the final LayerNorm, which runs first, overwrites DRES. Also writes DRES masked
- * by the dropout of the unit below, and the bias gradient of that unit's projection. */
+/* Backward of one LayerNorm: a block's first or the final one. Adds to DRES, the gradient of its
+ * input stream; the final LayerNorm, which runs first, overwrites DRES. Also writes DRES masked by
+ * the dropout of the unit below, and the bias gradient of that unit's projection. */
 G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2z__pass *pass,
                                                 int unit) {
   const g2z_plan *plan = model->plan;
@@ -9064,7 +9078,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
   g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
   void *bias = plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK
                    ? g2z__grad(model, unit + 1, G2Z_FCPROJB) : NULL;
-  void *dropped = bias || pass->rows ? G2Z__A(LNF) : NULL; /* unit wpe: only for g2z__gather_rows */
+  void *dropped = bias || pass->rows ? G2Z__A(LNF) : NULL; /* wpe: for gather_rows */
   void *stream = g2z__residual(model, layer);
   if (final)
     return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LNFW), G2Z__G(LNFB), bias,
