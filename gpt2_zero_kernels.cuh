@@ -5515,7 +5515,7 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
 
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as in room k30, fp16, bf16 or 8 bits, and its epilogue.
- * Out: the same within the same bounds, on sm_90a: tuning compares it with cuBLASLt's algorithms.
+ * Out: room k30's result within the same bounds, on sm_90a. Tuning takes the faster one.
  *      For room k50 only: exponentials of a product, with each row's sum and largest exponent.
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
  *      rows in tiles of 192 columns.

@@ -422,7 +422,7 @@ static char *g2zp_page_format(g2z_page *page, const char *format, va_list argume
   if (text) vsnprintf(text, (size_t)length + 1, format, arguments);
   return text;
 }
-/* Declares `text`: the last parameters of the enclosing function, `format` and "...", formatted. */
+/* Declares `text`, and formats the last parameters of the enclosing function, `format, ...`. */
 #define G2ZP_FORMAT(page, format, text)                        \
   va_list arguments_;                                          \
   va_start(arguments_, format);                                \

@@ -591,10 +591,9 @@ static void test_linear_forward(test_pair *p, int N, int I, int O) {
          form == GELU ? HERE(slope) : NULL, HERE(x), fp8 ? HERE(narrow_x) : NULL, HERE(w),
          HERE(bias), add ? HERE(add) : NULL, drops ? &drop.on[on] : NULL, N, I, O);
     if (fp8 && form == GELU) test_narrow_check(p, narrow_y, y, (size_t)O, 0);
-    /* Roundings before the last step, of values up to 6: GELU's input if cuBLASLt computes the
-     * product (GELU's slope is up to 1.13, and the slope itself changes by at most 0.8 times the
-     * input's change); the product before its dropout; and in cuBLASLt 13.1 the product that is
-     * added in place. */
+    /* Some forms also round a value of up to 6 before the last step. GELU: its input, if cuBLASLt
+     * computes the product; GELU's slope is up to 1.13, and the slope itself changes by at most 0.8
+     * times the input's change. Dropout: the product. In place: the product, in cuBLASLt 13.1. */
     double extra = form == GELU || form == IN_PLACE ? 3 * eps : drops ? 5 * eps : 0;
     test_twin_compare(p, to, names[form], 1.01, 2 * noise + extra);
     if (form == GELU) test_twin_compare(p, slope, "linear_fwd slope", 1.01, noise + 2 * eps);
@@ -952,7 +951,7 @@ static void test_cuda_head(g2z_test *t) {
         p.gpu->fp8 = p.cpu->fp8 = fp32->fp8 = ways[way].fp8;
         int exponentials = test_head_exponentials(&p);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-          if (fp16 ? cases[i].spread < 10000 : cases[i].scale == 1024) /* 6 spreads are finite */
+          if (fp16 ? cases[i].spread < 10000 : cases[i].scale == 1024) /* fp16 holds 6 spreads */
             test_cuda_head_one(&p, exponentials ? fp32 : NULL, cases[i].N, cases[i].C, cases[i].V,
                                cases[i].chunk, cases[i].spread, fp16 ? cases[i].scale : 1);
         test_cuda_head_poison(&p);

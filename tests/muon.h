@@ -348,8 +348,8 @@ static void muon_shapes(g2z_test *t, const g2z_plan *plan) {
   }
 }
 
-/* All ranks know the same weights, homes and routes; a route takes an element of the owner's u to
- * the element's place at home; each arrives once, and no place at home is written twice. */
+/* All ranks know the same weights, homes and routes. A route takes an element from the owner's u to
+ * its place at home. Each element arrives once, and no place at home is written twice. */
 static void muon_routes(g2z_test *t, const g2z_plan *plan, muon_map *map) {
   size_t wrong = 0, moved = 0;
   const int travels = plan->world > 1 && plan->zero_stage > 0 &&

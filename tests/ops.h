@@ -300,7 +300,7 @@ static void test_cgroup_memory(g2z_test *t) {
   static const struct { const char *files[12]; size_t free_bytes, total_bytes; } cases[] = {
       {{NULL}, 700, 1000},                                       /* no Linux or control groups */
       {{"proc/self/cgroup", "0::/\n"}, 700, 1000},               /* the root group has no limit */
-      {{"proc/self/cgroup", "0::/a/b\n",                         /* own limit; file pages free */
+      {{"proc/self/cgroup", "0::/a/b\n",                         /* own limit, less what is used */
         "sys/fs/cgroup/a/b/memory.max", "600\n", "sys/fs/cgroup/a/b/memory.current", "500\n",
         "sys/fs/cgroup/a/b/memory.stat", "anon 7\ninactive_file 50\nactive_file 60\n"}, 150, 600},
       {{"proc/self/cgroup", "0::/a/b\n",                         /* the parent's limit is lower */
@@ -309,7 +309,7 @@ static void test_cgroup_memory(g2z_test *t) {
        900},
       {{"proc/self/cgroup", "0::/a\n", "sys/fs/cgroup/a/memory.max", "900\n",
         "sys/fs/cgroup/memory.max", "800\n", "sys/fs/cgroup/memory.current", "10\n"}, 700, 800},
-      {{"proc/self/cgroup", "0::/../../elsewhere\n",         /* a container's group is the mount */
+      {{"proc/self/cgroup", "0::/../../elsewhere\n",         /* in a container: the mount's limit */
         "sys/fs/cgroup/memory.max", "300\n", "sys/fs/cgroup/memory.current", "310\n"}, 0, 300},
       {{"proc/self/cgroup", "9:name=systemd:/\n4:memory:/docker/x\n1:cpu:/a\n0::/\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes", "400\n",
@@ -772,7 +772,7 @@ static void ops_attention_at(ops_env *e, const int *shape) {
 }
 
 static void test_ops_attention(g2z_test *t) {
-  /* Beyond the blocks of 64 queries and 48 keys; heads smaller than a kernel, and the largest. */
+  /* Sequences longer than a block of 64 queries or 48 keys; the smallest head and the largest. */
   static const int shapes[5][4] = {{1, 1, 8, 1}, {2, 5, 48, 2}, {1, 67, 128, 2}, {2, 149, 24, 3},
                                    {3, 97, 128, 1}};
   ops_each(t, ops_attention_at, shapes, 5);

@@ -805,8 +805,8 @@ static void test_ranks_intruders(g2z_test *t) {
   }
 }
 
-/* A rank that knows the job's id but not its secret is a stranger to rank 0, and rank 0 is one to
- * it. */
+/* A rank that knows the job's id but not its secret is a stranger to rank 0, and it takes rank 0
+ * for a stranger. */
 static void test_ranks_secret(g2z_test *t) {
   test_ranks ranks, other;
   test_ranks_open(&ranks, 2);

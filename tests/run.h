@@ -182,7 +182,7 @@ static int test_run_eot(g2z_test *t, const char *directory, int vocab) {
   const int size = (int)test_number(t, text, "\"vocab_size\": ");
   const int bos = (int)test_number(t, text, "\"bos_token_id\": ");
   const int eos = (int)test_number(t, text, "\"eos_token_id\": ");
-  const char *tensors = test_read(t, "%s/model.safetensors", directory) + 8; /* after its length */
+  const char *tensors = test_read(t, "%s/model.safetensors", directory) + 8; /* the header */
   const char *wte = strstr(tensors, "\"transformer.wte.weight\"");
   CHECK(t, wte && (int)test_number(t, wte, "\"shape\": [") == vocab);
   return size == vocab && bos == eos ? eos : -1;
@@ -221,7 +221,7 @@ static void test_run_padded_vocab(g2z_test *t) {
     static const char *const files[] = {"config.json", "model.safetensors", "merges.txt",
                                         "vocab.json", "tokenizer_config.json"};
     test_sh(t, "cp -r run2/weights kept");
-    for (int file = 0; file < 5; file++) { /* another model stays, however incomplete */
+    for (int file = 0; file < 5; file++) { /* another model stays, even a part of one */
       CHECK_BAD(t, test_run_all(t, &s.config, &seen),
                 test_text("run2/weights holds a model (%s) that this run did not ", files[file]));
       test_sh(t, "diff -r run2/weights kept && rm run2/weights/%s kept/%s", files[file],
@@ -246,7 +246,7 @@ static void test_run_refusals(g2z_test *t) {
     if (i == 2) s.config.sampling.top_p = 0;
     if (i == 3) s.config.train.model.vocab = 300;
     if (i == 4) s.config.train.train_glob = s.config.val_glob = NULL;
-    if (i == 5) s.config.train.model.vocab = 100; /* the shards hold 220 and less */
+    if (i == 5) s.config.train.model.vocab = 100; /* the shards hold tokens up to 220 */
     if (i > 3) s.config.prompt = NULL;
     CHECK_STATUS(t, test_run_all(t, &s.config, &seen), i < 5 ? G2Z_BAD_ARGUMENT : G2Z_FORMAT,
                  &t->services, sentences[i]);
@@ -373,7 +373,7 @@ static void test_run_diverges(g2z_test *t) {
       CHECK(t, !strstr(t->services.error, "scale 65536: lower that, which is fixed") == !fixed);
       status = g2z_run_next(opened.run, &event);
     }
-    CHECK(t, steps == 50 && told > 50); /* including validations */
+    CHECK(t, steps == 50 && told > 50); /* validations, too */
     test_run_last_line(t, test_text("run%d", i), 50);
     test_run_close(&opened);
   }
@@ -619,8 +619,8 @@ static void test_train_help(g2z_test *t) {
   CHECK(t, strcmp(test_trains(t, 0, "--version"), "train " G2Z_VERSION "\n") == 0);
 }
 
-/* A hint about another program's flag can be typed: it names existing flags, and each name stands
- * in the table once. */
+/* The flags that a hint about another program's flag names all exist, and each of the other
+ * program's flags stands in the table once. */
 static void test_flags_foreign(g2z_test *t) {
   const size_t rows = sizeof g2zg_foreign / sizeof *g2zg_foreign;
   char argument[64], program[] = "./train", *argv[] = {program, argument, NULL};
@@ -856,7 +856,7 @@ static int test_train_terminal(g2z_test *t, int columns, const char *before, con
   pid_t child = fork();
   if (child == 0) {
     setsid();
-    ioctl(terminal, TIOCSCTTY, 0); /* the child's controlling terminal: it runs in the foreground */
+    ioctl(terminal, TIOCSCTTY, 0); /* puts the child in the terminal's foreground */
     dup2(terminal, STDOUT_FILENO);
     dup2(terminal, STDERR_FILENO);
     execl("/bin/sh", "sh", "-c", command, (char *)NULL);
@@ -896,7 +896,7 @@ static void test_train_console(g2z_test *t) {
       column = *c == '\r' || *c == '\n' ? 0 : column + 1;
     }
     CHECK(t, longest > 20 && longest < widths[i]);
-    CHECK(t, steps > lines && steps < 300); /* steps were replaced, and not all drawn */
+    CHECK(t, steps > lines && steps < 300); /* drawn over each other, and not every step */
     CHECK(t, vals >= 2 && lines == vals + 1);
     CHECK(t, strstr(output, "\nstep 300/300 | loss ") || strstr(output, "\rstep 300/300 | loss "));
   }
@@ -1144,8 +1144,8 @@ static void test_run_resume(g2z_test *t) {
   CHECK(t, test_times(log, "step 3/8 | loss") == 1 && test_times(log, "sample after") == 4);
   CHECK_HAS(t, log, "resumed after step 6, from ");
 
-  /* From the middle of an epoch, by path: later checkpoints are gone. If a user put other files
-   * into a checkpoint, they stay when it is removed, and a warning names them. */
+  /* Resumed from a path, in the middle of an epoch: later checkpoints are removed. Files that a
+   * user put into such a checkpoint stay, and a warning names them. */
   snprintf(path, sizeof path, "%s/step-000003/", b.run_dir);
   b.config.resume = path;
   b.config.keep = 2;
@@ -1219,8 +1219,8 @@ static void test_run_interrupted(g2z_test *t) {
 #endif
 }
 
-/* Resuming another directory's checkpoint begins a separate run, with its own token count and
- * epochs, also if it is resumed again; and its weights begin another run. */
+/* A run that resumes another directory's checkpoint is a separate run: it counts its own tokens and
+ * epochs, also after it is resumed. A further run begins with its weights. */
 static void test_run_branches(g2z_test *t) {
   test_run_setup a, b;
   char path[600];
@@ -1406,7 +1406,7 @@ static void test_run_resume_latest(g2z_test *t) {
   CHECK_FORMAT(t, test_run_all(t, &b.config, &seen),
                "b is whole (step 8, step 6, step 4, step 3). ");
   CHECK(t, test_files_count(t, "b/*.damaged") == 0 && test_files_count(t, "b/step-") == 4);
-  /* Other causes than damage end the start: another version, another model. */
+  /* A checkpoint of another version or model is not damaged: it is an error, not skipped. */
   test_sh(t, "rm -r b; cp -r a b && sed -i 's/\"version\": 1/\"version\": 2/' "
              "b/step-000008/trainer_state.json");
   test_saved_sign(t, path, "trainer_state.json");
@@ -1483,8 +1483,8 @@ static void test_run_resume_refusals(g2z_test *t) {
   CHECK(t, seen.last_step == 5);
 }
 
-/* A resumed run removes the results of its earlier end. Another program's file of that name is
- * refused at the start, not in the middle of training. */
+/* A resumed run removes the files that its earlier end wrote. If another program wrote a file of
+ * that name, the run refuses it at the start, not in the middle of training. */
 static void test_run_goes_on(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -1581,8 +1581,8 @@ static void test_train_open(g2z_test *t, test_ranks *ranks, int world, const cha
   for (int rank = 0; rank < world; rank++) test_train_start(t, ranks, rank, "", arguments);
 }
 
-/* All ranks end with this code. Rank 0 prints `says`; other ranks do not repeat a failure of
- * all. */
+/* All ranks must end with this code. Rank 0 must print `says`; other ranks must not repeat a
+ * failure that all ranks have in common. */
 static void test_train_end(g2z_test *t, test_ranks *ranks, double seconds, int code,
                            const char *says) {
   test_ranks_wait(t, ranks, seconds);
@@ -1602,7 +1602,7 @@ static void test_train_job(g2z_test *t, int world, int code, const char *says,
 }
 
 /* Ranks that train itself starts share one console. An error common to all is printed once, whether
- * one rank meets it first or none could begin. So is a rank's death, by the others. */
+ * one rank meets it first or none could begin. The other ranks report a rank's death once. */
 static void test_train_said_once(g2z_test *t) {
   static const char *const cases[][2] = {
       {"--init-from /nowhere/w", "cannot open /nowhere/w/config.json"},
@@ -1776,7 +1776,7 @@ static void test_train_hints(g2z_test *t) {
   CHECK_HAS(t, output, "$(run)/weights\n", "$(run)-2/report.html", "step 4/4 | loss ");
   test_sh(t, "rm -r \"$RUN\"");
 
-  /* With checkpoints; and again with no step left: no loss is invented, no step is named twice. */
+  /* With checkpoints; then again when no step is left: it prints no loss and no step twice. */
   TRAIN(0, "--steps 4 --save-every 2");
   PASTE("To continue training: ", 0);
   CHECK_HAS(t, output, "resumed ", "step 8/8 | loss ");
