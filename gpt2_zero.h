@@ -9098,16 +9098,16 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
 
 /* ===== >>i14 trainer =====================================================
  * In:  a config, then batches. Out: weights that fit the text, and a report per step.
- * Law: a step only enqueues. All decisions are made on the device from g2z_step_state; the host
- *      reads that state one step late, and never to decide about the running step. A rank that
- *      fails but whose device works still enqueues all collectives of the step: the verdict carries
- *      its failure, and all ranks return the same status from the same call. */
+ * Law: a step only enqueues. All decisions are made on the device from g2z_step_state. The host
+ * reads that state one step late, and never to decide about the running step. If a rank fails but
+ * its device works, it still enqueues all collectives of the step: the verdict carries its failure,
+ * and all ranks return the same status from the same call. */
 
-/* Events that the host may wait for. Two of each: one is in flight while the other is read. */
+/* Events that the host may wait for, two of each kind: one is in flight while the other is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-/* Consecutive skips at the smallest loss scale. A healthy run skips only a step now and then; the
- * 24 skips that halve the scale from 2^24 to 1 do not count. */
+/* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. The 24
+ * skips that halve the scale from 2^24 to 1 do not count. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
 /* ----- memory ------------------------------------------------------------- */
@@ -9164,7 +9164,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
       {&t->v, plan->v_elements * sizeof(float), G2Z__DEVICE},
       {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS], G2Z__DEVICE},
       {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float), G2Z__DEVICE},
-      {&model->tokens, 2 * tokens * sizeof(int32_t), G2Z__DEVICE}, /* and targets */
+      {&model->tokens, 2 * tokens * sizeof(int32_t), G2Z__DEVICE}, /* also targets */
       {&t->state, sizeof(g2z_step_state), G2Z__DEVICE},
       {&model->sum, sizeof(double), G2Z__DEVICE},
       {&t->ranges, g2z__plan_updates_limit(plan) * sizeof(g2z_update_range), G2Z__DEVICE},
@@ -9183,7 +9183,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
   t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp: rank 0 */
-  /* Tables of the host: scratch for g2z__square, and this rank's parts of wte. */
+  /* Tables in host memory: scratch for g2z__square, and this rank's parts of wte. */
   const g2z_unit *wte = &plan->unit[plan->wte];
   G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->pieces));
   G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->row_parts));
@@ -9228,7 +9228,7 @@ G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_
                   begin + count, t->plan->parameters);
 }
 
-/* Where a range lies in its buffer; NULL: Muon keeps no v. */
+/* The address of a range in its buffer; NULL: a range of Muon has no v. */
 G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
                                        const g2z_update_range *range) {
   if (buffer == G2Z_BUFFER_V) return range->scale > 0 ? NULL : t->v + range->v_at;
@@ -9270,7 +9270,7 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
       else memset(to, 0, part.elements * sizeof(float));
       continue;
     }
-    /* Gradients of 2 bytes go to the back of `to` and are widened in place. */
+    /* Gradients of 2 bytes are copied to the end of `to` and widened in place. */
     const size_t size = (size_t)t->plan->grad_bytes;
     char *raw = (char *)to + part.elements * (sizeof(float) - size);
     G2Z__TRY(dev->ops->download(dev, raw, t->sums + part.grad * size, part.elements * size));
@@ -9354,7 +9354,7 @@ G2Z__PRIVATE double *g2z__my_verdict(const g2z_trainer *t) {
   return t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
 }
 
-/* The pass of micro-step m: its tokens and dropout. */
+/* The pass of micro-step m, with its tokens and dropout. */
 G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   const g2z_plan *plan = t->plan;
   size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
@@ -9374,7 +9374,7 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   return pass;
 }
 
-/* From stage 2 on, gradients leave after each micro-step, so backward overwrites them. */
+/* From stage 2 on, gradients are sent after each micro-step, so backward overwrites them. */
 G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   t->micro_step = m;
   t->pass = g2z__trainer_pass(t, m);
@@ -9392,7 +9392,7 @@ G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
-/* The gradient of the mean loss over the step's tokens on all ranks. */
+/* The LM head. Its gradient is that of the mean loss over the step's tokens on all ranks. */
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
@@ -9424,13 +9424,13 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 /* ----- the page's functions: gradients to their owners ------------------- */
 
 /* [B] From stage 2 on, the units alternate between two gradient buffers; wte has its own buffer.
- * Waits until the buffer's previous gradient is reduced: unit - 2 in this micro-step or, for wte,
- * wte in the previous micro-step. Then zeroes what backward does not write: the padding and the
- * positions of wpe after the sequence. */
+ * Waits until the buffer's previous gradient is reduced: that of unit - 2 in this micro-step or,
+ * for wte, of wte in the previous micro-step. Then zeroes the elements that backward does not
+ * write: the padding, and positions of wpe beyond the sequence length. */
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
-  int earlier = unit == plan->wte ? unit : unit - 2; /* its gradient lay in this buffer */
+  int earlier = unit == plan->wte ? unit : unit - 2; /* the unit that used this buffer before */
   int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* no reduction reads it yet */
   if (!g2z__plan_by_unit(plan)) return G2Z_OK;
   if (!first)
@@ -9539,7 +9539,7 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
     G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)rows.count));
   }
   if (last > 0) {
-    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, last - 1)); /* and before */
+    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, last - 1)); /* and all earlier ones */
     G2Z__TRY(g2z__square(t, 0, last));
   }
   if (plan->wte_rows) { /* add the rows to this rank's part of wte */
@@ -9551,8 +9551,9 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   return g2z__square(t, last, plan->buckets);
 }
 
-/* All ranks gather every rank's row of the verdict, on the device's own queue if the transport can.
- * After the decision no rank reads old parameters, and none has gathered new ones. */
+/* All ranks gather every rank's row of the verdict, on the device's own queue if the transport can
+ * do so. After the decision no rank reads old parameters any more, and none has gathered new ones
+ * yet. */
 G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
@@ -9576,8 +9577,8 @@ G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Muon: sends u to the homes, or O back to the owners. Other areas in the memory of the logits are
- * free from embed_add to the next head. */
+/* Muon: sends u to the homes, or O back to the owners. From embed_add to the next head, nothing
+ * else uses the memory of the logits. */
 typedef enum g2z__direction { G2Z__TO_HOMES, G2Z__TO_OWNERS } g2z__direction;
 G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) {
   const g2z_plan *plan = t->plan;
@@ -9598,8 +9599,8 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
 
 /* ----- the page's functions: parameters from their owners ---------------- */
 
-/* Muon: u of this rank's slices, and its way to the homes. In a skipped step u is what lies there:
- * it travels, too, and nobody reads it. */
+/* Muon: computes u of this rank's slices, and sends it to the homes. In a skipped step u is not
+ * computed; old bytes travel, and their result is not used. */
 G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!plan->muon_weights) return G2Z_OK;
@@ -9643,7 +9644,7 @@ G2Z__PRIVATE g2z_status g2z__update(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* Gathers a bucket's parameters from their owners on all ranks. The caller has submitted AFTER. */
+/* Gathers a bucket's parameters from their owners to all ranks. The caller has submitted AFTER. */
 G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   const g2z_bucket *b = &t->plan->bucket[bucket];
   size_t size = (size_t)t->plan->dtype_bytes;
@@ -9660,7 +9661,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
 G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   const g2z_unit *u = t->plan->unit;
   if (unit < 0 || !u[unit].gathered || t->buffered[unit % 2] == unit) return G2Z_OK;
-  G2Z__TRY(g2z__comm_after(t->comm, 1)); /* all ranks are done with the old block */
+  G2Z__TRY(g2z__comm_after(t->comm, 1)); /* all ranks have finished with the old block */
   for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
     G2Z__TRY(g2z__gather_bucket(t, bucket));
   t->buffered[unit % 2] = unit;
@@ -9678,9 +9679,9 @@ G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
   return g2z__queue_wait(t, G2Z__PLACE_GATHERED, bucket);
 }
 
-/* [A] Waits for a unit's parameters and prefetches the pass's next unit while this one computes. A
- * pass leaves its last two blocks in the buffers: the next pass runs in the other direction and
- * begins with them. */
+/* [A] Waits for a unit's parameters, and prefetches the next unit of the pass while this one
+ * computes. A pass leaves its last two blocks in the buffers: the next pass runs in the other
+ * direction and begins with them. */
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   t->needed = unit;
@@ -9689,14 +9690,15 @@ G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next)
   return g2z__gather_unit(t, next);
 }
 
-/* The unit of the forward pass's second block, or of its only one. The first two blocks have one
- * buffer each. */
+/* The unit of the second block in the forward pass, or of the only block. The first two blocks have
+ * one buffer each. */
 G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
 
-/* [D] Gathers the new parameters of buckets [from, to) while the device continues. Stage 3 gathers
- * only two blocks here, the first two of the next forward pass, and the others on use. */
+/* [D] Gathers the new parameters of buckets [from, to) while the device continues. Of the blocks,
+ * stage 3 gathers only the first two of the next forward pass here; it gathers each other block
+ * just before its use. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
@@ -9711,7 +9713,8 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* Gathers the stale parameters, except stage 3's blocks, once no rank reads the old ones. */
+/* If parameters are stale, gathers them, except stage 3's blocks, when no rank reads the old ones
+ * any more. */
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!t->stale || !g2z__plan_gathers(t->plan)) return G2Z_OK;
@@ -9723,8 +9726,8 @@ G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   return g2z__queue_wait(t, G2Z__PLACE_GATHERED, plan->buckets - 1);
 }
 
-/* A recorded step assumes the gather state that a step leaves. Restores it after a load, a
- * validation or a generation changed it. */
+/* A recorded step expects the parameters gathered as the previous step left them. Restores that
+ * state after a load, a validation or a generation has changed it. */
 G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
   G2Z__TRY(g2z__refresh(t));
@@ -9736,7 +9739,8 @@ G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
 
 /* ----- opening: ranks agree after each phase ------------------------------ */
 
-/* Everything that needs no other rank: the plan, the data, the device and a check of its memory. */
+/* The part of opening that needs no other rank: the plan, the data, the device and a check of its
+ * memory. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
   G2Z__TRY(g2z_plan_create(t->services, config, t->context->device,
@@ -9758,8 +9762,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
                     "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
                     "here is %s: take fp8=none", g2z__fp8_texts[config->fp8], t->device->info.name);
   t->device->fp8 = config->fp8;
-  /* Matrix products choose their algorithms: timed, the library's first choice, or as in an earlier
-   * run. */
+  /* How matrix products choose their algorithms: by timing, the library's first choice, or as in an
+   * earlier run. */
   t->device->tune = config->tune;
   if (config->tuning) {
     char *text, reason[G2Z_ERROR_BYTES];
@@ -9777,7 +9781,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   t->model.device = t->device;
   t->model.plan = t->plan;
   t->model.trainer = t;
-  /* Does the plan fit? Checked before any rank allocates. CPU ranks share their host's memory. */
+  /* Check that the plan fits, before any rank allocates. CPU ranks share their host's memory. */
   size_t free_bytes, total_bytes;
   int sharing = g2z_ranks_place(t->context->ranks)->local_world;
   if (t->plan->device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
@@ -9824,7 +9828,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   t->device->narrow = t->narrow;
   t->device->narrow_count = narrow_count;
   if (!from) return g2z__trainer_init(t);
-  /* Weights of a file. The reader checks their shapes; only config.json has the number of heads. */
+  /* Weights from files. The reader checks their shapes; only config.json gives the number of
+   * heads. */
   G2Z__TRY(g2z_weights_config(t->services, from, &saved));
   if (saved.channels == C && saved.heads != model->heads)
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
@@ -9835,7 +9840,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
-/* Ranks agree after each phase that they run alone, so that none waits for a failed rank. */
+/* After each phase that ranks run alone, they agree on its result: none waits for a failed rank. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[G2Z__SETTINGS_BYTES];
   g2z_ranks *ranks = t->context->ranks;
@@ -9846,7 +9851,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   snprintf(text, sizeof text, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
            g2z__device_texts[t->context->device], t->config.tuning != NULL,
            t->config.init_from ? t->config.init_from : "");
-  G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* not in a checkpoint */
+  G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* a setting that checkpoints omit */
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
@@ -9927,9 +9932,9 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
-/* Runs forward and backward to time the matrix products of their shapes: once overwriting gradients
- * and, if steps accumulate, once adding to them. Uses the tokens and parameters already on the
- * device; other ranks do not take part. */
+/* Runs forward and backward, so that the matrix products of these shapes are timed: once
+ * overwriting gradients and, if a step has several micro-steps, once adding to them. Uses the
+ * tokens and parameters that are on the device; other ranks do not take part. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   int accumulates = t->plan->accum > 1 && !t->grad_shard;
   *text = NULL;
@@ -9945,7 +9950,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
       G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
     }
   }
-  /* Muon's products for every shape, also for those that have no home on this rank. */
+  /* Also times Muon's products for every shape, even if this rank is no home for it. */
   for (int p = 0; t->plan->muon_weights && p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
     const int homes = t->plan->routes ? t->plan->world : 1, layers = t->plan->model.layers;
@@ -9991,7 +9996,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   int32_t *host = t->staged[slot];
   G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
   size_t bytes = count * sizeof(int32_t);
-  int at_once = t->model.tokens + count == t->model.targets; /* a whole step: saves 8 us */
+  int at_once = t->model.tokens + count == t->model.targets; /* one copy: saves 8 us */
   memcpy(host, x, bytes);
   memcpy(host + count, y, bytes);
   G2Z__TRY(dev->ops->upload(dev, t->model.tokens, host, at_once ? 2 * bytes : bytes));
@@ -10012,8 +10017,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   return g2z__record_play(t->comm, &t->record);
 }
 
-/* Returns the status. First marks a rank that failed as failed alone: no verdict can carry this
- * failure to the other ranks. A stop is no failure, and all ranks receive it. */
+/* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
+ * this failure to the other ranks. A stop is no failure, and all ranks receive it. */
 G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
   if (status != G2Z_OK && status != G2Z_STOPPED) g2z__ranks_alone(t->context->ranks);
   return status;
@@ -10056,12 +10061,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                   (double)t->config.optimizer.lr, t->config.optimizer.warmup);
 }
 
-/* The ops use tokens as indices without a check. */
+/* Checks the tokens, because the ops use them as indices. */
 G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens, size_t count) {
   return g2z__check_ids(t->services, "token", tokens, count, 0, t->plan->model.vocab);
 }
 
-/* Counts the targets of -1 in *masked. */
+/* Checks the targets; *masked becomes the number of targets that are -1. */
 G2Z__PRIVATE g2z_status g2z__check_targets(g2z_trainer *t, const int32_t *targets, size_t count,
                                            int64_t *masked) {
   *masked = 0;
@@ -10075,8 +10080,8 @@ G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {
   t->failed = status;
 }
 
-/* Runs a step; `status` is the reason if there are no tokens. With several ranks, a failure goes
- * into the verdict, and the next call returns it on all ranks. */
+/* Runs a step. If there are no tokens, `status` is the reason. With several ranks, the verdict
+ * carries a failure, and the next call returns it on all ranks. */
 G2Z__PRIVATE g2z_status g2z__run_step(g2z_trainer *t, const int32_t *x, const int32_t *y,
                                       g2z_status status, g2z_report *report) {
   const g2z_plan *plan = t->plan;
@@ -10280,7 +10285,7 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
   m->config = config;
   g2z_status status = g2z_device_create(services, context->device, dtype, dtype, &m->device);
   if (status == G2Z_OK) {
-    m->device->tune = G2Z_TUNE_OFF; /* every length is a new shape: too many to time */
+    m->device->tune = G2Z_TUNE_OFF; /* each length is a new shape: too many to time */
     status = g2z__model_load(m, directory);
   }
   if (status != G2Z_OK) g2z_model_free(m);
@@ -10317,7 +10322,7 @@ G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) 
   return t && status == G2Z_OK ? g2z__wait_parameters(t, wte, wte) : status;
 }
 
-/* Runs whole sequences forward: [B,T] tokens that are on the device, with their targets. */
+/* Runs forward over whole sequences: [B,T] tokens that are on the device, with their targets. */
 G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, int B, int T, g2z__pass *pass) {
   memset(pass, 0, sizeof *pass);
   pass->x = m->tokens;
@@ -10355,17 +10360,17 @@ G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const int32_t *toke
   return g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0, m->config.vocab);
 }
 
-/* Sequences per pass: as many as fit a trainer's activations. Otherwise at most 8192 tokens keep
- * the workspace small. No result depends on it. */
+/* The number of sequences per pass. With a trainer, as many as fit into its activations; else at
+ * most 8192 tokens, for a small workspace. No result depends on it. */
 G2Z__PRIVATE int g2z__model_group(const g2z_model *m, int B, int T) {
   int tokens = m->trainer ? m->plan->batch * m->plan->seq : 8192;
   int most = tokens / T > 0 ? tokens / T : 1;
   return B < most ? B : most;
 }
 
-/* Prepares for passes over [B,T] tokens with a key-value cache for [cached,T]; g2z__model_end
- * follows, with the outcome. A trainer has the memory and refreshes its parameters; it turns tuning
- * off, since a growing text has a new shape per token, too many to time. */
+/* Prepares for passes over [B,T] tokens with a key-value cache for [cached,T]; afterwards the
+ * caller passes the outcome to g2z__model_end. A trainer has the memory already, and refreshes its
+ * parameters. Tuning is off, since a growing text has a new shape per token, too many to time. */
 G2Z__PRIVATE g2z_status g2z__model_begin(g2z_model *m, int B, int T, int cached) {
   if (!m->trainer) return g2z__model_fit(m, B, T, cached);
   m->device->tune = G2Z_TUNE_OFF;
@@ -10491,7 +10496,7 @@ G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
                                         double *loss) {
   g2z_ranks *ranks = t->context->ranks;
-  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: this rank's losses, targets */
+  double part[2] = {0, 0}, sum = 0, counted = 0; /* part: this rank's losses and targets */
   double *parts;
   *loss = NAN;
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
@@ -10499,7 +10504,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   g2z_status status = G2Z__NEW(t->services, 2 * (size_t)t->plan->world, &parts);
   g2z_status enqueued = g2z__validate_batches(t, loader, steps, &part[0], &part[1], &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, parts);
-  G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* the others wait on their device */
+  G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* other ranks' devices wait for this rank */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, part, sizeof part, parts);
   for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++) {
@@ -10521,8 +10526,8 @@ typedef struct g2z__continued {
   int count, window, stop;
   int32_t *ids;                /* [count][room] */
   size_t room, *lengths;
-  int32_t *next, *positions;   /* [count]: the token drawn last, and its position */
-  int32_t *drawn;              /* [count]: how many tokens were drawn */
+  int32_t *next, *positions;   /* [count]: the last token drawn, and its position */
+  int32_t *drawn;              /* [count]: number of tokens drawn */
   int32_t *going;              /* [count]: 0: the sequence has ended */
   struct {                     /* copies on the device; positions <= window - 1 */
     int32_t *next, *positions, *drawn;
@@ -10608,7 +10613,7 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
                         "the model gives no token a probability: what it computes does not fit "
                         "dtype %s; take %s", g2z_dtype_text(dev->dtype),
                         dev->dtype == G2Z_FP16 ? "dtype bf16 or fp32" : "earlier weights");
-    for (int i = 0; i < g->count; i++) { /* append what was drawn */
+    for (int i = 0; i < g->count; i++) { /* append the drawn tokens */
       if (!g->going[i]) continue;
       const int32_t id = g->ids[(size_t)i * g->room + g->lengths[i]++] = g->next[i];
       g->drawn[i]++;
@@ -10618,7 +10623,7 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
       ahead |= cached && g->going[i] && g->positions[i] < g->window;
     }
     if (!going) return G2Z_OK;
-    /* On CUDA the second step is recorded as a graph, which is replayed from then on. */
+    /* On CUDA the second step is recorded as a graph. From then on the graph is replayed. */
     if (ahead && steps++ == 1 && dev->kind == G2Z_DEVICE_CUDA) {
       G2Z__TRY(dev->ops->graph_begin(dev));
       g2z_status status = g2z__step(g), ended = dev->ops->graph_end(dev, &g->graph);
@@ -10687,8 +10692,9 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
 }
 
 /* ===== >>i16 checkpoints =================================================
- * In:  a trainer on every rank. Out: a directory with all of its state; and the reverse.
- * Law: a directory gets its final name only when every file in it is whole and on the disk. Loading
+ * In: a trainer on every rank. Out: a directory with its state; loading goes from the directory to
+ * the trainer. Law: a directory gets its final name only when every file in it is whole and on the
+ * disk. Loading
  *      checks every byte that it will read before it changes the trainer.
  *
  * The last file is CHECKSUMS: a line "CRC BYTES OFFSET NAME" for each chunk of each other file, and
@@ -10736,7 +10742,7 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
 
 /* ----- file names and fields ----- */
 
-/* The file of the weights, or the file with the moments of a rank that saved. */
+/* The number of the file with the weights. Rank r's file with moments has number r. */
 enum { G2Z__MODEL_FILE = -1 };
 
 G2Z__PRIVATE void g2z__checkpoint_file(int rank, int64_t world, char name[64]) {
@@ -10756,7 +10762,7 @@ G2Z_API int g2z_checkpoint_remove(const char *path) {
     int rank = 0, world = 0;
     if (length > 8 && strcmp(entry->d_name + length - 8, ".partial") == 0) length -= 8;
     snprintf(name, sizeof name, "%.*s", (int)length, entry->d_name);
-    sscanf(name, "optimizer-%5d-of-%5d", &rank, &world); /* of any world size */
+    sscanf(name, "optimizer-%5d-of-%5d", &rank, &world); /* from any world size */
     g2z__checkpoint_file(rank, world, optimizer);
     int belongs = strcmp(name, optimizer) == 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -10779,13 +10785,13 @@ typedef struct g2z__sum {
   char name[76];
 } g2z__sum;
 
-/* The integers of trainer_state.json. `epoch` and `epoch_step` are the next step's. */
+/* The integers of trainer_state.json. `epoch` and `epoch_step` are those of the next step. */
 #define G2Z__SAVED_LIST(X) \
   X(tokens)      /* trained on so far */           \
   X(epoch)       /* of the loader */               \
   X(epoch_step)  /* in the epoch */                \
   X(sequences)   /* of the data; 0: no loader */   \
-  X(data)        /* its hash: g2z__saved_data */   \
+  X(data)        /* hash of the data: g2z__saved_data */\
   X(world)       /* ranks that saved */
 
 /* The members of g2z_step_state that outlive a step. */
@@ -10815,10 +10821,10 @@ typedef struct g2z__saved {
   G2Z__SAVED_LIST(X)
 #undef X
   g2z_step_state state;
-  g2z_train_config config;      /* of the run that saved: only its settings */
+  g2z_train_config config;      /* only the settings of the run that saved */
   g2z__sum *sums;               /* CHECKSUMS: the chunks of a file are adjacent */
   size_t sum_count, sum_capacity;
-  g2z__path path;               /* the file that was read last */
+  g2z__path path;               /* the file that was last read */
   char *text;
   size_t bytes;
 } g2z__saved;
@@ -10882,11 +10888,11 @@ typedef struct g2z__transfer {
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int descriptor;               /* of the open file; -1: none */
-  g2z__path path;               /* of the open file, or the last name built */
+  g2z__path path;               /* of the open file, or the name made last */
   int weights_only;             /* saving: weights, not a checkpoint */
-  size_t begin, count;          /* canonical range: this rank saves what it owns in it */
+  size_t begin, count;          /* canonical range: this rank saves its elements of it */
   g2z_writer *model, *writer;   /* saving: rank 0's model.safetensors; the file written last */
-  g2z__safetensor *tensors;     /* saving: the header of this rank's moments */
+  g2z__safetensor *tensors;     /* saving: header of the file with this rank's moments */
   char (*names)[32];            /* of these tensors */
   DIR *listing;                 /* saving: rank 0 reads the names in the directory */
   g2z_note note;                /* saving: writes the program's note.json */
@@ -10917,7 +10923,7 @@ G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z__saved_free(x->services, &x->saved);
 }
 
-/* Removes slashes at the directory's end, so that the suffix extends its name. */
+/* Removes slashes at the directory's end, so that ".partial" extends its name. */
 G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, const char *directory,
                                            const char *suffix) {
   size_t length = strlen(directory), bytes = length + strlen(suffix) + 1;
@@ -11015,7 +11021,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
 /* ----- saving ----- */
 
 /* Downloads from the device and waits. A failure marks this rank as failed alone: other ranks may
- * be waiting for its parameters, where no agreement reaches them. */
+ * be waiting for its parameters, and would not see an agreement. */
 G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const void *from,
                                             size_t bytes) {
   g2z_device *dev = x->t->device;
@@ -11025,8 +11031,8 @@ G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const vo
 }
 
 /* Writes this rank's elements into a .partial file that has its header and full length. The model
- * file, which rank 0 created, takes the masters in canonical order; this rank's optimizer file
- * takes all of m, then all of v. */
+ * file, which rank 0 has created, holds the masters in canonical order; this rank's optimizer file
+ * holds all of m, then all of v. */
 G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   const int model = file == G2Z__MODEL_FILE;
   uint64_t header = 0;
@@ -11102,7 +11108,7 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_name) {
   const g2z_plan *plan = x->t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
-  const int all = plan->owner == G2Z_OWNER_ALL; /* each rank owns all and saves an equal part */
+  const int all = plan->owner == G2Z_OWNER_ALL; /* each rank saves an equal part */
   struct stat info;
   int there = 0;
   x->saved.world = plan->world;
@@ -11118,7 +11124,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
     if (there) /* never overwrite a whole checkpoint */
       return g2z_fail(x->services, G2Z_BAD_ARGUMENT,
                       "%s exists already: remove it, or save under another name", final_name);
-    g2z_checkpoint_remove(x->directory); /* from a killed save */
+    g2z_checkpoint_remove(x->directory); /* left by a save that was killed */
     if (lstat(x->directory, &info) == 0 && S_ISLNK(info.st_mode))
       return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written "
                       "there would overwrite what it leads to; remove the link", x->directory);
@@ -11178,8 +11184,8 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   int replaces;
   char name[64];
   /* The weights and config.json are both on the disk before one gets its name: a full disk leaves
-   * the old pair. A kill after the unlink leaves a directory that does not open, with config.json
-   * but no model, or with new weights but no config.json. */
+   * the old pair. If the process is killed after the unlink, the directory has a config.json
+   * without a model or new weights without a config.json, and does not open. */
   G2Z__TRY(g2z_is_there(x->services, x->model->path, &replaces));
   G2Z__TRY(g2z__transfer_create(x, "config.json"));
   G2Z__TRY(g2z__weights_put_config(x->writer, &x->t->plan->model, x->t->config.dropout));
@@ -11196,7 +11202,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   if (x->note) G2Z__TRY(g2z__saver_json(x, "note.json", x->note, x->user));
   G2Z__TRY(g2z__saver_json(x, "trainer_state.json", g2z__saved_put, saved));
 
-  /* The chunks of all files. An empty file has one empty chunk. */
+  /* List the chunks of all files. An empty file has one empty chunk. */
   x->listing = opendir(x->directory);
   if (!x->listing) return g2z_fail_file(x->services, errno, "list", x->directory);
   for (struct dirent *entry; (entry = readdir(x->listing)) != NULL;) {
@@ -11255,7 +11261,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
   return G2Z_OK;
 }
 
-/* Ranks agree after each phase that they run alone, so that none waits for a failed rank. */
+/* After each phase that ranks run alone, they agree on its result: none waits for a failed rank. */
 G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *final_name) {
   const size_t world = (size_t)x->t->plan->world, rank = (size_t)x->t->plan->rank;
   g2z__saved *saved = &x->saved;
@@ -11381,7 +11387,7 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
           g2z_json_skip(&json);
     } else if (g2z_json_is(&key, "settings") && g2z_json_enter(&json, '[')) {
       while (g2z_json_next(&json, ']', NULL)) {
-        char line[64]; /* no setting has a longer line: those are ignored */
+        char line[64]; /* a longer line is no setting, and is ignored */
         g2z_json_text text = g2z_json_string(&json);
         snprintf(line, sizeof line, "%.*s", text.bytes < sizeof line ? (int)text.bytes : 0,
                  text.at ? (const char *)text.at : "");
@@ -11429,7 +11435,7 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const g2z__save
                   "damaged; take an earlier checkpoint", saved->path.text);
 }
 
-/* Reads DIRECTORY/trainer_state.json, or fails with the reason why it is no checkpoint. */
+/* Reads DIRECTORY/trainer_state.json. If the directory is no checkpoint, fails with the reason. */
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
   size_t length = strlen(directory);
@@ -11456,8 +11462,8 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   G2Z__TRY(g2z__saved_open(services, directory, "CHECKSUMS", saved));
   G2Z__TRY(g2z__sums_parse(services, saved->path.text, saved->text, saved->bytes, saved));
 
-  /* The version comes first, because the rest depends on it. If the checksum also fails, an unknown
-   * version counts as damage, not as another format. */
+  /* The version is checked first, because the rest depends on it. If the checksum also fails, an
+   * unknown version counts as damage, not as another format. */
   int64_t version = -1;
   G2Z__TRY(g2z__saved_open(services, directory, "trainer_state.json", saved));
   if (sscanf(saved->text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64,
@@ -11510,7 +11516,8 @@ G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
   return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
 }
 
-/* The first weight of Muon that ends after canonical element `at`; an empty range: none does. */
+/* The range of Muon's first weight that ends after canonical element `at`; empty if there is
+ * none. */
 G2Z__PRIVATE g2z_range g2z__muon_range(const g2z_plan *plan, size_t at) {
   const size_t blocks = plan->unit[1].canonical;
   const int first = at < blocks ? 1 : 1 + (int)((at - blocks) / plan->unit[1].elements);
@@ -11573,7 +11580,7 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
   const int muon = x->saved.config.optimizer.kind == G2Z_OPTIMIZER_MUON;
   for (int buffer = G2Z_BUFFER_MASTER; buffer <= G2Z_BUFFER_V; buffer++) {
     const int gaps = buffer == G2Z_BUFFER_V && muon;
-    size_t end = 0, most = P; /* most: where the next extent must end */
+    size_t end = 0, most = P; /* most: the largest end of the next extent */
     for (; extent < last && (int)extent->buffer == buffer; extent++) {
       for (g2z_range weight; gaps; end += weight.elements) {
         weight = g2z__muon_range(x->t->plan, end);
@@ -11604,15 +11611,15 @@ G2Z__PRIVATE int64_t g2z__saved_global(const g2z__saved *saved) {
   return (int64_t)saved->config.batch * saved->config.accum * saved->world;
 }
 
-/* Same number and length of sequences and, if the checkpoint has a hash, same contents. */
+/* 1: same number and length of sequences and, if the checkpoint has a hash, same contents. */
 G2Z__PRIVATE int g2z__saved_same_data(const g2z__saved *saved, const g2z_loader *loader) {
   return saved->sequences == loader->sequences && saved->config.seq == loader->config.seq &&
          (!saved->data || saved->data == g2z__saved_data(loader));
 }
 
 /* The loader's position after a resume. With another global batch, the number of sequences already
- * read is rounded down to whole steps: some are read again, none is left out. Other data, or
- * sequences of another length, restart the epoch. */
+ * read is rounded down to whole steps: some are read again, none is left out. With other data, or
+ * sequences of another length, the epoch starts over. */
 G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
                                                      const g2z_loader *loader) {
   g2z_loader_position position;
@@ -11629,7 +11636,7 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
   return position;
 }
 
-/* Fills this rank of the trainer: algorithms, elements, and the place in the data. */
+/* Loads this rank's part: algorithms, elements, and the place in the data. */
 G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   g2z_trainer *t = x->t;
   const g2z__saved *saved = &x->saved;
@@ -11659,8 +11666,9 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
       }
     }
 
-  /* One optimizer's m means nothing to the other, and v = 0 with an old m would make AdamW's first
-   * steps 4.5 times too large: both moments start at zero. */
+  /* If the optimizer has changed, both moments of these weights start at zero. One optimizer's m
+   * has no meaning for the other, and v = 0 with an old m would make AdamW's first steps 4.5 times
+   * too large. */
   const int changed = saved->config.optimizer.kind != t->config.optimizer.kind;
   if (changed) memset(x->chunk, 0, x->chunk_elements * sizeof(float));
   g2z_range weight = {0, 0};
@@ -11698,7 +11706,7 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
     state.loss_scale = fp16 ? o->loss_scale : 1.0f;
     state.skipped_at_minimum = 0;
     if (was->dtype != t->config.dtype || (fp16 && o->loss_scale_dynamic)) {
-      /* Good steps and overflows at another scale do not count for this one. */
+      /* Good steps and overflows at another scale do not count at this scale. */
       state.good_steps = 0;
       state.hysteresis = o->loss_scale_hysteresis;
     }
@@ -11711,7 +11719,7 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = x->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
-  t->stop_agreed = 0; /* both concerned the steps before the load */
+  t->stop_agreed = 0; /* both belong to steps before the load */
   t->failed = G2Z_OK;
   *t->verdict.reported[state.step % 2] = state;
   g2z__record_free(t->comm, &t->record); /* the loaded tuning may change its algorithms */
