@@ -127,28 +127,43 @@ static void test_eval_questions(g2z_test *t) {
   inuse_close(context, model);
 }
 
+/* An untrained model with a context of 16, saved as "weights" and opened for use; and the tokenizer
+ * of a merge list (NULL: bytes). Freed by eval_close. */
+typedef struct eval_kit {
+  g2z_context *context;
+  g2z_model *model;
+  g2z_tokenizer *tokenizer;
+} eval_kit;
+
+static g2z_status eval_open(g2z_test *t, int vocab, const char *merges, eval_kit *kit) {
+  const g2z_train_config config = test_config_of(1, 2, 32, 16, vocab);
+  const char *weights = test_at(t, "weights");
+  test_trainer tt;
+  memset(kit, 0, sizeof *kit);
+  g2z_status status = test_trainer_open(t, &config, &tt);
+  if (status == G2Z_OK) status = g2z_trainer_save_weights(tt.trainer, weights);
+  test_trainer_close(&tt);
+  if (status == G2Z_OK) status = inuse_open(t, weights, G2Z_FP32, &kit->context, &kit->model);
+  return status == G2Z_OK ? g2z_tokenizer_create(&t->services, merges, &kit->tokenizer) : status;
+}
+
+static void eval_close(eval_kit *kit) {
+  g2z_tokenizer_free(kit->tokenizer);
+  inuse_close(kit->context, kit->model);
+}
+
 /* A text, its documents and its tokens: three functions and a computation by hand give one loss. */
 static void test_eval_texts(g2z_test *t) {
-  enum { CONTEXT = 16, V = 257 };
+  enum { CONTEXT = 16 };
   static const char line[] = "A small text, that is longer than the context of sixteen tokens.";
-  g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
-  g2z_context *context = NULL;
-  g2z_model *model = NULL;
-  test_trainer tt;
-  g2z_tokenizer *tokenizer = NULL;
+  eval_kit kit;
   g2z_eval text, lines, packed, shard;
   int32_t ids[sizeof line];
   double sum = 0;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  test_trainer_close(&tt);
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
-  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
-  g2z_encoder *encoder = NULL;
-  g2z_tokens encoded;
-  memset(&encoded, 0, sizeof encoded);
-  REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
-  CHECK_OK(t, g2z_encode(encoder, line, strlen(line), G2Z_ENCODE_DEFAULT, &encoded));
+  REQUIRE_OK(t, eval_open(t, 257, NULL, &kit));
+  g2z_model *model = kit.model;
+  const g2z_tokenizer *tokenizer = kit.tokenizer;
+  g2z_tokens encoded = test_bpe_encode(t, tokenizer, line, strlen(line), G2Z_ENCODE_DEFAULT);
   ids[0] = g2z_tokenizer_eot(tokenizer);
   const int count = 1 + (int)encoded.count;
   memcpy(ids + 1, encoded.ids, encoded.count * sizeof *ids);
@@ -187,12 +202,7 @@ static void test_eval_texts(g2z_test *t) {
     CHECK_FORMAT(t, g2z_text_read(&t->services, test_path(t, "y.gz"), 1 << 20, &all, &bytes),
                  "y.gz unpacks to more than 1048576 bytes");
   }
-  g2z_shard_writer *writer = NULL;
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_LLMC, 0,
-                                      &writer));
-  CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)count));
-  CHECK_OK(t, g2z_shard_writer_commit(writer));
-  g2z_shard_writer_free(writer);
+  test_shard(t, "a.bin", G2Z_SHARD_LLMC, ids, count);
   CHECK_OK(t, eval_file(model, NULL, test_path(t, "a.bin"), &shard));
   CHECK(t, shard.tokens == text.tokens && fabs(shard.loss - text.loss) < 1e-9);
   CHECK(t, isnan(shard.bits_per_byte));
@@ -214,9 +224,7 @@ static void test_eval_texts(g2z_test *t) {
   }
   CHECK_BAD(t, eval_file(model, NULL, test_path(t, "a.txt"), &text), "--vocab");
   g2z_tokens_free(&encoded);
-  g2z_encoder_free(encoder);
-  g2z_tokenizer_free(tokenizer);
-  inuse_close(context, model);
+  eval_close(&kit);
 }
 
 /* A mask with more bits than one read takes, and a shard that has grown since it was read. */
@@ -324,26 +332,16 @@ static void eval_show(eval_heard *want, const void *text, size_t bytes) {
 static void test_eval_writes(g2z_test *t) {
   enum { TOKENS = 600 };
   static const char prompt[] = "\xc3\xa9 \x1b[2J \xff \xe2\x82";
-  g2z_train_config config = test_config_of(1, 2, 32, 16, 257);
-  g2z_context *context = NULL;
-  g2z_model *model = NULL;
-  g2z_tokenizer *tokenizer = NULL;
-  g2z_encoder *encoder = NULL;
-  g2z_tokens ids;
-  test_trainer tt;
+  eval_kit kit;
   char *text;
   size_t bytes, prompt_tokens, controls = 0;
   g2z_sampling sampling = g2z_sampling_default();
   static eval_heard heard, want;
-  memset(&ids, 0, sizeof ids);
   heard.bytes = want.bytes = 0;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  test_trainer_close(&tt);
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
-  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
-  REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
-  CHECK_OK(t, g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_DEFAULT, &ids));
+  REQUIRE_OK(t, eval_open(t, 257, NULL, &kit));
+  g2z_model *model = kit.model;
+  const g2z_tokenizer *tokenizer = kit.tokenizer;
+  g2z_tokens ids = test_bpe_encode(t, tokenizer, prompt, strlen(prompt), G2Z_ENCODE_DEFAULT);
   prompt_tokens = ids.count;
   CHECK_OK(t, g2z_tokens_reserve(&t->services, &ids, prompt_tokens + TOKENS));
   CHECK_OK(t, g2z_model_generate(model, 1, ids.ids, prompt_tokens + TOKENS, &ids.count, &sampling,
@@ -360,56 +358,50 @@ static void test_eval_writes(g2z_test *t) {
   CHECK(t, controls == 0);
   g2z_release(&t->services, text);
   g2z_tokens_free(&ids);
-  g2z_encoder_free(encoder);
-  g2z_tokenizer_free(tokenizer);
-  inuse_close(context, model);
+  eval_close(&kit);
 }
 
 /* The loss that `output` contains for a file, after the first `after`; -1: none. */
 static double eval_printed(const char *output, const char *after, const char *file) {
-  double loss = -1;
   const char *at = strstr(output, after);
   at = at ? strstr(at, file) : NULL;
   at = at ? strstr(at, " | loss ") : NULL;
-  return at && sscanf(at, " | loss %lf", &loss) == 1 ? loss : -1;
+  return at ? strtod(at + strlen(" | loss "), NULL) : -1;
 }
 
 /* ./train scores files during training and after it. Three ranks of ZeRO stage 3 print the scores
  * of the weights that they save, except for rounding in the fourth decimal. */
 static void test_eval_train(g2z_test *t) {
   static const char *const files[] = {"x_val_0.bin", "a.txt"};
-  char output[16384], scored[4096], arguments[2400];
-  if (!test_train_is_there()) SKIP(t, "./train is not built: make train");
+  char output[16384];
+  TRAIN_OR_SKIP(t);
   test_run_shard(t, "x_train_0.bin", 2000);
   test_run_shard(t, "x_val_0.bin", 300);
   test_write_file(t, test_path(t, "a.txt"), "a text of few bytes", 19);
-  const char *dir = test_path(t, "run"), *shard = test_path(t, "x_val_0.bin");
-  const char *text = test_path(t, "a.txt");
-  snprintf(arguments, sizeof arguments,
+  const char *dir = test_at(t, "run"), *shard = test_at(t, "x_val_0.bin");
+  const char *text = test_at(t, "a.txt");
+  snprintf(output, sizeof output, "%s", test_trains(t, 0,
            "--train '%s' --vocab-size 257 --layers 2 --channels 32 --heads 4 --context 16 --batch 3 "
            "--steps 4 --lr 1e-2 --eval %s %s --eval-every 2 --device cpu --ranks 3 --zero 3 "
-           "--run-dir %s", test_path(t, "x_train_*.bin"), shard, text, dir);
-  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
-  snprintf(arguments, sizeof arguments, "--init-from %s/weights --eval %s %s --device cpu", dir,
-           shard, text);
-  CHECK(t, test_train(t, arguments, scored, sizeof scored) == 0);
+           "--run-dir %s", test_at(t, "x_train_*.bin"), shard, text, dir));
+  const char *scored = test_trains(t, 0, "--init-from %s/weights --eval %s %s --device cpu", dir,
+                                   shard, text);
   for (int i = 0; i < 2; i++) {
     double early = eval_printed(output, "step 2/4 | /", files[i]);
     double late = eval_printed(output, "step 4/4 | /", files[i]);
     CHECK(t, early > 0 && late > 0 && early != late);
     CHECK_NEAR(t, eval_printed(scored, "", files[i]), late, 1.5e-4);
   }
-  CHECK(t, strstr(scored, " bits per byte | 19 tokens | ") != NULL);
+  CHECK_HAS(t, scored, " bits per byte | 19 tokens | ");
   test_sh(t, "grep -q 'Loss of --eval' %s/report.html && grep -q 'loss, x_val_0.bin' "
           "%s/report.html && grep -q 'loss, a.txt' %s/report.html", dir, dir, dir);
   /* Two files with the same name get two curves. */
   test_sh(t, "mkdir p q && echo one > p/e.txt && echo two > q/e.txt");
-  snprintf(arguments, sizeof arguments,
-           "--train '%s' --vocab-size 257 --layers 1 --channels 8 --heads 1 --context 8 --batch 1 "
-           "--steps 1 --eval '%s/p/e.txt' '%s/q/e.txt' --device cpu --run-dir %s/pq "
-           "--sample-tokens 0", test_path(t, "x_train_*.bin"), t->directory, t->directory,
-           t->directory);
-  CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+  const char *small = test_text("--train '%s' --vocab-size 257 --layers 1 --channels 8 --heads 1 "
+                                "--context 8 --batch 1 --steps 1 --device cpu --sample-tokens 0",
+                                test_at(t, "x_train_*.bin"));
+  test_trains(t, 0, "%s --eval '%s' '%s' --run-dir %s", small, test_at(t, "p/e.txt"),
+              test_at(t, "q/e.txt"), test_at(t, "pq"));
   test_sh(t, "for f in p q; do grep -q \"eval_file.*/$f/e.txt\" pq/metrics.jsonl && "
              "grep -aq \"eval/.*/$f/e.txt\" pq/events.out.* || exit 1; done");
   /* Names of any length and any bytes: the run ends well, and TensorBoard's file holds the whole
@@ -423,11 +415,8 @@ static void test_eval_train(g2z_test *t) {
     snprintf(want, sizeof want, "eval/%s", name);
     for (int k = 0; i > 3 && k < length; k++) memcpy(want + 5 + 3 * k, "\xef\xbf\xbd", 4);
     test_write_file(t, test_path(t, name), "a text of few bytes", 19);
-    snprintf(arguments, sizeof arguments,
-             "--train '%s' --vocab-size 257 --layers 1 --channels 8 --heads 1 --context 8 "
-             "--batch 1 --steps 1 --eval '%s' --device cpu --run-dir %s/run%d --sample-tokens 0",
-             test_path(t, "x_train_*.bin"), test_path(t, name), t->directory, i);
-    CHECK(t, test_train(t, arguments, output, sizeof output) == 0);
+    test_trains(t, 0, "%s --eval '%s' --run-dir %s", small, test_path(t, name),
+                test_at(t, "run%d", i));
     size_t bytes = 0, at = 0, found = 0;
     test_sh(t, "mv run%d/events.out.* run%d/events", i, i);
     char *events = NULL;
@@ -452,49 +441,27 @@ static void test_eval_train(g2z_test *t) {
  * in a shard; generate prints the prompt and continues it; both refuse missing files. */
 static void test_examples(g2z_test *t) {
   static const char text[] = "A text that is a little longer than one context of this model.";
-  char output[4096], command[2048];
-  g2z_train_config config = test_config_of(1, 2, 32, 16, 300);
-  g2z_context *context = NULL;
-  g2z_model *model = NULL;
-  g2z_tokenizer *tokenizer = NULL;
-  g2z_encoder *encoder = NULL;
-  g2z_shard_writer *writer = NULL;
-  g2z_tokens ids;
+  char output[4096];
+  eval_kit kit;
   g2z_eval shard;
-  test_trainer tt;
   if (access("build/examples/score", X_OK) || access("build/examples/generate", X_OK) ||
       access("prepare_data", X_OK))
     SKIP(t, "the examples are not built: make examples prepare_data");
-  memset(&ids, 0, sizeof ids);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  test_trainer_close(&tt);
   CHECK(t, test_prepare(t, "", "--train-bpe 290 --out $D --name e README.md") == 0);
   const char *dir = t->directory;
   test_write_file(t, test_path(t, "b.txt"), text, strlen(text));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
-  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "e.bpe"), &tokenizer));
-  REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
-  CHECK_OK(t, g2z_encode(encoder, text, strlen(text), G2Z_ENCODE_DEFAULT, &ids));
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, "b.bin"), G2Z_SHARD_LLMC, 0,
-                                      &writer));
-  CHECK_OK(t, g2z_shard_writer_append(writer, ids.ids, ids.count));
-  CHECK_OK(t, g2z_shard_writer_commit(writer));
-  g2z_shard_writer_free(writer);
-  CHECK_OK(t, eval_file(model, NULL, test_path(t, "b.bin"), &shard));
-  snprintf(command, sizeof command, "build/examples/score %s/weights %s/e.bpe %s/b.txt", dir, dir,
-           dir);
-  CHECK(t, test_shell(command, output, sizeof output) == 0);
-  double loss = 0;
-  int tokens = 0;
-  CHECK(t, sscanf(output, "%d tokens: loss %lf", &tokens, &loss) == 2 && tokens == shard.tokens);
-  CHECK_NEAR(t, loss, shard.loss, 1e-4);
-  snprintf(command, sizeof command,
-           "build/examples/generate %s/weights %s/e.bpe 'A text' 20 0", dir, dir);
-  CHECK(t, test_shell(command, output, sizeof output) == 0);
+  REQUIRE_OK(t, eval_open(t, 300, test_at(t, "e.bpe"), &kit));
+  g2z_tokens ids = test_bpe_encode(t, kit.tokenizer, text, strlen(text), G2Z_ENCODE_DEFAULT);
+  test_shard(t, "b.bin", G2Z_SHARD_LLMC, ids.ids, (int)ids.count);
+  CHECK_OK(t, eval_file(kit.model, NULL, test_path(t, "b.bin"), &shard));
+#define EXAMPLE(format, ...) test_shell(test_text("build/examples/" format " 2>&1", __VA_ARGS__), \
+                                        output, sizeof output)
+  CHECK(t, EXAMPLE("score %s/weights %s/e.bpe %s/b.txt", dir, dir, dir) == 0);
+  CHECK_HAS(t, output, test_text("%lld tokens: loss ", (long long)shard.tokens));
+  CHECK_NEAR(t, test_number(t, output, " tokens: loss "), shard.loss, 1e-4);
+  CHECK(t, EXAMPLE("generate %s/weights %s/e.bpe 'A text' 20 0", dir, dir) == 0);
   CHECK(t, strncmp(output, "A text", 6) == 0 && strlen(output) >= 6 + 1 + 1);
-  snprintf(command, sizeof command, "build/examples/score %s/none %s/e.bpe x 2>&1", dir, dir);
-  CHECK(t, test_shell(command, output, sizeof output) != 0);
+  CHECK(t, EXAMPLE("score %s/none %s/e.bpe x", dir, dir) != 0);
   CHECK(t, strncmp(output, "score: ", 7) == 0);
   /* Inputs without a score: a text of one token, and a file that is not text. */
   test_write_file(t, test_path(t, "one.txt"), "A", 1);
@@ -502,16 +469,13 @@ static void test_examples(g2z_test *t) {
   static const char *const texts[][2] = {{"one.txt", "one.txt has fewer than two tokens"},
                                          {"wide.txt", "wide.txt is text in UTF-16"}};
   for (int i = 0; i < 2; i++) {
-    snprintf(command, sizeof command, "build/examples/score %s/weights %s/e.bpe %s/%s 2>&1", dir,
-             dir, dir, texts[i][0]);
-    CHECK(t, test_shell(command, output, sizeof output) == 1);
+    CHECK(t, EXAMPLE("score %s/weights %s/e.bpe %s/%s", dir, dir, dir, texts[i][0]) == 1);
     CHECK_HAS(t, output, texts[i][1]);
   }
+#undef EXAMPLE
   /* The compile commands in the sources work. */
   CHECK(t, test_shell("for f in generate score; do $(sed -n 's/^ \\*     cc -O3/cc "
                       "-fsyntax-only/p' examples/$f.c) || exit 1; done 2>&1", output, sizeof output) == 0);
   g2z_tokens_free(&ids);
-  g2z_encoder_free(encoder);
-  g2z_tokenizer_free(tokenizer);
-  inuse_close(context, model);
+  eval_close(&kit);
 }

@@ -653,13 +653,8 @@ static const char *test_train_program(void) {
   return program ? program : "./train";
 }
 
-/* Runs `train ARGUMENTS` in a shell; returns the exit code, -1 if it did not exit. */
-static int test_train(g2z_test *t, const char *arguments, char *output, size_t room) {
-  (void)t;
-  return test_shell(test_text("%s %s 2>&1", test_train_program(), arguments), output, room);
-}
-
-/* The same; it must end with `code`. The output stays valid until the next call. */
+/* Runs `train ARGUMENTS` in a shell; it must end with `code`. The output stays valid until the next
+ * call. */
 G2Z_PRINTF(3, 4)
 static const char *test_trains(g2z_test *t, int code, const char *format, ...) {
   static char output[1 << 16];
@@ -667,7 +662,7 @@ static const char *test_trains(g2z_test *t, int code, const char *format, ...) {
   va_start(arguments, format);
   const char *line = test_text_list(format, arguments);
   va_end(arguments);
-  int got = test_train(t, line, output, sizeof output);
+  int got = test_shell(test_text("%s %s 2>&1", test_train_program(), line), output, sizeof output);
   t->checks++;
   if (got != code)
     test_fail(t, __FILE__, __LINE__, "train %s ended with %d, expected %d: %s", line, got, code,

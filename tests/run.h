@@ -1994,28 +1994,8 @@ static void test_train_views(g2z_test *t, const char *one, const char *two) {
   }
 }
 
-/* In a checkpoint of four ranks, one rank's file replaced by another's, and one missing. */
-static void test_train_ranks_files(g2z_test *t, const char *step) {
-  char shard[512];
-  g2z_train_config config = test_saved_config(t, shard);
-  test_trainer tt;
-  config.model.layers = 3;
-  config.model.heads = 2;
-  config.model.channels = 32;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, test_at(t, "%s", step)));
-  test_sh(t, "cd %s && cp optimizer-00001-of-00004.safetensors "
-             "optimizer-00002-of-00004.safetensors", step);
-  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, test_at(t, "%s", step)),
-               "/optimizer-00002-of-00004.safetensors has ");
-  test_sh(t, "rm %s/optimizer-00001-of-00004.safetensors", step);
-  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, test_at(t, "%s", step)),
-               "has no optimizer-00001-of-00004.safetensors, which belongs to it");
-  test_trainer_close(&tt);
-}
-
 /* Each stage saves on 4 ranks. Runs in other stages resume on 4, 3 and 1 ranks. A step always has
- * 12 sequences. */
+ * 12 sequences. A checkpoint is refused if one rank's file is another rank's, or is missing. */
 static void test_train_ranks_resume(g2z_test *t) {
   static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--zero 3",
                                        "--strategy dp"};
@@ -2050,30 +2030,16 @@ static void test_train_ranks_resume(g2z_test *t) {
         SAME(t, test_text("%s/step-000012", four), test_text("%s/step-000012", again));
     }
   }
-  test_train_ranks_files(t, "four1/step-000012");
-}
-
-/* One of three ranks cannot write, or writes elsewhere: all report it and leave no checkpoint. */
-static void test_train_ranks_trouble(g2z_test *t) {
-  static const struct { int rank; const char *before, *says; } cases[] = {
-      {1, "trap '' XFSZ; ulimit -f 16;",
-       "rank 1: cannot write run/step-000002.partial/model.safetensors.partial: File too large"},
-      {0, "trap '' XFSZ; ulimit -f 16;", "File too large; raise the limit"},
-      {2, "mkdir -p other; cd other;",
-       "rank 2 does not see run/metrics.jsonl, which rank 0 made: choose a --run-dir on a file "
-       "system that all ranks share"}};
-  test_ranks ranks;
-  TRAIN_OR_SKIP(t);
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const char *arguments = test_text("%s --run-dir run --steps 12 --batch 1 --save-every 2",
-                                      test_digits(t, "unused"));
-    test_ranks_open(&ranks, 3);
-    for (int r = 0; r < 3; r++)
-      test_train_start(t, &ranks, r, test_text("cd '%s'; %s", t->directory, r == cases[i].rank
-                                               ? cases[i].before : ""), arguments);
-    test_train_end(t, &ranks, 30, 1, cases[i].says);
-    CHECK(t, test_files_count(t, "run/step-") == 0);
-    test_sh(t, "rm -r run");
+  static const struct { const char *damage, *says; } damaged[] = {
+      {"cp optimizer-00001-of-00004.safetensors optimizer-00002-of-00004.safetensors",
+       "/optimizer-00002-of-00004.safetensors has "},
+      {"rm optimizer-00001-of-00004.safetensors",
+       "has no optimizer-00001-of-00004.safetensors, which belongs to it"}};
+  for (int i = 0; i < 2; i++) {
+    test_sh(t, "cd four1/step-000012 && %s", damaged[i].damage);
+    CHECK_HAS(t, test_trains(t, 1, "%s --layers 3 --steps 13 --batch 12 --resume '%s'",
+                             test_digits(t, "none"), test_at(t, "four1/step-000012")),
+              damaged[i].says);
   }
 }
 
@@ -2147,21 +2113,29 @@ static void test_train_ranks_stuck(g2z_test *t) {
   close(console);
 }
 
-/* Differences that would make ranks wait for each other at different places, or train on different
- * data (a copy of a shard is damaged between its ends), are reported before the first step. @ is
- * the test's directory. */
+/* One rank cannot write, or writes elsewhere: all report it and leave no checkpoint. Settings that
+ * would make ranks wait for each other at different places, and different data (a copy of a shard
+ * is damaged between its ends), are reported before the first step. */
 static void test_train_ranks_differ(g2z_test *t) {
-  static const struct { const char *flags[2], *says; } cases[] = {
-      {{"", "--val-every 4"}, "rank 1: the config differs from rank 0's: \"val_every=4\" there, "
-                              "\"val_every=5\" on rank 0"},
-      {{"", "--save-every 3"}, "\"save_every=3\" there, \"save_every=0\" on rank 0"},
-      {{"", "--prompt 1"}, "the prompt differs from rank 0's: \"1\" there, \"\" on rank"},
-      {{"", "--max-train-steps 7"}, "\"max_train_steps=7\" there, \"max_train_steps=0\" on rank 0"},
-      {{"", "--profile"}, "\"profile=1\" there, \"profile=0\" on rank 0"},
-      {{"", "--lr 0.010000001"}, "\"lr=0.010000001\" there, \"lr=0.01\" on rank 0"},
-      {{"--train ../whole.bin", "--train ../damaged.bin"},
+  static const struct { int odd; const char *before, *flags, *odd_flags, *says; } cases[] = {
+      {1, "trap '' XFSZ; ulimit -f 16;", "--save-every 2", "--save-every 2",
+       "rank 1: cannot write run/step-000002.partial/model.safetensors.partial: File too large"},
+      {0, "trap '' XFSZ; ulimit -f 16;", "--save-every 2", "--save-every 2",
+       "File too large; raise the limit"},
+      {2, "mkdir -p other; cd other;", "--save-every 2", "--save-every 2",
+       "rank 2 does not see run/metrics.jsonl, which rank 0 made: choose a --run-dir on a file "
+       "system that all ranks share"},
+      {1, "", "", "--val-every 4", "rank 1: the config differs from rank 0's: \"val_every=4\" there, "
+                                   "\"val_every=5\" on rank 0"},
+      {1, "", "", "--save-every 3", "\"save_every=3\" there, \"save_every=0\" on rank 0"},
+      {1, "", "", "--prompt 1", "the prompt differs from rank 0's: \"1\" there, \"\" on rank"},
+      {1, "", "", "--max-train-steps 7",
+       "\"max_train_steps=7\" there, \"max_train_steps=0\" on rank 0"},
+      {1, "", "", "--profile", "\"profile=1\" there, \"profile=0\" on rank 0"},
+      {1, "", "", "--lr 0.010000001", "\"lr=0.010000001\" there, \"lr=0.01\" on rank 0"},
+      {1, "", "--train whole.bin --val other.bin", "--train damaged.bin --val other.bin",
        "the training data differs from rank 0's: \"hash "},
-      {{"--train ../whole.bin --val ../other.bin", "--train ../whole.bin --val ../damaged.bin"},
+      {1, "", "--train whole.bin --val other.bin", "--train whole.bin --val damaged.bin",
        "the validation data differs from rank 0's: \"ha"}};
   test_ranks ranks;
   TRAIN_OR_SKIP(t);
@@ -2170,19 +2144,23 @@ static void test_train_ranks_differ(g2z_test *t) {
   test_run_shard(t, "damaged.bin", 2001);
   for (size_t at = 1024 + 1800; at < 1024 + 2200; at++)
     test_files_poke(t, test_at(t, "damaged.bin"), at, 0);
-  test_sh(t, "mkdir here");
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const char *flags = test_digits(t, "differ");
-    if (strncmp(cases[i].flags[0], "--train", 7) == 0) flags = strstr(flags, "--vocab-size");
-    const int validates = strstr(flags, "--val ") || strstr(cases[i].flags[0], "--val ");
-    test_ranks_open(&ranks, 2);
-    for (int r = 0; r < 2; r++)
-      test_train_start(t, &ranks, r, test_text("cd '%s/here';", t->directory),
-                       test_text("%s --steps 12 --batch 1 %s --sample-tokens 1 %s", flags,
-                                 validates ? "--val-every 5" : "", cases[i].flags[r]));
+    const char *flags = test_digits(t, "unused");
+    if (strncmp(cases[i].flags, "--train", 7) == 0) flags = strstr(flags, "--vocab-size");
+    test_ranks_open(&ranks, i < 3 ? 3 : 2);
+    for (int r = 0; r < ranks.world; r++) {
+      const int odd = r == cases[i].odd;
+      test_train_start(t, &ranks, r,
+                       test_text("cd '%s'; %s", t->directory, odd ? cases[i].before : ""),
+                       test_text("%s --run-dir run --steps 12 --batch 1 --val-every 5 "
+                                 "--sample-tokens 1 %s", flags,
+                                 odd ? cases[i].odd_flags : cases[i].flags));
+    }
     test_train_end(t, &ranks, 30, 1, cases[i].says);
+    CHECK(t, test_files_count(t, "run/step-") == 0);
+    if (i < 3) test_sh(t, "rm -r run");
+    CHECK(t, !test_there(t, "run")); /* nothing is left by ranks that differ */
   }
-  CHECK(t, !test_there(t, "differ")); /* nothing was written */
 }
 
 /* Other programs read these fields of training_metrics.json: all exist, however short the run, and
