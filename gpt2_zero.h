@@ -119,9 +119,9 @@
  *               ones.
  *     failures  A rank that cannot read its next batch reports this in the step's verdict, and all
  *               ranks skip the step. They read its report one call later, and all return that
- *               rank's status and sentence. The step enqueued meanwhile is skipped, too. A rank
- *               whose GPU fails cannot report anything: it returns alone, and the others learn that
- *               it is lost.
+ *               rank's status and sentence. The step that was enqueued in between is skipped, too.
+ *               A rank whose GPU fails cannot report anything: it returns alone, and the others
+ *               learn that it is lost.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
@@ -142,7 +142,7 @@
  *     residual stream               act        after each addition
  *     LayerNorm mean, rstd          fp32       never rounded
  *     attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
- *                                              are rounded to act before they meet V
+ *                                              are rounded to act before they multiply V
  *     logits                        act        the softmax starts from the rounded logits
  *     gradient of logits            act        after multiplication by the loss scale
  *       both on Hopper, in fp16     act        exp(logit - reference of the row), from fp32 logits,
@@ -198,8 +198,8 @@
  *
  * THREADS
  *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared.
- *     The loader has one thread, which only reads files. A job of several ranks has one that
- *     watches the others and calls on_fault. OpenMP threads live inside CPU ops.
+ *     The loader has one thread, which only reads files. In a job of several ranks, each has a
+ *     thread that watches the others and calls on_fault. OpenMP threads live inside CPU ops.
  *
  * RANKS: the processes of one job, each with a GPU or a share of the CPU
  *     A rank's place comes from these variables, in this order of precedence:
@@ -214,13 +214,13 @@
  *     tokens: members send one, rank 0 sends the other, and a connection without its token is
  *     closed. Nothing is encrypted: anyone who listens on the network can join the job, and can
  *     guess a short secret. Use a network that you trust. MPICH and ranks by hand have no id: two
- *     such jobs on one host each need their own MASTER_PORT or G2Z_RUN_ID. Members compare number,
- *     build, GPU and config; then each sends one heartbeat per second. Three things end the job: a
- *     connection that ends without a goodbye, 30 s of silence, and 600 s without a micro-step or
- *     collective. Rank 0 names the culprit to all ranks, and their on_fault reports and exits. If
- *     rank 0 is the culprit, each rank names it by itself. If a data connection between living
- *     ranks breaks, both ends are named. Exit codes of train: 0 done, 1 error, 70 another rank was
- *     lost, 75 stopped and, if there is a run directory, saved.
+ *     such jobs on one host each need their own MASTER_PORT or G2Z_RUN_ID. Ranks compare world
+ *     size, build, GPU and config; then each sends one heartbeat per second. Three things end the
+ *     job: a connection that ends without a goodbye, 30 s of silence, and 600 s without a
+ *     micro-step or collective. Rank 0 names the culprit to all ranks, and their on_fault reports
+ *     and exits. If rank 0 is the culprit, each rank names it by itself. If a data connection
+ *     between living ranks breaks, both ends are named. Exit codes of train: 0 done, 1 error, 70
+ *     another rank was lost, 75 stopped and, if there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
@@ -1507,8 +1507,8 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  * Then these connections carry small messages between hosts, the collectives of CPU ranks, and
  * heartbeats. If one rank dies, heartbeats end the whole job within seconds.
  *
- * After g2z_context_create all ranks make every call in the same order, except _place, _collectives
- * and _write_flight. A job of one rank opens no connection. */
+ * After g2z_context_create all ranks make every call in the same order, except g2z_ranks_place,
+ * _collectives and _write_flight. A job of one rank opens no connection. */
 
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
@@ -1826,8 +1826,8 @@ struct g2z_trainer {
   uint8_t *narrow_at;                /* device: the memory of these copies */
   g2z_row_part *row_parts;           /* host: the places of this rank's parts of wte's gradient */
   int row_part_count;
-  const void *rows;                  /* device: embedding's part of wte's gradient, one row for */
-  const int32_t *row_tokens;         /* each token of all ranks, and these tokens */
+  const void *rows;                  /* device: gradient rows of the embedding, from all ranks */
+  const int32_t *row_tokens;         /* device: the token of each of these rows */
   int32_t *staged[2];                /* host, x followed by y of one step */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
@@ -10791,7 +10791,7 @@ typedef struct g2z__sum {
   X(epoch)       /* of the loader */               \
   X(epoch_step)  /* in the epoch */                \
   X(sequences)   /* of the data; 0: no loader */   \
-  X(data)        /* hash of the data: g2z__saved_data */\
+  X(data)        /* hash: g2z__saved_data */       \
   X(world)       /* ranks that saved */
 
 /* The members of g2z_step_state that outlive a step. */
