@@ -237,25 +237,14 @@
  *                           tokenizer's <|endoftext|>, even if V was rounded up beyond it;
  *                           vocab_hash, if it is known, in 16 hexadecimal digits
  *
- * CHECKPOINTS: a directory that g2z_trainer_save writes and g2z_trainer_load reads;
- * docs/formats.md describes every byte
- *     model.safetensors     the fp32 master weights, and config.json: from_pretrained opens them
- *     optimizer-RRRRR-of-WWWWW.safetensors   of rank R of W: m and v, by canonical range
- *     tuning.txt            the algorithms that the GPU had chosen; empty on a CPU
- *     trainer_state.json    g2z_step_state, the place in the data, and the settings of the run
- *     note.json             what the program adds to the state (g2z_trainer_save_with)
- *     CHECKSUMS             written last: CRC-32C of each 64 MiB of each other file
- *     All ranks write at the same time into NAME.partial on a shared file system, each the elements
- *     that it owns. Files and directory are synced, then the directory is renamed: a crash leaves
- *     the earlier checkpoints, and a .partial that the next start removes. When a trainer loads the
- *     files, the ranks divide the checksums among them. If a single bit has changed anywhere,
- *     loading fails and leaves the trainer as it was. Files use canonical ranges, so a trainer with
- *     another world, stage, bucket size or type can load them. With the same config and machine the
- *     rest of the run is bit-identical to a run that never stopped; with another world or bucket
- *     size it is equal within rounding. With another global batch the sequences read so far are
- *     converted to steps of the new size, rounded down: less than one step is read again. Keep
- *     batch x accum x world the same to keep the schedule. A dynamic loss scale carries over from
- *     fp16 to fp16 only.
+ * CHECKPOINTS: a directory that g2z_trainer_save writes and g2z_trainer_load reads
+ *     docs/formats.md describes its files. model.safetensors and config.json are weights as above,
+ *     which from_pretrained opens. All ranks write at the same time into NAME.partial on a shared
+ *     file system, each the elements that it owns. Files and directory are synced, then the
+ *     directory is renamed: a crash leaves the earlier checkpoints, and a .partial that the next
+ *     start removes. Files use canonical ranges, so a trainer with another world, stage, bucket
+ *     size or type can load them: room 16 states what a resume keeps. Keep batch x accum x world
+ *     the same to keep the schedule. A dynamic loss scale carries over from fp16 to fp16 only.
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
@@ -1951,7 +1940,7 @@ G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *direc
  * the following steps are bit-identical to those of the run that saved. The model must be the same.
  * All other settings stay as the trainer has them, and the log names those that differ. With
  * another global batch the sequences read so far are converted to steps of the new size, rounded
- * down. With other data (manual: CHECKPOINTS, `data`) or another T the epoch starts over. */
+ * down. With other data (docs/formats.md, `data`) or another T the epoch starts over. */
 G2Z_API g2z_status g2z_trainer_load(g2z_trainer *trainer, const char *directory);
 
 typedef struct g2z_checkpoint {
@@ -2053,18 +2042,18 @@ extern "C" {
  *         |                       |                      | the last micro-step   | rank 0
  *   Stages 0, 1 and dp add up the earlier micro-steps locally, in the gradient buffer.
  *
- * The life of a gradient. An op of backward() writes it to model.grads at the unit's grad_at. When
- * its bucket is complete, reduce_bucket() submits the sum over the ranks; the owner's slice of the
- * sum lies in t->sums at the bucket's sum_at. (In stage 1 that is the slice of model.grads, from
- * stage 2 on a shard of its own.) collect() waits for the sums and squares the owner's slices.
- * verdict() turns the squares of all ranks into one clip factor. update() multiplies the gradient
+ * The life of a gradient. An op of unit_backward() writes it to model.grads at the unit's grad_at.
+ * When its bucket is complete, reduce_bucket() submits the sum over the ranks; the owner's slice of
+ * the sum lies in t->sums at the bucket's sum_at. (In stage 1 that is the slice of model.grads,
+ * from stage 2 on a shard of its own.) collect() waits for the sums and squares the owner's slices.
+ * judge() turns the squares of all ranks into one clip factor. optimize() multiplies the gradient
  * by it and moves the fp32 master weight at shard_at.
- * The life of a parameter. update() rounds the master weight into the owner's slice. share() sends
- * the slice to the other ranks during the next forward pass. wait_parameters() holds the device
- * until the slice has arrived. forward() and backward() read it.
+ * The life of a parameter. optimize() rounds the master weight into the owner's slice. share()
+ * sends the slice to the other ranks during the next forward pass. wait_parameters() holds the
+ * device until the slice has arrived. forward() and unit_backward() read it.
  * Muon updates the blocks' weights, and needs whole ones. momentum() makes u from this rank's
  * slices and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back.
- * update() applies O together with AdamW's other updates. wte is updated and shared while u
+ * optimize() applies O together with AdamW's other updates. wte is updated and shared while u
  * travels.
  *
  * When a rank may overwrite memory that another rank reads:
@@ -2094,16 +2083,16 @@ static g2z_status g2z__forward(g2z_trainer *t, int unit);
 static g2z_status g2z__wait_gradients(g2z_trainer *t, int unit);
 static g2z_status g2z__head(g2z_trainer *t);
 static g2z_status g2z__reduce_head(g2z_trainer *t);
-static g2z_status g2z__backward(g2z_trainer *t, int unit);
-static g2z_status g2z__backward_norm(g2z_trainer *t, int unit);
+static g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass, int unit);
+static g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2z__pass *pass, int unit);
 static g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket);
 static g2z_status g2z__gather_rows(g2z_trainer *t);
 static g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced);
 static g2z_status g2z__collect(g2z_trainer *t);
-static g2z_status g2z__verdict(g2z_trainer *t);
+static g2z_status g2z__judge(g2z_trainer *t);
 static g2z_status g2z__momentum(g2z_trainer *t);
 static g2z_status g2z__orthogonalize(g2z_trainer *t);
-static g2z_status g2z__update(g2z_trainer *t, int from, int to);
+static g2z_status g2z__optimize(g2z_trainer *t, int from, int to);
 static g2z_status g2z__share(g2z_trainer *t, int from, int to);
 
 static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
@@ -2124,9 +2113,9 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
     G2Z__TRY(g2z__wait_gradients(t, 0));
     for (int u = 0; u <= wte; u++) {                     /* the order that gradients complete */
       G2Z__TRY(g2z__wait_parameters(t, u, u + 1));       /* [A] */
-      G2Z__TRY(g2z__backward(t, u));                     /* recomputes first, if asked to */
+      G2Z__TRY(g2z__unit_backward(&t->model, &t->pass, u)); /* recomputes first, if asked to */
       if (u + 1 < wte) G2Z__TRY(g2z__wait_gradients(t, u + 1)); /* [B] */
-      G2Z__TRY(g2z__backward_norm(t, u));                /* also writes a bias of unit u + 1 */
+      G2Z__TRY(g2z__unit_backward_norm(&t->model, &t->pass, u)); /* and a bias of unit u + 1 */
       while (sends && b < buckets && plan->bucket[b].last_unit <= u)
         G2Z__TRY(g2z__reduce_bucket(t, b++));            /* [C] while backward continues */
     }
@@ -2134,12 +2123,12 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
     G2Z__TRY(g2z__end_micro_step(t, sends));
   }
   G2Z__TRY(g2z__collect(t));                             /* sums over the ranks, their squares */
-  G2Z__TRY(g2z__verdict(t));                             /* finite? norm, clip, loss scale */
+  G2Z__TRY(g2z__judge(t));                               /* finite? norm, clip, loss scale */
   G2Z__TRY(g2z__momentum(t));                            /* Muon: u of its slices, to homes */
-  G2Z__TRY(g2z__update(t, plan->early, plan->buckets));  /* what the next forward reads first */
+  G2Z__TRY(g2z__optimize(t, plan->early, plan->buckets)); /* what the next forward reads first */
   G2Z__TRY(g2z__share(t, plan->early, plan->buckets));   /* [D] while AdamW continues */
   G2Z__TRY(g2z__orthogonalize(t));                       /* Muon: matrices at home, and back */
-  G2Z__TRY(g2z__update(t, 0, plan->early));              /* does nothing in a skipped step */
+  G2Z__TRY(g2z__optimize(t, 0, plan->early));            /* does nothing in a skipped step */
   return g2z__share(t, 0, plan->early);                  /* [D] during the next forward pass */
 }
 
@@ -2283,9 +2272,9 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
 
 /* "DIRECTORY/name"; "" if the directory is "", which is not the root. A path that is too long for
  * the system stays too long, so it opens nothing. */
-typedef struct g2z__path { char text[PATH_MAX + 8]; } g2z__path;
-G2Z__PRIVATE g2z__path g2z__join(const char *directory, const char *name) {
-  g2z__path path;
+typedef struct g2z__file_path { char text[PATH_MAX + 8]; } g2z__file_path;
+G2Z__PRIVATE g2z__file_path g2z__join(const char *directory, const char *name) {
+  g2z__file_path path;
   path.text[0] = 0;
   if (*directory) snprintf(path.text, sizeof path.text, "%s/%s", directory, name);
   return path;
@@ -3159,7 +3148,6 @@ static const g2z_setting g2z__settings[] = {
 enum { G2Z__SETTINGS = sizeof g2z__settings / sizeof *g2z__settings,
        G2Z__MODEL_SETTINGS = 5 }; /* the first rows */
 #define G2Z__SETTING_BYTES 32      /* of a value's text */
-#define G2Z__SETTINGS_BYTES 2048   /* of all lines "name=value" */
 
 G2Z_API const g2z_setting *g2z_setting_find(const char *name) {
   for (int i = 0; i < G2Z__SETTINGS; i++)
@@ -3206,18 +3194,6 @@ G2Z__PRIVATE void g2z__setting_text(const g2z_setting *setting, const g2z_train_
       snprintf(text, G2Z__SETTING_BYTES, "%.*g", digits, number);
       if ((float)strtod(text, NULL) == (float)number) break;
     }
-}
-
-/* All settings, one line "name=value" each. */
-G2Z__PRIVATE void g2z__settings_text(const g2z_train_config *config,
-                                     char text[G2Z__SETTINGS_BYTES]) {
-  size_t used = 0;
-  for (int i = 0; i < G2Z__SETTINGS; i++) {
-    char value[G2Z__SETTING_BYTES];
-    g2z__setting_text(&g2z__settings[i], config, value);
-    used += (size_t)snprintf(text + used, G2Z__SETTINGS_BYTES - used, "%s=%s\n",
-                             g2z__settings[i].name, value);
-  }
 }
 
 /* Reads a value from text; 0: the text is not a value. g2z__settings_check checks the bounds. */
@@ -3747,26 +3723,21 @@ G2Z__PRIVATE size_t g2z__plan_head_bytes(const g2z_plan *plan) {
 #define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, whose dQ is in scratch */
 #define G2Z__PRODUCT_COLUMNS 192 /* in a tile of our own products */
 
-/* Bytes of a block's four weights in 8 bits, each once for forward and once for backward. */
-G2Z__PRIVATE size_t g2z__narrow_bytes(int C) {
-  const int sides[4][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}};
-  size_t bytes = 0;
-  for (int i = 0; i < 4; i++)
-    for (int k = 0; k < 2; k++)
-      bytes += g2z__align((size_t)sides[i][k] * G2Z_NARROW_ROW(sides[i][1 - k]));
-  return bytes;
-}
-
 G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
   bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * (size_t)plan->dtype_bytes);
-  /* Stage 3 has none: it would have to round a gathered block again in each pass. */
+  /* A block's four weights in 8 bits, each once for forward and once for backward. Stage 3 has
+   * none: it would have to round a gathered block again in each pass. */
+  const size_t sides[4][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}};
   const int kept = plan->fp8 >= G2Z_FP8_FORWARD && plan->device == G2Z_DEVICE_CUDA &&
                    (plan->zero_stage < 3 || plan->world == 1);
-  plan->narrow_bytes = kept ? (size_t)plan->model.layers * g2z__narrow_bytes(plan->model.channels)
-                            : 0;
+  plan->narrow_bytes = 0;
+  for (int i = 0; i < 4 && kept; i++)
+    for (int k = 0; k < 2; k++)
+      plan->narrow_bytes += (size_t)plan->model.layers *
+                            g2z__align(sides[i][k] * G2Z_NARROW_ROW(sides[i][1 - k]));
   bytes[G2Z_MEMORY_PARAMS] += plan->narrow_bytes;
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
   if (g2z__plan_by_unit(plan))
@@ -4096,8 +4067,8 @@ typedef struct g2z__mask {         /* the header of a mask; its bits follow */
 static_assert(sizeof(g2z__mask) == 24, "the layout of masks");
 
 /* The path NAME.mask of shard NAME.bin. */
-G2Z__PRIVATE g2z__path g2z__mask_of(const char *shard) {
-  g2z__path path;
+G2Z__PRIVATE g2z__file_path g2z__mask_of(const char *shard) {
+  g2z__file_path path;
   size_t length = strlen(shard);
   if (length > 4 && strcmp(shard + length - 4, ".bin") == 0) length -= 4;
   snprintf(path.text, sizeof path.text, "%.*s.mask", (int)length, shard);
@@ -4200,7 +4171,7 @@ G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
   G2Z__TRY(g2z_shard_writer_finish(writer, 0));
   if (writer->mask) G2Z__TRY(g2z_writer_commit(writer->mask));
   G2Z__TRY(g2z_writer_commit(writer->file));
-  const g2z__path old = g2z__mask_of(writer->file->path);
+  const g2z__file_path old = g2z__mask_of(writer->file->path);
   if (!writer->mask && unlink(old.text) != 0 && errno != ENOENT)
     return g2z_fail_file(writer->services, errno, "remove the mask of an earlier shard", old.text);
   return G2Z_OK;
@@ -4299,7 +4270,7 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
 
 /* Opens the mask of an open shard, if there is one. It must belong to this shard. */
 G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard) {
-  const g2z__path path = g2z__mask_of(shard->path);
+  const g2z__file_path path = g2z__mask_of(shard->path);
   g2z__mask head = {0, 0, 0, 0};
   uint64_t bytes = sizeof head + ((uint64_t)shard->tokens + 7) / 8, hash = G2Z__HASH;
   struct stat info;
@@ -5469,23 +5440,18 @@ G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
 #define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
 #define G2Z__GELU_CUBE 0.044715f
 
-/* GELU's tanh form, 0.5 x (1 + tanh u), is x times 1 / (1 + e) with e = exp(-2u). This loses no
- * digits where tanh u is near -1. The bound keeps e finite. */
-static inline float g2z__cpu_gelu(float x, float *slope) {
-  float u = x * (x * x * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
-  float du = x * x * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
-  float e = expf(-2.0f * u < 88.0f ? -2.0f * u : 88.0f), gate = 1.0f / (e + 1.0f);
-  *slope = gate + 2.0f * x * du * gate * (e * gate);
-  return x * gate;
-}
-
 /* The epilogue: turns the sum `y` of element (row, column) into the output, and stores it. */
 static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, int column) {
   ptrdiff_t at = row * p->out_row + column;
   if (p->bias) y += p->bias[column];
   if (p->slope) {
-    y = g2z__cpu_gelu(y, p->slope + at);
-    p->slope[at] = g2z__round(p->dtype, p->slope[at]);
+    /* GELU's tanh form, 0.5 y (1 + tanh u), is y times 1 / (1 + e) with e = exp(-2u). This loses
+     * no digits where tanh u is near -1. The bound keeps e finite. */
+    float u = y * (y * y * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
+    float du = y * y * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
+    float e = expf(-2.0f * u < 88.0f ? -2.0f * u : 88.0f), gate = 1.0f / (e + 1.0f);
+    p->slope[at] = g2z__round(p->dtype, gate + 2.0f * y * du * gate * (e * gate));
+    y *= gate;
   }
   if (p->times) y *= p->times[at];
   if (p->residual)
@@ -5946,13 +5912,6 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* The factor for from[n] before it is rounded to e4m3. */
-G2Z__PRIVATE float g2z__cpu_scale(const float *from, size_t n) {
-  float largest = 0;
-  for (size_t i = 0; i < n; i++) largest = fabsf(from[i]) > largest ? fabsf(from[i]) : largest;
-  return g2z__e4m3_scale(largest);
-}
-
 /* The operands of the logits in e4m3: *narrow_h[N,C], each row with its own scale, and
  * *narrow_wte[V,C] in the same block of memory. The caller releases *narrow_h. */
 G2Z__PRIVATE g2z_status g2z__cpu_narrow(g2z_device *device, float **narrow_h, float **narrow_wte,
@@ -5962,8 +5921,12 @@ G2Z__PRIVATE g2z_status g2z__cpu_narrow(g2z_device *device, float **narrow_h, fl
   G2Z__TRY(g2z_allocate(device->services, (size_t)N * row + words, sizeof(float), &memory));
   *narrow_h = (float *)memory;
   *narrow_wte = *narrow_h + (size_t)N * row;
-  for (size_t i = 0; i < (size_t)N; i++)
-    g2z__cpu_e4m3(*narrow_h + i * row, h + i * row, row, g2z__cpu_scale(h + i * row, row));
+  for (size_t i = 0; i < (size_t)N; i++) {
+    const float *from = h + i * row;
+    float largest = 0;
+    for (size_t c = 0; c < row; c++) largest = fabsf(from[c]) > largest ? fabsf(from[c]) : largest;
+    g2z__cpu_e4m3(*narrow_h + i * row, from, row, g2z__e4m3_scale(largest));
+  }
   g2z__cpu_e4m3(*narrow_wte, wte, words, G2Z__E4M3_W);
   return G2Z_OK;
 }
@@ -7852,16 +7815,6 @@ G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
   return G2Z_OK;
 }
 
-/* Ends the graph, records the WAIT, and begins the next graph. */
-G2Z__PRIVATE g2z_status g2z__record_wait(g2z_comm *comm, const g2z_call *call) {
-  g2z_status status = g2z__record_cut(comm);
-  if (status == G2Z_OK) status = g2z__record_add(comm, call);
-  comm->record->meanwhile = comm->record->count;
-  /* Begin a graph even after a failure: g2z__record_end ends it. */
-  g2z_status begun = comm->device->ops->graph_begin(comm->device);
-  return status != G2Z_OK ? status : begun;
-}
-
 G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n) {
   g2z_call call;
   memset(&call, 0, sizeof call);
@@ -7876,7 +7829,13 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
   g2z_call now = *call;
   if (now.kind == G2Z_CALL_AFTER) G2Z__TRY(comm->ops->depart(comm, &now.place));
   if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now);
-  return now.kind == G2Z_CALL_WAIT ? g2z__record_wait(comm, &now) : g2z__record_add(comm, &now);
+  if (now.kind != G2Z_CALL_WAIT) return g2z__record_add(comm, &now);
+  /* A WAIT ends the graph and begins the next, even after a failure: g2z__record_end ends that. */
+  g2z_status status = g2z__record_cut(comm);
+  if (status == G2Z_OK) status = g2z__record_add(comm, &now);
+  comm->record->meanwhile = comm->record->count;
+  g2z_status begun = comm->device->ops->graph_begin(comm->device);
+  return status != G2Z_OK ? status : begun;
 }
 
 G2Z__PRIVATE g2z_status g2z__comm_after(g2z_comm *comm, int all) {
@@ -7902,14 +7861,6 @@ G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
   memset(record, 0, sizeof *record);
 }
 
-/* Until g2z__record_end, the work of comm and its device goes into the empty record. */
-G2Z__PRIVATE g2z_status g2z__record_begin(g2z_comm *comm, g2z__record *record) {
-  G2Z__TRY(comm->device->ops->graph_begin(comm->device));
-  comm->record = record;
-  record->meanwhile = 0;
-  return G2Z_OK;
-}
-
 /* `status` is the result of the recorded work. After a failure the record is empty. */
 G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
   g2z__record *record = comm->record;
@@ -7918,15 +7869,6 @@ G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
   if (status == G2Z_OK) status = cut;
   if (status != G2Z_OK) g2z__record_free(comm, record);
   return status;
-}
-
-G2Z__PRIVATE g2z_status g2z__record_play(g2z_comm *comm, const g2z__record *record) {
-  for (size_t i = 0; i < record->count; i++) {
-    const g2z_call *c = &record->calls[i];
-    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? comm->device->ops->graph_run(comm->device, c->graph)
-                                       : comm->ops->play(comm, c));
-  }
-  return G2Z_OK;
 }
 
 /* ----- choosing ---------------------------------------------------------- */
@@ -8609,7 +8551,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
 
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
                                       g2z_model_config *out) {
-  const g2z__path path = g2z__join(directory, "config.json");
+  const g2z__file_path path = g2z__join(directory, "config.json");
   char *text;
   size_t bytes;
   g2z_model_config model;
@@ -8754,7 +8696,7 @@ G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *di
   int there;
   *out = NULL;
   for (int i = 0; i < 2; i++) {
-    const g2z__path path = g2z__join(directory, names[i]);
+    const g2z__file_path path = g2z__join(directory, names[i]);
     G2Z__TRY(g2z_is_there(services, path.text, &there));
     if (there) return g2z__safetensors_open(services, path.text, out);
   }
@@ -9302,41 +9244,33 @@ G2Z__PRIVATE void g2z__normal4(uint64_t seed, uint64_t quad, double out[4]) {
   }
 }
 
-/* Initializes one parameter, a chunk at a time. Every parameter begins at a multiple of 8 canonical
- * elements, because C is a multiple of 8: a quad never straddles two chunks. */
-G2Z__PRIVATE g2z_status g2z__trainer_init_parameter(g2z_trainer *t, g2z_param_info info,
-                                                    size_t canonical, float *chunk, size_t limit) {
-  double scale = info.init == G2Z_INIT_RESIDUAL ? 0.02 / sqrt(2.0 * t->plan->model.layers) : 0.02;
-  int drawn = info.init == G2Z_INIT_NORMAL || info.init == G2Z_INIT_RESIDUAL;
-  for (size_t done = 0; done < info.elements;) {
-    size_t count = info.elements - done < limit ? info.elements - done : limit;
-    int64_t quads = (int64_t)(count / 4);
-    G2Z__PARALLEL(100.0 * quads)
-    for (int64_t quad = 0; quad < quads; quad++) {
-      double four[4] = {0, 0, 0, 0};
-      if (drawn) g2z__normal4(t->config.seed, (canonical + done) / 4 + (uint64_t)quad, four);
-      for (int i = 0; i < 4; i++)
-        chunk[4 * quad + i] = info.init == G2Z_INIT_ONES ? 1.0f : (float)(scale * four[i]);
-    }
-    G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_MASTER, canonical + done, count, chunk));
-    done += count;
-  }
-  return G2Z_OK;
-}
-
+/* Initializes parameter by parameter, a chunk at a time. Every parameter begins at a multiple of 8
+ * canonical elements, because C is a multiple of 8: a quad never straddles two chunks. */
 G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
+  const g2z_model_config *model = &t->plan->model;
   const size_t limit = 1 << 16;
+  size_t canonical = 0;
   float *chunk;
   G2Z__TRY(G2Z__NEW(t->services, limit, &chunk));
   g2z_status status = G2Z_OK;
-  for (int unit = 0; unit < t->plan->units && status == G2Z_OK; unit++) {
-    size_t canonical = t->plan->unit[unit].canonical;
-    for (int p = 0; p < G2Z_PARAM_COUNT && status == G2Z_OK; p++) {
-      g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
-      if (info.unit != t->plan->unit[unit].kind) continue;
-      status = g2z__trainer_init_parameter(t, info, canonical, chunk, limit);
-      canonical += info.elements;
+  for (int i = 0; i < t->plan->units * G2Z_PARAM_COUNT; i++) {
+    const g2z_param_info info = g2z__param_describe(model, (g2z_param)(i % G2Z_PARAM_COUNT));
+    const int residual = info.init == G2Z_INIT_RESIDUAL, ones = info.init == G2Z_INIT_ONES;
+    const double scale = residual ? 0.02 / sqrt(2.0 * model->layers) : 0.02;
+    if (info.unit != t->plan->unit[i / G2Z_PARAM_COUNT].kind) continue;
+    for (size_t done = 0, n; done < info.elements && status == G2Z_OK; done += n) {
+      n = info.elements - done < limit ? info.elements - done : limit;
+      const int64_t quads = (int64_t)(n / 4);
+      G2Z__PARALLEL(100.0 * quads)
+      for (int64_t quad = 0; quad < quads; quad++) {
+        double four[4] = {0, 0, 0, 0};
+        if (residual || info.init == G2Z_INIT_NORMAL)
+          g2z__normal4(t->config.seed, (canonical + done) / 4 + (uint64_t)quad, four);
+        for (int k = 0; k < 4; k++) chunk[4 * quad + k] = ones ? 1.0f : (float)(scale * four[k]);
+      }
+      status = g2z_trainer_write(t, G2Z_BUFFER_MASTER, canonical + done, n, chunk);
     }
+    canonical += info.elements;
   }
   g2z_release(t->services, chunk);
   return status;
@@ -9401,14 +9335,6 @@ G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
   t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
-}
-
-G2Z__PRIVATE g2z_status g2z__backward(g2z_trainer *t, int unit) {
-  return g2z__unit_backward(&t->model, &t->pass, unit);
-}
-
-G2Z__PRIVATE g2z_status g2z__backward_norm(g2z_trainer *t, int unit) {
-  return g2z__unit_backward_norm(&t->model, &t->pass, unit);
 }
 
 /* Reports progress to the watcher. If nothing was reduced, also enqueues a mark, which reports when
@@ -9554,7 +9480,7 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
 /* All ranks gather every rank's row of the verdict, on the device's own queue if the transport can
  * do so. After the decision no rank reads old parameters any more, and none has gathered new ones
  * yet. */
-G2Z__PRIVATE g2z_status g2z__verdict(g2z_trainer *t) {
+G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   const int place = g2z__queue_place(t, G2Z__PLACE_VERDICT, 0);
@@ -9629,7 +9555,7 @@ G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
 }
 
 /* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
-G2Z__PRIVATE g2z_status g2z__update(g2z_trainer *t, int from, int to) {
+G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to) {
   const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
   const g2z_ops *ops = t->device->ops;
   if (from == to) return G2Z_OK;
@@ -9842,11 +9768,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
 
 /* After each phase that ranks run alone, they agree on its result: none waits for a failed rank. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
-  char text[G2Z__SETTINGS_BYTES];
+  char text[2048], value[G2Z__SETTING_BYTES];
+  size_t used = 0;
   g2z_ranks *ranks = t->context->ranks;
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   const g2z_plan *plan = t->plan;
-  g2z__settings_text(&t->config, text);
+  for (int i = 0; i < G2Z__SETTINGS; i++) {
+    g2z__setting_text(&g2z__settings[i], &t->config, value);
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s=%s\n", g2z__settings[i].name,
+                             value);
+  }
   G2Z__TRY(g2z_ranks_same(ranks, "config", text));
   snprintf(text, sizeof text, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
            g2z__device_texts[t->context->device], t->config.tuning != NULL,
@@ -10009,12 +9940,19 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   G2Z__TRY(g2z__restore(t));
   if (!t->plan->graphed || t->enqueued == t->resumed_step) return g2z__zero_step(t, t->plan);
-  if (!t->record.count) {
-    G2Z__TRY(g2z__record_begin(t->comm, &t->record));
+  if (!t->record.count) { /* until record_end, comm's and the device's work goes into the record */
+    G2Z__TRY(t->device->ops->graph_begin(t->device));
+    t->comm->record = &t->record;
+    t->record.meanwhile = 0;
     G2Z__TRY(g2z__record_end(t->comm, g2z__zero_step(t, t->plan)));
   }
   g2z__ranks_note(t->context->ranks, "graph", -1, 0);
-  return g2z__record_play(t->comm, &t->record);
+  for (size_t i = 0; i < t->record.count; i++) {
+    const g2z_call *c = &t->record.calls[i];
+    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? t->device->ops->graph_run(t->device, c->graph)
+                                       : t->comm->ops->play(t->comm, c));
+  }
+  return G2Z_OK;
 }
 
 /* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
@@ -10824,7 +10762,7 @@ typedef struct g2z__saved {
   g2z_train_config config;      /* only the settings of the run that saved */
   g2z__sum *sums;               /* CHECKSUMS: the chunks of a file are adjacent */
   size_t sum_count, sum_capacity;
-  g2z__path path;               /* the file that was last read */
+  g2z__file_path path;          /* the file that was last read */
   char *text;
   size_t bytes;
 } g2z__saved;
@@ -10888,7 +10826,7 @@ typedef struct g2z__transfer {
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int descriptor;               /* of the open file; -1: none */
-  g2z__path path;               /* of the open file, or the name made last */
+  g2z__file_path path;          /* of the open file, or the name made last */
   int weights_only;             /* saving: weights, not a checkpoint */
   size_t begin, count;          /* canonical range: this rank saves its elements of it */
   g2z_writer *model, *writer;   /* saving: rank 0's model.safetensors; the file written last */
