@@ -31,14 +31,14 @@
  *     metrics.jsonl      grows by a line per step, validation, scored file, sample, save and epoch
  *     train.log          grows by the lines that the console shows
  *     step-NNNNNN        checkpoints
- *     RUN_COMPLETE.txt   written last: a run without it did not end. A stopped run has a checkpoint
+ *     RUN_COMPLETE.txt written last: a run without it has not ended. A stopped run has a checkpoint
  *                        and training_metrics.json, with the reason in "shutdown"
  *     Checkpoint and weights of a step are written before its validation, evaluation and sample.
  *     The checkpoint's note.json records sums, epochs, the lengths of the two logs and the work
  *     that is still due. A resumed run cuts the logs to these lengths and does that work first. If
- *     metrics.jsonl has changed since, it is cut after the checkpoint's step. A damaged line before
- *     that is an error; a torn last line is not. --resume latest renames a damaged checkpoint to
- *     step-NNNNNN.damaged and takes an earlier one. */
+ *     metrics.jsonl has changed since the save, it is cut after the checkpoint's step. A damaged
+ *     line before that is an error; a torn last line is not. --resume latest renames a damaged
+ *     checkpoint to step-NNNNNN.damaged and takes an earlier one. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -67,46 +67,48 @@ typedef struct g2z_run_config {
                                 * optimizer.min_lr < 0: a tenth of lr */
   const char *val_glob;        /* NULL: no validation */
   const char *vocab;           /* tokenizer file for samples; NULL: byte-level if vocab is 257 */
-  const char *prompt;          /* NULL or "": the end-of-text token */
+  const char *prompt;          /* start of a sample; NULL or "": <|endoftext|> */
   const char *run_dir;         /* NULL: no artifacts. A directory that holds a run is refused,
                                 * unless that run is resumed */
   const char *resume;          /* NULL: a new run. "latest": the run in run_dir continues after its
-                                * last whole checkpoint; without one it begins again, unless it has
-                                * ended or left weights. A checkpoint in run_dir: that run
-                                * continues. Any other checkpoint: a new run begins with it */
-  int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, at the end as well */
+                                * last whole checkpoint; without one the run starts from the
+                                * beginning, unless it has ended or left weights. A checkpoint in
+                                * run_dir: that run continues. Any other checkpoint: a new run
+                                * starts from it */
+  int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, also at the end */
   int save_epochs;             /* 1: at the end of each epoch */
-  int keep;                    /* number of checkpoints that stay, the last ones; 0: all. While the
-                                * loss has risen or steps are skipped, earlier ones stay too. A
-                                * checkpoint with foreign files stays as step-NNNNNN.partial */
+  int keep;                    /* number of checkpoints that are kept, the last ones; 0: all. While
+                                * the loss is higher than before or steps are skipped, earlier ones
+                                * stay, too. A checkpoint with other files in it stays as
+                                * step-NNNNNN.partial */
   const char *save_weights;    /* directory for weights and tokenizer after the last step; NULL:
                                 * none. A directory with a checkpoint, or with a model that this
                                 * run did not write, is refused */
   const char *model_name;      /* for the artifacts; NULL: "custom" */
   const char *dataset_name;    /* for the artifacts; NULL: from the shards' names */
-  const char *command_line, *git_commit; /* for the artifacts; NULL: null */
+  const char *command_line, *git_commit; /* for the artifacts; NULL becomes null */
   int64_t epochs;              /* > 0: optimizer.steps becomes epochs * steps per epoch */
-  int64_t max_train_steps;     /* > 0: stop after that many; the schedule keeps its horizon */
-  int64_t val_every;           /* steps; 0: at the end of each epoch and of the run only */
+  int64_t max_train_steps;     /* > 0: stop after so many steps; the schedule's horizon stays */
+  int64_t val_every;           /* steps; 0: only at the end of each epoch and of the run */
   int64_t val_steps;           /* batches of one validation; 0: all */
-  int64_t max_val_steps;       /* > 0: a limit on that number */
+  int64_t max_val_steps;       /* > 0: a limit of val_steps */
   g2z_texts eval;              /* files to score: g2z_eval.h lists the kinds */
-  int64_t eval_every;          /* steps; 0: at the end of the run only */
-  int64_t sample_every;        /* steps; 0: at the end only, and only with a prompt or a vocab */
+  int64_t eval_every;          /* steps; 0: only at the end of the run */
+  int64_t sample_every;        /* steps; 0: only at the end, if there is a prompt or a vocab */
   int sample_tokens;           /* tokens of one sample; 0: no samples */
   g2z_sampling sampling;
-  int tensorboard;             /* 1: event files of the same scalars in run_dir */
-  int profile;                 /* 1: time of each part of a step, in run_dir/profiles. Without
-                                * graphs: train.graph becomes 0, and 1 is refused */
+  int tensorboard;             /* 1: event files for TensorBoard in run_dir */
+  int profile;                 /* 1: times each part of a step, in run_dir/profiles. Excludes
+                                * graphs: train.graph 2 becomes 0, and 1 is refused */
 } g2z_run_config;
-/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1; else NULL, 0 or
- * g2z_*_default. */
+/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1. Everything else is
+ * NULL, 0 or from g2z_*_default. */
 G2Z_API g2z_run_config g2z_run_config_default(void);
 
 typedef enum g2z_run_kind {
   G2Z_RUN_STEP,        /* the loss of a step became known */
   G2Z_RUN_VALIDATION,
-  G2Z_RUN_EVALUATION,  /* of one file */
+  G2Z_RUN_EVALUATION,  /* one file of --eval was scored */
   G2Z_RUN_SAMPLE,
   G2Z_RUN_SAVED,       /* a checkpoint is on the disk */
   G2Z_RUN_DONE         /* all artifacts are written, RUN_COMPLETE.txt last */
@@ -116,9 +118,9 @@ typedef struct g2z_run_event {
   g2z_run_kind kind;
   const char *line;             /* the event as text; valid until the next call, as is sample */
   g2z_metrics metrics;          /* of the last step whose loss is known */
-  int64_t steps;                /* of the whole run */
+  int64_t steps;                /* number of steps of the whole run */
   double tokens_per_second;     /* smoothed over the last steps */
-  double eta_seconds;           /* with validation, samples and saving as seen so far */
+  double eta_seconds;           /* includes validation, samples and saving, as measured so far */
   double val_loss;              /* of a VALIDATION */
   g2z_eval eval;                /* of an EVALUATION */
   const char *sample;           /* of a SAMPLE: prompt and continuation */
@@ -129,20 +131,21 @@ typedef struct g2z_run g2z_run;
  * ranks make the same calls; rank 0 writes the files of the run. */
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
                                   g2z_run **out);
-/* Works until there is something to show. After G2Z_RUN_DONE it returns that again. G2Z_STOPPED: a
- * stop was requested; with a run_dir, a checkpoint and training_metrics.json are written. */
+/* Works until there is an event to show. After G2Z_RUN_DONE it returns G2Z_RUN_DONE again.
+ * G2Z_STOPPED: a stop was requested; with a run_dir, a checkpoint and training_metrics.json are
+ * written. */
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
-/* A signal handler may call it. `signal` is its number, for the artifacts; 0: none. Ranks agree to
- * stop in a step, or before the next batch or token of a validation, an evaluation or a sample,
- * which a resumed run then begins again. */
+/* Asks the run to stop; a signal handler may call it. `signal` is the signal's number, for the
+ * artifacts; 0: none. Ranks agree to stop in a step, or before the next batch or token of a
+ * validation, an evaluation or a sample, which a resumed run then begins again. */
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
-/* Forward and backward: six operations per token for each weight of a matrix, plus attention's
- * causal half of T x T. Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
+/* Operations of forward and backward: six per token and weight of a matrix, and those of attention,
+ * the causal half of T x T. Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
 G2Z_API double g2z_flops_per_token(const g2z_plan *plan);
-/* Locks a directory until `*lock`, a file descriptor, is closed. G2Z_BAD_ARGUMENT: another program
- * has locked it. Has no effect on a file system without locks. */
+/* Locks a directory until the file descriptor `*lock` is closed. G2Z_BAD_ARGUMENT: another program
+ * has locked it. A file system without locks is no error. */
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
 
 /* ===== command line ======================================================
@@ -168,18 +171,18 @@ typedef struct g2z_run_options {
   float join_timeout, silence_timeout, hang_timeout;
   const char *run_id;
   int nccl_logs, profile_mode;
-  int dry_run, help, version;  /* for the program to do */
+  int dry_run, help, version;  /* requests to the program */
   char *flags_text;            /* the file of --flags; values point into it */
   char *eval_names[G2Z_TEXTS]; /* the files that the patterns of --eval match */
   char run_dir_text[1024], weights_text[1040], vocab_text[4128];
-  g2z_ranks *met;              /* NULL until all ranks have met and run_dir is rank 0's */
+  g2z_ranks *met;              /* NULL until all ranks have met and know rank 0's run_dir */
 } g2z_run_options;
 
 G2Z_API g2z_run_options g2z_run_options_default(void);
 /* Members of `wanted` that are not 0 replace those of `config`. If it gives channels but no heads,
  * there is one head per 64 channels. */
 G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config *wanted);
-/* A flag with the type and the bounds of the library's setting. */
+/* A flag with the type and the bounds of a setting of the library. */
 G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
                                   const char *help);
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
@@ -200,7 +203,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
                                           g2z_context_config *context);
 
 /* Meets the other ranks, opens the run and writes launcher_metadata.json. With --nccl-logs, NCCL
- * logs into the run directory. All ranks take rank 0's directory: its name may hold the time. */
+ * logs into the run directory. All ranks use rank 0's directory: its name may contain the time. */
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
 /* launcher_metadata.json, for a run that begins without g2z_run_launch; rank 0 writes it. */
@@ -209,9 +212,10 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
 /* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
  * writing it. Before all ranks have met it does nothing: there is no directory yet. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
-/* SIGTERM, SIGINT, SIGUSR1 and SIGHUP: after the first, the run saves and ends; a second one ends
- * the program at once. Ctrl-C may arrive twice, from the terminal and from the launcher: two
- * signals within half a second count as one. NULL: from now on the first ends the program. */
+/* Catches SIGTERM, SIGINT, SIGUSR1 and SIGHUP. After the first signal the run saves and ends; a
+ * second one ends the program at once. Ctrl-C may arrive twice, from the terminal and from the
+ * launcher: two signals within half a second count as one. run NULL: from now on the first signal
+ * ends the program. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #ifdef __cplusplus
 }
@@ -256,17 +260,17 @@ extern "C" {
   X(wall_s)        /* time of earlier starts */                                                   \
   X(pause_s)       /* validation, samples and saving */                                           \
   X(train_s)       /* steps, */                                                                   \
-  X(train_tokens)  /* and their tokens */                                                         \
+  X(train_tokens)  /* number of tokens in these steps */                                          \
   X(best_val_loss) /* NaN: none */                                                                \
   X(smooth_s)      /* step time, exponentially weighted, */                                       \
   X(smooth_weight) /* and the sum of the weights */                                               \
-  X(open_s)        /* saved: wall time of the epoch that is not over */                           \
+  X(open_s)        /* saved: wall time of the epoch that has not ended */                         \
   X(metrics_bytes) /* saved: lengths of the two logs, */                                          \
   X(log_bytes)                                                                                    \
   X(smooth_loss)   /* of steps that were applied, weighted like smooth_s, */                      \
   X(loss_weight)                                                                                  \
-  X(best_loss)     /* and its least value at a checkpoint; NaN: none */                           \
-  X(due)           /* saved: work that still had to follow the step, */                           \
+  X(best_loss)     /* lowest smooth loss at a checkpoint; NaN: none */                            \
+  X(due)           /* saved: work left to do after the step, */                                   \
   X(evaluated)     /* and the number of --eval files scored by then */
 typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
@@ -278,7 +282,7 @@ static const char *const g2zr_total_names[] = {G2ZR_TOTAL_LIST(G2ZR_NAME)};
   X(steps)                                                                                        \
   X(skipped)                                                                                      \
   X(tokens)                                                                                       \
-  X(wall_s)        /* with validation, samples and saving; 0: it is not over */                   \
+  X(wall_s)        /* with validation, samples and saving; 0: it has not ended */                 \
   X(train_s)       /* time of its steps, */                                                       \
   X(data_s)        /* and the part that waited for tokens */                                      \
   X(loss_sum)      /* over the targets of applied steps, */                                       \
@@ -294,18 +298,18 @@ static const char *const g2zr_epoch_names[] = {G2ZR_EPOCH_LIST(G2ZR_NAME)};
 
 /* A file of rank 0 that is read while it grows line by line. */
 typedef struct g2zr_stream {
-  int file;                          /* -1: there is none */
+  int file;                          /* -1: not open */
   int64_t bytes;
   g2z_path path;
 } g2zr_stream;
 
-typedef struct g2zr_failure {        /* an error that is reported later */
+typedef struct g2zr_failure {        /* a failure that is reported later */
   g2z_status status;
   char sentence[G2Z_ERROR_BYTES];
 } g2zr_failure;
 
-enum { /* Work due before the next step, in this order. The model is saved first: the rest may fail,
-        * or take so long that the run is killed. */
+enum { /* Work due before the next step, in this order. The model is saved first: the other work may
+        * fail, or take so long that the run is killed. */
   G2ZR_DUE_SAVE = 1,
   G2ZR_DUE_WEIGHTS = 2,
   G2ZR_DUE_STOP = 4,
@@ -321,7 +325,7 @@ struct g2z_run {
   g2z_context *context;
   g2z_run_config config;
   g2z_trainer *trainer;
-  g2z_loader *val, *train;           /* the latter until the steps are counted */
+  g2z_loader *val, *train;           /* train: only until the steps are counted */
   g2z_tokenizer *tokenizer;
   g2z_tokens sample;                 /* begins with the prompt */
   size_t prompt;                     /* tokens of the prompt */
@@ -335,7 +339,7 @@ struct g2z_run {
   double started, ended;             /* g2z_seconds(); 0: not yet */
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
-  struct {                           /* by rank 0, for all: names may come from its clock */
+  struct {                           /* rank 0 finds it for all: names may come from its clock */
     int continues;                   /* 1: run_dir's own run continues, */
     int own;                         /* 1: after a checkpoint of its own */
     char run_dir[1024];
@@ -344,34 +348,34 @@ struct g2z_run {
   const char *resume;                /* the checkpoint that the run resumes from; NULL: none */
   g2z_checkpoint from;               /* its contents */
   double resume_s;                   /* time to load it */
-  int64_t resumed, saved;            /* its step; step of the last checkpoint, -1: none */
+  int64_t resumed, saved;            /* step of `from`; step of the last checkpoint, -1: none */
   int lock;                          /* rank 0: keeps other runs out of run_dir; -1: not yet */
   int64_t before;                    /* rank 0: "latest" is the last checkpoint before this step;
                                       * later ones are damaged */
-  char passed_over[256];             /* steps of these damaged checkpoints; "": none */
-  char newest[300];                  /* the fault of the newest one */
+  char passed_over[256];             /* steps of those damaged checkpoints; "": none */
+  char newest[300];                  /* what is wrong with the newest of them */
   int broken;                        /* 1: a step failed */
   int64_t unsound;                   /* step of the first checkpoint since the loss rose or steps
-                                      * were skipped; 0: neither */
+                                      * were skipped; 0: neither has happened */
   int64_t applied;                   /* number of steps that this start applied */
   char weights[PATH_MAX];            /* rank 0: save_weights as a full path; */
-  char weights_before[PATH_MAX];     /* the same when the checkpoint was saved; "": none */
+  char weights_before[PATH_MAX];     /* the same in the checkpoint; "": none */
   int64_t stop_signal;               /* the signal that asked to stop; 0: none */
   double share_told_s;               /* g2z_seconds() of --eval's last progress line */
-  int64_t epoch_step;                /* steps of this epoch's data. Counted here, since all ranks
-                                      * must agree, and the loader of a failed rank stands still */
+  int64_t epoch_step;                /* steps of this epoch's data. Counted here, not by the loader:
+                                      * all ranks must agree, and a failed rank's loader stops */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
-  g2zr_failure ending;               /* ends the run once its last step was reported */
-  g2zr_failure held;                 /* rank 0: a file's error, to be shared with the other ranks */
+  g2zr_failure ending;               /* ends the run after its last step was reported */
+  g2zr_failure held;                 /* rank 0: failure of a file, still unknown to the others */
   int due;
-  double step_s_of[2];               /* of the last two steps, by parity: losses come one late */
+  double step_s_of[2];               /* of the last two steps: losses come one step late */
   g2z_metrics known;                 /* of the last step whose loss is known */
   double peak_flops;                 /* of all ranks; NaN: unknown */
   g2zr_totals sum;
   double val_entropy;                /* NaN: none */
   int64_t val_steps, val_tokens;     /* of one validation: batches, and tokens that count */
   double *step_s;                    /* of this epoch's steps */
-  g2zr_epoch *epoch;                 /* all of them; the last one is running */
+  g2zr_epoch *epoch;                 /* all epochs; the last one is running */
   size_t step_s_capacity, epoch_count, epoch_capacity;
   int finished;
   char early[4096];                  /* lines for train.log from before it was open */
@@ -429,7 +433,7 @@ static g2z_status g2zr_has(g2z_services *services, const char *directory, const 
   return g2z_is_there(services, g2z_path_in(directory, "%s", name).text, there);
 }
 
-/* Refuses a text that would be cut off in a field that ranks exchange. */
+/* Refuses a text that is too long for a field that ranks exchange. */
 static g2z_status g2zr_check_length(g2z_services *services, const char *what, const char *text,
                                     size_t room) {
   if (!text || strlen(text) < room) return G2Z_OK;
@@ -495,7 +499,7 @@ static g2z_status g2zr_log(g2z_run *run, const char *line) {
   return g2zr_append(run, &run->log, "%s  %s\n", now, line);
 }
 
-/* Makes run->line, which an event shows. Paths in it cannot control a terminal. */
+/* Writes run->line, which an event shows. Paths in it cannot control a terminal. */
 G2Z_PRINTF(2, 3)
 static void g2zr_line(g2z_run *run, const char *format, ...) {
   va_list arguments;
@@ -505,8 +509,8 @@ static void g2zr_line(g2z_run *run, const char *format, ...) {
   g2z_tame(run->line);
 }
 
-/* Rank 0: copies the log into train.log. Lines from before that file is open, as while a checkpoint
- * is loaded, wait in run->early. A line that cannot be written ends the run. */
+/* Rank 0: copies the log into train.log. Until that file is open, as while a checkpoint is loaded,
+ * lines wait in run->early. A line that cannot be written ends the run. */
 static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
   g2z_run *run = (g2z_run *)user;
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
@@ -574,7 +578,7 @@ static g2z_status g2zr_put_line(g2z_run *run, int count, const char *const *name
   return g2zr_append(run, &run->metrics, "%s%s}\n", line, last);
 }
 
-/* A line about work between steps: its result (name NULL: it has none) and its time. */
+/* A line about work between steps: its result (name NULL: there is none) and its time. */
 static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
                                   const char *ms_name, double seconds) {
   const char *const names[] = {name, ms_name};
@@ -582,8 +586,8 @@ static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
   return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name, "");
 }
 
-/* Rank 0: report.html. If it fails the run continues: its content is in other files. Unless it
- * `must` be written, it takes at most a hundredth of the time. */
+/* Rank 0: report.html. If writing fails, the run continues: other files have the same content.
+ * Unless it `must` be written, writing takes at most a hundredth of the run's time. */
 static void g2zr_report(g2z_run *run, int must) {
   const double begin = g2z_seconds();
   if (run->metrics.file < 0 || (!must && begin < run->next_report)) return;
@@ -617,7 +621,7 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
   else G2ZR_NONE(key);
 }
 
-/* The float as it was typed: 0.0003 for 0.000300000014. */
+/* The decimal number that the user typed: 0.0003 for the float 0.000300000014. */
 static double g2zr_decimal(float value) {
   char text[32];
   snprintf(text, sizeof text, "%.6g", (double)value);
@@ -628,7 +632,7 @@ static double g2zr_decimal(float value) {
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
   const g2z_plan *plan = run->trainer->plan;
   const double steps = epoch->steps, applied = steps - epoch->skipped;
-  /* Bytes on rank 0's GPU, with names: planned, used by any program, and planned on all ranks. */
+  /* Names of bytes on rank 0's GPU: planned, used by any program, and planned on all ranks. */
   static const char *const names[] = {
       "max_cuda_mem_allocated_bytes_rank0", "max_cuda_mem_reserved_bytes_rank0",
       "max_cuda_mem_allocated_bytes_global", "max_cuda_mem_reserved_bytes_global"};
@@ -638,7 +642,7 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
     memory[0] = (double)plan->bytes_total;
     memory[1] = (double)(total_bytes - free_bytes);
-    g2z_plan *other; /* rank 1's; every rank except 0 has the same size */
+    g2z_plan *other; /* rank 1's: all ranks except 0 have plans of equal size */
     if (plan->world == 1) memory[2] = memory[0];
     else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
                              &other) == G2Z_OK) {
@@ -707,7 +711,7 @@ static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
   G2ZR_CLOSE();
 }
 
-/* Not null in a run without steps, since readers cannot format null. */
+/* 0 in a run without steps: readers cannot format null. */
 static double g2zr_tokens_per_s(const g2z_run *run) {
   return run->sum.train_s > 0 ? run->sum.train_tokens / run->sum.train_s : 0.0;
 }
@@ -822,7 +826,7 @@ static void g2zr_put_tokenizer(void *user, g2z_json_out *out) {
   static const char *const roles[] = {"bos_token", "eos_token", "unk_token"};
   G2ZR_TEXT("tokenizer_class", "GPT2Tokenizer");
   g2z_json_put_bool(out, "add_prefix_space", 0);
-  g2z_json_put_bool(out, "clean_up_tokenization_spaces", 0); /* " ," stays " ,": some versions' 1 */
+  g2z_json_put_bool(out, "clean_up_tokenization_spaces", 0); /* some versions: 1 */
   G2ZR_WHOLE("model_max_length", run->config.train.model.context);
   for (int i = 0; i < 3 && g2z_tokenizer_eot(run->tokenizer) >= 0; i++)
     G2ZR_TEXT(roles[i], "<|endoftext|>");
@@ -901,7 +905,7 @@ static void g2zr_duration_text(double seconds, char out[32]) {
   else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
 }
 
-/* The flag that sets the run's length, and its value, which is at least what was done. */
+/* The flag that sets the run's length, and a value that is at least the length so far. */
 static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   const g2z_run_config *c = &run->config;
   const int64_t per_epoch = run->steps_per_epoch;
@@ -912,7 +916,7 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return cut ? "--max-train-steps" : by_epoch ? "--epochs" : "--steps";
 }
 
-/* The bytes of the first word of a command, which g2z_shell_word may have quoted. */
+/* The length of the first word of a command, which g2z_shell_word may have quoted. */
 static size_t g2zr_word_bytes(const char *command) {
   size_t bytes = 0;
   for (int quoted = 0; command[bytes] && (quoted || command[bytes] != ' '); bytes++) {
@@ -922,8 +926,8 @@ static size_t g2zr_word_bytes(const char *command) {
   return bytes;
 }
 
-/* This run's command with the flags of `more` in place of its own values, ready to paste. Under a
- * launcher, or if the command is long, only the flags. `more` is a list of "--name VALUE". */
+/* This run's command, ready to paste, in which the flags of `more` replace its own. Under a
+ * launcher, or if the command is too long, only these flags. `more` is a list of "--name VALUE". */
 static const char *g2zr_command(const g2z_run *run, const char *run_dir, const char *more,
                                 char text[1400]) {
   const char *command = run->config.command_line;
@@ -951,7 +955,7 @@ static const char *g2zr_command(const g2z_run *run, const char *run_dir, const c
   return text;
 }
 
-/* The same for a new run that begins with these weights and writes to another directory. */
+/* The command of a new run that starts from these weights and writes to another directory. */
 static const char *g2zr_further(const g2z_run *run, const char *weights, char text[1400]) {
   const g2z_run_config *c = &run->config;
   const int own = c->save_weights && strcmp(c->save_weights, g2zr_in(run, "weights").text) != 0;
@@ -963,9 +967,8 @@ static const char *g2zr_further(const g2z_run *run, const char *weights, char te
   return g2zr_command(run, run_dir, more, text);
 }
 
-/* The end of a run: prints the result of a training and the commands that may follow it, then
- * writes training_metrics.json and RUN_COMPLETE.txt, which names the weights or the last
- * checkpoint. */
+/* The end of a run: prints the result of a training and commands for further work, then writes
+ * training_metrics.json and RUN_COMPLETE.txt, which names the weights or the last checkpoint. */
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
   const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
@@ -973,7 +976,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
   const int reports = run->steps > 0 && run->context->rank == 0;
   int64_t length;
   const char *flag = g2zr_length(run, &length);
-  /* Checkpoint and weights are saved by now, and metrics.jsonl shows where it began. */
+  /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
   if (run->known.step > run->resumed && run->applied && isnan(run->known.loss) &&
       run->known.grad_norm != 0)
     return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
@@ -1011,16 +1014,17 @@ static g2z_status g2zr_finish(g2z_run *run) {
   G2Z_TRY(g2zr_log(run, run->line));
   G2Z_TRY(g2zr_write_artifacts(run));
   G2Z_TRY(g2zr_sync(run));
-  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* as when that line could not be written */
+  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* or a failure to write that line */
   g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
-  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* it may have its name */
+  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* it may exist */
   return status;
 }
 
 /* ----- checkpoints of a run ----- */
 
-/* The latest checkpoint in run_dir with this suffix, before step `before`; -1: none. A directory
- * that cannot be read is an error: otherwise a run would begin again and replace its own files. */
+/* The step of the latest checkpoint in run_dir with this suffix, before step `before`; -1: none. A
+ * directory that cannot be read is an error: otherwise a run would start again and replace its own
+ * files. */
 static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t before,
                               int64_t *latest) {
   *latest = -1;
@@ -1052,7 +1056,7 @@ static void g2zr_stays(g2z_run *run, const char *path) {
 
 /* ----- a checkpoint's note about the run ----- */
 
-/* Doubles as texts of 17 digits: a resumed run reads the same values. */
+/* Writes doubles as texts of 17 digits, from which a resumed run reads the same values. */
 static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *const *names,
                              const double *values, size_t count) {
   g2z_json_begin(out, key, '{');
@@ -1086,8 +1090,8 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   }
 }
 
-/* note.json of a checkpoint. Its last epoch is not over: the work that is due ends it, or a longer
- * run continues it. */
+/* note.json of a checkpoint. The last epoch has not ended: either the work that is due ends it, or
+ * a longer run continues it. */
 static void g2zr_put_note(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   const g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
@@ -1110,7 +1114,7 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
                      G2Z_COUNT(g2zr_epoch_names));
   }
   g2z_json_end(out, ']');
-  out->indent = 0; /* on one line */
+  out->indent = 0; /* all on one line */
   g2z_json_begin(out, "step_s", '[');
   for (size_t i = 0; i < (size_t)last->steps; i++) g2z_json_put_number(out, NULL, run->step_s[i]);
   g2z_json_end(out, ']');
@@ -1178,10 +1182,10 @@ static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
 static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   const g2z_path saved = g2zr_checkpoint(run, run->step, "");
   double begin = g2z_seconds();
-  /* The model is sound if the last step was applied and the loss exceeds its least value at an
-   * earlier checkpoint by at most a tenth plus 0.1 nats. */
+  /* The model is sound if the last step was applied and the loss is at most 10 % plus 0.1 nats
+   * above the lowest loss at an earlier checkpoint. */
   const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
-  const int skipped = run->known.skipped == 1 && /* a spike is no sign that the model got worse */
+  const int skipped = run->known.skipped == 1 && /* a spike does not mean a worse model */
                       !(run->known.grad_norm == 0 && isnan(run->known.loss));
   const int sound = !skipped && !(loss > 1.1 * best + 0.1);
   char was[40];
@@ -1193,7 +1197,7 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
             isnan(best) ? "falls" : was);
   if (sound) run->unsound = 0;
   else if (!run->unsound) run->unsound = run->step;
-  G2Z_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note has the lengths of the logs */
+  G2Z_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note contains the lengths of the logs */
   G2Z_TRY(g2zr_save_state(run, saved.text));
   double seconds = g2z_seconds() - begin;
   event->kind = G2Z_RUN_SAVED;
@@ -1204,8 +1208,8 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   G2Z_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
   G2Z_TRY(g2zr_log(run, run->line));
   g2zr_report(run, 0);
-  /* Checkpoints from before the run became unsound stay. The others are first renamed to unfinished
-   * ones, so that a half removed one does not pass for a checkpoint. */
+  /* Checkpoints from before the run became unsound stay. The others are first renamed to .partial,
+   * so that a half removed one is not taken for a checkpoint. */
   int64_t old = run->config.keep > 0 ? run->step : -1;
   for (int i = 1; old >= 0; i++) {
     if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* the run can continue */
@@ -1241,8 +1245,8 @@ static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int a
   return shards;
 }
 
-/* Computes the number of steps, from the checkpoint's place in the data. It is the schedule's
- * horizon, which the trainer needs from the start. */
+/* Computes the number of steps from the checkpoint's place in the data. The number is the
+ * schedule's horizon, which the trainer needs from the start. */
 static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
@@ -1254,7 +1258,7 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   if (run->train) {
     run->steps_per_epoch = run->train->steps_per_epoch;
     run->train_sequences = run->train->sequences;
-    run->epoch_ends = from->next.epoch > from->epoch; /* less than one step is left */
+    run->epoch_ends = from->next.epoch > from->epoch; /* 1: less than one step is left */
     if (config->epochs > 0) { /* the rest of the data counts: the global batch may have changed */
       optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
                          from->next.step;
@@ -1274,8 +1278,8 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* All ranks must have the same values: they validate, save and sample together, and a rank with
- * other settings would wait until the watchdog ends the job. Range: 0 to `most`; -1: any value. */
+/* Settings that must be equal on all ranks: ranks validate, save and sample together, and one with
+ * other settings would wait until the watcher ends the job. Range: 0 to `most`; -1: any value. */
 #define G2ZR_STEPS_MOST INT64_C(1000000000000)
 #define G2ZR_SETTING_LIST(X)                                                                      \
   X(epochs, epochs, 1 << 20)                                                                      \
@@ -1309,7 +1313,7 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
     G2Z_REFUSE(run->services, "there is nothing to do: give --train GLOB or --val GLOB");
-  g2z_train_config probe = config->train; /* warmup is settled once the steps are known */
+  g2z_train_config probe = config->train; /* warmup needs the number of steps, not known yet */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
   g2z_plan *plan;
@@ -1378,7 +1382,8 @@ static g2z_status g2zr_gather(g2z_run *run, const int64_t *values, size_t count,
   return g2z_ranks_all_gather(run->context->ranks, values, count * sizeof *values, *all);
 }
 
-/* Entropy of the validation tokens' frequencies: the loss of a model that only knows these. */
+/* Entropy of the frequencies of the validation tokens: the loss of a model that knows only these
+ * frequencies. */
 static g2z_status g2zr_val_entropy(g2z_run *run) {
   const size_t vocab = (size_t)run->config.train.model.vocab;
   const int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq;
@@ -1404,7 +1409,7 @@ static g2z_status g2zr_val_entropy(g2z_run *run) {
     if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
   run->val_entropy = sum / (double)total;
   run->val_tokens = total;
-  if (status == G2Z_OK && total == 0) /* the loader checked that a token counts in some shard */
+  if (status == G2Z_OK && total == 0) /* the loader has checked that some token counts */
     status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64 " "
                       "validation batches counts: raise --val-steps or --max-val-steps",
                       run->val_steps);
@@ -1459,7 +1464,7 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
 }
 
-/* Completes the last epoch. If it ended before a resume it keeps its time. */
+/* Completes the last epoch. If the epoch had ended before a resume, it keeps its time. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
@@ -1470,8 +1475,8 @@ static void g2zr_settle_epoch(g2z_run *run) {
 /* ----- resuming ----- */
 
 /* The length to which metrics.jsonl is cut if it has changed. All lines up to the checkpoint's step
- * stay, except lines of work that is due again. A torn last line is cut off. A damaged line before
- * it is an error, since its step is unknown. */
+ * stay, except those of work that is due again. An incomplete last line is cut off. A damaged line
+ * before it is an error, since its step is unknown. */
 static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
                                   int64_t *kept) {
   const int due = (int)run->sum.due;
@@ -1507,7 +1512,7 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   g2z_status status = g2zr_has(run->services, run->config.run_dir, name, &there);
   if (there)
     status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &length);
-  /* An unchanged file has the end of a line there, whose step is not after the checkpoint's. */
+  /* In an unchanged file a line ends there, and its step is not after the checkpoint's. */
   const size_t end = bytes >= 1 && bytes <= (double)length ? (size_t)bytes : 0;
   size_t line = end ? end - 1 : 0;
   int64_t step = end && text[end - 1] == '\n' ? -1 : INT64_MAX;
@@ -1526,7 +1531,7 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   return status;
 }
 
-/* Rank 0: the checkpoint of another run that run_dir's run began with ("resumed_from" in
+/* Rank 0: the checkpoint of another run from which run_dir's run started ("resumed_from" in
  * metrics.jsonl); "": none. */
 static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   const g2z_path path = g2zr_in(run, "metrics.jsonl");
@@ -1546,7 +1551,7 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
       if (g2z_json_is(&key, "resumed_from")) value = g2z_json_string(&json);
       else g2z_json_skip(&json);
     }
-  if (g2z_json_close(&json) == G2Z_OK && value.at && value.bytes < PATH_MAX) /* it was synced */
+  if (g2z_json_close(&json) == G2Z_OK && value.at && value.bytes < PATH_MAX) /* it is whole */
     origin[g2z_json_unescape(&value, (unsigned char *)origin)] = 0;
   g2z_release(run->services, text);
   if (origin[0]) G2Z_TRY(g2z_is_there(run->services, origin, &there));
@@ -1581,7 +1586,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
   snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
     G2Z_TRY(g2zr_latest(run, "", run->before, &run->before));
-    run->found.continues = 1; /* even if nothing was saved: then it begins again */
+    run->found.continues = 1; /* even if nothing was saved: it starts again */
     run->found.own = run->before >= 0;
     if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
     else if (!run->passed_over[0]) G2Z_TRY(g2zr_find_origin(run, path.text));
@@ -1611,7 +1616,7 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   int there, is_run;
   if (!run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
-  G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run makes it first */
+  G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run's first file */
   is_run |= latest >= 0;
   for (size_t i = 0; latest < 0 && i < G2Z_COUNT(ends); i++) {
     G2Z_TRY(g2zr_has(run->services, run_dir, ends[i], &there));
@@ -1660,7 +1665,7 @@ static g2z_status g2zr_lock(g2z_run *run) {
   return g2z_lock_directory(run->services, directory, &run->lock);
 }
 
-/* Rank 0. If the run continues, its logs are cut to what they were at the checkpoint. */
+/* Rank 0: opens the logs. If the run continues, they are cut to their state at the checkpoint. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   static const char *const names[] = {
       "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
@@ -1677,7 +1682,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     if (there)
       G2Z_REFUSE(run->services, "--save-weights %.400s is a checkpoint, whose weights belong to "
                  "its other files: name another directory", weights);
-    G2Z_TRY(g2z_make_directory(run->services, weights)); /* not after hours of training */
+    G2Z_TRY(g2z_make_directory(run->services, weights)); /* now, not after hours of training */
     if (!realpath(weights, run->weights))
       return g2z_fail_file(run->services, errno, "find the path of", weights);
     int own = run->found.continues && strncmp(weights, run_dir, length) == 0 &&
@@ -1705,8 +1710,8 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   char *rest, *line = strtok_r(run->early, "\n", &rest);
   for (; line; line = strtok_r(NULL, "\n", &rest)) G2Z_TRY(g2zr_log(run, line));
   if (!run->resume || run->found.own) return G2Z_OK;
-  /* The run begins with another run's checkpoint, and its first line of metrics.jsonl names it:
-   * --resume latest takes it until this run has a checkpoint of its own. */
+  /* The run starts from another run's checkpoint, and the first line of its metrics.jsonl names it:
+   * until this run has its first checkpoint, --resume latest uses that one. */
   char path[PATH_MAX];
   void *member;
   if (!realpath(run->resume, path))
@@ -1718,7 +1723,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   return status == G2Z_OK ? g2zr_sync(run) : status;
 }
 
-/* Fails before the training if this rank does not see rank 0's files: it could not save. */
+/* Fails before the training if this rank does not see rank 0's files, since it could not save. */
 static g2z_status g2zr_check_shared(const g2z_run *run) {
   const char *const made[] = {run->config.run_dir, run->config.save_weights};
   int there;
@@ -1738,13 +1743,13 @@ static g2z_status g2zr_check_shared(const g2z_run *run) {
 static g2z_status g2zr_forget_end(g2z_run *run) {
   G2Z_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
-  /* A killed save or removal leaves a directory "step-N.partial". */
+  /* A save or a removal that was killed leaves a directory "step-N.partial". */
   int64_t step = INT64_MAX;
   while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
     const g2z_path path = g2zr_checkpoint(run, step, ".partial");
     if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
   }
-  /* Damaged checkpoints get names that are not searched. */
+  /* Damaged checkpoints get names that a resume does not look for. */
   for (step = INT64_MAX; run->passed_over[0];) {
     G2Z_TRY(g2zr_latest(run, "", step, &step));
     if (step <= run->resumed) break;
@@ -1782,9 +1787,9 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
     if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
       run->val_steps = config->max_val_steps;
   }
-  /* Shards, tokenizer and model must share a vocabulary. Shards that name none, such as other
-   * programs', pass. Without --vocab, a model with GPT-2's number of tokens takes only GPT-2's
-   * shards. */
+  /* Shards, tokenizer and model must share a vocabulary. Shards that name none, such as those of
+   * other programs, pass. Without --vocab, a model with GPT-2's number of tokens takes only shards
+   * of GPT-2's vocabulary. */
   const g2z_loader *loaders[] = {run->train, run->val};
   g2z_model_config *model = &config->train.model;
   const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
@@ -1812,7 +1817,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
                "257" : "the shards' own with --vocab FILE");
   }
   model->vocab_hash = hash;
-  /* Files to score. The trainer's activations limit the length of a row. */
+  /* Read the files to score. The trainer's activations limit the length of a row. */
   g2z_model_config rows = *model;
   const int64_t room = (int64_t)train->batch * train->seq;
   if (room < rows.context) rows.context = (int)room;
@@ -1918,7 +1923,7 @@ static g2z_status g2zr_open(g2z_run *run) {
            (long)getpid());
   run->started = g2z_seconds();
   G2Z_TRY(g2zr_agree(run, g2zr_check(run)));
-  const g2z_run_config config = run->config; /* the user's */
+  const g2z_run_config config = run->config; /* as the user gave it */
   char text[1024];
   int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
                       (double)config.sampling.temperature, (double)config.sampling.top_p);
@@ -1930,7 +1935,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2Z_TRY(g2z_ranks_same(run->context->ranks, "config", text));
   G2Z_TRY(g2z_ranks_same(run->context->ranks, "prompt", config.prompt ? config.prompt : ""));
   /* With "latest", a damaged checkpoint is skipped and the run opens again with an earlier one. A
-   * checkpoint that cannot be read or has another version may be whole, and is an error. */
+   * checkpoint that cannot be read, or has another version, may still be whole: that is an
+   * error. */
   g2z_status status;
   int damaged;
   while ((status = g2zr_load(run, &damaged)) != G2Z_OK) {
@@ -1952,8 +1958,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2Z_TRY(g2zr_agree(run, status));
-  /* The trainer is at the checkpoint's step. Due are the work that the saving run left and the work
-   * that this run adds. */
+  /* The trainer is at the checkpoint's step. The due work is what the saving run left, and what
+   * this run adds. */
   const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
   const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
   run->saved = own ? run->resumed : -1;
@@ -1998,7 +2004,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
     services->listener = run;
   }
   g2z_status status = g2zr_open(run);
-  if (status != G2Z_OK) { /* a directory with empty logs would pass for a run */
+  if (status != G2Z_OK) { /* a directory with empty logs would look like a run */
     if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path.text);
     if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path.text);
     g2z_run_free(run);
@@ -2031,8 +2037,8 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the crank ----- */
 
-/* The status of a step or a flush. A failure waits for the next call if a finished step must be
- * reported first. */
+/* The status of a step or a flush. If a finished step must be reported first, a failure waits for
+ * the next call. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   run->broken |= status != G2Z_OK && status != G2Z_STOPPED;
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
@@ -2110,7 +2116,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   sum->smooth_s = 0.95 * sum->smooth_s + 0.05 * step_s;
   sum->smooth_weight = 0.95 * sum->smooth_weight + 0.05;
   const int64_t steps = run->steps - run->resumed;
-  if (m->step == run->steps && !run->applied) /* ends the run once this step is reported */
+  if (m->step == run->steps && !run->applied) /* ends the run after this step is reported */
     g2zr_note_failure(run, &run->ending, m->grad_norm == 0 && isnan(m->loss)
         ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
                    "masks exclude all tokens of the last one: the model has not changed. Train for "
@@ -2156,14 +2162,14 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   double loss, begin = g2z_seconds();
   G2Z_TRY(g2z_loader_seek(run->val, first));
   G2Z_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
-  if (run->steps == 0 && !isfinite(loss)) /* a training notices by its own loss */
+  if (run->steps == 0 && !isfinite(loss)) /* a training sees it in its own loss */
     return g2z_fail(run->services, G2Z_DIVERGED, "the validation loss is %s: numbers in the model "
                     "are too large for %s. Give --dtype fp32", isnan(loss) ? "nan" : "infinite",
                     g2z_dtype_text(run->config.train.dtype));
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   run->epoch[run->epoch_count - 1].val_loss = loss;
-  if (!(run->sum.best_val_loss <= loss)) run->sum.best_val_loss = loss; /* against NaN */
+  if (!(run->sum.best_val_loss <= loss)) run->sum.best_val_loss = loss; /* true for a NaN, too */
   event->kind = G2Z_RUN_VALIDATION;
   event->val_loss = loss;
   const double perplexity = exp(loss), better = run->val_entropy - loss;
@@ -2178,7 +2184,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
-/* Copies a text without terminal controls. `to` has room for 3 bytes per byte, and a NUL. */
+/* Copies a text without control characters. `to` has room for 3 bytes per byte, and a NUL. */
 static void g2zr_printable(const char *text, size_t bytes, char *to) {
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   while (at < end) {
@@ -2201,13 +2207,13 @@ static void g2zr_eval_share(void *user, double share) {
           * share);
 }
 
-/* The next file of --eval. */
+/* Scores the next file of --eval. */
 static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   static const char *const names[] = {"eval", "eval_loss", "eval_acc_norm", "eval_ms"};
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
-  const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes: it was opened */
-  int alike = 0; /* files of this name; if there are two, curves need the path */
+  const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes, since it was opened */
+  int alike = 0; /* number of files of this name; two curves need the path */
   for (int i = 0; i < files; i++) {
     const char *other = run->config.eval.text[i], *begin = strrchr(other, '/');
     alike += strcmp(begin ? begin + 1 : other, name) == 0;
@@ -2269,8 +2275,8 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   return g2zr_log(run, run->sample_text);
 }
 
-/* The state is saved: reports the stop. Ranks exchange the signal, which any of them may have
- * received. */
+/* Reports the stop, after the state was saved. Ranks exchange the signal, which any of them may
+ * have received. */
 static g2z_status g2zr_stop(g2z_run *run) {
   char name[32], text[1400];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
@@ -2292,7 +2298,8 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Ranks have agreed to stop. A checkpoint comes first; it records what else is due. */
+/* Called when ranks have agreed to stop. The checkpoint comes first; it records the other work that
+ * is due. */
 static void g2zr_will_stop(g2z_run *run) {
   run->due |= G2ZR_DUE_STOP;
   if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
@@ -2308,16 +2315,16 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_VALIDATION: G2Z_TRY(g2zr_validate(run, event)); break;
     case G2ZR_DUE_EVALUATION:
       G2Z_TRY(g2zr_evaluate(run, event));
-      if (run->evaluated) return G2Z_OK; /* another file comes next */
+      if (run->evaluated) return G2Z_OK; /* more files follow */
       break;
     case G2ZR_DUE_SAMPLE:
       G2Z_TRY(g2zr_write_sample(run, event));
       event->line = run->sample_text;
       break;
-    case G2ZR_DUE_EPOCH_END: { /* the next one begins unless the run ends too */
+    case G2ZR_DUE_EPOCH_END: { /* the next epoch begins unless the run ends */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);
-      if (run->epoch_ends) /* an epoch that --max-train-steps cuts may continue in a longer run */
+      if (run->epoch_ends) /* if --max-train-steps cuts an epoch, a longer run may continue it */
         G2Z_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
       if (run->step < run->steps) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
       break;
@@ -2361,7 +2368,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
         continue;
       }
       G2Z_TRY(status);
-      if (report.loss_step <= run->known.step) continue; /* due work waits for the loss */
+      if (report.loss_step <= run->known.step) continue; /* due work needs the step's loss first */
     } else if (run->known.step < run->step) {
       g2z_status status = g2z_trainer_flush(run->trainer, &report);
       G2Z_TRY(g2zr_after(run, status, &report));
@@ -2388,10 +2395,10 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status == G2Z_OK) return G2Z_OK;
-  char sentence[G2Z_ERROR_BYTES]; /* a failure to write it to train.log must not replace it */
+  char sentence[G2Z_ERROR_BYTES]; /* writing it to train.log may fail, with another sentence */
   memcpy(sentence, run->services->error, sizeof sentence);
-  /* If a file failed, and no step, a run of one rank saves before it ends. With several ranks the
-   * others may not have heard of the failure yet. */
+  /* If a file failed, but no step, a run of one rank saves before it ends. With several ranks the
+   * others may not know of the failure yet. */
   const g2z_path path = g2zr_checkpoint(run, run->step, "");
   int there = 0, saves = status == G2Z_IO || status == G2Z_FORMAT;
   saves &= run->config.run_dir && run->context->world == 1 && !run->broken &&
@@ -2413,7 +2420,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 #define G2ZR_WORD(name, text) "|" text
 
 /* The flags: parser, --help and docs/flags.md come from this list. g2z_run_options_default sets the
- * defaults; --help shows a default that is in the range, otherwise its text explains it. */
+ * defaults. --help shows a default that is in the range; for others the text has it in brackets. */
 #define G2ZR_FLAG_LIST                                                                            \
   GROUP("Data")                                                                                   \
   /* name, [kind or setting, destination, [least, most,] value,] help */                          \
@@ -2586,7 +2593,7 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *o) {
   G2Z_TRY(g2zr_options_table(services, o, argc, argv, NULL, NULL));
-  /* --eval takes names, such as a shell's expansion of a pattern, and quoted patterns. */
+  /* --eval takes names, to which a shell may have expanded a pattern, and quoted patterns. */
   const g2z_texts given = o->run.eval;
   g2z_texts *texts = &o->run.eval;
   g2z_status status = G2Z_OK;
@@ -2689,16 +2696,16 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
       snprintf(why, sizeof why, "%.400s; ranks without GPUs: --ranks %d", services->error, o->gpus);
     G2Z_REFUSE(services, "--gpus %d, but this process sees %d: %s", o->gpus, gpus, why);
   }
-  /* A setting that would fail on every rank fails once, here. */
+  /* Check here, so that a bad setting fails once and not on every rank. */
   g2z_run_options checked = *o;
   g2z_context_config context = g2z_context_config_default(services);
   if (o->device < 0) checked.device = (int)context.device; /* rank 0 reports a missing GPU */
-  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and what --fp8 does */
+  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and one that lacks fp8 */
   G2Z_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
 
-/* Refuses what users often name in place of a directory with weights: a file, a preset, a run
+/* Refuses names that users often give in place of a directory with weights: a file, a preset, a run
  * directory, or the weights of a run that has not ended. */
 static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   struct stat info;
@@ -2736,7 +2743,7 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
   return G2Z_OK;
 }
 
-/* The hash and the number of tokens of a tokenizer file. */
+/* Reads the hash and the number of tokens of a tokenizer file. */
 static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint64_t *hash,
                                   int *tokens) {
   g2z_tokenizer *tokenizer;
@@ -2768,7 +2775,7 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
              g2z_shell_word(path, words[1], sizeof words[1]));
 }
 
-/* The model of the weights. Flags may repeat its shape but must not contradict it. */
+/* Takes the model from the weights. Flags may repeat its shape but must not contradict it. */
 static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *weights = o->run.train.init_from;
@@ -2798,7 +2805,7 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   uint64_t given = 0;
   const int own = there && !o->run.vocab;
   if (own) o->run.vocab = o->vocab_text;
-  if (there && !model->vocab_hash) /* another program's config.json does not name it */
+  if (there && !model->vocab_hash) /* config.json of other programs has no hash */
     G2Z_TRY(g2zr_read_vocab(services, o->vocab_text, &model->vocab_hash, &tokens));
   if (o->run.vocab) G2Z_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &tokens));
   if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
@@ -2809,7 +2816,7 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
              "own%s", o->run.vocab, weights, there ? ", or remove --vocab" : "");
 }
 
-/* The model: the weights' own, or a preset and what the flags override. */
+/* Sets the model: that of the weights, or a preset with the flags' overrides. */
 static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
   static const char *const files[] = {"tokenizer.json", "vocab.bpe", "merges.txt"};
   g2z_model_config *model = &o->run.train.model;
@@ -2863,7 +2870,8 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   return G2Z_OK;
 }
 
-/* Least tokens per micro-step for --fp8: with fewer, 16 bits are faster (docs/speed.md). */
+/* Smallest number of tokens per micro-step for --fp8: with fewer, 16 bits are faster
+ * (docs/speed.md). */
 #define G2ZR_FP8_TOKENS 2048
 
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
@@ -2928,14 +2936,14 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     train->optimizer.loss_scale = o->loss_scale;
     train->optimizer.loss_scale_dynamic = 0;
   }
-  /* The run directory's name: from a flag, or from the time. */
+  /* Name the run directory: from a flag, or from the time. */
   const time_t now = time(NULL);
   struct tm utc;
   struct stat info;
   gmtime_r(&now, &utc);
   const size_t end = strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
                               &utc);
-  for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* a run of the same second */
+  for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* another run started in this second */
     snprintf(o->run_dir_text + end, 16, "-%d", i);
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
   o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
@@ -2944,8 +2952,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
 
 /* ----- files of a launch ----- */
 
-/* An object of the variables whose names begin with a word of `prefixes`, except SLURM_JWT and
- * G2Z_SECRET: with them anybody could act as this user, or as a rank. */
+/* An object with the variables whose names begin with a word of `prefixes`, except SLURM_JWT and
+ * G2Z_SECRET: with those, anybody could act as this user or as a rank. */
 static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *prefixes) {
   extern char **environ;
   char name[128];
@@ -3001,7 +3009,7 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                                         const g2z_place *place) {
   g2zr_launch launch = {run, place, NULL, NULL};
   if (place->rank != 0 || !run->run_dir) return G2Z_OK;
-  unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* of an earlier start */
+  unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* left by an earlier start */
   /* Ranks that were killed while they reported a fault leave .partial files. */
   DIR *directory = opendir(run->run_dir);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
@@ -3033,7 +3041,7 @@ static g2z_status g2zr_write_output_of(g2z_services *services, const char *direc
   return status;
 }
 
-/* --nccl-logs: NCCL reads these variables once, at its start. Values that the user set stay. */
+/* --nccl-logs: NCCL reads these variables once, at its start. Values that the user has set stay. */
 static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o,
                                 const g2z_place *place) {
   const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
@@ -3061,8 +3069,8 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   g2z_ranks *ranks = (*context)->ranks;
   g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
   if (status == G2Z_OK) {
-    /* A training writes its weights unless --save-weights none forbids it: forgetting the flag must
-     * not cost hours. */
+    /* A training writes its weights unless --save-weights none forbids it: a forgotten flag must
+     * not cost hours of training. */
     const char *given = o->run.save_weights;
     snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
     if (given && strcmp(given, "none") == 0) o->run.save_weights = NULL;
@@ -3097,10 +3105,10 @@ static void g2zr_put_failure(void *user, g2z_json_out *out) {
   G2ZR_TEXT("flight_recorder", launch->flight);
 }
 
-/* If another rank is writing RUN_FAILED.json, it writes the same. */
+/* If another rank is writing RUN_FAILED.json, that file will be the same. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault) {
   g2z_ranks *ranks = __atomic_load_n(&o->met, __ATOMIC_ACQUIRE);
-  g2z_services services; /* its own: the program's belong to the main thread */
+  g2z_services services; /* new: the program's services belong to the main thread */
   char name[64];
   memset(&services, 0, sizeof services);
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
