@@ -204,6 +204,23 @@ static void test_write_file(g2z_test *t, const char *path, const void *bytes, si
   CHECK(t, fclose(file) == 0);
 }
 
+/* Repeats a call in which one allocation after another fails: it returns G2Z_NO_MEMORY, leaks
+ * nothing, and `holds` is true. The call that succeeds makes more than `least` allocations. */
+#define CHECK_NO_MEMORY(t, least, most, call, holds)           \
+  do {                                                         \
+    const long live_ = (t)->allocations;                       \
+    g2z_status status_ = G2Z_NO_MEMORY;                        \
+    long at_ = 0;                                              \
+    while (status_ == G2Z_NO_MEMORY && at_ < (most)) {         \
+      (t)->fail_at = ++at_;                                    \
+      status_ = (call);                                        \
+      (t)->fail_at = 0;                                        \
+      CHECK(t, (t)->allocations == live_);                     \
+      CHECK(t, status_ != G2Z_NO_MEMORY || (holds));           \
+    }                                                          \
+    CHECK(t, status_ == G2Z_OK && at_ > (least));              \
+  } while (0)
+
 /* ----- files ------------------------------------------------------------- */
 
 /* The number of entries in the test's directory, or in a directory inside it. */

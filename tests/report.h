@@ -94,17 +94,9 @@ static void test_pages(g2z_test *t) {
   end = line ? strchr(line, '>') : NULL;
   CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": a single last point */
   g2z_release(&t->services, text);
-  int failed = 0;
-  g2z_status status = G2Z_NO_MEMORY;
   unlink(path);
-  for (long at = 1; at < 100 && status == G2Z_NO_MEMORY; at++) {
-    t->fail_at = at;
-    status = test_page_write(t, path, 10);
-    failed += status == G2Z_NO_MEMORY;
-    CHECK(t, test_files_count(t, "page.html.partial") == 0);
-  }
-  t->fail_at = 0;
-  CHECK(t, failed > 5 && status == G2Z_OK);
+  CHECK_NO_MEMORY(t, 6, 100, test_page_write(t, path, 10),
+                  test_files_count(t, "page.html.partial") == 0);
   CHECK_IO(t, test_page_write(t, "/nowhere/page.html", 10), "/nowhere");
 }
 
@@ -241,18 +233,9 @@ static void test_run_report(g2z_test *t) {
   CHECK(t, text && strstr(text, "<dt>result</dt><dd>no end recorded as of 2"));
   CHECK(t, text && strstr(text, "<b>Loss</b>"));
   g2z_release(&t->services, text);
-  for (long at = 1, failed = 0;; at++) {
-    unlink(page);
-    t->fail_at = at;
-    g2z_status status = g2z_report_run(&t->services, s.run_dir);
-    t->fail_at = 0;
-    CHECK(t, test_files_count(t, "run/*.partial") == 0);
-    if (status == G2Z_NO_MEMORY && at < 500) failed++;
-    else {
-      CHECK(t, status == G2Z_OK && failed > 10);
-      break;
-    }
-  }
+  unlink(page);
+  CHECK_NO_MEMORY(t, 11, 500, g2z_report_run(&t->services, s.run_dir),
+                  test_files_count(t, "run/*.partial") == 0);
 }
 
 /* Long runs show a smoothed loss over the raw one; two runs share a chart of their losses. */
@@ -607,18 +590,9 @@ static void test_profile(g2z_test *t) {
   CHECK(t, !test_json_kind(t, text, bytes, "nvtx_top5.3") &&
                !test_json_kind(t, text, bytes, "osrt_top5.2"));
   g2z_release(&t->services, text);
-  for (long at = 1, failed = 0;; at++) {
-    unlink(summary);
-    t->fail_at = at;
-    g2z_status status = g2z_profile_run(&t->services, t->directory);
-    t->fail_at = 0;
-    CHECK(t, test_files_count(t, "profiles/*.partial") == 0);
-    if (status == G2Z_NO_MEMORY && at < 500) failed++;
-    else {
-      CHECK(t, status == G2Z_OK && failed > 5);
-      break;
-    }
-  }
+  unlink(summary);
+  CHECK_NO_MEMORY(t, 6, 500, g2z_profile_run(&t->services, t->directory),
+                  test_files_count(t, "profiles/*.partial") == 0);
 }
 
 /* train --profile, and its summary made again from the remaining files. */

@@ -429,16 +429,9 @@ static void test_run_keeps_good(g2z_test *t) {
 
 /* Each allocation of a run fails once, in a new run or in one resumed from `resume`. */
 static void test_run_memory(g2z_test *t, test_run_setup *s, test_run_seen *seen) {
-  g2z_status status = G2Z_NO_MEMORY;
-  int failed = 0;
   s->config.run_dir = s->config.save_weights = NULL;
-  for (long at = 1; at < 5000 && status == G2Z_NO_MEMORY; at++) {
-    t->fail_at = at;
-    status = test_run_all(t, &s->config, seen);
-    failed += status == G2Z_NO_MEMORY;
-  }
-  t->fail_at = 0;
-  CHECK(t, failed > 20 && status == G2Z_OK && seen->done);
+  CHECK_NO_MEMORY(t, 21, 5000, test_run_all(t, &s->config, seen), 1);
+  CHECK(t, seen->done);
 }
 
 static void test_run_allocations(g2z_test *t) {
