@@ -328,12 +328,9 @@ extern "C" {
   X(STOPPED,      "a stop was requested")                                                         \
   X(LOST,         "another rank died, or does not answer")
 
-typedef enum g2z_status {
 #define X(name, meaning) G2Z_##name,
-  G2Z_STATUS_LIST(X)
+typedef enum g2z_status { G2Z_STATUS_LIST(X) G2Z_STATUS_COUNT } g2z_status;
 #undef X
-  G2Z_STATUS_COUNT
-} g2z_status;
 
 /* ===== >>d02 services and files ==========================================
  * The services that a program may provide to the library. All zero means: malloc and free, no log.
@@ -587,54 +584,30 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(CPU,  "cpu")                                                                                  \
   X(CUDA, "cuda")
 
-typedef enum g2z_dtype {
 #define X(name, text, bytes) G2Z_##name,
-  G2Z_DTYPE_LIST(X)
+typedef enum g2z_dtype { G2Z_DTYPE_LIST(X) G2Z_DTYPE_COUNT } g2z_dtype;
 #undef X
-  G2Z_DTYPE_COUNT
-} g2z_dtype;
-typedef enum g2z_schedule {
 #define X(name, text) G2Z_SCHEDULE_##name,
-  G2Z_SCHEDULE_LIST(X)
+typedef enum g2z_schedule { G2Z_SCHEDULE_LIST(X) G2Z_SCHEDULE_COUNT } g2z_schedule;
 #undef X
-  G2Z_SCHEDULE_COUNT
-} g2z_schedule;
-typedef enum g2z_transport {
 #define X(name, text) G2Z_TRANSPORT_##name,
-  G2Z_TRANSPORT_LIST(X)
+typedef enum g2z_transport { G2Z_TRANSPORT_LIST(X) G2Z_TRANSPORT_COUNT } g2z_transport;
 #undef X
-  G2Z_TRANSPORT_COUNT
-} g2z_transport;
-typedef enum g2z_strategy {
 #define X(name, text) G2Z_STRATEGY_##name,
-  G2Z_STRATEGY_LIST(X)
+typedef enum g2z_strategy { G2Z_STRATEGY_LIST(X) G2Z_STRATEGY_COUNT } g2z_strategy;
 #undef X
-  G2Z_STRATEGY_COUNT
-} g2z_strategy;
-typedef enum g2z_recompute {
 #define X(name, text) G2Z_RECOMPUTE_##name,
-  G2Z_RECOMPUTE_LIST(X)
+typedef enum g2z_recompute { G2Z_RECOMPUTE_LIST(X) G2Z_RECOMPUTE_COUNT } g2z_recompute;
 #undef X
-  G2Z_RECOMPUTE_COUNT
-} g2z_recompute;
-typedef enum g2z_fp8 {
 #define X(name, text) G2Z_FP8_##name,
-  G2Z_FP8_LIST(X)
+typedef enum g2z_fp8 { G2Z_FP8_LIST(X) G2Z_FP8_COUNT } g2z_fp8;
 #undef X
-  G2Z_FP8_COUNT
-} g2z_fp8;
-typedef enum g2z_optimizer {
 #define X(name, text) G2Z_OPTIMIZER_##name,
-  G2Z_OPTIMIZER_LIST(X)
+typedef enum g2z_optimizer { G2Z_OPTIMIZER_LIST(X) G2Z_OPTIMIZER_COUNT } g2z_optimizer;
 #undef X
-  G2Z_OPTIMIZER_COUNT
-} g2z_optimizer;
-typedef enum g2z_device_kind {
 #define X(name, text) G2Z_DEVICE_##name,
-  G2Z_DEVICE_LIST(X)
+typedef enum g2z_device_kind { G2Z_DEVICE_LIST(X) G2Z_DEVICE_COUNT } g2z_device_kind;
 #undef X
-  G2Z_DEVICE_COUNT
-} g2z_device_kind;
 
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype); /* "fp16" */
 
@@ -816,12 +789,9 @@ typedef enum g2z_init {
   G2Z_INIT_NORMAL,              /* standard deviation 0.02 */
   G2Z_INIT_RESIDUAL             /* 0.02 / sqrt(2 L) */
 } g2z_init;
-typedef enum g2z_param {
 #define X(name, unit, rank, rows, cols, init, decay, muon, hf_name) G2Z_##name,
-  G2Z_PARAM_LIST(X)
+typedef enum g2z_param { G2Z_PARAM_LIST(X) G2Z_PARAM_COUNT } g2z_param;
 #undef X
-  G2Z_PARAM_COUNT
-} g2z_param;
 
 typedef struct g2z_param_info { /* a row of the table, for one model */
   const char *name;             /* "QKVW" */
@@ -844,12 +814,9 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   X(HEAD,        "LM head: chunk of logits, wte gradient in fp32 if apart")                       \
   X(BATCHES,     "token batches and step state")                                                  \
   X(SCRATCH,     "scratch of the ops")
-typedef enum g2z_memory {
 #define X(name, text) G2Z_MEMORY_##name,
-  G2Z_MEMORY_LIST(X)
+typedef enum g2z_memory { G2Z_MEMORY_LIST(X) G2Z_MEMORY_COUNT } g2z_memory;
 #undef X
-  G2Z_MEMORY_COUNT
-} g2z_memory;
 
 typedef enum g2z_owner {       /* who owns a buffer's n elements; n is a multiple of 8 * world */
   G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
@@ -1204,12 +1171,9 @@ typedef struct g2z_update {
   X(EXCHANGE,        "zero/exchange")                                                             \
   X(VERDICT,         "zero/verdict")
 
-typedef enum g2z_span {
 #define X(name, text) G2Z_SPAN_##name,
-  G2Z_SPAN_LIST(X)
+typedef enum g2z_span { G2Z_SPAN_LIST(X) G2Z_SPAN_COUNT } g2z_span;
 #undef X
-  G2Z_SPAN_COUNT
-} g2z_span;
 G2Z_API const char *g2z_span_text(g2z_span span);
 
 /* A GPU times the algorithms of a product when its shape first appears, and keeps the fastest. The
@@ -3357,12 +3321,9 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   X(DRES,      BACKWARD, A,   (N) * C)      /* gradient of the residual stream */ \
   X(WIDE,      BACKWARD, A,   (N) * 4 * C)
 
-typedef enum g2z__activation {
 #define X(name, scope, type, elements) G2Z__ACT_##name,
-  G2Z__ACTIVATION_LIST(X)
+typedef enum g2z__activation { G2Z__ACTIVATION_LIST(X) G2Z__ACT_COUNT } g2z__activation;
 #undef X
-  G2Z__ACT_COUNT
-} g2z__activation;
 
 /* Buffers start on multiples of this many bytes: wide enough for every vector and TMA access. */
 #define G2Z__ALIGN 256
@@ -6273,12 +6234,9 @@ static const g2z_ops *g2z__cpu_ops(void) {
   X(BROADCAST,  "broadcast",   G2Z__ANY)            /* on data: the root's bytes */                \
   X(REFUSAL,    "refusal",     G2Z__ANY)            /* on data, rank 0: how the calls differ */
 
-typedef enum g2z__kind {
 #define X(kind, text, bytes) G2Z__##kind,
-  G2Z__KIND_LIST(X)
+typedef enum g2z__kind { G2Z__KIND_LIST(X) G2Z__KIND_COUNT } g2z__kind;
 #undef X
-  G2Z__KIND_COUNT
-} g2z__kind;
 
 typedef struct g2z__heading {
   uint32_t magic, kind;           /* G2Z__MAGIC, g2z__kind */
@@ -7309,27 +7267,6 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
 }
 
 /* Sends a goodbye, so that the others do not report a death. NULL is fine. */
-G2Z__PRIVATE void g2z__ranks_leave(g2z_ranks *ranks);
-
-/* Meets the other ranks. If it fails, it fails on every rank, and names the ranks that are missing
- * (G2Z_LOST) or differ (G2Z_BAD_ARGUMENT). */
-G2Z__PRIVATE g2z_status g2z__ranks_join(g2z_services *services, const g2z_ranks_config *config,
-                                        g2z_ranks **out) {
-  g2z_ranks *ranks;
-  *out = NULL;
-  G2Z__TRY(G2Z__NEW(services, 1, &ranks));
-  ranks->services = services;
-  ranks->config = *config;
-  ranks->wake = -1;
-  pthread_mutex_init(&ranks->lock, NULL);
-  ranks->began = g2z_seconds();
-  g2z__ranks_phase(ranks, "start", 0, 0);
-  g2z_status status = g2z__ranks_meet(ranks);
-  if (status != G2Z_OK) g2z__ranks_leave(ranks);
-  else *out = ranks;
-  return status;
-}
-
 G2Z__PRIVATE void g2z__ranks_leave(g2z_ranks *ranks) {
   if (!ranks) return;
   if (ranks->watched) {
@@ -7349,6 +7286,25 @@ G2Z__PRIVATE void g2z__ranks_leave(g2z_ranks *ranks) {
   g2z_release(ranks->services, ranks->polled);
   g2z_release(ranks->services, ranks->votes);
   g2z_release(ranks->services, ranks);
+}
+
+/* Meets the other ranks. If it fails, it fails on every rank, and names the ranks that are missing
+ * (G2Z_LOST) or differ (G2Z_BAD_ARGUMENT). */
+G2Z__PRIVATE g2z_status g2z__ranks_join(g2z_services *services, const g2z_ranks_config *config,
+                                        g2z_ranks **out) {
+  g2z_ranks *ranks;
+  *out = NULL;
+  G2Z__TRY(G2Z__NEW(services, 1, &ranks));
+  ranks->services = services;
+  ranks->config = *config;
+  ranks->wake = -1;
+  pthread_mutex_init(&ranks->lock, NULL);
+  ranks->began = g2z_seconds();
+  g2z__ranks_phase(ranks, "start", 0, 0);
+  g2z_status status = g2z__ranks_meet(ranks);
+  if (status != G2Z_OK) g2z__ranks_leave(ranks);
+  else *out = ranks;
+  return status;
 }
 
 G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks->config.place; }
