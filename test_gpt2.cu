@@ -265,6 +265,7 @@ static const g2z_test_entry test_table[] = {
     {"masked", "targets that are left out of loss and gradient", test_masked},
     {"golden_masked", "fine-tuning equals PyTorch's on 1 and 3 ranks", test_golden_masked},
     {"eval_questions", "questions with endings, as counted by hand", test_eval_questions},
+    {"eval_formats", "questions of six benchmarks, as counted by hand", test_eval_formats},
     {"eval_texts", "a text, documents and tokens have the same loss", test_eval_texts},
     {"eval_masks", "what a shard's mask leaves out is not scored", test_eval_masks},
     {"eval_writes", "what a model writes is shown alike, as it comes and at once", test_eval_writes},

@@ -3,7 +3,7 @@
  *
  *     #define GPT2_ZERO_IMPLEMENTATION
  *     #include "gpt2_zero.h"
- *     #include "g2z_eval.h"                          // this order; it includes g2z_text.h
+ *     #include "g2z_eval.h"                          // this order
  *     g2z_eval_set *set;  g2z_eval result;
  *     status = g2z_eval_open(services, &model->config, tokenizer, "hellaswag_val.bin", &set);
  *     if (status == G2Z_OK) status = g2z_eval_run(set, model, NULL, NULL, &result);
@@ -15,7 +15,8 @@
  *                 65535, its bytes, its number, the right ending, the number of endings; then
  *                 length and tokens of the context and of each ending
  *     shards      tokens in a file of prepare_data, llm.c or nanoGPT: *.bin
- *     .jsonl      one document per line, in "text" or else "content"; also .ndjson and .json
+ *     .jsonl      one document per line, in "text" or else "content"; or one question per line, in
+ *                 the format of g2ze_formats that the first line has; also .ndjson and .json
  *     text        anything else; .gz and .zst are unpacked
  * Tokens are predicted in windows of the model's context that do not overlap. A text or document
  * follows an end-of-text token. In shards, the first token is not predicted, and neither are tokens
@@ -30,6 +31,7 @@
 #error "g2z_eval.h: include gpt2_zero.h before it"
 #endif
 
+#include "g2z_report.h"
 #include "g2z_text.h"
 
 #ifdef __cplusplus
@@ -42,10 +44,10 @@ typedef struct g2z_eval {
   double bits_per_byte;         /* NaN: the number of bytes is unknown, as for shards */
   int64_t questions;            /* 0: not a file of questions */
   double acc;                   /* share of questions whose right ending is the likeliest */
-  double acc_norm;              /* likeliest per token, as in llm.c */
-  double acc_bytes;             /* likeliest per byte, without the ending's first space, like
-                                 * acc_bytes of EleutherAI's harness. The harness's acc_norm counts
-                                 * characters: the same for ASCII. NaN: no tokenizer */
+  double acc_norm;              /* likeliest per character, as in EleutherAI's harness; in llm.c's
+                                 * file likeliest per token, as in llm.c */
+  double acc_bytes;             /* likeliest per byte, without the ending's first space, as in the
+                                 * harness. NaN: no tokenizer */
 } g2z_eval;
 
 typedef struct g2z_eval_set g2z_eval_set; /* a file's tokens, in memory */
@@ -95,7 +97,7 @@ typedef struct g2ze_row {       /* a window, or a question's context and one of 
   size_t at;                    /* set->tokens.ids[at .. at + count) */
   int count, first;             /* tokens from `first` on are predicted */
   int counted;                  /* number of these that count in the loss */
-  double bytes;                 /* length of an ending's text */
+  double bytes, length;         /* of an ending; length in characters, in llm.c's file in tokens */
   double sum;                   /* sum of the row's losses, after scoring */
 } g2ze_row;
 
@@ -103,6 +105,15 @@ typedef struct g2ze_question {
   size_t row;                   /* the row of its first ending */
   int endings, label;
 } g2ze_question;
+
+typedef struct g2ze_format {    /* of published questions */
+  const char *name;
+  const char *field[4];         /* paths, %d: element of a list. field[0] names the right ending */
+  const char *row[2];           /* per ending, or one for all in the list field[2]. %1: field[1];
+                                 * |: the space before the ending. The gap of a sentence is its _:
+                                 * < keeps the text before it, > the text after it */
+  const char *keys;             /* names of the endings: words, or %3 */
+} g2ze_format;
 
 struct g2z_eval_set {
   g2z_services *services;
@@ -114,6 +125,9 @@ struct g2z_eval_set {
   size_t rows, row_capacity;
   g2ze_question *question;
   size_t questions, question_capacity;
+  const g2ze_format *format;    /* of a .jsonl file; NULL: documents */
+  char *made;                   /* a row's text */
+  size_t made_capacity;
   int64_t bytes;                /* length of the text; 0: unknown */
 };
 
@@ -130,6 +144,7 @@ static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t firs
   for (int i = row->first; i < row->count; i++)
     row->counted += !(s->tokens.ids[row->at + (size_t)i] & G2Z_UNCOUNTED);
   row->bytes = bytes;
+  row->length = row->counted;
   if (!row->counted) s->rows--;
   return G2Z_OK;
 }
@@ -140,6 +155,119 @@ static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
   for (; at + 1 < end; at += context)
     G2Z_TRY(g2ze_add(s, at, end - at < context + 1 ? end - at : context + 1, 1, 0));
   return G2Z_OK;
+}
+
+/* ----- questions in lines of JSON --------------------------------------------- */
+
+/* Contexts are those of EleutherAI's harness, except HellaSwag's: ctx alone, as in llm.c. */
+static const g2ze_format g2ze_formats[] = {
+    {"HellaSwag", {"label", "ctx", "endings.%d"}, {"%1|%2"},
+     "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"},
+    {"ARC", {"answerKey", "question", "choices.text.%d", "choices.label.%d"},
+     {"Question: %1\nAnswer:|%2"}, "%3"},
+    {"PIQA", {"label", "goal", "sol1", "sol2"},
+     {"Question: %1\nAnswer:|%2", "Question: %1\nAnswer:|%3"}, "0 1"},
+    {"WinoGrande", {"answer", "sentence", "option1", "option2"}, {"%1<%2|%1>", "%1<%3|%1>"}, "1 2"},
+    {"OpenBookQA", {"answerKey", "question_stem", "choices.text.%d", "choices.label.%d"},
+     {"%1|%2"}, "%3"},
+    {"OpenBookQA",
+     {"answerKey", "question.stem", "question.choices.%d.text", "question.choices.%d.label"},
+     {"%1|%2"}, "%3"},
+    {"BoolQ", {"answer", "passage", "question"},
+     {"%1\nQuestion: %2?\nAnswer:|no", "%1\nQuestion: %2?\nAnswer:|yes"}, "false true"}};
+
+/* Finds a format's field in a line: a string, number or word. `i` stands for %d. */
+static g2z_status g2ze_find(const g2z_object *line, const g2ze_format *format, int field, int i,
+                            g2z_json_text *out) {
+  char at[48];
+  g2z_json json;
+  snprintf(at, sizeof at, format->field[field], i);
+  const char kind = (char)(g2z_object_at(line, at, &json) ? g2z_json_peek(&json) : 'n');
+  if (strchr("n[{", kind))
+    return g2z_fail(line->services, G2Z_FORMAT, "%s: \"%s\" is missing in this question of %s. "
+                    "docs/formats.md lists the fields", line->path, at, format->name);
+  const size_t quote = kind == '"';
+  out->at = json.at + quote;
+  g2z_json_skip(&json);
+  out->bytes = (size_t)(json.at - out->at) - quote;
+  return G2Z_OK;
+}
+
+/* The format of which a line has most fields, at least two; NULL: none. */
+static const g2ze_format *g2ze_format_of(const g2z_object *line) {
+  const g2ze_format *best = NULL, *f = g2ze_formats;
+  g2z_json_text text;
+  for (int n = (int)(sizeof g2ze_formats / sizeof *f), most = 1; n > 0; n--, f++) {
+    int present = 0;
+    for (int k = 0; k < 4 && f->field[k]; k++)
+      present += g2ze_find(line, f, k, 0, &text) == G2Z_OK;
+    if (present > most) most = present, best = f;
+  }
+  return best;
+}
+
+/* Adds the question of a line: a row for each ending. */
+static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_object *line) {
+  const g2ze_format *f = s->format;
+  const char *keys = f->keys;
+  int i, named = 0, used = 0;
+  g2z_json_text text, right;
+  G2Z_TRY(g2ze_find(line, f, 0, 0, &right));
+  for (; right.bytes && *right.at == ' '; right.bytes--) right.at++;
+  G2Z_TRY(G2Z_GROW(s->services, &s->question, &s->question_capacity, s->questions,
+                   s->questions + 1));
+  g2ze_question *question = &s->question[s->questions++];
+  question->row = s->rows;
+  /* A row has a field of the line at most twice, and less than 100 bytes of the format. */
+  G2Z_TRY(G2Z_GROW(s->services, &s->made, &s->made_capacity, 0, 2 * line->bytes + 100));
+  for (i = 0; i < 2 || (!f->row[1] && g2ze_find(line, f, 2, i, &text) == G2Z_OK); i++) {
+    const size_t at = s->tokens.count;
+    char *to = s->made, *ending = to;
+    if (i == G2ZE_ENDINGS)
+      G2Z_REFUSE(s->services, "%s: the question has more than %d endings", line->path, i);
+    for (const char *form = f->row[f->row[1] ? i : 0]; *form; form++) {
+      char *gap = (char *)memchr(ending, '_', (size_t)(to - ending));
+      if (*form == '%') {
+        G2Z_TRY(g2ze_find(line, f, *++form - '0', i, &text));
+        to += g2z_json_unescape(&text, (unsigned char *)to);
+      } else if (*form == '<' && gap) to = gap;
+      else if (*form == '>' && gap) {
+        while (++gap < to && *gap == ' ') continue;
+        while (to > gap && to[-1] == ' ') to--;
+        memmove(ending, gap, (size_t)(to - gap));
+        to -= gap - ending;
+      } else if (strchr("<>", *form)) {
+        G2Z_REFUSE(s->services, "%s: \"sentence\" has no _, the gap for the options", line->path);
+      } else {
+        *to++ = (char)(*form == '|' ? ' ' : *form);
+        if (*form == '|') ending = to;
+      }
+    }
+    /* White space before an ending belongs to it: GPT-2's tokens begin with their space. */
+    size_t known = (size_t)(ending - s->made), end = (size_t)(to - s->made);
+    while (known > 0 && memchr(" \t\r\n", s->made[known - 1], 4)) known--;
+    G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
+    if (!known) s->tokens.ids[s->tokens.count++] = g2z_tokenizer_eot(s->tokenizer);
+    G2Z_TRY(g2z_encode(encoder, s->made, known, G2Z_ENCODE_DEFAULT, &s->tokens));
+    const size_t first = s->tokens.count - at;
+    G2Z_TRY(g2z_encode(encoder, s->made + known, end - known, G2Z_ENCODE_DEFAULT, &s->tokens));
+    G2Z_TRY(g2ze_add(s, at, s->tokens.count - at, first, (double)(to - ending)));
+    double *length = &s->row[s->rows - 1].length;
+    for (*length = 0; ending < to; ending++) *length += (*ending & 0xc0) != 0x80;
+    if (*keys == '%') {
+      G2Z_TRY(g2ze_find(line, f, 3, i, &text));
+      s->made[g2z_json_unescape(&text, (unsigned char *)s->made)] = 0;
+    } else {
+      sscanf(keys, "%s%n", s->made, &used);
+      keys += used;
+    }
+    if (g2z_json_is(&right, s->made)) question->label = i, named++;
+  }
+  question->endings = i;
+  if (named == 1) return G2Z_OK;
+  return g2z_fail(s->services, G2Z_FORMAT, "%s: \"%s\" is \"%.*s\", the name of %d endings: give a "
+                  "file with answers, such as the validation split", line->path, f->field[0],
+                  (int)(right.bytes < 40 ? right.bytes : 40), (const char *)right.at, named);
 }
 
 /* ----- text and documents --------------------------------------------------- */
@@ -154,7 +282,7 @@ static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const voi
   return g2ze_windows(s, at);
 }
 
-/* Adds the document of each line that is not blank, found as prepare_data does. */
+/* Adds the question of each line that is not blank, or its document, found as by prepare_data. */
 static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, size_t bytes) {
   static const char *const fields[] = {"text", "content"};
   int number = 1;
@@ -168,9 +296,16 @@ static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, 
     snprintf(label, sizeof label, "%.600s, line %d", s->path, number);
     G2Z_TRY(g2z_text_document(s->services, label, line, n, fields, 0, &json, found));
     const g2z_json_text *document = &found[!found[0].at];
+    const g2z_object object = {s->services, label, line, n};
+    if (!s->rows && !document->at) s->format = g2ze_format_of(&object);
+    if (s->format) {
+      G2Z_TRY(g2ze_ask(s, encoder, &object));
+      continue;
+    }
     if (!document->at)
       return g2z_fail(s->services, G2Z_FORMAT, "%s has neither \"text\" nor \"content\": each "
-                      "line of a .jsonl file must be an object with one of them", label);
+                      "line of a .jsonl file must be an object with one of them, or a question "
+                      "(docs/formats.md lists their fields)", label);
     unsigned char *plain = (unsigned char *)line;
     G2Z_TRY(g2ze_document(s, encoder, plain, g2z_json_unescape(document, plain)));
   }
@@ -351,6 +486,7 @@ G2Z_API void g2z_eval_free(g2z_eval_set *s) {
   g2z_tokens_free(&s->tokens);
   g2z_release(s->services, s->row);
   g2z_release(s->services, s->question);
+  g2z_release(s->services, s->made);
   g2z_release(s->services, s);
 }
 
@@ -426,7 +562,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
       double least = INFINITY;
       for (int i = 0; i < question->endings; i++) {
         const g2ze_row *row = &s->row[question->row + (size_t)i];
-        double per = by == 0 ? 1 : by == 1 ? row->counted : row->bytes;
+        double per = by == 0 ? 1 : by == 1 ? row->length : row->bytes;
         if (row->sum / per < least) least = row->sum / per, best = i;
       }
       right[by] += best == question->label;

@@ -2496,7 +2496,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   STEPS("val-steps", run.val_steps, "batches of one validation [all]")                            \
   STEPS("max-val-steps", run.max_val_steps, "upper limit of --val-steps")                         \
   PLAIN("eval", TEXTS, run.eval, "FILE...",                                                       \
-       "score text, .jsonl, shards, llm.c's HellaSwag file; a training does so at its end")       \
+       "score text, .jsonl, shards, questions of benchmarks; a training does so at its end")       \
   STEPS("eval-every", run.eval_every, "steps between scorings of --eval [the end of the run]")    \
   STEPS("sample-every", run.sample_every, "steps between samples [the end of the run]")           \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \

@@ -127,6 +127,217 @@ static void test_eval_questions(g2z_test *t) {
   inuse_close(context, model);
 }
 
+/* Questions of one format: lines of a file, and what they must become. */
+typedef struct eval_format {
+  const char *name;
+  const char *keys[7];          /* the members of a question, before NULL */
+  const char *line[3];
+  const char *row[3][5];        /* "context|ending" of each ending, before NULL */
+  int acc, acc_norm, acc_bytes; /* right answers by each measure */
+} eval_format;
+
+/* In the model of test_eval_formats an ending of n bytes and k of the letter z costs A (n + 1 - k)
+ * + B k: its space costs A too, and the context nothing. The right answers were counted by hand:
+ *   " ab" costs 3 A, " abcdef" 7 A: ab by sum, abcdef by character (1.5 A, 1.17 A) and by byte.
+ *   " zzzz" costs A + 4 B = 8.05, " a" 2 A = 14.3: zzzz by sum and by the others (2 and 14.3).
+ *   " éé" costs 5 A, " abc" 4 A: abc by sum, by character (2.5 A, 1.33 A), éé by byte (1.25 A).
+ *   " no" costs 3 A, " yes" 4 A: no by sum, yes by the others (1.5 A, 1.33 A).
+ * Endings that cost the same: the first one. */
+static const eval_format eval_formats[] = {
+    {"HellaSwag", {"ctx", "endings", "label"},
+     {"{\"ind\": 1, \"ctx\": \"He ran.\", \"endings\": [\"ab\", \"abcdef\"], \"label\": 1}",
+      "{\"label\": \"0\", \"ctx\": \"A \\\"b\\\" \", \"endings\": [\"zzzz\", \"a\"]}",
+      "{\"ctx\": \"\", \"endings\": [\"abc\", \"\\u00e9\\u00e9\", \"abcd\"], \"label\": \"1\"}"},
+     {{"He ran.| ab", "He ran.| abcdef"}, {"A \"b\"|  zzzz", "A \"b\"|  a"},
+      {"<|endoftext|>| abc", "<|endoftext|>| éé", "<|endoftext|>| abcd"}}, 1, 2, 3},
+    {"ARC", {"question", "choices", "text", "label", "answerKey"},
+     {"{\"id\": \"x\", \"question\": \"Why?\", \"choices\": {\"text\": [\"ab\", \"abcdef\"], "
+      "\"label\": [\"A\", \"B\"]}, \"answerKey\": \"A\"}",
+      "{\"question\": \"Q2\", \"choices\": {\"text\": [\"zzzz\", \"a\"], \"label\": [\"1\", "
+      "\"2\"]}, \"answerKey\": \"1\"}",
+      "{\"question\": \"Q3\\n\", \"choices\": {\"label\": [\"A\", \"B\"], \"text\": [\"éé\", "
+      "\"abc\"]}, \"answerKey\": \"B\"}"},
+     {{"Question: Why?\nAnswer:| ab", "Question: Why?\nAnswer:| abcdef"},
+      {"Question: Q2\nAnswer:| zzzz", "Question: Q2\nAnswer:| a"},
+      {"Question: Q3\n\nAnswer:| éé", "Question: Q3\n\nAnswer:| abc"}}, 3, 2, 1},
+    {"PIQA", {"goal", "sol1", "sol2", "label"},
+     {"{\"goal\": \"Go\", \"sol1\": \"ab\", \"sol2\": \"abcdef\", \"label\": 1}",
+      "{\"goal\": \"Go\", \"sol1\": \"a\", \"sol2\": \"zzzz\", \"label\": \"0\"}",
+      "{\"goal\": \"Go\", \"sol1\": \"éé\", \"sol2\": \"abc\", \"label\": 0}"},
+     {{"Question: Go\nAnswer:| ab", "Question: Go\nAnswer:| abcdef"},
+      {"Question: Go\nAnswer:| a", "Question: Go\nAnswer:| zzzz"},
+      {"Question: Go\nAnswer:| éé", "Question: Go\nAnswer:| abc"}}, 0, 1, 2},
+    {"WinoGrande", {"sentence", "option1", "option2", "answer"},
+     {"{\"sentence\": \"Jo saw Al as _ was here. \", \"option1\": \"Jo\", \"option2\": \"Al\", "
+      "\"answer\": \"1\"}",
+      "{\"sentence\": \"The _zz_z\", \"option1\": \"a_\", \"option2\": \"the z\", "
+      "\"answer\": \"2\"}",
+      "{\"sentence\": \"_ is\", \"option1\": \"A\", \"option2\": \"B\", \"answer\": 1}"},
+     {{"Jo saw Al as Jo| was here.", "Jo saw Al as Al| was here."},
+      {"The a_| zz_z", "The the z| zz_z"}, {"A| is", "B| is"}}, 2, 2, 2},
+    {"OpenBookQA", {"question_stem", "choices", "text", "label", "answerKey"},
+     {"{\"question_stem\": \"So\", \"choices\": {\"text\": [\"ab\", \"abcdef\"], \"label\": "
+      "[\"A\", \"B\"]}, \"answerKey\": \" B\"}",
+      "{\"question_stem\": \"So\", \"choices\": {\"text\": [\"a\", \"zzzz\", \"a\", \"b\"], "
+      "\"label\": [\"A\", \"B\", \"C\", \"D\"]}, \"answerKey\": \"B\"}",
+      "{\"question_stem\": \"So\", \"choices\": {\"text\": [\"éé\", \"abc\"], \"label\": [\"A\", "
+      "\"B\"]}, \"answerKey\": \"A\"}"},
+     {{"So| ab", "So| abcdef"}, {"So| a", "So| zzzz", "So| a", "So| b"}, {"So| éé", "So| abc"}},
+     1, 2, 3},
+    {"OpenBookQA", {"question", "stem", "choices", "text", "label", "answerKey"},
+     {"{\"id\": \"7\", \"question\": {\"stem\": \"So\", \"choices\": [{\"text\": \"ab\", "
+      "\"label\": \"A\"}, {\"text\": \"abcdef\", \"label\": \"B\"}]}, \"answerKey\": \"B\"}",
+      "{\"question\": {\"choices\": [{\"label\": \"A\", \"text\": \"zzzz\"}, {\"label\": \"B\", "
+      "\"text\": \"a\"}], \"stem\": \"So\"}, \"answerKey\": \"A\"}",
+      "{\"question\": {\"stem\": \"So\", \"choices\": [{\"text\": \"éé\", \"label\": \"A\"}, "
+      "{\"text\": \"abc\", \"label\": \"B\"}]}, \"answerKey\": \"B\"}"},
+     {{"So| ab", "So| abcdef"}, {"So| zzzz", "So| a"}, {"So| éé", "So| abc"}}, 2, 3, 2},
+    {"BoolQ", {"question", "passage", "answer"},
+     {"{\"question\": \"is it\", \"title\": \"T\", \"answer\": true, \"passage\": \"It is.\"}",
+      "{\"question\": \"is it\", \"answer\": false, \"passage\": \"P\"}",
+      "{\"question\": \"is it\", \"answer\": true, \"passage\": \"P\"}"},
+     {{"It is.\nQuestion: is it?\nAnswer:| no", "It is.\nQuestion: is it?\nAnswer:| yes"},
+      {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"},
+      {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"}}, 1, 2, 2}};
+
+/* Each row's tokens are those of its context and its ending, and its losses are known. Returns the
+ * sum of the losses and adds the number of predicted tokens to *tokens. */
+static double eval_check_rows(g2z_test *t, const eval_format *format, g2z_eval_set *set, double A,
+                              double B, int *tokens) {
+  size_t at = 0;
+  double sum = 0;
+  for (int q = 0; q < 3; q++)
+    for (int i = 0; format->row[q][i]; i++, at++) {
+      const char *want = format->row[q][i], *bar = strrchr(want, '|');
+      const g2ze_row *row = &set->row[at];
+      char *context = NULL, *ending = NULL;
+      size_t bytes, known;
+      if (at >= set->rows) {
+        test_fail(t, __FILE__, __LINE__, "%s has only %zu rows", format->name, set->rows);
+        return sum;
+      }
+      const int32_t *ids = set->tokens.ids + row->at;
+      CHECK_OK(t, g2z_decode(&t->services, set->tokenizer, ids, (size_t)row->first, &context,
+                             &known));
+      CHECK_OK(t, g2z_decode(&t->services, set->tokenizer, ids + row->first,
+                             (size_t)(row->count - row->first), &ending, &bytes));
+      t->checks++;
+      if (known != (size_t)(bar - want) || memcmp(context, want, known) != 0 ||
+          strcmp(ending, bar + 1) != 0)
+        test_fail(t, __FILE__, __LINE__, "%s, question %d, ending %d: \"%s|%s\"", format->name, q,
+                  i, context, ending);
+      double cost = 0;
+      for (const char *c = bar + 1; *c; c++) cost += *c == 'z' ? B : A;
+      CHECK_NEAR(t, row->sum, cost, 1e-4);
+      sum += cost;
+      *tokens += (int)strlen(bar + 1);
+      g2z_release(&t->services, context);
+      g2z_release(&t->services, ending);
+    }
+  CHECK(t, at == set->rows);
+  return sum;
+}
+
+/* A file of which a question lacks a member, and other files without questions. */
+static void eval_check_refused(g2z_test *t, g2z_model *model, const g2z_tokenizer *tokenizer) {
+  static const char piqa[] = "{\"goal\": \"a\", \"sol1\": \"b\", \"sol2\": \"c\", \"label\": ";
+  static const char many[] = "{\"ctx\": \"a\", \"endings\": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,"
+                             "16,17], \"label\": 16}";
+  static const char arc[] = "{\"question\": \"a\", \"answerKey\": \"A\", \"choices\": {\"text\": "
+                            "[\"b\", \"c\"], \"label\": ";
+  static const struct { const char *text, *end, *says; } refused[] = {
+      {piqa, "-1}", "line 1: \"label\" is \"-1\", the name of 0 endings: give a file with answers"},
+      {piqa, "2}", "line 1: \"label\" is \"2\", the name of 0 endings"},
+      {piqa, "null}", "line 1: \"label\" is missing in this question of PIQA"},
+      {piqa, "0}\n{\"text\": \"a\"}", "line 2: \"label\" is missing in this question of PIQA"},
+      {"{\"text\": \"a\"}\n", piqa, "line 2"},
+      {"{\"content\": \"a\"}\n{\"goal\": \"a\", \"label\": 1}", "", "line 2 has neither"},
+      {many, "", "line 1: the question has more than 16 endings"},
+      {"{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "", "\"endings.1\" is missing"},
+      {"{\"ctx\": \"a\", \"endings\": \"b\", \"label\": 0}", "", "\"endings.0\" is missing"},
+      {"{\"ctx\": [\"a\"], \"endings\": [\"b\"], \"label\": 0}", "", "\"ctx\" is missing"},
+      {arc, "[\"A\"]}}", "\"choices.label.1\" is missing in this question of ARC"},
+      {arc, "[\"A\", \"A\"]}}", "\"answerKey\" is \"A\", the name of 2 endings"},
+      {"{\"sentence\": \"a b\", \"option1\": \"c\", \"option2\": \"d\", \"answer\": \"1\"}", "",
+       "line 1: \"sentence\" has no _"}};
+  const char *path = test_path(t, "refused.jsonl");
+  g2z_eval result;
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    const char *text = test_text("%s%s\n", refused[i].text, refused[i].end);
+    test_write_file(t, path, text, strlen(text));
+    CHECK(t, eval_file(model, tokenizer, path, &result) != G2Z_OK);
+    CHECK_HAS(t, t->services.error, "refused.jsonl, line ", refused[i].says);
+  }
+  for (size_t f = 0; f < sizeof eval_formats / sizeof *eval_formats; f++)
+    for (int k = 0; eval_formats[f].keys[k]; k++) {
+      const char *key = test_text("\"%s\"", eval_formats[f].keys[k]);
+      char line[400];
+      snprintf(line, sizeof line, "%s", eval_formats[f].line[1]);
+      char *at = strstr(line, key);
+      CHECK(t, at != NULL);
+      if (at) at[1] = 'X';
+      test_write_file(t, path, line, strlen(line)); /* without a whole question before it */
+      CHECK(t, eval_file(model, tokenizer, path, &result) != G2Z_OK);
+      const char *text = test_text("%s\n \n%s\n", eval_formats[f].line[0], line);
+      test_write_file(t, path, text, strlen(text));
+      CHECK_STATUS(t, eval_file(model, tokenizer, path, &result), G2Z_FORMAT, &t->services,
+                   "refused.jsonl, line 3: \"");
+      CHECK_HAS(t, t->services.error, eval_formats[f].keys[k],
+                test_text("\" is missing in this question of %s", eval_formats[f].name));
+    }
+}
+
+/* Questions in each published format, by a model whose losses are known: its last LayerNorm gives
+ * (1, 0, ...) for any context, so the first column of wte has the logits: ln 1000 for z, else 0. */
+static void test_eval_formats(g2z_test *t) {
+  enum { V = 257, C = 32, CONTEXT = 64 };
+  const double A = log(1256), B = log(1.256);
+  float values[V * C];
+  g2z_train_config config = test_config_of(1, 2, C, CONTEXT, V);
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  g2z_tokenizer *tokenizer = NULL;
+  test_trainer tt;
+  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
+  g2z_tokens z = test_bpe_encode(t, tokenizer, "z", 1, 0);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  const g2z_plan *plan = tt.trainer->plan;
+  memset(values, 0, sizeof values);
+  values[z.ids[0] * C] = logf(1000);
+  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, plan->unit[plan->wte].canonical,
+                                V * C, values));
+  memset(values, 0, sizeof values);
+  values[C] = 1; /* LayerNorm's bias follows its weight */
+  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, plan->unit[0].canonical, 2 * C,
+                                values));
+  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
+  test_trainer_close(&tt);
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  for (size_t f = 0; f < sizeof eval_formats / sizeof *eval_formats; f++) {
+    const eval_format *format = &eval_formats[f];
+    const char *path = test_at(t, "%s%zu.jsonl", format->name, f);
+    const char *text = test_text("%s\n%s\n\n%s", format->line[0], format->line[1], format->line[2]);
+    g2z_eval_set *set = NULL;
+    g2z_eval result;
+    int tokens = 0;
+    test_write_file(t, path, text, strlen(text));
+    CHECK_OK(t, g2z_eval_open(&t->services, &model->config, tokenizer, path, &set));
+    if (!set) continue;
+    CHECK_OK(t, g2z_eval_run(set, model, NULL, NULL, &result));
+    const double sum = eval_check_rows(t, format, set, A, B, &tokens);
+    CHECK(t, result.questions == 3 && result.tokens == tokens && isnan(result.bits_per_byte));
+    CHECK_NEAR(t, result.loss, sum / tokens, 1e-5);
+    CHECK_NEAR(t, result.acc, format->acc / 3.0, 1e-12);
+    CHECK_NEAR(t, result.acc_norm, format->acc_norm / 3.0, 1e-12);
+    CHECK_NEAR(t, result.acc_bytes, format->acc_bytes / 3.0, 1e-12);
+    g2z_eval_free(set);
+  }
+  eval_check_refused(t, model, tokenizer);
+  g2z_tokens_free(&z);
+  g2z_tokenizer_free(tokenizer);
+  inuse_close(context, model);
+}
+
 /* An untrained model with a context of 16, saved as "weights" and opened for use; and the tokenizer
  * of a merge list (NULL: bytes). Freed by eval_close. */
 typedef struct eval_kit {
