@@ -242,6 +242,7 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_REPORT_IMPLEMENTED)
 #define G2Z_REPORT_IMPLEMENTED
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
