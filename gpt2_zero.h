@@ -2987,6 +2987,7 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
  * Law: every value is checked here, once; later rooms rely on it. */
 
 #define G2Z__STAMP 0x67327a63u
+#define G2Z__EOT 50256 /* <|endoftext|> of GPT-2's vocabulary */
 /* Limits that keep every index within its type: rows in int, elements in size_t, files in int64. */
 #define G2Z__MAX_LAYERS 1024
 #define G2Z__MAX_CHANNELS 65536
@@ -3025,24 +3026,13 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
   return value;
 }
 
-G2Z__PRIVATE g2z_model_config g2z__model_of(int layers, int heads, int channels) {
-  g2z_model_config config;
-  config.layers = layers;
-  config.heads = heads;
-  config.channels = channels;
-  config.context = 1024;
-  config.vocab = 50257;
-  config.eot = 50256;
-  config.vocab_hash = 0;
-  return config;
-}
-
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out) {
-#define X(known, layers, heads, channels)                  \
-  if (strcmp(name, known) == 0) {                          \
-    *out = g2z__model_of(layers, heads, channels);         \
-    return G2Z_OK;                                         \
+#define X(known, L, NH, C)                               \
+  if (strcmp(name, known) == 0) {                        \
+    *out = g2z_train_config_default().model;             \
+    out->layers = L, out->heads = NH, out->channels = C; \
+    return G2Z_OK;                                       \
   }
   G2Z_MODEL_LIST(X)
 #undef X
@@ -3063,8 +3053,8 @@ static const g2z_setting g2z__settings[] = {
 #define NUMBER(name, kind, member, standard, least, most, on_resume)                             \
   {#name, G2Z_SETTING_##kind, offsetof(g2z_train_config, member), standard, least, most, NULL,   \
    G2Z_RESUME_##on_resume}
-#define CHOICE(name, standard, words, on_resume)                                                 \
-  {#name, G2Z_SETTING_CHOICE, offsetof(g2z_train_config, name), standard, 0, 0, words,           \
+#define CHOICE(name, member, standard, words, on_resume)                                         \
+  {#name, G2Z_SETTING_CHOICE, offsetof(g2z_train_config, member), standard, 0, 0, words,         \
    G2Z_RESUME_##on_resume}
     /*     name      kind   member             default least most              on resume */
     NUMBER(layers,   INT, model.layers,           "12", 1, G2Z__MAX_LAYERS,         SAME),
@@ -3094,18 +3084,16 @@ static const g2z_setting g2z__settings[] = {
     NUMBER(loss_scale_hysteresis, INT, optimizer.loss_scale_hysteresis, "2", 1, 1 << 30, ROUNDS),
     NUMBER(zero_stage, INT, zero_stage,            "1", 0, 3,                       ROUNDS),
     NUMBER(bucket_mb, FLOAT, bucket_mb,            "0", 0, 65536,                   ROUNDS),
-    {"schedule", G2Z_SETTING_CHOICE, offsetof(g2z_train_config, optimizer.schedule), "cosine", 0, 0,
-     G2Z_SCHEDULE_LIST(G2Z__WORD), G2Z_RESUME_WARN},
-    {"optimizer", G2Z_SETTING_CHOICE, offsetof(g2z_train_config, optimizer.kind), "adamw", 0, 0,
-     G2Z_OPTIMIZER_LIST(G2Z__WORD), G2Z_RESUME_WARN},
-    CHOICE(dtype,     "fp32", G2Z_DTYPE_LIST(G2Z__WORD_OF_3), WARN),
-    CHOICE(fp8,       "none", G2Z_FP8_LIST(G2Z__WORD),        WARN),
-    CHOICE(grad_fp32, "same", "|same|fp32",                   ROUNDS),
-    CHOICE(strategy,  "zero", G2Z_STRATEGY_LIST(G2Z__WORD),   ROUNDS),
-    CHOICE(transport, "auto", G2Z_TRANSPORT_LIST(G2Z__WORD),  ROUNDS),
-    CHOICE(recompute, "none", G2Z_RECOMPUTE_LIST(G2Z__WORD),  FREE),
-    CHOICE(graph,     "auto", "|off|on|auto",                 ROUNDS),
-    CHOICE(tune,      "on",   "|off|on|own",                    ROUNDS),
+    CHOICE(schedule,  optimizer.schedule, "cosine", G2Z_SCHEDULE_LIST(G2Z__WORD), WARN),
+    CHOICE(optimizer, optimizer.kind, "adamw", G2Z_OPTIMIZER_LIST(G2Z__WORD), WARN),
+    CHOICE(dtype,     dtype,     "fp32", G2Z_DTYPE_LIST(G2Z__WORD_OF_3), WARN),
+    CHOICE(fp8,       fp8,       "none", G2Z_FP8_LIST(G2Z__WORD),        WARN),
+    CHOICE(grad_fp32, grad_fp32, "same", "|same|fp32",                   ROUNDS),
+    CHOICE(strategy,  strategy,  "zero", G2Z_STRATEGY_LIST(G2Z__WORD),   ROUNDS),
+    CHOICE(transport, transport, "auto", G2Z_TRANSPORT_LIST(G2Z__WORD),  ROUNDS),
+    CHOICE(recompute, recompute, "none", G2Z_RECOMPUTE_LIST(G2Z__WORD),  FREE),
+    CHOICE(graph,     graph,     "auto", "|off|on|auto",                 ROUNDS),
+    CHOICE(tune,      tune,      "on",   "|off|on|own",                  ROUNDS),
 #undef NUMBER
 #undef CHOICE
 };
@@ -3233,7 +3221,7 @@ G2Z_API g2z_train_config g2z_train_config_default(void) {
   g2z_train_config config;
   memset(&config, 0, sizeof config);
   config.stamp = G2Z__STAMP;
-  config.model = g2z__model_of(12, 12, 768);
+  config.model.eot = G2Z__EOT;
   for (int i = 0; i < G2Z__SETTINGS; i++)
     g2z__setting_read(&g2z__settings[i], &config, g2z__settings[i].standard);
   return config;
@@ -7799,16 +7787,6 @@ G2Z__PRIVATE g2z_status g2z__comm_after(g2z_comm *comm, int all) {
   call.all = all;
   return g2z_comm_submit(comm, &call);
 }
-G2Z__PRIVATE g2z_status g2z__comm_mark(g2z_comm *comm, int place) {
-  g2z_call call = g2z_call_of(G2Z_CALL_MARK, NULL, NULL, 0);
-  call.place = place;
-  return g2z_comm_submit(comm, &call);
-}
-G2Z__PRIVATE g2z_status g2z__comm_wait(g2z_comm *comm, int place) {
-  g2z_call call = g2z_call_of(G2Z_CALL_WAIT, NULL, NULL, 0);
-  call.place = place;
-  return g2z_comm_submit(comm, &call);
-}
 
 G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
   for (size_t i = 0; i < record->count; i++)
@@ -8513,7 +8491,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
   g2z_model_config model;
   memset(out, 0, sizeof *out);
   memset(&model, 0, sizeof model);
-  model.eot = g2z__model_of(12, 12, 768).eot; /* GPT2Config's default if absent */
+  model.eot = G2Z__EOT; /* GPT2Config's default if absent */
   if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
   G2Z__TRY(g2z_read_file(services, path.text, 1 << 20, &text, &bytes));
   const g2z_status status = g2z__config_parse(services, path.text, text, bytes, &model);
@@ -9025,10 +9003,14 @@ G2Z__PRIVATE int g2z__queue_place(const g2z_trainer *t, g2z__queue_place_kind ki
   return kind <= G2Z__PLACE_GATHERED ? (int)kind * buckets + bucket : 2 * buckets + (int)kind - 2;
 }
 G2Z__PRIVATE g2z_status g2z__queue_mark(g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
-  return g2z__comm_mark(t->comm, g2z__queue_place(t, kind, bucket));
+  g2z_call call = g2z_call_of(G2Z_CALL_MARK, NULL, NULL, 0);
+  call.place = g2z__queue_place(t, kind, bucket);
+  return g2z_comm_submit(t->comm, &call);
 }
 G2Z__PRIVATE g2z_status g2z__queue_wait(g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
-  return g2z__comm_wait(t->comm, g2z__queue_place(t, kind, bucket));
+  g2z_call call = g2z_call_of(G2Z_CALL_WAIT, NULL, NULL, 0);
+  call.place = g2z__queue_place(t, kind, bucket);
+  return g2z_comm_submit(t->comm, &call);
 }
 
 /* Allocates memory, and keeps it until the trainer is freed. *pointer receives its address. */
@@ -9439,7 +9421,6 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  const int place = g2z__queue_place(t, G2Z__PLACE_VERDICT, 0);
   const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   int done = 0;
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
@@ -9449,8 +9430,8 @@ G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
   if (!done) {
     G2Z__TRY(g2z__comm_after(t->comm, 0));
     G2Z__TRY(g2z_comm_submit(t->comm, &call));
-    G2Z__TRY(g2z__comm_mark(t->comm, place));
-    G2Z__TRY(g2z__comm_wait(t->comm, place));
+    G2Z__TRY(g2z__queue_mark(t, G2Z__PLACE_VERDICT, 0));
+    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_VERDICT, 0));
   }
   t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
   G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
