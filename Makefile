@@ -193,7 +193,7 @@ check-header: WARN += -Wframe-larger-than=36864 # main, its calls and libc must 
 check-header: ## the header alone in every way, behind system headers, and where it must refuse
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
-	main='int main(void) { return g2z_status_text(G2Z_OK) == 0; }'; cd build/check; \
+	main='int main(void) { return g2z_dtype_text(G2Z_FP16) == 0; }'; cd build/check; \
 	extras=$$(printf '#include "extras/%s"\n' $(notdir $(EXTRAS))); all=$$(printf '%s\n' "$$include" "$$extras"); \
 	printf '%s\n' "$$impl" "$$include" > alone.c; \
 	printf '%s\n' '#define _GNU_SOURCE 1' "$$include" "$$impl" "$$extras" > extras.c; \
@@ -243,7 +243,7 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 	      END { if (!kernels || bad) exit 1; print "ok    " kernels " kernels for Hopper in registers" }' \
 	  build/check/ptxas_90a.txt
 	@$(NVCC) -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra -c peers/plain_cublaslt.cu -o build/check/nvcc.o
-	@printf '%s\n' '#include "gpt2_zero.h"' 'int main(void) { return g2z_status_text(G2Z_OK) == 0; }' > build/check/main.c
+	@printf '%s\n' '#include "gpt2_zero.h"' 'int main(void) { return g2z_dtype_text(G2Z_FP16) == 0; }' > build/check/main.c
 	@printf '%s\n' '#define GPT2_ZERO_IMPLEMENTATION' '#include "gpt2_zero.h"' > build/check/library.cu
 	@$(NVCC) -std=c++17 -O3 -I. -c build/check/library.cu -o build/check/library.o
 	@$(CC) -std=c11 -I. -c build/check/main.c -o build/check/main.o
