@@ -599,13 +599,13 @@ static void test_config_checks(g2z_test *t) {
       CHECK_OK(t, g2z__model_config_check(s, &advised));
     }
   memset(&config, 0, sizeof config);
-  CHECK_BAD(t, g2z__train_config_check(s, &config), "never initialised");
+  CHECK_BAD(t, test_config_check(s, &config), "never initialised");
   config = g2z_train_config_default();
-  CHECK_OK(t, g2z__train_config_check(s, &config));
+  CHECK_OK(t, test_config_check(s, &config));
 #define REFUSED(member, value, part)    \
   config = g2z_train_config_default();  \
   config.member = value;                \
-  CHECK_BAD(t, g2z__train_config_check(s, &config), part)
+  CHECK_BAD(t, test_config_check(s, &config), part)
   REFUSED(model.heads, 7, "channels=768 must divide by heads=7");
   REFUSED(model.heads, 64, "head size of 12");
   REFUSED(model.heads, 4, "up to 128");
@@ -637,25 +637,24 @@ static void test_config_checks(g2z_test *t) {
 #undef REFUSED
 }
 
-/* internals */
 /* Values that depend on each other. */
 static void test_config_pairs(g2z_test *t) {
   g2z_services *s = &t->services;
   g2z_train_config config = g2z_train_config_default();
   config.fp8 = G2Z_FP8_ALL;
   config.dtype = G2Z_BF16;
-  CHECK_BAD(t, g2z__train_config_check(s, &config), "only dtype=fp16 scales");
+  CHECK_BAD(t, test_config_check(s, &config), "only dtype=fp16 scales");
   config.dtype = G2Z_FP16;
-  CHECK_OK(t, g2z__train_config_check(s, &config));
+  CHECK_OK(t, test_config_check(s, &config));
   config = g2z_train_config_default();
   config.model.heads = 16;
   config.model.channels = 1024;
   config.model.context = config.seq = 32769;
-  CHECK_OK(t, g2z__train_config_check(s, &config));
+  CHECK_OK(t, test_config_check(s, &config));
   config.dropout = 0.1f;
-  CHECK_BAD(t, g2z__train_config_check(s, &config), "heads=16 x seq=32769 x seq is 17180917776");
+  CHECK_BAD(t, test_config_check(s, &config), "heads=16 x seq=32769 x seq is 17180917776");
   config.seq = 32768; /* 2^34 scores: the last four have the largest 32-bit index */
-  CHECK_OK(t, g2z__train_config_check(s, &config));
+  CHECK_OK(t, test_config_check(s, &config));
 }
 
 /* Warm-up from 0.1 to 1 in 10 steps; then constant, or a decay to 0.1 at step 110. */

@@ -122,16 +122,15 @@ static void test_summaries_damaged(g2z_test *t) {
       {"\"points\": [", "\"dots\": [", "has no points"}};
   g2z_summary *summary = test_summary(t), *again;
   const char *path = test_at(t, "scaling_report.json");
-  char *text = NULL, changed[8192];
-  size_t bytes = 0;
+  char changed[8192];
   CHECK_OK(t, g2z_summary_write(summary, path));
-  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
-  for (size_t cut = 0; text && cut + 2 < bytes; cut += 3) { /* the end is "}" and a line feed */
+  const char *text = test_read(t, "scaling_report.json");
+  for (size_t cut = 0; cut + 2 < strlen(text); cut += 3) { /* the end is "}" and a line feed */
     test_write_file(t, path, text, cut);
     CHECK(t, g2z_summary_read(&t->services, path, &again) != G2Z_OK && !again);
     CHECK(t, t->services.error[0] != 0);
   }
-  for (size_t i = 0; text && i < sizeof changes / sizeof *changes; i++) {
+  for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
     const char *at = strstr(text, changes[i].from);
     CHECK(t, at != NULL);
     if (!at) continue;
@@ -140,7 +139,6 @@ static void test_summaries_damaged(g2z_test *t) {
     test_write_file(t, path, changed, strlen(changed));
     CHECK_FORMAT(t, g2z_summary_read(&t->services, path, &again), changes[i].says);
   }
-  g2z_release(&t->services, text);
   g2z_summary_free(summary);
 }
 
@@ -148,11 +146,10 @@ static void test_count_watch(void *user) { ++*(int *)user; }
 
 /* Jobs that a program starts in sequence: output, arguments and exit codes. */
 static void test_ranks_run(g2z_test *t) {
-  char name[] = "test_gpt2", list[] = "--list", none[] = "no_such_test", *text;
+  char name[] = "test_gpt2", list[] = "--list", none[] = "no_such_test";
   char *argv[] = {name, list, NULL};
   const char *path = test_at(t, "out.txt");
-  int looks = 0, copies = 0;
-  size_t bytes;
+  int looks = 0;
   g2z_job job;
   g2z_job_end end;
   memset(&job, 0, sizeof job);
@@ -166,10 +163,7 @@ static void test_ranks_run(g2z_test *t) {
   CHECK(t, end.rank_bytes > 65536 && end.cpu_s >= 0 && end.cpu_s < 60);
   job.ranks = 1; /* also a separate process; its output is appended */
   CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));
-  CHECK_OK(t, g2z_read_file(&t->services, path, 1 << 20, &text, &bytes));
-  for (const char *at = text; at && (at = strstr(at, "\nranks_run ")) != NULL; at++) copies++;
-  CHECK(t, copies == 3);
-  g2z_release(&t->services, text);
+  CHECK(t, test_times(test_read(t, "out.txt"), "\nranks_run ") == 3);
   argv[1] = none;
   job.ranks = 2;
   CHECK_OK(t, g2z_ranks_run(&t->services, &job, &end));

@@ -258,7 +258,10 @@ static float *test_twin_fetch(test_pair *p, const test_twin *twin) {
 static uint8_t test_narrow_byte(float x, int gradient) {
   float rounded = gradient ? g2z__round_e5m2(x) : g2z__round_e4m3(4 * x);
   int fraction = gradient ? 2 : 3, bias = gradient ? 15 : 7;
-  uint32_t bits = g2z__bits_of(rounded), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
+  uint32_t magnitude;
+  memcpy(&magnitude, &rounded, sizeof magnitude);
+  const uint32_t sign = magnitude >> 24 & 0x80u;
+  magnitude &= 0x7fffffffu;
   if (fabsf(rounded) < ldexpf(1, 1 - bias))
     magnitude = (uint32_t)ldexpf(fabsf(rounded), bias - 1 + fraction);
   else magnitude = (magnitude >> (23 - fraction)) - ((uint32_t)(127 - bias) << fraction);

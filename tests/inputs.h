@@ -368,11 +368,10 @@ static void test_inputs_rows(g2z_test *t) {
 static void test_weights_split(g2z_test *t) {
   const g2z_model_config model = test_weights_model();
   test_weights w, back = test_weights_values();
-  char directory[512];
+  const char *directory = test_at(t, "split");
   g2z__safetensors *file;
   float value;
   test_inputs_weights(t, &w);
-  snprintf(directory, sizeof directory, "%s", test_path(t, "split"));
   memset(back.values, 0, back.count * sizeof(float));
   CHECK_OK(t, g2z__weights_read(&t->services, directory, &model, test_weights_take, &back));
   CHECK(t, back.next == w.count && memcmp(back.values, w.values, w.count * sizeof(float)) == 0);

@@ -316,7 +316,7 @@ static void test_plan_largest_batch(g2z_test *t) {
     }
   g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* the largest batch must be valid */
   tiny.batch = g2z_plan_largest_batch(test_plan(t, &tiny, G2Z_DEVICE_CUDA, 0, 1), SIZE_MAX);
-  CHECK_OK(t, g2z__train_config_check(&t->services, &tiny));
+  CHECK_OK(t, test_config_check(&t->services, &tiny));
 }
 
 /* internals */

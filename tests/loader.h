@@ -3,28 +3,23 @@
 
 /* ----- shards and loader ------------------------------------------------- */
 
-/* A shard whose token i is first + i: its first token identifies a sequence. */
-static void test_loader_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
-                              int count) {
+/* Tokens first, first + 1, ...: the first token of a sequence identifies it. If `masked`, only those
+ * count for which mask_counts is true. */
+static int mask_counts(int token) { return token % 7 % 3 != 1; }
+static void test_mask_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
+                            int count, int masked) {
   g2z_shard_writer *writer = NULL;
   REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, format, 0, &writer));
-  for (int32_t id = first; id < first + count; id++)
-    CHECK_OK(t, g2z_shard_writer_append(writer, &id, 1));
+  for (int id = first; id < first + count; id++) {
+    int32_t flagged = masked && !mask_counts(id) ? id + G2Z_UNCOUNTED : id;
+    CHECK_OK(t, g2z_shard_writer_append(writer, &flagged, 1));
+  }
   CHECK_OK(t, g2z_shard_writer_commit(writer));
   g2z_shard_writer_free(writer);
 }
 
 static g2z_loader_config test_loader_config(const char *glob, int batch, int seq) {
-  g2z_loader_config config;
-  memset(&config, 0, sizeof config);
-  config.glob = glob;
-  config.batch = batch;
-  config.seq = seq;
-  config.accum = 1;
-  config.world = 1;
-  config.vocab = 65536;
-  config.order = G2Z_ORDER_SHUFFLED;
-  config.seed = 42;
+  const g2z_loader_config config = {glob, batch, seq, 1, 0, 1, 65536, G2Z_ORDER_SHUFFLED, 42};
   return config;
 }
 
@@ -185,18 +180,16 @@ static void test_loader_ranks(g2z_test *t) {
   static const int tokens[] = {400, 8, 9, 1003, 77}; /* 49 + 0 + 1 + 125 + 9 sequences */
   static int32_t order[2][2][LOADER_STEPS * LOADER_G]; /* [world above 1][epoch] */
   static char expected[70000], targets[70000], seen[70000];
-  char glob_text[512], name[32];
   memset(expected, 0, sizeof expected);
   memset(targets, 0, sizeof targets);
   for (int s = 0, begin = 100; s < 5; s++) {
-    snprintf(name, sizeof name, "s%d.bin", s);
-    test_loader_shard(t, test_path(t, name), s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, begin,
-                      tokens[s]);
+    test_mask_shard(t, test_at(t, "s%d.bin", s), s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, begin,
+                    tokens[s], 0);
     for (int i = 0; i + LOADER_T < tokens[s]; i += LOADER_T) expected[begin + i] = 1;
     memset(targets + begin + 1, 1, (size_t)tokens[s] - 1);
     begin += tokens[s] + 1000; /* crossing rows would show a jump */
   }
-  snprintf(glob_text, sizeof glob_text, "%s", test_path(t, "s?.bin"));
+  const char *glob_text = test_at(t, "s?.bin");
   test_loader_file(t, glob_text, targets);
   for (int world = 1; world <= 4; world++) {
     for (int rank = 0; rank < world; rank++)
@@ -220,9 +213,8 @@ static void test_loader_ranks(g2z_test *t) {
 /* After a seek, in any state of the prefetch, the loader continues like an uninterrupted run. */
 static void test_loader_seek(g2z_test *t) {
   enum { T = 4, B = 3, STEPS = 60 };
-  char path[512];
-  snprintf(path, sizeof path, "%s", test_path(t, "data[1].bin")); /* a name, not a pattern */
-  test_loader_shard(t, path, G2Z_SHARD_RAW, 1000, 4 * 100);
+  const char *path = test_at(t, "data[1].bin"); /* a name, not a pattern */
+  test_mask_shard(t, path, G2Z_SHARD_RAW, 1000, 4 * 100, 0);
   g2z_loader_config config = test_loader_config(path, B, T);
   g2z_loader *loader;
   g2z_loader_position at[STEPS];
@@ -294,9 +286,8 @@ static void test_loader_refused(g2z_test *t) {
       {{MAGIC, 1, INT32_MAX}, 1200, G2Z_FORMAT, "promises 2147483647 tokens in 4294968318 bytes"},
       {{MAGIC, 2, 88}, 1200, G2Z_UNSUPPORTED, "only version 1"}};
   const int32_t good[300] = {MAGIC, 1, 88};
-  char path[512];
+  const char *path = test_at(t, "shard.bin");
   g2z_loader *loader;
-  snprintf(path, sizeof path, "%s", test_path(t, "shard.bin"));
   g2z_loader_config config = test_loader_config(path, 2, 8);
   test_loader_refuse(t, &config, G2Z_IO, "no file has the name or pattern");
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -338,9 +329,8 @@ static void test_loader_damage(g2z_test *t) {
   enum { T = 8, B = 2 };
   g2z_services *services = &t->services;
   const int32_t *x = NULL, *y = NULL;
-  char path[512];
-  snprintf(path, sizeof path, "%s", test_path(t, "shard.bin"));
-  test_loader_shard(t, path, G2Z_SHARD_LLMC, 0, 1000);
+  const char *path = test_at(t, "shard.bin");
+  test_mask_shard(t, path, G2Z_SHARD_LLMC, 0, 1000, 0);
   g2z_loader_config config = test_loader_config(path, B, T);
   g2z_loader *loader;
   g2z_loader_position start = {0, 30}, behind = {0, 10};
@@ -379,16 +369,14 @@ static void test_loader_damage(g2z_test *t) {
 static void test_loader_many_shards(g2z_test *t) {
   enum { T = 4, B = 5, SHARDS = 300 };
   static char seen[SHARDS * 100];
-  char pattern[512], name[32];
   struct rlimit before, now;
   const int32_t *x, *y;
   g2z_loader *loader;
   g2z_status status = G2Z_OK;
   for (int s = 0; s < SHARDS; s++) {
-    snprintf(name, sizeof name, "s%03d", s);
-    test_loader_shard(t, test_path(t, name), G2Z_SHARD_RAW, s * 100, 2 * T + 1);
+    test_mask_shard(t, test_at(t, "s%03d", s), G2Z_SHARD_RAW, s * 100, 2 * T + 1, 0);
   }
-  snprintf(pattern, sizeof pattern, "%s", test_path(t, "s*"));
+  const char *pattern = test_at(t, "s*");
   getrlimit(RLIMIT_NOFILE, &before);
   now = before;
   now.rlim_cur = 160;
@@ -415,13 +403,11 @@ static void test_loader_many_shards(g2z_test *t) {
 }
 
 static void test_loader_no_memory(g2z_test *t) {
-  char pattern[512];
   g2z_status status;
   long n = 1;
-  test_loader_shard(t, test_path(t, "a.bin"), G2Z_SHARD_LLMC, 0, 100);
-  test_loader_shard(t, test_path(t, "b.bin"), G2Z_SHARD_RAW, 500, 100);
-  snprintf(pattern, sizeof pattern, "%s", test_path(t, "*.bin"));
-  g2z_loader_config config = test_loader_config(pattern, 2, 8);
+  test_mask_shard(t, test_path(t, "a.bin"), G2Z_SHARD_LLMC, 0, 100, 0);
+  test_mask_shard(t, test_path(t, "b.bin"), G2Z_SHARD_RAW, 500, 100, 0);
+  g2z_loader_config config = test_loader_config(test_at(t, "*.bin"), 2, 8);
   do {
     g2z_loader *loader = NULL;
     g2z_shard_writer *writer = NULL;
@@ -436,15 +422,13 @@ static void test_loader_no_memory(g2z_test *t) {
 
 /* The hash that identifies the data: lengths, ends, and samples of the middle. */
 static void test_loader_data(g2z_test *t) {
-  char pattern[512];
-  snprintf(pattern, sizeof pattern, "%s", test_path(t, "*.bin"));
-  g2z_loader_config config = test_loader_config(pattern, 1, 8);
+  g2z_loader_config config = test_loader_config(test_at(t, "*.bin"), 1, 8);
   uint64_t data[4];
   for (int i = 0; i < 4; i++) { /* equal, equal, a zeroed middle, another last token */
     const char *raw = test_path(t, "1.bin");
     g2z_loader *loader;
-    test_loader_shard(t, test_path(t, "0.bin"), G2Z_SHARD_LLMC, 0, 1000);
-    test_loader_shard(t, raw, G2Z_SHARD_RAW, 5000, 55000);
+    test_mask_shard(t, test_path(t, "0.bin"), G2Z_SHARD_LLMC, 0, 1000, 0);
+    test_mask_shard(t, raw, G2Z_SHARD_RAW, 5000, 55000, 0);
     for (size_t at = 40000; i == 2 && at < 44000; at++) test_files_poke(t, raw, at, 0);
     if (i == 3) test_files_poke(t, raw, 2 * 55000 - 1, 0);
     REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
@@ -455,20 +439,6 @@ static void test_loader_data(g2z_test *t) {
 }
 
 /* ----- masks ------------------------------------------------------------- */
-
-/* Tokens first, first + 1, ...; if `masked`, only those count for which mask_counts is true. */
-static int mask_counts(int token) { return token % 7 % 3 != 1; }
-static void test_mask_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
-                            int count, int masked) {
-  g2z_shard_writer *writer = NULL;
-  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, format, 0, &writer));
-  for (int id = first; id < first + count; id++) {
-    int32_t flagged = masked && !mask_counts(id) ? id + G2Z_UNCOUNTED : id;
-    CHECK_OK(t, g2z_shard_writer_append(writer, &flagged, 1));
-  }
-  CHECK_OK(t, g2z_shard_writer_commit(writer));
-  g2z_shard_writer_free(writer);
-}
 
 /* A mask, byte by byte. A shard without masked tokens has no mask file and removes an old one. */
 static void test_mask_writer(g2z_test *t) {
@@ -543,14 +513,11 @@ static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, i
  * around whole bytes, with and without a mask. */
 static void test_loader_masks(g2z_test *t) {
   static const int tokens[] = {400, 300, 200, 77, 121};
-  char glob[512], name[32];
-  for (int s = 0; s < 5; s++) {
-    snprintf(name, sizeof name, s == 3 ? "s%d" : "s%d.bin", s);
-    test_mask_shard(t, test_path(t, name), s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, 1000 * s,
-                    tokens[s], s != 2);
-  }
+  for (int s = 0; s < 5; s++)
+    test_mask_shard(t, test_at(t, s == 3 ? "s%d" : "s%d.bin", s),
+                    s % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC, 1000 * s, tokens[s], s != 2);
   CHECK(t, test_files_count(t, "") == 9 && access(test_path(t, "s2.mask"), F_OK) != 0);
-  snprintf(glob, sizeof glob, "%s", test_path(t, "s*[3n]"));
+  const char *glob = test_at(t, "s*[3n]");
   for (int order = G2Z_ORDER_FILE; order <= G2Z_ORDER_SHUFFLED; order++)
     for (int seq = 7; seq < 18; seq++) {
       int all[2] = {0, 0};
@@ -587,12 +554,9 @@ static void test_masks_refused(g2z_test *t) {
       {"b", 26, 0, 0, G2Z_FORMAT, "a.mask is the mask of another shard (100 tokens, hash "},
       {"c", 26, 0, 0, G2Z_FORMAT, "a.mask has 36 bytes, but the mask of the 100 tokens of "},
       {"a", 26, 0, 1, G2Z_FORMAT, "a.bin has 37: it was cut or belongs to another shard"}};
-  char path[512] = "", mask[512], kept[512];
+  const char *path = test_at(t, "a.bin"), *mask = test_at(t, "a.mask"), *kept = test_at(t, "kept");
   g2z_loader_config config = test_loader_config(path, 2, 8);
   uint64_t data[3];
-  snprintf(path, sizeof path, "%s", test_path(t, "a.bin"));
-  snprintf(mask, sizeof mask, "%s", test_path(t, "a.mask"));
-  snprintf(kept, sizeof kept, "%s", test_path(t, "kept"));
   test_mask_shard(t, path, G2Z_SHARD_LLMC, 0, 100, 1);
   test_mask_shard(t, test_path(t, "b.bin"), G2Z_SHARD_LLMC, 500, 100, 1);
   test_mask_shard(t, test_path(t, "c.bin"), G2Z_SHARD_LLMC, 0, 90, 1);
@@ -600,14 +564,12 @@ static void test_masks_refused(g2z_test *t) {
   CHECK(t, rename(mask, kept) == 0);
   data[1] = test_mask_data(t, path);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    char name[16];
-    snprintf(name, sizeof name, "%s.mask", cases[i].of);
-    test_sh(t, "cp '%s' '%s'", *cases[i].of == 'a' ? kept : test_path(t, name), mask);
+    test_sh(t, "cp %s a.mask", *cases[i].of == 'a' ? "kept" : test_text("%s.mask", cases[i].of));
     test_files_poke(t, mask, (size_t)cases[i].at, cases[i].byte);
     if (cases[i].more) test_files_poke(t, mask, 37, 0);
     test_loader_refuse(t, &config, cases[i].status, cases[i].sentence);
   }
-  test_sh(t, "cp '%s' '%s'", kept, mask);
+  test_sh(t, "cp kept a.mask");
   test_files_poke(t, mask, 30, 0x55);
   data[2] = test_mask_data(t, path);
   CHECK(t, data[0] != data[1] && data[1] != data[2] && data[0] != data[2]);
@@ -640,7 +602,6 @@ static void test_masks_refused(g2z_test *t) {
 static void test_masks_damage(g2z_test *t) {
   enum { T = 8, SHARDS = 130 };
   const int32_t *x, *y;
-  char pattern[512], name[32];
   g2z_status status = G2Z_OK;
   g2z_loader_position start = {0, 0};
   g2z_loader *loader;
@@ -654,12 +615,9 @@ static void test_masks_damage(g2z_test *t) {
   CHECK_FORMAT(t, status, "ends before the bit of token 400: do not ");
   CHECK(t, steps == 400 / (2 * T));
   g2z_loader_free(loader);
-  for (int s = 0; s < SHARDS; s++) {
-    snprintf(name, sizeof name, "s%03d.bin", s);
-    test_mask_shard(t, test_path(t, name), G2Z_SHARD_RAW, s * 100, 2 * T + 1, 1);
-  }
-  snprintf(pattern, sizeof pattern, "%s", test_path(t, "s*.bin"));
-  config.glob = pattern;
+  for (int s = 0; s < SHARDS; s++)
+    test_mask_shard(t, test_at(t, "s%03d.bin", s), G2Z_SHARD_RAW, s * 100, 2 * T + 1, 1);
+  config.glob = test_at(t, "s*.bin");
   REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
   for (int step = 0; step < SHARDS; step++) CHECK_OK(t, g2z_loader_next(loader, &x, &y));
   CHECK(t, unlink(test_path(t, "s000.mask")) == 0);
@@ -764,7 +722,6 @@ static void test_prepare_masks(g2z_test *t) {
       {"", "--out $D --field a,c $D/d.jsonl", 1, "d.jsonl, line 1, column "},
       {"", "--encode --field a,b < $D/one.jsonl", 0, "=64 65 66\n"}};
   static test_pairs first, last;
-  char glob[512];
   int all[2] = {0, 0};
   PREPARE_OR_SKIP(t);
   test_pairs_make(t, test_path(t, "d.jsonl"), 150, "#", "", &first);
@@ -773,23 +730,19 @@ static void test_prepare_masks(g2z_test *t) {
   for (size_t i = 0; i < first.count; i++) all[!(first.ids[i] & G2Z_UNCOUNTED)]++;
   CHECK(t, test_prepare(t, "", "--threads 3 --field a,b --val-fraction 0 --shard-tokens 501 "
                                "--out $D/1 $D/d.jsonl") == 0);
-  snprintf(glob, sizeof glob, "150 documents, %zu tokens, %d of them targets, ", first.count, all[1]);
-  CHECK(t, strstr(test_prepare_said, glob) != NULL);
+  CHECK_HAS(t, test_prepare_said, test_text("150 documents, %zu tokens, %d of them targets, ",
+                                            first.count, all[1]));
   CHECK(t, test_prepare(t, "", "--format raw --field a,b --val-fraction 0 --out $D/2 "
                            "$D/d.jsonl") == 0);
   for (int world = 1; world <= 3; world++)
     for (int rank = 0; rank < world; rank++) {
-      snprintf(glob, sizeof glob, "%s", test_path(t, "1/d_train_*.bin"));
-      test_pairs_read(t, glob, &first, 501, 20, world, rank);
-      snprintf(glob, sizeof glob, "%s", test_path(t, "2/train.bin"));
-      test_pairs_read(t, glob, &last, last.count, 13, world, rank);
+      test_pairs_read(t, test_at(t, "1/d_train_*.bin"), &first, 501, 20, world, rank);
+      test_pairs_read(t, test_at(t, "2/train.bin"), &last, last.count, 13, world, rank);
     }
   CHECK(t, test_files_count(t, "1/d_train_") == 2 * ((int)first.count / 501 + 1));
   CHECK(t, test_prepare(t, "", "--field a,b --out $D/2 $D/d.jsonl") == 0);
-  CHECK(t, access(test_path(t, "2/d_train_000000.mask"), F_OK) == 0);
-  CHECK(t, access(test_path(t, "2/d_val_000000.mask"), F_OK) == 0);
+  CHECK(t, test_there(t, "2/d_train_000000.mask") && test_there(t, "2/d_val_000000.mask"));
   CHECK(t, test_prepare(t, "", "--field b --out $D/2 --overwrite $D/d.jsonl") == 0); /* all count */
-  CHECK(t, access(test_path(t, "2/d_train_000000.mask"), F_OK) != 0);
-  CHECK(t, access(test_path(t, "2/d_val_000000.mask"), F_OK) != 0);
+  CHECK(t, !test_there(t, "2/d_train_000000.mask") && !test_there(t, "2/d_val_000000.mask"));
   test_prepare_cases(t, bad, sizeof bad / sizeof *bad);
 }

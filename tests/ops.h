@@ -321,9 +321,8 @@ static void test_cgroup_memory(g2z_test *t) {
       {{"proc/self/cgroup", "\n:\n::\n4:memory\n0::\n0::/a", "sys/fs/cgroup/a/memory.max", "many\n",
         "sys/fs/cgroup/memory.max", ""}, 700, 1000}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    char root[512], name[32], path[700];
-    snprintf(name, sizeof name, "machine%zu", i);
-    snprintf(root, sizeof root, "%s", test_path(t, name));
+    const char *root = test_at(t, "machine%zu", i);
+    char path[700];
     for (const char *const *file = cases[i].files; *file; file += 2) {
       snprintf(path, sizeof path, "%s/%s", root, file[0]);
       *strrchr(path, '/') = 0;

@@ -262,12 +262,11 @@ static void test_weights_round_trip(g2z_test *t) {
   test_weights w = test_weights_values(), back = test_weights_values();
   g2z_model_config read, bad = model;
   g2z__safetensors *file;
-  char directory[512], path[600], *first;
+  const char *directory = test_at(t, "new/dir"), *path = test_at(t, "new/dir/model.safetensors");
+  char *first;
   float value = 0;
   size_t bytes = 0;
   memset(back.values, 0, back.count * sizeof(float));
-  snprintf(directory, sizeof directory, "%s", test_path(t, "new/dir"));
-  snprintf(path, sizeof path, "%s/model.safetensors", directory);
   CHECK_OK(t, g2z_make_directory(services, directory));
   CHECK_OK(t, test_weights_write(services, directory, &model, &w));
   CHECK(t, test_files_count(t, "new/dir/") == 2);
