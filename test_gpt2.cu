@@ -250,6 +250,7 @@ static const g2z_test_entry test_table[] = {
     {"make_command", "a program whose command has changed is built again", test_make_command},
     {"make_fetch", "a download whose sum is wrong is refused", test_make_fetch},
     {"example_minimal", "examples/minimal.cu trains, resumes, on two ranks", test_example_minimal},
+    {"example_gpt2", "recipes with --smoke: download, stop, resume", test_example_gpt2},
     {"example_finetune", "examples/finetune.sh, from weights to an answer", test_example_finetune},
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},

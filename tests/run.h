@@ -985,6 +985,38 @@ static void test_example_minimal(g2z_test *t) {
   }
 }
 
+/* The recipes of GPT-2 124M with --smoke: they download, stop, resume and end; a damaged download is
+ * refused. */
+static void test_example_gpt2(g2z_test *t) {
+  static const struct { const char *command; int code; const char *says[3]; } cases[] = {
+      {"examples/gpt2_124M.sh --smoke $D/a --max-train-steps 25", 0,
+       {"fetching fineweb_train_000002.bin", "step 25/25 | ", "3 questions: acc "}},
+      {"examples/gpt2_124M.sh --smoke $D/a", 0,
+       {"resumed after step 25", "step 60/60 | ", "done: loss "}},
+      {"examples/gpt2_124M.sh --smoke $D/a", 0, {"a/run is complete", "", ""}},
+      {"examples/gpt2_124M_muon.sh --smoke --gpus 2 $D/b --max-train-steps 10", 0,
+       {"without --fp8 all", "optimizer: Muon", "step 10/10 | "}},
+      {"rm $D/b/data/*val*; echo x >> $D/b/made/fineweb_val_000000.bin; "
+       "examples/gpt2_124M_muon.sh --smoke $D/b", 1,
+       {"fineweb_val_000000.bin is damaged or another file", "", ""}},
+      {"rm $D/b/made/fineweb_val_000000.bin; examples/gpt2_124M.sh --smoke $D/b", 1,
+       {"cannot download file://", "", ""}},
+      {"examples/gpt2_124M.sh --gpus 3 $D/c", 1, {"use: examples/gpt2_124M.sh", "", ""}},
+      {"examples/gpt2_124M_muon.sh --smoke", 1, {"use: examples/gpt2_124M.sh", "", ""}}};
+  char output[16384];
+  if (access("examples/gpt2_124M.sh", R_OK) != 0) SKIP(t, "there are no examples here");
+  if (system("command -v curl > /dev/null") != 0) SKIP(t, "curl is not installed");
+  PREPARE_OR_SKIP(t);
+  TRAIN_OR_SKIP(t);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *command = test_text("D='%s'; { %s; } 2>&1", t->directory, cases[i].command);
+    CHECK(t, test_shell(command, output, sizeof output) == cases[i].code);
+    CHECK_HAS(t, output, cases[i].says[0], cases[i].says[1], cases[i].says[2]);
+    CHECK(t, i == 0 || i > 2 || !strstr(output, "fetching")); /* downloads once */
+  }
+  test_sh(t, "ls a/run/weights/model.safetensors a/run/RUN_COMPLETE.txt > there && ! ls -d c 2> /dev/null");
+}
+
 /* examples/finetune.sh on weights that ./train wrote: the tuned model completes a prompt like its
  * examples and stops there. Missing files are reported, and nothing is overwritten. */
 static void test_example_finetune(g2z_test *t) {

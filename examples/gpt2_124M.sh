@@ -1,0 +1,115 @@
+#!/bin/sh
+# Trains GPT-2 124M as llm.c does: 10 billion tokens of FineWeb, 18,865 steps of 524,288 tokens.
+#
+#   examples/gpt2_124M.sh [--smoke] [--gpus N] OUT [FLAGS OF TRAIN...]
+#
+# --smoke  runs all of it with a small model and a text that it makes: on two CPU cores in a minute
+# --gpus   1, 2, 4 or 8 GPUs of this host [1]
+# OUT      a directory for downloads (OUT/data, 21 GB), checkpoints and results (OUT/run)
+#
+# The same command continues after a stop: whole downloads stay, and the training resumes from its
+# newest checkpoint. llm.c publishes a validation loss of 3.27 to 3.29, and 29.9 % for HellaSwag with
+# likelihood per token; acc_norm of hellaswag_val.jsonl counts per character (docs/formats.md).
+# Hours by the tables of README.md and docs/speed.md: 4.3 on one H100, 2.2 on two.
+# Only --smoke was run. Not run: the downloads, the training on GPUs, and so its loss and score.
+# The tables have no time of 4 or 8 GPUs at this batch size.
+set -eu
+fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
+use() { fail "use: $0 [--smoke] [--gpus 1|2|4|8] OUT [FLAGS OF TRAIN...]"; }
+smoke='' gpus=1 optimizer=${G2Z_RECIPE:-adamw} # gpt2_124M_muon.sh sets G2Z_RECIPE
+while [ $# -gt 0 ]; do
+  case $1 in
+    --smoke) smoke=1 ;;
+    --gpus) [ $# -gt 1 ] || use; gpus=$2; shift ;;
+    *) break ;;
+  esac
+  shift
+done
+case ${1:--} in -*) use ;; esac
+case $gpus in 1 | 2 | 4 | 8) ;; *) use ;; esac
+out=$1
+shift
+here=$(dirname "$0")/..
+prepare=${G2Z_PREPARE_DATA:-$here/prepare_data}
+train=${G2Z_TRAIN:-$here/train}
+for program in "$prepare" "$train"; do
+  [ -x "$program" ] || fail "$program is not built: type make"
+done
+command -v curl > /dev/null || fail "curl is needed: apt-get install curl"
+data=$out/data run=$out/run
+mkdir -p "$data"
+
+fineweb=https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main
+hellaswag=https://raw.githubusercontent.com/rowanz/hellaswag/master/data
+vocab=$here/data/vocab.bpe shards=103 questions=10042 steps=18865
+if [ "$smoke" ]; then # a small model, and a place to download from
+  made=$out/made
+  fineweb=file://$(cd "$out" && pwd)/made
+  hellaswag=$fineweb vocab=$made/bytes.bpe shards=2 questions=3 steps=60
+  if [ ! -e "$made/hellaswag_val.jsonl" ]; then
+    rm -rf "$made"
+    mkdir -p "$made"
+    echo '#version: 0.2' > "$vocab"
+    awk 'BEGIN { for (i = 0; i < 3000; i++) print i % 97 " and " i % 7 " is " i % 97 + i % 7 ".\n" }' \
+      > "$made/text.txt"
+    "$prepare" --vocab "$vocab" --split-docs blank --val-tokens 5000 --shard-tokens 30000 \
+      --out "$made" --name fineweb "$made/text.txt"
+    mv "$made/fineweb_train_000001.bin" "$made/fineweb_train_000002.bin"
+    mv "$made/fineweb_train_000000.bin" "$made/fineweb_train_000001.bin"
+    for i in 1 2 3; do
+      echo "{\"ctx\": \"$i and 2 is\", \"endings\": [\"$((i + 2)).\", \"no.\"], \"label\": 0}"
+    done > "$made/questions"
+    mv "$made/questions" "$made/hellaswag_val.jsonl"
+  fi
+  set -- --layers 2 --channels 64 --context 64 --batch 4 --global-batch 8 --steps $steps --warmup 7 \
+    --val-every 20 --eval-every 30 --save-every 20 --device cpu \
+    --ranks "$gpus" "$@"
+else
+  [ -f "$vocab" ] || make -C "$here" vocab
+  set -- --batch 32 --global-batch 512 --steps $steps --warmup 700 --val-every 250 --val-steps 20 \
+    --eval-every 5000 --save-every 500 --gpus "$gpus" "$@"
+fi
+if [ -e "$run/RUN_COMPLETE.txt" ] && [ -d "$run/$(printf 'step-%06d' $steps)" ]; then
+  echo "$run is complete. To train again, remove it or name another directory"
+  exit 0
+fi
+
+# fetch URL NAME CHECK: downloads to $data/NAME, which exists only if CHECK accepts the file.
+fetch() {
+  [ ! -e "$data/$2" ] || return 0
+  echo "fetching $2"
+  curl -fsSL "$1/$2" -o "$data/$2.partial" || fail "cannot download $1/$2: check the network"
+  $3 "$data/$2.partial" || fail "$1/$2 is damaged or another file: start again to download it anew"
+  mv "$data/$2.partial" "$data/$2"
+}
+# A shard's header: 20240520, version 1, number of tokens of two bytes each.
+is_shard() {
+  od -An -tu4 -N12 "$1" | {
+    read -r magic version tokens
+    [ "$magic $version" = "20240520 1" ] && [ "$(wc -c < "$1")" -eq $((1024 + 2 * tokens)) ]
+  }
+}
+is_questions() { [ "$(grep -c '"endings"' "$1")" -eq $questions ]; }
+fetch "$fineweb" fineweb_val_000000.bin is_shard
+fetch "$hellaswag" hellaswag_val.jsonl is_questions
+i=1
+while [ $i -le $shards ]; do
+  fetch "$fineweb" "$(printf 'fineweb_train_%06d.bin' $i)" is_shard
+  i=$((i + 1))
+done
+
+[ "$optimizer" = adamw ] || set -- --optimizer "$optimizer" "$@"
+if [ "$optimizer" = muon ]; then # 8-bit products need a GPU of compute capability 9.0
+  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1) || :
+  if [ "$smoke" ] || [ "$capability" != 9.0 ]; then
+    echo "without --fp8 all: this run is not on a GPU with 8-bit products (Hopper)"
+  else
+    set -- --fp8 all "$@"
+  fi
+fi
+for checkpoint in "$run"/step-*[0-9]; do
+  [ ! -d "$checkpoint" ] || resume=latest
+done
+"$train" --train "$data/fineweb_train_*.bin" --val "$data/fineweb_val_*.bin" --vocab "$vocab" \
+  --eval "$data/hellaswag_val.jsonl" --lr 6e-4 --min-lr 0 --weight-decay 0.1 --clip 1 \
+  --keep 2 --run-dir "$run" ${resume:+--resume "$resume"} "$@"
