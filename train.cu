@@ -23,7 +23,7 @@ typedef struct program {
 
 static size_t in_place; /* columns of the step on the terminal's last line; 0: none */
 
-/* Clears that line. */
+/* Clears the terminal's last line. */
 static void leave_place(void) {
   if (in_place) printf("\r%*s\r", (int)in_place, "");
   in_place = 0;
@@ -44,14 +44,14 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
   fflush(stdout);
 }
 
-/* On a terminal, steps replace each other on the last line, which must not wrap, at most ten times
- * per second. Elsewhere a step is printed every 5 seconds. Everything else, and the last step, has
- * a line of its own. */
+/* On a terminal, each step replaces the previous one on the last line, at most ten times per
+ * second; the line must not wrap. Elsewhere a step is printed every 5 seconds. Other events, and
+ * the last step, get a separate line. */
 static void print_event(const program *p, const g2z_run_event *event) {
   static double next;
   struct winsize window;
   const double now = g2z_seconds();
-  /* A launcher's output may be a terminal, too, but shows a line only when it ends. */
+  /* A launcher's output may be a terminal, too, but the launcher shows a line only when it ends. */
   const int terminal = strcmp(p->context.ranks.place.launcher, "alone") == 0 &&
                        isatty(STDOUT_FILENO) && tcgetpgrp(STDOUT_FILENO) == getpgrp() &&
                        !p->options.profile_mode;
@@ -88,8 +88,8 @@ static void on_alarm(int number) {
   _exit(G2Z_EXIT_LOST);
 }
 
-/* Runs in a thread of the library, while other threads may wait for ever inside a collective: it
- * reports the fault and ends the process. */
+/* Reports the fault and ends the process. Runs in a thread of the library: other threads may wait
+ * for ever inside a collective. */
 static void on_fault(void *user, const g2z_fault *fault) {
   const program *p = (const program *)user;
   const g2z_place *place = &p->context.ranks.place;
@@ -132,7 +132,7 @@ static g2z_status dry_run(g2z_services *services, const g2z_run_options *o,
   }
   const int local = context->ranks.place.local_world;
   const int sharing = context->device == G2Z_DEVICE_CPU && local > 1 ? local : 1;
-  free_bytes /= (size_t)sharing; /* of the host's memory */
+  free_bytes /= (size_t)sharing; /* this rank's share of the host's memory */
   g2z_plan_print(plan, free_bytes, print_line, NULL);
   g2z_status status = G2Z_OK;
   if (free_bytes) status = g2z_plan_fits(services, &config, plan, free_bytes, sharing);
@@ -176,13 +176,13 @@ static g2z_status write_text(const program *p, g2z_model *model, const g2z_token
   return status;
 }
 
-/* Asks for prompts until the end of the input. */
+/* Reads prompts until the end of the input, and continues each. */
 static g2z_status converse(const program *p, g2z_model *model, const g2z_tokenizer *tokenizer) {
   char *line = NULL;
   size_t room = 0;
   ssize_t bytes = 0;
   g2z_status status = G2Z_OK;
-  puts("Type a prompt and Enter. Ctrl-D ends.");
+  puts("Type a prompt, then Enter. Ctrl-D ends.");
   while (status == G2Z_OK) {
     printf("> ");
     fflush(stdout);
@@ -210,7 +210,7 @@ static void print_share(void *user, double share) {
   fflush(stdout);
 }
 
-/* A line for each file of --eval. */
+/* Scores the files of --eval and prints a line for each. */
 static g2z_status evaluate(const program *p, g2z_model *model, const g2z_tokenizer *tokenizer) {
   const g2z_texts *files = &p->options.run.eval;
   for (int i = 0; i < files->count; i++) {
@@ -269,10 +269,10 @@ static g2z_status use(program *p) {
 int main(int argc, char **argv) {
   g2z_services services;
   program p;
-  int is_parent = 0, code = 0, alike = 1; /* alike: a failure is the same on all ranks of a host */
+  int is_parent = 0, code = 0, alike = 1; /* alike: all ranks of a host fail alike */
   memset(&services, 0, sizeof services);
   g2z_status status = g2z_begin_program(&services, argv);
-  signal(SIGPIPE, SIG_IGN); /* the reader of the console may leave; train.log has every line */
+  signal(SIGPIPE, SIG_IGN); /* the console's reader may end; train.log has all lines */
   memset(&p, 0, sizeof p);
   services.log = print_log;
   services.user = &p.context.ranks.place;
@@ -306,13 +306,13 @@ int main(int argc, char **argv) {
                                  : use(&p);
     }
   }
-  /* After the ranks have met, all have the same sentence, which names the rank that failed: rank 0
+  /* After the ranks have met, all have the same sentence, which names the rank that failed. Rank 0
    * prints it. */
   const int same = status == G2Z_STOPPED ||
                    (p.options.met && status != G2Z_LOST && strstr(services.error, "rank "));
   int printed = same && p.context.ranks.place.rank != 0;
   if (status != G2Z_OK && status != G2Z_NO_MEMORY && alike) {
-    g2z_services other; /* its error must not replace the sentence */
+    g2z_services other; /* so that its error does not replace the sentence */
     g2z_place place;
     memset(&other, 0, sizeof other);
     printed = g2z_place_find(&other, &place) == G2Z_OK && place.local_rank > 0;

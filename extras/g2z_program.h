@@ -35,19 +35,19 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
-  G2Z_FLAG_GLOB,     /* the same for a file pattern; a second, different value is an error: the
-                      * first pattern's files would be left out */
-  G2Z_FLAG_TEXTS,    /* g2z_texts: all arguments up to the next flag are appended */
-  G2Z_FLAG_FILE,     /* char *: a file of flags, one "--name VALUE" per line, comments after #;
-                      * its text, to which values point, is freed with g2z_release */
-  G2Z_FLAG_CHOICE,   /* int or enum: the index of the value among the words of `value` */
+  G2Z_FLAG_GLOB,     /* the same for a file pattern. A second, different value is an error, since
+                      * the files of the first pattern would not be used */
+  G2Z_FLAG_TEXTS,    /* g2z_texts: appends all arguments up to the next flag */
+  G2Z_FLAG_FILE,     /* char *: a file of flags, one "--name VALUE" per line, comments after #.
+                      * Values point into its text, which is freed with g2z_release */
+  G2Z_FLAG_CHOICE,   /* int or enum: the index of the given word in `value` */
   G2Z_FLAG_INT,      /* int */
   G2Z_FLAG_INT64,    /* int64_t */
   G2Z_FLAG_UINT64,   /* uint64_t; any value: minimum and maximum are ignored */
   G2Z_FLAG_FLOAT     /* float */
 } g2z_flag_kind;
 
-#define G2Z_TEXTS 16             /* files that one flag may take */
+#define G2Z_TEXTS 16             /* largest number of files that a flag takes */
 typedef struct g2z_texts {
   int count;
   const char *text[G2Z_TEXTS];
@@ -58,20 +58,22 @@ typedef struct g2z_flag {
   g2z_flag_kind kind;
   void *destination;         /* holds the default; --help shows it if it is in the range */
   double minimum, maximum;   /* range of a number, inclusive */
-  const char *value;         /* value's name in --help: "N", "DIR"; of a choice "|cpu|cuda" */
+  const char *value;         /* name of the value in --help: "N", "DIR"; for a choice its words:
+                              * "|cpu|cuda" */
   const char *help;
 } g2z_flag;
 
 /* Arguments that are not flags are moved to argv[1..*rest], in order; with rest NULL they are an
- * error. The error for another program's flag names the flag to use here. -h is --help. */
+ * error. If the flag belongs to another program, the error names the flag to use here. -h is
+ * --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int *rest);
 /* The table as text. Print it before parsing: it shows the values of the destinations. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
 /* The table as arguments, for a program that starts itself: the words of `first`, then one
- * "--name=VALUE" for each flag whose destination holds a value in its range. The parser reads the
- * same value from it, to the last bit. Ends with NULL; freed with g2z_release. */
+ * "--name=VALUE" for each flag whose destination holds a value in its range. The parser reads back
+ * exactly the same value. The list ends with NULL and is freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv);
 /* argv as one line that a shell splits into the same words; freed with g2z_release. */
@@ -86,8 +88,8 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
 
 typedef struct g2z_job {    /* processes that this one starts and supervises */
-  int ranks;                      /* 1: a separate process, too */
-  char **argv;                    /* of each rank: this program and its arguments; ends with NULL */
+  int ranks;                      /* number of processes; one rank is a separate process, too */
+  char **argv;                    /* of each rank: the program, arguments, NULL */
   const char *output;             /* file for the ranks' output; NULL: this process's output */
   void (*watch)(void *user);      /* called at the start, then ten times a second; NULL: never */
   void *user;
@@ -95,17 +97,17 @@ typedef struct g2z_job {    /* processes that this one starts and supervises */
 typedef struct g2z_job_end {
   int exit_code;                  /* 0, or the code of the first rank that failed by itself;
                                    * 128 + signal of a killed rank */
-  int signal;                     /* the last signal passed on; 0: none */
-  double cpu_s;                   /* of all processes, user and system */
+  int signal;                     /* the last signal that was passed on; 0: none */
+  double cpu_s;                   /* CPU time of all processes, user and system */
   size_t rank_bytes;              /* the largest resident memory of a process */
 } g2z_job_end;
 /* Starts this program job->ranks times, as ranks of one job on this host, and waits for all. They
  * share a random secret (or G2Z_SECRET) and receive SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2
- * when this process does. When a rank fails, the log reports at once which and how, unless `output`
- * is set. The other ranks get SIGTERM after two seconds, SIGKILL after 13. Call it before any
- * thread starts. */
+ * when this process does. When a rank fails, the log reports at once which one failed, and how,
+ * unless `output` is set. The other ranks get SIGTERM after two seconds, SIGKILL after 13. Call it
+ * before any thread starts. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
-/* The same for a program that is its own launcher. *is_parent 0: this process continues as a rank.
+/* The same for a program that starts its own ranks. *is_parent 0: this process continues as a rank.
  * 1: all ranks have ended, and the program returns *exit_code. */
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
@@ -120,16 +122,16 @@ typedef struct g2z_shown {
 } g2z_shown;
 G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end);
 /* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
- * characters or invalid UTF-8. Returns `word`, which becomes "..." if there is no room. */
+ * characters or invalid UTF-8. Returns `word`, which becomes "..." if it has too little room. */
 G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
 
 /* ===== the start of main ================================================= */
 
 /* The first call of main. If the program was started without standard input, output or error, these
- * become /dev/null: otherwise the next file that it opens would get their number. A write beyond
+ * become /dev/null: otherwise the next file that it opens would take their place. A write beyond
  * `ulimit -f` returns an error. OpenMP's waiting threads sleep unless OMP_WAIT_POLICY is set: if
- * other work needs a core, spinning costs most of the speed. A small stack limit (ulimit -s) is
- * raised; it is an error if that is not allowed. */
+ * other work needs a core, spinning costs most of the speed. A stack limit (ulimit -s) that is too
+ * small is raised; if that is not allowed, the call fails. */
 G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 
 #ifdef __cplusplus
@@ -166,7 +168,8 @@ extern "C" {
 
 /* ===== flags =============================================================
  * In:  a table of flags and argv. Out: values in the table's destinations.
- * Law: a value is taken whole or refused; nothing is guessed, and an unknown flag is named. */
+ * Law: a value is read completely or refused. Nothing is guessed, and the error names an unknown
+ * flag. */
 
 /* An empty argument, as "" in messages. */
 static const char *g2zg_shown(const char *text) { return text[0] ? text : "\"\""; }
@@ -290,7 +293,7 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"config config_file yaml_cfg", "--flags FILE"},
 };
 
-/* _ and - are the same: other programs use both. */
+/* _ and - count as equal: other programs use both. */
 static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, size_t length) {
   size_t same = 0;
   while (same < length && same < bytes &&
@@ -317,7 +320,8 @@ static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const cha
   return has ? ours : NULL;
 }
 
-/* Refuses an unknown flag, such as "-b" or "--n_layer=12", and names the right one if known. */
+/* Refuses an unknown flag, such as "-b" or "--n_layer=12", and names this program's flag if there
+ * is one. */
 static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
                                     const char *program, const char *argument) {
   const size_t whole = strcspn(argument, "="), dashes = strspn(argument, "-");
@@ -345,7 +349,7 @@ static void g2zg_number_text(double number, char text[32]) {
   else snprintf(text, 32, "%.6g", number);
 }
 
-/* Copied as bytes: an enum's type may differ from int in sign. */
+/* The bytes are copied: an enum's type may be unsigned. */
 static int g2zg_flag_choice(const g2z_flag *flag) {
   int index;
   memcpy(&index, flag->destination, sizeof index);
@@ -381,7 +385,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     G2Z_REFUSE(services, "--%s %.80s: must be one of %s", flag->name, g2zg_shown(text), flag->value
                + 1);
   }
-  /* A number. */
+  /* Read a number. */
   int whole = flag->kind != G2Z_FLAG_FLOAT, negative = text[0] == '-', in_range = 1;
   char *end = NULL;
   int64_t integer = 0;
@@ -390,7 +394,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   errno = 0;
   if (flag->kind == G2Z_FLAG_UINT64) {
     natural = strtoull(text, &end, 10);
-    in_range = !negative; /* strtoull would wrap -1 around */
+    in_range = !negative; /* strtoull makes a large number of -1 */
   } else if (whole) number = (double)(integer = strtoll(text, &end, 10));
   else number = strtod(text, &end);
   int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* strtoll skips these */
@@ -446,7 +450,8 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
       G2Z_TRY(g2zg_flag_set(services, flag, argv[++*at]));
     return G2Z_OK;
   }
-  /* A file's lines count like arguments. Values point into its text: only one file is allowed. */
+  /* A file's lines count like arguments. Values point into its text, so only one file is
+   * allowed. */
   char **text = (char **)flag->destination, *line, *next;
   char sentence[G2Z_ERROR_BYTES];
   size_t bytes;
@@ -528,7 +533,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
       return;
     case G2Z_FLAG_INT: number = *(int *)flag->destination; break;
     case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
-    case G2Z_FLAG_FLOAT: /* the float of "0.99" is larger than the double */
+    case G2Z_FLAG_FLOAT: /* the float 0.99 is larger than the double 0.99 */
       number = *(float *)flag->destination;
       minimum = (float)minimum;
       maximum = (float)maximum;
@@ -542,7 +547,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
     snprintf(text, 64, "%.9g", number);
 }
 
-/* A flag as one argument. Returns its length, like snprintf; 0: it has no value. */
+/* Writes a flag as one argument. Returns its length, like snprintf; 0: the flag has no value. */
 static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
   char text[64];
   const char *value = text;
@@ -625,11 +630,11 @@ typedef struct g2zg_spawn {       /* a job, as its parent sees it */
   const g2z_job *job;
   int output;                     /* descriptor; -1: this process's output */
   char texts[G2ZG_SPAWN_VARIABLES][192]; /* a launcher's variables */
-  char **environment;             /* these, then this process's */
-  sigset_t signals, before;       /* signals to wait for; the mask that ranks get */
+  char **environment;             /* `texts`, then this process's variables */
+  sigset_t signals, before;       /* signals to wait for; the signal mask of the ranks */
   pid_t *processes;               /* [ranks]; 0: not started, or ended */
   double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
-  int haste;                      /* 1: the other ranks got SIGTERM, 2: SIGKILL */
+  int haste;                      /* 1: the other ranks were sent SIGTERM; 2: SIGKILL */
   char news[160];                 /* how a rank failed, until it is logged */
   g2z_job_end *end;
 } g2zg_spawn;
@@ -669,9 +674,9 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   return G2Z_OK;
 }
 
-/* Starts one rank, in its own process group: otherwise a signal that a terminal or `timeout` sends
- * to this group would reach it twice, and a second signal ends it at once. The pipe, which exec
- * closes, reports why exec failed. */
+/* Starts one rank in a new process group. In this group, a signal from a terminal or `timeout`
+ * would reach the rank twice, and a second signal ends it at once. The pipe, which exec closes,
+ * reports why exec failed. */
 static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
   extern char **environ;
   int ends[2], error = 0;
@@ -688,7 +693,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* the rank dies with its parent */
 #endif
     setpgid(0, 0);
-    /* A signal that arrives before exec must not run a handler of this program. exec does the same:
+    /* A signal that arrives before exec must not run a handler of this program. As after exec,
      * ignored signals stay ignored. */
     for (size_t i = 0; i < G2Z_COUNT(g2zg_spawn_signals); i++) {
       struct sigaction action;
@@ -697,7 +702,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
       action.sa_handler = SIG_DFL;
       sigaction(g2zg_spawn_signals[i], &action, NULL);
     }
-    signal(SIGTTOU, SIG_IGN); /* otherwise `stty tostop` would stop it at its first line */
+    signal(SIGTTOU, SIG_IGN); /* else `stty tostop` stops it at its first line */
     sigprocmask(SIG_SETMASK, &spawn->before, NULL);
     int output = spawn->output;
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
@@ -727,7 +732,7 @@ static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
     if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
 }
 
-/* The exit code with the largest weight becomes the job's. */
+/* The exit code with the largest weight becomes the exit code of the job. */
 static int g2zg_spawn_weight(int code) {
   return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
 }
@@ -778,7 +783,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
         running++;
         continue;
       }
-      /* A rank has ended. The first failure is reported. */
+      /* A rank has ended. Report the first failure. */
       spawn->processes[r] = 0;
       end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
                     1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
@@ -798,8 +803,8 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
         snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) ended with exit code %d",
                  r, (int)process, code);
     }
-    /* Logs the news unless standard output blocks, as after Ctrl-S: this process must keep watching
-     * its ranks and passing on signals. */
+    /* Log the failure, unless standard output blocks, as after Ctrl-S: this process must continue
+     * to watch its ranks and to pass on signals. */
     struct pollfd console = {STDOUT_FILENO, POLLOUT, 0};
     if (spawn->news[0] && poll(&console, 1, 0) != 0) {
       g2z_log(spawn->services, G2Z_LOG_WARNING, "%s", spawn->news);
@@ -808,7 +813,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
     const double now = g2z_seconds();
     if (spawn->failed == 0 && g2zg_spawn_weight(end->exit_code) > 1) {
       spawn->failed = now;
-      g2zg_spawn_signal(spawn, SIGCONT); /* a stopped rank can then end */
+      g2zg_spawn_signal(spawn, SIGCONT); /* so that a stopped rank can end */
     }
     const int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
     if (late > spawn->haste) {
@@ -909,7 +914,7 @@ G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
 }
 
 /* ===== the start of main =================================================
- * In:  a process as it was started. Out: a process with usable files, stack and threads. */
+ * In: the process as it was started. Out: usable standard files, stack and OpenMP threads. */
 
 #define G2ZG_STACK 131072 /* bytes: main and a thread used at most 80,000 */
 
@@ -917,7 +922,7 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
   int open_files = 1, again = 0;
   struct rlimit stack;
   for (int file = STDIN_FILENO; file <= STDERR_FILENO && open_files; file++)
-    if (fcntl(file, F_GETFD) < 0) open_files = open("/dev/null", O_RDWR) >= 0; /* the lowest free */
+    if (fcntl(file, F_GETFD) < 0) open_files = open("/dev/null", O_RDWR) >= 0; /* the lowest */
   signal(SIGXFSZ, SIG_IGN);
   if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < G2ZG_STACK) {
     const long kib = (long)(stack.rlim_cur / 1024);
@@ -929,7 +934,7 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
                       "needed: type ulimit -s 8192, in a new shell if that is refused", kib,
                       G2ZG_STACK / 1024);
   }
-#ifdef _OPENMP /* its runtime has read the variable before main */
+#ifdef _OPENMP /* OpenMP has read the variable before main */
   again |= !getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
 #endif
   if (again) execv("/proc/self/exe", argv);
