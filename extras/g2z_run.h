@@ -2436,7 +2436,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   SHAPE("heads", heads, "attention heads; divides channels [channels / 64]")                      \
   SHAPE("context", context, "longest sequence, in tokens [1024]")                                 \
   SHAPE("vocab-size", vocab, "size of the vocabulary [the size of --vocab, or 50257]")            \
-  TRAIN("dropout", dropout, "probability, for embedding, attention, projections")                 \
+  TRAIN("dropout", dropout, "dropout probability of embedding, attention, projections")           \
   PLAIN("init-from", TEXT, run.train.init_from, "DIR",                                            \
        "start from DIR/model.safetensors and config.json, as Hugging Face writes")                \
   GROUP("Batch and length")                                                                       \
@@ -2460,14 +2460,14 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   OPTIMIZER("beta2", beta2, "AdamW's decay of their variance")                                    \
   OPTIMIZER("eps", eps, "in AdamW's denominator")                                                 \
   OPTIMIZER("momentum", momentum, "Muon's decay of the mean of gradients")                        \
-  OPTIMIZER("clip", clip, "largest global norm of the gradient; 0: any")                          \
+  OPTIMIZER("clip", clip, "scale gradients down to this global norm; 0: off")                     \
   OPTIMIZER("skip-spikes", skip_spikes,                                                           \
        "skip steps whose gradient norm is X deviations above its mean; 0: off")                   \
   GROUP("Numbers and device")                                                                     \
   PLAIN("device", CHOICE, device, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")           \
   SETTING("dtype", dtype, dtype, "[fp16 on cuda, fp32 on cpu]")                                   \
   TRAIN("fp8", fp8,                                                                               \
-       "8-bit products (Hopper): logits; forward: linear ops, too; all: and data gradients")      \
+       "8-bit products (Hopper): logits; forward: also linear ops; all: also data gradients")     \
   SETTING("loss-scale", loss_scale, loss_scale, "fixed loss scale for fp16 [dynamic]")            \
   OPTIMIZER("loss-scale-window", loss_scale_window, "good steps before a dynamic scale doubles")  \
   TRAIN("graph", graph, "record the step as CUDA graphs")                                         \
@@ -2475,9 +2475,9 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
        "time products' algorithms once; off: cuBLASLt's choice; own: our kernel if it fits")      \
   PLAIN("tuning", TEXT, run.train.tuning, "FILE", "use the algorithms in a run's tuning.txt")     \
   SETTING("zero", zero_stage, zero,                                                               \
-       "ZeRO stage: shards 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters [1]")        \
+       "ZeRO: ranks divide 0 nothing, 1 optimizer, 2 also gradients, 3 also parameters [1]")      \
   TRAIN("strategy", strategy, "dp: only rank 0 has the optimizer; it updates for all")            \
-  TRAIN("grad-dtype", grad_fp32, "of gradients, between ranks too; micro-steps add up in fp32")   \
+  TRAIN("grad-dtype", grad_fp32, "type of gradients; several micro-steps add up in fp32")         \
   TRAIN("transport", transport, "moves gradients and parameters between GPUs; see the header")    \
   TRAIN("bucket-mb", bucket_mb, "MiB of gradients per collective; 0: 64, at least 1.9 x ranks")   \
   TRAIN("recompute", recompute, "block: forward runs again in backward, to save memory")          \
@@ -2496,15 +2496,15 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   STEPS("val-steps", run.val_steps, "batches of one validation [all]")                            \
   STEPS("max-val-steps", run.max_val_steps, "upper limit of --val-steps")                         \
   PLAIN("eval", TEXTS, run.eval, "FILE...",                                                       \
-       "score text, .jsonl, shards, questions of benchmarks; a training does so at its end")       \
+       "files to score: text, .jsonl, shards, questions of benchmarks; in training at its end")   \
   STEPS("eval-every", run.eval_every, "steps between scorings of --eval [the end of the run]")    \
   STEPS("sample-every", run.sample_every, "steps between samples [the end of the run]")           \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
   PLAIN("prompt", TEXT, run.prompt, "TEXT",                                                       \
-       "text to continue; cut to its last half context if too long [end of text]")                \
+       "text to continue; if too long, its last half context [end of text]")                      \
   FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
   FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw from the N likeliest; 0: all") \
-  FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw from the likeliest of this mass")  \
+  FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw from the likeliest that sum to X") \
   PLAIN("sample-seed", UINT64, run.sampling.seed, "N", "seed of the draws")                       \
   GROUP("Checkpoints")                                                                            \
   STEPS("save-every", run.save_every, "steps between checkpoints; also at the end")               \
@@ -2515,7 +2515,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   GROUP("Results")                                                                                \
   PLAIN("run-dir", TEXT, run_dir, "DIR", "the run's files [runs/run_DATE_TIME]; none: no files")  \
   PLAIN("save-weights", TEXT, run.save_weights, "DIR",                                            \
-       "for model, config and tokenizer, at the end [RUN_DIR/weights]; none: no files")           \
+       "directory for the trained model [RUN_DIR/weights]; none: no files")                       \
   PLAIN("tensorboard", CHOICE, run.tensorboard, "|off|on", "event files in the run directory")    \
   SWITCH("nccl-logs", nccl_logs, "write NCCL's logs and topology into RUN_DIR; or NCCL_LOGS=1")   \
   SWITCH("dry-run", dry_run,                                                                      \
