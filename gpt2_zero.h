@@ -671,7 +671,7 @@ typedef struct g2z_train_config {
   int graph;                    /* record the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to repeat them; or NULL */
-  const char *train_glob;       /* token shards; NULL: the caller passes the batches */
+  const char *train_glob;       /* g2z_loader_config's glob; NULL: the caller passes batches */
   const char *init_from;        /* directory of model.safetensors, config.json; NULL: random */
 } g2z_train_config;
 
@@ -992,6 +992,11 @@ G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
  *              A shard's last sequence may be shorter than T, and the last step may have fewer than
  *              G sequences: both are filled up with token 0 and targets of -1.
  *
+ * SHUFFLED also mixes sets of shards by weight: the glob then has a line PATTERN:WEIGHT per set. A
+ * mixture has one epoch without end. Its position is a function of the number of sequences before
+ * it alone, so every world reads the same order. Each set has its own passes over its sequences,
+ * and every pass has its own shuffle.
+ *
  * A prefetch thread reads ahead. Its errors (a file that shrank, a token beyond the vocabulary)
  * are returned by the call that needs the data. */
 
@@ -1021,7 +1026,8 @@ G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int3
 typedef enum g2z_order { G2Z_ORDER_FILE, G2Z_ORDER_SHUFFLED } g2z_order;
 
 typedef struct g2z_loader_config {
-  const char *glob;             /* a file or a pattern; files are read in the order of names */
+  const char *glob;             /* a file or a pattern, read in the order of names; or, in SHUFFLED
+                                 * order, several with weights: "web_*.bin:0.7\ncode_*.bin:0.3" */
   int batch, seq, accum;        /* B, T, micro-steps */
   int rank, world;
   int vocab;                    /* every token must be smaller */
@@ -1033,18 +1039,29 @@ typedef struct g2z_loader_position { /* the step that is read next; checkpoints 
   int64_t epoch, step;
 } g2z_loader_position;
 
+#define G2Z_SETS 16
+typedef struct g2z_loader_set { /* shards of one pattern */
+  const char *glob, *weight;    /* the pattern; its weight as text, "" without weights */
+  double share;                 /* of all sequences, by the weights; NaN without weights */
+  uint64_t part;                /* of the sequences that the sets before it leave, times 2^32 */
+  int64_t tokens;               /* in its shards */
+  int64_t first, sequences;     /* N_k, and the number of the first one among all sets' */
+} g2z_loader_set;
+
 typedef struct g2z_loader {     /* only the functions below write it */
   g2z_loader_config config;     /* the caller's, except glob: NULL */
   int64_t tokens;               /* in all shards */
   int64_t sequences;            /* N */
   int64_t rows;                 /* of x and y: accum * B */
   int64_t global;               /* G */
-  int64_t steps_per_epoch;      /* N / G, at least 1; in FILE order rounded up */
+  int64_t steps_per_epoch;      /* N / G, at least 1; in FILE order rounded up; 2^60 / G if mixed */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
   uint64_t data;                /* hash of each shard's length, first and last tokens, and
                                  * samples */
   uint64_t vocab_hash;          /* from the shards' headers; 0: none has it */
   const char *vocab_shard;      /* a shard that has it */
+  g2z_loader_set set[G2Z_SETS];
+  int sets, mixed;              /* number of sets; 1: they have weights */
   struct g2z__prefetch *reader;
 } g2z_loader;
 
@@ -1055,6 +1072,8 @@ G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
  * call. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
+/* Of a mixture: the number of sequences that each set gives to the steps before the position. */
+G2Z_API void g2z_loader_count(const g2z_loader *loader, int64_t counts[G2Z_SETS]);
 /* Refuses two names or patterns that share a file, and a pattern of training shards that also
  * matches validation shards. A pattern that matches no file passes: the loader reports it. val may
  * be NULL. */
@@ -4353,6 +4372,7 @@ typedef struct g2z__prefetch {
   glob_t found;                  /* owns the paths */
   g2z__shard *shards;
   size_t shard_count;
+  char *globs;                   /* the text of the sets */
   g2z__shard *open[G2Z__LOADER_FILES]; /* shard s may be open in place s % G2Z__LOADER_FILES */
   uint16_t *raw;                 /* T+1 tokens as in the file */
   unsigned char *bits;           /* the bytes of the mask that hold their bits; same memory block */
@@ -4385,6 +4405,39 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   return G2Z_OK;
 }
 
+/* floor(count * part / 2^32) for count < 2^63 and part <= 2^32, in two halves: the number of the
+ * first `count` sequences that a set takes. */
+G2Z__PRIVATE uint64_t g2z__set_takes(uint64_t count, uint64_t part) {
+  return (count >> 32) * part + ((count & UINT32_MAX) * part >> 32);
+}
+
+/* The sequence at a position of a mixture: its set, and *number, counted within the set. Each set
+ * takes its part of what the sets before it leave, at even distances: random draws would miss the
+ * weights by more. Positions are permuted within blocks of 128, because otherwise set and rank
+ * could alternate in step. */
+G2Z__PRIVATE int g2z__set_at(const g2z_loader *loader, int64_t position, int64_t *number) {
+  const int64_t block = position / 128;
+  uint64_t at = (uint64_t)(block * 128 +
+                           g2z__shuffle(loader->config.seed, block, 128, position % 128));
+  for (int k = 0;; k++) {
+    const uint64_t taken = g2z__set_takes(at, loader->set[k].part);
+    *number = (int64_t)taken;
+    if (g2z__set_takes(at + 1, loader->set[k].part) > taken) return k;
+    at -= taken;
+  }
+}
+
+G2Z_API void g2z_loader_count(const g2z_loader *loader, int64_t counts[G2Z_SETS]) {
+  const int64_t positions = loader->position.step * loader->global, whole = positions / 128 * 128;
+  uint64_t left = (uint64_t)whole;
+  for (int k = 0; k < loader->sets; k++) {
+    const uint64_t taken = g2z__set_takes(left, loader->set[k].part);
+    counts[k] = (int64_t)taken;
+    left -= taken;
+  }
+  for (int64_t at = whole, number; at < positions; at++) counts[g2z__set_at(loader, at, &number)]++;
+}
+
 /* Reads step loader->position into the thread's buffer. A short sequence is padded with token 0 and
  * targets of -1. */
 G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
@@ -4398,7 +4451,13 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   memset(y, 0xff, size);
   for (int64_t row = 0; row < loader->rows; row++, x += config->seq, y += config->seq) {
     int64_t index = loader->position.step * loader->global + row * config->world + config->rank;
-    if (config->order == G2Z_ORDER_SHUFFLED)
+    if (loader->mixed) {
+      int64_t number;
+      const int k = g2z__set_at(loader, index, &number);
+      const int64_t count = loader->set[k].sequences;
+      index = loader->set[k].first + g2z__shuffle(config->seed ^ (uint64_t)k, number / count, count,
+                                                  number % count);
+    } else if (config->order == G2Z_ORDER_SHUFFLED)
       index = g2z__shuffle(config->seed, loader->position.epoch, loader->sequences, index);
     if (index >= loader->sequences) continue;
     size_t low = 0, high = reader->shard_count; /* find the last shard with first <= index */
@@ -4462,8 +4521,8 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
   return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Lists shards in the order of their bytes: glob's own order depends on the locale. The caller
- * passes `found` zeroed and frees it with globfree. */
+/* Appends shards in the order of their bytes: glob's own order depends on the locale. The caller
+ * passes `found` zeroed before the first call, and frees it with globfree. */
 G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given, glob_t *found) {
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
@@ -4472,14 +4531,67 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
   char *end = pattern;
   for (const char *at = given; *at; *end++ = *at++)
     if (is_name && *at != '/') *end++ = '\\';
-  int error = glob(pattern, GLOB_ERR | GLOB_NOSORT, NULL, found);
+  const size_t before = found->gl_pathc;
+  int error = glob(pattern, GLOB_ERR | GLOB_NOSORT | (before ? GLOB_APPEND : 0), NULL, found);
   int number = error == GLOB_NOSPACE ? ENOMEM : errno;
   g2z_release(services, pattern);
   if (error == GLOB_NOMATCH)
     return g2z_fail(services, G2Z_IO, "no file has the name or pattern \"%s\": check the path, "
                     "and quote a pattern in the shell", given);
   if (error) return g2z_fail_file(services, number, "list the files of", given);
-  qsort(found->gl_pathv, found->gl_pathc, sizeof(char *), g2z__loader_by_name);
+  qsort(found->gl_pathv + before, found->gl_pathc - before, sizeof(char *), g2z__loader_by_name);
+  return G2Z_OK;
+}
+
+/* Reads the sets of a loader's glob. *text has the texts of `set`; the caller releases it. A file
+ * whose whole name is PATTERN:WEIGHT is a file. */
+G2Z__PRIVATE g2z_status g2z__sets_read(g2z_services *services, const char *given, char **text,
+                                       g2z_loader_set set[G2Z_SETS], int *sets) {
+  struct stat info;
+  char *stop;
+  int weights = 0;
+  double sum = 0, rest = 0;
+  *sets = 0;
+  G2Z__TRY(G2Z__NEW(services, strlen(given) + 1, text));
+  strcpy(*text, given);
+  const int is_name = stat(given, &info) == 0;
+  for (char *at = *text, *end; at; at = end) {
+    if (*sets == G2Z_SETS)
+      G2Z_REFUSE(services, "at most %d sets of shards can be mixed: put the files of some into one "
+                 "directory and give it one pattern and one weight", G2Z_SETS);
+    end = is_name ? NULL : strchr(at, '\n');
+    if (end) *end++ = 0;
+    g2z_loader_set *one = &set[(*sets)++];
+    memset(one, 0, sizeof *one);
+    one->glob = at;
+    one->weight = "";
+    one->share = NAN;
+    char *colon = strrchr(at, ':');
+    if (!colon || !colon[1] || colon[1 + strspn(colon + 1, "+-.0123456789eE")] ||
+        stat(at, &info) == 0)
+      continue;
+    one->share = strtod(colon + 1, &stop);
+    if (*stop || !(one->share >= 0 && one->share <= 1e9))
+      G2Z_REFUSE(services, "the weight in \"%s\" must be a number from 0 to 1e9: type --train "
+                 "'%.*s:0.5'", at, (int)(colon - at), at);
+    *colon = 0;
+    one->weight = colon + 1;
+    weights++;
+    sum += one->share;
+  }
+  for (int k = 0; k < *sets && *sets > 1; k++)
+    if (!set[k].weight[0])
+      G2Z_REFUSE(services, "the set \"%s\" has no weight, but with %d sets each needs one: type "
+                 "--train '%s:0.5', and the same for the others; or put all files into one "
+                 "directory and type --train 'DIR/NAME_*.bin'", set[k].glob, *sets, set[k].glob);
+  if (weights && sum == 0)
+    G2Z_REFUSE(services, "the weights are all 0, so no set has data: type --train '%s:1'",
+               set[0].glob);
+  for (int k = *sets - 1; weights && k >= 0; k--) {
+    rest += set[k].share;
+    set[k].part = rest > 0 ? (uint64_t)(set[k].share / rest * 4294967296.0 + 0.5) : 0;
+    set[k].share /= sum;
+  }
   return G2Z_OK;
 }
 
@@ -4492,12 +4604,13 @@ G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
   return last;
 }
 
-/* Refuses a list that has both training and validation shards, by their names. */
-G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const char *given,
-                                          const glob_t *found) {
+/* Refuses a set that has both training and validation shards, by their names. Its files are the
+ * list's from `begin` on. */
+G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const g2z_loader_set *set,
+                                          const glob_t *found, size_t begin) {
   const char *train = NULL, *val = NULL;
   size_t common = 0; /* bytes before "train" that all training shards share */
-  for (size_t i = 0; i < found->gl_pathc; i++) {
+  for (size_t i = begin; i < found->gl_pathc; i++) {
     const char *path = found->gl_pathv[i], *word = g2z__shards_word(path, "train");
     const char *other = g2z__shards_word(path, "val"); /* the later word is prepare_data's */
     if (other && (!word || other > word)) val = path, word = NULL;
@@ -4510,24 +4623,34 @@ G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const char *gi
   const char *slash = strrchr(train, '/');
   const int directory = slash ? (int)(slash + 1 - train) : 0;
   return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                  "%s matches validation shards too, such as %s: type --train '%.*s%strain*.bin', "
-                  "or give that file another name", given, val,
-                  common ? (int)common : directory, train, common ? "" : "*");
+                  "%s matches validation shards too, such as %s: type "
+                  "--train '%.*s%strain*.bin%s%s', or give that file another name", set->glob, val,
+                  common ? (int)common : directory, train, common ? "" : "*",
+                  set->weight[0] ? ":" : "", set->weight);
 }
 
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
   glob_t found[2];
   struct stat *others = NULL, one;
   const char *shared = NULL;
+  char *text = NULL;
+  g2z_loader_set set[G2Z_SETS], *owner = set;
+  size_t ends[G2Z_SETS];
+  int sets;
   memset(found, 0, sizeof found);
-  g2z_status status = G2Z_OK;
-  if (g2z__shards_find(services, train, &found[0]) == G2Z_OK)
-    status = g2z__shards_named(services, train, &found[0]);
+  g2z_status status = g2z__sets_read(services, train, &text, set, &sets);
+  for (int k = 0; k < sets && status == G2Z_OK; k++) {
+    const size_t begin = found[0].gl_pathc;
+    if (g2z__shards_find(services, set[k].glob, &found[0]) == G2Z_OK)
+      status = g2z__shards_named(services, &set[k], &found[0], begin);
+    ends[k] = found[0].gl_pathc;
+  }
   if (status == G2Z_OK && val && g2z__shards_find(services, val, &found[1]) == G2Z_OK)
     status = G2Z__NEW(services, found[1].gl_pathc, &others); /* a missing file keeps zeros */
   /* Finds a file that is in both lists, even under two names. */
   for (size_t k = 0; others && k < found[1].gl_pathc; k++) stat(found[1].gl_pathv[k], &others[k]);
   for (size_t i = 0; others && !shared && i < found[0].gl_pathc; i++) {
+    while (i == ends[owner - set]) owner++;
     if (stat(found[0].gl_pathv[i], &one) != 0) continue;
     for (size_t k = 0; k < found[1].gl_pathc; k++)
       if (one.st_ino == others[k].st_ino && one.st_dev == others[k].st_dev)
@@ -4537,8 +4660,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
     status = g2z_fail(services, G2Z_BAD_ARGUMENT,
                       "%s is both a training and a validation shard: \"%s\" and \"%s\" match "
                       "it; narrow one of them, for example to *_train_*.bin or *_val_*.bin",
-                      shared, train, val);
+                      shared, owner->glob, val);
   g2z_release(services, others);
+  g2z_release(services, text);
   globfree(&found[0]);
   globfree(&found[1]);
   return status;
@@ -4567,13 +4691,24 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   const int every = config->order == G2Z_ORDER_FILE; /* in file order every token is used */
   int counts = 0;                                    /* 1: some token is a target */
   unsigned char bits[4096], sample[2][128];
-  G2Z__TRY(g2z__shards_find(services, pattern, &reader->found));
+  size_t ends[G2Z_SETS]; /* of the sets in the list of files */
+  G2Z__TRY(g2z__sets_read(services, pattern, &reader->globs, loader->set, &loader->sets));
+  loader->mixed = loader->set[0].weight[0] != 0;
+  if (loader->mixed && every)
+    G2Z_REFUSE(services, "%s has a weight, but only training shards can have one: type --val '%s'",
+               pattern, loader->set[0].glob);
+  for (int k = 0; k < loader->sets; k++) {
+    G2Z__TRY(g2z__shards_find(services, loader->set[k].glob, &reader->found));
+    ends[k] = reader->found.gl_pathc;
+  }
   reader->shard_count = reader->found.gl_pathc;
   G2Z__TRY(G2Z__NEW(services, reader->shard_count, &reader->shards));
   const int64_t samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)reader->shard_count;
   loader->data = G2Z__HASH;
+  g2z_loader_set *set = loader->set;
   for (size_t s = 0; s < reader->shard_count; s++) {
     g2z__shard *shard = &reader->shards[s];
+    if (s == ends[set - loader->set]) (++set)->first = loader->sequences;
     shard->path = reader->found.gl_pathv[s];
     G2Z__TRY(g2z__loader_file(loader, s));
     if (shard->vocab_hash && !loader->vocab_hash) {
@@ -4603,6 +4738,8 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     shard->first = loader->sequences;
     loader->tokens += shard->tokens;
     loader->sequences += (targets + config->seq - 1) / config->seq;
+    set->tokens += shard->tokens;
+    set->sequences = loader->sequences - set->first;
     for (int64_t at = 0, n; targets && at <= targets && !counts; at += n) {
       n = targets + 1 - at < 8 * (int64_t)sizeof bits ? targets + 1 - at : 8 * (int64_t)sizeof bits;
       G2Z__TRY(g2z__mask_bits(services, shard, at, n - 1, bits));
@@ -4610,6 +4747,15 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     }
   }
   loader->steps_per_epoch = (loader->sequences + (every ? loader->global - 1 : 0)) / loader->global;
+  for (set = loader->set; loader->mixed && set < loader->set + loader->sets; set++) {
+    loader->data = g2z__hash(loader->data, &set->part, sizeof set->part);
+    loader->data = g2z__hash(loader->data, &set->sequences, sizeof set->sequences);
+    if (set->part && !set->sequences)
+      G2Z_REFUSE(services, "the set \"%s\" of weight %s has no shard of %d tokens, which one "
+                 "sequence needs: use more data, or lower seq", set->glob, set->weight,
+                 config->seq + 1);
+  }
+  if (loader->mixed) loader->steps_per_epoch = (INT64_C(1) << 60) / loader->global;
   const char *path = reader->shards[0].path, *more = reader->shard_count > 1 ? " and others" : "";
   if (loader->steps_per_epoch == 0 && every)
     G2Z_REFUSE(services, "%s%s: no shard has two tokens, so there is none to predict: use more "
@@ -4687,6 +4833,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
   for (int i = 0; i < 2; i++) g2z_release(reader->caller, reader->buffer[i]);
   g2z_release(reader->caller, reader->raw);
   g2z_release(reader->caller, reader->shards);
+  g2z_release(reader->caller, reader->globs);
   globfree(&reader->found);
   g2z_release(reader->caller, loader);
 }
@@ -11501,7 +11648,8 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
   int64_t before = g2z__saved_global(saved);
   position.epoch = saved->epoch;
   position.step = saved->epoch_step;
-  if (!g2z__saved_same_data(saved, loader) || saved->epoch_step > saved->sequences / before)
+  const int64_t most = loader->mixed ? INT64_C(1) << 60 : saved->sequences;
+  if (!g2z__saved_same_data(saved, loader) || saved->epoch_step > most / before)
     position.step = 0;
   else if (loader->global != before) position.step = saved->epoch_step * before / loader->global;
   if (position.step > 0 && position.step >= loader->steps_per_epoch) {
@@ -11509,6 +11657,17 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
     position.epoch++;
   }
   return position;
+}
+
+/* A mixture continues exactly or not at all: it has no epoch that could start over. */
+G2Z__PRIVATE g2z_status g2z__saved_mixture(g2z_services *services, const char *directory,
+                                           const g2z__saved *saved, const g2z_loader *loader) {
+  if (!loader || !loader->mixed || !saved->sequences || g2z__saved_same_data(saved, loader))
+    return G2Z_OK;
+  G2Z_REFUSE(services, "%.600s was saved with other training shards, weights or sequence length "
+             "(%" PRId64 " sequences of %d tokens), and a mixture continues only with the same: "
+             "resume with the --train flags and --seq of that run, or start a new run from its "
+             "weights with --init-from", directory, saved->sequences, saved->config.seq);
 }
 
 /* Loads this rank's part: algorithms, elements, and the place in the data. */
@@ -11613,6 +11772,7 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
     status = g2z__saved_open(services, directory, "note.json", &saved);
     if (status == G2Z_OK) status = g2z__saved_check(services, &saved, "note.json");
   }
+  if (status == G2Z_OK) status = g2z__saved_mixture(services, directory, &saved, loader);
   if (status == G2Z_OK) {
     out->step = saved.state.step;
     out->tokens = saved.tokens;
@@ -11635,6 +11795,7 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
   g2z_status status = g2z__transfer_open(&x, t, directory, "");
   if (status == G2Z_OK) status = t->device->ops->synchronize(t->device);
   if (status == G2Z_OK) status = g2z__loading_open(&x, directory);
+  if (status == G2Z_OK) status = g2z__saved_mixture(x.services, directory, &x.saved, t->loader);
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
     if (t->plan->rank == 0) {

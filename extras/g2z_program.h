@@ -38,6 +38,7 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GLOB,     /* the same for a file pattern. A second, different value is an error, since
                       * the files of the first pattern would not be used */
   G2Z_FLAG_TEXTS,    /* g2z_texts: appends all arguments up to the next flag */
+  G2Z_FLAG_GLOBS,    /* g2z_texts: appends one file pattern, unless it has that already */
   G2Z_FLAG_FILE,     /* char *: a file of flags, one "--name VALUE" per line, comments after #.
                       * Values point into its text, which is freed with g2z_release */
   G2Z_FLAG_CHOICE,   /* int or enum: the index of the given word in `value` */
@@ -366,8 +367,10 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     *destination = text;
     return G2Z_OK;
   }
-  if (flag->kind == G2Z_FLAG_TEXTS) {
+  if (flag->kind == G2Z_FLAG_TEXTS || flag->kind == G2Z_FLAG_GLOBS) {
     g2z_texts *texts = (g2z_texts *)flag->destination;
+    for (int i = 0; i < texts->count && flag->kind == G2Z_FLAG_GLOBS; i++)
+      if (strcmp(texts->text[i], text) == 0) return G2Z_OK;
     if (texts->count == G2Z_TEXTS)
       G2Z_REFUSE(services, "--%s takes at most %d values: remove %.300s", flag->name, G2Z_TEXTS,
                  text);
@@ -515,6 +518,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_GROUP:
     case G2Z_FLAG_FILE:
     case G2Z_FLAG_TEXTS:
+    case G2Z_FLAG_GLOBS:
     case G2Z_FLAG_SWITCH: return;
     case G2Z_FLAG_GLOB:
     case G2Z_FLAG_TEXT: {

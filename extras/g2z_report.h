@@ -1409,12 +1409,21 @@ static const g2zp_column g2zp_epoch_columns[] = {
     {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
     {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
 
+static const g2zp_column g2zp_mixture_columns[] = {
+    {"training shards", "shards", "%.0f", 1},
+    {"weight, %", "weight", "%.3f", 100},
+    {"sequences, %", "share", "%.3f", 100},
+    {"tokens", "tokens", "%.0f", 1},
+    {"passes", "passes", "%.3f", 1}};
+
 /* The contents of a run's files, until g2z_report_run frees them. */
 typedef struct g2zp_run {
   g2zp_curves curves;
   g2z_object metrics, launcher, failure;
   g2z_object *epochs;                /* of training_metrics.json */
   size_t epoch_count, epoch_capacity;
+  g2z_object mixture[G2Z_SETS];      /* of training_metrics.json, */
+  size_t mixture_count;              /* and their number */
   double epoch_steps;                /* their steps in all; the run may have more by now */
   char *sample;                      /* the text that the model generated last; NULL: none */
 } g2zp_run;
@@ -1440,6 +1449,10 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
       run->epochs[run->epoch_count++] = epoch;
       run->epoch_steps += steps;
     }
+  if (g2z_object_list(&run->metrics, "training_config.dataset_mixture", &json))
+    while (run->mixture_count < G2Z_SETS &&
+           g2z_object_next(&run->metrics, &json, &run->mixture[run->mixture_count]))
+      run->mixture_count++;
   G2Z_TRY(g2z_is_there(services, sample.text, &there));
   return there ? g2z_read_file(services, sample.text, 1 << 26, &run->sample, &bytes) : G2Z_OK;
 }
@@ -1496,6 +1509,11 @@ static g2z_status g2zp_run_page(g2z_page *page, const g2zp_run *run) {
     g2zp_page_objects(page, g2zp_epoch_columns,
                       (int)G2Z_COUNT(g2zp_epoch_columns), run->epochs,
                       run->epoch_count, 0);
+  }
+  if (run->mixture_count) {
+    g2z_page_heading(page, "Mixture");
+    g2zp_page_objects(page, g2zp_mixture_columns, (int)G2Z_COUNT(g2zp_mixture_columns),
+                      run->mixture, run->mixture_count, 0);
   }
   if (run->sample) {
     g2z_page_heading(page, "Sample");

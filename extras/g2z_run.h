@@ -174,6 +174,8 @@ typedef struct g2z_run_options {
   int dry_run, help, version;  /* requests to the program */
   char *flags_text;            /* the file of --flags; values point into it */
   char *eval_names[G2Z_TEXTS]; /* the files that the patterns of --eval match */
+  g2z_texts train;             /* each --train; */
+  char *train_text;            /* all of them, one per line */
   char run_dir_text[1024], weights_text[1040], vocab_text[4128];
   g2z_ranks *met;              /* NULL until all ranks have met and know rank 0's run_dir */
 } g2z_run_options;
@@ -787,6 +789,24 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_WHOLE("train", run->train_sequences);
   G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
   G2ZR_CLOSE();
+  const g2z_loader *loader = run->trainer->loader;
+  if (loader && loader->mixed) {
+    const double read = (double)(loader->position.step * loader->global);
+    int64_t counts[G2Z_SETS];
+    g2z_loader_count(loader, counts);
+    g2z_json_begin(out, "dataset_mixture", '[');
+    for (int k = 0; k < loader->sets; k++) {
+      const g2z_loader_set *set = &loader->set[k];
+      G2ZR_OPEN(NULL);
+      G2ZR_TEXT("shards", set->glob);
+      G2ZR_REAL("weight", set->share);
+      G2ZR_REAL("share", (double)counts[k] / read);
+      G2ZR_WHOLE("tokens", counts[k] * plan->seq);
+      G2ZR_REAL("passes", (double)counts[k] / (double)set->sequences);
+      G2ZR_CLOSE();
+    }
+    g2z_json_end(out, ']');
+  }
   G2ZR_CLOSE();
   G2ZR_OPEN("deepspeed_config");
   G2ZR_NONE("path");
@@ -1256,6 +1276,10 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   run->resumed = from->step;
   run->steps_per_epoch = 1;
   if (run->train) {
+    if (run->train->mixed && (config->epochs || config->save_epochs))
+      G2Z_REFUSE(run->services, "training shards with weights are mixed without an end, so there "
+                 "are no epochs: give --steps N%s%s", config->save_epochs ? " and --save-every N" :
+                 "", config->save_epochs ? ", and remove --save-epochs" : "");
     run->steps_per_epoch = run->train->steps_per_epoch;
     run->train_sequences = run->train->sequences;
     run->epoch_ends = from->next.epoch > from->epoch; /* 1: less than one step is left */
@@ -1432,9 +1456,17 @@ static void g2zr_introduce(g2z_run *run) {
   G2ZR_SAY(run, "device: %s, %s, %.2f GiB in the plan", g2zr_devices[plan->device],
            g2z_dtype_text(plan->dtype), (double)plan->bytes_total / 1073741824.0);
   if (run->steps > 0) {
-    G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
-             g2zr_plural(run->steps), (double)run->steps / (double)run->steps_per_epoch,
-             run->steps_per_epoch, g2zr_plural(run->steps_per_epoch));
+    const g2z_loader *loader = run->trainer->loader;
+    if (loader->mixed)
+      G2ZR_SAY(run, "training: %" PRId64 " step%s of a mixture", run->steps,
+               g2zr_plural(run->steps));
+    else
+      G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
+               g2zr_plural(run->steps), (double)run->steps / (double)run->steps_per_epoch,
+               run->steps_per_epoch, g2zr_plural(run->steps_per_epoch));
+    for (int k = 0; k < loader->sets && loader->mixed; k++)
+      G2ZR_SAY(run, "mixture: %.2f %% of the sequences from %s, which has %" PRId64 " tokens",
+               100 * loader->set[k].share, loader->set[k].glob, loader->set[k].tokens);
     G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
              plan->batch, plan->seq, plan->accum, plan->world, run->tokens_per_step);
     G2ZR_SAY(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
@@ -1832,6 +1864,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   if (split && (size_t)(split - name) < length) length = (size_t)(split - name);
   while (length > 0 && strchr("_-", name[length - 1])) length--;
   if (config->dataset_name) name = config->dataset_name;
+  else if (run->train && run->train->mixed) length = strlen(name = "mixture");
   else if (!length) name = "custom";
   if (config->dataset_name || !length) length = strlen(name);
   snprintf(run->dataset, sizeof run->dataset, "%.*s", (int)length, name);
@@ -2424,8 +2457,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 #define G2ZR_FLAG_LIST                                                                            \
   GROUP("Data")                                                                                   \
   /* name, [kind or setting, destination, [least, most,] value,] help */                          \
-  PLAIN("train", GLOB, run.train.train_glob, "GLOB",                                              \
-       "token shards to train on; without it: validate, score, generate")                         \
+  PLAIN("train", GLOBS, train, "GLOB[:WEIGHT]",                                                   \
+       "token shards; several mix by WEIGHT; without it: validate, score, generate")              \
   PLAIN("val", GLOB, run.val_glob, "GLOB", "token shards to validate on")                         \
   PLAIN("vocab", TEXT, run.vocab, "FILE",                                                         \
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
@@ -2593,6 +2626,12 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *o) {
   G2Z_TRY(g2zr_options_table(services, o, argc, argv, NULL, NULL));
+  size_t bytes = 0;
+  for (int i = 0; i < o->train.count; i++) bytes += strlen(o->train.text[i]) + 1;
+  if (bytes) G2Z_TRY(G2Z_NEW(services, bytes, &o->train_text));
+  for (int i = 0; i < o->train.count; i++)
+    strcat(strcat(o->train_text, i ? "\n" : ""), o->train.text[i]);
+  if (bytes) o->run.train.train_glob = o->train_text;
   /* --eval takes names, to which a shell may have expanded a pattern, and quoted patterns. */
   const g2z_texts given = o->run.eval;
   g2z_texts *texts = &o->run.eval;
@@ -2626,6 +2665,7 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
 
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
   g2z_release(services, o->flags_text);
+  g2z_release(services, o->train_text);
   for (int i = 0; i < G2Z_TEXTS; i++) g2z_release(services, o->eval_names[i]);
 }
 

@@ -230,8 +230,11 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"for s in train val; do ln $D/a-$s.bin $D/train_${s}_0.bin; done; $T --train \"$D/train_*.bin\" "
      "--vocab $D/a.bpe", 1, "train_val_0.bin: type --train '$D/train_train*.bin'"}, /* --name train */
     {"$T --train $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* given by its exact name, it is used */
-    {"$T --train $D/a-train.bin --train $D/b-train.bin --vocab $D/a.bpe", 1, "--train is given "
-     "twice, as $D/a-train.bin and as $D/b-train.bin, but takes one pattern"},
+    {"$T --train $D/a-train.bin --train $D/b-train.bin --vocab $D/a.bpe", 1, "the set "
+     "\"$D/a-train.bin\" has no weight, but with 2 sets each needs one: type --train "
+     "'$D/a-train.bin:0.5', and the same for the others; or put all files into one directory"},
+    {"$T --val $D/a-train.bin --val $D/b-train.bin --vocab $D/a.bpe", 1, "--val is given twice, as "
+     "$D/a-train.bin and as $D/b-train.bin, but takes one pattern"},
     {"$T --train $D/a-train.bin --train $D/a-train.bin --vocab $D/a.bpe", 0, ""},
     {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
      "$D/link is both a training and a validation shard"},

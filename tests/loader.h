@@ -257,12 +257,208 @@ static void test_loader_seek(g2z_test *t) {
   g2z_loader_free(NULL);
 }
 
+/* ----- mixtures ---------------------------------------------------------- */
+
+enum { MIX_T = 4, MIX_G = 12, MIX_STEPS = 834, MIX_SETS = 4 };
+
+/* Steps from `begin` on, on one of `world` ranks: the first token of each row. */
+static void test_mixture_steps(g2z_test *t, const char *glob, int world, int rank, int64_t begin,
+                               int32_t order[MIX_STEPS * MIX_G]) {
+  g2z_loader_config config = test_loader_config(glob, MIX_G / world, MIX_T);
+  g2z_loader *loader = NULL;
+  if (world == 2) config.batch = 3, config.accum = 2;
+  config.world = world;
+  config.rank = rank;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  g2z_loader_position position = {0, begin};
+  CHECK_OK(t, g2z_loader_seek(loader, position));
+  for (int64_t step = begin; step < MIX_STEPS; step++) {
+    int32_t firsts[MIX_G];
+    test_loader_step(t, loader, &config, firsts);
+    for (int row = 0; row < MIX_G / world; row++)
+      order[step * MIX_G + row * world + rank] = firsts[row];
+  }
+  CHECK(t, loader->position.epoch == 0);
+  g2z_loader_free(loader);
+}
+
+static void test_loader_mixture(g2z_test *t) {
+  static const struct {
+    const char *name;
+    int first, tokens;
+  } files[] = {{"web_0.bin", 10000, 401}, {"web_1.bin", 12000, 203}, {"code_0.bin", 20000, 45},
+               {"none.bin", 30000, 90}, {"rare.bin", 40000, 9}};
+  static const double shares[MIX_SETS] = {0.7, 0.299, 0, 0.001};
+  static const int sequences[MIX_SETS] = {150, 11, 22, 2};
+  static int32_t order[MIX_STEPS * MIX_G], again[MIX_STEPS * MIX_G], list[MIX_STEPS * MIX_G];
+  char glob[2500], other[2500];
+  const char *directory = t->directory;
+  g2z_loader *loader = NULL;
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+    test_mask_shard(t, test_path(t, files[i].name), i % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC,
+                    files[i].first, files[i].tokens, 0);
+  snprintf(glob, sizeof glob, "%s/web_*.bin:0.7\n%s/code_?.bin:.299\n%s/none.bin:0\n"
+           "%s/rare.bin:1e-3", directory, directory, directory, directory);
+  test_mixture_steps(t, glob, 1, 0, 0, order);
+
+  /* Any number of ranks, and a stop in the middle, also one after which the world is another. */
+  for (int world = 1; world <= 4; world++)
+    for (int stop = 0; stop < 2; stop++) {
+      memcpy(again, order, sizeof order);
+      memset(again + stop * 417 * MIX_G, 0, sizeof order - sizeof *order * stop * 417 * MIX_G);
+      for (int rank = 0; rank < world; rank++)
+        test_mixture_steps(t, glob, world, rank, stop * 417, again);
+      CHECK(t, memcmp(again, order, sizeof order) == 0);
+    }
+
+  /* Shares, also of every beginning; the loader counts the same. */
+  g2z_loader_config config = test_loader_config(glob, MIX_G, MIX_T);
+  int64_t counts[G2Z_SETS], got[MIX_SETS] = {0}, alternates = 0;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  CHECK(t, loader->mixed && loader->sets == MIX_SETS && loader->tokens == 748);
+  for (int k = 0; k < MIX_SETS; k++) {
+    CHECK(t, loader->set[k].sequences == sequences[k]);
+    CHECK_NEAR(t, loader->set[k].share, shares[k], 1e-12);
+  }
+  for (int64_t step = 0; step < MIX_STEPS; step++) {
+    g2z_loader_position position = {0, step};
+    CHECK_OK(t, g2z_loader_seek(loader, position));
+    g2z_loader_count(loader, counts);
+    for (int k = 0; k < MIX_SETS; k++) {
+      CHECK(t, counts[k] == got[k]);
+      CHECK_NEAR(t, (double)got[k], shares[k] * (double)(step * MIX_G), 20);
+    }
+    for (int64_t i = step * MIX_G; i < (step + 1) * MIX_G; i++) got[order[i] / 10000 - 1]++;
+  }
+  for (int k = 0; k < MIX_SETS; k++)
+    CHECK_NEAR(t, (double)got[k] / (MIX_STEPS * MIX_G), shares[k], 0.001);
+  CHECK(t, got[2] == 0);
+  /* Neighbours are not of one set in a fixed rhythm: of 10 positions, the set that comes 7 times
+   * would otherwise repeat every tenth. */
+  for (int64_t i = 10; i < MIX_STEPS * MIX_G; i++)
+    alternates += order[i] / 10000 == order[i - 10] / 10000;
+  CHECK_NEAR(t, (double)alternates / (MIX_STEPS * MIX_G), 0.7 * 0.7 + 0.3 * 0.3, 0.03);
+
+  /* Without the permutation of blocks, a set is read in whole passes, each in another order. */
+  for (int k = 0; k < MIX_SETS; k++) {
+    int n = 0, repeated = 0;
+    for (int64_t at = 0; at < MIX_STEPS * MIX_G / 128 * 128; at++)
+      for (int64_t p = at / 128 * 128; p < at / 128 * 128 + 128; p++)
+        if (p / 128 * 128 + g2z__shuffle(config.seed, p / 128, 128, p % 128) == at &&
+            order[p] / 10000 == k + 1)
+          list[n++] = order[p];
+    for (int begin = 0; begin + sequences[k] <= n; begin += sequences[k]) {
+      for (int i = 0; i < sequences[k]; i++)
+        for (int j = 0; j < i; j++) CHECK(t, list[begin + i] != list[begin + j]);
+      repeated += begin > 0 && memcmp(list + begin, list + begin - sequences[k],
+                                      sizeof *list * (size_t)sequences[k]) == 0;
+    }
+    CHECK(t, k == 2 ? n == 0 : n > 2 * sequences[k]);
+    CHECK(t, k == 3 || repeated == 0);
+  }
+
+  /* A position as large as they get. */
+  g2z_loader_position far = {0, loader->steps_per_epoch - 2};
+  int32_t firsts[MIX_G];
+  int64_t sum = 0;
+  CHECK_OK(t, g2z_loader_seek(loader, far));
+  test_loader_step(t, loader, &config, firsts);
+  g2z_loader_count(loader, counts);
+  for (int k = 0; k < MIX_SETS; k++) {
+    sum += counts[k];
+    CHECK_NEAR(t, (double)counts[k] / (double)(far.step * MIX_G), shares[k], 1e-9);
+  }
+  CHECK(t, sum == (far.step + 1) * MIX_G);
+
+  g2z_loader_free(loader);
+
+  /* Weights are a part of the data; a file whose name ends like a weight is a file. */
+  static const struct {
+    const char *weight, *second;
+    int mixed;
+    int64_t tokens;
+  } globs[] = {{"0.6", "code_0.bin:0.3", 1, 649},    {"0.7", "code_0.bin:0.3", 1, 649},
+               {"0.70", "*ode_0.bin:.3", 1, 649},    {"0.7", "rare.bin:0.5:0.3", 1, 664},
+               {NULL, "rare.bin:0.5", 0, 60}};
+  uint64_t data[5] = {0};
+  test_mask_shard(t, test_path(t, "rare.bin:0.5"), G2Z_SHARD_RAW, 50000, 60, 0);
+  config.glob = other;
+  for (int i = 0; i < 5; i++) {
+    *other = 0;
+    if (globs[i].weight)
+      snprintf(other, sizeof other, "%s/web_*.bin:%s\n", directory, globs[i].weight);
+    const size_t used = strlen(other);
+    snprintf(other + used, sizeof other - used, "%s/%s", directory, globs[i].second);
+    REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+    CHECK(t, loader->mixed == globs[i].mixed && loader->tokens == globs[i].tokens);
+    data[i] = loader->data;
+    g2z_loader_free(loader);
+  }
+  CHECK(t, data[0] != data[1] && data[1] == data[2] && data[1] != data[3]);
+}
+
 /* The loader refuses this config and states why. */
 static void test_loader_refuse(g2z_test *t, const g2z_loader_config *config, g2z_status status,
                                const char *sentence) {
   g2z_loader *loader;
   CHECK_STATUS(t, g2z_loader_create(&t->services, config, &loader), status, &t->services, sentence);
   CHECK(t, loader == NULL);
+}
+
+static void test_mixture_refused(g2z_test *t) {
+  static const struct {
+    const char *glob; /* in the test's directory */
+    g2z_status status;
+    const char *sentence;
+  } cases[] = {
+      {"a.bin:0.5\nb.bin", G2Z_BAD_ARGUMENT, "the set \"b.bin\" has no weight, but with 2 sets "
+       "each needs one: type --train 'b.bin:0.5', and the same for the others; or put all files "},
+      {"a.bin\nb.bin", G2Z_BAD_ARGUMENT, "the set \"a.bin\" has no weight"},
+      {"a.bin:1\n", G2Z_BAD_ARGUMENT, "the set \"\" has no weight"},
+      {"a.bin:0\nb.bin:0", G2Z_BAD_ARGUMENT, "the weights are all 0, so no set has data: type "
+       "--train 'a.bin:1'"},
+      {"a.bin:-1\nb.bin:1", G2Z_BAD_ARGUMENT, "the weight in \"a.bin:-1\" must be a number from 0 "
+       "to 1e9: type --train 'a.bin:0.5'"},
+      {"a.bin:1e10\nb.bin:1", G2Z_BAD_ARGUMENT, "must be a number from 0 to 1e9"},
+      {"a.bin:1-2", G2Z_BAD_ARGUMENT, "the weight in \"a.bin:1-2\" must be a number"},
+      {"a.bin:nan", G2Z_IO, "no file has the name or pattern \"a.bin:nan\""},
+      {"a.bin:1\nc*.bin:1", G2Z_IO, "no file has the name or pattern \"c*.bin\""},
+      {"a.bin:1\nb.bin:0.5", G2Z_BAD_ARGUMENT, "the set \"b.bin\" of weight 0.5 has no shard of 5 "
+       "tokens, which one sequence needs: use more data, or lower seq"},
+      {"a:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1\na:1",
+       G2Z_BAD_ARGUMENT, "at most 16 sets of shards can be mixed"}};
+  char before[1024];
+  g2z_loader *loader = NULL;
+  test_mask_shard(t, test_path(t, "a.bin"), G2Z_SHARD_RAW, 0, 100, 0);
+  test_mask_shard(t, test_path(t, "b.bin"), G2Z_SHARD_RAW, 0, 4, 0);
+  CHECK(t, getcwd(before, sizeof before) && chdir(t->directory) == 0);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const g2z_loader_config config = test_loader_config(cases[i].glob, 1, 4);
+    test_loader_refuse(t, &config, cases[i].status, cases[i].sentence);
+  }
+  g2z_loader_config config = test_loader_config("a.bin:1\nb.bin:0", 1, 4);
+  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader)); /* its short set is never read */
+  g2z_loader_free(loader);
+  config.order = G2Z_ORDER_FILE;
+  test_loader_refuse(t, &config, G2Z_BAD_ARGUMENT, "only training shards can have one: type --val "
+                     "'a.bin'");
+  CHECK_BAD(t, g2z_shards_apart(&t->services, "b.bin:1\na.bin:1", "?.bin"), "b.bin is both a "
+            "training and a validation shard: \"b.bin\" and \"?.bin\" match it");
+  CHECK_BAD(t, g2z_shards_apart(&t->services, "c.bin:1\na.bin:1", "a*"), "\"a.bin\" and ");
+  CHECK_OK(t, g2z_shards_apart(&t->services, "b.bin:0.5\nb.bin:1", "a.bin"));
+  test_mask_shard(t, "x_train_0.bin", G2Z_SHARD_RAW, 0, 100, 0);
+  test_mask_shard(t, "x_val_0.bin", G2Z_SHARD_RAW, 0, 100, 0);
+  CHECK_BAD(t, g2z_shards_apart(&t->services, "a.bin:1\nx_*.bin:0.25", NULL), "x_*.bin matches "
+            "validation shards too, such as x_val_0.bin: type --train 'x_train*.bin:0.25', or ");
+  long n = 1;
+  g2z_status status;
+  config.order = G2Z_ORDER_SHUFFLED;
+  do {
+    t->fail_at = n;
+    status = g2z_loader_create(&t->services, &config, &loader);
+    g2z_loader_free(loader);
+  } while (test_no_memory(t, status, &n, 6, 30));
+  CHECK(t, chdir(before) == 0);
 }
 
 static void test_loader_refused(g2z_test *t) {

@@ -802,6 +802,59 @@ static void test_train_run(g2z_test *t) {
                              cases[i].flags), cases[i].says);
 }
 
+/* Sets with weights: a run that stops in the middle ends like one that does not; any number of ranks
+ * reads the same sequences; other weights and epochs are refused. */
+static void test_train_mixture(g2z_test *t) {
+  static const struct {
+    const char *flags, *says;
+  } refused[] = {
+      {":.5 --steps 32 --resume latest", "was saved with other training shards, weights or "
+       "sequence length (187 sequences of 16 tokens), and a mixture continues only with the same: "
+       "resume with the --train flags and --seq of that run, or start a new run "},
+      {":.3 --epochs 2", "training shards with weights are mixed without an end, so there are "
+       "no epochs: give --steps N\n"},
+      {":.3", "so there are no epochs: give --steps N\n"},
+      {":.3 --steps 3 --save-epochs", "so there are no epochs: give --steps N and --save-every N, "
+       "and remove --save-epochs\n"},
+      {" --steps 3", "b.bin\" has no weight, but with 2 sets each needs one: type --train '"}};
+  char flags[1500], whole[1600], page[600] = "";
+  TRAIN_OR_SKIP(t);
+  test_run_shard(t, "a.bin", 2001);
+  test_run_shard(t, "b.bin", 1001);
+  snprintf(flags, sizeof flags, "--vocab-size 257 --device cpu --layers 1 --heads 2 --channels 32 "
+           "--context 16 --sample-tokens 0 --save-every 99 --train '%s:.7' --train '%s'",
+           test_at(t, "a.bin"), test_at(t, "b.bin"));
+  for (int world = 1; world <= 4; world *= 2) {
+    snprintf(whole, sizeof whole, "%s:.3 --ranks %d --batch %d --steps 32", flags, world,
+             4 / world);
+    CHECK_HAS(t, test_trains(t, 0, "%s --run-dir %s", whole, test_at(t, "whole%d", world)),
+              "\ntraining: 32 steps of a mixture\nmixture: 70.00 % of the sequences from ",
+              "\nmixture: 30.00 % of the sequences from ");
+    test_trains(t, 0, "%s --run-dir %s --max-train-steps 13", whole, test_at(t, "parts%d", world));
+    test_trains(t, 0, "%s --run-dir %s --resume latest", whole, test_at(t, "parts%d", world));
+    test_sh(t, "cmp whole%d/weights/model.safetensors parts%d/weights/model.safetensors", world,
+            world);
+    for (int parts = 0; parts < 2; parts++) {
+      const char *text = test_read(t, "%s%d/training_metrics.json", parts ? "parts" : "whole",
+                                   world);
+      text = strstr(text, "\"dataset_mixture\": [");
+      CHECK(t, text != NULL && strchr(text, ']'));
+      if (!text) continue;
+      if (!page[0]) snprintf(page, sizeof page, "%.*s", (int)strcspn(text, "]"), text);
+      CHECK(t, strncmp(page, text, strlen(page)) == 0);
+    }
+  }
+  /* floor(0.7 * 128) = 89 of 128 sequences; 89 * 16 tokens; 89 of 125 sequences. */
+  CHECK_HAS(t, page, "a.bin\"", "b.bin\"", "\"weight\": 0.7,", "\"weight\": 0.3,",
+            "\"share\": 0.6953125,", "\"tokens\": 1424,", "\"passes\": 0.712\n");
+  CHECK_HAS(t, test_read(t, "whole1/report.html"), "<h2>Mixture</h2>",
+            "a.bin<td>70.000<td>69.531<td>1424<td>0.712</tr>");
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+    CHECK_HAS(t, test_trains(t, 1, "%s%s --batch 4 --run-dir %s", flags, refused[i].flags,
+                             test_at(t, i ? "new" : "whole1")), refused[i].says);
+  CHECK(t, !test_there(t, "new"));
+}
+
 /* Without --save-weights, training leaves its weights in the run directory; "none" leaves none. A
  * pruned checkpoint goes with its tokenizer. */
 static void test_train_weights(g2z_test *t) {
