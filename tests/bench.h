@@ -193,10 +193,7 @@ static const char *test_bench(g2z_test *t, int code, const char *format, ...) {
   va_end(values);
   int got = test_shell(test_text("D='%s'; OMP_WAIT_POLICY=passive %s %s 2>&1", t->directory,
                                  test_bench_program(), arguments), output, sizeof output);
-  t->checks++;
-  if (got != code)
-    test_fail(t, __FILE__, __LINE__, "bench %s ended with %d, expected %d: %s", arguments, got,
-              code, output);
+  FAIL_IF(t, got != code, "bench %s ended with %d, expected %d: %s", arguments, got, code, output);
   return output;
 }
 

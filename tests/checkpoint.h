@@ -267,10 +267,8 @@ static void test_checkpoint_damage(g2z_test *t) {
       char flipped = (char)(text[byte] ^ (1 << byte % 8));
       test_files_poke(t, path, byte, flipped);
       g2z_status status = g2z_trainer_load(tt.trainer, at);
-      t->checks++;
-      if (status != G2Z_FORMAT || !strstr(t->services.error, at))
-        test_fail(t, __FILE__, __LINE__, "bit %d of byte %zu of %s: %s", (int)(byte % 8), byte,
-                  names[i], t->services.error);
+      FAIL_IF(t, status != G2Z_FORMAT || !strstr(t->services.error, at),
+              "bit %d of byte %zu of %s: %s", (int)(byte % 8), byte, names[i], t->services.error);
       test_files_poke(t, path, byte, text[byte]);
     }
     for (size_t keep = 0; keep < bytes; keep += 1 + (bytes - keep) / 9) {

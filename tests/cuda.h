@@ -314,11 +314,10 @@ static void test_column_sums(test_pair *p, const test_twin *rows, const test_twi
     }
     double bound = times * (4 * 0.29 * (eps + 0x1p-20) * sqrt(squares) + grad_eps * fabs(sum)) +
                    0x1p-20;
-    p->t->checks++;
-    if (!(fabs((double)got[c] - times * sum) <= bound))
-      test_fail(p->t, __FILE__, __LINE__, "%s (%s, gradients %s): column %zu is %.9g, its rows make "
-                "%.9g, within %.3g", what, g2z_dtype_text(p->dtype), g2z_dtype_text(p->grad_dtype),
-                c, (double)got[c], times * sum, bound);
+    FAIL_IF(p->t, !(fabs((double)got[c] - times * sum) <= bound),
+            "%s (%s, gradients %s): column %zu is %.9g, its rows make %.9g, within %.3g", what,
+            g2z_dtype_text(p->dtype), g2z_dtype_text(p->grad_dtype), c, (double)got[c], times * sum,
+            bound);
   }
   free(x);
   free(got);
@@ -762,11 +761,10 @@ static void test_head_norm(test_pair *p, const test_twin *gradient, const test_t
         size += (double)want[i] * (double)want[i];
       }
     }
-    p->t->checks++;
-    if (!(sqrt(off) <= bound * sqrt(size)))
-      test_fail(p->t, __FILE__, __LINE__, "head_loss %s of %s (%s): off by %.3g of %.3g, bound %.3g",
-                targets ? "dwte" : "dh", all ? "all rows" : "words that are no target",
-                g2z_dtype_text(p->dtype), sqrt(off), sqrt(size), bound);
+    FAIL_IF(p->t, !(sqrt(off) <= bound * sqrt(size)),
+            "head_loss %s of %s (%s): off by %.3g of %.3g, bound %.3g", targets ? "dwte" : "dh",
+            all ? "all rows" : "words that are no target", g2z_dtype_text(p->dtype), sqrt(off),
+            sqrt(size), bound);
   }
   free(got);
 }
@@ -1356,10 +1354,8 @@ static void test_attention_compare(test_pair *p, const test_twin *twin, const ch
       largest = fmax(largest, fabs((double)want[y + x]));
     }
   double bound = 0.5 * eps * (sqrt(norm) + 0.1 * sqrt((double)count));
-  p->t->checks++;
-  if (!(sqrt(error) <= bound))
-    test_fail(p->t, __FILE__, __LINE__, "%s (%s): error %.3g, %.3g allowed, norm %.3g", what,
-              g2z_dtype_text(p->dtype), sqrt(error), bound, sqrt(norm));
+  FAIL_IF(p->t, !(sqrt(error) <= bound), "%s (%s): error %.3g, %.3g allowed, norm %.3g", what,
+          g2z_dtype_text(p->dtype), sqrt(error), bound, sqrt(norm));
   free(got);
 }
 

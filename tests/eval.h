@@ -117,10 +117,8 @@ static void test_eval_questions(g2z_test *t) {
     if (!damages[i].cut) file[damages[i].at] = (char)damages[i].byte;
     test_write_file(t, path, file, bytes);
     g2z_status status = eval_file(model, NULL, path, &result);
-    t->checks++;
-    if (status == G2Z_OK || !strstr(t->services.error, damages[i].says))
-      test_fail(t, __FILE__, __LINE__, "damage %zu: status %d, \"%s\"", i, (int)status,
-                t->services.error);
+    FAIL_IF(t, status == G2Z_OK || !strstr(t->services.error, damages[i].says),
+            "damage %zu: status %d, \"%s\"", i, (int)status, t->services.error);
     file[damages[i].at] = was;
   }
   free(file);
@@ -221,11 +219,9 @@ static double eval_check_rows(g2z_test *t, const eval_format *format, g2z_eval_s
                              &known));
       CHECK_OK(t, g2z_decode(&t->services, set->tokenizer, ids + row->first,
                              (size_t)(row->count - row->first), &ending, &bytes));
-      t->checks++;
-      if (known != (size_t)(bar - want) || memcmp(context, want, known) != 0 ||
-          strcmp(ending, bar + 1) != 0)
-        test_fail(t, __FILE__, __LINE__, "%s, question %d, ending %d: \"%s|%s\"", format->name, q,
-                  i, context, ending);
+      FAIL_IF(t, known != (size_t)(bar - want) || memcmp(context, want, known) != 0 ||
+              strcmp(ending, bar + 1) != 0, "%s, question %d, ending %d: \"%s|%s\"", format->name,
+              q, i, context, ending);
       double cost = 0;
       for (const char *c = bar + 1; *c; c++) cost += *c == 'z' ? B : A;
       CHECK_NEAR(t, row->sum, cost, 1e-4);

@@ -61,6 +61,13 @@ static void test_fail(g2z_test *t, const char *file, int line, const char *forma
     if (!(condition)) test_fail(t, __FILE__, __LINE__, "not true: %s", #condition); \
   } while (0)
 
+/* A check with a message of its own. */
+#define FAIL_IF(t, condition, ...)                                \
+  do {                                                            \
+    (t)->checks++;                                                \
+    if (condition) test_fail(t, __FILE__, __LINE__, __VA_ARGS__); \
+  } while (0)
+
 #define CHECK_NEAR(t, got, want, tolerance)                                                    \
   do {                                                                                         \
     double got_ = (got), want_ = (want), tolerance_ = (tolerance);                             \
@@ -184,9 +191,7 @@ static double test_number(g2z_test *t, const char *text, const char *key) {
   const char *at = strstr(text, key);
   char *end = NULL;
   const double number = at ? strtod(at + strlen(key), &end) : NAN;
-  t->checks++;
-  if (!at || end == at + strlen(key))
-    test_fail(t, __FILE__, __LINE__, "no number after \"%s\" in \"%.200s\"", key, text);
+  FAIL_IF(t, !at || end == at + strlen(key), "no number after \"%s\" in \"%.200s\"", key, text);
   return number;
 }
 
@@ -354,9 +359,7 @@ static void test_sh(g2z_test *t, const char *format, ...) {
   const char *line = test_text_list(format, arguments);
   va_end(arguments);
   fflush(stdout);
-  t->checks++;
-  if (system(test_text("cd '%s' && { %s; }", t->directory, line)) != 0)
-    test_fail(t, __FILE__, __LINE__, "failed: %s", line);
+  FAIL_IF(t, system(test_text("cd '%s' && { %s; }", t->directory, line)) != 0, "failed: %s", line);
 }
 
 /* --help of a program lists the flags that docs/flags.md lists. */
@@ -367,8 +370,7 @@ static void test_help(g2z_test *t, const char *name, const char *program) {
                                   "docs/flags.md > '%s'; '%s' --help | awk '/^  --/{print $1}' | "
                                   "diff - '%s' && [ -s '%s' ]", name, want, program, want, want),
                         said, sizeof said);
-  t->checks++;
-  if (code != 0) test_fail(t, __FILE__, __LINE__, "%s --help and docs/flags.md: %s", name, said);
+  FAIL_IF(t, code != 0, "%s --help and docs/flags.md: %s", name, said);
 }
 
 /* 1: this machine can open pseudo-terminals; a container may lack /dev/pts. */
@@ -666,10 +668,8 @@ static void test_run_schema(g2z_test *t, const char *text, size_t bytes, const c
     char kind = test_json_kind(t, text, bytes, schema[i] + 2);
     if (kind >= '0' && kind <= '9') kind = '0';
     if (kind == 'f') kind = 't';
-    t->checks++;
-    if (kind != schema[i][0])
-      test_fail(t, __FILE__, __LINE__, "%s is '%c', expected '%c'", schema[i] + 2,
-                kind ? kind : '-', schema[i][0]);
+    FAIL_IF(t, kind != schema[i][0], "%s is '%c', expected '%c'", schema[i] + 2, kind ? kind : '-',
+            schema[i][0]);
   }
 }
 
@@ -688,10 +688,7 @@ static const char *test_trains(g2z_test *t, int code, const char *format, ...) {
   const char *line = test_text_list(format, arguments);
   va_end(arguments);
   int got = test_shell(test_text("%s %s 2>&1", test_train_program(), line), output, sizeof output);
-  t->checks++;
-  if (got != code)
-    test_fail(t, __FILE__, __LINE__, "train %s ended with %d, expected %d: %s", line, got, code,
-              output);
+  FAIL_IF(t, got != code, "train %s ended with %d, expected %d: %s", line, got, code, output);
   return output;
 }
 

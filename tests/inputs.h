@@ -357,10 +357,9 @@ static void test_inputs_rows(g2z_test *t) {
   for (size_t i = 0; i < sizeof inputs_rows / sizeof *inputs_rows; i++) {
     test_inputs_expand(t, inputs_rows[i].sentence, sentence, sizeof sentence);
     int code = test_inputs_run(t, inputs_rows[i].command, output, sizeof output);
-    t->checks++;
-    if (code != inputs_rows[i].code || !strstr(output, sentence))
-      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s\n    expected %d: %s",
-                inputs_rows[i].command, code, output, inputs_rows[i].code, sentence);
+    FAIL_IF(t, code != inputs_rows[i].code || !strstr(output, sentence),
+            "%s: exit code %d: %s\n    expected %d: %s", inputs_rows[i].command, code, output,
+            inputs_rows[i].code, sentence);
   }
 }
 

@@ -123,10 +123,9 @@ static void test_gradient_near(g2z_test *t, const char *name, const float *got, 
     error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
     norm += (double)want[i] * (double)want[i];
   }
-  t->checks++;
-  if (!(norm > 0) || !(sqrt(error) <= bound * sqrt(norm)))
-    test_fail(t, __FILE__, __LINE__, "gradient of %s: error %.3g of norm %.3g, within %.3g", name,
-              sqrt(error), sqrt(norm), bound * sqrt(norm));
+  FAIL_IF(t, !(norm > 0) || !(sqrt(error) <= bound * sqrt(norm)),
+          "gradient of %s: error %.3g of norm %.3g, within %.3g", name, sqrt(error), sqrt(norm),
+          bound * sqrt(norm));
 }
 
 typedef struct golden_gradients {

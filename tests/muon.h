@@ -518,10 +518,8 @@ static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param par
       muon_orthogonal(step + columns / matrices * i, rows, columns / matrices, columns);
     for (size_t i = 0; i < elements && part == 0 && matrices; i++) step[i] *= 0.2 * sqrt(side);
   }
-  t->checks++;
-  if (!(worst[0] <= 1e-5 && worst[1] <= 1e-6 && worst[2] <= 1e-6))
-    test_fail(t, __FILE__, __LINE__, "%s: weights are off by %.3g, m by %.3g, v by %.3g", name,
-              worst[0], worst[1], worst[2]);
+  FAIL_IF(t, !(worst[0] <= 1e-5 && worst[1] <= 1e-6 && worst[2] <= 1e-6),
+          "%s: weights are off by %.3g, m by %.3g, v by %.3g", name, worst[0], worst[1], worst[2]);
   free(step);
 }
 
@@ -635,9 +633,8 @@ static void muon_changed(g2z_test *t, void *user, const char *name, g2z_param pa
       zero &= moments[2 + part][i] == 0;
       same &= moments[2 + part][i] == moments[part][i];
     }
-  t->checks++;
-  if (muon_matrices(param) ? !zero : !same || zero)
-    test_fail(t, __FILE__, __LINE__, "%s: moments are %s", name, zero ? "zero" : "not right");
+  FAIL_IF(t, muon_matrices(param) ? !zero : !same || zero, "%s: moments are %s", name, zero ? "zero"
+          : "not right");
 }
 
 /* A run resumes with the other optimizer: its matrices' moments start at zero, with a warning, and

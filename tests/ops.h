@@ -124,10 +124,8 @@ static void ops_expect(ops_env *e, const char *what, const float *got, const dou
     if (g2z__round(dtype, got[i]) != got[i]) of_type = 0;
     if (worst != worst) break;
   }
-  e->t->checks++;
-  if (!(worst <= 1))
-    test_fail(e->t, __FILE__, __LINE__, "%s: element %d of %d is %.9g, expected %.9g: %.3g times "
-              "the bound", what, at, count, (double)got[at], want[at], worst);
+  FAIL_IF(e->t, !(worst <= 1), "%s: element %d of %d is %.9g, expected %.9g: %.3g times "
+          "the bound", what, at, count, (double)got[at], want[at], worst);
   if (!of_type) test_fail(e->t, __FILE__, __LINE__, "%s: not rounded to its type", what);
 }
 
@@ -359,10 +357,9 @@ static void test_ops_peaks(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     double half = g2zr_peak_flops(cases[i].name, G2Z_FP16) * 1e-12;
     double single = g2zr_peak_flops(cases[i].name, G2Z_FP32) * 1e-12;
-    t->checks++;
-    if (cases[i].half > 0 ? fabs(half - cases[i].half) > 1e-9 || fabs(single - cases[i].single) > 1e-9
-                          : !isnan(half) || !isnan(single))
-      test_fail(t, __FILE__, __LINE__, "\"%s\": %g and %g TFLOP/s", cases[i].name, half, single);
+    FAIL_IF(t, cases[i].half > 0 ? fabs(half - cases[i].half) > 1e-9 ||
+            fabs(single - cases[i].single) > 1e-9 : !isnan(half) || !isnan(single),
+            "\"%s\": %g and %g TFLOP/s", cases[i].name, half, single);
   }
   CHECK(t, g2zr_peak_flops("NVIDIA H200", G2Z_BF16) == g2zr_peak_flops("NVIDIA H200", G2Z_FP16));
   CHECK(t, g2zr_peak_flops("NVIDIA H200", G2Z_TF32) == 494.7e12);

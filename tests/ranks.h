@@ -95,8 +95,8 @@ static int rank_calls(int argc, char **argv) {
 }
 
 /* internals */
-/* 64 MB from each other rank to rank 0 and back, checked by their sum. late=SECONDS: rank 0 receives
- * later. Heartbeats must not queue up after data that has not been received. */
+/* 64 MB from each other rank to rank 0 and back, checked by their sum. With late=SECONDS rank 0
+ * receives later: heartbeats must not queue up after data that has not been received. */
 static int rank_stream(int argc, char **argv) {
   enum { COUNT = 16 << 20 };
   const size_t bytes = (size_t)COUNT * 4;
@@ -322,14 +322,13 @@ static void test_places(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z_place place;
     CHECK_OK(t, test_place(t, cases[i].variables, &place));
-    t->checks++;
-    if (place.rank != cases[i].rank || place.world != cases[i].world ||
-        place.local_rank != cases[i].local_rank || place.local_world != cases[i].local_world ||
-        strcmp(place.launcher, cases[i].launcher) || strcmp(place.host, cases[i].host) ||
-        strcmp(place.job, cases[i].job) || place.port != cases[i].port)
-      test_fail(t, __FILE__, __LINE__, "%s: rank %d/%d, local %d/%d, %s, %s:%d, \"%s\"",
-                cases[i].variables, place.rank, place.world, place.local_rank, place.local_world,
-                place.launcher, place.host, place.port, place.job);
+    FAIL_IF(t, place.rank != cases[i].rank || place.world != cases[i].world ||
+            place.local_rank != cases[i].local_rank || place.local_world != cases[i].local_world ||
+            strcmp(place.launcher, cases[i].launcher) || strcmp(place.host, cases[i].host) ||
+            strcmp(place.job, cases[i].job) || place.port != cases[i].port,
+            "%s: rank %d/%d, local %d/%d, %s, %s:%d, \"%s\"", cases[i].variables, place.rank,
+            place.world, place.local_rank, place.local_world, place.launcher, place.host,
+            place.port, place.job);
   }
 }
 

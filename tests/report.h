@@ -139,10 +139,8 @@ static void test_page_scales(g2z_test *t) {
     CHECK(t, scale.ticks > 0 && scale.ticks <= 8);
     g2zp_tick_text(&scale, scale.tick[0], first);
     g2zp_tick_text(&scale, scale.tick[scale.ticks - 1], last);
-    t->checks++;
-    if (strcmp(first, cases[i].first) != 0 || strcmp(last, cases[i].last) != 0)
-      test_fail(t, __FILE__, __LINE__, "%g to %g: ticks from %s to %s", cases[i].low,
-                cases[i].high, first, last);
+    FAIL_IF(t, strcmp(first, cases[i].first) != 0 || strcmp(last, cases[i].last) != 0,
+            "%g to %g: ticks from %s to %s", cases[i].low, cases[i].high, first, last);
     for (int k = 0; k < scale.ticks; k++) {
       double at = g2zp_scale_at(&scale, scale.tick[k]);
       CHECK(t, at >= -1e-3 && at <= 100.001);
@@ -476,10 +474,8 @@ static void test_profile_is(g2z_test *t, const char *text, const char *path, con
   object.text = (char *)text;
   object.bytes = strlen(text);
   CHECK_OK(t, g2z_object_text(&object, path, &got));
-  t->checks++;
-  if (!got || strcmp(got, want) != 0)
-    test_fail(t, __FILE__, __LINE__, "%s is \"%s\", expected \"%s\"", path, got ? got : "none",
-              want);
+  FAIL_IF(t, !got || strcmp(got, want) != 0, "%s is \"%s\", expected \"%s\"", path, got ? got
+          : "none", want);
   g2z_release(&t->services, got);
 }
 

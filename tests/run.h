@@ -1139,20 +1139,17 @@ static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
   }
   for (; word[0] && word[1] && strcmp(word[0], word[1]) == 0; words++)
     for (int i = 0; i < 2; i++) word[i] = strtok_r(NULL, " \n", &rest[i]);
-  t->checks++;
-  if (word[0] || word[1] || words < 40)
-    test_fail(t, __FILE__, __LINE__, "metrics.jsonl of %s and %s differ at word %d: %s, %s", one,
-              two, words, word[0] ? word[0] : "", word[1] ? word[1] : "");
+  FAIL_IF(t, word[0] || word[1] || words < 40,
+          "metrics.jsonl of %s and %s differ at word %d: %s, %s", one, two, words, word[0] ? word[0]
+          : "", word[1] ? word[1] : "");
   for (int i = 0; i < 2; i++) texts[i] = test_read(t, "%s/training_metrics.json", i ? two : one);
   for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
     const char *a = strstr(texts[0], keys[k]), *b = strstr(texts[1], keys[k]);
     CHECK(t, a && b);
     for (; a && b; a = strstr(a + 1, keys[k]), b = strstr(b + 1, keys[k])) {
       size_t length = strcspn(a, "\n");
-      t->checks++;
-      if (strncmp(a, b, length + 1) != 0)
-        test_fail(t, __FILE__, __LINE__, "%s: %.*s, %s: %.*s", one, (int)length, a, two,
-                  (int)strcspn(b, "\n"), b);
+      FAIL_IF(t, strncmp(a, b, length + 1) != 0, "%s: %.*s, %s: %.*s", one, (int)length, a, two,
+              (int)strcspn(b, "\n"), b);
     }
     CHECK(t, !a && !b);
   }
@@ -2203,8 +2200,8 @@ static void test_train_ranks_differ(g2z_test *t) {
       {2, "mkdir -p other; cd other;", "--save-every 2", "--save-every 2",
        "rank 2 does not see run/metrics.jsonl, which rank 0 made: choose a --run-dir on a file "
        "system that all ranks share"},
-      {1, "", "", "--val-every 4", "rank 1: the config differs from rank 0's: \"val_every=4\" there, "
-                                   "\"val_every=5\" on rank 0"},
+      {1, "", "", "--val-every 4",
+       "rank 1: the config differs from rank 0's: \"val_every=4\" there, \"val_every=5\" on rank 0"},
       {1, "", "", "--save-every 3", "\"save_every=3\" there, \"save_every=0\" on rank 0"},
       {1, "", "", "--prompt 1", "the prompt differs from rank 0's: \"1\" there, \"\" on rank"},
       {1, "", "", "--max-train-steps 7",

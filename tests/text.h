@@ -89,9 +89,8 @@ static void test_bpe_round_trip(g2z_test *t, const g2z_tokenizer *tokenizer, con
   char *back = NULL;
   size_t back_bytes = 0;
   CHECK_OK(t, g2z_decode(&t->services, tokenizer, tokens.ids, tokens.count, &back, &back_bytes));
-  t->checks++;
-  if (!back || back_bytes != expected_bytes || memcmp(back, expected, expected_bytes) != 0)
-    test_fail(t, __FILE__, __LINE__, "\"%s\" comes back as \"%s\"", text, back ? back : "");
+  FAIL_IF(t, !back || back_bytes != expected_bytes || memcmp(back, expected, expected_bytes) != 0,
+          "\"%s\" comes back as \"%s\"", text, back ? back : "");
   g2z_release(&t->services, back);
   g2z_tokens_free(&tokens);
 }
@@ -170,9 +169,7 @@ static void test_tokenizer_pieces(g2z_test *t) {
       length += bytes;
     }
     pieces[length] = 0;
-    t->checks++;
-    if (strcmp(pieces, cases[i][1]) != 0)
-      test_fail(t, __FILE__, __LINE__, "\"%s\" falls into %s", text, pieces);
+    FAIL_IF(t, strcmp(pieces, cases[i][1]) != 0, "\"%s\" falls into %s", text, pieces);
     g2z_tokens_free(&tokens);
     g2z_tokenizer_free(tokenizer);
   }
@@ -349,9 +346,7 @@ static void test_tokenizer_formats(g2z_test *t) {
     if (!tokenizer) continue;
     CHECK(t, g2z_tokenizer_vocab(tokenizer) == g2z_tokenizer_vocab(original));
     g2z_tokens tokens = test_bpe_encode(t, tokenizer, test_bpe_text, strlen(test_bpe_text), 0);
-    t->checks++;
-    if (!test_bpe_equal(&tokens, &expected))
-      test_fail(t, __FILE__, __LINE__, "format %d gives other ids", format);
+    FAIL_IF(t, !test_bpe_equal(&tokens, &expected), "format %d gives other ids", format);
     g2z_tokens_free(&tokens);
     g2z_tokenizer_free(tokenizer);
   }
@@ -493,10 +488,9 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
         piece[i] = alphabets[a][test_bpe_random(&state) % strlen(alphabets[a])];
       g2z_tokens tokens = test_bpe_encode(t, tokenizer, piece, sizes[k], 0);
       size_t count = test_bpe_plainly(tokenizer, piece, sizes[k], ids);
-      t->checks++;
-      if (count != tokens.count || memcmp(ids, tokens.ids, count * sizeof *ids) != 0)
-        test_fail(t, __FILE__, __LINE__, "%zu letters of \"%s\": %zu tokens, expected %zu",
-                  sizes[k], alphabets[a], tokens.count, count);
+      FAIL_IF(t, count != tokens.count || memcmp(ids, tokens.ids, count * sizeof *ids) != 0,
+              "%zu letters of \"%s\": %zu tokens, expected %zu", sizes[k], alphabets[a],
+              tokens.count, count);
       g2z_tokens_free(&tokens);
     }
   g2z_tokenizer_free(tokenizer);
@@ -573,12 +567,8 @@ static void test_tokenizer_scan(g2z_test *t) {
       else bytes += test_bpe_random_text(&state, (char *)raw + bytes, sizeof raw - bytes);
     }
     size_t used, valid = g2zt_utf8_repair(raw, bytes, text, SIZE_MAX, &used);
-    t->checks++;
-    if (!test_pieces_equal(tokenizer->classes, text, valid))
-      test_fail(t, __FILE__, __LINE__, "other pieces in text %d", i);
-    t->checks++;
-    if (!test_valid_equal(text, valid, &state))
-      test_fail(t, __FILE__, __LINE__, "text %d is valid up to another byte", i);
+    FAIL_IF(t, !test_pieces_equal(tokenizer->classes, text, valid), "other pieces in text %d", i);
+    FAIL_IF(t, !test_valid_equal(text, valid, &state), "text %d is valid up to another byte", i);
   }
   /* Each character that has a class, and others, between two characters of each class. */
   for (uint32_t c = 0x20; c < G2ZT_CLASSIFIED; c += c < 0x3200 ? 1 : 1 + c / 512) {
@@ -595,9 +585,8 @@ static void test_tokenizer_scan(g2z_test *t) {
       memcpy(text + bytes, utf8, length);
       bytes += length;
     }
-    t->checks++;
-    if (!test_pieces_equal(tokenizer->classes, text, bytes))
-      test_fail(t, __FILE__, __LINE__, "other pieces around U+%04X", c);
+    FAIL_IF(t, !test_pieces_equal(tokenizer->classes, text, bytes), "other pieces around U+%04X",
+            c);
   }
   g2z_tokenizer_free(tokenizer);
 }
@@ -742,10 +731,9 @@ static void test_tokenizer_gpt2(g2z_test *t) {
   CHECK(t, g2z_tokenizer_vocab(tokenizer) == 50257 && g2z_tokenizer_eot(tokenizer) == 50256);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z_tokens tokens = test_bpe_encode(t, tokenizer, cases[i].text, strlen(cases[i].text), 0);
-    t->checks++;
-    if (tokens.count != cases[i].count ||
-        memcmp(tokens.ids, cases[i].ids, tokens.count * sizeof *tokens.ids) != 0)
-      test_fail(t, __FILE__, __LINE__, "\"%s\" has other ids than GPT-2's", cases[i].text);
+    FAIL_IF(t, tokens.count != cases[i].count ||
+            memcmp(tokens.ids, cases[i].ids, tokens.count * sizeof *tokens.ids) != 0,
+            "\"%s\" has other ids than GPT-2's", cases[i].text);
     g2z_tokens_free(&tokens);
   }
   g2z_tokens tokens = test_bpe_encode(t, tokenizer, "\0", 1, 0);
@@ -801,10 +789,9 @@ static void test_prepare_cases(g2z_test *t, const test_prepare_case *cases, size
     int code = test_prepare(t, cases[i].before, "%s", cases[i].arguments);
     const char *says = cases[i].says, *said = test_prepare_said;
     const int exact = *says == '=';
-    t->checks++;
-    if (code != cases[i].code || (exact ? strcmp(said, says + 1) != 0 : !strstr(said, says)))
-      test_fail(t, __FILE__, __LINE__, "%s prepare_data %s: exit code %d, expected \"%s\": %s",
-                cases[i].before, cases[i].arguments, code, says, said);
+    FAIL_IF(t, code != cases[i].code || (exact ? strcmp(said, says + 1) != 0 : !strstr(said, says)),
+            "%s prepare_data %s: exit code %d, expected \"%s\": %s", cases[i].before,
+            cases[i].arguments, code, says, said);
   }
 }
 
@@ -823,9 +810,7 @@ static void test_prepare_shard(g2z_test *t, const char *name, int header, const 
   if (file && header) /* any vocabulary hash is accepted */
     CHECK(t, fseek(file, 12, SEEK_SET) == 0 && fread(want + 12, 8, 1, file) == 1);
   if (file) fclose(file);
-  t->checks++;
-  if (!test_files_equal(t, test_path(t, name), want, bytes))
-    test_fail(t, __FILE__, __LINE__, "%s: other tokens", name);
+  FAIL_IF(t, !test_files_equal(t, test_path(t, name), want, bytes), "%s: other tokens", name);
   free(want);
 }
 
@@ -1163,9 +1148,8 @@ static void test_prepare_jsonl(g2z_test *t) {
       count += some.count;
       g2z_tokens_free(&some);
     }
-    t->checks++;
-    if (test_prepare(t, "", "--overwrite --out $D --val-fraction 0 $D/j.jsonl") != 0)
-      test_fail(t, __FILE__, __LINE__, "%s: %s", cases[i].name, test_prepare_said);
+    FAIL_IF(t, test_prepare(t, "", "--overwrite --out $D --val-fraction 0 $D/j.jsonl") != 0,
+            "%s: %s", cases[i].name, test_prepare_said);
     test_prepare_shard(t, "j_train_000000.bin", 1, ids, count);
   }
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
