@@ -8921,6 +8921,8 @@ G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
                     : g2z__activation_at(model, G2Z__ACT_RES3, layer - 1);
 }
 
+/* For the passes below: activations, weights and gradients by name. They read the variables `model`,
+ * `layer` and `unit` of the function that uses them, and are undefined at the end of the room. */
 #define G2Z__A(name) g2z__activation_at(model, G2Z__ACT_##name, layer)
 #define G2Z__F(name) ((float *)g2z__activation_at(model, G2Z__ACT_##name, layer))
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
