@@ -294,7 +294,7 @@ docs/flags.md: build/flags.md
 	cp $< $@
 build/flags.md: train prepare_data $(HERE)/bench
 	@mkdir -p $(@D)
-	@{ printf '# Flags\n\nWritten by `make docs/flags.md`. In brackets stands what holds without the flag.\n'; \
+	@{ printf '# Flags\n\nWritten by `make docs/flags.md`. Brackets hold the value without the flag.\n'; \
 	printf 'Each sub-command of `./bench` prints its own, as in `./bench scaling --help`.\n'; \
 	for program in train bench prepare_data; do \
 	  text=$$(CUDA_VISIBLE_DEVICES= ./$$program --help) || exit 1; \

@@ -1,4 +1,4 @@
-/* gpt2_zero.h: GPT-2, from text to a trained model that writes, in one header. MIT licence.
+/* gpt2_zero.h: GPT-2, from text to a trained model that generates text, in one header. MIT licence.
  *
  * QUICK START
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -1791,7 +1791,7 @@ struct g2z_trainer {
   g2z__ballot *ballot[2];            /* host, by parity of the step */
   g2z__ballot voted;                 /* the ballot that is now in the verdict */
   int64_t masked;                    /* targets of -1 in the step that is about to be enqueued */
-  g2z_update_range *ranges;          /* device: the plan's */
+  g2z_update_range *ranges;          /* device: a copy of the plan's */
   g2z_update update;                 /* operands of AdamW */
   g2z_range *pieces;                 /* host, [buckets]: ranges of gradients, for g2z__square */
   g2z_narrow_weight *narrow;         /* host, 4 per block: 8-bit copies; or NULL */
@@ -1887,7 +1887,7 @@ G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         double *loss);
 
-G2Z_API g2z_sampling g2z_sampling_default(void); /* 1, 0, 1, seed 1 */
+G2Z_API g2z_sampling g2z_sampling_default(void); /* temperature 1, no limits, seed 1 */
 /* Refuses a value that g2z_model_generate would refuse. */
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
 /* Called with each token as it is drawn; a result other than 0 ends the sequence after it. */
@@ -2034,7 +2034,7 @@ extern "C" {
  * The life of a parameter. optimize() rounds the master weight into the owner's slice. share()
  * sends the slice to the other ranks during the next forward pass. wait_parameters() holds the
  * device until the slice has arrived. forward() and unit_backward() read it.
- * Muon updates the blocks' weights, and needs whole ones. momentum() makes u from this rank's
+ * Muon updates the blocks' weights, and needs whole weights. momentum() computes u of this rank's
  * slices and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back.
  * optimize() applies O together with AdamW's other updates. wte is updated and shared while u
  * travels.

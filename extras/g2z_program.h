@@ -274,7 +274,7 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"eval_only inference_only", "--val GLOB without --train, or --eval FILE"},
     {"-s", "--sample-every N"},
     {"-g max_new_tokens", "--sample-tokens N"},
-    {"num_samples", "each start draws one sample: --sample-seed N draws another"},
+    {"num_samples", "each start writes one sample; --sample-seed N gives another"},
     {"start", "--prompt TEXT"},
     {"do_sample", "--temperature 0 for the likeliest token"},
     {"hellaswag", "--eval FILE, llm.c's file of HellaSwag"},

@@ -968,7 +968,7 @@ static const char *g2zr_command(const g2z_run *run, const char *run_dir, const c
     if (!replaced) used += (size_t)sprintf(text + used, "%.*s ", (int)bytes, command);
     command += bytes + (command[bytes] == ' ');
     if (!replaced || length < bytes) continue;
-    command += g2zr_word_bytes(command); /* the value, a word of its own */
+    command += g2zr_word_bytes(command); /* skips the value, which is a separate word */
     command += *command == ' ';
   }
   snprintf(text + used, 1400 - used, "%s", flags);
@@ -2364,8 +2364,8 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     }
     case G2ZR_DUE_SAVE: G2Z_TRY(g2zr_save(run, event)); break;
     case G2ZR_DUE_WEIGHTS: {
-      /* The tokenizer comes first, so that weights that open are complete. Another run may have
-       * removed the directory since the start. */
+      /* The tokenizer is written first: weights that can be opened then have their tokenizer.
+       * Another run may have removed the directory since the start. */
       const char *directory = run->config.save_weights;
       g2z_status status = G2Z_OK;
       if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
