@@ -1005,7 +1005,8 @@ static g2z_status g2zr_finish(g2z_run *run) {
                     "earlier checkpoint");
   if (reports) {
     g2zr_duration_text(g2zr_wall_s(run), now);
-    if (run->known.step > run->resumed) snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
+    if (run->known.step > run->resumed && !isnan(run->known.loss))
+      snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
     if (!isnan(run->sum.best_val_loss))
       snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
     G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,

@@ -141,6 +141,7 @@ static void test_run_targets(g2z_test *t) {
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, seen.steps == 32);
   CHECK(t, test_times(test_read(t, "run/metrics.jsonl"), "\"loss\": null") == 29);
+  CHECK_HAS(t, test_read(t, "run/train.log"), "done: best validation loss ");
   const char *text = test_read(t, "run/training_metrics.json");
   CHECK_NEAR(t, test_number(t, text, "train_loss_avg_global\": "),
              test_number(t, text, "val_loss_avg_global\": "), 1e-5);
