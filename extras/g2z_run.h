@@ -2069,7 +2069,7 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
   g2z_trainer_request_stop(run->trainer);
 }
 
-/* ----- the crank ----- */
+/* ----- the loop ----- */
 
 /* The status of a step or a flush. If a finished step must be reported first, a failure waits for
  * the next call. */
