@@ -732,9 +732,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * shards master, m and v; stage 2 also the gradients; stage 3 also the blocks' parameters. In
  * strategy dp, the baseline without ZeRO, only rank 0 holds master, m and v.
  *
- * Parameters are one flat list, in the order in which backward completes their gradients: unit 0 is
- * the final LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters
- * stand in G2Z_PARAM_LIST order. An element of this list has two indices:
+ * Parameters are one flat list, ordered as backward completes their gradients: unit 0 is the final
+ * LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters stand in
+ * G2Z_PARAM_LIST order. An element of this list has two indices:
  * canonical   Its index in the unpadded list, the same for every world, stage and bucket size.
  *             Files use only canonical ranges.
  * memory      Its index in this run's padded list. wte's rows V..Vp-1 are padding that stays zero.
@@ -900,8 +900,8 @@ typedef struct g2z_plan {
                                    * which is each layer's QKV. 0: no cache */
   g2z_dtype dtype;                /* of parameters and activations */
   g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
-  g2z_dtype wire_dtype;           /* the type in which NCCL and CPU ranks sum gradients: dtype, or
-                                   * fp32 if the config wants it */
+  g2z_dtype wire_dtype;           /* NCCL and CPU ranks sum gradients in it: dtype, or fp32 if the
+                                   * config wants it */
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
   g2z_transport transport;        /* the config's; NCCL if no rank owns a slice */
   /* What `transport` becomes for gradients and for parameters, never AUTO. COPY needs an inbox for
@@ -948,7 +948,7 @@ typedef struct g2z_plan {
    * home. */
   g2z_optimizer optimizer;
   int u_bytes;                    /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
-  size_t v_elements;              /* of v: shard_elements less those of Muon's weights */
+  size_t v_elements;              /* of v: shard_elements without Muon's weights */
   size_t u_begin, work_begin;
   size_t work_bytes;
   int muon_weights;               /* 4 per block; 0: AdamW alone */
@@ -1211,7 +1211,7 @@ typedef struct g2z_graph g2z_graph;
 
 typedef struct g2z_device g2z_device;
 
-/* How a token is drawn from logits. */
+/* Parameters of drawing a token from logits. */
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
   int top_k;           /* 0: all; else the k likeliest tokens, and tokens as likely as the k-th */
@@ -1372,8 +1372,8 @@ typedef struct g2z_ops {
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads,
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
-   * number of targets including those of -1; backward divided by it. The votes add up in the order
-   * of ranks, so that all ranks get the same result. Sets losses and squares to zero for the next
+   * number of all targets, also of -1; backward divided by it. The votes add up in the order of
+   * ranks, so that all ranks get the same result. Sets losses and squares to zero for the next
    * step. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
@@ -1520,8 +1520,8 @@ typedef struct g2z_ranks_config {
   void (*on_fault)(void *user, const g2z_fault *fault);
   void *user;
 } g2z_ranks_config;
-/* Alone, "", "", 120 s, 30 s, 600 s, no handler. Time in which this process is suspended (SIGSTOP,
- * a frozen container or machine) does not count. */
+/* Alone, "", "", 120 s, 30 s, 600 s, no handler. Time does not count while this process is
+ * suspended (SIGSTOP, a frozen container or machine). */
 G2Z_API g2z_ranks_config g2z_ranks_config_default(void);
 
 typedef struct g2z_ranks g2z_ranks;
@@ -1538,8 +1538,8 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
 /* Returns G2Z_BAD_ARGUMENT on all ranks if a text differs from rank 0's; names the first such
  * line. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
-/* Counts those of this rank's last 1,024 collectives that moved a bucket in this step. Collectives
- * inside a graph count only in the step that recorded it. */
+/* Counts this rank's collectives that moved a bucket in this step, among its last 1,024.
+ * Collectives inside a graph count only in the step that recorded it. */
 G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step);
 /* The flight recorder: one line of JSON with the rank's present state, then one for each of its
  * last 1,024 collectives. For on_fault: `services` must belong to the calling thread. */
@@ -2824,7 +2824,7 @@ G2Z_API int64_t g2z_json_integer(g2z_json *json) {
 
 G2Z_API double g2z_json_number(g2z_json *json) {
   size_t bytes = g2z__json_scan(json, "a number"), length = 0;
-  char text[4096], zero[16]; /* at most 767 digits decide to which double a number rounds */
+  char text[4096], zero[16]; /* at most 767 digits decide how a number rounds to double */
   if (bytes == 0) return 0;
   if (bytes > sizeof text - sizeof zero) {
     g2z__json_fail_number(json, bytes, "... has more than 4000 characters: round it");
@@ -4936,8 +4936,8 @@ static inline G2Z_HOST_DEVICE float g2z__round_e5m2(float x) {
   return g2z__round_8(x, 21, 0x47600000, 0x38800000, 0x1p7f);
 }
 
-/* The factor by which numbers up to this magnitude are multiplied before they are rounded to e4m3:
- * the largest power of two that keeps them in range. A power of two and its inverse lose no digits.
+/* Numbers up to this magnitude are multiplied by this factor before they are rounded to e4m3: the
+ * largest power of two that keeps them in range. A power of two and its inverse lose no digits.
  * Infinity or NaN gives NaN, so that every product becomes NaN. */
 static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   uint32_t bits = g2z__bits_of(largest), exponent = bits >> 23;
@@ -7201,15 +7201,15 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
   }
 }
 
-/* How many collectives `other` has begun more than `one`; if equal, how many its device has ended
- * more. */
+/* The lead of `other` over `one`: in collectives begun; if that is 0, in collectives that its
+ * device has ended. */
 G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *other) {
   if (one->sequence != other->sequence) return other->sequence - one->sequence;
   return (int32_t)(other->progress - one->progress);
 }
 
 /* The watcher's thread. It reads the clock before and after each wait, and judges the ranks only
- * then: time in which this process was suspended must not count as their silence. */
+ * then: while this process was suspended, their silence must not count. */
 G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
   const double silence_s = ranks->config.silence_s;
@@ -7456,7 +7456,7 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
 
 #define G2Z__ALONE_S 10 /* limit from this failure to GOODBYE: a broken device may hang */
 
-/* This rank has failed, and no message tells the others. They may wait for its device although it
+/* This rank has failed, and no message reaches the others. They may wait for its device although it
  * has begun as many collectives as they have: sequence -1 shows that its work is not done. */
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
@@ -7766,7 +7766,7 @@ static const g2z_collectives g2z__one_rank = G2Z__PLAIN_TRANSPORT("one rank", g2
 
 #define G2Z__CHUNK_FLOATS (1 << 16)
 
-/* Rounds buffer[n] to the type in which ranks send it. */
+/* Rounds buffer[n] to the type that ranks send. */
 G2Z__PRIVATE void g2z__star_round(const g2z_comm *comm, float *buffer, size_t n) {
   if (comm->wire != G2Z_FP16 && comm->wire != G2Z_BF16) return;
   for (size_t i = 0; i < n; i++) buffer[i] = g2z__round(comm->wire, buffer[i]);
@@ -8921,7 +8921,7 @@ G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
                     : g2z__activation_at(model, G2Z__ACT_RES3, layer - 1);
 }
 
-/* For the passes below: activations, weights and gradients by name. They read the variables `model`,
+/* For the passes below: activations, weights, gradients by name. They read the variables `model`,
  * `layer` and `unit` of the function that uses them, and are undefined at the end of the room. */
 #define G2Z__A(name) g2z__activation_at(model, G2Z__ACT_##name, layer)
 #define G2Z__F(name) ((float *)g2z__activation_at(model, G2Z__ACT_##name, layer))
@@ -9413,7 +9413,7 @@ G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
-/* The LM head. Its gradient is that of the mean loss over the step's tokens on all ranks. */
+/* The LM head. Its gradient belongs to the mean loss over the step's tokens on all ranks. */
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
@@ -10809,7 +10809,7 @@ typedef struct g2z__sum {
   char name[76];
 } g2z__sum;
 
-/* The integers of trainer_state.json. `epoch` and `epoch_step` are those of the next step. */
+/* The integers of trainer_state.json. `epoch` and `epoch_step` belong to the next step. */
 #define G2Z__SAVED_LIST(X) \
   X(tokens)      /* trained on so far */           \
   X(epoch)       /* of the loader */               \

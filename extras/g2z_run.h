@@ -141,8 +141,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
-/* Operations of forward and backward: six per token and weight of a matrix, and those of attention,
- * the causal half of T x T. Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
+/* Operations of forward and backward per token: six for each weight of a matrix, plus attention
+ * over the causal half of T x T. Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
 G2Z_API double g2z_flops_per_token(const g2z_plan *plan);
 /* Locks a directory until the file descriptor `*lock` is closed. G2Z_BAD_ARGUMENT: another program
  * has locked it. A file system without locks is no error. */
@@ -946,8 +946,8 @@ static size_t g2zr_word_bytes(const char *command) {
   return bytes;
 }
 
-/* This run's command, ready to paste, in which the flags of `more` replace its own. Under a
- * launcher, or if the command is too long, only these flags. `more` is a list of "--name VALUE". */
+/* This run's command, ready to paste; the flags of `more` replace its own. Under a launcher, or if
+ * the command is too long, only these flags. `more` is a list of "--name VALUE". */
 static const char *g2zr_command(const g2z_run *run, const char *run_dir, const char *more,
                                 char text[1400]) {
   const char *command = run->config.command_line;
@@ -1077,7 +1077,7 @@ static void g2zr_stays(g2z_run *run, const char *path) {
 
 /* ----- a checkpoint's note about the run ----- */
 
-/* Writes doubles as texts of 17 digits, from which a resumed run reads the same values. */
+/* Writes doubles as texts of 17 digits: a resumed run reads exactly the same values. */
 static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *const *names,
                              const double *values, size_t count) {
   g2z_json_begin(out, key, '{');
@@ -1507,9 +1507,9 @@ static void g2zr_settle_epoch(g2z_run *run) {
 
 /* ----- resuming ----- */
 
-/* The length to which metrics.jsonl is cut if it has changed. All lines up to the checkpoint's step
- * stay, except those of work that is due again. An incomplete last line is cut off. A damaged line
- * before it is an error, since its step is unknown. */
+/* The new length of metrics.jsonl, which is cut because it has changed. All lines up to the
+ * checkpoint's step stay, except lines of work that is due again. An incomplete last line is cut
+ * off. A damaged line before it is an error, since its step is unknown. */
 static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
                                   int64_t *kept) {
   const int due = (int)run->sum.due;
@@ -1532,7 +1532,7 @@ static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *te
   return G2Z_OK;
 }
 
-/* The length to which a log is cut: its length when the checkpoint was saved. A file that has
+/* The length that a log is cut to: its length when the checkpoint was saved. A file that has
  * changed since is cut after the checkpoint's step, or stays whole if its lines have no step. */
 static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int steps,
                             int64_t *kept) {
@@ -1564,7 +1564,7 @@ static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int st
   return status;
 }
 
-/* Rank 0: the checkpoint of another run from which run_dir's run started ("resumed_from" in
+/* Rank 0: run_dir's run started from another run's checkpoint: its path ("resumed_from" in
  * metrics.jsonl); "": none. */
 static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   const g2z_path path = g2zr_in(run, "metrics.jsonl");
@@ -1590,7 +1590,7 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   if (origin[0]) G2Z_TRY(g2z_is_there(run->services, origin, &there));
   if (!origin[0] || there) return G2Z_OK;
   return g2z_fail(run->services, G2Z_IO, "the run in %.200s has no checkpoint of its own, and "
-                  "%.300s, with which it began, is gone: put it back, or choose another --run-dir",
+                  "%.300s, from which it started, is gone: put it back, or choose another --run-dir",
                   run->config.run_dir, origin);
 }
 
@@ -1799,7 +1799,7 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
 #define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
 #define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
 
-/* The part of opening in which ranks do not wait for each other. */
+/* The part of opening that needs no other rank. */
 static g2z_status g2zr_open_alone(g2z_run *run) {
   g2z_run_config *config = &run->config;
   const g2z_train_config *train = &config->train;
@@ -1820,9 +1820,9 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
     if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
       run->val_steps = config->max_val_steps;
   }
-  /* Shards, tokenizer and model must share a vocabulary. Shards that name none, such as those of
-   * other programs, pass. Without --vocab, a model with GPT-2's number of tokens takes only shards
-   * of GPT-2's vocabulary. */
+  /* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
+   * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
+   * vocabulary. */
   const g2z_loader *loaders[] = {run->train, run->val};
   g2z_model_config *model = &config->train.model;
   const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
@@ -2633,7 +2633,7 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
   for (int i = 0; i < o->train.count; i++)
     strcat(strcat(o->train_text, i ? "\n" : ""), o->train.text[i]);
   if (bytes) o->run.train.train_glob = o->train_text;
-  /* --eval takes names, to which a shell may have expanded a pattern, and quoted patterns. */
+  /* --eval takes quoted patterns, and names, perhaps a pattern that the shell has expanded. */
   const g2z_texts given = o->run.eval;
   g2z_texts *texts = &o->run.eval;
   g2z_status status = G2Z_OK;
@@ -2857,7 +2857,7 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
              "own%s", o->run.vocab, weights, there ? ", or remove --vocab" : "");
 }
 
-/* Sets the model: that of the weights, or a preset with the flags' overrides. */
+/* Sets the model: from the weights, or from a preset with the flags' overrides. */
 static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
   static const char *const files[] = {"tokenizer.json", "vocab.bpe", "merges.txt"};
   g2z_model_config *model = &o->run.train.model;

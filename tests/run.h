@@ -1354,7 +1354,7 @@ static void test_run_branches(g2z_test *t) {
   }
   test_sh(t, "mv a/step-000004 a/away");
   CHECK_IO(t, test_run_all(t, &b.config, &seen),
-           "a/step-000004, with which it began, is gone: put it back");
+           "a/step-000004, from which it started, is gone: put it back");
   test_sh(t, "mv a/away a/step-000004");
   b.config.max_train_steps = 0;
   b.config.save_epochs = 1;
