@@ -1,6 +1,7 @@
 /* gpt2_zero tests: the table of all tests, and main. The tests are in tests/, one header per room.
- * `./test_gpt2 --list` prints the table, `./test_gpt2 NAME...` runs the named tests. A run ends
- * with the line "N passed, N failed, N skipped". */
+ * `./test_gpt2 --list` prints the table, `./test_gpt2 NAME...` runs the named tests. Many tests
+ * mostly wait, so several processes share the table: one per core, G2Z_TEST_WORKERS of them if that
+ * is set, and one alone on GPUs. A run ends with the line "N passed, N failed, N skipped". */
 
 #ifndef G2Z_TEST_NO_IMPLEMENTATION
 #define GPT2_ZERO_IMPLEMENTATION
@@ -154,8 +155,7 @@ static const g2z_test_entry test_table[] = {
     {"ops_spikes", "gradient norms far above their mean", test_ops_spikes},
     {"ops_orthogonalize", "singular values of what Muon adds", test_ops_orthogonalize},
     {"ops_sums_and_casts", "norms and casts", test_ops_sums_and_casts},
-    {"ops_threads", "any number of threads, the same bits", test_ops_threads},
-    {"ops_stack", "every op on small stacks", test_ops_stack},
+    {"ops_threads", "any number of threads on small stacks, the same bits", test_ops_threads},
     {"cuda_device", "memory, order and errors of a GPU", test_cuda_device},
     {"cuda_embed", "embedding, with tokens in long runs", test_cuda_embed},
     {"cuda_layernorm", "LayerNorm at all row widths", test_cuda_layernorm},
@@ -363,6 +363,8 @@ static const g2z_test_entry test_table[] = {
     {"bench_report", "a page of what was left, and none of damaged files", test_bench_report},
 };
 
+enum { TEST_COUNT = sizeof test_table / sizeof *test_table, TEST_WORKERS = 4 };
+
 static int test_remove_entry(const char *path, const struct stat *info, int type,
                              struct FTW *where) {
   (void)info;
@@ -378,7 +380,12 @@ static int test_selected(const char *name, int argc, char **argv) {
   return 0;
 }
 
-static void test_run(const g2z_test_entry *entry, int *passed, int *failed, int *skipped) {
+/* What the workers share. */
+typedef struct test_shared {
+  int next, passed, failed, skipped;  /* next: index of the first test that no worker has taken */
+} test_shared;
+
+static void test_run(const g2z_test_entry *entry, test_shared *shared) {
   static g2z_test t;
   memset(&t, 0, sizeof t);
   t.name = entry->name;
@@ -401,42 +408,78 @@ static void test_run(const g2z_test_entry *entry, int *passed, int *failed, int 
   double seconds = g2z_seconds() - begin;
   if (t.failures) {
     printf("FAIL  %-28s %d of %d checks\n", t.name, t.failures, t.checks);
-    ++*failed;
+    __atomic_add_fetch(&shared->failed, 1, __ATOMIC_RELAXED);
   } else if (t.skip[0]) {
     printf("skip  %-28s %s\n", t.name, t.skip);
-    ++*skipped;
+    __atomic_add_fetch(&shared->skipped, 1, __ATOMIC_RELAXED);
   } else {
     printf("ok    %-28s %d checks, %.2f s\n", t.name, t.checks, seconds);
-    ++*passed;
+    __atomic_add_fetch(&shared->passed, 1, __ATOMIC_RELAXED);
   }
   fflush(stdout);
 }
 
+/* Runs tests until none is left. Ports of concurrent workers are far apart. */
+static void test_work(test_shared *shared, int worker, int argc, char **argv) {
+  test_ports = 150 * worker;
+  for (int i; (i = __atomic_fetch_add(&shared->next, 1, __ATOMIC_RELAXED)) < TEST_COUNT;)
+    if (test_selected(test_table[i].name, argc, argv)) test_run(&test_table[i], shared);
+}
+
+/* The number of workers. One test needs one; on GPUs tests fill the memory and measure time. */
+static int test_workers(int argc) {
+  const char *wanted = getenv("G2Z_TEST_WORKERS");
+#ifdef __CUDACC__
+  const long cores = 1;
+#else
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+  if (argc == 2) return 1;
+  return wanted ? atoi(wanted) : cores > TEST_WORKERS ? TEST_WORKERS : (int)cores;
+}
+
 int main(int argc, char **argv) {
-  const int count = (int)(sizeof test_table / sizeof *test_table);
-  int passed = 0, failed = 0, skipped = 0;
   if (argc > 1 && strcmp(argv[1], "--rank-program") == 0) return rank_program(argc - 2, argv + 2);
   if (argc == 2 && strcmp(argv[1], "--mutants") == 0) {
     mutants_print();
     return 0;
   }
   if (argc == 2 && strcmp(argv[1], "--list") == 0) {
-    for (int i = 0; i < count; i++) printf("%-28s %s\n", test_table[i].name, test_table[i].about);
+    for (int i = 0; i < TEST_COUNT; i++)
+      printf("%-28s %s\n", test_table[i].name, test_table[i].about);
     return 0;
   }
   for (int i = 1; i < argc; i++) {
     int known = 0;
-    for (int k = 0; k < count; k++) known |= strcmp(argv[i], test_table[k].name) == 0;
+    for (int k = 0; k < TEST_COUNT; k++) known |= strcmp(argv[i], test_table[k].name) == 0;
     if (!known) {
       fprintf(stderr, "no test is called \"%s\": ./test_gpt2 --list shows them\n", argv[i]);
       return 1;
     }
   }
-  for (int i = 0; i < count; i++)
-    if (test_selected(test_table[i].name, argc, argv))
-      test_run(&test_table[i], &passed, &failed, &skipped);
-  printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-  return failed > 0;
+  test_shared *shared = (test_shared *)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
+                                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  pid_t pids[TEST_WORKERS];
+  const int workers = test_workers(argc);
+  if (shared == MAP_FAILED || workers > TEST_WORKERS) {
+    fprintf(stderr, "no memory for tests, or G2Z_TEST_WORKERS is above %d\n", TEST_WORKERS);
+    return 1;
+  }
+  if (workers < 2) test_work(shared, 0, argc, argv);
+  for (int w = 0; w < workers && workers > 1; w++) {
+    pids[w] = fork();
+    if (pids[w]) continue;
+    test_work(shared, w, argc, argv);
+    return 0;
+  }
+  for (int w = 0; w < workers && workers > 1; w++) {
+    int status = -1;
+    if (pids[w] > 0 && waitpid(pids[w], &status, 0) == pids[w] && status == 0) continue;
+    printf("FAIL  process %d ended with status %d during a test\n", (int)pids[w], status);
+    shared->failed++;
+  }
+  printf("%d passed, %d failed, %d skipped\n", shared->passed, shared->failed, shared->skipped);
+  return shared->failed > 0;
 }
 
 #else /* G2Z_FUZZ names one of the targets of tests/fuzz.h */

@@ -736,7 +736,7 @@ static void test_saved_sign(g2z_test *t, const char *directory, const char *name
 
 /* ----- the configs of ZeRO ----------------------------------------------- */
 
-enum { ZERO_STEPS = 20, ZERO_SEQ = 16, ZERO_STAGES = 4 };
+enum { ZERO_STEPS = 12, ZERO_SEQ = 16, ZERO_STAGES = 4 };
 /* Sequences per step: with 3 micro-steps, 1 to 4 ranks divide the CPU's, 1, 2, 4 and 8 the GPUs' */
 enum { ZERO_ON_CPU = 36, ZERO_ON_GPU = 48, ZERO_SEQUENCES = ZERO_ON_GPU };
 enum { ZERO_WORDS = 869 }; /* largest vocabulary */
@@ -809,9 +809,9 @@ typedef struct test_ranks {
 } test_ranks;
 
 /* Tests that run at the same time, in this process or another, use different ports. */
+static int test_ports; /* how many this process has handed out */
 static int test_ranks_port(void) {
-  static int turn;
-  return 10000 + ((int)getpid() * 64 + 16 * turn++) % 9900;
+  return 10000 + ((int)getpid() * 64 + 16 * test_ports++) % 9900;
 }
 
 static const char *test_ranks_file(const g2z_test *t, const test_ranks *ranks, int rank) {

@@ -965,11 +965,11 @@ static double zero_worst(float got[ZERO_CASES][ZERO_STEPS], float want[ZERO_CASE
 }
 
 /* The allowed difference between the losses of `world` ranks and of one, in nats.
- * fp32: gradients differ in the order of their sums, by some 2^-24. AdamW carries that into 20
+ * fp32: gradients differ in the order of their sums, by some 2^-24. AdamW carries that into 12
  *   steps of at most lr = 4e-3, and a logit adds up 32 products: 1e-6. Ten times that is allowed,
  *   since activations round too.
  * 16 bits: each step rounds gradients, and parameters and activations that differ at all may round
- *   to different neighbours, so no formula follows a difference through 20 steps. A run measures it
+ *   to different neighbours, so no formula follows a difference through 12 steps. A run measures it
  *   instead: one rank, whose gradients all move as far as roundings can move them in every step.
  *   Real roundings have either sign and are mostly smaller, so runs that differ only by them stay
  *   closer together. */
