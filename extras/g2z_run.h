@@ -1590,7 +1590,7 @@ static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
   if (origin[0]) G2Z_TRY(g2z_is_there(run->services, origin, &there));
   if (!origin[0] || there) return G2Z_OK;
   return g2z_fail(run->services, G2Z_IO, "the run in %.200s has no checkpoint of its own, and "
-                  "%.300s, from which it started, is gone: put it back, or choose another --run-dir",
+                  "%.300s, from which it started, is gone: put it back or choose another --run-dir",
                   run->config.run_dir, origin);
 }
 
