@@ -387,7 +387,7 @@ static void test_weights_split(g2z_test *t) {
   g2z__safetensors_free(file);
   back.next = 0;
   CHECK_NO_MEMORY(t, 8, 200, g2z__weights_read(&t->services, directory, &model, test_weights_take,
-                                               &back), !(back.next = 0));
+                                               &back), (back.next = 0, 1));
   free(w.values);
   free(back.values);
 }
