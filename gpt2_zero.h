@@ -5886,6 +5886,13 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw,
 /* ----- attention --------------------------------------------------------
  * One query after the other, as in the formula: no matrix of scores is stored. */
 
+/* A score, rounded to fp32. Without `volatile` a C++ compiler may fuse the product with a later
+ * subtraction: the largest score minus itself would not be 0, and far from it if scores are huge. */
+G2Z__PRIVATE float g2z__cpu_score(float scale, const float *q, const float *k, int HS) {
+  volatile float score = scale * g2z__cpu_dot(q, k, HS);
+  return score;
+}
+
 /* Over the keys up to the query, with s = scale * q k, max = the largest s, and p = exp(s - max):
  * to[HS] = sum of f p v / sum of p, where f is the dropout factor of element e + key of sequence b.
  * Returns max + log(sum of p). `first` is token 0 of the head in qkv. */
@@ -5897,11 +5904,11 @@ G2Z__PRIVATE float g2z__cpu_attend(g2z_dtype dtype, float *to, const float *firs
   float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
   double total = 0;
   for (ptrdiff_t key = 0; key <= query; key++) {
-    float s = scale * g2z__cpu_dot(q, k + key * row, HS);
+    float s = g2z__cpu_score(scale, q, k + key * row, HS);
     max = s > max ? s : max;
   }
   for (ptrdiff_t key = 0; key <= query; key++) {
-    float p = expf(scale * g2z__cpu_dot(q, k + key * row, HS) - max);
+    float p = expf(g2z__cpu_score(scale, q, k + key * row, HS) - max);
     float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
     total += (double)p;
     g2z__cpu_add(sums, f * p, v + key * row, HS);
@@ -5970,7 +5977,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
       for (ptrdiff_t key = 0; key <= query; key++) {
         const float *k = (const float *)qkv + (at + key * row + C), *v = k + C;
         float *dk = (float *)dqkv + (at + key * row + C), *dv = dk + C;
-        float p = expf(scale * g2z__cpu_dot(q, k, HS) - lse[(ptrdiff_t)i * T + query]);
+        float p = expf(g2z__cpu_score(scale, q, k, HS) - lse[(ptrdiff_t)i * T + query]);
         float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
         float ds = scale * p * (f * g2z__cpu_dot(g, v, HS) - d);
         g2z__cpu_add(dq, ds, k, HS);
