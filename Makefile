@@ -250,12 +250,11 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 	@$(NVCC) build/check/main.o build/check/library.o -o build/check/linked -lcublasLt $(NCCL)
 	@./build/check/linked && echo 'ok    a C program linked with what nvcc compiled'
 
-# Most lines that one file or several files may have. BUDGETS_FAIL=1: more is an error.
-BUDGETS_FAIL ?= 0
-BUDGETS := gpt2_zero.h=10000 gpt2_zero_kernels.cuh=7600 train.cu=300 bench.cu=600 prepare_data.c=1400 \
-           extras/g2z_experiment.h=1500 extras/g2z_report.h=1700 extras/g2z_run.h=2600 \
-           extras/g2z_text.h=1800 extras/g2z_program.h=830 extras/g2z_eval.h=660 \
-           test_gpt2.cu,tests/*=14000 README.md=160
+# Most lines that one file or several files may have: a change that adds lines also removes some.
+BUDGETS := gpt2_zero.h=11840 gpt2_zero_kernels.cuh=8220 train.cu=330 bench.cu=600 prepare_data.c=1400 \
+           extras/g2z_experiment.h=1870 extras/g2z_report.h=2010 extras/g2z_run.h=3200 \
+           extras/g2z_text.h=1930 extras/g2z_program.h=960 extras/g2z_eval.h=660 test_gpt2.cu,tests/*=19030 \
+           README.md=160
 # The top level holds only these, dotfiles, and the folders in README's table.
 ROOT := gpt2_zero.h gpt2_zero_kernels.cuh train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md \
         LICENSE CHANGELOG.md
@@ -273,7 +272,7 @@ check-contents: ## what lies in the repository, lines against budgets, the heade
 	@bad=0; for pair in $(BUDGETS); do most=$${pair#*=}; files=$$(echo $${pair%=*} | tr , ' '); \
 	  lines=$$(cat $$files 2> /dev/null | wc -l); over=; [ $$lines -le $$most ] || { bad=1; over=', too many'; }; \
 	  printf 'lines %-24s %6d of %5d%s\n' "$${pair%=*}" $$lines $$most "$$over"; \
-	done; [ $$bad = 0 ] || [ $(BUDGETS_FAIL) = 0 ]
+	done; [ $$bad = 0 ]
 	@awk '{ for (line = $$0; match(line, />>[di][0-9][0-9]/); line = substr(line, RSTART + RLENGTH)) { \
 	          tag = substr(line, RSTART, RLENGTH); \
 	          if ($$0 ~ /===== >>/) rooms[tag]++; else listed[tag]++; \
