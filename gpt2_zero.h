@@ -5887,7 +5887,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw,
  * One query after the other, as in the formula: no matrix of scores is stored. */
 
 /* A score, rounded to fp32. Without `volatile` a C++ compiler may fuse the product with a later
- * subtraction: the largest score minus itself would not be 0, and far from it if scores are huge. */
+ * subtraction; then the largest score minus itself is not 0, and is huge if scores are. */
 G2Z__PRIVATE float g2z__cpu_score(float scale, const float *q, const float *k, int HS) {
   volatile float score = scale * g2z__cpu_dot(q, k, HS);
   return score;
