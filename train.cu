@@ -109,6 +109,8 @@ static void on_fault(void *user, const g2z_fault *fault) {
   /* Ranks that train started share a console: rank 0 prints for all of them while it is alive. */
   if (place->rank == 0 || fault->rank == 0 || strcmp(place->launcher, "ranks") != 0)
     print_error(place, g2z_tame(sentence));
+  if (p->options.run.save_every > 0 && (place->rank == 0 || fault->rank == 0))
+    fputs("To continue from the last checkpoint: the same command with --resume latest\n", stderr);
   g2z_run_write_fault(&p->options, fault);
   _exit(G2Z_EXIT_LOST);
 }

@@ -233,7 +233,8 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"adam_beta2", "--beta2 X"},
     {"betas", "--beta1 X --beta2 X"},
     {"adam_epsilon adam_eps", "--eps X"},
-    {"optim", "--optimizer adamw|muon"},
+    {"optim muon optimizer_name", "--optimizer adamw|muon"},
+    {"muon_momentum", "--momentum X"},
     /* numbers and device */
     {"cpu use_cpu no_cuda", "--device cpu"},
     {"cuda gpu", "--device cuda"},

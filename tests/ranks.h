@@ -1148,7 +1148,8 @@ static void test_ranks_train_killed(g2z_test *t) {
     if (turn == 0) /* as if ranks had been killed while they wrote these files */
       test_sh(t, "mkdir run0 && touch run0/flight_rank_7.jsonl.partial "
                  "run0/RUN_FAILED.json.partial");
-    test_train_open(t, &ranks, 4, test_text("%s --steps 100000000 --batch 2", test_digits(t, run)));
+    test_train_open(t, &ranks, 4, test_text("%s --steps 100000000 --batch 2 --save-every 100000000",
+                                           test_digits(t, run)));
     test_wait_for(t, run, 1);
     CHECK(t, !test_there(t, "run0/flight_rank_7.jsonl.partial") &&
                  !test_there(t, "run0/RUN_FAILED.json.partial"));
@@ -1169,6 +1170,7 @@ static void test_ranks_train_killed(g2z_test *t) {
                  " died: its connection closed without a goodbye, in ");
       CHECK(t, killed || test_there(t, test_text("run%d/flight_rank_%d.jsonl", turn, r)));
       if (!killed) CHECK_HAS(t, ranks.output[r], "train: rank ");
+      if (!killed && (r == 0 || named == 0)) CHECK_HAS(t, ranks.output[r], "--resume latest\n");
     }
     test_ranks_free(t, &ranks);
   }
