@@ -4167,7 +4167,7 @@ typedef struct g2z__shard {
 /* Other files that begin with a magic number and are named by mistake. */
 static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
     {20240801, "a shard of llm.c with uint32 tokens of Llama 3"},
-    {20240522, "an evaluation file of llm.c, such as HellaSwag's"},
+    {20240522, "an evaluation file of llm.c, such as HellaSwag's, which --eval reads"},
     {20240326, "a model of llm.c"},
     {20240328, "a tokenizer of llm.c"},
     {G2Z__MASK_MAGIC, "the mask of a token shard"}};
@@ -9995,7 +9995,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   char *text = NULL, *copy = NULL;
   if (t->plan->world == 1 || t->plan->device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
   t->tuned = 1;
-  if (!t->config.tune || t->config.tuning) return G2Z_OK;
+  /* Ranks that read a table have the same choices. With Muon and owner ALL each rank orthogonalizes
+   * for itself, so a product that the table lacks must be timed on rank 0 alone, too. */
+  const int alike = t->config.tuning &&
+                    !(t->plan->muon_weights && t->plan->owner == G2Z_OWNER_ALL);
+  if (!t->config.tune || alike) return G2Z_OK;
   g2z__ranks_phase(ranks, "tuning", t->enqueued, 600);
   G2Z__TRY(g2z__restore(t));
   for (int unit = t->plan->wte; unit >= 0; unit--) /* wait for all resident parameters */
@@ -11671,12 +11675,14 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
 /* A mixture continues exactly or not at all: it has no epoch that could start over. */
 G2Z__PRIVATE g2z_status g2z__saved_mixture(g2z_services *services, const char *directory,
                                            const g2z__saved *saved, const g2z_loader *loader) {
-  if (!loader || !loader->mixed || !saved->sequences || g2z__saved_same_data(saved, loader))
+  if (!loader || !loader->mixed || !saved->sequences) return G2Z_OK;
+  if (g2z__saved_same_data(saved, loader) && saved->config.seed == loader->config.seed)
     return G2Z_OK;
-  G2Z_REFUSE(services, "%.600s was saved with other training shards, weights or sequence length "
-             "(%" PRId64 " sequences of %d tokens), and a mixture continues only with the same: "
-             "resume with the --train flags and --seq of that run, or start a new run from its "
-             "weights with --init-from", directory, saved->sequences, saved->config.seq);
+  G2Z_REFUSE(services, "%.500s was saved with other training shards, weights, sequence length or "
+             "seed (%" PRId64 " sequences of %d tokens, seed %" PRIu64 "), and a mixture continues "
+             "only with the same: resume with the --train flags, --seq and --seed of that run, or "
+             "start a new run from its weights with --init-from", directory, saved->sequences,
+             saved->config.seq, saved->config.seed);
 }
 
 /* Loads this rank's part: algorithms, elements, and the place in the data. */
@@ -11727,8 +11733,10 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
   if (t->plan->rank == 0 && saved->sequences && !g2z__saved_same_data(saved, t->loader))
     g2z_log(x->services, G2Z_LOG_WARNING, "the data differs from the checkpoint's: %" PRId64
-            " sequences of %d tokens, now %" PRId64 " of %d; epoch %" PRId64 " starts over",
-            saved->sequences, saved->config.seq, t->loader->sequences, t->plan->seq, saved->epoch);
+            " sequences of %d tokens, now %" PRId64 " of %d%s; epoch %" PRId64 " starts over",
+            saved->sequences, saved->config.seq, t->loader->sequences, t->plan->seq,
+            saved->sequences == t->loader->sequences && saved->config.seq == t->plan->seq
+                ? ", with other contents" : "", saved->epoch);
   else if (t->plan->rank == 0 && saved->sequences && global != before)
     g2z_log(x->services, G2Z_LOG_INFO, "sequences per step changed since the checkpoint: %" PRId64
             " -> %" PRId64 "; epoch %" PRId64 " reads %" PRId64 " of %" PRId64 " again", before,

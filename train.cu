@@ -109,8 +109,12 @@ static void on_fault(void *user, const g2z_fault *fault) {
   /* Ranks that train started share a console: rank 0 prints for all of them while it is alive. */
   if (place->rank == 0 || fault->rank == 0 || strcmp(place->launcher, "ranks") != 0)
     print_error(place, g2z_tame(sentence));
-  if (p->options.run.save_every > 0 && (place->rank == 0 || fault->rank == 0))
-    fputs("To continue from the last checkpoint: the same command with --resume latest\n", stderr);
+  const g2z_run_config *run = &p->options.run;
+  char word[1200];
+  if ((run->save_every > 0 || run->save_epochs) && run->run_dir &&
+      (place->rank == 0 || fault->rank == 0))
+    fprintf(stderr, "To continue: the same command with --run-dir %s --resume latest\n",
+            g2z_shell_word(run->run_dir, word, sizeof word));
   g2z_run_write_fault(&p->options, fault);
   _exit(G2Z_EXIT_LOST);
 }

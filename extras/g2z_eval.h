@@ -575,7 +575,9 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
 }
 
 G2Z_API void g2z_eval_text(const g2z_eval *e, char text[200]) {
-  int at = snprintf(text, 200, "loss %.4f | perplexity %.2f", e->loss, e->perplexity);
+  int at = snprintf(text, 200, e->perplexity < 1e6 ? "loss %.4f | perplexity %.2f"
+                                                   : "loss %.4f | perplexity %.3g",
+                    e->loss, e->perplexity);
   if (!isnan(e->bits_per_byte) && !e->questions)
     at += snprintf(text + at, 200 - (size_t)at, " | %.4f bits per byte", e->bits_per_byte);
   at += snprintf(text + at, 200 - (size_t)at, " | %" PRId64 " token%s", e->tokens,

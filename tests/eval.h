@@ -64,6 +64,13 @@ static void test_eval_questions(g2z_test *t) {
   size_t at = 0;
   int right = 0, right_norm = 0, tokens = 0;
   double sum = 0;
+  g2z_eval huge;
+  char line[200];
+  memset(&huge, 0, sizeof huge);
+  huge.loss = 500;
+  huge.perplexity = exp(500);
+  g2z_eval_text(&huge, line);
+  CHECK_HAS(t, line, "loss 500.0000 | perplexity 1.4e+217");
   eval_check_bytes(t);
   REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
   for (int q = 0; q < QUESTIONS; q++) {

@@ -247,7 +247,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$T --train $D/llama3.bin", 1, "$D/llama3.bin is a shard of llm.c with uint32 tokens of Llama "
                                     "3, not a token shard of GPT-2: name shards that prepare_data"},
     {"$T --train $D/a-train.bin --val $D/hellaswag.bin --vocab $D/a.bpe", 1,
-     "$D/hellaswag.bin is an evaluation file of llm.c, such as HellaSwag's, not a token shard"},
+     "$D/hellaswag.bin is an evaluation file of llm.c, such as HellaSwag's, which --eval reads, "},
     {"{ printf '\\306\\327\\064\\001'; head -c 4000 /dev/zero; } > $D/llmc.bin; $T --train "
      "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c, not a token shard of GPT-2"},
     {"echo 'version https://git-lfs.github.com/spec/v1' > $D/lfs.json; $T --train $D/a-train.bin "

@@ -809,9 +809,10 @@ static void test_train_mixture(g2z_test *t) {
   static const struct {
     const char *flags, *says;
   } refused[] = {
-      {":.5 --steps 32 --resume latest", "was saved with other training shards, weights or "
-       "sequence length (187 sequences of 16 tokens), and a mixture continues only with the same: "
-       "resume with the --train flags and --seq of that run, or start a new run "},
+      {":.5 --steps 32 --resume latest", "was saved with other training shards, weights, sequence "
+       "length or seed (187 sequences of 16 tokens, seed 1337), and a mixture continues only with "
+       "the same: resume with the --train flags, --seq and --seed of that run, or start a "},
+      {":.3 --steps 32 --seed 5 --resume latest", "seed 1337), and a mixture continues only with "},
       {":.3 --epochs 2", "training shards with weights are mixed without an end, so there are "
        "no epochs: give --steps N\n"},
       {":.3", "so there are no epochs: give --steps N\n"},
@@ -852,7 +853,7 @@ static void test_train_mixture(g2z_test *t) {
             "a.bin<td>70.000<td>69.531<td>1424<td>0.712</tr>");
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
     CHECK_HAS(t, test_trains(t, 1, "%s%s --batch 4 --run-dir %s", flags, refused[i].flags,
-                             test_at(t, i ? "new" : "whole1")), refused[i].says);
+                             test_at(t, i > 1 ? "new" : "whole1")), refused[i].says);
   CHECK(t, !test_there(t, "new"));
 }
 
