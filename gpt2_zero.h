@@ -1113,9 +1113,10 @@ typedef struct g2z_step_state {
   float lr;                  /* last step: learning rate, also of a skipped step */
   float used_loss_scale;     /* last step */
   /* Moving average of grad_norm and its standard deviation over about the last 100 applied steps.
-   * With skip_spikes Z, once 20 steps were applied, grad_norm > mean + Z deviations is a spike.
-   * After 20 spikes in a row the next step is applied, and its norm becomes the mean. */
+   * With skip_spikes Z, once 20 norms were counted, grad_norm > mean + Z deviations is a spike.
+   * After 20 spikes in a row the next step is applied, and the statistics start again with it. */
   float norm_mean, norm_deviation;
+  int64_t normed;            /* number of norms in the statistics, at most 100 */
   int32_t spikes_in_row;
   int32_t spikes;            /* in total; `skipped` counts them, too */
 } g2z_step_state;
@@ -5021,25 +5022,26 @@ static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, i
 }
 
 #define G2Z__SPIKE_WINDOW 100 /* applied steps that the average covers */
-#define G2Z__SPIKE_FIRST 20   /* applied steps before a spike is possible */
-#define G2Z__SPIKES_IN_ROW 20 /* after so many, a step is applied and its norm is the mean */
+#define G2Z__SPIKE_FIRST 20   /* norms in the statistics before a spike is possible */
+#define G2Z__SPIKES_IN_ROW 20 /* after so many, the statistics start again */
 
 /* Returns 1 if the norm lies more than skip_spikes deviations above the mean of applied steps.
  * Otherwise the step will be applied, and its norm enters mean and deviation. */
 static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
                                                     const g2z_optimizer_config *config) {
-  if (state->spikes_in_row == G2Z__SPIKES_IN_ROW) state->norm_mean = state->grad_norm;
+  if (state->spikes_in_row >= G2Z__SPIKES_IN_ROW) state->normed = 0; /* norms have a new level */
+  if (state->normed == 0) state->norm_mean = state->grad_norm;
   const double above = (double)state->grad_norm - (double)state->norm_mean;
   const double deviation = (double)state->norm_deviation;
-  if (config->skip_spikes > 0 && state->applied >= G2Z__SPIKE_FIRST &&
+  if (config->skip_spikes > 0 && state->normed >= G2Z__SPIKE_FIRST &&
       above > config->skip_spikes * deviation) {
     state->spikes++;
     state->spikes_in_row++;
     return 1;
   }
-  /* Over the first 100 steps, mean and deviation are exact. */
-  const double count = (double)(state->applied < G2Z__SPIKE_WINDOW ? state->applied + 1
-                                                                   : G2Z__SPIKE_WINDOW);
+  /* Of the first 100 norms, mean and deviation are exact. With one norm the deviation is 0. */
+  if (state->normed < G2Z__SPIKE_WINDOW) state->normed++;
+  const double count = (double)state->normed;
   state->norm_mean = (float)((double)state->norm_mean + above / count);
   state->norm_deviation =
       (float)sqrt((1.0 - 1.0 / count) * (deviation * deviation + above * above / count));
@@ -10736,7 +10738,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
  * a last line with the checksum of these lines. The chunks are divided among the ranks, both when
  * saving and when loading. */
 
-#define G2Z__CHECKPOINT_VERSION 1
+#define G2Z__CHECKPOINT_VERSION 2
 #define G2Z__SUM_BYTES ((uint64_t)64 << 20)     /* bytes of a file per checksum */
 #define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements copied at a time */
 #define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* most update ranges: about 60 MB of header */
@@ -10827,6 +10829,7 @@ typedef struct g2z__sum {
   X(epoch_step)  /* in the epoch */                \
   X(sequences)   /* of the data; 0: no loader */   \
   X(data)        /* hash: g2z__saved_data */       \
+  X(mixed)       /* 1: its sets have weights */    \
   X(world)       /* ranks that saved */
 
 /* The members of g2z_step_state that outlive a step. */
@@ -10847,6 +10850,7 @@ typedef struct g2z__sum {
   X(FLOAT, used_loss_scale)     \
   X(FLOAT, norm_mean)           \
   X(FLOAT, norm_deviation)      \
+  X(INT64, normed)              \
   X(INT32, spikes_in_row)       \
   X(INT32, spikes)
 
@@ -11112,6 +11116,7 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
     saved->epoch_step = t->loader->position.step;
     saved->sequences = t->loader->sequences;
     saved->data = g2z__saved_data(t->loader);
+    saved->mixed = t->loader->mixed;
   }
   G2Z__TRY(g2z__saver_fill(x, G2Z__MODEL_FILE));
   if (x->weights_only) return G2Z_OK;
@@ -11441,7 +11446,8 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   int bad = saved->world < 1 || saved->world > 1 << 16 ||
             saved->epoch > 1 << 30 ||
             saved->state.skipped_at_minimum < 0 || saved->state.skipped_at_minimum > 1 << 30 ||
-            saved->state.good_steps < 0 ||
+            saved->state.good_steps < 0 || saved->state.normed < 0 ||
+            saved->state.normed > G2Z__SPIKE_WINDOW ||
             g2z__settings_check(services, &saved->config, G2Z__SETTINGS) != G2Z_OK;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
     bad |= *counts[i] < 0 || *counts[i] > most;
@@ -11510,8 +11516,8 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (version != G2Z__CHECKPOINT_VERSION)
     return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
                     "%s has version=%" PRId64 " of the format, and this program reads version %d: "
-                    "resume with the program that wrote it", saved->path.text, version,
-                    G2Z__CHECKPOINT_VERSION);
+                    "resume with the program that wrote it, or start a new run from its weights "
+                    "with --init-from", saved->path.text, version, G2Z__CHECKPOINT_VERSION);
   G2Z__TRY(status);
   return g2z__saved_parse(services, saved->path.text, saved->text, saved->bytes, saved);
 }
@@ -11675,7 +11681,7 @@ G2Z__PRIVATE g2z_loader_position g2z__saved_position(const g2z__saved *saved,
 /* A mixture continues exactly or not at all: it has no epoch that could start over. */
 G2Z__PRIVATE g2z_status g2z__saved_mixture(g2z_services *services, const char *directory,
                                            const g2z__saved *saved, const g2z_loader *loader) {
-  if (!loader || !loader->mixed || !saved->sequences) return G2Z_OK;
+  if (!loader || !saved->sequences || (!loader->mixed && !saved->mixed)) return G2Z_OK;
   if (g2z__saved_same_data(saved, loader) && saved->config.seed == loader->config.seed)
     return G2Z_OK;
   G2Z_REFUSE(services, "%.500s was saved with other training shards, weights, sequence length or "

@@ -300,8 +300,11 @@ static void test_checkpoint_refused(g2z_test *t) {
 #define OPTIMIZER "optimizer-00000-of-00001.safetensors"
   /* `from` becomes `to` in a file, and the checksums in `sign` are updated. */
   static const struct { const char *name, *from, *to, *sign, *says; } changes[] = {
-      {STATE, "\"version\": 1", "\"version\": 7", NULL,
-       "has version=7 of the format, and this program reads version 1"},
+      {STATE, "\"version\": 2", "\"version\": 7", NULL,
+       "has version=7 of the format, and this program reads version 2"},
+      {STATE, "\"version\": 2", "\"version\": 1", NULL,
+       "has version=1 of the format, and this program reads version 2"},
+      {STATE, "\"normed\": ", "\"normed\":-", STATE, "it is damaged"},
       {STATE, "gpt2_zero ch", "gpt3_zero ch", NULL,
        "does not begin like the state of a checkpoint"},
       {OPTIMIZER, "m.0000000000", "m.0000000008", OPTIMIZER,
