@@ -95,33 +95,7 @@
  *               on rank 0               broadcast. The baseline for ZeRO: --strategy dp
  *     All learn the same within rounding, and each opens the checkpoints of the others. A single
  *     rank has all parameters in any stage. Room i00, the page, shows what each stage sends, and
- *     when.
- *
- *     stream    Collectives run on a separate CUDA stream with high priority.
- *     stage 3   There are two block buffers: block i+1 is gathered into one while block i runs in
- *               the other. The last two blocks of a pass stay for the next pass, which runs in the
- *               other direction. A step with one micro-step sends 1.5 times as much as in stage 2.
- *     wte       Its gradient, 31 % of all in 124M, completes last: the embedding adds to it. If all
- *               ranks' tokens of a micro-step are at most two thirds of wte's rows, it is reduced
- *               in two parts: the LM head's during backward, then the embedding's as one row per
- *               token.
- *     copies    GPUs of one host that reach each other's memory send by copy engines: NCCL's
- *               kernels take multiprocessors, and backward kernels that run at the same time take
- *               up to twice as long. Gradients travel in grad's type; the receiver adds them up in
- *               fp32 and rounds once. Its two inboxes take 2 (N - 1) / N of a bucket. Parameters
- *               travel by copy engines if tokens are few, else by NCCL, through symmetric windows.
- *               NCCL carries everything if a test write does not arrive, or if NCCL_P2P_DISABLE=1.
- *               train_config.transport chooses.
- *     waiting   exposed_comm_ms is the time of a step in which the computation waited for other
- *               ranks: for the end of wte's gradient, the verdict, and parameters that came late.
- *               On GPUs it is timed in the first 8 steps and then in every 8th; other steps report
- *               the last sample. Each rank reports its own figure: faster ranks wait for slower
- *               ones.
- *     failures  A rank that cannot read its next batch reports this in the step's verdict, and all
- *               ranks skip the step. They read its report one call later, and all return that
- *               rank's status and sentence. The step that was enqueued in between is skipped, too.
- *               A rank whose GPU fails cannot report anything: it returns alone, and the others
- *               learn that it is lost.
+ *     when; docs/zero.md explains it. Collectives run on a separate CUDA stream.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
@@ -145,31 +119,24 @@
  *                                              are rounded to act before they multiply V
  *     logits                        act        the softmax starts from the rounded logits
  *     gradient of logits            act        after multiplication by the loss scale
- *       both on Hopper, in fp16     act        exp(logit - reference of the row), from fp32 logits,
- *       or bf16                                if there is a gradient and tuning is not off. The
- *                                              gradient's other factors multiply the rows of h
- *                                              (rounded to act again), and dh before it is rounded
- *     operands of logits,           e4m3       in training only: each row of h times a power of
- *       fp8=logits                             two, wte times 32. Hopper's sums of 8-bit numbers
- *                                              keep 14 bits; a CPU's are fp32
+ *       both on Hopper, in 16 bits  act        exp(logit - reference of the row), from fp32 logits,
+ *                                              unless tuning is off. The gradient's other factors
+ *                                              multiply the rows of h (rounded again), and dh
+ *     operands of logits,           e4m3       in training only: rows of h times powers of two,
+ *       fp8=logits                             wte times 32. Hopper's 8-bit sums keep 14 bits
  *     operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
  *       fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
- *     gradients that enter qkv,     e5m2       for the product with the weights, which are e4m3 as
- *       fc, fcproj, fp8=all                    above; clamped to 57344. Weight gradients are made
- *                                              from act
- *     weight and bias gradients     grad type  act with one micro-step; fp32 if accum > 1, where
- *                                              micro-steps add up in fp32
- *     their sums over the ranks     grad type  by copy engines they travel as they are, add up in
- *                                              fp32 and are rounded once. Through NCCL: act,
- *                                              rounded before they travel and perhaps at each hop;
- *                                              --grad-dtype fp32 avoids that
+ *     gradients that enter qkv,     e5m2       for the product with the weights; clamped to 57344.
+ *       fc, fcproj, fp8=all                    Weight gradients are made from act
+ *     weight and bias gradients     grad type  act with one micro-step; else fp32
+ *     their sums over the ranks     grad type  by copy engines they add up in fp32 and are rounded
+ *                                              once. NCCL rounds them to act before they travel,
+ *                                              and perhaps at each hop, without --grad-dtype fp32
  *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast
  *                                              to the grad type once, at the end
  *       with few tokens             grad type  the LM head's part is rounded, then summed over the
- *                                              ranks. The embedding's part is one row per token of
- *                                              the last micro-step, in act. These rows and the
- *                                              head's part add up in fp32 and are rounded once. A
- *                                              single rank does so only with accum 1 and one chunk
+ *                                              ranks; the embedding's rows (act) are added to it
+ *                                              in fp32 and rounded once
  *     token losses                  fp32       their sum is fp64
  *     sum of squares of gradients   fp64
  *     master, m, v, AdamW           fp32
@@ -185,10 +152,10 @@
  *
  * DETERMINISM
  *     The same binary, config, kind of machine, world and tuning table (rank 0's, for all) give
- *     bit-identical losses, weights and files, run after run, whatever the number of threads. Every
- *     sum has an order that depends on shapes alone; random numbers are keyed by (seed, step,
- *     sequence in the global batch, layer, element), never by rank or thread. With another world,
- *     bucket size or micro-batch size sums have another order: results are equal within rounding.
+ *     bit-identical losses, weights and files, whatever the number of threads. Every sum has an
+ *     order that depends on shapes alone; random numbers are keyed by (seed, step, sequence in the
+ *     global batch, layer, element). With another world, bucket size or micro-batch size sums have
+ *     another order: results are equal within rounding.
  *
  * ERRORS
  *     Every call that can fail returns a g2z_status, and writes a sentence with the values and the
@@ -214,13 +181,11 @@
  *     tokens: members send one, rank 0 sends the other, and a connection without its token is
  *     closed. Nothing is encrypted: anyone who listens on the network can join the job, and can
  *     guess a short secret. Use a network that you trust. MPICH and ranks by hand have no id: two
- *     such jobs on one host each need their own MASTER_PORT or G2Z_RUN_ID. Ranks compare world
- *     size, build, GPU and config; then each sends one heartbeat per second. Three things end the
- *     job: a connection that ends without a goodbye, 30 s of silence, and 600 s without a
- *     micro-step or collective. Rank 0 names the culprit to all ranks, and their on_fault reports
- *     and exits. If rank 0 is the culprit, each rank names it by itself. If a data connection
- *     between living ranks breaks, both ends are named. Exit codes of train: 0 done, 1 error, 70
- *     another rank was lost, 75 stopped and, if there is a run directory, saved.
+ *     such jobs on one host each need their own MASTER_PORT or G2Z_RUN_ID.
+ *     Three things end the job: a connection that ends without a goodbye, 30 s of silence, and
+ *     600 s without a micro-step or collective. Rank 0 names the culprit to all ranks; if it is the
+ *     culprit, each rank names it. Exit codes of train: 0 done, 1 error, 70 another rank was lost,
+ *     75 stopped and, if there is a run directory, saved.
  *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
@@ -231,20 +196,15 @@
  *                           last 256 bytes of tokens; then one bit per token, 1: it counts
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
- *                           out]. Several such files may replace it: model.safetensors.index.json
- *                           names them in weight_map {tensor: file}
- *     config.json           its GPT2Config; vocab_size is V, the rows of wte; eos_token_id is the
- *                           tokenizer's <|endoftext|>, even if V was rounded up beyond it;
- *                           vocab_hash, if it is known, in 16 hexadecimal digits
+ *                           out]. Or model.safetensors.index.json, whose weight_map names files
+ *     config.json           its GPT2Config, with vocab_hash in 16 hexadecimal digits, if known
  *
  * CHECKPOINTS: a directory that g2z_trainer_save writes and g2z_trainer_load reads
- *     docs/formats.md describes its files. model.safetensors and config.json are weights as above,
- *     which from_pretrained opens. All ranks write at the same time into NAME.partial on a shared
- *     file system, each the elements that it owns. Files and directory are synced, then the
- *     directory is renamed: a crash leaves the earlier checkpoints, and a .partial that the next
- *     start removes. Files use canonical ranges, so a trainer with another world, stage, bucket
- *     size or type can load them: room 16 states what a resume keeps. Keep batch x accum x world
- *     the same to keep the schedule. A dynamic loss scale carries over from fp16 to fp16 only.
+ *     docs/formats.md describes its files; from_pretrained opens it, too. It has its name only when
+ *     all files are whole and on the disk: a crash leaves the earlier checkpoints, and a .partial
+ *     that the next start removes. A trainer with another world, stage, bucket size or type can
+ *     load it; room 16 states what a resume keeps. Keep batch x accum x world the same to keep the
+ *     schedule.
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
@@ -328,9 +288,11 @@ extern "C" {
   X(STOPPED,      "a stop was requested")                                                         \
   X(LOST,         "another rank died, or does not answer")
 
-#define X(name, meaning) G2Z_##name,
-typedef enum g2z_status { G2Z_STATUS_LIST(X) G2Z_STATUS_COUNT } g2z_status;
-#undef X
+/* The enumerators, the texts and, for a setting, the words of such a list. */
+#define G2Z_LIST_NAME(name, ...) G2Z_##name,
+#define G2Z_LIST_TEXT(name, text) text,
+#define G2Z_LIST_WORD(name, text) "|" text
+typedef enum g2z_status { G2Z_STATUS_LIST(G2Z_LIST_NAME) G2Z_STATUS_COUNT } g2z_status;
 
 /* ===== >>d02 services and files ==========================================
  * The services that a program may provide to the library. All zero means: malloc and free, no log.
@@ -542,72 +504,55 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X("gpt2-xl",         48,   25,   1600)
 
 #define G2Z_DTYPE_LIST(X)                                                                         \
-  /*  name   text    bytes */                                                                     \
-  X(FP32,  "fp32",   4)                                                                           \
-  X(TF32,  "tf32",   4)                                                                           \
-  X(FP16,  "fp16",   2)                                                                           \
-  X(BF16,  "bf16",   2)
+  X(FP32,  "fp32")                                                                                \
+  X(TF32,  "tf32")                                                                                \
+  X(FP16,  "fp16")                                                                                \
+  X(BF16,  "bf16")
 
 #define G2Z_SCHEDULE_LIST(X)                                                                      \
-  X(COSINE,   "cosine")   /* half a cosine from lr to min_lr */                                   \
-  X(LINEAR,   "linear")   /* a line from lr to min_lr */                                          \
-  X(CONSTANT, "constant") /* lr */                                                                \
-  X(WSD,      "wsd")      /* warmup-stable-decay: lr, then a line to min_lr in the last fifth */
+  X(SCHEDULE_COSINE,   "cosine")   /* half a cosine from lr to min_lr */                          \
+  X(SCHEDULE_LINEAR,   "linear")   /* a line from lr to min_lr */                                 \
+  X(SCHEDULE_CONSTANT, "constant") /* lr */                                                       \
+  X(SCHEDULE_WSD,      "wsd")      /* warmup-stable-decay: a line to min_lr in the last fifth */
 
 /* How a step's gradients and parameters travel between the GPUs of one host. */
 #define G2Z_TRANSPORT_LIST(X)                                                                     \
-  X(AUTO, "auto")           /* gradients: copy; parameters: copy for few tokens, nccl for many */ \
-  X(NCCL, "nccl")           /* NCCL's kernels, through symmetric windows if it has them */        \
-  X(COPY, "copy")           /* copy engines; each GPU adds up the gradients that it receives */
+  X(TRANSPORT_AUTO, "auto") /* gradients: copy; parameters: copy for few tokens, nccl for many */ \
+  X(TRANSPORT_NCCL, "nccl") /* NCCL's kernels, through symmetric windows if it has them */        \
+  X(TRANSPORT_COPY, "copy") /* copy engines; each GPU adds up the gradients that it receives */
 
 #define G2Z_STRATEGY_LIST(X)                                                                      \
-  X(ZERO, "zero")           /* ZeRO; zero_stage is its stage */                                   \
-  X(DP,   "dp")             /* one optimizer: rank 0 updates everything, the others wait for it */
+  X(STRATEGY_ZERO, "zero") /* ZeRO; zero_stage is its stage */                                    \
+  X(STRATEGY_DP,   "dp")   /* one optimizer: rank 0 updates everything, the others wait for it */
 
 #define G2Z_RECOMPUTE_LIST(X)                                                                     \
-  X(NONE,  "none")          /* activations are kept from forward to backward */                   \
-  X(BLOCK, "block")         /* only block inputs are kept; forward runs again before backward */
+  X(RECOMPUTE_NONE,  "none")  /* activations are kept from forward to backward */                 \
+  X(RECOMPUTE_BLOCK, "block") /* only block inputs are kept; forward runs again before backward */
 
 /* The products of training that take 8-bit operands. These are e4m3 (4 bits of exponent, 3 of
  * fraction); gradients are e5m2. */
 #define G2Z_FP8_LIST(X)                                                                           \
-  X(NONE,   "none")         /* all products have operands of dtype */                             \
-  X(LOGITS, "logits")       /* the product that makes the LM head's logits */                     \
-  X(FORWARD, "forward")     /* logits, and the forward products qkv, attproj, fc and fcproj */    \
-  X(ALL, "all")             /* forward, and data gradients of qkv, fc, fcproj; needs dtype fp16 */
+  X(FP8_NONE,    "none")    /* all products have operands of dtype */                             \
+  X(FP8_LOGITS,  "logits")  /* the product that makes the LM head's logits */                     \
+  X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
+  X(FP8_ALL,     "all")     /* forward, and data gradients of qkv, fc, fcproj; needs dtype fp16 */
 
 #define G2Z_OPTIMIZER_LIST(X)                                                                     \
-  X(ADAMW, "adamw")                                                                               \
-  X(MUON,  "muon")          /* Muon for the blocks' matrices, AdamW for the rest */
+  X(OPTIMIZER_ADAMW, "adamw")                                                                     \
+  X(OPTIMIZER_MUON,  "muon")  /* Muon for the blocks' matrices, AdamW for the rest */
 
 #define G2Z_DEVICE_LIST(X)                                                                        \
-  X(CPU,  "cpu")                                                                                  \
-  X(CUDA, "cuda")
+  X(DEVICE_CPU,  "cpu")                                                                           \
+  X(DEVICE_CUDA, "cuda")
 
-#define X(name, text, bytes) G2Z_##name,
-typedef enum g2z_dtype { G2Z_DTYPE_LIST(X) G2Z_DTYPE_COUNT } g2z_dtype;
-#undef X
-#define X(name, text) G2Z_SCHEDULE_##name,
-typedef enum g2z_schedule { G2Z_SCHEDULE_LIST(X) G2Z_SCHEDULE_COUNT } g2z_schedule;
-#undef X
-#define X(name, text) G2Z_TRANSPORT_##name,
-typedef enum g2z_transport { G2Z_TRANSPORT_LIST(X) G2Z_TRANSPORT_COUNT } g2z_transport;
-#undef X
-#define X(name, text) G2Z_STRATEGY_##name,
-typedef enum g2z_strategy { G2Z_STRATEGY_LIST(X) G2Z_STRATEGY_COUNT } g2z_strategy;
-#undef X
-#define X(name, text) G2Z_RECOMPUTE_##name,
-typedef enum g2z_recompute { G2Z_RECOMPUTE_LIST(X) G2Z_RECOMPUTE_COUNT } g2z_recompute;
-#undef X
-#define X(name, text) G2Z_FP8_##name,
-typedef enum g2z_fp8 { G2Z_FP8_LIST(X) G2Z_FP8_COUNT } g2z_fp8;
-#undef X
-#define X(name, text) G2Z_OPTIMIZER_##name,
-typedef enum g2z_optimizer { G2Z_OPTIMIZER_LIST(X) G2Z_OPTIMIZER_COUNT } g2z_optimizer;
-#undef X
-#define X(name, text) G2Z_DEVICE_##name,
-typedef enum g2z_device_kind { G2Z_DEVICE_LIST(X) G2Z_DEVICE_COUNT } g2z_device_kind;
-#undef X
+typedef enum g2z_dtype { G2Z_DTYPE_LIST(G2Z_LIST_NAME) G2Z_DTYPE_COUNT } g2z_dtype;
+typedef enum g2z_schedule { G2Z_SCHEDULE_LIST(G2Z_LIST_NAME) G2Z_SCHEDULE_COUNT } g2z_schedule;
+typedef enum g2z_transport { G2Z_TRANSPORT_LIST(G2Z_LIST_NAME) G2Z_TRANSPORT_COUNT } g2z_transport;
+typedef enum g2z_strategy { G2Z_STRATEGY_LIST(G2Z_LIST_NAME) G2Z_STRATEGY_COUNT } g2z_strategy;
+typedef enum g2z_recompute { G2Z_RECOMPUTE_LIST(G2Z_LIST_NAME) G2Z_RECOMPUTE_COUNT } g2z_recompute;
+typedef enum g2z_fp8 { G2Z_FP8_LIST(G2Z_LIST_NAME) G2Z_FP8_COUNT } g2z_fp8;
+typedef enum g2z_optimizer { G2Z_OPTIMIZER_LIST(G2Z_LIST_NAME) G2Z_OPTIMIZER_COUNT } g2z_optimizer;
+typedef enum g2z_device_kind { G2Z_DEVICE_LIST(G2Z_LIST_NAME) G2Z_DEVICE_COUNT } g2z_device_kind;
 
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype); /* "fp16" */
 
@@ -789,9 +734,7 @@ typedef enum g2z_init {
   G2Z_INIT_NORMAL,              /* standard deviation 0.02 */
   G2Z_INIT_RESIDUAL             /* 0.02 / sqrt(2 L) */
 } g2z_init;
-#define X(name, unit, rank, rows, cols, init, decay, muon, hf_name) G2Z_##name,
-typedef enum g2z_param { G2Z_PARAM_LIST(X) G2Z_PARAM_COUNT } g2z_param;
-#undef X
+typedef enum g2z_param { G2Z_PARAM_LIST(G2Z_LIST_NAME) G2Z_PARAM_COUNT } g2z_param;
 
 typedef struct g2z_param_info { /* a row of the table, for one model */
   const char *name;             /* "QKVW" */
@@ -807,16 +750,14 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
 
 /* Kinds of memory, counted in bytes per rank. */
 #define G2Z_MEMORY_LIST(X)                                                                        \
-  X(PARAMS,      "parameters")                                                                    \
-  X(GRADS,       "gradients") /* with the memory that sends and receives one bucket */            \
-  X(OPTIMIZER,   "master weights, m and v in fp32")                                               \
-  X(ACTIVATIONS, "activations")                                                                   \
-  X(HEAD,        "LM head: chunk of logits, wte gradient in fp32 if apart")                       \
-  X(BATCHES,     "token batches and step state")                                                  \
-  X(SCRATCH,     "scratch of the ops")
-#define X(name, text) G2Z_MEMORY_##name,
-typedef enum g2z_memory { G2Z_MEMORY_LIST(X) G2Z_MEMORY_COUNT } g2z_memory;
-#undef X
+  X(MEMORY_PARAMS,      "parameters")                                                             \
+  X(MEMORY_GRADS,       "gradients")/* with the memory that sends and receives one bucket */      \
+  X(MEMORY_OPTIMIZER,   "master weights, m and v in fp32")                                        \
+  X(MEMORY_ACTIVATIONS, "activations")                                                            \
+  X(MEMORY_HEAD,        "LM head: chunk of logits, wte gradient in fp32 if apart")                \
+  X(MEMORY_BATCHES,     "token batches and step state")                                           \
+  X(MEMORY_SCRATCH,     "scratch of the ops")
+typedef enum g2z_memory { G2Z_MEMORY_LIST(G2Z_LIST_NAME) G2Z_MEMORY_COUNT } g2z_memory;
 
 typedef enum g2z_owner {       /* who owns a buffer's n elements; n is a multiple of 8 * world */
   G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
@@ -1172,28 +1113,26 @@ typedef struct g2z_update {
  * contain other spans, but not itself. Spans inside a graph are neither traced nor timed. */
 #define G2Z_SPAN_LIST(X)                                                                          \
   /*  name            text */                                                                     \
-  X(FORWARD,         "train/forward")                                                             \
-  X(BACKWARD,        "train/backward")                                                            \
-  X(OPTIMIZER_STEP,  "train/optimizer_step")                                                      \
-  X(NORM,            "optimizer/norm")                                                            \
-  X(DECIDE,          "optimizer/decide")                                                          \
-  X(ADAMW,           "optimizer/adamw")                                                           \
-  X(MOMENTUM,        "optimizer/momentum")                                                        \
-  X(ORTHOGONALIZE,   "optimizer/orthogonalize")                                                   \
-  X(MUON,            "optimizer/muon")                                                            \
-  X(VAL_FORWARD,     "val/forward")                                                               \
-  X(REDUCE_SCATTER,  "zero/reduce_scatter")                                                       \
-  X(ALL_REDUCE,      "zero/all_reduce")                                                           \
-  X(ALL_GATHER,      "zero/all_gather")                                                           \
-  X(REDUCE,          "zero/reduce")                                                               \
-  X(BROADCAST,       "zero/broadcast")                                                            \
-  X(EMBEDDING_ROWS,  "zero/embedding_rows")                                                       \
-  X(EXCHANGE,        "zero/exchange")                                                             \
-  X(VERDICT,         "zero/verdict")
+  X(SPAN_FORWARD,        "train/forward")                                                         \
+  X(SPAN_BACKWARD,       "train/backward")                                                        \
+  X(SPAN_OPTIMIZER_STEP, "train/optimizer_step")                                                  \
+  X(SPAN_NORM,           "optimizer/norm")                                                        \
+  X(SPAN_DECIDE,         "optimizer/decide")                                                      \
+  X(SPAN_ADAMW,          "optimizer/adamw")                                                       \
+  X(SPAN_MOMENTUM,       "optimizer/momentum")                                                    \
+  X(SPAN_ORTHOGONALIZE,  "optimizer/orthogonalize")                                               \
+  X(SPAN_MUON,           "optimizer/muon")                                                        \
+  X(SPAN_VAL_FORWARD,    "val/forward")                                                           \
+  X(SPAN_REDUCE_SCATTER, "zero/reduce_scatter")                                                   \
+  X(SPAN_ALL_REDUCE,     "zero/all_reduce")                                                       \
+  X(SPAN_ALL_GATHER,     "zero/all_gather")                                                       \
+  X(SPAN_REDUCE,         "zero/reduce")                                                           \
+  X(SPAN_BROADCAST,      "zero/broadcast")                                                        \
+  X(SPAN_EMBEDDING_ROWS, "zero/embedding_rows")                                                   \
+  X(SPAN_EXCHANGE,       "zero/exchange")                                                         \
+  X(SPAN_VERDICT,        "zero/verdict")
 
-#define X(name, text) G2Z_SPAN_##name,
-typedef enum g2z_span { G2Z_SPAN_LIST(X) G2Z_SPAN_COUNT } g2z_span;
-#undef X
+typedef enum g2z_span { G2Z_SPAN_LIST(G2Z_LIST_NAME) G2Z_SPAN_COUNT } g2z_span;
 G2Z_API const char *g2z_span_text(g2z_span span);
 
 /* A GPU times the algorithms of a product when its shape first appears, and keeps the fastest. The
@@ -3009,24 +2948,16 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
 #define G2Z__STAMP 0x67327a63u
 #define G2Z__EOT 50256 /* <|endoftext|> of GPT-2's vocabulary */
 /* Limits that keep every index within its type: rows in int, elements in size_t, files in int64. */
-#define G2Z__MAX_LAYERS 1024
-#define G2Z__MAX_CHANNELS 65536
-#define G2Z__MAX_CONTEXT (1 << 20)
 #define G2Z__MAX_VOCAB (1 << 24)
 #define G2Z__MAX_BATCH (1 << 20)
-#define G2Z__MAX_ACCUM (1 << 20)
 #define G2Z__MAX_TOKENS (1 << 28) /* per micro-step */
-#define G2Z__MAX_DROPPED (INT64_C(1) << 34) /* per sequence: dropout's counter is e / 4, 32 bits */
 
-/* The texts of an enum's values, from the list that defines the enum. */
-#define G2Z__SECOND(name, text) text,
-#define G2Z__SECOND_OF_3(name, text, bytes) text,
-static const char *const g2z__device_texts[] = {G2Z_DEVICE_LIST(G2Z__SECOND)};
-static const char *const g2z__strategy_texts[] = {G2Z_STRATEGY_LIST(G2Z__SECOND)};
-static const char *const g2z__fp8_texts[] = {G2Z_FP8_LIST(G2Z__SECOND)};
+static const char *const g2z__device_texts[] = {G2Z_DEVICE_LIST(G2Z_LIST_TEXT)};
+static const char *const g2z__strategy_texts[] = {G2Z_STRATEGY_LIST(G2Z_LIST_TEXT)};
+static const char *const g2z__fp8_texts[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
 
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype) {
-  static const char *const texts[] = {G2Z_DTYPE_LIST(G2Z__SECOND_OF_3)};
+  static const char *const texts[] = {G2Z_DTYPE_LIST(G2Z_LIST_TEXT)};
   return (size_t)dtype < G2Z_COUNT(texts) ? texts[dtype] : "?";
 }
 
@@ -3065,10 +2996,6 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
 
 /* ----- settings: one table of names, types, defaults, bounds, and what a resume does ----- */
 
-#define G2Z__WORD(name, text) "|" text
-#define G2Z__WORD_OF_3(name, text, bytes) "|" text
-#define G2Z__STEPS_MOST 1e12
-
 static const g2z_setting g2z__settings[] = {
 #define NUMBER(name, kind, member, standard, least, most, on_resume)                             \
   {#name, G2Z_SETTING_##kind, offsetof(g2z_train_config, member), standard, least, most, NULL,   \
@@ -3077,16 +3004,16 @@ static const g2z_setting g2z__settings[] = {
   {#name, G2Z_SETTING_CHOICE, offsetof(g2z_train_config, member), standard, 0, 0, words,         \
    G2Z_RESUME_##on_resume}
     /*     name      kind   member             default least most              on resume */
-    NUMBER(layers,   INT, model.layers,           "12", 1, G2Z__MAX_LAYERS,         SAME),
-    NUMBER(heads,    INT, model.heads,            "12", 1, G2Z__MAX_CHANNELS,       SAME),
-    NUMBER(channels, INT, model.channels,        "768", 8, G2Z__MAX_CHANNELS,       SAME),
-    NUMBER(context,  INT, model.context,        "1024", 1, G2Z__MAX_CONTEXT,        SAME),
+    NUMBER(layers,   INT, model.layers,           "12", 1, 1024,                    SAME),
+    NUMBER(heads,    INT, model.heads,            "12", 1, 65536,                   SAME),
+    NUMBER(channels, INT, model.channels,        "768", 8, 65536,                   SAME),
+    NUMBER(context,  INT, model.context,        "1024", 1, 1 << 20,                 SAME),
     NUMBER(vocab,    INT, model.vocab,         "50257", 2, G2Z__MAX_VOCAB,          SAME),
     NUMBER(batch,    INT, batch,                   "8", 1, G2Z__MAX_BATCH,          WARN),
-    NUMBER(seq,      INT, seq,                  "1024", 1, G2Z__MAX_CONTEXT,        WARN),
-    NUMBER(accum,    INT, accum,                   "1", 1, G2Z__MAX_ACCUM,          WARN),
-    NUMBER(steps,    INT64, optimizer.steps,    "1000", 1, G2Z__STEPS_MOST,         WARN),
-    NUMBER(warmup,   INT64, optimizer.warmup,    "100", 0, G2Z__STEPS_MOST,         WARN),
+    NUMBER(seq,      INT, seq,                  "1024", 1, 1 << 20,                 WARN),
+    NUMBER(accum,    INT, accum,                   "1", 1, 1 << 20,                 WARN),
+    NUMBER(steps,    INT64, optimizer.steps,    "1000", 1, 1e12,                    WARN),
+    NUMBER(warmup,   INT64, optimizer.warmup,    "100", 0, 1e12,                    WARN),
     NUMBER(lr,       FLOAT, optimizer.lr,       "6e-4", 0, 1e6,                     WARN),
     NUMBER(min_lr,   FLOAT, optimizer.min_lr,   "6e-5", 0, 1e6,                     WARN),
     NUMBER(beta1,    FLOAT, optimizer.beta1,     "0.9", 0, 0.999999,                WARN),
@@ -3104,14 +3031,14 @@ static const g2z_setting g2z__settings[] = {
     NUMBER(loss_scale_hysteresis, INT, optimizer.loss_scale_hysteresis, "2", 1, 1 << 30, ROUNDS),
     NUMBER(zero_stage, INT, zero_stage,            "1", 0, 3,                       ROUNDS),
     NUMBER(bucket_mb, FLOAT, bucket_mb,            "0", 0, 65536,                   ROUNDS),
-    CHOICE(schedule,  optimizer.schedule, "cosine", G2Z_SCHEDULE_LIST(G2Z__WORD), WARN),
-    CHOICE(optimizer, optimizer.kind, "adamw", G2Z_OPTIMIZER_LIST(G2Z__WORD), WARN),
-    CHOICE(dtype,     dtype,     "fp32", G2Z_DTYPE_LIST(G2Z__WORD_OF_3), WARN),
-    CHOICE(fp8,       fp8,       "none", G2Z_FP8_LIST(G2Z__WORD),        WARN),
+    CHOICE(schedule,  optimizer.schedule, "cosine", G2Z_SCHEDULE_LIST(G2Z_LIST_WORD), WARN),
+    CHOICE(optimizer, optimizer.kind, "adamw", G2Z_OPTIMIZER_LIST(G2Z_LIST_WORD), WARN),
+    CHOICE(dtype,     dtype,     "fp32", G2Z_DTYPE_LIST(G2Z_LIST_WORD), WARN),
+    CHOICE(fp8,       fp8,       "none", G2Z_FP8_LIST(G2Z_LIST_WORD),        WARN),
     CHOICE(grad_fp32, grad_fp32, "same", "|same|fp32",                   ROUNDS),
-    CHOICE(strategy,  strategy,  "zero", G2Z_STRATEGY_LIST(G2Z__WORD),   ROUNDS),
-    CHOICE(transport, transport, "auto", G2Z_TRANSPORT_LIST(G2Z__WORD),  ROUNDS),
-    CHOICE(recompute, recompute, "none", G2Z_RECOMPUTE_LIST(G2Z__WORD),  FREE),
+    CHOICE(strategy,  strategy,  "zero", G2Z_STRATEGY_LIST(G2Z_LIST_WORD),   ROUNDS),
+    CHOICE(transport, transport, "auto", G2Z_TRANSPORT_LIST(G2Z_LIST_WORD),  ROUNDS),
+    CHOICE(recompute, recompute, "none", G2Z_RECOMPUTE_LIST(G2Z_LIST_WORD),  FREE),
     CHOICE(graph,     graph,     "auto", "|off|on|auto",                 ROUNDS),
     CHOICE(tune,      tune,      "on",   "|off|on|own",                  ROUNDS),
 #undef NUMBER
@@ -3278,7 +3205,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   /* Attention's scores are the largest tensor: heads have at most 128 channels, so seq x channels
    * is far smaller. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
-  if (config->dropout > 0 && scores > G2Z__MAX_DROPPED)
+  if (config->dropout > 0 && scores > INT64_C(1) << 34)
     return g2z_fail(services, G2Z_BAD_ARGUMENT,
                     "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is %" PRId64
                     ", and it tells 2^34 apart: shorten seq, or take dropout=0",
@@ -5287,7 +5214,7 @@ struct g2z__timers {
 };
 
 G2Z_API const char *g2z_span_text(g2z_span span) {
-  static const char *const texts[] = {G2Z_SPAN_LIST(G2Z__SECOND)};
+  static const char *const texts[] = {G2Z_SPAN_LIST(G2Z_LIST_TEXT)};
   return (size_t)span < G2Z_COUNT(texts) ? texts[span] : "?";
 }
 

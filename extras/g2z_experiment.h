@@ -726,8 +726,6 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
 #define G2ZX_SIZE_LEAST 0.001 /* MiB */
 #define G2ZX_FLAGS 48         /* more than any sub-command has */
 
-#define G2ZX_WORD(name, text) "|" text
-#define G2ZX_WORD_OF_3(name, text, bytes) "|" text
 
 /* The flags of o->command, with destinations in o. Each row begins with the sub-commands that take
  * the flag. A name with two rows takes a value in some sub-commands and a list in others. */
@@ -777,7 +775,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
            "batches of the validation at the end; without it there is none"),
       FLAG(sweeps, "repeats", INT, o->work.repeats, 1, G2Z_REPEATS, "N",
            "runs of each point; a round runs every point once"),
-      FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2ZX_WORD),
+      FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2Z_LIST_WORD),
            "[cuda if there is one]"),
       SETTING(one | comm, "dtype", dtype, o->dtype, "[fp16 on cuda, fp32 on cpu]"),
       SETTING(steps, "graph", graph, t->graph, "run the step as CUDA graphs"),
@@ -1714,7 +1712,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
                  e->sizes.at[i], G2ZX_SIZE_LEAST);
   if (e->trains) {
     G2Z_TRY(g2zx_read_list(services, "zero", work->stages, "|dp|0|1|2|3", 0, 0, &e->stages));
-    G2Z_TRY(g2zx_read_list(services, "dtype", work->dtypes, G2Z_DTYPE_LIST(G2ZX_WORD_OF_3), 0, 0,
+    G2Z_TRY(g2zx_read_list(services, "dtype", work->dtypes, G2Z_DTYPE_LIST(G2Z_LIST_WORD), 0, 0,
                            &e->dtypes));
   } else { /* comm: its ranks get the whole list */
     e->stages.count = e->dtypes.count = e->sizes.count = 1;

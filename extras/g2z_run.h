@@ -600,14 +600,12 @@ static void g2zr_report(g2z_run *run, int must) {
 }
 
 #define G2ZR_TEXT(key, text) g2z_json_put_string(out, key, text)
-#define X(name, text) text,
-static const char *const g2zr_devices[] = {G2Z_DEVICE_LIST(X)};
-static const char *const g2zr_schedules[] = {G2Z_SCHEDULE_LIST(X)};
-static const char *const g2zr_strategies[] = {G2Z_STRATEGY_LIST(X)};
-static const char *const g2zr_recompute[] = {G2Z_RECOMPUTE_LIST(X)};
-static const char *const g2zr_fp8[] = {G2Z_FP8_LIST(X)};
-static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(X)};
-#undef X
+static const char *const g2zr_devices[] = {G2Z_DEVICE_LIST(G2Z_LIST_TEXT)};
+static const char *const g2zr_schedules[] = {G2Z_SCHEDULE_LIST(G2Z_LIST_TEXT)};
+static const char *const g2zr_strategies[] = {G2Z_STRATEGY_LIST(G2Z_LIST_TEXT)};
+static const char *const g2zr_recompute[] = {G2Z_RECOMPUTE_LIST(G2Z_LIST_TEXT)};
+static const char *const g2zr_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
+static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(G2Z_LIST_TEXT)};
 #define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
 #define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
 #define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
@@ -2451,7 +2449,6 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
  * In:  argv. Out: a config, ranks that have met, and files about the launch and its end.
  * Law: every flag is in one table. All flags are checked before a file is written. */
 
-#define G2ZR_WORD(name, text) "|" text
 
 /* The flags: parser, --help and docs/flags.md come from this list. g2z_run_options_default sets the
  * defaults. --help shows a default that is in the range; for others the text has it in brackets. */
@@ -2498,7 +2495,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   OPTIMIZER("skip-spikes", skip_spikes,                                                           \
        "skip steps whose gradient norm is X deviations above its mean; 0: off")                   \
   GROUP("Numbers and device")                                                                     \
-  PLAIN("device", CHOICE, device, G2Z_DEVICE_LIST(G2ZR_WORD), "[cuda if there is one]")           \
+  PLAIN("device", CHOICE, device, G2Z_DEVICE_LIST(G2Z_LIST_WORD), "[cuda if there is one]")       \
   SETTING("dtype", dtype, dtype, "[fp16 on cuda, fp32 on cpu]")                                   \
   TRAIN("fp8", fp8,                                                                               \
        "8-bit products (Hopper): logits; forward: also linear ops; all: also data gradients")     \
@@ -2686,9 +2683,7 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
   const int dp = plan->strategy == G2Z_STRATEGY_DP;
   char text[256], stage[16];
 #define PUT(...) (snprintf(text, sizeof text, __VA_ARGS__), line(user, text))
-#define X(name, text) text,
-  static const char *const parts[] = {G2Z_MEMORY_LIST(X)};
-#undef X
+  static const char *const parts[] = {G2Z_MEMORY_LIST(G2Z_LIST_TEXT)};
   snprintf(stage, sizeof stage, "stage %d", plan->zero_stage);
   PUT("model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded to %d): "
       "%.2f M parameters", m->layers, g2zr_plural(m->layers), m->heads, g2zr_plural(m->heads),
