@@ -201,7 +201,6 @@ static const g2z_test_entry test_table[] = {
     {"train_hints", "the commands that a run prints can be pasted", test_train_hints},
     {"train_tame", "names cannot steer a terminal; lines of 80 columns", test_train_tame},
     {"train_said_once", "ranks on one console: a failure is printed once", test_train_said_once},
-    {"train_flags", "flags from a file", test_train_flags},
     {"train_waits", "threads that wait sleep", test_train_waits},
     {"train_mixture", "sets by weight: resumed, on several ranks, in metrics and report",
      test_train_mixture},

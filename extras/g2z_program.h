@@ -39,8 +39,6 @@ typedef enum g2z_flag_kind {
                       * the files of the first pattern would not be used */
   G2Z_FLAG_TEXTS,    /* g2z_texts: appends all arguments up to the next flag */
   G2Z_FLAG_GLOBS,    /* g2z_texts: appends one file pattern, unless it has that already */
-  G2Z_FLAG_FILE,     /* char *: a file of flags, one "--name VALUE" per line, comments after #.
-                      * Values point into its text, which is freed with g2z_release */
   G2Z_FLAG_CHOICE,   /* int or enum: the index of the given word in `value` */
   G2Z_FLAG_INT,      /* int */
   G2Z_FLAG_INT64,    /* int64_t */
@@ -292,7 +290,7 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
      "nothing is uploaded; --run-dir DIR has metrics.jsonl and TensorBoard's files"},
     {"push_to_hub", "--save-weights DIR writes Hugging Face's format; upload it with their tools"},
     {"use_pytorch_profiler profile_step_start", "--profile"},
-    {"config config_file yaml_cfg", "--flags FILE"},
+    {"config config_file yaml_cfg", "there are only flags; to keep them in a file: $(cat FILE)"},
 };
 
 /* _ and - count as equal: other programs use both. */
@@ -448,44 +446,9 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
   if (!value)
     G2Z_REFUSE(services, "--%s needs a value: --%s %s", flag->name, flag->name, flag->value +
                (flag->kind == G2Z_FLAG_CHOICE));
-  if (flag->kind != G2Z_FLAG_FILE) {
-    G2Z_TRY(g2zg_flag_set(services, flag, value));
-    while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
-      G2Z_TRY(g2zg_flag_set(services, flag, argv[++*at]));
-    return G2Z_OK;
-  }
-  /* A file's lines count like arguments. Values point into its text, so only one file is
-   * allowed. */
-  char **text = (char **)flag->destination, *line, *next;
-  char sentence[G2Z_ERROR_BYTES];
-  size_t bytes;
-  if (*text)
-    G2Z_REFUSE(services, "--%s takes one file: join the files", flag->name);
-  G2Z_TRY(g2z_read_file(services, value, 1 << 20, text, &bytes));
-  char *end = *text + bytes;
-  for (line = *text; line < end; line = next) {
-    char *stop = line + strcspn(line, "\n");
-    next = stop + 1;
-    while (stop > line && strchr(" \t\r", stop[-1])) stop--;
-    *stop = 0;
-    line += strspn(line, " \t");
-    if (!*line || *line == '#') continue;
-    char *space = line + strcspn(line, " \t="), *argument = space + strspn(space, " \t");
-    char *arguments[2] = {line, argument};
-    int taken = 0, given = *space && *space != '=';
-    if (given) *space = 0;
-    g2z_status status =
-        strncmp(line, "--", 2) == 0
-            ? g2zg_flag_take(services, flags, count, program, 1 + given, arguments, &taken)
-            : g2z_fail(services, G2Z_BAD_ARGUMENT, "\"%.80s\" is neither a flag, --name VALUE, nor "
-                       "a comment after #", line);
-    if (status == G2Z_OK && taken == given) continue;
-    if (status == G2Z_OK)
-      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.80s takes no value: remove %.80s", line,
-                        argument);
-    snprintf(sentence, sizeof sentence, "%.600s", services->error);
-    return g2z_fail(services, status, "%.150s: %s", value, sentence);
-  }
+  G2Z_TRY(g2zg_flag_set(services, flag, value));
+  while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
+    G2Z_TRY(g2zg_flag_set(services, flag, argv[++*at]));
   return G2Z_OK;
 }
 
@@ -517,7 +480,6 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
   double number = 0, minimum = flag->minimum, maximum = flag->maximum;
   switch (flag->kind) {
     case G2Z_FLAG_GROUP:
-    case G2Z_FLAG_FILE:
     case G2Z_FLAG_TEXTS:
     case G2Z_FLAG_GLOBS:
     case G2Z_FLAG_SWITCH: return;

@@ -35,10 +35,9 @@
  *                        and training_metrics.json, with the reason in "shutdown"
  *     Checkpoint and weights of a step are written before its validation, evaluation and sample.
  *     The checkpoint's note.json records sums, epochs, the lengths of the two logs and the work
- *     that is still due. A resumed run cuts the logs to these lengths and does that work first. If
- *     metrics.jsonl has changed since the save, it is cut after the checkpoint's step. A damaged
- *     line before that is an error; a torn last line is not. --resume latest renames a damaged
- *     checkpoint to step-NNNNNN.damaged and takes an earlier one. */
+ *     that is still due. A resumed run cuts the logs to these lengths and does that work first.
+ *     --resume latest renames a damaged checkpoint to step-NNNNNN.damaged and takes an earlier one.
+ *     resumed_from.txt   the other run's checkpoint that a run started from */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -172,7 +171,6 @@ typedef struct g2z_run_options {
   const char *run_id;
   int nccl_logs, profile_mode;
   int dry_run, help, version;  /* requests to the program */
-  char *flags_text;            /* the file of --flags; values point into it */
   char *eval_names[G2Z_TEXTS]; /* the files that the patterns of --eval match */
   g2z_texts train;             /* each --train; */
   char *train_text;            /* all of them, one per line */
@@ -477,22 +475,34 @@ static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *for
   return g2zr_hold(run, status);
 }
 
-/* Opens a log that keeps its first bytes. */
+/* Opens a log; stream->bytes is the length to cut it to. A run that continues keeps the length of
+ * its checkpoint, where a line ends unless the file has changed. Without note.json all lines stay;
+ * a log that is gone begins again. */
 static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char *name,
-                                   int64_t keep) {
+                                   double length) {
+  const int own = run->found.own, flags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK;
   struct stat info;
+  char last = '\n';
+  ssize_t got = 1;
   stream->path = g2zr_in(run, name);
-  stream->bytes = keep;
-  const int flags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-  G2Z_RETRY(stream->file, open(stream->path.text, flags, 0666));
-  if (stream->file < 0) return g2z_fail_file(run->services, errno, "create", stream->path.text);
+  G2Z_RETRY(stream->file, open(stream->path.text, flags | O_CLOEXEC, 0666));
+  if (stream->file < 0) return g2z_fail_file(run->services, errno, "open", stream->path.text);
   if (fstat(stream->file, &info) != 0 || !S_ISREG(info.st_mode))
     return g2z_fail(run->services, G2Z_IO, "cannot write %s: it is not a regular file; remove it",
                     stream->path.text);
-  int done;
-  G2Z_RETRY(done, ftruncate(stream->file, (off_t)keep));
-  if (done == 0) return G2Z_OK;
-  return g2z_fail_file(run->services, errno, "cut off the end of", stream->path.text);
+  stream->bytes = own ? (int64_t)info.st_size : 0;
+  if (!run->from.note || !own || length < 1) return G2Z_OK;
+  if (stream->bytes == 0) {
+    g2z_log(run->services, G2Z_LOG_WARNING, "%s is gone or empty: it begins again after step %"
+            PRId64, stream->path.text, run->resumed);
+    return G2Z_OK;
+  }
+  stream->bytes = (int64_t)length;
+  G2Z_RETRY(got, pread(stream->file, &last, 1, (off_t)stream->bytes - 1));
+  if (got == 1 && last == '\n') return G2Z_OK;
+  return g2z_fail(run->services, G2Z_FORMAT, "%s has changed since step %" PRId64 " was saved: put "
+                  "it back, or begin another run from the checkpoint with --run-dir NEW --resume "
+                  "%s", stream->path.text, run->resumed, run->resume);
 }
 
 static g2z_status g2zr_log(g2z_run *run, const char *line) {
@@ -527,6 +537,8 @@ static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
 #define G2ZR_SAY(run, ...) g2z_log((run)->services, G2Z_LOG_INFO, __VA_ARGS__)
 
 /* ----- metrics and artifacts ----- */
+
+#define G2ZR_ORIGIN "resumed_from.txt" /* the other run's checkpoint that a run started from */
 
 /* Rank 0: writes a text and a line feed as a file. */
 static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *text) {
@@ -1505,93 +1517,6 @@ static void g2zr_settle_epoch(g2z_run *run) {
 
 /* ----- resuming ----- */
 
-/* The new length of metrics.jsonl, which is cut because it has changed. All lines up to the
- * checkpoint's step stay, except lines of work that is due again. An incomplete last line is cut
- * off. A damaged line before it is an error, since its step is unknown. */
-static g2z_status g2zr_keep_steps(g2z_run *run, const char *path, const char *text, size_t bytes,
-                                  int64_t *kept) {
-  const int due = (int)run->sum.due;
-  size_t next = 0;
-  *kept = 0;
-  for (int number = 1, torn = 0; next < bytes; number++) {
-    g2z_metrics_line line;
-    g2z_status status = g2z_metrics_read(run->services, path, text, bytes, &next, number, &line,
-                                         &torn);
-    if (torn) g2z_log(run->services, G2Z_LOG_WARNING, "%s: it is cut off", run->services->error);
-    if (torn) break;
-    G2Z_TRY(status);
-    const int again = (due & G2ZR_DUE_VALIDATION && !isnan(line.val_ms)) ||
-                      (due & G2ZR_DUE_EVALUATION && line.eval >= run->sum.evaluated) ||
-                      (due & G2ZR_DUE_SAMPLE && !isnan(line.sample_ms)) ||
-                      (due & G2ZR_DUE_EPOCH_END && !isnan(line.epoch_ms));
-    if (line.metrics.step > run->resumed || (line.metrics.step == run->resumed && again)) break;
-    *kept = (int64_t)next;
-  }
-  return G2Z_OK;
-}
-
-/* The length that a log is cut to: its length when the checkpoint was saved. A file that has
- * changed since is cut after the checkpoint's step, or stays whole if its lines have no step. */
-static g2z_status g2zr_keep(g2z_run *run, const char *name, double bytes, int steps,
-                            int64_t *kept) {
-  const g2z_path path = g2zr_in(run, name);
-  char *text = NULL;
-  size_t length = 0;
-  int there = 0;
-  *kept = 0;
-  if (!run->found.own) return G2Z_OK;
-  g2z_status status = g2zr_has(run->services, run->config.run_dir, name, &there);
-  if (there)
-    status = g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &length);
-  /* In an unchanged file a line ends there, and its step is not after the checkpoint's. */
-  const size_t end = bytes >= 1 && bytes <= (double)length ? (size_t)bytes : 0;
-  size_t line = end ? end - 1 : 0;
-  int64_t step = end && text[end - 1] == '\n' ? -1 : INT64_MAX;
-  while (line > 0 && text[line - 1] != '\n') line--;
-  if (steps && step < 0) sscanf(text + line, "{\"step\": %" SCNd64, &step);
-  if (run->from.note && step <= run->resumed) *kept = (int64_t)bytes;
-  else {
-    if (run->from.note)
-      g2z_log(run->services, G2Z_LOG_WARNING, "%s has changed since step %" PRId64 " was saved",
-              path.text, run->resumed);
-    *kept = (int64_t)length;
-    if (status == G2Z_OK && steps)
-      status = g2zr_keep_steps(run, path.text, text, length, kept);
-  }
-  g2z_release(run->services, text);
-  return status;
-}
-
-/* Rank 0: run_dir's run started from another run's checkpoint: its path ("resumed_from" in
- * metrics.jsonl); "": none. */
-static g2z_status g2zr_find_origin(g2z_run *run, char origin[PATH_MAX]) {
-  const g2z_path path = g2zr_in(run, "metrics.jsonl");
-  char *text = NULL;
-  size_t bytes = 0;
-  g2z_json json;
-  g2z_json_text key, value;
-  memset(&value, 0, sizeof value);
-  origin[0] = 0;
-  int there;
-  G2Z_TRY(g2z_is_there(run->services, path.text, &there));
-  if (!there) return G2Z_OK;
-  G2Z_TRY(g2z_read_file(run->services, path.text, (size_t)1 << 40, &text, &bytes));
-  g2z_json_open(&json, run->services, path.text, text, strcspn(text, "\n"));
-  if (g2z_json_enter(&json, '{'))
-    while (g2z_json_next(&json, '}', &key)) {
-      if (g2z_json_is(&key, "resumed_from")) value = g2z_json_string(&json);
-      else g2z_json_skip(&json);
-    }
-  if (g2z_json_close(&json) == G2Z_OK && value.at && value.bytes < PATH_MAX) /* it is whole */
-    origin[g2z_json_unescape(&value, (unsigned char *)origin)] = 0;
-  g2z_release(run->services, text);
-  if (origin[0]) G2Z_TRY(g2z_is_there(run->services, origin, &there));
-  if (!origin[0] || there) return G2Z_OK;
-  return g2z_fail(run->services, G2Z_IO, "the run in %.200s has no checkpoint of its own, and "
-                  "%.300s, from which it started, is gone: put it back or choose another --run-dir",
-                  run->config.run_dir, origin);
-}
-
 /* Closes everything that g2zr_load opened. */
 static void g2zr_close(g2z_run *run) {
   g2z_trainer_free(run->trainer);
@@ -1620,11 +1545,28 @@ static g2z_status g2zr_choose(g2z_run *run) {
     run->found.continues = 1; /* even if nothing was saved: it starts again */
     run->found.own = run->before >= 0;
     if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
-    else if (!run->passed_over[0]) G2Z_TRY(g2zr_find_origin(run, path.text));
-    else
+    else if (run->passed_over[0])
       return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy "
                       "one there again, or remove them to start again", run_dir, run->passed_over,
                       run->newest);
+    else { /* perhaps it started from another run's checkpoint */
+      int there;
+      char *origin;
+      size_t bytes;
+      path.text[0] = 0;
+      G2Z_TRY(g2zr_has(run->services, run_dir, G2ZR_ORIGIN, &there));
+      if (there) {
+        G2Z_TRY(g2z_read_file(run->services, g2zr_in(run, G2ZR_ORIGIN).text, sizeof path.text - 1,
+                              &origin, &bytes));
+        snprintf(path.text, sizeof path.text, "%.*s", (int)strcspn(origin, "\n"), origin);
+        g2z_release(run->services, origin);
+        G2Z_TRY(g2z_is_there(run->services, path.text, &there));
+        if (!there)
+          return g2z_fail(run->services, G2Z_IO, "the run in %.200s has no checkpoint of its own, "
+                          "and %.300s, from which it started, is gone: put it back or choose "
+                          "another --run-dir", run_dir, path.text);
+      }
+    }
   } else {
     run->found.continues = run_dir && stat(g2z_path_in(resume, "..").text, &there) == 0 &&
                            stat(run_dir, &here) == 0 && here.st_dev == there.st_dev &&
@@ -1640,7 +1582,6 @@ static g2z_status g2zr_choose(g2z_run *run) {
 /* Rank 0: refuses a run_dir whose files would be lost: a run that ended without a checkpoint,
  * another run, or checkpoints after the resumed one. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
-  static const char *const ends[] = {"weights/model.safetensors", "RUN_COMPLETE.txt"};
   const char *run_dir = run->config.run_dir;
   char name[32], text[1400];
   int64_t latest;
@@ -1649,19 +1590,19 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   G2Z_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
   G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run's first file */
   is_run |= latest >= 0;
-  for (size_t i = 0; latest < 0 && i < G2Z_COUNT(ends); i++) {
-    G2Z_TRY(g2zr_has(run->services, run_dir, ends[i], &there));
-    if (there)
-      G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
-                 "another --run-dir, or remove it%s%s", run_dir, ends[i], i ? "" : ". To train its "
-                 "weights further: ", i ? "" :
-                 g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
-  }
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
-  const char *const traces[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
-                                "train.log", "sample.txt", "report.html", name};
-  for (size_t i = 0; !(run->found.continues && is_run) && i < G2Z_COUNT(traces); i++) {
+  const char *const traces[] = {"weights/model.safetensors", "RUN_COMPLETE.txt",
+                                "training_metrics.json", "metrics.jsonl", "train.log",
+                                "sample.txt", "report.html", name};
+  for (size_t i = 0; i < G2Z_COUNT(traces); i++) {
+    const int ended = latest < 0 && i < 2;
+    if (!ended && (i == 0 || (run->found.continues && is_run))) continue;
     G2Z_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
+    if (there && ended)
+      G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
+                 "another --run-dir, or remove it%s%s", run_dir, traces[i], i ? "" : ". To train "
+                 "its weights further: ", i ? "" :
+                 g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
     if (there && !is_run)
       G2Z_REFUSE(run->services, "%.200s is not a run directory and holds a %s, which a run would "
                  "replace: choose another --run-dir", run_dir, traces[i]);
@@ -1702,7 +1643,6 @@ static g2z_status g2zr_open_files(g2z_run *run) {
       "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
       "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
   const char *weights = run->config.save_weights, *run_dir = run->config.run_dir;
-  int64_t metrics, log;
   int there;
   if (run->context->rank != 0) return G2Z_OK;
   /* A model in save_weights is replaced only by the run that wrote it. A run recognises its own
@@ -1734,24 +1674,23 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   if (!run_dir) return G2Z_OK;
   G2Z_TRY(g2z_make_directory(run->services, run_dir));
   G2Z_TRY(g2zr_lock(run));
-  G2Z_TRY(g2zr_keep(run, "metrics.jsonl", run->sum.metrics_bytes, 1, &metrics));
-  G2Z_TRY(g2zr_keep(run, "train.log", run->sum.log_bytes, 0, &log));
-  G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", metrics));
-  G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", log));
+  g2zr_stream *const logs[] = {&run->metrics, &run->log};
+  G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
+  G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
+  for (int i = 0, done; i < 2; i++) { /* after both are known to be whole */
+    G2Z_RETRY(done, ftruncate(logs[i]->file, (off_t)logs[i]->bytes));
+    if (done != 0)
+      return g2z_fail_file(run->services, errno, "cut off the end of", logs[i]->path.text);
+  }
   char *rest, *line = strtok_r(run->early, "\n", &rest);
   for (; line; line = strtok_r(NULL, "\n", &rest)) G2Z_TRY(g2zr_log(run, line));
   if (!run->resume || run->found.own) return G2Z_OK;
-  /* The run starts from another run's checkpoint, and the first line of its metrics.jsonl names it:
-   * until this run has its first checkpoint, --resume latest uses that one. */
+  /* The run starts from another run's checkpoint. Until it has its own, --resume latest uses that
+   * one. */
   char path[PATH_MAX];
-  void *member;
   if (!realpath(run->resume, path))
     return g2z_fail_file(run->services, errno, "find the path of", run->resume);
-  G2Z_TRY(g2z_allocate(run->services, strlen(path) + 16, 6, &member));
-  g2zr_member("resumed_from", path, (char *)member);
-  g2z_status status = g2zr_put_line(run, 0, NULL, NULL, (char *)member);
-  g2z_release(run->services, member);
-  return status == G2Z_OK ? g2zr_sync(run) : status;
+  return g2zr_write_text(run, G2ZR_ORIGIN, path);
 }
 
 /* Fails before the training if this rank does not see rank 0's files, since it could not save. */
@@ -1857,16 +1796,17 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
                           &run->eval[i]));
   /* The dataset's name: "openwebtext" from "data/openwebtext_train_*.bin". */
   const char *slash = shards ? strrchr(shards, '/') : NULL;
-  const char *name = slash ? slash + 1 : shards ? shards : "", *split = strstr(name, "_train");
-  size_t length = strcspn(name, "*?[.");
-  if (!split) split = strstr(name, "_val");
-  if (split && (size_t)(split - name) < length) length = (size_t)(split - name);
-  while (length > 0 && strchr("_-", name[length - 1])) length--;
-  if (config->dataset_name) name = config->dataset_name;
-  else if (run->train && run->train->mixed) length = strlen(name = "mixture");
-  else if (!length) name = "custom";
-  if (config->dataset_name || !length) length = strlen(name);
-  snprintf(run->dataset, sizeof run->dataset, "%.*s", (int)length, name);
+  snprintf(run->dataset, sizeof run->dataset, "%s", slash ? slash + 1 : shards ? shards : "");
+  static const char *const ends[] = {"_train", "_val", "*", "?", "[", "."};
+  for (size_t i = 0; i < G2Z_COUNT(ends); i++)
+    if ((slash = strstr(run->dataset, ends[i])) != NULL) run->dataset[slash - run->dataset] = 0;
+  for (size_t i = strlen(run->dataset); i > 0 && strchr("_-", run->dataset[i - 1]); i--)
+    run->dataset[i - 1] = 0;
+  const char *name = config->dataset_name                     ? config->dataset_name
+                     : run->train && run->train->mixed ? "mixture"
+                     : *run->dataset                   ? NULL
+                                                       : "custom";
+  if (name) snprintf(run->dataset, sizeof run->dataset, "%s", name);
   return G2Z_OK;
 }
 
@@ -2553,7 +2493,6 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
        "print memory plan and largest batch, then end; exit code 1: it does not fit")             \
   SWITCH("profile", run.profile, "time the parts of a step, in RUN_DIR/profiles; no graphs")      \
   SWITCH("profile-mode", profile_mode, "print a line every 5 s, on a terminal too")               \
-  PLAIN("flags", FILE, flags_text, "FILE", "more flags, one --name VALUE per line; # comments")   \
   SWITCH("version", version, "print the version")                                                 \
   SWITCH("help", help, "print this")
 
@@ -2662,7 +2601,6 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
 }
 
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
-  g2z_release(services, o->flags_text);
   g2z_release(services, o->train_text);
   for (int i = 0; i < G2Z_TEXTS; i++) g2z_release(services, o->eval_names[i]);
 }
@@ -2679,7 +2617,7 @@ static double g2zr_gib(size_t bytes) { return (double)bytes / 1073741824.0; }
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user) {
   const g2z_model_config *m = &plan->model;
-  const size_t needs = plan->bytes_total + plan->nccl_bytes, size = (size_t)plan->dtype_bytes;
+  const size_t needs = plan->bytes_total + plan->nccl_bytes;
   const int dp = plan->strategy == G2Z_STRATEGY_DP;
   char text[256], stage[16];
 #define PUT(...) (snprintf(text, sizeof text, __VA_ARGS__), line(user, text))
@@ -2696,18 +2634,6 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
   PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", dp ? "dp" : "ZeRO",
       dp ? "the optimizer on rank 0 alone" : stage, plan->rank, plan->world, plan->buckets,
       (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
-  if (plan->unit[1].gathered) {
-    const size_t whole = 2 * plan->unit[1].room, slices = plan->param_elements - plan->slices_at;
-    PUT("parameters  %.3f GiB of slices of blocks, %.3f GiB of two block buffers, %.3f GiB of the "
-        "rest", g2zr_gib(slices * size), g2zr_gib(whole * size),
-        g2zr_gib((plan->param_elements - slices - whole) * size));
-  }
-  if (plan->muon_weights)
-    PUT("Muon        %d weights, %.3f GiB in the memory of the logits", plan->muon_weights,
-        g2zr_gib(plan->work_begin + plan->work_bytes));
-  if (plan->recompute == G2Z_RECOMPUTE_BLOCK)
-    PUT("recompute   %s: each block runs forward again before its backward",
-        g2zr_recompute[plan->recompute]);
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
     PUT("memory      %9.3f GiB  %s", g2zr_gib(plan->bytes[i]), parts[i]);
   if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zr_gib(plan->nccl_bytes));
@@ -2739,44 +2665,6 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and one that lacks fp8 */
   G2Z_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
-}
-
-/* Refuses names that users often give in place of a directory with weights: a file, a preset, a run
- * directory, or the weights of a run that has not ended. */
-static g2z_status g2zr_check_weights(g2z_services *services, const char *path) {
-  struct stat info;
-  const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
-  char parent[1024], word[600];
-  int has = 0, runs = 0;
-  if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) {
-    if (S_ISREG(info.st_mode) && (!dot || (strcmp(dot, ".safetensors") && strcmp(dot, ".json"))))
-      G2Z_REFUSE(services, "--init-from %.300s is a file, but must be a directory with "
-                 "model.safetensors and config.json. Convert llm.c's weights with "
-                 "dev/eval/export_hf.py -i FILE -o DIR, PyTorch's with save_pretrained(DIR), or "
-                 "get OpenAI's: make gpt2", path);
-    snprintf(parent, 400, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    G2Z_REFUSE(services, "--init-from %.300s is a file, but must be a directory: --init-from %s",
-               path, g2z_shell_word(parent, word, 400));
-  }
-  G2Z_TRY(g2zr_has(services, path, "config.json", &has));
-  if (has) return G2Z_OK;
-  size_t length = (size_t)snprintf(parent, sizeof parent, "%.1000s", path);
-  while (length > 1 && parent[length - 1] == '/') parent[--length] = 0;
-  if (length > 8 && strcmp(parent + length - 8, "/weights") == 0) parent[length - 8] = 0;
-  G2Z_TRY(g2zr_has(services, parent, "metrics.jsonl", &runs));
-  if (runs) G2Z_TRY(g2zr_has(services, parent, "weights/config.json", &has));
-  g2z_shell_word(parent, word, sizeof word);
-  if (has)
-    G2Z_REFUSE(services, "--init-from %.300s is a run directory. Name its weights: --init-from "
-               "%s/weights", path, word);
-  if (runs)
-    G2Z_REFUSE(services, "--init-from %.200s: the run in %.200s has no weights yet; it writes them "
-               "at its end. To continue it: its command with --resume latest. To use a checkpoint: "
-               "--init-from %s/step-NNNNNN", path, parent, word);
-  if (*path && !slash && stat(path, &info) != 0)
-    G2Z_REFUSE(services, "--init-from %.200s: no such directory. For OpenAI's weights: make gpt2, "
-               "then --init-from gpt2. For random weights: --model gpt2", path);
-  return G2Z_OK;
 }
 
 /* Reads the hash and the number of tokens of a tokenizer file. */
@@ -2811,11 +2699,26 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
              g2z_shell_word(path, words[1], sizeof words[1]));
 }
 
-/* Takes the model from the weights. Flags may repeat its shape but must not contradict it. */
-static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o) {
+/* Sets the model: from the weights, or from a preset with the flags' overrides. */
+static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
-  const char *weights = o->run.train.init_from;
-  G2Z_TRY(g2zr_check_weights(services, weights));
+  const char *preset = o->model ? o->model : "gpt2", *weights = o->run.train.init_from;
+  const int custom = wanted.layers || wanted.heads || wanted.channels || wanted.context;
+  uint64_t given = 0;
+  int there, tokens;
+  o->run.model_name = custom || weights ? "custom" : preset;
+  if (!weights) {
+    G2Z_TRY(g2z_model_config_named(services, preset, model));
+    if (o->run.vocab) G2Z_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &model->vocab));
+    g2z_shape_override(model, &wanted);
+    return G2Z_OK;
+  }
+  /* Take the model from the weights. Flags may repeat its shape but must not contradict it. */
+  G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
+  if (*weights && !there)
+    G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json "
+               "and model.safetensors: a run's RUN_DIR/weights, written at its end, a checkpoint, "
+               "or gpt2 after make gpt2", weights);
   G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     G2Z_TRY(g2z_model_config_named(services, o->model, &wanted));
@@ -2835,10 +2738,8 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
   X(context, "--context")
   X(vocab, "--vocab-size")
 #undef X
-  int there, tokens;
   snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
   G2Z_TRY(g2z_is_there(services, o->vocab_text, &there));
-  uint64_t given = 0;
   const int own = there && !o->run.vocab;
   if (own) o->run.vocab = o->vocab_text;
   if (there && !model->vocab_hash) /* config.json of other programs has no hash */
@@ -2852,31 +2753,6 @@ static g2z_status g2zr_settle_weights(g2z_services *services, g2z_run_options *o
              "own%s", o->run.vocab, weights, there ? ", or remove --vocab" : "");
 }
 
-/* Sets the model: from the weights, or from a preset with the flags' overrides. */
-static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
-  static const char *const files[] = {"tokenizer.json", "vocab.bpe", "merges.txt"};
-  g2z_model_config *model = &o->run.train.model;
-  const char *preset = o->model ? o->model : "gpt2", *vocab = o->run.vocab, *name = "FILE";
-  int custom = o->shape.layers || o->shape.heads || o->shape.channels || o->shape.context;
-  o->run.model_name = custom || o->run.train.init_from ? "custom" : preset;
-  struct stat info;
-  if (vocab && stat(vocab, &info) == 0 && S_ISDIR(info.st_mode)) {
-    char word[400];
-    for (size_t i = 0; i < G2Z_COUNT(files); i++) {
-      int has;
-      G2Z_TRY(g2zr_has(services, vocab, files[i], &has));
-      if (has) name = files[i];
-    }
-    G2Z_REFUSE(services, "--vocab %.300s is a directory. Give its file: --vocab %s/%s", vocab,
-               g2z_shell_word(vocab, word, sizeof word), name);
-  }
-  if (o->run.train.init_from) return g2zr_settle_weights(services, o);
-  uint64_t hash;
-  G2Z_TRY(g2z_model_config_named(services, preset, model));
-  if (vocab) G2Z_TRY(g2zr_read_vocab(services, vocab, &hash, &model->vocab));
-  g2z_shape_override(model, &o->shape);
-  return G2Z_OK;
-}
 
 /* Refuses flags that would have no effect. */
 static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {

@@ -89,12 +89,11 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
      " --vocab-size 257 --run-dir $D/run-2 --init-from $D/run/weights\n"}, /* one --run-dir */
     {"mkdir \"$D/a b\"; echo > \"$D/a b/m.json\"; $X --init-from \"$D/a b/m.json\" --prompt a", 1,
-     "m.json is a file, but must be a directory: --init-from '$D/a b'\n"},
-    {"$T --train $D/n_train_000000.bin --vocab \"$D/a b\"", 1, "file: --vocab '$D/a b'/FILE\n"},
+     "$D/a b/m.json has no config.json: name a directory with config.json and model.safetensors"},
+    {"$T --train $D/n_train_000000.bin --vocab \"$D/a b\"", 1, "it is a directory: name a file\n"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/new --resume $D/run", 1,
      "$D/run has no trainer_state.json, so it is no checkpoint: name a step-NNNNNN directory"},
-    {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run is a run directory. Name its "
-                                            "weights: --init-from $D/run/weights"},
+    {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run has no config.json: name a "},
     {"for n in 1 2; do echo text > $D/e$n.txt; done; $X --init-from $D/run/weights --eval "
      "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
      "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell expands it */

@@ -628,22 +628,6 @@ static void test_flags_foreign(g2z_test *t) {
     }
 }
 
-/* Flags from a file, among flags on the command line; the last one counts. */
-static void test_train_flags(g2z_test *t) {
-  static const struct { const char *file, *says; } cases[] = {
-      {"# a small model\n\n--layers 1\n  --channels=64  \n--heads 4\r\n--context 32\n"
-       "--vocab-size 257\n--run-id # is a sign \n--device cpu", "1 layer, 4 heads, 128 channels"},
-      {"--layers", "flags: --layers needs a value"},   {"--layers x", "flags: --layers x: not a"},
-      {"layers 1", "\"layers\" is neither a flag, --name"}, {"--dry-run 1", "--dry-run takes no"},
-      {"--flags x", "flags: --flags takes one file"}};
-  TRAIN_OR_SKIP(t);
-  for (int i = 0; i < 6; i++) {
-    test_write_file(t, test_at(t, "flags"), cases[i].file, strlen(cases[i].file));
-    CHECK_HAS(t, test_trains(t, i > 0, "--layers 3 --flags %s --channels 128 --dry-run",
-                             test_at(t, "flags")), cases[i].says);
-  }
-}
-
 /* Each ends with exit code 1 and one line that begins with "train: " and contains the words. */
 #define USELESS(flag, value, why) \
   {"--train $SHARD $TINY --sample-tokens 0 --" flag " " value, "--" flag " has no effect " why}
@@ -657,10 +641,10 @@ static const char *const test_train_bad[][2] = {
     {"--max_iters 10", "unexpected flag --max_iters: type --steps N"},
     {"-pn 10", "unexpected flag -pn: type --gpus N"},
     {"--prompt x", "--prompt needs trained weights: give --init-from"},
-    {"--train $SHARD --init-from gpt2", "OpenAI's weights: make gpt2, then --init-from gpt2."},
-    {"--train $SHARD --init-from $SHARD", "shard.bin is a file, but must be a directory"},
-    {"--train $SHARD --vocab /tmp", "--vocab /tmp is a directory. Give its file: --vocab "},
-    {"--train $SHARD --flags /nowhere/flags", "/nowhere/flags"},
+    {"--config f", "unexpected flag --config: there are only flags; to keep them in a file: $(cat"},
+    {"--train $SHARD --init-from gpt2", "gpt2 has no config.json: name a directory with config.js"},
+    {"--train $SHARD --init-from $SHARD", "shard.bin has no config.json: name a directory with"},
+    {"--train $SHARD --vocab /tmp", "/tmp: Is a directory; it is a directory: name a file"},
     {"--steps 0", "--steps 0: must be from 1"},
     {"--dtype fp8", "must be one of fp32|tf32|fp16|bf16"},
     {"--schedule step", "must be one of cosine|"},
@@ -1419,30 +1403,30 @@ static void test_run_resume_torn(g2z_test *t) {
   CHECK_HAS(t, test_run_warning, "line 2 is damaged");
   test_sh(t, "sed -i '2s/;/:/' b/metrics.jsonl");
   test_runs_equal(t, "a", "b");
-  /* If the file has changed before that length, the lines' steps decide how much stays. The error
-   * names the damaged line, and the file is unchanged. */
-  static const char *const damages[] = {"2s/:/;;/", "2s/.*/{\"loss\": 1}/", "2s/.*//"};
-  for (int i = 0; i < 3; i++) {
-    test_sh(t, "rm -r b; cp -r a b && sed -i '%s' b/metrics.jsonl && cp b/metrics.jsonl damaged",
-            damages[i]);
-    CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), "b/metrics.jsonl, line 2 is damaged");
-    CHECK_HAS(t, t->services.error,
-              test_text("To delete the line: sed -i 2d %.200s/metrics.jsonl", b.run_dir));
-    test_sh(t, "cmp b/metrics.jsonl damaged");
+  /* A log that has changed before that length is refused. Nothing changes, and the remedy from the
+   * message works. */
+  static const char *const changes[] = {"sed -i '2s/:/;;/' metrics.jsonl",
+                                        "truncate -s 300 metrics.jsonl", "truncate -s 9 train.log",
+                                        "sed -i '1s/^/x/' train.log"};
+  for (int i = 0; i < 4; i++) {
+    test_sh(t, "rm -r b; cp -r a b && cd b && %s && cp -r ../b ../changed", changes[i]);
+    CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), i < 2 ? "b/metrics.jsonl has changed since "
+                 "step 8 was saved: put it back, or begin another run from the checkpoint with "
+                 "--run-dir NEW --resume " : "b/train.log has changed since step 8");
+    CHECK_HAS(t, t->services.error, "b/step-000008");
+    test_sh(t, "diff -r b changed && rm -r changed");
   }
-  /* The remedy from the message works, for a line that no curve uses. */
-  int line = 1;
-  const char *text = test_read(t, "a/metrics.jsonl"), *saved = strstr(text, "\"save_ms\"");
-  for (const char *c = text; saved && c < saved; c++) line += *c == '\n';
-  test_sh(t, "rm -r b; cp -r a b && sed -i '%ds/{/[[/' b/metrics.jsonl", line);
-  CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), test_text("line %d is damaged", line));
-  const char *remedy = strstr(t->services.error, "sed -i");
-  test_sh(t, "%s", remedy ? remedy : "false");
-  test_run_well(t, &b);
-  test_runs_equal(t, "a", "b");
+  char *from = strstr(t->services.error, "--resume "), path[700];
+  snprintf(path, sizeof path, "%s", from ? from + strlen("--resume ") : "");
+  test_run_saves(t, &b, "c");
+  b.config.resume = path;
+  b.config.epochs = 3;
+  CHECK(t, test_run_well(t, &b).steps == 4);
   /* A missing log is reported. */
+  test_run_saves(t, &b, "b");
+  b.config.resume = "latest";
   test_sh(t, "rm -r b; cp -r a b && rm b/metrics.jsonl");
-  test_run_warns(t, &b, "metrics.jsonl has changed since step 8 was ");
+  test_run_warns(t, &b, "metrics.jsonl is gone or empty: it begins again after step 8");
 }
 
 /* "latest" is the last intact checkpoint. */
@@ -1688,7 +1672,7 @@ static void test_train_job(g2z_test *t, int world, int code, const char *says,
  * one rank meets it first or none could begin. The other ranks report a rank's death once. */
 static void test_train_said_once(g2z_test *t) {
   static const char *const cases[][2] = {
-      {"--init-from /nowhere/w", "cannot open /nowhere/w/config.json"},
+      {"--init-from /nowhere/w", "--init-from /nowhere/w has no config.json"},
       {"--global-batch 7", "--global-batch 7 must"},
       {"--val /nowhere/v.bin", "\"/nowhere/v.bin\""},
       {"--batch 100000", "hold "},
@@ -1896,7 +1880,7 @@ static void test_train_hints(g2z_test *t) {
   for (int i = 0; i < 2; i++) {
     CHECK(t, test_shell(test_text("%s --init-from \"$RUN%s\" --prompt 1 2>&1", test_train_program(),
                                   i ? "/weights" : ""), output, sizeof output) == 1);
-    CHECK_HAS(t, output, "has no weights yet; it writes them at its end. To continue it: ");
+    CHECK_HAS(t, output, " has no config.json: name a directory", "RUN_DIR/weights, written at");
   }
   snprintf(log, sizeof log, "%s", "To continue: ");
   char *end = strstr(said, log);
@@ -1929,7 +1913,7 @@ static void test_train_tame(g2z_test *t) {
       "\"$RUN/RUN_COMPLETE.txt\"; ! $TRAIN --init-from \"$RUN\" --prompt x && "
       "! $TRAIN --train \"$FILE\" --run-dir \"$RUN\" --steps 2; } 2>&1", test_tiny(t),
       test_at(t, "x_val_0.bin")), said, sizeof said) == 0);
-  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?\xff.txt | loss ", "is a run directory",
+  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?\xff.txt | loss ", "has no config.json",
             "model: 1 layer, 1 head, ");
   for (const char *c = said; *c; c++)
     CHECK(t, ((unsigned char)*c >= ' ' || *c == '\n') && strncmp(c, "\xc2\x9b", 2) != 0);
