@@ -1357,6 +1357,7 @@ typedef struct g2z_device_info {
   int count;                   /* number of GPUs that this process can see */
   double exponentials_per_s;   /* in fp32, at the highest clock; NaN: unknown, as on a CPU */
   int fp8;                     /* 1: products in 8 bits are possible: a CPU, or Hopper */
+  int bf16;                    /* 1: products in bf16 are possible: a CPU, or sm_80 and newer */
 } g2z_device_info;
 
 /* A weight and its e4m3 copies, times 32. */
@@ -5174,7 +5175,7 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   device->grad_dtype = grad_dtype;
   device->tune = G2Z_TUNE_ON;
   device->info.exponentials_per_s = NAN;
-  device->info.fp8 = kind == G2Z_DEVICE_CPU;
+  device->info.fp8 = device->info.bf16 = kind == G2Z_DEVICE_CPU;
   g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
   if (status != G2Z_OK) {
     g2z_release(services, device);
@@ -9687,6 +9688,21 @@ G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
 
 /* ----- opening: ranks agree after each phase ------------------------------ */
 
+/* Some settings need a GPU, or one that is new enough. */
+G2Z__PRIVATE g2z_status g2z__device_suits(g2z_services *services, const g2z_train_config *config,
+                                          const g2z_device *device) {
+  if (config->graph == 1 && device->kind == G2Z_DEVICE_CPU)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
+  if (config->fp8 && !device->info.fp8)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
+                    "here is %s: take fp8=none", g2z__fp8_texts[config->fp8], device->info.name);
+  if (config->optimizer.kind == G2Z_OPTIMIZER_MUON && !device->info.bf16)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "optimizer=muon multiplies bf16, which needs sm_80 "
+                    "or newer; here is %s: take --optimizer adamw", device->info.name);
+  return G2Z_OK;
+}
+
 /* The part of opening that needs no other rank: the plan, the data, the device and a check of its
  * memory. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
@@ -9703,12 +9719,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   }
   G2Z__TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
                              &t->device));
-  if (config->graph == 1 && t->plan->device == G2Z_DEVICE_CPU)
-    return g2z_fail(t->services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
-  if (config->fp8 && !t->device->info.fp8)
-    return g2z_fail(t->services, G2Z_UNSUPPORTED,
-                    "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
-                    "here is %s: take fp8=none", g2z__fp8_texts[config->fp8], t->device->info.name);
+  G2Z__TRY(g2z__device_suits(t->services, config, t->device));
   t->device->fp8 = config->fp8;
   /* How matrix products choose their algorithms: by timing, the library's first choice, or as in an
    * earlier run. */
@@ -11263,11 +11274,15 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) {
     status = g2z__saver_run(&x, directory);
-    if (status != G2Z_OK && t->plan->rank == 0 && !weights_only) {
+    if (status != G2Z_OK) {
+      /* All ranks close their files before rank 0 removes them: NFS keeps a file that is open. */
+      g2z__transfer_shut(&x);
       g2z_writer_free(x.model); /* also removes its .partial file */
       g2z_writer_free(x.writer);
       x.model = x.writer = NULL;
-      g2z_checkpoint_remove(x.directory);
+      const g2z_status closed = g2z_ranks_agree(ranks, G2Z_OK);
+      if (closed != G2Z_OK) status = closed; /* the sentence is of this failure */
+      if (t->plan->rank == 0 && !weights_only) g2z_checkpoint_remove(x.directory);
     }
   }
   g2z__transfer_free(&x);

@@ -657,6 +657,7 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   G2Z__CUDA(device, cudaGetDeviceProperties(&properties, cuda->ordinal));
   cuda->sms = properties.multiProcessorCount;
   cuda->capability = properties.major * 10 + properties.minor;
+  device->info.bf16 = cuda->capability >= 80;
   cuda->shared_limit = (int)properties.sharedMemPerBlockOptin;
   snprintf(cuda->gpu, sizeof cuda->gpu, "%s", properties.name);
   cuda->built_for = g2z__built_for();
@@ -7278,10 +7279,6 @@ static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list 
 /* For each shape: equal groups of matrices, as few groups as the room in `work` allows. */
 static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g2z_matrices *shapes,
                                          int count, void *work, size_t work_bytes) {
-  if (g2z__cuda_of(device)->capability < 80)
-    return g2z_fail(device->services, G2Z_UNSUPPORTED,
-                    "optimizer=muon multiplies bf16, which this GPU, sm_%d, cannot: use "
-                    "optimizer=adamw", g2z__cuda_of(device)->capability);
   for (int s = 0; s < count; s++) {
     const g2z_matrices *shape = &shapes[s];
     int width = shape->columns / shape->matrices, total = shape->weights * shape->matrices;

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <ftw.h>
 #include <signal.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>

@@ -841,10 +841,34 @@ static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
   return status;
 }
 
-/* "trouble KIND DEVICE CASE SHARD": rank 1 has an invalid token in step 4, or requests a stop in
- * step 3, or cannot validate on SHARD before step 4; steps continue after the last of these. All
- * ranks print the outcome and its step. On a GPU the step is a graph. Before step 4 all ranks
- * compute logits, which gathers parameters that the graph would otherwise gather. */
+/* On rank 0, before the save fails: watches the directory. */
+static g2z_status trouble_files(void *user, const char *directory) {
+  inotify_add_watch(*(int *)user, directory, IN_CLOSE_WRITE | IN_DELETE);
+  return G2Z_IO;
+}
+
+/* Returns 1 if a failed save removes a file that a rank has open. NFS would keep the directory. */
+static int trouble_open(g2z_context *context, g2z_trainer *trainer, const char *directory) {
+  union { struct inotify_event event; char bytes[8192]; } all;
+  int watch = inotify_init1(IN_NONBLOCK), deleted = 0, late = 0;
+  const g2z_status saved = g2z_trainer_save_with(trainer, directory, NULL, trouble_files, &watch);
+  g2z_ranks_agree(context->ranks, G2Z_OK); /* by now all ranks have closed */
+  const ssize_t bytes = read(watch, all.bytes, sizeof all.bytes);
+  for (ssize_t at = 0; at < bytes;) {
+    const struct inotify_event *event = (const struct inotify_event *)(all.bytes + at);
+    deleted |= (event->mask & IN_DELETE) != 0;
+    late |= deleted && event->mask & IN_CLOSE_WRITE;
+    at += (ssize_t)(sizeof *event + event->len);
+  }
+  close(watch);
+  return late || saved != G2Z_IO || (context->rank == 0 && !deleted);
+}
+
+/* "trouble KIND DEVICE CASE SHARD": three saves fail; then rank 1 has an invalid token in
+ * step 4, or requests a stop in step 3, or cannot validate on SHARD before step 4; steps continue
+ * after the last of these. All ranks print the outcome and its step. On a GPU the step is a graph.
+ * Before step 4 all ranks compute logits, which gathers parameters that the graph would otherwise
+ * gather. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   if (argc != 4) return 2;
@@ -860,6 +884,8 @@ static int rank_trouble(int argc, char **argv) {
   g2z_report report;
   char saved[512], said[G2Z_ERROR_BYTES];
   snprintf(saved, sizeof saved, "%s.%s.%s", argv[3], argv[0], argv[2]);
+  for (int i = 0; i < 3 && status == G2Z_OK; i++)
+    if (trouble_open(context, trainer, saved)) return 1;
   if (status == G2Z_OK) status = g2z_trainer_save(trainer, saved);
   int step = 0;
   for (; step < 10 && status == G2Z_OK; step++) {
