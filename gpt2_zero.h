@@ -790,11 +790,9 @@ typedef struct g2z_bucket {       /* a range of gradients that is reduced in one
  * weight decay changes. Ranges that other ranks wait for are also cut between buckets. A range of
  * Muon lies in one weight. */
 typedef struct g2z_update_range {
-  size_t param;      /* begin in parameters */
-  size_t grad;       /* begin in reduced gradients: in memory, from stage 2 on in the shard */
-  size_t shard;      /* begin in master and m */
-  size_t v_at;       /* AdamW: begin in v, which has no elements for Muon's weights */
-  size_t u_at;       /* Muon: begin in u, and in O */
+  /* Places of its first element, as in g2z_bucket. AdamW: v_at, in v, which has no elements for
+   * Muon's weights. Muon: u_at, in u and O. */
+  size_t own_param_at, sum_at, shard_at, v_at, u_at;
   size_t canonical;
   size_t elements;
   int decay;
@@ -832,6 +830,8 @@ typedef struct g2z_plan {
   int vocab_padded;               /* Vp */
   int batch, seq, accum;          /* B, T, micro-steps */
   int rank, world, zero_stage;
+  int by_unit;                    /* 1: each unit is laid out, reduced and freed separately */
+  int gathers;                    /* 1: a rank waits for parameters that other ranks update */
   g2z_strategy strategy;
   int dropout;                    /* 1: dropout is on */
   g2z_recompute recompute;        /* BLOCK: keeps one block's activations and every block's input */
@@ -863,6 +863,11 @@ typedef struct g2z_plan {
   int wte_rows;                   /* 1: the embedding's part of wte's gradient is sent separately,
                                    * one row per token of each rank; 0: together with the head's
                                    * part */
+  /* Then the memory of the logits holds row_count rows, those of all ranks (or the parts of wte's
+   * gradient that this rank owns), their tokens, and these tokens' order as embed_order writes it:
+   * byte offsets. */
+  size_t row_count, row_tokens_at, row_order_at;
+  size_t logits_bytes;            /* of that memory, which Muon's areas share, too */
   size_t narrow_bytes;            /* of the blocks' 8-bit weights; 0: each product rounds its
                                    * weight */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
@@ -1103,7 +1108,7 @@ typedef struct g2z_row_part {
 typedef struct g2z_update {
   void *params;                  /* act out */
   float *master, *m, *v;         /* in place */
-  const void *grads;
+  const void *sums;
   const g2z_update_range *ranges, *host_ranges;
   const g2z_optimizer_config *config;
   const g2z_step_state *state;
@@ -1321,7 +1326,7 @@ typedef struct g2z_ops {
   g2z_status (*adamw)(g2z_device *device, const g2z_update *update, size_t begin, size_t end);
 
   /* Muon on ranges [begin, end), in three ops. u and O are bf16 on a GPU and fp32 on a CPU.
-   * momentum: with g = grads * state->grad_multiplier and beta = config->momentum,
+   * momentum: with g = sums * state->grad_multiplier and beta = config->momentum,
    *   m = beta m + g; u[u_at] = g + beta m, with the new m. Nothing when state->skip.
    * orthogonalize: all matrices of `shapes` (host memory) in `area`, in place. X = x / |x|, by the
    *   Frobenius norm (zero stays zero); five times A = X X^T, X = a X + (b A + c A A) X with the
@@ -1718,15 +1723,13 @@ struct g2z_trainer {
   g2z_loader *loader;                /* NULL without shards */
   g2z_model model;                   /* for g2z_model_score, _logits and _generate, too */
   /* The rest is private. */
-  g2z_comm *comm;                    /* places: g2z__queue_place_kind */
+  g2z_comm *comm;                    /* places: g2z__queue_place */
   g2z__record record;                /* of a step; empty until a step is recorded */
   g2z__held held[G2Z__HELD_MAX];     /* all its memory except the host's tables */
   int held_count;
   float *master, *m, *v;             /* [shard_elements] */
-  char *grad_shard;                  /* [shard_elements] grad, from stage 2 on: sums over ranks;
-                                      * else NULL */
-  char *sums;                        /* this rank's part of the sums over ranks: grad_shard, or in
-                                      * the model's gradients */
+  char *sums;                        /* grad: this rank's part of the sums over ranks. From stage 2
+                                      * on [shard_elements], else in the model's gradients */
   g2z_step_state *state;             /* device */
   g2z_verdict verdict;
   g2z__ballot *ballot[2];            /* host, by parity of the step */
@@ -1966,15 +1969,23 @@ extern "C" {
  *         |                       |                      | the last micro-step   | rank 0
  *   Stages 0, 1 and dp add up the earlier micro-steps locally, in the gradient buffer.
  *
- * The life of a gradient. An op of unit_backward() writes it to model.grads at the unit's grad_at.
- * When its bucket is complete, reduce_bucket() submits the sum over the ranks; the owner's slice of
- * the sum lies in t->sums at the bucket's sum_at. (In stage 1 that is the slice of model.grads,
- * from stage 2 on a shard of its own.) collect() waits for the sums and squares the owner's slices.
- * judge() turns the squares of all ranks into one clip factor. optimize() multiplies the gradient
- * by it and moves the fp32 master weight at shard_at.
- * The life of a parameter. optimize() rounds the master weight into the owner's slice. share()
- * sends the slice to the other ranks during the next forward pass. wait_parameters() holds the
- * device until the slice has arrived. forward() and unit_backward() read it.
+ * Where a gradient lies: a step moves it down this table. A place is the index of an element in its
+ * buffer; the plan has all places, and a bucket and its update ranges use the same names for them.
+ *   buffer         place                      who writes it
+ *   model.grads    unit.grad_at + offset[p];  unit_backward(): an op, at g2z__grad()
+ *                  bucket.grad_at
+ *   sums           sum_at of this rank's      reduce_bucket(), after backward: the sum over the
+ *                  slice                      ranks. Up to stage 1 `sums` is model.grads; from
+ *                                             stage 2 on it is a separate shard
+ *   master, m      shard_at                   optimize()
+ *   v              v_at                       optimize(): AdamW
+ *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
+ *                                             the bucket, at param_at, on every rank
+ * Between sums and master, collect() waits for the sums and squares them, and judge() turns the
+ * squares of all ranks into the factor with which optimize() multiplies the sums.
+ *
+ * The new parameters travel during the next forward pass: wait_parameters() holds the device until
+ * those of a unit have arrived. forward() and unit_backward() read them.
  * Muon updates the blocks' weights, and needs whole weights. momentum() computes u of this rank's
  * slices and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back.
  * optimize() applies O together with AdamW's other updates. wte is updated and shared while u
@@ -2001,25 +2012,35 @@ extern "C" {
  * The step only enqueues. A call fails only if this rank's device is lost. Any other failure of a
  * rank travels in the verdict, so that no rank waits in a collective for ever. */
 
-static g2z_status g2z__begin_micro_step(g2z_trainer *t, int m);
-static g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next);
-static g2z_status g2z__forward(g2z_trainer *t, int unit);
-static g2z_status g2z__wait_gradients(g2z_trainer *t, int unit);
-static g2z_status g2z__head(g2z_trainer *t);
-static g2z_status g2z__reduce_head(g2z_trainer *t);
-static g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass, int unit);
-static g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2z__pass *pass, int unit);
-static g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket);
-static g2z_status g2z__gather_rows(g2z_trainer *t);
-static g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced);
-static g2z_status g2z__collect(g2z_trainer *t);
-static g2z_status g2z__judge(g2z_trainer *t);
-static g2z_status g2z__momentum(g2z_trainer *t);
-static g2z_status g2z__orthogonalize(g2z_trainer *t);
-static g2z_status g2z__optimize(g2z_trainer *t, int from, int to);
-static g2z_status g2z__share(g2z_trainer *t, int from, int to);
+G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m);
+G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next);
+G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit);
+G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit);
+G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket);
+G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced);
+G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to);
+G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to);
 
-static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
+/* Of the rooms below. */
+G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass, int unit);
+G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
+                                       double *loss_sum, float dloss, const g2z_step_state *state);
+G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass, int unit);
+G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2z__pass *pass,
+                                                int unit);
+G2Z__PRIVATE const void *g2z__dropped(const g2z_model *model, const g2z__pass *pass);
+G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step,
+                                   double extra_s);
+G2Z__PRIVATE int64_t g2z__ranks_note(g2z_ranks *ranks, const char *kind, int bucket, size_t bytes);
+
+G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
   const int wte = plan->wte;
   for (int m = 0; m < plan->accum; m++) {
     int last = m == plan->accum - 1, sends = plan->zero_stage >= 2 || last, b = 0;
@@ -2054,6 +2075,423 @@ static g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
   G2Z__TRY(g2z__orthogonalize(t));                       /* Muon: matrices at home, and back */
   G2Z__TRY(g2z__optimize(t, 0, plan->early));            /* does nothing in a skipped step */
   return g2z__share(t, 0, plan->early);                  /* [D] during the next forward pass */
+}
+
+/* The addresses of the table above, from the plan's places. */
+G2Z__PRIVATE char *g2z__params_at(const g2z_model *model, size_t at) {
+  return model->params + at * (size_t)model->plan->dtype_bytes;
+}
+G2Z__PRIVATE char *g2z__grads_at(const g2z_model *model, size_t at) {
+  return model->grads + at * (size_t)model->plan->grad_bytes;
+}
+G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
+  return t->sums + at * (size_t)t->plan->grad_bytes;
+}
+
+/* Places in the queue of room 11. The first two kinds have one per bucket. */
+typedef enum g2z__queue_place {
+  G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
+  G2Z__PLACE_GATHERED,  /* a bucket's parameters have arrived */
+  G2Z__PLACE_VERDICT,
+  G2Z__PLACE_ROWS,      /* the embedding's part of wte's gradient has arrived */
+  G2Z__PLACE_PROGRESS,  /* the end of a micro-step that reduces nothing */
+  G2Z__PLACE_EXCHANGED, /* Muon: u is at home, or O has returned */
+  G2Z__PLACE_KINDS
+} g2z__queue_place;
+
+/* Marks a place in the queue, or makes the device wait for it. */
+G2Z__PRIVATE g2z_status g2z__queue(g2z_trainer *t, g2z_call_kind kind, g2z__queue_place place,
+                                   int bucket) {
+  const int buckets = t->plan->buckets;
+  g2z_call call = g2z_call_of(kind, NULL, NULL, 0);
+  call.place = place <= G2Z__PLACE_GATHERED ? (int)place * buckets + bucket
+                                            : 2 * buckets + (int)place - 2;
+  return g2z_comm_submit(t->comm, &call);
+}
+
+/* Makes the queue wait for the work that this device has so far, or with `all` every device. */
+G2Z__PRIVATE g2z_status g2z__queue_after(g2z_trainer *t, int all) {
+  g2z_call call = g2z_call_of(G2Z_CALL_AFTER, NULL, NULL, 0);
+  call.all = all;
+  return g2z_comm_submit(t->comm, &call);
+}
+
+/* ----- a micro-step on this rank ------------------------------------------ */
+
+G2Z__PRIVATE double *g2z__my_verdict(const g2z_trainer *t) {
+  return t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
+}
+
+/* The pass of micro-step m, with its tokens and dropout. */
+G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
+  const g2z_plan *plan = t->plan;
+  size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
+  g2z__pass pass;
+  memset(&pass, 0, sizeof pass);
+  pass.x = t->model.tokens + (size_t)m * tokens;
+  pass.y = t->model.targets + (size_t)m * tokens;
+  pass.B = plan->batch;
+  pass.T = plan->seq;
+  pass.dropout.probability = t->config.dropout;
+  pass.dropout.first =
+      (uint32_t)m * (uint32_t)plan->batch * (uint32_t)plan->world + (uint32_t)plan->rank;
+  pass.dropout.stride = (uint32_t)plan->world;
+  pass.dropout.seq = plan->seq;
+  pass.dropout.seed = t->config.seed;
+  pass.dropout.state = t->state;
+  return pass;
+}
+
+/* From stage 2 on, gradients are sent after each micro-step, so backward overwrites them. */
+G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
+  t->micro_step = m;
+  t->pass = g2z__trainer_pass(t, m);
+  t->pass.write = m == 0 || t->plan->by_unit ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
+  t->pass.rows = t->plan->wte_rows && m == t->plan->accum - 1;
+  t->device->ops->span_begin(t->device, G2Z_SPAN_FORWARD);
+  return G2Z_OK;
+}
+
+/* Weights change only between steps, so micro-step 0 makes the 8-bit copies for the whole step. */
+G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
+  const int block = t->plan->unit[unit].kind == G2Z_UNIT_BLOCK, L = t->plan->model.layers;
+  if (block && t->micro_step == 0 && t->device->narrow_count)
+    G2Z__TRY(t->device->ops->narrow_weights(t->device, 4 * (L - unit)));
+  return g2z__unit_forward(&t->model, &t->pass, unit);
+}
+
+/* The LM head. Its gradient belongs to the mean loss over the step's tokens on all ranks. */
+G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
+  G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS,
+                          (float)(1.0 / tokens), t->state));
+  t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
+  t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
+  return G2Z_OK;
+}
+
+/* Reports progress to the watcher. If nothing was reduced, also enqueues a mark, which reports when
+ * the device reaches it. */
+G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
+  t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
+  g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
+  if (reduced) return G2Z_OK;
+  G2Z__TRY(g2z__queue_after(t, 0));
+  return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_PROGRESS, 0);
+}
+
+/* ----- gradients to their owners ------------------------------------------ */
+
+/* [B] From stage 2 on, the units alternate between two gradient buffers; wte has its own buffer.
+ * Waits until the buffer's previous gradient is reduced: that of unit - 2 in this micro-step or,
+ * for wte, of wte in the previous micro-step. Then zeroes the elements that backward does not
+ * write: the padding, and positions of wpe beyond the sequence length. */
+G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
+  const g2z_plan *plan = t->plan;
+  const g2z_unit *u = &plan->unit[unit];
+  int earlier = unit == plan->wte ? unit : unit - 2; /* the unit that used this buffer before */
+  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* no reduction reads it yet */
+  if (!plan->by_unit) return G2Z_OK;
+  if (!first)
+    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
+  const size_t written = unit == plan->wpe ? 0 : u->elements;
+  if (unit == plan->wte || written == u->room) return G2Z_OK; /* backward writes all of wte */
+  return t->device->ops->zero(t->device, g2z__grads_at(&t->model, u->grad_at + written),
+                              (u->room - written) * (size_t)plan->grad_bytes);
+}
+
+/* [C] Sums a bucket's gradients over the ranks on the communication stream, while backward
+ * continues. Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on
+ * rank 0. Up to stage 1, backward has accumulated the micro-steps in place; from stage 2 on, each
+ * micro-step's sum is added to the owner's shard. */
+G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
+  const g2z_plan *plan = t->plan;
+  const g2z_bucket *b = &plan->bucket[bucket];
+  const g2z_unit *wte = &plan->unit[plan->wte];
+  char *grads = g2z__grads_at(&t->model, b->grad_at);
+  /* Round this bucket's part of wte's fp32 gradient to the gradient type, without the padding of
+   * the last buckets. It runs during backward if wte's gradient is reduced in two parts. */
+  if (plan->dwte_dtype != plan->grad_dtype && b->begin >= wte->begin &&
+      b->begin < wte->begin + wte->elements) {
+    size_t first = b->begin - wte->begin, n = b->elements;
+    if (n > wte->elements - first) n = wte->elements - first;
+    const float *from = (const float *)t->model.dwte + first;
+    const g2z_call cast = g2z_call_of(G2Z_CALL_CAST, grads, from, n);
+    G2Z__TRY(t->pass.rows ? g2z_comm_submit(t->comm, &cast)
+                          : t->device->ops->cast_grad(t->device, grads, from, n));
+  }
+  g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, g2z__sums_at(t, b->sum_at), grads, b->elements);
+  call.owner = plan->owner;
+  call.write = plan->by_unit && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+  g2z__ranks_note(t->context->ranks, "reduce", bucket,
+                  b->elements * (size_t)plan->grad_bytes);
+  G2Z__TRY(g2z__queue_after(t, 0)); /* backward has written the bucket */
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_REDUCED, bucket);
+}
+
+/* [C] In a step's last micro-step wte's gradient may be reduced in two parts. The first part is the
+ * head's, together with everything from earlier micro-steps: it is reduced during backward. Before
+ * it, all ranks gather the tokens that the embedding's rows belong to. A single rank copies
+ * nothing. */
+G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  const size_t bytes = (size_t)plan->batch * (size_t)plan->seq * sizeof(int32_t);
+  int32_t *gathered = (int32_t *)(t->model.logits + plan->row_tokens_at);
+  t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
+  g2z__ranks_note(t->context->ranks, "tokens", -1, bytes);
+  G2Z__TRY(g2z__queue_after(t, 1)); /* all ranks have read their logits */
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
+  call.span = G2Z_SPAN_EMBEDDING_ROWS;
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  for (int bucket = plan->unit[plan->wte].bucket; bucket < plan->buckets; bucket++)
+    G2Z__TRY(g2z__reduce_bucket(t, bucket));
+  return G2Z_OK;
+}
+
+/* [C] The second part: all ranks gather the row that each token adds to wte's gradient. */
+G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
+  size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
+  const void *mine = g2z__dropped(&t->model, &t->pass);
+  t->rows = plan->world == 1 ? mine : t->model.logits;
+  g2z__ranks_note(t->context->ranks, "rows", -1, bytes);
+  G2Z__TRY(g2z__queue_after(t, 0));
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
+  call.span = G2Z_SPAN_EMBEDDING_ROWS;
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_ROWS, 0);
+}
+
+/* Sums the squares of this rank's gradients in buckets [from, to). */
+G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
+  int count = 0;
+  for (int bucket = from; bucket < to; bucket++) {
+    const g2z_bucket *b = &t->plan->bucket[bucket];
+    g2z_range slice = {b->sum_at, b->own_elements};
+    g2z_range *last = count > 0 ? &t->pieces[count - 1] : NULL;
+    if (slice.elements == 0) continue;
+    if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
+    else t->pieces[count++] = slice;
+  }
+  t->device->ops->span_begin(t->device, G2Z_SPAN_NORM);
+  G2Z__TRY(t->device->ops->grad_sumsq(t->device, g2z__my_verdict(t) + G2Z_VERDICT_SQUARES, t->sums,
+                                      t->pieces, count));
+  t->device->ops->span_end(t->device, G2Z_SPAN_NORM);
+  return G2Z_OK;
+}
+
+/* Waits for the reduced buckets and sums their squares. The bucket that backward completed last is
+ * still being reduced while the buckets before it are squared. */
+G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
+  int last = plan->world == 1 ? 0 : completed - 1;
+  const g2z_ops *ops = t->device->ops;
+  int32_t *order = (int32_t *)(t->model.logits + (plan->wte_rows ? plan->row_order_at : 0));
+  ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (plan->wte_rows) { /* sort the tokens while their rows are being gathered */
+    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[plan->wte].bucket));
+    G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)plan->row_count));
+  }
+  if (last > 0) {
+    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, last - 1)); /* and all earlier ones */
+    G2Z__TRY(g2z__square(t, 0, last));
+  }
+  if (plan->wte_rows) { /* add the rows to this rank's part of wte */
+    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_ROWS, 0));
+    G2Z__TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
+                            (int)plan->row_count, plan->model.channels));
+  }
+  G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, last));
+  return g2z__square(t, last, plan->buckets);
+}
+
+/* All ranks gather every rank's row of the verdict, on the device's own queue if the transport can
+ * do so. After the decision no rank reads old parameters any more, and none has gathered new ones
+ * yet. */
+G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
+  const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
+  int done = 0;
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
+  call.span = G2Z_SPAN_VERDICT;
+  g2z__ranks_note(t->context->ranks, "verdict", -1, bytes);
+  G2Z__TRY(t->comm->ops->rows_now(t->comm, &call, &done));
+  if (!done) {
+    G2Z__TRY(g2z__queue_after(t, 0));
+    G2Z__TRY(g2z_comm_submit(t->comm, &call));
+    G2Z__TRY(g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_VERDICT, 0));
+    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_VERDICT, 0));
+  }
+  t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
+  G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
+  t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
+  t->buffered[0] = t->buffered[1] = t->joined = t->stale = 0;
+  return G2Z_OK;
+}
+
+/* Muon: sends u to the homes, or O back to the owners. From embed_add to the next head, nothing
+ * else uses the memory of the logits. */
+typedef enum g2z__direction { G2Z__TO_HOMES, G2Z__TO_OWNERS } g2z__direction;
+G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) {
+  const g2z_plan *plan = t->plan;
+  char *home = t->model.logits, *own = home + plan->u_begin;
+  const int back = direction == G2Z__TO_OWNERS;
+  if (!plan->routes) return G2Z_OK;
+  g2z_call call = g2z_call_of(G2Z_CALL_EXCHANGE, back ? own : home, back ? home : own,
+                              (size_t)plan->u_bytes);
+  call.routes = plan->route;
+  call.count = plan->routes;
+  call.back = back;
+  g2z__ranks_note(t->context->ranks, "exchange", -1,
+                    (plan->shard_elements - plan->v_elements) * (size_t)plan->u_bytes);
+  G2Z__TRY(g2z__queue_after(t, 0));
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_EXCHANGED, 0);
+}
+
+/* ----- new parameters, and their way from the owners ----------------------- */
+
+/* Muon: computes u of this rank's slices, and sends it to the homes. In a skipped step u is not
+ * computed; old bytes travel, and their result is not used. */
+G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  if (!plan->muon_weights) return G2Z_OK;
+  t->device->ops->span_begin(t->device, G2Z_SPAN_MOMENTUM);
+  G2Z__TRY(t->device->ops->momentum(t->device, t->model.logits + plan->u_begin, &t->update,
+                                    plan->bucket[0].muon_update,
+                                    plan->bucket[plan->buckets].muon_update));
+  t->device->ops->span_end(t->device, G2Z_SPAN_MOMENTUM);
+  return g2z__exchange(t, G2Z__TO_HOMES);
+}
+
+/* Muon: waits for the matrices at home, orthogonalizes them, and waits for this rank's slices of
+ * all matrices. */
+G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  char *area = t->model.logits;
+  if (!plan->muon_weights) return G2Z_OK;
+  if (plan->routes) G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0));
+  t->device->ops->span_begin(t->device, G2Z_SPAN_ORTHOGONALIZE);
+  G2Z__TRY(t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
+                                         area + plan->work_begin,
+                                         plan->logits_bytes - plan->work_begin));
+  t->device->ops->span_end(t->device, G2Z_SPAN_ORTHOGONALIZE);
+  G2Z__TRY(g2z__exchange(t, G2Z__TO_OWNERS));
+  return plan->routes ? g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
+}
+
+/* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
+G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to) {
+  const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
+  const g2z_ops *ops = t->device->ops;
+  if (from == to) return G2Z_OK;
+  ops->span_begin(t->device, G2Z_SPAN_ADAMW);
+  G2Z__TRY(ops->adamw(t->device, &t->update, first->update, end->update));
+  ops->span_end(t->device, G2Z_SPAN_ADAMW);
+  if (first->muon_update == end->muon_update) return G2Z_OK;
+  ops->span_begin(t->device, G2Z_SPAN_MUON);
+  G2Z__TRY(ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update, first->muon_update,
+                     end->muon_update));
+  ops->span_end(t->device, G2Z_SPAN_MUON);
+  return G2Z_OK;
+}
+
+/* Gathers a bucket's parameters from their owners to all ranks. The caller has submitted AFTER. */
+G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
+  const g2z_bucket *b = &t->plan->bucket[bucket];
+  g2z_call call = g2z_call_of(G2Z_CALL_GATHER, g2z__params_at(&t->model, b->param_at),
+                              g2z__params_at(&t->model, b->own_param_at), b->elements);
+  call.owner = t->plan->owner;
+  g2z__ranks_note(t->context->ranks, "gather", bucket,
+                  b->elements * (size_t)t->plan->dtype_bytes);
+  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_GATHERED, bucket);
+}
+
+/* Stage 3: gathers a block into its buffer unless it is already there. Does nothing for other units
+ * and for unit -1. */
+G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
+  const g2z_unit *u = t->plan->unit;
+  if (unit < 0 || !u[unit].gathered || t->buffered[unit % 2] == unit) return G2Z_OK;
+  G2Z__TRY(g2z__queue_after(t, 1)); /* all ranks have finished with the old block */
+  for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
+    G2Z__TRY(g2z__gather_bucket(t, bucket));
+  t->buffered[unit % 2] = unit;
+  t->buffered_joined[unit % 2] = 0;
+  return G2Z_OK;
+}
+
+/* Makes the device wait for a unit's parameters: for its first bucket, which is gathered last. */
+G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
+  int bucket = t->plan->unit[unit].bucket, gathered = t->plan->unit[unit].gathered;
+  int number = t->plan->buckets - 1 - bucket; /* the last bucket is gathered first */
+  if (gathered ? t->buffered_joined[unit % 2] : t->joined > number) return G2Z_OK;
+  if (gathered) t->buffered_joined[unit % 2] = 1;
+  else t->joined = number + 1;
+  return g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_GATHERED, bucket);
+}
+
+/* [A] Waits for a unit's parameters, and prefetches the next unit of the pass while this one
+ * computes. A pass leaves its last two blocks in the buffers: the next pass runs in the other
+ * direction and begins with them. */
+G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
+  if (!t->plan->gathers) return G2Z_OK;
+  t->needed = unit;
+  G2Z__TRY(g2z__gather_unit(t, unit));
+  G2Z__TRY(g2z__arrive(t, unit));
+  return g2z__gather_unit(t, next);
+}
+
+/* The unit of the second block in the forward pass, or of the only block. The first two blocks have
+ * one buffer each. */
+G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
+  return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
+}
+
+/* [D] Gathers the new parameters of buckets [from, to) while the device continues. Of the blocks,
+ * stage 3 gathers only the first two of the next forward pass here; it gathers each other block
+ * just before its use. */
+G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
+  const g2z_plan *plan = t->plan;
+  if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (!t->plan->gathers) return G2Z_OK;
+  G2Z__TRY(g2z__queue_after(t, 0));
+  for (int bucket = to - 1; bucket >= from; bucket--) {
+    int unit = plan->bucket[bucket].unit, gathered = plan->unit[unit].gathered;
+    if (!gathered) G2Z__TRY(g2z__gather_bucket(t, bucket));
+    else if (unit >= g2z__trainer_second(t) && bucket == plan->unit[unit].bucket)
+      G2Z__TRY(g2z__gather_unit(t, unit));
+  }
+  return G2Z_OK;
+}
+
+/* If parameters are stale, gathers them, except stage 3's blocks, when no rank reads the old ones
+ * any more. */
+G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
+  const g2z_plan *plan = t->plan;
+  if (!t->stale || !t->plan->gathers) return G2Z_OK;
+  G2Z__TRY(g2z__queue_after(t, 1));
+  for (int bucket = plan->buckets - 1; bucket >= 0; bucket--)
+    if (!plan->unit[plan->bucket[bucket].unit].gathered)
+      G2Z__TRY(g2z__gather_bucket(t, bucket));
+  t->joined = t->stale = 0;
+  return g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_GATHERED, plan->buckets - 1);
+}
+
+/* A recorded step expects the parameters gathered as the previous step left them. Restores that
+ * state after a load, a validation or a generation has changed it. */
+G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
+  if (!t->plan->gathers) return G2Z_OK;
+  G2Z__TRY(g2z__refresh(t));
+  for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
+    G2Z__TRY(g2z__gather_unit(t, unit));
+  t->joined = t->buffered_joined[0] = t->buffered_joined[1] = 0;
+  return G2Z_OK;
 }
 
 /* ===== >>i02 services and files ==========================================
@@ -3314,18 +3752,10 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
   return (count + grain - 1) / grain * grain;
 }
 
-/* 1: each unit is laid out, reduced and freed separately. */
-G2Z__PRIVATE int g2z__plan_by_unit(const g2z_plan *plan) { return plan->zero_stage >= 2; }
-
 /* The number of `elements` that this rank owns. Linear, so it also holds for ranges of buckets. */
 G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements) {
   if (plan->owner == G2Z_OWNER_ROOT) return plan->rank == 0 ? elements : 0;
   return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->world;
-}
-
-/* 1: a rank waits for parameters that other ranks update. */
-G2Z__PRIVATE int g2z__plan_gathers(const g2z_plan *plan) {
-  return plan->world > 1 && plan->owner != G2Z_OWNER_ALL;
 }
 
 /* Buckets are multiples of this many elements. */
@@ -3370,7 +3800,7 @@ G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, int first, int next, g2z_bu
 /* The first unit that shares no bucket with unit `first`. Up to stage 1 all units before wte share
  * buckets. */
 G2Z__PRIVATE int g2z__plan_cut_end(const g2z_plan *plan, int first) {
-  return g2z__plan_by_unit(plan) || first == plan->wte ? first + 1 : plan->wte;
+  return plan->by_unit || first == plan->wte ? first + 1 : plan->wte;
 }
 
 /* Upper bound of the number of update ranges, which end where decay changes and where buckets
@@ -3505,7 +3935,7 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
 
 /* The update ranges of this rank's slices, parameter by parameter: first AdamW's, then Muon's. */
 G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
-  const int apart = g2z__plan_gathers(plan); /* 1: each bucket is shared separately */
+  const int apart = plan->gathers; /* 1: each bucket is shared separately */
   size_t updates = 0, own = 0;               /* own: Muon's elements so far */
   for (int muon = 0; muon < 2; muon++, own = 0) {
     const size_t pass = updates;
@@ -3526,10 +3956,10 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
         const size_t inside = from - b->own_begin;
         g2z_update_range range;
         memset(&range, 0, sizeof range);
-        range.param = b->own_param_at + inside;
-        range.grad = b->sum_at + inside;
-        range.shard = b->shard_at + inside;
-        range.v_at = range.shard - own;
+        range.own_param_at = b->own_param_at + inside;
+        range.sum_at = b->sum_at + inside;
+        range.shard_at = b->shard_at + inside;
+        range.v_at = range.shard_at - own;
         range.canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
         range.elements = to - from;
         range.decay = info.decay;
@@ -3545,8 +3975,9 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
         if (is_muon != muon) continue;
         g2z_update_range *last =
             updates > (cut ? first : pass) ? &plan->update[updates - 1] : NULL;
-        if (last && last->decay == range.decay && last->param + last->elements == range.param &&
-            last->shard + last->elements == range.shard &&
+        if (last && last->decay == range.decay &&
+            last->own_param_at + last->elements == range.own_param_at &&
+            last->shard_at + last->elements == range.shard_at &&
             last->canonical + last->elements == range.canonical)
           last->elements += range.elements;
         else plan->update[updates++] = range;
@@ -3588,7 +4019,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     b->own_begin = b->begin;
     if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
     b->shard_at = g2z__plan_share(plan, b->begin);
-    b->sum_at = g2z__plan_by_unit(plan) ? b->shard_at : b->own_begin;
+    b->sum_at = plan->by_unit ? b->shard_at : b->own_begin;
     b->own_param_at = b->param_at + (b->own_begin - b->begin);
     if (unit->gathered)
       b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_share(plan, plan->unit[1].begin);
@@ -3596,7 +4027,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   }
   plan->unit[plan->units].bucket = plan->buckets;
   plan->early = plan->muon_weights               ? plan->unit[plan->wte].bucket
-                : g2z__plan_gathers(plan) ? plan->unit[plan->model.layers].bucket : 0;
+                : plan->gathers ? plan->unit[plan->model.layers].bucket : 0;
   plan->bucket[plan->buckets].begin = plan->elements;
   G2Z__TRY(g2z__plan_homes(plan));
   g2z__plan_ranges(plan);
@@ -3607,12 +4038,6 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
 G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
   size_t row = (size_t)plan->head_chunk * (size_t)plan->dtype_bytes;
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
-}
-
-/* Bytes of the memory of the logits, which also holds Muon's areas. */
-G2Z__PRIVATE size_t g2z__plan_head_bytes(const g2z_plan *plan) {
-  size_t logits = g2z__plan_logits_bytes(plan), muon = plan->work_begin + plan->work_bytes;
-  return logits > muon ? logits : muon;
 }
 
 /* Sizes in the kernels for Hopper. */
@@ -3637,7 +4062,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
                             g2z__align(sides[i][k] * G2Z_NARROW_ROW(sides[i][1 - k]));
   bytes[G2Z_MEMORY_PARAMS] += plan->narrow_bytes;
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
-  if (g2z__plan_by_unit(plan))
+  if (plan->by_unit)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
   if (plan->reduce == G2Z_TRANSPORT_COPY)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->world) *
@@ -3648,7 +4073,10 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   bytes[G2Z_MEMORY_OPTIMIZER] = 2 * g2z__align(plan->shard_elements * sizeof(float)) +
                                 g2z__align(plan->v_elements * sizeof(float));
   bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
-  bytes[G2Z_MEMORY_HEAD] = g2z__plan_head_bytes(plan);
+  plan->logits_bytes = g2z__plan_logits_bytes(plan);
+  if (plan->logits_bytes < plan->work_begin + plan->work_bytes)
+    plan->logits_bytes = plan->work_begin + plan->work_bytes;
+  bytes[G2Z_MEMORY_HEAD] = plan->logits_bytes;
   if (plan->dwte_dtype != plan->grad_dtype)
     bytes[G2Z_MEMORY_HEAD] += g2z__align(Vp * C * sizeof(float));
   bytes[G2Z_MEMORY_BATCHES] =
@@ -3691,22 +4119,6 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++) plan->bytes_total += bytes[i];
 }
 
-/* The embedding's part of wte's gradient on all ranks, in the memory of the logits: one row per
- * token of a micro-step, or the parts of the gradient that this rank owns; then the tokens; then
- * their order as embed_order writes it. */
-typedef struct g2z__embedding_rows {
-  size_t count, tokens, order, bytes; /* rows; offsets of tokens and order; total */
-} g2z__embedding_rows;
-G2Z__PRIVATE g2z__embedding_rows g2z__plan_rows(const g2z_plan *plan) {
-  g2z__embedding_rows rows;
-  rows.count = (size_t)plan->world * (size_t)plan->batch * (size_t)plan->seq;
-  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
-  rows.tokens = g2z__align(rows.count * row);
-  rows.order = rows.tokens + g2z__align(rows.count * sizeof(int32_t));
-  rows.bytes = rows.order + 2 * rows.count * sizeof(int32_t);
-  return rows;
-}
-
 /* Fills in everything that depends on the micro-batch. */
 G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   const int tokens = batch * plan->seq;
@@ -3730,11 +4142,15 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   /* The embedding's part of wte's gradient is sent separately if that is clearly faster than
    * sending all of wte's gradient at the end: if its rows are at most two thirds of wte's. A single
    * rank gains if the head's part can then be rounded at once, because nothing is added to it. */
-  const g2z__embedding_rows rows = g2z__plan_rows(plan);
   const int alone = plan->accum == 1 && plan->head_chunk == tokens;
+  plan->row_count = (size_t)plan->world * (size_t)tokens;
+  plan->row_tokens_at =
+      g2z__align(plan->row_count * (size_t)plan->model.channels * (size_t)plan->dtype_bytes);
+  plan->row_order_at = plan->row_tokens_at + g2z__align(plan->row_count * sizeof(int32_t));
   plan->wte_rows = (plan->world > 1 || (plan->grad_dtype != G2Z_FP32 && alone)) &&
-                   3 * rows.count <= 2 * (size_t)plan->vocab_padded &&
-                   rows.bytes <= g2z__plan_logits_bytes(plan);
+                   3 * plan->row_count <= 2 * (size_t)plan->vocab_padded &&
+                   plan->row_order_at + 2 * plan->row_count * sizeof(int32_t) <=
+                       g2z__plan_logits_bytes(plan);
   plan->dwte_dtype = plan->wte_rows && alone ? plan->grad_dtype : G2Z_FP32;
 
   /* Copy engines are faster for few tokens, NCCL's symmetric windows for many. */
@@ -3752,7 +4168,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
 /* Fills in kind, size and place of each unit, then the bucket size and the rest of the plan. */
 G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
   const size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan);
-  const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)g2z__plan_by_unit(plan);
+  const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)plan->by_unit;
   size_t elements[] = {0, 0, 0, 0}, at = 0, canonical = 0;
   void *memory;
   G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->units + 1, sizeof(g2z_unit), &memory));
@@ -3841,6 +4257,8 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->owner = config->strategy == G2Z_STRATEGY_DP ? G2Z_OWNER_ROOT
                 : config->zero_stage == 0           ? G2Z_OWNER_ALL
                                                     : G2Z_OWNER_SLICES;
+  plan->by_unit = config->zero_stage >= 2;
+  plan->gathers = world > 1 && plan->owner != G2Z_OWNER_ALL;
   plan->dropout = config->dropout > 0;
   plan->recompute = config->recompute;
   plan->dtype = config->dtype;
@@ -6057,9 +6475,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
   for (size_t i = begin; i < end; i++) {
     g2z_update_range range = u->host_ranges[i];
     g2z__adamw_factors factors = g2z__adamw_prepare(u->config, u->state, range.decay);
-    float *weights = (float *)u->params + range.param, *masters = u->master + range.shard;
-    float *first = u->m + range.shard, *second = u->v + range.v_at;
-    const float *gradients = (const float *)u->grads + range.grad;
+    float *weights = (float *)u->params + range.own_param_at, *masters = u->master + range.shard_at;
+    float *first = u->m + range.shard_at, *second = u->v + range.v_at;
+    const float *gradients = (const float *)u->sums + range.sum_at;
     G2Z__PARALLEL(16.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++) {
       masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
@@ -6076,8 +6494,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z
   if (update->state->skip) return G2Z_OK;
   for (size_t i = begin; i < end; i++) {
     const g2z_update_range range = update->host_ranges[i];
-    const float *gradients = (const float *)update->grads + range.grad;
-    float *m = update->m + range.shard, *out = (float *)u + range.u_at;
+    const float *gradients = (const float *)update->sums + range.sum_at;
+    float *m = update->m + range.shard_at, *out = (float *)u + range.u_at;
     G2Z__PARALLEL(6.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++)
       out[e] = g2z__momentum_element(beta, multiplier, m + e, gradients[e]);
@@ -6144,8 +6562,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_muon(g2z_device *device, const void *o, const g
     const g2z_update_range range = update->host_ranges[i];
     const g2z__muon_factors factors =
         g2z__muon_prepare(update->config, update->state, range.decay, range.scale);
-    float *weights = (float *)update->params + range.param;
-    float *masters = update->master + range.shard;
+    float *weights = (float *)update->params + range.own_param_at;
+    float *masters = update->master + range.shard_at;
     const float *from = (const float *)o + range.u_at;
     G2Z__PARALLEL(6.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++) {
@@ -7866,12 +8284,6 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
   return status != G2Z_OK ? status : begun;
 }
 
-G2Z__PRIVATE g2z_status g2z__comm_after(g2z_comm *comm, int all) {
-  g2z_call call = g2z_call_of(G2Z_CALL_AFTER, NULL, NULL, 0);
-  call.all = all;
-  return g2z_comm_submit(comm, &call);
-}
-
 G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
   for (size_t i = 0; i < record->count; i++)
     comm->device->ops->graph_free(comm->device, record->calls[i].graph);
@@ -8829,13 +9241,11 @@ G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
 /* ----- the model: pointers into its buffers ------------------------------- */
 
 G2Z__PRIVATE void *g2z__parameter(const g2z_model *model, int unit, g2z_param param) {
-  size_t element = model->plan->unit[unit].param_at + model->plan->offset[param];
-  return model->params + element * (size_t)model->plan->dtype_bytes;
+  return g2z__params_at(model, model->plan->unit[unit].param_at + model->plan->offset[param]);
 }
 
 G2Z__PRIVATE void *g2z__grad(const g2z_model *model, int unit, g2z_param param) {
-  size_t element = model->plan->unit[unit].grad_at + model->plan->offset[param];
-  return model->grads + element * (size_t)model->plan->grad_bytes;
+  return g2z__grads_at(model, model->plan->unit[unit].grad_at + model->plan->offset[param]);
 }
 
 G2Z__PRIVATE void *g2z__activation_at(const g2z_model *model, g2z__activation which, int layer) {
@@ -8946,14 +9356,13 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pas
                                  pass->B * pass->T, C);
 }
 
-/* Computes the loss of a forward pass. WITH_GRADIENT also writes dh into WIDE and the head's part
+/* Computes the loss of a forward pass. With `state`, also writes dh into WIDE and the head's part
  * of dwte, both multiplied by `dloss` and by the loss scale. */
-typedef enum g2z__head_mode { G2Z__HEAD_LOSS_ONLY, G2Z__HEAD_WITH_GRADIENT } g2z__head_mode;
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
-                                       double *loss_sum, g2z__head_mode head, float dloss,
+                                       double *loss_sum, float dloss,
                                        const g2z_step_state *state) {
   const g2z_plan *plan = model->plan;
-  int layer = 0, backward = head == G2Z__HEAD_WITH_GRADIENT;
+  const int layer = 0, backward = state != NULL;
   return model->device->ops->head_loss(
       model->device, G2Z__F(LOSSES), loss_sum, backward ? G2Z__A(WIDE) : NULL,
       backward ? model->dwte : NULL, plan->dwte_dtype, model->logits, G2Z__A(LNF),
@@ -9074,31 +9483,6 @@ enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
 /* ----- memory ------------------------------------------------------------- */
 
-/* Places in the communication queue. The first two kinds have one per bucket. */
-typedef enum g2z__queue_place_kind {
-  G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
-  G2Z__PLACE_GATHERED,  /* a bucket's parameters have arrived */
-  G2Z__PLACE_VERDICT,
-  G2Z__PLACE_ROWS,      /* the embedding's part of wte's gradient has arrived */
-  G2Z__PLACE_PROGRESS,  /* the end of a micro-step that reduces nothing */
-  G2Z__PLACE_EXCHANGED, /* Muon: u is at home, or O has returned */
-  G2Z__PLACE_KINDS
-} g2z__queue_place_kind;
-G2Z__PRIVATE int g2z__queue_place(const g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
-  const int buckets = t->plan->buckets;
-  return kind <= G2Z__PLACE_GATHERED ? (int)kind * buckets + bucket : 2 * buckets + (int)kind - 2;
-}
-G2Z__PRIVATE g2z_status g2z__queue_mark(g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
-  g2z_call call = g2z_call_of(G2Z_CALL_MARK, NULL, NULL, 0);
-  call.place = g2z__queue_place(t, kind, bucket);
-  return g2z_comm_submit(t->comm, &call);
-}
-G2Z__PRIVATE g2z_status g2z__queue_wait(g2z_trainer *t, g2z__queue_place_kind kind, int bucket) {
-  g2z_call call = g2z_call_of(G2Z_CALL_WAIT, NULL, NULL, 0);
-  call.place = g2z__queue_place(t, kind, bucket);
-  return g2z_comm_submit(t->comm, &call);
-}
-
 /* Allocates memory, and keeps it until the trainer is freed. *pointer receives its address. */
 G2Z__PRIVATE g2z_status g2z__trainer_hold(g2z_trainer *t, g2z__where where, size_t bytes,
                                           void *pointer) {
@@ -9124,7 +9508,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   g2z_model *model = &t->model;
   const struct { void *pointer; size_t bytes; g2z__where where; } wanted[] = {
       {&model->grads, plan->grad_elements * grad_bytes, G2Z__DEVICE},
-      {g2z__plan_by_unit(plan) ? &t->grad_shard : NULL, shard * grad_bytes, G2Z__DEVICE},
+      {plan->by_unit ? &t->sums : NULL, shard * grad_bytes, G2Z__DEVICE},
       {&t->master, shard * sizeof(float), G2Z__DEVICE},
       {&t->m, shard * sizeof(float), G2Z__DEVICE},
       {&t->v, plan->v_elements * sizeof(float), G2Z__DEVICE},
@@ -9145,7 +9529,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
     if (wanted[i].pointer)
       G2Z__TRY(g2z__trainer_hold(t, wanted[i].where, wanted[i].bytes, wanted[i].pointer));
   model->targets = model->tokens + tokens;
-  t->sums = t->grad_shard ? t->grad_shard : model->grads;
+  if (!plan->by_unit) t->sums = model->grads;
   if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
   t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp: rank 0 */
@@ -9174,9 +9558,9 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t coun
     if (high > end) high = end;
     if (low >= high) continue;
     size_t skip = low - part->canonical;
-    part->param += skip;
-    part->grad += skip;
-    part->shard += skip;
+    part->own_param_at += skip;
+    part->sum_at += skip;
+    part->shard_at += skip;
     part->v_at += skip;
     part->u_at += skip;
     part->canonical = low;
@@ -9198,7 +9582,7 @@ G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_
 G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
                                        const g2z_update_range *range) {
   if (buffer == G2Z_BUFFER_V) return range->scale > 0 ? NULL : t->v + range->v_at;
-  return (buffer == G2Z_BUFFER_MASTER ? t->master : t->m) + range->shard;
+  return (buffer == G2Z_BUFFER_MASTER ? t->master : t->m) + range->shard_at;
 }
 
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
@@ -9215,8 +9599,8 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
     G2Z__TRY(dev->ops->upload(dev, to, values + (part.canonical - canonical),
                               part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
-      G2Z__TRY(dev->ops->cast_act(
-          dev, t->model.params + part.param * (size_t)t->plan->dtype_bytes, to, part.elements));
+      G2Z__TRY(dev->ops->cast_act(dev, g2z__params_at(&t->model, part.own_param_at), to,
+                                  part.elements));
   }
   t->stale = 1;
   t->buffered[0] = t->buffered[1] = 0;
@@ -9239,7 +9623,7 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
     /* Gradients of 2 bytes are copied to the end of `to` and widened in place. */
     const size_t size = (size_t)t->plan->grad_bytes;
     char *raw = (char *)to + part.elements * (sizeof(float) - size);
-    G2Z__TRY(dev->ops->download(dev, raw, t->sums + part.grad * size, part.elements * size));
+    G2Z__TRY(dev->ops->download(dev, raw, g2z__sums_at(t, part.sum_at), part.elements * size));
     G2Z__TRY(dev->ops->synchronize(dev));
     for (size_t i = 0; i < part.elements && size < sizeof(float); i++) {
       uint16_t bits;
@@ -9304,386 +9688,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t count,
                                           const float *values) {
   return g2z_trainer_write((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, values);
-}
-
-/* ----- the page's functions: a micro-step on this rank ------------------- */
-
-G2Z__PRIVATE double *g2z__my_verdict(const g2z_trainer *t) {
-  return t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
-}
-
-/* The pass of micro-step m, with its tokens and dropout. */
-G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
-  const g2z_plan *plan = t->plan;
-  size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
-  g2z__pass pass;
-  memset(&pass, 0, sizeof pass);
-  pass.x = t->model.tokens + (size_t)m * tokens;
-  pass.y = t->model.targets + (size_t)m * tokens;
-  pass.B = plan->batch;
-  pass.T = plan->seq;
-  pass.dropout.probability = t->config.dropout;
-  pass.dropout.first =
-      (uint32_t)m * (uint32_t)plan->batch * (uint32_t)plan->world + (uint32_t)plan->rank;
-  pass.dropout.stride = (uint32_t)plan->world;
-  pass.dropout.seq = plan->seq;
-  pass.dropout.seed = t->config.seed;
-  pass.dropout.state = t->state;
-  return pass;
-}
-
-/* From stage 2 on, gradients are sent after each micro-step, so backward overwrites them. */
-G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
-  t->micro_step = m;
-  t->pass = g2z__trainer_pass(t, m);
-  t->pass.write = m == 0 || t->grad_shard ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
-  t->pass.rows = t->plan->wte_rows && m == t->plan->accum - 1;
-  t->device->ops->span_begin(t->device, G2Z_SPAN_FORWARD);
-  return G2Z_OK;
-}
-
-/* Weights change only between steps, so micro-step 0 makes the 8-bit copies for the whole step. */
-G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
-  const int block = t->plan->unit[unit].kind == G2Z_UNIT_BLOCK, L = t->plan->model.layers;
-  if (block && t->micro_step == 0 && t->device->narrow_count)
-    G2Z__TRY(t->device->ops->narrow_weights(t->device, 4 * (L - unit)));
-  return g2z__unit_forward(&t->model, &t->pass, unit);
-}
-
-/* The LM head. Its gradient belongs to the mean loss over the step's tokens on all ranks. */
-G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
-  G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS,
-                          G2Z__HEAD_WITH_GRADIENT, (float)(1.0 / tokens), t->state));
-  t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
-  t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
-  return G2Z_OK;
-}
-
-/* Reports progress to the watcher. If nothing was reduced, also enqueues a mark, which reports when
- * the device reaches it. */
-G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
-  t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
-  g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
-  if (reduced) return G2Z_OK;
-  G2Z__TRY(g2z__comm_after(t->comm, 0));
-  return g2z__queue_mark(t, G2Z__PLACE_PROGRESS, 0);
-}
-
-/* ----- the page's functions: gradients to their owners ------------------- */
-
-/* [B] From stage 2 on, the units alternate between two gradient buffers; wte has its own buffer.
- * Waits until the buffer's previous gradient is reduced: that of unit - 2 in this micro-step or,
- * for wte, of wte in the previous micro-step. Then zeroes the elements that backward does not
- * write: the padding, and positions of wpe beyond the sequence length. */
-G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
-  const g2z_plan *plan = t->plan;
-  const g2z_unit *u = &plan->unit[unit];
-  int earlier = unit == plan->wte ? unit : unit - 2; /* the unit that used this buffer before */
-  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* no reduction reads it yet */
-  if (!g2z__plan_by_unit(plan)) return G2Z_OK;
-  if (!first)
-    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
-  size_t written = unit == plan->wpe ? 0 : u->elements, size = (size_t)plan->grad_bytes;
-  if (unit == plan->wte || written == u->room) return G2Z_OK; /* backward writes all of wte */
-  return t->device->ops->zero(t->device, t->model.grads + (u->grad_at + written) * size,
-                              (u->room - written) * size);
-}
-
-/* [C] Sums a bucket's gradients over the ranks on the communication stream, while backward
- * continues. Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on
- * rank 0. Up to stage 1, backward has accumulated the micro-steps in place; from stage 2 on, each
- * micro-step's sum is added to the owner's shard. */
-G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
-  const g2z_plan *plan = t->plan;
-  const g2z_bucket *b = &plan->bucket[bucket];
-  const g2z_unit *wte = &plan->unit[plan->wte];
-  size_t size = (size_t)plan->grad_bytes;
-  char *grads = t->model.grads + b->grad_at * size;
-  /* Round this bucket's part of wte's fp32 gradient to the gradient type, without the padding of
-   * the last buckets. It runs during backward if wte's gradient is reduced in two parts. */
-  if (plan->dwte_dtype != plan->grad_dtype && b->begin >= wte->begin &&
-      b->begin < wte->begin + wte->elements) {
-    size_t first = b->begin - wte->begin, n = b->elements;
-    if (n > wte->elements - first) n = wte->elements - first;
-    const float *from = (const float *)t->model.dwte + first;
-    const g2z_call cast = g2z_call_of(G2Z_CALL_CAST, grads, from, n);
-    G2Z__TRY(t->pass.rows ? g2z_comm_submit(t->comm, &cast)
-                          : t->device->ops->cast_grad(t->device, grads, from, n));
-  }
-  g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, t->sums + b->sum_at * size, grads, b->elements);
-  call.owner = plan->owner;
-  call.write = t->grad_shard && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-  g2z__ranks_note(t->context->ranks, "reduce", bucket, b->elements * size);
-  G2Z__TRY(g2z__comm_after(t->comm, 0)); /* backward has written the bucket */
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z__queue_mark(t, G2Z__PLACE_REDUCED, bucket);
-}
-
-/* [C] In a step's last micro-step wte's gradient may be reduced in two parts. The first part is the
- * head's, together with everything from earlier micro-steps: it is reduced during backward. Before
- * it, all ranks gather the tokens that the embedding's rows belong to. A single rank copies
- * nothing. */
-G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  g2z__embedding_rows rows = g2z__plan_rows(plan);
-  size_t bytes = rows.count / (size_t)plan->world * sizeof(int32_t);
-  int32_t *gathered = (int32_t *)(t->model.logits + rows.tokens);
-  t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
-  g2z__ranks_note(t->context->ranks, "tokens", -1, bytes);
-  G2Z__TRY(g2z__comm_after(t->comm, 1)); /* all ranks have read their logits */
-  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
-  call.span = G2Z_SPAN_EMBEDDING_ROWS;
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  for (int bucket = plan->unit[plan->wte].bucket; bucket < plan->buckets; bucket++)
-    G2Z__TRY(g2z__reduce_bucket(t, bucket));
-  return G2Z_OK;
-}
-
-/* [C] The second part: all ranks gather the row that each token adds to wte's gradient. */
-G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
-  size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
-  const void *mine = g2z__dropped(&t->model, &t->pass);
-  t->rows = plan->world == 1 ? mine : t->model.logits;
-  g2z__ranks_note(t->context->ranks, "rows", -1, bytes);
-  G2Z__TRY(g2z__comm_after(t->comm, 0));
-  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
-  call.span = G2Z_SPAN_EMBEDDING_ROWS;
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z__queue_mark(t, G2Z__PLACE_ROWS, 0);
-}
-
-/* Sums the squares of this rank's gradients in buckets [from, to). */
-G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
-  int count = 0;
-  for (int bucket = from; bucket < to; bucket++) {
-    const g2z_bucket *b = &t->plan->bucket[bucket];
-    g2z_range slice = {b->sum_at, b->own_elements};
-    g2z_range *last = count > 0 ? &t->pieces[count - 1] : NULL;
-    if (slice.elements == 0) continue;
-    if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
-    else t->pieces[count++] = slice;
-  }
-  t->device->ops->span_begin(t->device, G2Z_SPAN_NORM);
-  G2Z__TRY(t->device->ops->grad_sumsq(t->device, g2z__my_verdict(t) + G2Z_VERDICT_SQUARES, t->sums,
-                                      t->pieces, count));
-  t->device->ops->span_end(t->device, G2Z_SPAN_NORM);
-  return G2Z_OK;
-}
-
-/* Waits for the reduced buckets and sums their squares. The bucket that backward completed last is
- * still being reduced while the buckets before it are squared. */
-G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
-  int last = plan->world == 1 ? 0 : completed - 1;
-  const g2z_ops *ops = t->device->ops;
-  const g2z__embedding_rows rows = g2z__plan_rows(plan);
-  int32_t *order = plan->wte_rows ? (int32_t *)(t->model.logits + rows.order) : NULL;
-  ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (plan->wte_rows) { /* sort the tokens while their rows are being gathered */
-    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, plan->unit[plan->wte].bucket));
-    G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)rows.count));
-  }
-  if (last > 0) {
-    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, last - 1)); /* and all earlier ones */
-    G2Z__TRY(g2z__square(t, 0, last));
-  }
-  if (plan->wte_rows) { /* add the rows to this rank's part of wte */
-    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_ROWS, 0));
-    G2Z__TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
-                            (int)rows.count, plan->model.channels));
-  }
-  G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_REDUCED, last));
-  return g2z__square(t, last, plan->buckets);
-}
-
-/* All ranks gather every rank's row of the verdict, on the device's own queue if the transport can
- * do so. After the decision no rank reads old parameters any more, and none has gathered new ones
- * yet. */
-G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
-  const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
-  int done = 0;
-  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
-  call.span = G2Z_SPAN_VERDICT;
-  g2z__ranks_note(t->context->ranks, "verdict", -1, bytes);
-  G2Z__TRY(t->comm->ops->rows_now(t->comm, &call, &done));
-  if (!done) {
-    G2Z__TRY(g2z__comm_after(t->comm, 0));
-    G2Z__TRY(g2z_comm_submit(t->comm, &call));
-    G2Z__TRY(g2z__queue_mark(t, G2Z__PLACE_VERDICT, 0));
-    G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_VERDICT, 0));
-  }
-  t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
-  G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
-  t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
-  t->buffered[0] = t->buffered[1] = t->joined = t->stale = 0;
-  return G2Z_OK;
-}
-
-/* Muon: sends u to the homes, or O back to the owners. From embed_add to the next head, nothing
- * else uses the memory of the logits. */
-typedef enum g2z__direction { G2Z__TO_HOMES, G2Z__TO_OWNERS } g2z__direction;
-G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) {
-  const g2z_plan *plan = t->plan;
-  char *home = t->model.logits, *own = home + plan->u_begin;
-  const int back = direction == G2Z__TO_OWNERS;
-  if (!plan->routes) return G2Z_OK;
-  g2z_call call = g2z_call_of(G2Z_CALL_EXCHANGE, back ? own : home, back ? home : own,
-                              (size_t)plan->u_bytes);
-  call.routes = plan->route;
-  call.count = plan->routes;
-  call.back = back;
-  g2z__ranks_note(t->context->ranks, "exchange", -1,
-                    (plan->shard_elements - plan->v_elements) * (size_t)plan->u_bytes);
-  G2Z__TRY(g2z__comm_after(t->comm, 0));
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z__queue_mark(t, G2Z__PLACE_EXCHANGED, 0);
-}
-
-/* ----- the page's functions: parameters from their owners ---------------- */
-
-/* Muon: computes u of this rank's slices, and sends it to the homes. In a skipped step u is not
- * computed; old bytes travel, and their result is not used. */
-G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  if (!plan->muon_weights) return G2Z_OK;
-  t->device->ops->span_begin(t->device, G2Z_SPAN_MOMENTUM);
-  G2Z__TRY(t->device->ops->momentum(t->device, t->model.logits + plan->u_begin, &t->update,
-                                    plan->bucket[0].muon_update,
-                                    plan->bucket[plan->buckets].muon_update));
-  t->device->ops->span_end(t->device, G2Z_SPAN_MOMENTUM);
-  return g2z__exchange(t, G2Z__TO_HOMES);
-}
-
-/* Muon: waits for the matrices at home, orthogonalizes them, and waits for this rank's slices of
- * all matrices. */
-G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  char *area = t->model.logits;
-  if (!plan->muon_weights) return G2Z_OK;
-  if (plan->routes) G2Z__TRY(g2z__queue_wait(t, G2Z__PLACE_EXCHANGED, 0));
-  t->device->ops->span_begin(t->device, G2Z_SPAN_ORTHOGONALIZE);
-  G2Z__TRY(t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
-                                         area + plan->work_begin,
-                                         g2z__plan_head_bytes(plan) - plan->work_begin));
-  t->device->ops->span_end(t->device, G2Z_SPAN_ORTHOGONALIZE);
-  G2Z__TRY(g2z__exchange(t, G2Z__TO_OWNERS));
-  return plan->routes ? g2z__queue_wait(t, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
-}
-
-/* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
-G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to) {
-  const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
-  const g2z_ops *ops = t->device->ops;
-  if (from == to) return G2Z_OK;
-  ops->span_begin(t->device, G2Z_SPAN_ADAMW);
-  G2Z__TRY(ops->adamw(t->device, &t->update, first->update, end->update));
-  ops->span_end(t->device, G2Z_SPAN_ADAMW);
-  if (first->muon_update == end->muon_update) return G2Z_OK;
-  ops->span_begin(t->device, G2Z_SPAN_MUON);
-  G2Z__TRY(ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update, first->muon_update,
-                     end->muon_update));
-  ops->span_end(t->device, G2Z_SPAN_MUON);
-  return G2Z_OK;
-}
-
-/* Gathers a bucket's parameters from their owners to all ranks. The caller has submitted AFTER. */
-G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
-  const g2z_bucket *b = &t->plan->bucket[bucket];
-  size_t size = (size_t)t->plan->dtype_bytes;
-  g2z_call call = g2z_call_of(G2Z_CALL_GATHER, t->model.params + b->param_at * size,
-                              t->model.params + b->own_param_at * size, b->elements);
-  call.owner = t->plan->owner;
-  g2z__ranks_note(t->context->ranks, "gather", bucket, b->elements * size);
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
-  return g2z__queue_mark(t, G2Z__PLACE_GATHERED, bucket);
-}
-
-/* Stage 3: gathers a block into its buffer unless it is already there. Does nothing for other units
- * and for unit -1. */
-G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
-  const g2z_unit *u = t->plan->unit;
-  if (unit < 0 || !u[unit].gathered || t->buffered[unit % 2] == unit) return G2Z_OK;
-  G2Z__TRY(g2z__comm_after(t->comm, 1)); /* all ranks have finished with the old block */
-  for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
-    G2Z__TRY(g2z__gather_bucket(t, bucket));
-  t->buffered[unit % 2] = unit;
-  t->buffered_joined[unit % 2] = 0;
-  return G2Z_OK;
-}
-
-/* Makes the device wait for a unit's parameters: for its first bucket, which is gathered last. */
-G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
-  int bucket = t->plan->unit[unit].bucket, gathered = t->plan->unit[unit].gathered;
-  int number = t->plan->buckets - 1 - bucket; /* the last bucket is gathered first */
-  if (gathered ? t->buffered_joined[unit % 2] : t->joined > number) return G2Z_OK;
-  if (gathered) t->buffered_joined[unit % 2] = 1;
-  else t->joined = number + 1;
-  return g2z__queue_wait(t, G2Z__PLACE_GATHERED, bucket);
-}
-
-/* [A] Waits for a unit's parameters, and prefetches the next unit of the pass while this one
- * computes. A pass leaves its last two blocks in the buffers: the next pass runs in the other
- * direction and begins with them. */
-G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
-  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
-  t->needed = unit;
-  G2Z__TRY(g2z__gather_unit(t, unit));
-  G2Z__TRY(g2z__arrive(t, unit));
-  return g2z__gather_unit(t, next);
-}
-
-/* The unit of the second block in the forward pass, or of the only block. The first two blocks have
- * one buffer each. */
-G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
-  return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
-}
-
-/* [D] Gathers the new parameters of buckets [from, to) while the device continues. Of the blocks,
- * stage 3 gathers only the first two of the next forward pass here; it gathers each other block
- * just before its use. */
-G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
-  const g2z_plan *plan = t->plan;
-  if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
-  G2Z__TRY(g2z__comm_after(t->comm, 0));
-  for (int bucket = to - 1; bucket >= from; bucket--) {
-    int unit = plan->bucket[bucket].unit, gathered = plan->unit[unit].gathered;
-    if (!gathered) G2Z__TRY(g2z__gather_bucket(t, bucket));
-    else if (unit >= g2z__trainer_second(t) && bucket == plan->unit[unit].bucket)
-      G2Z__TRY(g2z__gather_unit(t, unit));
-  }
-  return G2Z_OK;
-}
-
-/* If parameters are stale, gathers them, except stage 3's blocks, when no rank reads the old ones
- * any more. */
-G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  if (!t->stale || !g2z__plan_gathers(t->plan)) return G2Z_OK;
-  G2Z__TRY(g2z__comm_after(t->comm, 1));
-  for (int bucket = plan->buckets - 1; bucket >= 0; bucket--)
-    if (!plan->unit[plan->bucket[bucket].unit].gathered)
-      G2Z__TRY(g2z__gather_bucket(t, bucket));
-  t->joined = t->stale = 0;
-  return g2z__queue_wait(t, G2Z__PLACE_GATHERED, plan->buckets - 1);
-}
-
-/* A recorded step expects the parameters gathered as the previous step left them. Restores that
- * state after a load, a validation or a generation has changed it. */
-G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
-  if (!g2z__plan_gathers(t->plan)) return G2Z_OK;
-  G2Z__TRY(g2z__refresh(t));
-  for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
-    G2Z__TRY(g2z__gather_unit(t, unit));
-  t->joined = t->buffered_joined[0] = t->buffered_joined[1] = 0;
-  return G2Z_OK;
 }
 
 /* ----- opening: ranks agree after each phase ------------------------------ */
@@ -9821,11 +9825,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
   /* The communicator, and the buffers that other ranks access. The logits' buffer also takes wte's
    * gradient rows and Muon's areas. */
-  const g2z_comm_config config = {g2z__queue_place(t, G2Z__PLACE_KINDS, 0), plan->bucket_elements,
+  const g2z_comm_config config = {2 * plan->buckets + G2Z__PLACE_KINDS - 2, plan->bucket_elements,
                                   plan->wire_dtype, plan->gather, plan->reduce};
   const struct { void *pointer; size_t bytes; } wanted[] = {
       {&t->model.params, plan->param_elements * (size_t)plan->dtype_bytes},
-      {&t->model.logits, g2z__plan_head_bytes(plan)},
+      {&t->model.logits, plan->logits_bytes},
       {&t->verdict.rows, (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)}};
   G2Z__TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, &config, &t->comm)));
   for (int i = 0; i < 3; i++)
@@ -9900,7 +9904,7 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
  * overwriting gradients and, if a step has several micro-steps, once adding to them. Uses the
  * tokens and parameters that are on the device; other ranks do not take part. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
-  int accumulates = t->plan->accum > 1 && !t->grad_shard;
+  int accumulates = t->plan->accum > 1 && !t->plan->by_unit;
   *text = NULL;
   for (int again = 0; again <= accumulates; again++) {
     g2z__pass pass = g2z__trainer_pass(t, 0);
@@ -9908,7 +9912,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     pass.rows = t->plan->wte_rows;
     for (int unit = t->plan->wte; unit >= 0; unit--)
       G2Z__TRY(g2z__unit_forward(&t->model, &pass, unit));
-    G2Z__TRY(g2z__head_loss(&t->model, &pass, t->model.sum, G2Z__HEAD_WITH_GRADIENT, 1, t->state));
+    G2Z__TRY(g2z__head_loss(&t->model, &pass, t->model.sum, 1, t->state));
     for (int unit = 0; unit <= t->plan->wte; unit++) {
       G2Z__TRY(g2z__unit_backward(&t->model, &pass, unit));
       G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
@@ -9923,7 +9927,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     if (!info.muon) continue;
     G2Z__TRY(t->device->ops->orthogonalize(t->device, t->model.logits, &shape, 1,
                                            (char *)t->model.logits + t->plan->work_begin,
-                                           g2z__plan_head_bytes(t->plan) - t->plan->work_begin));
+                                           t->plan->logits_bytes - t->plan->work_begin));
   }
   return t->device->ops->tuning(t->device, text);
 }
@@ -9944,7 +9948,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   G2Z__TRY(g2z__restore(t));
   for (int unit = t->plan->wte; unit >= 0; unit--) /* wait for all resident parameters */
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
-      if (g2z__plan_gathers(t->plan)) G2Z__TRY(g2z__arrive(t, unit));
+      if (t->plan->gathers) G2Z__TRY(g2z__arrive(t, unit));
   g2z_status status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z__ranks_text(ranks, text, &copy);
@@ -9956,10 +9960,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
 
 /* ----- a step: tokens in, a report out ------------------------------------ */
 
-/* Enqueues a copy of the tokens and targets. The caller may reuse its memory at once. */
+/* Checks the tokens and targets, because the ops use them as indices, and counts the targets of -1.
+ * Then enqueues a copy of them. The caller may reuse its memory at once. */
 G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, const int32_t *y,
-                                           size_t count) {
+                                           size_t count, int64_t *masked) {
   g2z_device *dev = t->device;
+  const int vocab = t->plan->model.vocab;
+  *masked = 0;
+  G2Z__TRY(g2z__check_ids(t->services, "token", x, count, 0, vocab));
+  for (size_t i = 0; i < count; i++) *masked += y[i] == -1;
+  G2Z__TRY(g2z__check_ids(t->services, "target", y, count, -1, vocab));
   int slot = (int)(t->stagings++ % 2);
   int32_t *host = t->staged[slot];
   G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
@@ -10036,19 +10046,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                   (double)t->config.optimizer.lr, t->config.optimizer.warmup);
 }
 
-/* Checks the tokens, because the ops use them as indices. */
-G2Z__PRIVATE g2z_status g2z__check_tokens(g2z_trainer *t, const int32_t *tokens, size_t count) {
-  return g2z__check_ids(t->services, "token", tokens, count, 0, t->plan->model.vocab);
-}
-
-/* Checks the targets; *masked becomes the number of targets that are -1. */
-G2Z__PRIVATE g2z_status g2z__check_targets(g2z_trainer *t, const int32_t *targets, size_t count,
-                                           int64_t *masked) {
-  *masked = 0;
-  for (size_t i = 0; i < count; i++) *masked += targets[i] == -1;
-  return g2z__check_ids(t->services, "target", targets, count, -1, t->plan->model.vocab);
-}
-
 G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {
   if (status == G2Z_OK || t->failed != G2Z_OK) return;
   memcpy(t->failure, t->services->error, sizeof t->failure);
@@ -10063,9 +10060,7 @@ G2Z__PRIVATE g2z_status g2z__run_step(g2z_trainer *t, const int32_t *x, const in
   g2z_device *dev = t->device;
   size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
   char sentence[G2Z_ERROR_BYTES];
-  if (status == G2Z_OK) status = g2z__check_tokens(t, x, tokens);
-  if (status == G2Z_OK) status = g2z__check_targets(t, y, tokens, &t->masked);
-  if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens);
+  if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens, &t->masked);
   if (status != G2Z_OK && plan->world == 1) {
     /* This step is not enqueued, so no later call would report the previous step. */
     memcpy(sentence, t->services->error, sizeof sentence);
@@ -10370,7 +10365,7 @@ G2Z__PRIVATE g2z_status g2z__model_losses(g2z_model *m, const int32_t *tokens,
   G2Z__TRY(ops->upload(m->device, m->tokens, tokens, count * sizeof *tokens));
   G2Z__TRY(ops->upload(m->device, m->targets, targets, count * sizeof *targets));
   G2Z__TRY(g2z__model_run(m, B, T, &pass));
-  G2Z__TRY(g2z__head_loss(m, &pass, m->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL));
+  G2Z__TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
   G2Z__TRY(ops->download(m->device, losses, g2z__activation_at(m, G2Z__ACT_LOSSES, 0),
                          count * sizeof *losses));
   return ops->synchronize(m->device);
@@ -10455,13 +10450,11 @@ G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader
     g2z__pass pass;
     G2Z__TRY(g2z__model_may_go_on(m, "validation"));
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
-    if (*trouble == G2Z_OK) *trouble = g2z__check_tokens(t, x, tokens); /* its vocab may differ */
-    if (*trouble == G2Z_OK) *trouble = g2z__check_targets(t, y, tokens, &masked);
-    if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens);
+    if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens, &masked);
     *counted += (double)tokens - (double)masked;
     dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z__TRY(g2z__model_run(m, t->plan->batch, t->plan->seq, &pass));
-    G2Z__TRY(g2z__head_loss(m, &pass, m->sum, G2Z__HEAD_LOSS_ONLY, 0, NULL));
+    G2Z__TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
     dev->ops->span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z__TRY(dev->ops->download(dev, sum, m->sum, sizeof *sum));

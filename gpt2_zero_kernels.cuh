@@ -6951,11 +6951,11 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
-    bool aligned = range.param % 4 == 0 && range.shard % 4 == 0 && range.v_at % 4 == 0 &&
-                   range.grad % 4 == 0;
+    bool aligned = range.own_param_at % 4 == 0 && range.shard_at % 4 == 0 && range.v_at % 4 == 0 &&
+                   range.sum_at % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
-    g2z__adamw_data<A, G> data = {params + range.param, master + range.shard, m + range.shard,
-                                  v + range.v_at, grads + range.grad};
+    g2z__adamw_data<A, G> data = {params + range.own_param_at, master + range.shard_at,
+                                  m + range.shard_at, v + range.v_at, grads + range.sum_at};
     for (; turn < chunks; turn += gridDim.x) {
       size_t first = turn * G2Z__ADAMW_CHUNK;
       size_t end = min(first + G2Z__ADAMW_CHUNK, range.elements);
@@ -6988,7 +6988,7 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
   unsigned blocks = g2z__update_blocks(device, u, begin, end);
   if (blocks == 0) return G2Z_OK;
   return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G>, blocks, 256, 0, (A *)u->params,
-                     u->master, u->m, u->v, (const G *)u->grads, u->ranges + begin, end - begin,
+                     u->master, u->m, u->v, (const G *)u->sums, u->ranges + begin, end - begin,
                      *u->config, u->state);
 }
 
@@ -7029,9 +7029,9 @@ g2z_k_momentum(__nv_bfloat16 *u, float *m, const G *grads, const g2z_update_rang
   float multiplier = state->grad_multiplier;
   g2z__each_chunk(ranges, count, [&](const g2z_update_range &range, size_t begin, size_t end) {
     __nv_bfloat16 *to = u + range.u_at;
-    float *moment = m + range.shard;
-    const G *from = grads + range.grad;
-    if (range.u_at % 4 == 0 && range.shard % 4 == 0 && range.grad % 4 == 0 &&
+    float *moment = m + range.shard_at;
+    const G *from = grads + range.sum_at;
+    if (range.u_at % 4 == 0 && range.shard_at % 4 == 0 && range.sum_at % 4 == 0 &&
         end - begin == G2Z__ADAMW_CHUNK) {
       float4 old[2], g[2], out;
 #pragma unroll
@@ -7063,7 +7063,7 @@ static g2z_status g2z_cuda_momentum(g2z_device *device, void *u, const g2z_updat
   unsigned blocks = g2z__update_blocks(device, update, begin, end);
   if (blocks == 0) return G2Z_OK;
   return g2z__launch(device, "g2z_k_momentum", g2z_k_momentum<G>, blocks, 256, 0,
-                     (__nv_bfloat16 *)u, update->m, (const G *)update->grads,
+                     (__nv_bfloat16 *)u, update->m, (const G *)update->sums,
                      update->ranges + begin, end - begin, update->config->momentum,
                      update->state);
 }
@@ -7085,10 +7085,10 @@ g2z_k_muon(A *params, float *master, const __nv_bfloat16 *o, const g2z_update_ra
   if (state->skip) return;
   g2z__each_chunk(ranges, count, [&](const g2z_update_range &range, size_t begin, size_t end) {
     g2z__muon_factors now = g2z__muon_prepare(&config, state, range.decay, range.scale);
-    A *param = params + range.param;
-    float *weights = master + range.shard;
+    A *param = params + range.own_param_at;
+    float *weights = master + range.shard_at;
     const __nv_bfloat16 *from = o + range.u_at;
-    if (range.u_at % 4 == 0 && range.shard % 4 == 0 && range.param % 4 == 0 &&
+    if (range.u_at % 4 == 0 && range.shard_at % 4 == 0 && range.own_param_at % 4 == 0 &&
         end - begin == G2Z__ADAMW_CHUNK) {
       float4 weight[2], by[2];
 #pragma unroll

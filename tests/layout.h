@@ -106,22 +106,22 @@ static size_t test_plan_updates(g2z_test *t, const g2z_plan *plan, unsigned char
   CHECK(t, (plan->updates == 0 || shard > 0) && plan->updates <= g2z__plan_updates_limit(plan));
   for (size_t i = 0; i < plan->updates; i++) {
     const g2z_update_range *range = &plan->update[i];
-    while (b + 1 < plan->bucket + plan->buckets && b[1].shard_at <= range->shard) b++;
-    size_t inside = range->shard - b->shard_at, memory = b->own_begin + inside;
+    while (b + 1 < plan->bucket + plan->buckets && b[1].shard_at <= range->shard_at) b++;
+    size_t inside = range->shard_at - b->shard_at, memory = b->own_begin + inside;
     CHECK(t, !apart || inside + range->elements <= b->own_elements); /* sent by bucket */
     for (size_t e = 0; e < range->elements; e++) {
       seen[memory + e] |= 0x80;
       named[range->canonical + e]++;
     }
-    CHECK(t, range->grad == (plan->zero_stage < 2 ? memory : range->shard));
-    CHECK(t, range->param == b->own_param_at + inside);
-    CHECK(t, range->shard + range->elements <= plan->shard_elements);
+    CHECK(t, range->sum_at == (plan->zero_stage < 2 ? memory : range->shard_at));
+    CHECK(t, range->own_param_at == b->own_param_at + inside);
+    CHECK(t, range->shard_at + range->elements <= plan->shard_elements);
     updated += range->elements;
     if (range->decay) *decayed += range->elements;
     /* Contiguous elements form one range. */
     CHECK(t, i == 0 || (inside == 0 && apart) || range->decay != range[-1].decay ||
-                 range->param != range[-1].param + range[-1].elements ||
-                 range->shard != range[-1].shard + range[-1].elements ||
+                 range->own_param_at != range[-1].own_param_at + range[-1].elements ||
+                 range->shard_at != range[-1].shard_at + range[-1].elements ||
                  range->canonical != range[-1].canonical + range[-1].elements);
   }
   return updated;

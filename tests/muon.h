@@ -74,13 +74,13 @@ static void test_ops_muon(g2z_test *t) {
     for (int r = 0; r < RANGES; r++) {
       ranges[r].u_at = (size_t)begins[r];
       ranges[r].elements = (size_t)(begins[r + 1] - begins[r]);
-      ranges[r].param = ranges[r].u_at + 8 * (size_t)r;
-      ranges[r].grad = ranges[r].param + 8;
-      ranges[r].shard = (size_t)(N - begins[r + 1]);
+      ranges[r].own_param_at = ranges[r].u_at + 8 * (size_t)r;
+      ranges[r].sum_at = ranges[r].own_param_at + 8;
+      ranges[r].shard_at = (size_t)(N - begins[r + 1]);
       ranges[r].decay = r % 2;
       ranges[r].scale = (float)(0.2 * sqrt(sides[r]));
       for (size_t i = 0; i < ranges[r].elements; i++)
-        want[ranges[r].u_at + i] = (double)master[ranges[r].shard + i];
+        want[ranges[r].u_at + i] = (double)master[ranges[r].shard_at + i];
     }
     g2z_update update = {params, master, m, v, grads, ranges, ranges, &config, &s};
     int near = 1, exact = 1;
@@ -91,11 +91,11 @@ static void test_ops_muon(g2z_test *t) {
       OPS_RUN(&e, momentum, u, &update, 2, 2);
       for (int r = 0; r < RANGES; r++)
         for (size_t i = 0; i < ranges[r].elements; i++) {
-          const double g = (double)grads[ranges[r].grad + i] / 64;
+          const double g = (double)grads[ranges[r].sum_at + i] / 64;
           double *moment = want_m + ranges[r].u_at + i;
           *moment = 0.95 * *moment + g;
           want_u[ranges[r].u_at + i] = g + 0.95 * *moment;
-          near &= fabs((double)m[ranges[r].shard + i] - *moment) < 1e-6;
+          near &= fabs((double)m[ranges[r].shard_at + i] - *moment) < 1e-6;
         }
       ops_expect(&e, "momentum's u", u, want_u, NULL, N, G2Z_FP32, 8);
       OPS_RUN(&e, orthogonalize, u, shapes, 3, work, WORK * sizeof *work);
@@ -112,9 +112,9 @@ static void test_ops_muon(g2z_test *t) {
           double *weight = want + ranges[r].u_at + i;
           const double decay = ranges[r].decay ? (double)config.weight_decay * *weight : 0;
           *weight -= (double)s.lr * (0.2 * sqrt(sides[r]) * want_u[ranges[r].u_at + i] + decay);
-          const float got = master[ranges[r].shard + i];
+          const float got = master[ranges[r].shard_at + i];
           near &= fabs((double)got - *weight) < 4e-7;
-          exact &= params[ranges[r].param + i] == g2z__round(ops_dtypes[which], got);
+          exact &= params[ranges[r].own_param_at + i] == g2z__round(ops_dtypes[which], got);
         }
     }
     CHECK(t, near && exact);

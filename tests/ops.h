@@ -1153,8 +1153,8 @@ static void test_ops_adamw(g2z_test *t) {
     memset(ranges, 0, sizeof ranges);
     ranges[0].elements = 15000;
     ranges[0].decay = 1;
-    ranges[1].param = ranges[1].grad = 15001;
-    ranges[1].shard = ranges[1].v_at = 15000;
+    ranges[1].own_param_at = ranges[1].sum_at = 15001;
+    ranges[1].shard_at = ranges[1].v_at = 15000;
     ranges[1].elements = 14000;
     for (size_t i = 0; i < n; i++) want[i] = (double)master[i];
     g2z_update update = {params, master, m, v, grads, ranges, ranges, &config, &s};
