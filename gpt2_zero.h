@@ -874,7 +874,8 @@ typedef struct g2z_plan {
   size_t bytes_total;
   size_t nccl_bytes;              /* in addition: what NCCL 2.28 takes of each GPU. A single process
                                    * cannot measure it, so it is fixed: 390 MiB for a communicator,
-                                   * 800 after its kernels have carried something large */
+                                   * 800 after its kernels have carried something large, as they do
+                                   * when Muon's weights travel */
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
   g2z_owner owner;                /* the ranks that receive a bucket's sum and send its
@@ -4112,7 +4113,8 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   if (plan->device == G2Z_DEVICE_CUDA)
     bytes[G2Z_MEMORY_SCRATCH] = ((size_t)32 << 20) + 3 * g2z__align(most);
 
-  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY;
+  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY &&
+               !plan->routes;
   plan->nccl_bytes = plan->world == 1 || plan->device != G2Z_DEVICE_CUDA ? 0
                      : (size_t)(copies ? 390 : 800) << 20;
   plan->bytes_total = 0;

@@ -275,6 +275,8 @@ static void test_plan_bytes(g2z_test *t) {
       plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 5, 8);
       CHECK(t, plan->gather == (stage ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL));
       CHECK(t, (plan->nccl_bytes < symmetric) == (stage > 0));
+      config.optimizer.kind = G2Z_OPTIMIZER_MUON; /* its weights travel by NCCL alone */
+      CHECK(t, test_plan(t, &config, G2Z_DEVICE_CUDA, 5, 8)->nccl_bytes == symmetric);
     }
 }
 
