@@ -244,12 +244,14 @@ extern "C" {
 
 /* ===== the table of experiments ========================================== */
 
+#define G2ZX_COLUMNS 16
+
 typedef struct g2zx_row {
   int command;                  /* the sub-command, which names the experiment */
   const char *title;
   int measures;                 /* the ranks' sub-command: point (training) or exchange */
   g2z_bench_work work[2];       /* defaults on a CPU (just enough to run every part), on CUDA */
-  int columns[16];              /* columns of its report; ends with -1 */
+  int columns[1 + G2ZX_COLUMNS]; /* figures in its report; ends with -1 */
 } g2zx_row;
 
 #define X G2Z_FIGURE
@@ -291,35 +293,40 @@ enum { G2ZX_NONE = -1, G2ZX_SPREAD = -2, G2ZX_SAME = -3 };
 #define G2ZX_IN(name) (1u << G2Z_BENCH_##name)
 #define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* their arguments are directories */
 #define G2ZX_TRAINED (G2ZX_IN(scaling) | G2ZX_IN(buckets) | G2ZX_IN(matrix) | G2ZX_IN(strategies))
-static const struct {
+typedef struct g2zx_chart {
   unsigned in;                  /* the experiments that have this chart */
-  const char *title, *about, *x_name;
-  int x;                        /* lines: the figure on the x axis; NONE: a bar per point */
-  int y, low, high;             /* bars: whiskers from low to high; SPREAD: y +- low */
+  const char *title, *about;
+  int y;
   int more;                     /* bars: a second figure; lines: an ideal, SAME: y = x */
+  int low, high;                /* bars: whiskers from low to high; SPREAD: y +- low */
+  int x;                        /* lines: the figure on the x axis; NONE: a bar per point */
+  const char *x_name;
   g2z_axis axis;                /* kind of the x axis */
-} g2zx_charts[] = {
-    {G2ZX_IN(comm), "Bandwidth", "GB/s on the link of each rank", "MiB", X(message_mib),
-     X(bus_gb_per_sec), G2ZX_NONE, G2ZX_NONE, X(limit_gb_per_sec), G2Z_AXIS_LOG},
-    {G2ZX_IN(comm), "Time", "us per collective", "MiB", X(message_mib), X(time_us), G2ZX_NONE,
-     G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_LOG},
+} g2zx_chart;
+#define NONE G2ZX_NONE
+#define LINES(y, ideal, x, x_name, axis) X(y), ideal, NONE, NONE, X(x), x_name, G2Z_AXIS_##axis
+#define BARS(y, more, low, high) X(y), more, low, high, NONE, NULL, G2Z_AXIS_AUTO
+static const g2zx_chart g2zx_charts[] = {
+    {G2ZX_IN(comm), "Bandwidth", "GB/s on the link of each rank",
+     LINES(bus_gb_per_sec, X(limit_gb_per_sec), message_mib, "MiB", LOG)},
+    {G2ZX_IN(comm), "Time", "us per collective", LINES(time_us, NONE, message_mib, "MiB", LOG)},
     {G2ZX_TRAINED, "Throughput",
-     "tokens per second, all ranks; whiskers: standard deviation over the repeats", NULL,
-     G2ZX_NONE, X(tokens_per_sec), X(tokens_per_sec_sd), G2ZX_SPREAD, G2ZX_NONE, G2Z_AXIS_AUTO},
-    {G2ZX_TRAINED, "Speed-up", "tokens/s relative to one rank", "ranks", X(world_size),
-     X(speedup_vs_1gpu), G2ZX_NONE, G2ZX_NONE, G2ZX_SAME, G2Z_AXIS_LINEAR},
+     "tokens per second, all ranks; whiskers: standard deviation over the repeats",
+     BARS(tokens_per_sec, NONE, X(tokens_per_sec_sd), G2ZX_SPREAD)},
+    {G2ZX_TRAINED, "Speed-up", "tokens/s relative to one rank",
+     LINES(speedup_vs_1gpu, G2ZX_SAME, world_size, "ranks", LINEAR)},
     {G2ZX_IN(buckets), "Exposed communication", "ms per step in which every rank waits",
-     "MiB per collective", X(bucket_mib), X(exposed_comm_ms), G2ZX_NONE, G2ZX_NONE, G2ZX_NONE,
-     G2Z_AXIS_LOG},
+     LINES(exposed_comm_ms, NONE, bucket_mib, "MiB per collective", LOG)},
     {G2ZX_TRAINED & ~G2ZX_IN(buckets), "Exposed communication",
-     "ms per step in which every rank waits", NULL, G2ZX_NONE, X(exposed_comm_ms), G2ZX_NONE,
-     G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_AUTO},
+     "ms per step in which every rank waits", BARS(exposed_comm_ms, NONE, NONE, NONE)},
     {G2ZX_TRAINED, "Step time", "ms: median; whiskers from the minimum to the 95th percentile",
-     NULL, G2ZX_NONE, X(step_p50_ms), X(step_min_ms), X(step_p95_ms), G2ZX_NONE, G2Z_AXIS_AUTO},
-    {G2ZX_TRAINED, "Memory", "GiB per rank", NULL, G2ZX_NONE, X(peak_memory_gib), G2ZX_NONE,
-     G2ZX_NONE, X(plan_gib), G2Z_AXIS_AUTO},
-    {G2ZX_TRAINED, "GPU utilisation", "% of the measured time", NULL, G2ZX_NONE,
-     X(gpu_percent), G2ZX_NONE, G2ZX_NONE, G2ZX_NONE, G2Z_AXIS_AUTO}};
+     BARS(step_p50_ms, NONE, X(step_min_ms), X(step_p95_ms))},
+    {G2ZX_TRAINED, "Memory", "GiB per rank", BARS(peak_memory_gib, X(plan_gib), NONE, NONE)},
+    {G2ZX_TRAINED, "GPU utilisation", "% of the measured time",
+     BARS(gpu_percent, NONE, NONE, NONE)}};
+#undef NONE
+#undef LINES
+#undef BARS
 #undef X
 
 static const struct { const char *name, *about; } g2zx_commands[] = {
@@ -328,7 +335,14 @@ static const struct { const char *name, *about; } g2zx_commands[] = {
 #undef X
 };
 
-/* The row of a sub-command; NULL: none. */
+/* G2Z_BENCH_COUNT: none has this name. */
+static int g2zx_command_named(const char *name) {
+  int command = 0;
+  while (command < G2Z_BENCH_COUNT && strcmp(name, g2zx_commands[command].name) != 0) command++;
+  return command;
+}
+
+/* The row of an experiment, or of a point; NULL: there is none. */
 static const g2zx_row *g2zx_row_of(int command) {
   for (size_t i = 0; i < G2Z_COUNT(g2zx_rows); i++)
     if (g2zx_rows[i].command == command) return &g2zx_rows[i];
@@ -336,9 +350,7 @@ static const g2zx_row *g2zx_row_of(int command) {
 }
 
 static const g2zx_row *g2zx_row_named(const char *name) {
-  for (size_t i = 0; i < G2Z_COUNT(g2zx_rows); i++)
-    if (strcmp(name, g2zx_commands[g2zx_rows[i].command].name) == 0) return &g2zx_rows[i];
-  return NULL;
+  return g2zx_row_of(g2zx_command_named(name));
 }
 
 /* ===== figures and summaries =============================================
@@ -483,66 +495,59 @@ static g2z_status g2zx_get_text(const g2z_object *from, const char *at, char *ou
                   "allowed", from->path, at, bytes, room - 1);
 }
 
-static g2z_status g2zx_get_point(const g2z_object *from, g2z_summary *summary) {
-  g2z_services *services = summary->services;
-  g2z_point *point;
-  g2z_object run;
-  g2z_json json;
-  char word[16], name[64];
-  int outcome = 0;
-  G2Z_TRY(g2z_summary_add(summary, &point));
-  G2Z_TRY(g2zx_get_text(from, "name", point->name, sizeof point->name));
-  G2Z_TRY(g2zx_get_text(from, "series", point->series, sizeof point->series));
-  G2Z_TRY(g2zx_get_text(from, "reason", point->reason, sizeof point->reason));
-  G2Z_TRY(g2zx_get_text(from, "outcome", word, sizeof word));
-  while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2zx_outcomes[outcome]) != 0) outcome++;
-  if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
-    return g2z_fail(services, G2Z_FORMAT, "%.400s: the point \"%s\" needs a name and an outcome: "
-                    "ok, skipped or failed, not \"%s\"", from->path, point->name, word);
-  point->outcome = (g2z_outcome)outcome;
-  for (int i = 0; i < G2Z_FIGURE_COUNT; i++) {
-    const double value = g2z_object_number(from, g2zx_figures[i].name);
-    *g2z_figure(&point->figures, i) = value;
-    if (isnan(value) && g2z_object_at(from, g2zx_figures[i].name, &json) &&
-        g2z_json_peek(&json) != 'n')
-      return g2z_fail(services, G2Z_FORMAT, "%.400s: \"%s\" of the point \"%s\" is not a number",
-                      from->path, g2zx_figures[i].name, point->name);
-  }
-  for (int more = g2z_object_list(from, "runs", &json);
-       more && g2z_object_next(from, &json, &run);) {
-    G2Z_TRY(g2zx_get_text(&run, "", name, sizeof name));
-    const char *number = strrchr(name, '_');
-    if (strncmp(name, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
-      return g2z_fail(services, G2Z_FORMAT, "%.400s: the runs of the point \"%s\" are at most %d "
-                      "names run_EXPERIMENT_N, and \"%s\" is not one of them", from->path,
-                      point->name, G2Z_REPEATS, name);
-    point->runs[point->repeats++] = atoi(number + 1);
-  }
-  return G2Z_OK;
-}
-
 /* Reads the summary from a file's object. */
 static g2z_status g2zx_get_summary(const g2z_object *from, g2z_summary *summary) {
-  g2z_json json;
-  g2z_object point;
-  char format[64];
-  G2Z_TRY(g2zx_get_text(from, "format", format, sizeof format));
-  if (strcmp(format, G2ZX_FORMAT) != 0)
-    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has the format \"%s\", but only \"%s\" "
-                    "can be read: name a file or directory that bench wrote", from->path, format,
+  g2z_services *services = summary->services;
+  g2z_json points, runs, json;
+  g2z_object object, run;
+  g2z_point *point;
+  char word[64];
+  G2Z_TRY(g2zx_get_text(from, "format", word, sizeof word));
+  if (strcmp(word, G2ZX_FORMAT) != 0)
+    return g2z_fail(services, G2Z_FORMAT, "%.400s has the format \"%s\", but only \"%s\" can be "
+                    "read: name a file or directory that bench wrote", from->path, word,
                     G2ZX_FORMAT);
 #define X(member, name) \
   G2Z_TRY(g2zx_get_text(from, name, summary->member, sizeof summary->member));
   G2ZX_SUMMARY_TEXTS(X)
 #undef X
   if (!g2zx_row_named(summary->experiment))
-    return g2z_fail(summary->services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"",
-                    from->path, summary->experiment);
-  for (int more = g2z_object_list(from, "points", &json);
-       more && g2z_object_next(from, &json, &point);)
-    G2Z_TRY(g2zx_get_point(&point, summary));
+    return g2z_fail(services, G2Z_FORMAT, "%.400s: no experiment is called \"%s\"", from->path,
+                    summary->experiment);
+  for (int more = g2z_object_list(from, "points", &points);
+       more && g2z_object_next(from, &points, &object);) {
+    int outcome = 0;
+    G2Z_TRY(g2z_summary_add(summary, &point));
+    G2Z_TRY(g2zx_get_text(&object, "name", point->name, sizeof point->name));
+    G2Z_TRY(g2zx_get_text(&object, "series", point->series, sizeof point->series));
+    G2Z_TRY(g2zx_get_text(&object, "reason", point->reason, sizeof point->reason));
+    G2Z_TRY(g2zx_get_text(&object, "outcome", word, 16));
+    while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2zx_outcomes[outcome]) != 0) outcome++;
+    if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
+      return g2z_fail(services, G2Z_FORMAT, "%.400s: the point \"%s\" needs a name and an outcome: "
+                      "ok, skipped or failed, not \"%s\"", from->path, point->name, word);
+    point->outcome = (g2z_outcome)outcome;
+    for (int i = 0; i < G2Z_FIGURE_COUNT; i++) {
+      const double value = g2z_object_number(&object, g2zx_figures[i].name);
+      *g2z_figure(&point->figures, i) = value;
+      if (isnan(value) && g2z_object_at(&object, g2zx_figures[i].name, &json) &&
+          g2z_json_peek(&json) != 'n')
+        return g2z_fail(services, G2Z_FORMAT, "%.400s: \"%s\" of the point \"%s\" is not a number",
+                        from->path, g2zx_figures[i].name, point->name);
+    }
+    for (int has = g2z_object_list(&object, "runs", &runs);
+         has && g2z_object_next(&object, &runs, &run);) {
+      G2Z_TRY(g2zx_get_text(&run, "", word, sizeof word));
+      const char *number = strrchr(word, '_');
+      if (strncmp(word, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
+        return g2z_fail(services, G2Z_FORMAT, "%.400s: the runs of the point \"%s\" are at most %d "
+                        "names run_EXPERIMENT_N, and \"%s\" is not one of them", from->path,
+                        point->name, G2Z_REPEATS, word);
+      point->runs[point->repeats++] = atoi(number + 1);
+    }
+  }
   if (summary->count) return G2Z_OK;
-  return g2z_fail(summary->services, G2Z_FORMAT, "%.400s has no points", from->path);
+  return g2z_fail(services, G2Z_FORMAT, "%.400s has no points", from->path);
 }
 
 G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2z_summary **out) {
@@ -562,50 +567,49 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
 
 /* ----- the table and the page ----- */
 
-#define G2ZX_CELLS 17
-
-/* Fills in the cells of a point's row, or of the header if `point` is NULL. Leaves out columns that
- * are unknown for all points; an unknown figure is "". Returns the number of cells. */
-static int g2zx_row_cells(const g2z_summary *summary, const g2z_point *point,
-                          char text[G2ZX_CELLS][96], const char *cells[G2ZX_CELLS]) {
-  int count = 1;
-  snprintf(text[0], sizeof *text, "%s", point ? point->name : summary->experiment);
-  for (const int *c = g2zx_row_named(summary->experiment)->columns; *c >= 0; c++) {
-    if (!g2zx_knows(summary, *c)) continue;
-    double value = point ? g2zx_figure_of(point, *c) : 0;
-    if (!point) snprintf(text[count], sizeof *text, "%s", g2zx_figures[*c].heading);
-    else if (isnan(value)) text[count][0] = 0;
-    else snprintf(text[count], sizeof *text, "%.*f", g2zx_figures[*c].digits, value);
-    count++;
-  }
-  for (int c = 0; c < count; c++) cells[c] = text[c];
+/* The figures of the experiment's table that at least one point has; returns their number. */
+static int g2zx_columns(const g2z_summary *summary, int columns[G2ZX_COLUMNS]) {
+  int count = 0;
+  for (const int *c = g2zx_row_named(summary->experiment)->columns; *c >= 0; c++)
+    if (g2zx_knows(summary, *c)) columns[count++] = *c;
   return count;
+}
+
+/* A figure as text in `text`, which is returned; an unknown figure is "". */
+static const char *g2zx_cell(const g2z_point *point, int number, char text[64]) {
+  const double value = g2zx_figure_of(point, number);
+  text[0] = 0;
+  if (!isnan(value)) snprintf(text, 64, "%.*f", g2zx_figures[number].digits, value);
+  return text;
 }
 
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user) {
-  char text[2048], texts[G2ZX_CELLS][96];
-  const char *cells[G2ZX_CELLS];
-  for (int i = -1; i < (int)summary->count; i++) { /* -1: the header */
-    const g2z_point *point = i < 0 ? NULL : &summary->points[i];
-    int used = 0;
-    if (point && point->outcome != G2Z_OUTCOME_OK) continue;
-    const int count = g2zx_row_cells(summary, point, texts, cells);
+  char text[2048], cell[64];
+  int columns[G2ZX_COLUMNS];
+  const int count = g2zx_columns(summary, columns);
+  const g2z_point *end = summary->points + summary->count;
+  int used = snprintf(text, sizeof text, "| %s |", summary->experiment);
+  for (int c = 0; c < count; c++)
+    used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
+                     g2zx_figures[columns[c]].heading);
+  line(user, text);
+  for (int c = 0; c <= count; c++) memcpy(text + 4 * c, "|---", 4);
+  memcpy(text + 4 * (count + 1), "|", 2);
+  line(user, text);
+  for (const g2z_point *point = summary->points; point < end; point++) {
+    if (point->outcome != G2Z_OUTCOME_OK) continue;
+    used = snprintf(text, sizeof text, "| %s |", point->name);
     for (int c = 0; c < count; c++)
-      used += snprintf(text + used, sizeof text - (size_t)used, "| %s ",
-                       cells[c][0] ? cells[c] : "-");
-    snprintf(text + used, sizeof text - (size_t)used, "|");
+      used += snprintf(text + used, sizeof text - (size_t)used, " %s |",
+                       *g2zx_cell(point, columns[c], cell) ? cell : "-");
     line(user, text);
-    for (int c = 0; c < count; c++) memcpy(text + 4 * c, "|---", 4);
-    memcpy(text + 4 * count, "|", 2);
-    if (!point) line(user, text);
   }
   snprintf(text, sizeof text, "%s; %s; `%s`; commit %.12s", summary->hardware, summary->work,
            summary->command_line, summary->commit);
   line(user, "");
   line(user, text);
-  for (size_t i = 0; i < summary->count; i++) {
-    const g2z_point *point = &summary->points[i];
+  for (const g2z_point *point = summary->points; point < end; point++) {
     if (point->outcome == G2Z_OUTCOME_OK) continue;
     snprintf(text, sizeof text, "%s: %s: %s", g2zx_outcomes[point->outcome], point->name,
              point->reason);
@@ -615,80 +619,62 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
 
 #define G2ZX_BARS 64                 /* a page has no room for more */
 
-/* A bar chart of a figure, one group per point, with whiskers and a second figure. */
-static void g2zx_bars(g2z_page *page, const g2z_summary *summary, int number,
-                      const g2z_point *const *points, size_t count) {
-  const int figures[4] = {g2zx_charts[number].y, g2zx_charts[number].more,
-                          g2zx_charts[number].low, g2zx_charts[number].high};
-  const char *labels[G2ZX_BARS];
-  double value[4][G2ZX_BARS];
-  g2z_series series[2];
-  memset(series, 0, sizeof series);
-  for (size_t i = 0; i < count; i++) {
-    labels[i] = points[i]->name;
-    for (int k = 0; k < 4; k++)
-      value[k][i] = figures[k] >= 0 ? g2zx_figure_of(points[i], figures[k]) : NAN;
-    if (figures[3] != G2ZX_SPREAD) continue;
-    value[3][i] = value[0][i] + value[2][i];
-    value[2][i] = value[0][i] - value[2][i];
-  }
-  for (int k = 0; k < 2 && figures[k] >= 0; k++) {
-    series[k].count = count;
-    series[k].y = value[k];
-    series[k].name = g2zx_figures[figures[k]].heading;
-  }
-  series[0].low = figures[2] >= 0 ? value[2] : NULL;
-  series[0].high = figures[2] >= 0 ? value[3] : NULL;
-  const int two = figures[1] >= 0 && g2zx_knows(summary, figures[1]);
-  const g2z_chart chart = {g2zx_charts[number].title, g2zx_charts[number].about, NULL, labels,
-                           series, 1 + two, G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
-  g2z_page_chart(page, &chart);
-}
-
-/* A line chart: one line over x per series of points, and an ideal: y = x, a figure of the first
- * series, or none. At most eight lines with the ideal. */
-static void g2zx_lines(g2z_page *page, int number, const g2z_point *const *points, size_t count) {
-  const int y = g2zx_charts[number].y, ideal = g2zx_charts[number].more;
-  double xs[G2Z_CHART_SERIES][G2ZX_BARS], ys[G2Z_CHART_SERIES][G2ZX_BARS];
+/* Bars: one group per point, with whiskers and a second figure. Lines: one per series of points,
+ * over x, and an ideal: y = x, or a figure of the first series. At most eight lines with it. */
+static void g2zx_put_chart(g2z_page *page, const g2z_summary *summary, const g2zx_chart *c,
+                           const g2z_point *const *points, size_t count) {
+  const int bars = c->x == G2ZX_NONE, last = G2Z_CHART_SERIES - (c->more != G2ZX_NONE);
+  const char *labels[G2ZX_BARS], *ideal = c->more == G2ZX_SAME ? "ideal" : "limit";
+  double x[G2Z_CHART_SERIES][G2ZX_BARS], y[G2Z_CHART_SERIES][G2ZX_BARS];
+  double low[G2ZX_BARS], high[G2ZX_BARS], more[G2ZX_BARS];
   g2z_series series[G2Z_CHART_SERIES];
-  const int last = ideal == G2ZX_NONE ? G2Z_CHART_SERIES : G2Z_CHART_SERIES - 1;
   int used = 0;
   memset(series, 0, sizeof series);
   for (size_t i = 0; i < count; i++) {
-    double at = g2zx_figure_of(points[i], g2zx_charts[number].x);
-    double value = g2zx_figure_of(points[i], y);
+    const double at = bars ? 0 : g2zx_figure_of(points[i], c->x);
+    const double value = g2zx_figure_of(points[i], c->y);
+    const char *name = g2zx_figures[c->y].heading;
     int k = 0;
-    if (isnan(at) || isnan(value)) continue;
-    const char *name = points[i]->series[0] ? points[i]->series : g2zx_figures[y].heading;
+    if (!bars && (isnan(at) || isnan(value))) continue;
+    if (!bars && points[i]->series[0]) name = points[i]->series;
     while (k < used && strcmp(series[k].name, name) != 0) k++;
     if (k == last) continue;
     if (k == used) {
-      const g2z_series added = {name, xs[k], ys[k], NULL, NULL, 0, G2Z_MARK_POINTS};
+      const g2z_series added = {name, x[k], y[k], NULL, NULL, 0, G2Z_MARK_POINTS};
       series[used++] = added;
     }
-    xs[k][series[k].count] = at;
-    ys[k][series[k].count++] = value;
-    if (k || ideal == G2ZX_NONE) continue;
-    xs[last][series[0].count - 1] = at;
-    ys[last][series[0].count - 1] = ideal == G2ZX_SAME ? at : g2zx_figure_of(points[i], ideal);
+    const size_t place = series[k].count++;
+    x[k][place] = at;
+    y[k][place] = value;
+    if (k) continue;
+    labels[place] = points[i]->name;
+    more[place] = c->more >= 0 ? g2zx_figure_of(points[i], c->more) : at;
+    if (c->low == G2ZX_NONE) continue;
+    low[place] = g2zx_figure_of(points[i], c->low);
+    high[place] = c->high == G2ZX_SPREAD ? value + low[place] : g2zx_figure_of(points[i], c->high);
+    if (c->high == G2ZX_SPREAD) low[place] = value - low[place];
   }
-  if (!used || series[0].count < 2) return; /* a single x value makes no line */
-  if (ideal != G2ZX_NONE) {
-    const g2z_series added = {ideal == G2ZX_SAME ? "ideal" : "limit", xs[last], ys[last], NULL,
-                              NULL, series[0].count, G2Z_MARK_DASHED};
+  if (!bars && (!used || series[0].count < 2)) return; /* a single x value makes no line */
+  if (c->low != G2ZX_NONE) {
+    series[0].low = low;
+    series[0].high = high;
+  }
+  if (c->more != G2ZX_NONE && (!bars || g2zx_knows(summary, c->more))) {
+    const g2z_series added = {bars ? g2zx_figures[c->more].heading : ideal, x[0], more, NULL, NULL,
+                              series[0].count, bars ? G2Z_MARK_LINE : G2Z_MARK_DASHED};
     series[used++] = added;
   }
-  const g2z_chart chart = {g2zx_charts[number].title, g2zx_charts[number].about,
-                           g2zx_charts[number].x_name, NULL, series, used,
-                           g2zx_charts[number].axis, G2Z_AXIS_ZERO};
+  const g2z_chart chart = {c->title, c->about, c->x_name, bars ? labels : NULL, series, used,
+                           c->axis, bars ? G2Z_AXIS_AUTO : G2Z_AXIS_ZERO};
   g2z_page_chart(page, &chart);
 }
 
 G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
   const g2zx_row *row = g2zx_row_named(summary->experiment);
-  const g2z_point *points[G2ZX_BARS];
-  char texts[G2ZX_CELLS][96];
-  const char *cells[G2ZX_CELLS];
+  const g2z_point *points[G2ZX_BARS], *end = summary->points + summary->count;
+  const char *headers[1 + G2ZX_COLUMNS] = {summary->experiment};
+  int columns[G2ZX_COLUMNS];
+  char cell[64];
   size_t count = 0;
   g2z_page_heading(page, row->title);
   g2z_page_fact(page, "machine", "%s", summary->hardware);
@@ -696,26 +682,21 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
   g2z_page_fact(page, "commit", "%s", summary->commit);
   g2z_page_fact(page, "when", "%s", summary->generated_utc);
   g2z_page_fact(page, "command", "%s", summary->command_line);
-  const int columns = g2zx_row_cells(summary, NULL, texts, cells);
-  g2z_page_table(page, columns, cells);
-  for (size_t i = 0; i < summary->count; i++) {
-    const g2z_point *point = &summary->points[i];
+  const int known = g2zx_columns(summary, columns);
+  for (int c = 0; c < known; c++) headers[1 + c] = g2zx_figures[columns[c]].heading;
+  g2z_page_table(page, 1 + known, headers);
+  for (const g2z_point *point = summary->points; point < end; point++) {
     if (point->outcome != G2Z_OUTCOME_OK) continue;
-    g2zx_row_cells(summary, point, texts, cells);
-    for (int c = 0; c < columns; c++) g2z_page_cell(page, "%s", cells[c]);
+    g2z_page_cell(page, "%s", point->name);
+    for (int c = 0; c < known; c++) g2z_page_cell(page, "%s", g2zx_cell(point, columns[c], cell));
     if (count < G2ZX_BARS) points[count++] = point;
   }
-  for (size_t i = 0; i < summary->count; i++) {
-    const g2z_point *point = &summary->points[i];
+  for (const g2z_point *point = summary->points; point < end; point++)
     if (point->outcome != G2Z_OUTCOME_OK)
       g2z_page_text(page, "%s: %s: %s", g2zx_outcomes[point->outcome], point->name, point->reason);
-  }
-  for (int i = 0; i < (int)G2Z_COUNT(g2zx_charts) && count; i++) {
-    const int wanted = g2zx_charts[i].in >> row->command & 1;
-    if (!wanted || !g2zx_knows(summary, g2zx_charts[i].y)) continue;
-    if (g2zx_charts[i].x == G2ZX_NONE) g2zx_bars(page, summary, i, points, count);
-    else g2zx_lines(page, i, points, count);
-  }
+  for (const g2zx_chart *c = g2zx_charts; c < g2zx_charts + G2Z_COUNT(g2zx_charts) && count; c++)
+    if (c->in >> row->command & 1 && g2zx_knows(summary, c->y))
+      g2zx_put_chart(page, summary, c, points, count);
 }
 
 /* ===== the work of bench =================================================
@@ -726,7 +707,6 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
 #define G2ZX_SIZE_LEAST 0.001 /* MiB */
 #define G2ZX_FLAGS 48         /* more than any sub-command has */
 
-
 /* The flags of o->command, with destinations in o. Each row begins with the sub-commands that take
  * the flag. A name with two rows takes a value in some sub-commands and a list in others. */
 static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
@@ -734,11 +714,16 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
   const unsigned comm = G2ZX_IN(comm) | G2ZX_IN(exchange), sweeps = lists | G2ZX_IN(comm);
   const unsigned point = lists | G2ZX_IN(point), steps = point | G2ZX_IN(step);
   const unsigned train = steps | G2ZX_IN(ops), one = train & ~lists;
+  const unsigned ranks = G2ZX_IN(point) | G2ZX_IN(exchange);
   g2z_train_config *t = &o->train;
 #define FLAG(in, name, kind, at, least, most, value, help) \
   {in, {name, G2Z_FLAG_##kind, &(at), least, most, value, help}}
-#define TEXT(in, name, at, value, help) FLAG(in, name, TEXT, o->at, 0, 0, value, help)
+#define TEXT(in, name, member, value, help) FLAG(in, name, TEXT, o->member, 0, 0, value, help)
+#define COUNT(in, name, member, least, most, help) \
+  FLAG(in, name, INT, o->work.member, least, most, "N", help)
 #define SETTING(in, name, setting, at, help) {in, g2z_setting_flag(name, #setting, &(at), help)}
+#define SHAPE(name, setting, help) SETTING(train, name, setting, o->shape.setting, help)
+#define TRAIN(in, name, setting, help) SETTING(in, name, setting, t->setting, help)
   const struct {
     unsigned in;
     g2z_flag flag;
@@ -751,60 +736,56 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       TEXT(comm, "sizes", work.sizes, "LIST", "sizes of the whole buffer in MiB"),
       TEXT(train, "model", model, "NAME",
            "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2 on cuda, a small model on cpu]"),
-      SETTING(train, "layers", layers, o->shape.layers, "number of layers; overrides --model"),
-      SETTING(train, "channels", channels, o->shape.channels, "width of the residual stream"),
-      SETTING(train, "heads", heads, o->shape.heads,
-              "number of heads; must divide channels [channels / 64]"),
-      SETTING(train, "context", context, o->shape.context, "positions, which limit --seq"),
-      SETTING(train, "vocab-size", vocab, o->shape.vocab, "size of the vocabulary"),
-      FLAG(lists, "global-batch", INT, o->work.global_batch, 1, 2147483647, "N",
-           "sequences per step for every number of ranks; --batch is then a limit, and --accum "
-           "is computed"),
-      SETTING(train, "batch", batch, t->batch, "sequences per micro-step and rank"),
+      SHAPE("layers", layers, "number of layers; overrides --model"),
+      SHAPE("channels", channels, "width of the residual stream"),
+      SHAPE("heads", heads, "number of heads; must divide channels [channels / 64]"),
+      SHAPE("context", context, "positions, which limit --seq"),
+      SHAPE("vocab-size", vocab, "size of the vocabulary"),
+      COUNT(lists, "global-batch", global_batch, 1, 2147483647, "sequences per step for every "
+            "number of ranks; --batch is then a limit, and --accum is computed"),
+      TRAIN(train, "batch", batch, "sequences per micro-step and rank"),
       SETTING(one, "seq", seq, o->work.seq, "tokens per sequence [context]"),
       SETTING(lists, "seq", seq, o->work.seq, "tokens per sequence"),
-      SETTING(train, "accum", accum, t->accum, "micro-steps per step"),
-      SETTING(train, "dropout", dropout, t->dropout,
-              "probability, on embedding, attention, projections"),
+      TRAIN(train, "accum", accum, "micro-steps per step"),
+      TRAIN(train, "dropout", dropout, "probability, on embedding, attention, projections"),
       TEXT(steps, "train", train.train_glob, "GLOB", "token shards [random tokens by Zipf's law]"),
-      FLAG(steps, "steps", INT, o->work.steps, 1, G2ZX_STEPS_MAX, "N", "steps to time"),
+      COUNT(steps, "steps", steps, 1, G2ZX_STEPS_MAX, "steps to time"),
       FLAG(lists, "tokens", INT64, o->tokens, 1, 1e15, "N",
            "instead of --steps: tokens to train on, over all ranks"),
-      FLAG(point, "warmup", INT, o->work.warmup, 0, 1000000, "N", "steps before the timed ones"),
-      FLAG(point, "val-steps", INT, o->work.val_steps, 1, 1000000, "N",
-           "batches of the validation at the end; without it there is none"),
-      FLAG(sweeps, "repeats", INT, o->work.repeats, 1, G2Z_REPEATS, "N",
-           "runs of each point; a round runs every point once"),
+      COUNT(point, "warmup", warmup, 0, 1000000, "steps before the timed ones"),
+      COUNT(point, "val-steps", val_steps, 1, 1000000,
+            "batches of the validation at the end; without it there is none"),
+      COUNT(sweeps, "repeats", repeats, 1, G2Z_REPEATS,
+            "runs of each point; a round runs every point once"),
       FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2Z_LIST_WORD),
            "[cuda if there is one]"),
       SETTING(one | comm, "dtype", dtype, o->dtype, "[fp16 on cuda, fp32 on cpu]"),
-      SETTING(steps, "graph", graph, t->graph, "run the step as CUDA graphs"),
-      SETTING(one, "zero", zero_stage, t->zero_stage, "ZeRO stage; matters on several ranks"),
-      SETTING(one, "strategy", strategy, t->strategy,
-              "dp: rank 0 alone has the optimizer; needs --zero 0"),
+      TRAIN(steps, "graph", graph, "run the step as CUDA graphs"),
+      TRAIN(one, "zero", zero_stage, "ZeRO stage; matters on several ranks"),
+      TRAIN(one, "strategy", strategy, "dp: rank 0 alone has the optimizer; needs --zero 0"),
       SETTING(train, "optimizer", optimizer, t->optimizer.kind, "muon: for the blocks' matrices"),
-      SETTING(train, "fp8", fp8, t->fp8, "Hopper: which products use 8 bits; forward: logits and "
-              "linear ops; all: data gradients too"),
-      SETTING(train, "recompute", recompute, t->recompute,
-              "block: run forward again in backward, which saves memory"),
-      SETTING(train, "grad-dtype", grad_fp32, t->grad_fp32, "type of gradients"),
-      SETTING(train, "transport", transport, t->transport,
-              "carries gradients and parameters between GPUs"),
-      SETTING(one, "bucket-mb", bucket_mb, t->bucket_mb,
-              "bucket size in MiB; 0: the default"),
+      TRAIN(train, "fp8", fp8, "Hopper: which products use 8 bits; forward: logits and linear "
+            "ops; all: data gradients too"),
+      TRAIN(train, "recompute", recompute,
+            "block: run forward again in backward, which saves memory"),
+      TRAIN(train, "grad-dtype", grad_fp32, "type of gradients"),
+      TRAIN(train, "transport", transport, "carries gradients and parameters between GPUs"),
+      TRAIN(one, "bucket-mb", bucket_mb, "bucket size in MiB; 0: the default"),
       TEXT(G2ZX_IN(step), "peer", peer, "COMMAND",
            "also run COMMAND on the same work, such as 'python3 peers/torch_gpt2.py'"),
       FLAG(G2ZX_IN(step), "ops", CHOICE, o->without_ops, 0, 0, "|on|off",
            "also time each op of a step; on one rank only"),
-      SETTING(train, "seed", seed, t->seed, "seed of weights, tokens and dropout"),
+      TRAIN(train, "seed", seed, "seed of weights, tokens and dropout"),
       TEXT(sweeps | G2ZX_IN(report), "out", out, "DIR", "directory of the results "
            "[experiments: runs/bench_NAME_TIME; report: the first DIR]"),
-      TEXT(G2ZX_IN(point) | G2ZX_IN(exchange), "run-dir", run_dir, "DIR",
-           "directory of the results"),
+      TEXT(ranks, "run-dir", run_dir, "DIR", "directory of the results"),
       FLAG(any, "help", SWITCH, o->help, 0, 0, "", "print this help")};
 #undef FLAG
 #undef TEXT
+#undef COUNT
 #undef SETTING
+#undef SHAPE
+#undef TRAIN
   int count = 0;
   for (size_t i = 0; i < G2Z_COUNT(all); i++)
     if (all[i].in >> o->command & 1) flags[count++] = all[i].flag;
@@ -855,8 +836,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   g2z_flag flags[G2ZX_FLAGS];
   char word[300];
   if (argc > 1 && argv[1][0] != '-') {
-    for (command = 0; command < G2Z_BENCH_COUNT; command++)
-      if (strcmp(argv[1], g2zx_commands[command].name) == 0) break;
+    command = g2zx_command_named(argv[1]);
     if (command == G2Z_BENCH_COUNT)
       G2Z_REFUSE(services, "%.80s is not a sub-command of bench. To list them: %s --help", argv[1],
                  g2z_shell_word(argv[0], word, sizeof word));
@@ -1364,20 +1344,16 @@ static void g2zx_give_up(g2z_point *p, g2z_outcome outcome, const char *reason) 
 }
 
 /* Appends a part to a name, after a comma. */
-static void g2zx_add_name(char *name, size_t room, const char *format, ...) G2Z_PRINTF(3, 4);
-static void g2zx_add_name(char *name, size_t room, const char *format, ...) {
-  va_list arguments;
-  size_t used = strlen(name);
-  if (used) used += (size_t)snprintf(name + used, room - used, ", ");
-  va_start(arguments, format);
-  if (used < room) vsnprintf(name + used, room - used, format, arguments);
-  va_end(arguments);
+static void g2zx_add_name(char *name, size_t room, const char *part) {
+  const size_t used = strlen(name);
+  snprintf(name + used, room - used, "%s%s", used ? ", " : "", part);
 }
 
 /* Adds one combination of the axes' values. Its name lists the values that differ between jobs. */
 static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, double dtype,
                                double size) {
   static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
+  char ranks[32], mib[32];
   if (e->count == G2ZX_JOBS)
     G2Z_REFUSE(e->services, "the lists make more than %d points: shorten one", G2ZX_JOBS);
   g2zx_job *j = &e->jobs[e->count++];
@@ -1392,17 +1368,18 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
     p->figures.world_size = world;
     p->figures.bucket_mib = size > 0 ? size : NAN;
   }
-  const int by_size = e->row->command == G2Z_BENCH_buckets; /* its charts show size on the x axis */
-  for (int whole = 0; whole < 2; whole++) {                 /* the series' name; the point's */
-    char *to = whole ? p->name : p->series;
-    size_t room = whole ? sizeof p->name : sizeof p->series;
-    if (e->stages.count > 1) g2zx_add_name(to, room, "%s", stages[(int)stage]);
-    if (e->dtypes.count > 1) g2zx_add_name(to, room, "%s", g2z_dtype_text(j->train.dtype));
-    if (e->sizes.count > 1 && (whole || !by_size)) g2zx_add_name(to, room, "%g MiB", size);
-    if (whole ? e->ranks.count > 1 || !*to : by_size && e->ranks.count > 1)
-      g2zx_add_name(to, room, "%d %s%s", j->world, e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank",
-                    world > 1 ? "s" : "");
+  snprintf(mib, sizeof mib, "%g MiB", size);
+  snprintf(ranks, sizeof ranks, "%d %s%s", j->world,
+           e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank", world > 1 ? "s" : "");
+  const char *parts[] = {e->stages.count > 1 ? stages[(int)stage] : "",
+                         e->dtypes.count > 1 ? g2z_dtype_text(j->train.dtype) : "",
+                         e->sizes.count > 1 ? mib : "", e->ranks.count > 1 ? ranks : ""};
+  const int on_x = e->row->command == G2Z_BENCH_buckets ? 2 : 3; /* on the x axis of its charts */
+  for (int k = 0; k < (int)G2Z_COUNT(parts); k++) {
+    if (*parts[k]) g2zx_add_name(p->name, sizeof p->name, parts[k]);
+    if (*parts[k] && k != on_x) g2zx_add_name(p->series, sizeof p->series, parts[k]);
   }
+  if (!*p->name) g2zx_add_name(p->name, sizeof p->name, ranks);
   if (g2zx_check_job(e, (int)stage - 1, j) != G2Z_OK)
     g2zx_give_up(p, G2Z_OUTCOME_SKIPPED, e->services->error);
   return G2Z_OK;
@@ -1610,13 +1587,12 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   size_t wanted = 0;
   g2z_shard_writer *writer;
   int32_t *tokens;
-  for (g2zx_job *j = e->jobs; j < e->jobs + e->count; j++) {
-    size_t step = (size_t)j->train.batch * (size_t)j->train.accum * (size_t)j->train.seq *
-                  (size_t)j->world;
-    size_t most = step > limit ? step : limit, run = step * (size_t)(j->steps + e->o->work.warmup);
-    if (j->point.outcome != G2Z_OUTCOME_OK) continue;
-    if (run > most) run = most;
-    if (run > wanted) wanted = run;
+  for (const g2zx_job *j = e->jobs; j < e->jobs + e->count; j++) {
+    const size_t step = (size_t)j->train.batch * (size_t)j->train.accum * (size_t)j->train.seq *
+                        (size_t)j->world;
+    const size_t run = step * (size_t)(j->steps + e->o->work.warmup);
+    const size_t most = run < limit ? run : step > limit ? step : limit;
+    if (j->point.outcome == G2Z_OUTCOME_OK && most > wanted) wanted = most;
   }
   e->tokens = g2z_path_in(e->out, "tokens.bin");
   G2Z_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab,
@@ -1642,6 +1618,7 @@ static void g2zx_log_line(void *user, const char *text) {
 static g2z_status g2zx_finish(g2zx_experiment *e) {
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", e->s->experiment);
   const int stopped = e->runs < e->all_runs;
+  char reason[80];
   int failed = 0;
   for (int i = 0; i < e->count; i++) {
     G2Z_TRY(g2zx_settle_job(e, &e->jobs[i]));
@@ -1659,9 +1636,9 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
       f->speedup_vs_1gpu = f->tokens_per_sec / e->s->points[k].figures.tokens_per_sec;
       f->scaling_efficiency = f->speedup_vs_1gpu / e->jobs[i].world;
     }
-  if (stopped)
-    g2zx_add_name(e->s->work, sizeof e->s->work, "stopped by signal %d after %d of %d runs",
-                  (int)g2zx_stop, e->runs, e->all_runs);
+  snprintf(reason, sizeof reason, "stopped by signal %d after %d of %d runs", (int)g2zx_stop,
+           e->runs, e->all_runs);
+  if (stopped) g2zx_add_name(e->s->work, sizeof e->s->work, reason);
   G2Z_TRY(g2z_summary_write(e->s, path.text));
   g2zx_log_line(e->services, "");
   g2z_summary_print(e->s, g2zx_log_line, e->services);
