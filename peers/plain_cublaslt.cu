@@ -21,27 +21,32 @@ struct layout {
   cudaDataType type;
   uint64_t rows, columns;
   int64_t ld;
+  int count;                   /* matrices of a batch */
+  int64_t stride;              /* elements from one to the next */
 };
 
 struct matrix {
   void *data;
   cudaDataType type;
-  int64_t ld;
+  int64_t ld, stride;
 };
 
-static __device__ float load(const void *data, cudaDataType type, int64_t at) {
-  if (type == CUDA_R_16F) return __half2float(((const __half *)data)[at]);
-  if (type == CUDA_R_16BF) return __bfloat162float(((const __nv_bfloat16 *)data)[at]);
-  return ((const float *)data)[at];
+static __device__ float load(matrix of, int64_t at) {
+  at += blockIdx.y * of.stride;
+  if (of.type == CUDA_R_16F) return __half2float(((const __half *)of.data)[at]);
+  if (of.type == CUDA_R_16BF) return __bfloat162float(((const __nv_bfloat16 *)of.data)[at]);
+  return ((const float *)of.data)[at];
 }
 
-static __device__ void store(void *data, cudaDataType type, int64_t at, float value) {
-  if (type == CUDA_R_16F) ((__half *)data)[at] = __float2half(value);
-  else if (type == CUDA_R_16BF) ((__nv_bfloat16 *)data)[at] = __float2bfloat16(value);
-  else ((float *)data)[at] = value;
+static __device__ void store(matrix of, int64_t at, float value) {
+  at += blockIdx.y * of.stride;
+  if (of.type == CUDA_R_16F) ((__half *)of.data)[at] = __float2half(value);
+  else if (of.type == CUDA_R_16BF) ((__nv_bfloat16 *)of.data)[at] = __float2bfloat16(value);
+  else ((float *)of.data)[at] = value;
 }
 
-/* One thread per element. Kahan summation: plain long sums would exceed the tests' bounds. */
+/* One thread per element; blockIdx.y is the matrix of a batch. Kahan summation: plain long sums would
+ * exceed the tests' bounds. */
 __global__ void plain_product(description how, int64_t m, int64_t n, int64_t k, float alpha,
                               matrix a, matrix b, float beta, matrix c, matrix d) {
   int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -49,22 +54,22 @@ __global__ void plain_product(description how, int64_t m, int64_t n, int64_t k, 
     int64_t row = at % m, column = at / m;
     float sum = 0, lost = 0;
     for (int64_t i = 0; i < k; i++) {
-      float term = load(a.data, a.type, how.transpose_a ? row * a.ld + i : i * a.ld + row) *
-                   load(b.data, b.type, how.transpose_b ? i * b.ld + column : column * b.ld + i);
+      float term = load(a, how.transpose_a ? row * a.ld + i : i * a.ld + row) *
+                   load(b, how.transpose_b ? i * b.ld + column : column * b.ld + i);
       float more = term - lost, total = sum + more;
       lost = (total - sum) - more;
       sum = total;
     }
     sum *= alpha;
-    if (beta != 0) sum += beta * load(c.data, c.type, column * c.ld + row);
-    if (how.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load(how.bias, d.type, row);
-    store(d.data, d.type, column * d.ld + row, sum);
+    if (beta != 0) sum += beta * load(c, column * c.ld + row);
+    if (how.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load({(void *)how.bias, d.type, 0, 0}, row);
+    store(d, column * d.ld + row, sum);
   }
 }
 
 static matrix matrix_of(const void *data, cublasLtMatrixLayout_t handle) {
   const layout *is = (const layout *)handle;
-  return {(void *)data, is->type, is->ld};
+  return {(void *)data, is->type, is->ld, is->stride};
 }
 
 template <typename T, typename H>
@@ -112,7 +117,18 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *handle, cudaDataType type,
                                           uint64_t rows, uint64_t columns, int64_t ld) {
-  return create(handle, layout{type, rows, columns, ld});
+  return create(handle, layout{type, rows, columns, ld, 1, 0});
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t) {
+  layout *of = (layout *)handle;
+  switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: of->count = *(const int *)value; break;
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: of->stride = *(const int64_t *)value; break;
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) {
   return destroy(handle);
@@ -161,7 +177,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t handle, con
     return CUBLAS_STATUS_NOT_SUPPORTED;
   int64_t m = (int64_t)of_d->rows, n = (int64_t)of_d->columns, blocks = (m * n + 255) / 256;
   int64_t k = (int64_t)(how->transpose_a ? of_a->rows : of_a->columns);
-  plain_product<<<(unsigned)(blocks < 65535 ? blocks : 65535), 256, 0, stream>>>(
+  dim3 grid((unsigned)(blocks < 65535 ? blocks : 65535), (unsigned)of_d->count);
+  plain_product<<<grid, 256, 0, stream>>>(
       *how, m, n, k, *(const float *)alpha, matrix_of(a, layout_a), matrix_of(b, layout_b),
       *(const float *)beta, matrix_of(c, layout_c), matrix_of(d, layout_d));
   return cudaGetLastError() == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

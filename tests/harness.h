@@ -809,10 +809,24 @@ typedef struct test_ranks {
   char *output[TEST_RANKS];     /* its output, once it has ended; freed by test_ranks_free */
 } test_ranks;
 
-/* Tests that run at the same time, in this process or another, use different ports. */
+/* The first of 16 ports. Tests that run at the same time, in this process or another, use different
+ * ones. Another program may hold a port: the four that ranks try must be free. */
 static int test_ports; /* how many this process has handed out */
 static int test_ranks_port(void) {
-  return 10000 + ((int)getpid() * 64 + 16 * test_ports++) % 9900;
+  for (int tries = 0;; tries++) {
+    int port = 10000 + ((int)getpid() * 64 + 16 * test_ports++) % 9900, ready = 0;
+    for (int at = port; at < port + 4; at++) {
+      struct sockaddr_in here;
+      int one = socket(AF_INET, SOCK_STREAM, 0), reuse = 1;
+      memset(&here, 0, sizeof here);
+      here.sin_family = AF_INET;
+      here.sin_port = htons((uint16_t)at);
+      setsockopt(one, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
+      ready += bind(one, (struct sockaddr *)&here, sizeof here) == 0 && listen(one, 1) == 0;
+      close(one);
+    }
+    if (ready == 4 || tries == 100) return port;
+  }
 }
 
 static const char *test_ranks_file(const g2z_test *t, const test_ranks *ranks, int rank) {
