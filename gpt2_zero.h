@@ -8527,11 +8527,13 @@ G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *set, size_t first) {
   if (set->count > first)
     qsort(set->tensors + first, set->count - first, sizeof *set->tensors, g2z__tensor_by_name);
-  for (size_t i = first + 1; i < set->count; i++)
-    if (strcmp(set->tensors[i - 1].name, set->tensors[i].name) == 0)
+  for (size_t i = first + 1; i < set->count; i++) {
+    const g2z__safetensor *a = &set->tensors[i - 1], *b = a + 1;
+    if (strcmp(a->name, b->name) == 0)
       return g2z_fail(set->services, G2Z_FORMAT,
                       "%s names tensor \"%.200s\" twice: write it with each name once",
-                      set->path, set->tensors[i].name);
+                      a->in == b->in ? a->in->path : set->path, a->name);
+  }
   return G2Z_OK;
 }
 

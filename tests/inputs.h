@@ -37,6 +37,8 @@ static const struct { const char *name; size_t at, count; const char *bytes; } i
 #define INPUTS_SPLIT(dir, index)                                                               \
   "mkdir $D/" dir "; cp $D/split/*.json $D/split/model-* $D/" dir "; echo '{" index "}' > $D/" \
   dir "/model.safetensors.index.json; $T --seq 4 --train $D/old.bin --init-from $D/" dir
+#define INPUTS_EMPTY(name) \
+  "\"" name "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}"
 static const struct { const char *command; int code; const char *sentence; } inputs_rows[] = {
     /* newcomers' first mistakes, in the order of the README */
     {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: remove the quotes"},
@@ -262,6 +264,9 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {INPUTS_SPLIT("twice", "\"weight_map\": {\"a\": \"model-0.safetensors\", \"b\": "
                            "\"./model-0.safetensors\"}"), 1,
      "$D/twice/model.safetensors.index.json names tensor \"transformer.h.0"},
+    {"printf '\\153\\0\\0\\0\\0\\0\\0\\0%s' '{" INPUTS_EMPTY("a") "," INPUTS_EMPTY("a") "}' > "
+     "$D/same; " INPUTS_SPLIT("same_file", "\"weight_map\": {\"a\": \"../same\"}"), 1,
+     "/same names tensor \"a\" twice"},
     {INPUTS_SPLIT("self", "\"weight_map\": {\"a\": \"model.safetensors.index.json\"}"), 1,
      "it was cut, or it is not a safetensors file"},
     {INPUTS_SPLIT("number", "\"weight_map\": {\"a\": 3}"), 1, "line 1, column 22: "},
