@@ -6,6 +6,9 @@
                                 [--accum 1] [--steps 30] [--warmup 10] [--wte-rows 50304] [--eager]
     torchrun --nproc-per-node 8 peers/torch_gpt2.py ...     DistributedDataParallel with
                                                             ZeroRedundancyOptimizer: ZeRO stage 1
+    pip install torchao; python3 peers/torch_gpt2.py --float8 tensorwise|rowwise ...
+                                                            torchao's 8-bit products in the blocks' Linear
+                                                            layers; the head's stay in 16 bits
     pip install deepspeed; torchrun --nproc-per-node 8 peers/torch_gpt2.py --deepspeed 1 ...
                                                             DeepSpeed, ZeRO stage 1
 
@@ -138,6 +141,8 @@ def main():
     parser.add_argument("--wte-rows", type=int, default=50304, metavar="N",
                         help="rows of the embedding, at least %d [50304]" % VOCAB)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--float8", choices=["tensorwise", "rowwise"],
+                        help="torchao: 8-bit products in the blocks, with a scale per tensor or row")
     parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="DeepSpeed's engine, ZeRO STAGE")
     args = parser.parse_args()
     if args.wte_rows < VOCAB:
@@ -150,6 +155,9 @@ def main():
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("highest" if args.dtype == "fp32" else "high")
     model = GPT2(*MODELS[args.model], args.wte_rows, args.seq).cuda()
+    if args.float8:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(args.float8))
     groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     make = in_turns if args.deepspeed is None else by_deepspeed
@@ -173,6 +181,8 @@ def main():
     how = "" if args.deepspeed is None else ", DeepSpeed ZeRO stage %d" % args.deepspeed
     if world > 1 and args.deepspeed is None:
         how = ", DistributedDataParallel with ZeroRedundancyOptimizer"
+    if args.float8:
+        how += ", torchao float8 " + args.float8
     if rank == 0:
         print(json.dumps({
             "peer": "torch " + torch.__version__ + (" eager" if args.eager else " compile") + how,

@@ -86,6 +86,10 @@ gpu2-zero2-nccl     --zero 2 --transport nccl --graph off --accum 2 --bucket-mb 
 gpu2-zero2-copy     --zero 2 --transport copy --graph on --dropout 0.1
 gpu2-zero3-nccl     --zero 3 --transport nccl --graph on --recompute block --dtype tf32
 gpu2-zero3-copy     --zero 3 --transport copy --graph on --accum 2
+gpu4-zero1-copy     --zero 1 --transport copy --graph on --accum 2 --bucket-mb 0.2
+gpu4-zero3-nccl     --zero 3 --transport nccl --graph on --recompute block
+gpu8-zero1-copy     --zero 1 --transport copy --graph on --accum 2 --bucket-mb 0.2
+gpu8-zero2-nccl     --zero 2 --transport nccl --graph on --dropout 0.1
 gpu2-dp             --strategy dp --transport nccl --graph off --bucket-mb 0.2
 gpu2-wte            --zero 1 --graph on --vocab-size 50257 --channels 256 --heads 4
 gpu2-resume         --zero 3 --graph on --batch 2 --resume @gpu1-saves/step-000010
