@@ -2,18 +2,6 @@
  * configurations, each in separate processes, and reports it as a file, a table and a page. The
  * program is bench.cu. MIT licence.
  *
- * QUICK START
- *     #define GPT2_ZERO_IMPLEMENTATION
- *     #include "gpt2_zero.h"
- *     #include "g2z_experiment.h"                                // this order
- *     static g2z_services services;                               // malloc, no log
- *     g2z_summary *summary = NULL;  g2z_point *point = NULL;
- *     g2z_status status = g2z_summary_create(&services, "scaling", &summary);
- *     if (status == G2Z_OK) status = g2z_summary_add(summary, &point);
- *     if (status == G2Z_OK) point->figures.tokens_per_sec = 231000;  // and the other figures
- *     if (status == G2Z_OK) status = g2z_summary_write(summary, "scaling_report.json");
- *     g2z_summary_free(summary);
- *
  * It uses only the public functions of gpt2_zero.h, g2z_run.h, g2z_report.h and g2z_program.h. The
  * library's build switches apply, and its error contract: a status, and a sentence in
  * services->error. It prints nothing: progress goes to services->log. Names with g2zx_ or G2ZX_ are
@@ -231,7 +219,6 @@ G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1664,7 +1651,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   const g2z_place *place = &config->ranks.place;
   time_t now = time(NULL);
   struct tm utc;
-  char stamp[32], text[16];
+  char stamp[32], text[16], word[300];
   int there, possible = 0;
   if (place->world > 1)
     G2Z_REFUSE(services, "this process is rank %d of %d, but bench %s starts its ranks itself: "
@@ -1703,6 +1690,12 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   G2Z_TRY(g2z_is_there(services, path.text, &there));
   if (there)
     G2Z_REFUSE(services, "%.600s exists already: choose another --out, or remove it", path.text);
+  const g2z_path left = g2z_path_in(e->out, "run_%s_1", name);
+  G2Z_TRY(g2z_is_there(services, left.text, &there));
+  if (there)
+    G2Z_REFUSE(services, "%.600s is left from an experiment that did not end: choose another "
+               "--out, or type rm -r %s/run_%s_*", left.text,
+               g2z_shell_word(e->out, word, sizeof word), name);
   G2Z_TRY(g2zx_new_summary(services, o, name, &e->s));
   snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until a run reports it */
   G2Z_TRY(G2Z_NEW(services, G2ZX_JOBS, &e->jobs));
@@ -1719,14 +1712,11 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
 }
 
 /* Makes `out` and runs each job o->work.repeats times. A round runs each job once, so that a change
- * of the machine's speed affects all jobs. Refuses an `out` with runs of an interrupted
- * experiment. */
+ * of the machine's speed affects all jobs. */
 static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;
-  const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
-  char length[32], word[300]; /* with --tokens the steps differ between points */
-  int there;
+  char length[32]; /* with --tokens the steps differ between points */
   if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
   else snprintf(length, sizeof length, "%d steps", o->work.steps);
   if (e->trains)
@@ -1739,11 +1729,6 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
              g2z_dtype_text(t->dtype), o->work.repeats,
              e->device == G2Z_DEVICE_CUDA ? "a copy to another GPU" : "memcpy");
   G2Z_TRY(g2z_make_directory(e->services, e->out));
-  G2Z_TRY(g2z_is_there(e->services, path.text, &there));
-  if (there)
-    G2Z_REFUSE(e->services, "%.600s is left from an experiment that did not end: choose another "
-               "--out, or type rm -r %s/run_%s_*", path.text,
-               g2z_shell_word(e->out, word, sizeof word), e->s->experiment);
   if (!t->train_glob && e->trains) G2Z_TRY(g2zx_write_tokens(e));
   for (int i = 0; i < e->count; i++) {
     const g2z_point *p = &e->jobs[i].point;

@@ -1598,21 +1598,6 @@ static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
   sites[at].list = 0;
 }
 
-/* Merges the symbol at `at` with the next one into `id`. */
-static g2z_status g2zt_learn_site(g2zt_learning *learning, uint32_t at, int32_t id) {
-  g2zt_site *sites = learning->sites;
-  uint32_t previous = g2zt_site_previous(learning, at);
-  uint32_t second = g2zt_site_next(learning, at);
-  g2zt_learn_unlink(learning, at);
-  g2zt_learn_unlink(learning, second);
-  g2zt_learn_unlink(learning, previous); /* site 0 is in no list */
-  sites[second - 1].id = sites[second].id = -1;
-  sites[at].id = id;
-  sites[g2zt_site_next(learning, at) - 1].id = id;
-  G2Z_TRY(g2zt_learn_link(learning, at));
-  return previous ? g2zt_learn_link(learning, previous) : G2Z_OK;
-}
-
 static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, int vocab) {
   /* lay the words out as sites of single bytes */
   size_t total = 1 + words->count + (words->count ? words->starts[words->count] : 0);
@@ -1655,8 +1640,17 @@ static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, i
        * run as a whole visits each of its symbols only a few times. */
       while ((previous = g2zt_site_previous(learning, at)) && sites[previous].list == best)
         at = previous;
-      do {
-        G2Z_TRY(g2zt_learn_site(learning, at, id));
+      do { /* merge the symbol at `at` with the next one */
+        const uint32_t second = g2zt_site_next(learning, at);
+        previous = g2zt_site_previous(learning, at);
+        g2zt_learn_unlink(learning, at);
+        g2zt_learn_unlink(learning, second);
+        g2zt_learn_unlink(learning, previous); /* site 0 is in no list */
+        sites[second - 1].id = sites[second].id = -1;
+        sites[at].id = id;
+        sites[g2zt_site_next(learning, at) - 1].id = id;
+        G2Z_TRY(g2zt_learn_link(learning, at));
+        if (previous) G2Z_TRY(g2zt_learn_link(learning, previous));
         at = g2zt_site_next(learning, at);
       } while (sites[at].list == best);
     }
