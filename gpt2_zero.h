@@ -2620,7 +2620,7 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
     case ENOENT: remedy = "check the name and the directory"; break;
     case ENOTDIR:
     case EEXIST: remedy = "a file stands where a directory is needed: choose another path"; break;
-    case EISDIR: remedy = "it is a directory: name a file"; break;
+    case EISDIR: remedy = "name a file"; break;
     case ELOOP: remedy = "it is a symbolic link: remove it, or name what it leads to"; break;
     case ENAMETOOLONG: remedy = "choose a shorter path"; break;
     case ENXIO: remedy = "it is a FIFO: remove it, or choose another path"; break;

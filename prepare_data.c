@@ -159,7 +159,7 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
 #undef GROUP
   const int count = (int)(sizeof flags / sizeof *flags);
   options defaults = *o;
-  g2z_status status = g2z_flags_parse(services, flags, count, argc, argv, inputs);
+  g2z_status status = g2z_flags_parse(services, flags, count, argc, argv, 1, inputs);
   if (status != G2Z_OK || !o->help) return status;
   *o = defaults;
   puts(help_begin);

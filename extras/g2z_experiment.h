@@ -819,7 +819,7 @@ G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const c
  * flags once, because reading moves their directories to the front of argv. */
 G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
                                   g2z_context_config *context, g2z_bench *o) {
-  int command = G2Z_BENCH_step, rest = 0;
+  int command = G2Z_BENCH_step, first = 1, rest = 0;
   g2z_flag flags[G2ZX_FLAGS];
   char word[300];
   if (argc > 1 && argv[1][0] != '-') {
@@ -827,9 +827,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
     if (command == G2Z_BENCH_COUNT)
       G2Z_REFUSE(services, "%.80s is not a sub-command of bench. To list them: %s --help", argv[1],
                  g2z_shell_word(argv[0], word, sizeof word));
-    argv[1] = argv[0];
-    argc--;
-    argv++;
+    first = 2;
   }
   const int reader = (G2ZX_READERS >> command & 1) != 0;
   g2z_device_kind kind = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
@@ -837,13 +835,13 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
     g2zx_default(o, command, kind);
     if (pass == 0) o->work.steps = 0;
     G2Z_TRY(g2z_flags_parse(services, flags, g2zx_flags_of(o, flags), argc, argv,
-                            reader ? &rest : NULL));
+                            first, reader ? &rest : NULL));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
     if (pass == 0 && o->tokens && o->work.steps)
       G2Z_REFUSE(services, "--tokens and --steps both set the length: remove one of them");
   }
   o->argc = rest + 1;
-  o->argv = argv;
+  o->argv = argv + first - 1; /* o->argv[1] is the first directory */
   o->help_for = kind;
   if (o->help) return G2Z_OK;
 

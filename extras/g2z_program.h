@@ -8,7 +8,7 @@
  *     static g2z_services services;                               // malloc, no log
  *     int steps = 100;
  *     const g2z_flag flags[] = {{"steps", G2Z_FLAG_INT, &steps, 1, 1e6, "N", "length of the run"}};
- *     if (g2z_flags_parse(&services, flags, 1, argc, argv, NULL) != G2Z_OK) puts(services.error);
+ *     if (g2z_flags_parse(&services, flags, 1, argc, argv, 1, NULL)) puts(services.error);
  *
  * It uses only public functions of gpt2_zero.h, its build switches (GPT2_ZERO_IMPLEMENTATION,
  * G2Z_STATIC, G2Z_API) and its error contract: a status, and a sentence in services->error. Names
@@ -62,11 +62,12 @@ typedef struct g2z_flag {
   const char *help;
 } g2z_flag;
 
-/* Arguments that are not flags are moved to argv[1..*rest], in order; with rest NULL they are an
+/* The arguments begin at argv[first]: 1, or 2 after a sub-command. Those that are not flags are
+ * moved to argv[first] and so on, in order, and *rest is their number; with rest NULL they are an
  * error. If the flag belongs to another program, the error names the flag to use here. -h is
  * --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
-                                   int argc, char **argv, int *rest);
+                                   int argc, char **argv, int first, int *rest);
 /* The table as text. Print it before parsing: it shows the values of the destinations. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
@@ -323,7 +324,7 @@ static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const cha
 /* Refuses an unknown flag, such as "-b" or "--n_layer=12", and names this program's flag if there
  * is one. */
 static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flags, int count,
-                                    const char *program, const char *argument) {
+                                    char **argv, int first, const char *argument) {
   const size_t whole = strcspn(argument, "="), dashes = strspn(argument, "-");
   const char *name = argument + dashes, *ours = NULL;
   const int shown = whole < 80 ? (int)whole : 80;
@@ -339,8 +340,9 @@ static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flag
   if (ours)
     G2Z_REFUSE(services, "unexpected flag %.*s: %s%s", shown, argument, strncmp(ours, "--", 2) == 0
                ? "type " : "", ours);
-  G2Z_REFUSE(services, "unexpected flag %.*s: %s --help lists all flags", shown, argument,
-             g2z_shell_word(program, word, sizeof word));
+  G2Z_REFUSE(services, "unexpected flag %.*s: %s%s%s --help lists all flags", shown, argument,
+             g2z_shell_word(argv[0], word, sizeof word), first > 1 ? " " : "",
+             first > 1 ? argv[1] : "");
 }
 
 /* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a user would type them. */
@@ -425,12 +427,12 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
 
 /* Reads the flag argv[*at] and its value, and moves *at to the last argument used. */
 static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, int count,
-                                 const char *program, int argc, char **argv, int *at) {
+                                 int argc, char **argv, int first, int *at) {
   const char *name = argv[*at] + 2;
   size_t length = strcspn(name, "=");
   const char *value = name[length] ? name + length + 1 : NULL;
   const g2z_flag *flag = g2zg_flag_find(flags, count, name, length);
-  if (!flag) return g2zg_flag_unknown(services, flags, count, program, argv[*at]);
+  if (!flag) return g2zg_flag_unknown(services, flags, count, argv, first, argv[*at]);
   if (flag->kind == G2Z_FLAG_SWITCH) {
     if (value)
       G2Z_REFUSE(services, "--%s takes no value: remove =%.80s", flag->name, value);
@@ -453,22 +455,22 @@ static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, 
 }
 
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
-                                   int argc, char **argv, int *rest) {
+                                   int argc, char **argv, int first, int *rest) {
   int kept = 0;
-  for (int i = 1; i < argc; i++) {
+  for (int i = first; i < argc; i++) {
     static char help[] = "--help";
     if (strcmp(argv[i], "-h") == 0) argv[i] = help;
     char *argument = argv[i];
     if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
-      G2Z_TRY(g2zg_flag_take(services, flags, count, argv[0], argc, argv, &i));
+      G2Z_TRY(g2zg_flag_take(services, flags, count, argc, argv, first, &i));
       continue;
     }
     if (argument[0] == '-' && argument[1]) /* "-" is standard input */
-      return g2zg_flag_unknown(services, flags, count, argv[0], argument);
+      return g2zg_flag_unknown(services, flags, count, argv, first, argument);
     if (!rest)
       G2Z_REFUSE(services, "unexpected argument \"%.80s\": put patterns and text with spaces in "
                  "quotes, as in --train 'data/NAME_*.bin'", argument);
-    argv[++kept] = argument;
+    argv[first + kept++] = argument;
   }
   if (rest) *rest = kept;
   return G2Z_OK;

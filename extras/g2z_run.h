@@ -2555,7 +2555,7 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
 #undef OPTIMIZER
 #undef GROUP
   const int count = (int)(sizeof flags / sizeof *flags);
-  if (!line) return g2z_flags_parse(services, flags, count, argc, argv, NULL);
+  if (!line) return g2z_flags_parse(services, flags, count, argc, argv, 1, NULL);
   g2z_flags_print(flags, count, line, user);
   return G2Z_OK;
 }

@@ -97,10 +97,10 @@ static void test_files_refused(g2z_test *t) {
       {'w', "$/none/x", "none/x: No such file or directory; check the name"},
       {'w', "$/n\033[2J\n/\xc2\x9b" "2J\xc3\x9b", "n?[2J?/??2J\xc3\x9b: No such"},
       {'w', "", "No such file"},
-      {'w', "$", "it is a directory"},
+      {'w', "$", "it is a directory; name a file"},
       {'w', "/dev/null", "not a regular file"},
       {'r', "$/none", "No such file"},
-      {'r', "$", "it is a directory: name a file"},
+      {'r', "$", "Is a directory; name a file"},
       {'d', "$/a/file/x", "a file stands where a directory is needed"},
       {'d', "", "\"\""},
       {'c', "", unnamed}, {'R', "", unnamed}, {'P', "", unnamed}, {'E', "", unnamed}};

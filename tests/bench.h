@@ -237,7 +237,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --peer x", "unexpected flag --peer"},
       {"scaling x", "unexpected argument"},
       {"ops --train x", "unexpected flag --train"},
-      {"ops --steps 1", "unexpected flag --steps"},
+      {"ops --steps 1", "unexpected flag --steps: ./bench ops --help lists all flags"},
       {"ops --graph on", "unexpected flag --graph"},
       {"--device cpu --model gpt2 --layers 2 --peer true", "--peer runs an unchanged --model"},
       {"--device cpu --peer true", "--peer needs a --model; add --model gpt2"},

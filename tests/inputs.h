@@ -92,7 +92,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      " --vocab-size 257 --run-dir $D/run-2 --init-from $D/run/weights\n"}, /* one --run-dir */
     {"mkdir \"$D/a b\"; echo > \"$D/a b/m.json\"; $X --init-from \"$D/a b/m.json\" --prompt a", 1,
      "$D/a b/m.json has no config.json: name a directory with config.json and model.safetensors"},
-    {"$T --train $D/n_train_000000.bin --vocab \"$D/a b\"", 1, "it is a directory: name a file\n"},
+    {"$T --train $D/n_train_000000.bin --vocab \"$D/a b\"", 1, "Is a directory; name a file\n"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/new --resume $D/run", 1,
      "$D/run has no trainer_state.json, so it is no checkpoint: name a step-NNNNNN directory"},
     {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run has no config.json: name a "},

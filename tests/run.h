@@ -482,7 +482,7 @@ static void test_flags(g2z_test *t) {
   argv[10] = dash;
   argv[11] = number_word;
   argv[12] = ten;
-  CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, 13, argv, &rest));
+  CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, 13, argv, 1, &rest));
   CHECK(t, number == 10 && big == INT64_MAX && seed == UINT64_MAX && choice == 0 && on == 1);
   CHECK_NEAR(t, (double)real, 0.25, 0);
   CHECK(t, text && strcmp(text, "--on") == 0);
@@ -510,13 +510,13 @@ static void test_flags(g2z_test *t) {
     char word[64];
     snprintf(word, sizeof word, "%s", wrong[i][0]);
     argv[1] = word;
-    CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2, argv, NULL), wrong[i][1]);
+    CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2, argv, 1, NULL), wrong[i][1]);
   }
   CHECK(t, number == 10); /* a refused value changes nothing */
   char next_flag[] = "--on"; /* "--number --on": --on is no value */
   argv[1] = number_word;
   argv[2] = next_flag;
-  CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 3, argv, NULL),
+  CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 3, argv, 1, NULL),
             "--number needs a value");
 
   /* The shell restores the same words from the printed line, whatever they contain. */
@@ -588,7 +588,7 @@ static void test_flags_arguments(g2z_test *t) {
     CHECK(t, strcmp(argv[0], "p") == 0 && !*argv[1] && strcmp(argv[words - 1], "--on") == 0);
     memset(&v, 0, sizeof v);
     v.choice = -1;
-    CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, words - 1, argv + 1, NULL));
+    CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, words - 1, argv + 1, 1, NULL));
     CHECK(t, v.number == back.number && v.choice == back.choice && v.on && !v.off && !v.unset);
     CHECK(t, v.big == back.big && v.seed == back.seed && v.real == back.real);
     CHECK(t, v.least == back.least && v.most == back.most);
@@ -644,7 +644,7 @@ static const char *const test_train_bad[][2] = {
     {"--config f", "unexpected flag --config: there are only flags; to keep them in a file: $(cat"},
     {"--train $SHARD --init-from gpt2", "gpt2 has no config.json: name a directory with config.js"},
     {"--train $SHARD --init-from $SHARD", "shard.bin has no config.json: name a directory with"},
-    {"--train $SHARD --vocab /tmp", "/tmp: Is a directory; it is a directory: name a file"},
+    {"--train $SHARD --vocab /tmp", "/tmp: Is a directory; name a file"},
     {"--steps 0", "--steps 0: must be from 1"},
     {"--dtype fp8", "must be one of fp32|tf32|fp16|bf16"},
     {"--schedule step", "must be one of cosine|"},
@@ -1944,7 +1944,7 @@ static void test_train_removed(g2z_test *t) {
       {2, "", "rm -r run3", "run3/metrics.jsonl was removed or replaced while"},
       {1, "--val-every 200", "cp digits_val.bin kept && truncate -s 1024 digits_val.bin",
        "do not write shards while they are read"},
-      {1, "--max-train-steps 200", "mkdir run5/training_metrics.json", "it is a directory"},
+      {1, "--max-train-steps 200", "mkdir run5/training_metrics.json", "Is a directory; name a file"},
       {1, "--max-train-steps 200", "rmdir run6/weights", NULL}}; /* does no harm */
   test_ranks ranks;
   TRAIN_OR_SKIP(t);

@@ -163,7 +163,7 @@ static void test_safetensors_refused(g2z_test *t) {
     CHECK_FORMAT(t, g2z__safetensors_open(services, path, &file), "bytes but has 16 bytes in all");
   }
   CHECK_IO(t, g2z__safetensors_open(services, test_path(t, "no"), &file), "No such file");
-  CHECK_IO(t, g2z__safetensors_open(services, t->directory, &file), "it is a directory");
+  CHECK_IO(t, g2z__safetensors_open(services, t->directory, &file), "Is a directory; name a file");
 
   /* Truncated at every byte; every byte of the header changed. */
   g2z_writer *writer;
