@@ -334,6 +334,7 @@ static const g2z_test_entry test_table[] = {
      test_train_ranks_killed},
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"report_curves", "smoothed losses, and two runs in one chart", test_report_curves},
+    {"report_compared", "when each of three runs reaches the same loss", test_report_compared},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
     {"run_report_epochs", "the page of a run of 2,000 epochs, in one pass", test_run_report_epochs},
     {"run_short", "short runs, also in Slurm, leave what readers want", test_run_short},

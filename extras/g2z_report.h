@@ -18,14 +18,11 @@
  * apply (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT), and its error contract: a
  * status, and a sentence in services->error. Names that begin with g2zp_ or G2ZP_ are private.
  *
- * CONTENTS: report (pages, charts, TensorBoard, metrics.jsonl, the page of a run, profiles,
- *     statistics, several runs on one page). Experiments are in g2z_experiment.h.
+ * CONTENTS: report (pages, charts, TensorBoard, JSON, runs, profiles); statistics and comparisons
  *
- * RUN DIRECTORY (g2z_run.h has the whole list)
- *     read      metrics.jsonl, training_metrics.json, launcher_metadata.json, RUN_FAILED.json,
- *               sample.txt, profiles/nsys_stats_*.txt, profiles/timers_*.txt
- *     written   report.html, events.out.tfevents.*, and in profiles/: timers_*.txt,
- *               profile_summary.json */
+ * In a run directory it reads metrics.jsonl, training_metrics.json, launcher_metadata.json,
+ * RUN_FAILED.json, sample.txt, and in profiles/ nsys_stats_*.txt and timers_*.txt. It writes
+ * report.html, events.out.tfevents.*, and in profiles/ timers_*.txt and profile_summary.json. */
 
 #ifndef G2Z_REPORT_INCLUDED
 #define G2Z_REPORT_INCLUDED
@@ -53,7 +50,7 @@ extern "C" {
  *   status = g2z_page_commit(page);                                   the first failure, or OK
  *   g2z_page_free(page); */
 
-#define G2Z_CHART_SERIES 8           /* one colour each */
+#define G2Z_CHART_SERIES 9           /* one colour each */
 #define G2Z_CHART_POINTS 1000        /* longer series are reduced to this number */
 
 typedef enum g2z_mark {
@@ -140,6 +137,7 @@ typedef struct g2z_metrics_line {
 #define X(name) double name;
   G2Z_NOTE_LIST(X)
 #undef X
+  int target;                   /* 1: this validation is the first to reach --target-loss */
   char eval_file[256];          /* "": none, or longer than 255 bytes */
 } g2z_metrics_line;
 /* Reads line `number` of the file `path` at text[*at], and moves *at past it. A line without a
@@ -213,7 +211,7 @@ G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object
 /* The runs found in directories, for one page. */
 typedef struct g2z_results {
   g2z_services *services;
-  g2z_object *runs;             /* training_metrics.json of each run */
+  g2z_object *runs;             /* training_metrics.json of each run; path: its directory */
   size_t run_count, run_capacity;
   g2z_path *reports;            /* files NAME_report.json, unless `show` is NULL */
   size_t report_count, report_capacity;
@@ -245,6 +243,7 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -304,12 +303,8 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
 
 /* ----- pages ----- */
 
-enum { /* the open element: an element of another kind closes it */
-  G2ZP_PAGE_PLAIN,
-  G2ZP_PAGE_FACTS,
-  G2ZP_PAGE_TABLE,
-  G2ZP_PAGE_CHARTS
-};
+/* The open element. An element of another kind closes it. */
+enum { G2ZP_PAGE_PLAIN, G2ZP_PAGE_FACTS, G2ZP_PAGE_TABLE, G2ZP_PAGE_CHARTS };
 
 struct g2z_page {
   g2z_services *services;
@@ -320,15 +315,15 @@ struct g2z_page {
   int no_memory;                     /* 1: memory ran out, so a text is missing */
 };
 
-/* Eight colours that differ in lightness and hue: colour-blind readers can distinguish them. */
+/* Colours that differ in lightness and hue: colour-blind readers can distinguish them. */
 static const char g2zp_page_style[] =
     ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
     "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
-    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470}\n"
+    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470;--s8:#1c1d1f}\n"
     "@media screen and (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;"
     "--line:#303338;--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;"
     "--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;"
-    "--s7:#aab3bf}}\n"
+    "--s7:#aab3bf;--s8:#e9e9e7}}\n"
     "*{box-sizing:border-box}\n"
     "body{margin:0 auto;max-width:1400px;padding:clamp(16px,3vw,40px);background:var(--page);"
     "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
@@ -402,10 +397,9 @@ typedef struct g2zp_coordinate {
 } g2zp_coordinate;
 
 static g2zp_coordinate g2zp_coordinate_of(double value) {
-  const long tenths = lround(fmax(-1e5, fmin(value, 1e5)) * 10);
   g2zp_coordinate out;
-  snprintf(out.text, sizeof out.text, "%s%ld.%ld", tenths < 0 ? "-" : "", labs(tenths) / 10,
-           labs(tenths) % 10);
+  snprintf(out.text, sizeof out.text, "%.1f", fmax(-1e5, fmin(value, 1e5)));
+  g2z_plain_number(out.text);
   return out;
 }
 #define G2ZP_AT(value) g2zp_coordinate_of(value).text
@@ -651,16 +645,17 @@ static double g2zp_scale_at(const g2zp_scale *s, double value) {
 /* Shortens "2,500" to "2.5k". All ticks of a linear scale share one unit and the number of
  * decimals that the step needs. */
 static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
-  double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value), unit = 1;
+  const double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value);
+  double unit = 1;
   char suffix[8] = "";
   if (size >= 1e15 || (size < 1e-2 && size > 0)) {
-    int power = (int)floor(log10(size) + 1e-9);
+    const int power = (int)floor(log10(size) + 1e-9);
     unit = pow(10, power);
     snprintf(suffix, sizeof suffix, "e%d", power);
   } else if (size >= 1e4) {
-    unit = size >= 1e12 ? 1e12 : size >= 1e9 ? 1e9 : size >= 1e6 ? 1e6 : 1e3;
-    snprintf(suffix, sizeof suffix, "%s",
-             size >= 1e12 ? "T" : size >= 1e9 ? "G" : size >= 1e6 ? "M" : "k");
+    int k = 0;
+    for (unit = 1e3; k < 3 && size >= 1e3 * unit; k++) unit *= 1e3;
+    suffix[0] = "kMGT"[k];
   }
   if (s->step > 0) {
     int decimals = 0;
@@ -701,40 +696,10 @@ static void g2zp_page_number(g2z_page *page, const char *name, double value) {
   g2z_page_fact(page, name, "%s", text);
 }
 
-/* A long series is cut into stretches; each is drawn as its minimum and maximum, in their order. A
- * single point between two gaps is a line of length 0, which its round ends turn into a dot. */
-static void g2zp_chart_line(g2z_writer *writer, const g2z_series *series, int index,
-                            const g2zp_scale *x, const g2zp_scale *y) {
-  size_t stretch = series->count <= G2Z_CHART_POINTS
-                       ? 1 : (series->count + G2Z_CHART_POINTS / 2 - 1) / (G2Z_CHART_POINTS / 2);
-  int drawn = 0;                     /* points since the last gap */
-  g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
-                    series->mark == G2Z_MARK_DASHED  ? " dash"
-                    : series->mark == G2Z_MARK_FAINT ? " faint" : "",
-                    series->count > 200 ? " many" : "", index);
-  for (size_t begin = 0; begin < series->count; begin += stretch) {
-    size_t end = series->count - begin < stretch ? series->count : begin + stretch;
-    size_t least = end, most = end;
-    int gap = 0;
-    for (size_t i = begin; i < end; i++)
-      if (isnan(g2zp_scale_at(x, series->x[i]) + g2zp_scale_at(y, series->y[i]))) gap = 1;
-      else {
-        if (least == end || series->y[i] < series->y[least]) least = i;
-        if (most == end || series->y[i] > series->y[most]) most = i;
-      }
-    const size_t point[2] = {least < most ? least : most, least < most ? most : least};
-    for (int i = least == end ? 2 : least == most; i < 2; i++, drawn++)
-      g2z_writer_printf(writer, "%s%s %s", drawn ? "L" : "M",
-                        G2ZP_AT(g2zp_scale_at(x, series->x[point[i]])),
-                        G2ZP_AT(g2zp_scale_at(y, series->y[point[i]])));
-    if (drawn == 1 && (gap || end == series->count)) g2z_writer_printf(writer, "h0");
-    if (gap) drawn = 0;
-  }
-  g2z_writer_printf(writer, "\"/>\n");
-}
-
 /* Draws the series as lines and points, then transparent columns over them. When the pointer is on
- * a column, the page shows the values of all series there. */
+ * a column, the page shows the values of all series there. A long series is cut into stretches;
+ * each is drawn as its minimum and maximum, in their order. A single point between two gaps is a
+ * line of length 0, which its round ends turn into a dot. */
 static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
                              const g2zp_scale *y) {
   enum { COLUMNS = 120 };
@@ -744,17 +709,43 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
   memset(at, 0, sizeof at);
   for (int s = 0; s < chart->series_count; s++) {
     const g2z_series *series = &chart->series[s];
-    const int dots = series->mark == G2Z_MARK_POINTS && series->count <= 64;
-    g2zp_chart_line(writer, series, s, x, y);
-    for (size_t i = 0; i < series->count; i++) {
+    const size_t count = series->count, half = G2Z_CHART_POINTS / 2;
+    const size_t stretch = count <= G2Z_CHART_POINTS ? 1 : (count + half - 1) / half;
+    int drawn = 0;                   /* points since the last gap */
+    g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
+                      series->mark == G2Z_MARK_DASHED  ? " dash"
+                      : series->mark == G2Z_MARK_FAINT ? " faint" : "",
+                      count > 200 ? " many" : "", s);
+    for (size_t begin = 0; begin < count; begin += stretch) {
+      const size_t end = count - begin < stretch ? count : begin + stretch;
+      size_t least = end, most = end;
+      int gap = 0;
+      for (size_t i = begin; i < end; i++) {
+        const double value = series->y[i];
+        const double column = (g2zp_scale_at(x, series->x[i]) - x->from) / wide;
+        if (isnan(column + g2zp_scale_at(y, value))) {
+          gap = 1;
+          continue;
+        }
+        if (least == end || value < series->y[least]) least = i;
+        if (most == end || value > series->y[most]) most = i;
+        if (column >= 0 && column <= COLUMNS)
+          at[s][column < COLUMNS ? (int)column : COLUMNS - 1] = i + 1;
+      }
+      const size_t point[2] = {least < most ? least : most, least < most ? most : least};
+      for (int i = least == end ? 2 : least == most; i < 2; i++, drawn++)
+        g2z_writer_printf(writer, "%s%s %s", drawn ? "L" : "M",
+                          G2ZP_AT(g2zp_scale_at(x, series->x[point[i]])),
+                          G2ZP_AT(g2zp_scale_at(y, series->y[point[i]])));
+      if (drawn == 1 && (gap || end == count)) g2z_writer_printf(writer, "h0");
+      if (gap) drawn = 0;
+    }
+    g2z_writer_printf(writer, "\"/>\n");
+    for (size_t i = 0; i < count && count <= 64 && series->mark == G2Z_MARK_POINTS; i++) {
       const double across = g2zp_scale_at(x, series->x[i]), up = g2zp_scale_at(y, series->y[i]);
-      if (isnan(across + up)) continue;
-      if (dots)
+      if (!isnan(across + up))
         g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5 cx=\"%s\" "
                           "cy=\"%s\"/>\n", s, G2ZP_AT(across), G2ZP_AT(up));
-      const double column = (across - x->from) / wide;
-      if (column >= 0 && column <= COLUMNS)
-        at[s][column < COLUMNS ? (int)column : COLUMNS - 1] = i + 1;
     }
   }
   for (int c = 0; c < COLUMNS; c++) {
@@ -849,15 +840,14 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   /* Title and legend. */
   g2zp_element(writer, "<figure><figcaption><b>", chart->title, "</b>");
   if (chart->about) g2zp_element(writer, "<span>", chart->about, "</span>");
-  g2z_writer_printf(writer, "</figcaption>\n%s",
-                    chart->series_count > 1 ? "<div class=legend>" : "");
+  g2z_writer_printf(writer, "</figcaption>\n");
   for (int i = 0; i < chart->series_count && chart->series_count > 1; i++) {
-    g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\"",
+    g2z_writer_printf(writer, "%s<span%s style=\"--c:var(--s%d)\"", i ? "" : "<div class=legend>",
                       chart->series[i].mark == G2Z_MARK_DASHED ? " class=dash" : "", i);
-    g2zp_element(writer, ">", chart->series[i].name, "</span>");
+    g2zp_element(writer, ">", chart->series[i].name,
+                 i + 1 < chart->series_count ? "</span>" : "</span></div>\n");
   }
-  g2z_writer_printf(writer, "%s<svg viewBox=\"0 0 %d %d\" role=img",
-                    chart->series_count > 1 ? "</div>\n" : "", (int)G2ZP_CHART_WIDTH,
+  g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img", (int)G2ZP_CHART_WIDTH,
                     (int)(bars ? y.from + 24 : G2ZP_CHART_HEIGHT));
   g2zp_element(writer, " aria-label=\"", chart->title, "\">\n");
 
@@ -1120,7 +1110,10 @@ G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, co
         g2z_json_text file = g2z_json_string(&json);
         if (file.bytes < sizeof line->eval_file)
           g2z_json_unescape(&file, (unsigned char *)line->eval_file);
-      } else g2z_json_skip(&json);
+      } else {
+        if (g2z_json_is(&key, "target")) line->target = g2z_json_peek(&json) == 't';
+        g2z_json_skip(&json);
+      }
     }
   g2z_status status = g2z_json_close(&json);
   if (status == G2Z_OK && line->metrics.step < 0)
@@ -1134,124 +1127,110 @@ G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, co
 
 /* ----- the report of a run ----- */
 
-enum { /* columns: the metrics of each step, and values computed from them */
+enum { /* columns, in groups that begin with the step */
 #define X(type, name, meaning) G2ZP_COLUMN_##name,
-  G2Z_METRIC_LIST(X)
+  G2Z_METRIC_LIST(X)                 /* of each step, with values computed from them: */
 #undef X
   G2ZP_COLUMN_skips,                 /* skipped steps so far */
   G2ZP_COLUMN_time_s,                /* time of all steps so far */
   G2ZP_COLUMN_smooth,                /* exponential mean of the loss; NaN: fewer than 100 steps */
-  G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens, G2ZP_COLUMN_val_loss,
+  G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens, G2ZP_COLUMN_val_time_s, G2ZP_COLUMN_val_loss,
+  G2ZP_COLUMN_target_step,           /* the validation that reached --target-loss */
+  G2ZP_COLUMN_target_loss,
   G2ZP_COLUMN_eval_step,             /* then loss and accuracy of each file */
   G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_acc = G2ZP_COLUMN_eval_loss + 3,
   G2ZP_COLUMNS = G2ZP_COLUMN_eval_acc + 3
 };
+enum { G2ZP_STEPS, G2ZP_VALIDATIONS, G2ZP_TARGETS, G2ZP_EVALUATIONS, G2ZP_GROUPS };
 
 typedef struct g2zp_curves {
-  g2z_services *services;
-  double *column[G2ZP_COLUMNS];      /* [steps], [validations] or [evaluations]; one allocation */
+  double *column[G2ZP_COLUMNS];      /* [count of its group]; one allocation */
+  size_t count[G2ZP_GROUPS];
+  size_t best;                       /* the validation with the lowest loss */
+  size_t reached;                    /* the first one that is at or below another run's loss */
   char eval_name[6][96];             /* names of the columns from eval_loss on */
-  size_t steps, validations, evaluations;
-  int64_t skips;
-  double time_s;
   double spent_s[6];                 /* in the order of g2zp_spent_names */
 } g2zp_curves;
 
 static const char *const g2zp_spent_names[] = {"training", "waiting for tokens", "validation",
                                                "checkpoints", "samples", "evaluation"};
 
-/* Charts in the order of a run's page, then of a page that compares runs. */
-static const struct {
-  int compares;                      /* 1: one curve per run */
-  const char *title, *about, *x_name;
-  int x;                             /* step, tokens or time_s */
-  g2z_axis axis;
-  int y[3];                          /* 0 (the step): none */
-  const char *names[3];              /* NULL: g2zp_curves.eval_name has them */
-} g2zp_charts[] = {
-#define X(name) G2ZP_COLUMN_##name
-#define RUN(title, about, axis) 0, title, about, "step", X(step), G2Z_AXIS_##axis
-    {RUN("Loss", "nats per token", AUTO), {X(loss), X(smooth), X(val_loss)},
-     {"training", "smoothed", "validation"}},
-    {RUN("Loss of --eval", "nats per token", AUTO),
-     {X(eval_loss), X(eval_loss) + 1, X(eval_loss) + 2}, {NULL}},
-    {RUN("Accuracy of --eval", "normalised", AUTO),
-     {X(eval_acc), X(eval_acc) + 1, X(eval_acc) + 2}, {NULL}},
-    {RUN("Learning rate", NULL, ZERO), {X(lr)}, {"learning rate"}},
-    {RUN("Gradient norm", "before clipping", AUTO), {X(grad_norm)}, {"gradient norm"}},
-    {RUN("Loss scale", NULL, AUTO), {X(loss_scale)}, {"loss scale"}},
-    {RUN("Skipped steps", "so far", ZERO), {X(skips)}, {"skipped steps"}},
-    {RUN("Throughput", "tokens per second, all ranks", ZERO), {X(tok_s)},
-     {"tokens per second"}},
-    {RUN("Utilisation", "share of the device's peak", ZERO), {X(mfu)},
-     {"model flops utilisation"}},
-    {RUN("Waiting", "ms per step", ZERO), {X(exposed_comm_ms), X(data_ms)},
-     {"exposed communication, ms", "tokens, ms"}},
-    {RUN("Memory", "GiB per device, as planned", ZERO), {X(mem_gib)},
-     {"planned memory per device, GiB"}},
-#undef RUN
-#define OVER(x, title, about, name) 1, title, about, name, X(x), G2Z_AXIS_AUTO
-    {OVER(step, "Loss over steps", "nats per token, smoothed", "step"), {X(smooth)}, {NULL}},
-    {OVER(tokens, "Loss over tokens", "nats per token, smoothed", "tokens"), {X(smooth)}, {NULL}},
-    {OVER(time_s, "Loss over time", "nats per token, smoothed", "seconds of training"),
-     {X(smooth)}, {NULL}},
-    {OVER(tokens, "Validation loss", "nats per token", "tokens"), {X(val_loss)}, {NULL}}};
-#undef OVER
+/* The curve of column y over the steps. */
+static g2z_series g2zp_curve(const g2zp_curves *curves, const char *name, int y) {
+  static const int first[G2ZP_GROUPS] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step,
+                                         G2ZP_COLUMN_target_step, G2ZP_COLUMN_eval_step};
+  int group = G2ZP_GROUPS - 1;
+  while (y < first[group]) group--;
+  const g2z_series series = {name, curves->column[first[group]], curves->column[y], NULL, NULL,
+                             curves->count[group], G2Z_MARK_LINE};
+  return series;
+}
 
-/* Puts the charts of one run or, with `names`, the charts that compare runs. If the values of one
- * run's chart never vary, they become facts in the page's head. `head`: puts only these facts. */
-static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int runs,
-                             const char (*names)[64], int head) {
-  static const int steps[] = {X(step), X(val_step), X(eval_step)};
-  static const int tokens[] = {X(tokens), X(val_tokens), X(tokens)};
-  for (size_t n = 0; n < G2Z_COUNT(g2zp_charts); n++) {
-    g2z_series series[G2Z_CHART_SERIES];
-    double constant[G2Z_CHART_SERIES];
+#define X(name) G2ZP_COLUMN_##name
+/* Puts the charts of a run's page. If the values of a chart never vary, they become facts in the
+ * page's head. `head`: puts only these facts. */
+static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head) {
+  enum { AUTO = G2Z_AXIS_AUTO, ZERO = G2Z_AXIS_ZERO };
+  static const struct {
+    const char *title, *about;
+    int axis, y[4];                  /* y 0: none */
+    const char *names[4];            /* NULL: g2zp_curves.eval_name has them */
+  } charts[] = {
+      {"Loss", "nats per token", AUTO, {X(loss), X(smooth), X(val_loss), X(target_loss)},
+       {"training", "smoothed", "validation", "target"}},
+      {"Loss of --eval", "nats per token", AUTO,
+       {X(eval_loss), X(eval_loss) + 1, X(eval_loss) + 2}, {NULL}},
+      {"Accuracy of --eval", "normalised", AUTO,
+       {X(eval_acc), X(eval_acc) + 1, X(eval_acc) + 2}, {NULL}},
+      {"Learning rate", NULL, ZERO, {X(lr)}, {"learning rate"}},
+      {"Gradient norm", "before clipping", AUTO, {X(grad_norm)}, {"gradient norm"}},
+      {"Loss scale", NULL, AUTO, {X(loss_scale)}, {"loss scale"}},
+      {"Skipped steps", "so far", ZERO, {X(skips)}, {"skipped steps"}},
+      {"Throughput", "tokens per second, all ranks", ZERO, {X(tok_s)}, {"tokens per second"}},
+      {"Utilisation", "share of the device's peak", ZERO, {X(mfu)}, {"model flops utilisation"}},
+      {"Waiting", "ms per step", ZERO, {X(exposed_comm_ms), X(data_ms)},
+       {"exposed communication, ms", "tokens, ms"}},
+      {"Memory", "GiB per device, as planned", ZERO, {X(mem_gib)},
+       {"planned memory per device, GiB"}}};
+  for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
+    g2z_series series[4];
+    double constant[4];
     int count = 0, varies = 0;
-    if (g2zp_charts[n].compares != (names != NULL)) continue;
-    memset(series, 0, sizeof series);
-    for (int i = 0; i < 3 * runs; i++) {
-      const g2zp_curves *c = &curves[i / 3];
-      const size_t counts[] = {c->steps, c->validations, c->evaluations};
-      int column = g2zp_charts[n].y[i % 3], same = 1; /* same: all known values are equal */
-      if (!column) continue;
-      if (names && column == X(smooth) && c->steps < 100) column = X(loss);
-      const int of = column >= X(eval_loss) ? 2 : column == X(val_loss); /* index into counts */
+    for (int i = 0; i < 4 && charts[n].y[i]; i++) {
+      const int y = charts[n].y[i];
+      int same = 1;                  /* all known values are equal */
       g2z_series *s = &series[count];
-      s->name = names ? names[i / 3] : of == 2 ? c->eval_name[column - X(eval_loss)]
-                                               : g2zp_charts[n].names[i];
-      s->x = c->column[g2zp_charts[n].x == X(tokens)   ? tokens[of]
-                       : g2zp_charts[n].x == X(time_s) ? X(time_s) : steps[of]];
-      s->y = c->column[column];
-      s->count = counts[of];
-      s->mark = (names ? of == 1 : s->count <= 64) ? G2Z_MARK_POINTS
-                : !names && column == X(loss) && c->steps >= 100 ? G2Z_MARK_FAINT : G2Z_MARK_LINE;
+      *s = g2zp_curve(curves, charts[n].names[i], y);
+      if (!s->name) s->name = curves->eval_name[y - X(eval_loss)];
+      if (s->count <= 64) s->mark = G2Z_MARK_POINTS;
+      else if (y == X(loss) && s->count >= 100) s->mark = G2Z_MARK_FAINT;
       constant[count] = NAN;
       for (size_t k = 0; k < s->count; k++) {
         if (isnan(constant[count])) constant[count] = s->y[k];
         if (!isnan(s->y[k]) && s->y[k] != constant[count]) same = 0;
       }
-      if (!same || (names && s->count)) varies = 1;
-      if (names || !same || !isnan(constant[count])) count++; /* else no value is known */
+      if (!same) varies = 1;
+      if (!isnan(constant[count])) count++; /* else no value is known */
     }
-    const g2z_chart chart = {g2zp_charts[n].title, g2zp_charts[n].about, g2zp_charts[n].x_name,
-                             NULL, series, count, G2Z_AXIS_AUTO, g2zp_charts[n].axis};
+    const g2z_chart chart = {charts[n].title, charts[n].about, "step", NULL, series, count,
+                             G2Z_AXIS_AUTO, (g2z_axis)charts[n].axis};
     for (int k = 0; k < count && head && !varies; k++)
       g2zp_page_number(page, series[k].name, constant[k]);
     if (!head && varies) g2z_page_chart(page, &chart);
   }
 }
+
 #undef X
 
 /* Reads all of metrics.jsonl. */
 static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
                                    g2zp_curves *c) {
+#define AT(name, group) c->column[G2ZP_COLUMN_##name][c->count[group]]
   const g2z_path path = g2z_path_in(run_dir, "metrics.jsonl");
   char *text;
-  double *values = NULL;
+  double *values = NULL, time_s = 0, skips = 0;
   size_t bytes = 0, lines = 0;
   memset(c, 0, sizeof *c);
-  c->services = services;
   g2z_status status = g2z_read_file(services, path.text, (size_t)1 << 40, &text, &bytes);
   for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
   if (status == G2Z_OK)
@@ -1273,35 +1252,48 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
     for (int i = is_step ? 0 : 2; i < 6; i++)
       if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
     if (!isnan(line.val_loss)) {
-      c->column[G2ZP_COLUMN_val_step][c->validations] = (double)m->step;
-      c->column[G2ZP_COLUMN_val_tokens][c->validations] = (double)m->tokens;
-      c->column[G2ZP_COLUMN_val_loss][c->validations++] = line.val_loss;
+      if (line.target && !c->count[G2ZP_TARGETS]) {
+        AT(target_step, G2ZP_TARGETS) = (double)m->step;
+        AT(target_loss, G2ZP_TARGETS) = line.val_loss;
+        c->count[G2ZP_TARGETS] = 1;
+      }
+      AT(val_step, G2ZP_VALIDATIONS) = (double)m->step;
+      AT(val_tokens, G2ZP_VALIDATIONS) = (double)m->tokens;
+      AT(val_time_s, G2ZP_VALIDATIONS) = time_s;
+      AT(val_loss, G2ZP_VALIDATIONS) = line.val_loss;
+      if (line.val_loss < c->column[G2ZP_COLUMN_val_loss][c->best])
+        c->best = c->count[G2ZP_VALIDATIONS];
+      c->count[G2ZP_VALIDATIONS]++;
     }
     if (line.eval == 0) {
-      c->column[G2ZP_COLUMN_eval_step][c->evaluations++] = (double)m->step;
       for (int i = G2ZP_COLUMN_eval_loss; i < G2ZP_COLUMNS; i++)
-        c->column[i][c->evaluations - 1] = NAN;
+        c->column[i][c->count[G2ZP_EVALUATIONS]] = NAN;
+      AT(eval_step, G2ZP_EVALUATIONS) = (double)m->step;
+      c->count[G2ZP_EVALUATIONS]++;
     }
-    if (line.eval >= 0 && line.eval < 3 && c->evaluations) {
-      c->column[G2ZP_COLUMN_eval_loss + file][c->evaluations - 1] = line.eval_loss;
-      c->column[G2ZP_COLUMN_eval_acc + file][c->evaluations - 1] = line.eval_acc_norm;
+    if (line.eval >= 0 && line.eval < 3 && c->count[G2ZP_EVALUATIONS]) {
+      const size_t last = c->count[G2ZP_EVALUATIONS] - 1;
+      c->column[G2ZP_COLUMN_eval_loss + file][last] = line.eval_loss;
+      c->column[G2ZP_COLUMN_eval_acc + file][last] = line.eval_acc_norm;
       snprintf(c->eval_name[file], sizeof *c->eval_name, "loss, %.80s", line.eval_file);
       snprintf(c->eval_name[3 + file], sizeof *c->eval_name, "accuracy, %.80s", line.eval_file);
     }
     if (!is_step) continue;
-#define X(type, name, meaning) c->column[G2ZP_COLUMN_##name][c->steps] = (double)m->name;
+    skips += m->skipped != 0;
+    time_s += m->step_ms * 1e-3;
+#define X(type, name, meaning) AT(name, G2ZP_STEPS) = (double)m->name;
     G2Z_METRIC_LIST(X)
 #undef X
-    c->skips += m->skipped != 0;
-    c->time_s += m->step_ms * 1e-3;
-    c->column[G2ZP_COLUMN_time_s][c->steps] = c->time_s;
-    c->column[G2ZP_COLUMN_skips][c->steps++] = (double)c->skips;
+    AT(time_s, G2ZP_STEPS) = time_s;
+    AT(skips, G2ZP_STEPS) = skips;
+    c->count[G2ZP_STEPS]++;
   }
   /* An exponential mean over about the last fiftieth of the steps. `weight` makes it begin with the
    * first loss. A skipped step may have no finite loss. */
-  const double keep = c->steps < 100 ? NAN : 1 - 50.0 / (double)c->steps;
+  const size_t steps = c->count[G2ZP_STEPS];
+  const double keep = steps < 100 ? NAN : 1 - 50.0 / (double)steps;
   double sum = 0, weight = 0;
-  for (size_t i = 0; i < c->steps && status == G2Z_OK; i++) {
+  for (size_t i = 0; i < steps && status == G2Z_OK; i++) {
     const double loss = c->column[G2ZP_COLUMN_loss][i];
     if (isfinite(loss)) {
       sum = keep * sum + (1 - keep) * loss;
@@ -1311,127 +1303,135 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   }
   g2z_release(services, text);
   return status;
+#undef AT
 }
 
-/* Facts for the page's head: from training_metrics.json once the run has ended, before that from
- * launcher_metadata.json. */
-typedef struct g2zp_fact {
-  const char *name, *metrics, *launcher; /* NULL: not in that file */
-} g2zp_fact;
-static const g2zp_fact g2zp_report_facts[] = {
-    {"model", "training_config.model_name", NULL},
-    {"size", "training_config.model_size", NULL},
-    {"parameters", "training_config.parameters", NULL},
-    {"GPU", "hardware.gpu_name", NULL},
-    {"ranks", "hardware.world_size", "world_size"},
-    {"host", "host.hostname", NULL},
-    {"host of rank 0", NULL, "rank0_host"},
-    {"launcher", NULL, "launcher"},
-    {"system", "host.os", NULL},
-    {"CUDA", "env.cuda_version", NULL},
-    {"NCCL", "env.nccl_version", NULL},
-    {"precision", "training_config.precision", NULL},
-    {"ZeRO stage", "training_config.zero_stage", NULL},
-    {"data", "training_config.dataset_name", NULL},
-    {"tokens per sequence", "training_config.seq_len", NULL},
-    {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu", NULL},
-    {"micro-steps", "training_config.grad_accum_steps", NULL},
-    {"sequences per step", "training_config.global_batch_size", NULL},
-    {"optimizer", "training_config.optimizer", NULL},
-    {"peak learning rate", "training_config.lr", NULL},
-    {"wall time, s", "summary.total_wall_time_sec", NULL},
-    {"mean tokens per second", "summary.mean_tokens_per_sec_global", NULL},
-    {"best validation loss", "summary.best_val_loss", NULL},
-    {"started", "timestamp_utc", "timestamp_utc"},
-    {"commit", "git_commit", "git_commit"},
-    {"command", "command_line", "command_line"}};
-
-typedef struct g2zp_column {         /* a table's column, read from JSON */
-  const char *header, *at, *format;  /* `format` prints a number */
+typedef struct g2zp_fact {           /* a fact or a table's column, read from JSON */
+  const char *name, *at, *launcher;  /* launcher: its place in launcher_metadata.json; or NULL */
+  const char *format;                /* of a number times `factor`; NULL: as g2zp_number_text */
   double factor;
-} g2zp_column;
+} g2zp_fact;
+
+/* The head of a run's page: from training_metrics.json once the run has ended, before that from
+ * launcher_metadata.json. The first G2ZP_COMPARED facts are also compared between runs. */
+static const g2zp_fact g2zp_run_facts[] = {
+    {"tokens/s", "summary.mean_tokens_per_sec_global", NULL, NULL, 1},
+    {"wall s", "summary.total_wall_time_sec", NULL, NULL, 1},
+    {"p50 ms", "epochs.last.step_time_p50_sec", NULL, "%.2f", 1e3},
+    {"p95 ms", "epochs.last.step_time_p95_sec", NULL, "%.2f", 1e3},
+    {"model", "training_config.model_name", NULL, NULL, 1},
+    {"size", "training_config.model_size", NULL, NULL, 1},
+    {"parameters", "training_config.parameters", NULL, NULL, 1},
+    {"GPU", "hardware.gpu_name", NULL, NULL, 1},
+    {"ranks", "hardware.world_size", "world_size", NULL, 1},
+    {"strategy", "training_config.strategy", NULL, NULL, 1},
+    {"ZeRO stage", "training_config.zero_stage", NULL, NULL, 1},
+    {"precision", "training_config.precision", NULL, NULL, 1},
+    {"fp8", "training_config.fp8", NULL, NULL, 1},
+    {"recompute", "training_config.recompute", NULL, NULL, 1},
+    {"data", "training_config.dataset_name", NULL, NULL, 1},
+    {"tokens per sequence", "training_config.seq_len", NULL, NULL, 1},
+    {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu", NULL, NULL,
+     1},
+    {"micro-steps", "training_config.grad_accum_steps", NULL, NULL, 1},
+    {"sequences per step", "training_config.global_batch_size", NULL, NULL, 1},
+    {"optimizer", "training_config.optimizer", NULL, NULL, 1},
+    {"peak learning rate", "training_config.lr", NULL, NULL, 1},
+    {"best validation loss", "summary.best_val_loss", NULL, NULL, 1},
+    {"target loss", "summary.target_loss", NULL, NULL, 1},
+    {"step of the target loss", "summary.target_step", NULL, NULL, 1},
+    {"tokens to the target loss", "summary.target_tokens", NULL, NULL, 1},
+    {"seconds to the target loss", "summary.target_seconds", NULL, NULL, 1},
+    {"host", "host.hostname", "rank0_host", NULL, 1},
+    {"launcher", NULL, "launcher", NULL, 1},
+    {"system", "host.os", NULL, NULL, 1},
+    {"CUDA", "env.cuda_version", NULL, NULL, 1},
+    {"NCCL", "env.nccl_version", NULL, NULL, 1},
+    {"started", "timestamp_utc", "timestamp_utc", NULL, 1},
+    {"commit", "git_commit", "git_commit", NULL, 1},
+    {"command", "command_line", "command_line", NULL, 1}};
+#define G2ZP_COMPARED 21
+
+static const g2zp_fact g2zp_epoch_columns[] = {
+    {"epoch", "epoch_idx", NULL, NULL, 1},
+    {"steps", "steps", NULL, NULL, 1},
+    {"tokens", "tokens_processed_global", NULL, NULL, 1},
+    {"tokens/s", "tokens_per_sec_global", NULL, NULL, 1},
+    {"training loss", "train_loss_avg_global", NULL, "%.4f", 1},
+    {"validation loss", "val_loss_avg_global", NULL, "%.4f", 1},
+    {"step p50, ms", "step_time_p50_sec", NULL, "%.2f", 1e3},
+    {"step p95, ms", "step_time_p95_sec", NULL, "%.2f", 1e3},
+    {"wall time, s", "epoch_wall_time_sec", NULL, "%.1f", 1}};
+
+static const g2zp_fact g2zp_mixture_columns[] = {
+    {"training shards", "shards", NULL, NULL, 1},
+    {"weight, %", "weight", NULL, "%.3f", 100},
+    {"sequences, %", "share", NULL, "%.3f", 100},
+    {"tokens", "tokens", NULL, NULL, 1},
+    {"passes", "passes", NULL, "%.3f", 1}};
+
+/* The text at `at`, freed with g2z_release; NULL: none, or memory ran out, and g2z_page_commit will
+ * report it. */
+static char *g2zp_page_get(g2z_page *page, const g2z_object *object, const char *at) {
+  char *text;
+  if (g2z_object_text(object, at, &text) != G2Z_OK) page->no_memory = 1;
+  return text;
+}
 
 #define G2ZP_CELL 160
-#define G2ZP_TABLE_COLUMNS 16
 
-/* The text or number at column->at; "": neither, or a number of 1e18 or more. */
-static void g2zp_object_cell(g2z_page *page, const g2z_object *object, const g2zp_column *column,
-                             char cell[G2ZP_CELL]) {
-  char *text = NULL;
-  double value = g2z_object_number(object, column->at) * column->factor;
+/* A number as text; "": it is not finite, or 1e18 or more. */
+static void g2zp_cell_text(char cell[G2ZP_CELL], const char *format, double value) {
   cell[0] = 0;
-  if (fabs(value) < 1e18) {
-    snprintf(cell, G2ZP_CELL, column->format, value);
-    g2z_plain_number(cell);
-  } else if (g2z_object_text(object, column->at, &text) != G2Z_OK) page->no_memory = 1;
+  if (!(fabs(value) < 1e18)) return;
+  if (!format) g2zp_number_text(value, cell);
+  else snprintf(cell, G2ZP_CELL, format, value);
+  g2z_plain_number(cell);
+}
+
+static void g2zp_page_figure(g2z_page *page, const char *format, double value) {
+  char cell[G2ZP_CELL];
+  g2zp_cell_text(cell, format, value);
+  g2z_page_cell(page, "%s", cell);
+}
+
+/* The text or number at fact->at; "": neither. */
+static void g2zp_object_cell(g2z_page *page, const g2z_object *object, const g2zp_fact *fact,
+                             char cell[G2ZP_CELL]) {
+  char *text = g2zp_page_get(page, object, fact->at);
   if (text) snprintf(cell, G2ZP_CELL, "%s", text);
+  else g2zp_cell_text(cell, fact->format, g2z_object_number(object, fact->at) * fact->factor);
   g2z_release(object->services, text);
 }
 
-/* A table with a row per object. runs: the objects are files of runs. Their directories are the
- * first column, and a value that all runs share becomes a fact above the table. */
-static void g2zp_page_objects(g2z_page *page, const g2zp_column *columns, int count,
-                              const g2z_object *rows, size_t row_count, int runs) {
-  const char *headers[G2ZP_TABLE_COLUMNS] = {"run"};
-  char cell[G2ZP_CELL], first[G2ZP_CELL];
-  int shown[G2ZP_TABLE_COLUMNS], used = 0;
-  G2Z_ASSERT(count + runs <= G2ZP_TABLE_COLUMNS);
-  for (int c = 0; c < count; c++) {
-    int differs = !runs || row_count == 1;
-    g2zp_object_cell(page, &rows[0], &columns[c], first);
-    for (size_t i = 1; i < row_count && !differs; i++) {
-      g2zp_object_cell(page, &rows[i], &columns[c], cell);
-      differs = strcmp(cell, first) != 0;
-    }
-    if (!differs && first[0]) g2z_page_fact(page, columns[c].header, "%s", first);
-    if (!differs) continue;
-    headers[runs + used] = columns[c].header;
-    shown[used++] = c;
-  }
-  g2z_page_table(page, runs + used, headers);
-  for (const g2z_object *row = rows; row < rows + row_count; row++) {
-    if (runs) g2z_page_cell(page, "%.*s", (int)(strrchr(row->path, '/') - row->path), row->path);
-    for (int c = 0; c < used; c++) {
-      g2zp_object_cell(page, row, &columns[shown[c]], cell);
+/* A heading, and a table with a row per object of the list at `at`; nothing if there are none. */
+static void g2zp_page_list(g2z_page *page, const char *heading, const g2z_object *object,
+                           const char *at, const g2zp_fact *columns, int count) {
+  const char *headers[G2Z_COUNT(g2zp_epoch_columns)];
+  char cell[G2ZP_CELL];
+  g2z_object row;
+  g2z_json json;
+  if (!g2z_object_list(object, at, &json)) return;
+  for (int rows = 0; g2z_object_next(object, &json, &row); rows++) {
+    for (int c = 0; c < count; c++) headers[c] = columns[c].name;
+    if (!rows) g2z_page_heading(page, heading);
+    if (!rows) g2z_page_table(page, count, headers);
+    for (int c = 0; c < count; c++) {
+      g2zp_object_cell(page, &row, &columns[c], cell);
       g2z_page_cell(page, "%s", cell);
     }
   }
 }
 
-static const g2zp_column g2zp_epoch_columns[] = {
-    {"epoch", "epoch_idx", "%.0f", 1},
-    {"steps", "steps", "%.0f", 1},
-    {"tokens", "tokens_processed_global", "%.0f", 1},
-    {"tokens/s", "tokens_per_sec_global", "%.0f", 1},
-    {"training loss", "train_loss_avg_global", "%.4f", 1},
-    {"validation loss", "val_loss_avg_global", "%.4f", 1},
-    {"step p50, ms", "step_time_p50_sec", "%.2f", 1e3},
-    {"step p95, ms", "step_time_p95_sec", "%.2f", 1e3},
-    {"wall time, s", "epoch_wall_time_sec", "%.1f", 1}};
-
-static const g2zp_column g2zp_mixture_columns[] = {
-    {"training shards", "shards", "%.0f", 1},
-    {"weight, %", "weight", "%.3f", 100},
-    {"sequences, %", "share", "%.3f", 100},
-    {"tokens", "tokens", "%.0f", 1},
-    {"passes", "passes", "%.3f", 1}};
-
 /* The contents of a run's files, until g2z_report_run frees them. */
 typedef struct g2zp_run {
   g2zp_curves curves;
   g2z_object metrics, launcher, failure;
-  g2z_object *epochs;                /* of training_metrics.json */
-  size_t epoch_count, epoch_capacity;
-  g2z_object mixture[G2Z_SETS];      /* of training_metrics.json, */
-  size_t mixture_count;              /* and their number */
-  double epoch_steps;                /* their steps in all; the run may have more by now */
   char *sample;                      /* the text that the model generated last; NULL: none */
 } g2zp_run;
 
 static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2zp_run *run) {
   const g2z_path sample = g2z_path_in(run_dir, "sample.txt");
-  g2z_json json;
-  g2z_object epoch;
   size_t bytes;
   int there;
   G2Z_TRY(g2zp_check_directory(services, run_dir));
@@ -1440,86 +1440,71 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "launcher_metadata.json").text,
                           &run->launcher));
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "RUN_FAILED.json").text, &run->failure));
-  if (g2z_object_list(&run->metrics, "epochs", &json))
-    while (g2z_object_next(&run->metrics, &json, &epoch)) {
-      const double steps = g2z_object_number(&epoch, "steps");
-      if (isnan(steps)) break;
-      G2Z_TRY(G2Z_GROW(services, &run->epochs, &run->epoch_capacity, run->epoch_count,
-                       run->epoch_count + 1));
-      run->epochs[run->epoch_count++] = epoch;
-      run->epoch_steps += steps;
-    }
-  if (g2z_object_list(&run->metrics, "training_config.dataset_mixture", &json))
-    while (run->mixture_count < G2Z_SETS &&
-           g2z_object_next(&run->metrics, &json, &run->mixture[run->mixture_count]))
-      run->mixture_count++;
   G2Z_TRY(g2z_is_there(services, sample.text, &there));
   return there ? g2z_read_file(services, sample.text, 1 << 26, &run->sample, &bytes) : G2Z_OK;
 }
 
-static g2z_status g2zp_run_page(g2z_page *page, const g2zp_run *run) {
+static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const g2zp_curves *curves = &run->curves;
+  const size_t steps = curves->count[G2ZP_STEPS], validations = curves->count[G2ZP_VALIDATIONS];
   const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
-  const int whole = (size_t)run->epoch_steps == curves->steps; /* 0: the run has continued */
+  const g2z_object *object = ended ? &run->metrics : &run->launcher;
   char *reason = NULL, *detail = NULL, now[32];
+  double epoch_steps = 0;            /* fewer than `steps` if the run has continued */
+  g2z_object epoch;
+  g2z_json json;
 
   /* The head: result, facts from the files, progress, values that were the same in all steps. */
+  if (g2z_object_list(&run->metrics, "epochs", &json))
+    while (g2z_object_next(&run->metrics, &json, &epoch))
+      epoch_steps += g2z_object_number(&epoch, "steps");
   g2z_utc_now(now);
-  g2z_status status = failed  ? g2z_object_text(&run->failure, "sentence", &detail)
-                      : whole ? g2z_object_text(&run->metrics, "shutdown.reason", &reason) : G2Z_OK;
-  if (!failed && whole && status == G2Z_OK)
-    status = g2z_object_text(&run->metrics, "shutdown.signal", &detail);
+  if (failed) detail = g2zp_page_get(page, &run->failure, "sentence");
+  else if (epoch_steps == (double)steps) {
+    reason = g2zp_page_get(page, &run->metrics, "shutdown.reason");
+    detail = g2zp_page_get(page, &run->metrics, "shutdown.signal");
+  }
   if (failed) g2z_page_fact(page, "result", "failed: %s", detail ? detail : "no reason recorded");
   else if (reason)
     g2z_page_fact(page, "result", "%s%s%s", reason, detail ? ": " : "", detail ? detail : "");
   else g2z_page_fact(page, "result", "no end recorded as of %s", now);
   g2z_release(page->services, reason);
   g2z_release(page->services, detail);
-  const g2z_object *object = ended ? &run->metrics : &run->launcher;
-  for (size_t i = 0; i < G2Z_COUNT(g2zp_report_facts); i++) {
-    const g2zp_fact *fact = &g2zp_report_facts[i];
-    const char *at = ended ? fact->metrics : fact->launcher;
-    char *text;
-    if (!at || status != G2Z_OK) continue;
-    status = g2z_object_text(object, at, &text);
-    double value = g2z_object_number(object, at);
+  for (const g2zp_fact *fact = g2zp_run_facts;
+       fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
+    const char *at = ended ? fact->at : fact->launcher;
+    char *text = at ? g2zp_page_get(page, object, at) : NULL;
+    const double value = at ? g2z_object_number(object, at) * fact->factor : NAN;
     if (text) g2z_page_fact(page, fact->name, "%s", text);
     else if (!isnan(value)) g2zp_page_number(page, fact->name, value);
     g2z_release(page->services, text);
   }
-  if (curves->steps)
-    g2zp_page_number(page, "loss of the last step",
-                     curves->column[G2ZP_COLUMN_loss][curves->steps - 1]);
-  if (curves->validations) {
-    const double loss = curves->column[G2ZP_COLUMN_val_loss][curves->validations - 1];
+  if (steps)
+    g2zp_page_number(page, "loss of the last step", curves->column[G2ZP_COLUMN_loss][steps - 1]);
+  if (validations) {
+    const double loss = curves->column[G2ZP_COLUMN_val_loss][validations - 1];
+    g2zp_page_number(page, "step of the best validation loss",
+                     curves->column[G2ZP_COLUMN_val_step][curves->best]);
     g2zp_page_number(page, "last validation loss", loss);
     g2zp_page_number(page, "perplexity", exp(loss));
   }
-  g2zp_page_curves(page, curves, 1, NULL, 1);
+  g2zp_page_curves(page, curves, 1);
 
   g2z_page_heading(page, "Curves");
-  g2zp_page_curves(page, curves, 1, NULL, 0);
+  g2zp_page_curves(page, curves, 0);
   const g2z_series spent = {"seconds", NULL, curves->spent_s, NULL, NULL,
-                            sizeof curves->spent_s / sizeof *curves->spent_s, G2Z_MARK_LINE};
+                            G2Z_COUNT(curves->spent_s), G2Z_MARK_LINE};
   const g2z_chart chart = {"Where the time went", "s", NULL, g2zp_spent_names, &spent, 1,
                            G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
   g2z_page_chart(page, &chart);
-  if (run->epoch_count) {
-    g2z_page_heading(page, "Epochs");
-    g2zp_page_objects(page, g2zp_epoch_columns,
-                      (int)G2Z_COUNT(g2zp_epoch_columns), run->epochs,
-                      run->epoch_count, 0);
-  }
-  if (run->mixture_count) {
-    g2z_page_heading(page, "Mixture");
-    g2zp_page_objects(page, g2zp_mixture_columns, (int)G2Z_COUNT(g2zp_mixture_columns),
-                      run->mixture, run->mixture_count, 0);
-  }
+  g2zp_page_list(page, "Epochs", &run->metrics, "epochs", g2zp_epoch_columns,
+                 G2Z_COUNT(g2zp_epoch_columns));
+  g2zp_page_list(page, "Mixture", &run->metrics, "training_config.dataset_mixture",
+                 g2zp_mixture_columns, G2Z_COUNT(g2zp_mixture_columns));
   if (run->sample) {
     g2z_page_heading(page, "Sample");
     g2zp_element(page->writer, "<pre>\n", run->sample, "</pre>\n");
   }
-  return status == G2Z_OK ? g2z_page_commit(page) : status;
 }
 
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
@@ -1533,10 +1518,10 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   g2z_status status = g2zp_run_read(services, run_dir, &run);
   if (status == G2Z_OK)
     status = g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page);
-  if (status == G2Z_OK) status = g2zp_run_page(page, &run);
+  if (page) g2zp_run_page(page, &run);
+  if (page) status = g2z_page_commit(page);
   g2z_page_free(page);
   g2z_release(services, run.curves.column[0]);
-  g2z_release(services, run.epochs);
   g2z_release(services, run.sample);
   g2z_object_free(&run.metrics);
   g2z_object_free(&run.launcher);
@@ -1559,21 +1544,21 @@ typedef struct g2zp_profile {
   g2z_services *services;
   g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
   int count[2];
+  g2z_object run[2];                 /* training_metrics.json, launcher_metadata.json */
   struct dirent **entries;           /* files in profiles/ */
-  int entry_count;
+  char **texts;                      /* of the entries that are read */
+  int entry_count, read;
   const char *only;                  /* the one file to read; NULL: all */
 } g2zp_profile;
 
-/* Reads the first number in [from, to) of a line, without the commas between its digits. */
-static int g2zp_stats_number(g2z_services *services, const char *line, size_t from, size_t to,
-                             char text[40], double *value) {
+/* Reads a number. Removes the commas between its digits. */
+static int g2zp_stats_number(g2z_services *services, char text[40], double *value) {
   g2z_json json;
-  size_t used = 0;
-  while (from < to && line[from] == ' ') from++;
-  for (; from < to && line[from] != ' ' && used < 39; from++)
-    if (line[from] != ',') text[used++] = line[from];
-  text[used] = 0;
-  g2z_json_open(&json, services, "", text, used);
+  char *to = text;
+  for (const char *from = text; *from; from++)
+    if (*from != ',') *to++ = *from;
+  *to = 0;
+  g2z_json_open(&json, services, "", text, (size_t)(to - text));
   *value = g2z_json_number(&json);
   return g2z_json_close(&json) == G2Z_OK && *value >= 0;
 }
@@ -1585,19 +1570,19 @@ static int g2zp_stats_number(g2z_services *services, const char *line, size_t fr
 static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text) {
   static const char *const titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
   int number = 0, kind = -1, tables = 0; /* kind: of the table; -1: it is skipped */
-  size_t column[3] = {0, 0, 0};          /* starts of share, total and name; [2] 0: not known */
-  char unit[8] = "", total[40], word[300];
+  size_t name_at = 0;                    /* where the last column begins; 0: not known */
+  char unit[8] = "", share[40], total[40], word[300];
   const char *why = NULL;
   for (char *line = text, *next; line && !why; line = next) {
     next = strchr(line, '\n');
     if (next) *next++ = 0;
     for (size_t end = strlen(line); end && strchr(" \r", line[end - 1]);) line[--end] = 0;
     if (next || *line) number++;
-    if (strstr(line, "** ") || strstr(line, "Processing [") || (!*line && column[2])) {
-      if (kind >= 0 && !column[2]) why = "the table before it has no rows";
+    if (strstr(line, "** ") || strstr(line, "Processing [") || (!*line && name_at)) {
+      if (kind >= 0 && !name_at) why = "the table before it has no rows";
       kind = strstr(line, titles[0]) ? 0 : strstr(line, titles[1]) ? 1 : -1;
       tables += kind >= 0;
-      column[2] = 0;
+      name_at = 0;
       unit[0] = 0;
     } else if (!*line || kind < 0) {
       continue;
@@ -1606,20 +1591,18 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
       int used = 0;
       if (!at || sscanf(at, "Total Time (%7[a-z])%n", unit, &used) != 1 || !used)
         why = "the table's header has no \"Total Time (ns)\"";
-    } else if (!column[2]) { /* the dashes */
+    } else if (!name_at) { /* the dashes */
       int columns = 0;
       for (size_t i = 0; line[i]; i++)
-        if (line[i] == '-' && (i == 0 || line[i - 1] != '-'))
-          column[columns < 2 ? columns++ : 2] = i;
-      if (!column[2]) why = "the table has fewer than three columns";
+        if (line[i] == '-' && (i == 0 || line[i - 1] != '-') && ++columns) name_at = i;
+      if (columns < 3) why = "the table has fewer than three columns";
     } else { /* a row */
-      g2zp_ranked row = {0, "", line, column[2]}, *top = p->top[kind];
+      g2zp_ranked row = {0, "", line, name_at}, *top = p->top[kind];
       int at = p->count[kind], *count = &p->count[kind];
       double value;
-      if (strlen(line) <= column[2] ||
-          !g2zp_stats_number(p->services, line, 0, column[1], total, &row.percent) ||
-          row.percent > 100 ||
-          !g2zp_stats_number(p->services, line, column[1], column[2], total, &value)) {
+      if (strlen(line) <= name_at || sscanf(line, "%39s %39s", share, total) != 2 ||
+          !g2zp_stats_number(p->services, share, &row.percent) || row.percent > 100 ||
+          !g2zp_stats_number(p->services, total, &value)) {
         why = "the row is not a share, a time and a name";
         break;
       }
@@ -1631,7 +1614,7 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
       top[at] = row;
     }
   }
-  if (!why && kind >= 0 && !column[2]) why = "the last table has no rows";
+  if (!why && kind >= 0 && !name_at) why = "the last table has no rows";
   if (!why && !tables) why = "it has no NVTX Range Summary and no OS Runtime Summary";
   if (!why) return G2Z_OK;
   return g2z_fail(p->services, G2Z_FORMAT, "%.400s, line %d: %s. Make the file again with `nsys "
@@ -1640,7 +1623,9 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
 }
 
 /* Facts about the run: from training_metrics.json, else from launcher_metadata.json. */
-static const g2zp_fact g2zp_profile_facts[] = {
+static const struct {
+  const char *name, *metrics, *launcher;
+} g2zp_profile_facts[] = {
     {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
     {"hosts", NULL, NULL}, /* from the names of the profile's files */
     {"world_size", "hardware.world_size", "world_size"},
@@ -1652,72 +1637,88 @@ static const g2zp_fact g2zp_profile_facts[] = {
     {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
     {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
 
-/* The length of a file's name between `begin` and `end`; -1: the name has another form. */
-static int g2zp_between(const char *name, const char *begin, const char *end) {
-  const size_t length = strlen(name), first = strlen(begin), last = strlen(end);
-  const int fits = length >= first + last && strncmp(name, begin, first) == 0 &&
-                   strcmp(name + length - last, end) == 0;
-  return fits ? (int)(length - first - last) : -1;
-}
-
-/* The next file of profiles/ after number *at whose name is BEGIN...END; NULL: none. */
-static const char *g2zp_next_file(const g2zp_profile *p, int *at, const char *begin,
-                                  const char *end) {
+/* The next file of profiles/ after number *at whose name matches `pattern`; NULL: none. */
+static const char *g2zp_next_file(const g2zp_profile *p, int *at, const char *pattern) {
   while (++*at < p->entry_count) {
     const char *name = p->entries[*at]->d_name;
-    if (p->only && strcmp(name, p->only) != 0) continue;
-    if (g2zp_between(name, begin, end) >= 0) return name;
+    if ((!p->only || strcmp(name, p->only) == 0) && fnmatch(pattern, name, 0) == 0) return name;
   }
   return NULL;
 }
 
-/* Puts the names of these files; with `hosts`, only the host between BEGIN and END. */
+/* Puts the names of these files; with `hosts`, only the host that matches the pattern's star. */
 static void g2zp_put_files(const g2zp_profile *p, g2z_json_out *out, const char *key,
-                           const char *begin, const char *end, int hosts) {
+                           const char *pattern, int hosts) {
   char text[300];
   const char *name;
+  const size_t first = hosts ? strcspn(pattern, "*") : 0;
+  const size_t last = hosts ? strlen(pattern) - 1 - first : 0;
   g2z_json_begin(out, key, '[');
-  for (int at = -1; (name = g2zp_next_file(p, &at, begin, end)) != NULL;) {
-    snprintf(text, sizeof text, "%.*s", hosts ? g2zp_between(name, begin, end) : 299,
-             hosts ? name + strlen(begin) : name);
+  for (int at = -1; (name = g2zp_next_file(p, &at, pattern)) != NULL;) {
+    snprintf(text, sizeof text, "%.*s", (int)(strlen(name) - first - last), name + first);
     g2z_json_put_string(out, NULL, text);
   }
   g2z_json_end(out, ']');
 }
 
-static int g2zp_name_order(const struct dirent **a, const struct dirent **b) {
-  return strcmp((*a)->d_name, (*b)->d_name);
-}
+/* Reads the files of profiles/ and writes profile_summary.json. The caller frees everything. */
+static g2z_status g2zp_profile_write(g2zp_profile *p, const char *run_dir, g2z_json_out *out) {
+  static const char *const kinds[] = {"nvtx", "osrt"}, nsys[] = "nsys_*.nsys-rep";
+  const g2z_path directory = g2z_path_in(run_dir, "profiles");
+  const char *inputs = "nsys_stats_*.txt", *name;
+  char now[32], key[16], *text;
+  int at = -1;
+  size_t bytes;
+  G2Z_TRY(g2zp_check_directory(p->services, run_dir));
+  p->entry_count = scandir(directory.text, &p->entries, NULL, alphasort);
+  if (p->entry_count < 0) p->entry_count = 0; /* a missing directory has no files */
+  G2Z_TRY(G2Z_NEW(p->services, (size_t)p->entry_count, &p->texts));
+  if (!g2zp_next_file(p, &at, inputs)) inputs = "timers_*.txt";
+  for (at = -1; (name = g2zp_next_file(p, &at, inputs)) != NULL;) {
+    const g2z_path path = g2z_path_in(directory.text, "%s", name);
+    G2Z_TRY(g2z_read_file(p->services, path.text, (size_t)1 << 28, &p->texts[at], &bytes));
+    G2Z_TRY(g2zp_stats_read(p, path.text, p->texts[at]));
+    p->read++;
+  }
+  if (!p->read)
+    return g2z_fail(p->services, G2Z_IO, "%s has no nsys_stats_*.txt and no timers_*.txt. To make "
+                    "one, add --profile to train, or put slurm/profile.sh RUN_DIR before it",
+                    directory.text);
+  G2Z_TRY(g2z_object_read(p->services, g2z_path_in(run_dir, "training_metrics.json").text,
+                          &p->run[0]));
+  G2Z_TRY(g2z_object_read(p->services, g2z_path_in(run_dir, "launcher_metadata.json").text,
+                          &p->run[1]));
+  G2Z_TRY(g2z_writer_create(p->services, g2z_path_in(directory.text, "profile_summary.json").text,
+                            &out->writer));
 
-/* Writes profile_summary.json. */
-static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out, const char *run_dir,
-                                   const char *inputs, const g2z_object run[2]) {
-  static const char *const kinds[] = {"nvtx", "osrt"}, nsys[] = "nsys_", rep[] = ".nsys-rep";
-  char now[32], key[16], *text, *absolute = realpath(run_dir, NULL);
-  int at_report = -1;
+  char *absolute = realpath(run_dir, NULL);
   g2z_utc_now(now);
   g2z_json_begin(out, NULL, '{');
   g2z_json_put_string(out, "generated_at_utc", now);
   g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
   free(absolute);
   for (size_t i = 0; i < G2Z_COUNT(g2zp_profile_facts); i++) {
-    const g2zp_fact *fact = &g2zp_profile_facts[i];
+    const char *fact = g2zp_profile_facts[i].name, *path = g2zp_profile_facts[i].metrics;
+    const g2z_object *run = &p->run[0];
     g2z_json json;
-    if (!fact->metrics) {
-      g2zp_put_files(p, out, fact->name, inputs, ".txt", 1);
+    if (!path) {
+      g2zp_put_files(p, out, fact, inputs, 1);
       continue;
     }
-    const int launcher = fact->launcher && !g2z_object_at(&run[0], fact->metrics, &json);
-    const char *at = launcher ? fact->launcher : fact->metrics;
-    G2Z_TRY(g2z_object_text(&run[launcher], at, &text));
-    if (text) g2z_json_put_string(out, fact->name, text);
-    else g2z_json_put_number(out, fact->name, g2z_object_number(&run[launcher], at));
+    if (g2zp_profile_facts[i].launcher && !g2z_object_at(run, path, &json)) {
+      path = g2zp_profile_facts[i].launcher;
+      run = &p->run[1];
+    }
+    G2Z_TRY(g2z_object_text(run, path, &text));
+    if (text) g2z_json_put_string(out, fact, text);
+    else g2z_json_put_number(out, fact, g2z_object_number(run, path));
     g2z_release(p->services, text);
   }
-  const char *report = g2zp_next_file(p, &at_report, nsys, rep);
-  if (!g2zp_next_file(p, &at_report, nsys, rep)) g2z_json_put_string(out, "nsys_report", report);
-  else g2zp_put_files(p, out, "nsys_report", nsys, rep, 0);
-  g2zp_put_files(p, out, "inputs", inputs, ".txt", 0);
+  at = -1;
+  const char *report = g2zp_next_file(p, &at, nsys);
+  if (!g2zp_next_file(p, &at, nsys)) g2z_json_put_string(out, "nsys_report", report);
+  else g2zp_put_files(p, out, "nsys_report", nsys, 0);
+  g2zp_put_files(p, out, "inputs", inputs, 0);
   for (int kind = 0; kind < 2; kind++) {
     snprintf(key, sizeof key, "%s_top5", kinds[kind]);
     g2z_json_begin(out, key, '[');
@@ -1740,51 +1741,22 @@ static g2z_status g2zp_profile_put(const g2zp_profile *p, g2z_json_out *out, con
 /* only: the one file to read; NULL: all nsys_stats_*.txt, or if there are none, timers_*.txt. */
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
                                          const char *only) {
-  const g2z_path directory = g2z_path_in(run_dir, "profiles");
-  const char *inputs = "nsys_stats_", *name;
-  int first = -1;
-  g2z_object run[2];
   g2zp_profile p;
   g2z_json_out out;
-  char **texts;
   memset(&out, 0, sizeof out);
   memset(&p, 0, sizeof p);
-  memset(run, 0, sizeof run);
   out.indent = 2;
   p.only = only;
-  p.services = run[0].services = run[1].services = services;
-  G2Z_TRY(g2zp_check_directory(services, run_dir));
-  p.entry_count = scandir(directory.text, &p.entries, NULL, g2zp_name_order);
-  if (p.entry_count < 0) p.entry_count = 0; /* a missing directory has no files */
-  g2z_status status = G2Z_NEW(services, (size_t)p.entry_count, &texts);
-  if (!g2zp_next_file(&p, &first, inputs, ".txt")) inputs = "timers_";
-  first = -1;
-  if (status == G2Z_OK && !g2zp_next_file(&p, &first, inputs, ".txt"))
-    status = g2z_fail(services, G2Z_IO, "%s has no nsys_stats_*.txt and no timers_*.txt. To make "
-                      "one, add --profile to train, or put slurm/profile.sh RUN_DIR before it",
-                      directory.text);
-  for (int i = -1; status == G2Z_OK && (name = g2zp_next_file(&p, &i, inputs, ".txt")) != NULL;) {
-    const g2z_path path = g2z_path_in(directory.text, "%s", name);
-    size_t bytes;
-    status = g2z_read_file(services, path.text, (size_t)1 << 28, &texts[i], &bytes);
-    if (status == G2Z_OK) status = g2zp_stats_read(&p, path.text, texts[i]);
-  }
-  for (int i = 0; i < 2 && status == G2Z_OK; i++)
-    status = g2z_object_read(services, g2z_path_in(run_dir, i ? "launcher_metadata.json"
-                                                              : "training_metrics.json").text,
-                             &run[i]);
-  if (status == G2Z_OK)
-    status = g2z_writer_create(services, g2z_path_in(directory.text, "profile_summary.json").text,
-                               &out.writer);
-  if (status == G2Z_OK) status = g2zp_profile_put(&p, &out, run_dir, inputs, run);
+  p.services = p.run[0].services = p.run[1].services = services;
+  const g2z_status status = g2zp_profile_write(&p, run_dir, &out);
   g2z_writer_free(out.writer);
   for (int i = 0; i < p.entry_count; i++) {
-    if (texts) g2z_release(services, texts[i]);
+    if (p.texts) g2z_release(services, p.texts[i]);
     free(p.entries[i]); /* from scandir's malloc */
   }
   free(p.entries);
-  g2z_release(services, texts);
-  for (int i = 0; i < 2; i++) g2z_object_free(&run[i]);
+  g2z_release(services, p.texts);
+  for (int i = 0; i < 2; i++) g2z_object_free(&p.run[i]);
   return status;
 }
 
@@ -1892,13 +1864,14 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
                      results->run_count + 1));
     g2z_object *run = &results->runs[results->run_count++]; /* a failure frees it, too */
     G2Z_TRY(g2zp_read_run(services, directory, run));
+    *strrchr(run->path, '/') = 0;
     if (g2z_object_number(run, "hardware.world_size") >= 1 &&
         !isnan(g2z_object_number(run, "summary.total_wall_time_sec")))
       return G2Z_OK;
     return g2z_fail(services, G2Z_FORMAT, "%.400s has no hardware.world_size or no "
-                    "summary.total_wall_time_sec: it is incomplete; remove it", run->path);
+                    "summary.total_wall_time_sec: it is incomplete; remove it", path.text);
   }
-  if (results->show && g2zp_between(name, "", "_report.json") >= 0) {
+  if (results->show && fnmatch("*_report.json", name, 0) == 0) {
     G2Z_TRY(G2Z_GROW(services, &results->reports, &results->report_capacity,
                      results->report_count, results->report_count + 1));
     results->reports[results->report_count++] = path;
@@ -1928,73 +1901,225 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) 
                   "train --run-dir wrote", directory);
 }
 
-static const g2zp_column g2zp_run_columns[] = {
-    {"best validation loss", "summary.best_val_loss", "%.4f", 1},
-    {"tokens/s", "summary.mean_tokens_per_sec_global", "%.0f", 1},
-    {"wall s", "summary.total_wall_time_sec", "%.2f", 1},
-    {"model", "training_config.model_size", NULL, 1},
-    {"optimizer", "training_config.optimizer", NULL, 1},
-    {"peak lr", "training_config.lr", "%g", 1},
-    {"ranks", "hardware.world_size", "%.0f", 1},
-    {"strategy", "training_config.strategy", NULL, 1},
-    {"stage", "training_config.zero_stage", "%.0f", 1},
-    {"precision", "training_config.precision", NULL, 1},
-    {"batch", "training_config.micro_batch_size_per_gpu", "%.0f", 1},
-    {"micro-steps", "training_config.grad_accum_steps", "%.0f", 1},
-    {"tokens per sequence", "training_config.seq_len", "%.0f", 1},
-    {"p50 ms", "epochs.last.step_time_p50_sec", "%.2f", 1e3},
-    {"p95 ms", "epochs.last.step_time_p95_sec", "%.2f", 1e3}};
+/* A table of the facts that differ, a row per run; the facts that all runs share stand above it. */
+static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count) {
+  const char *headers[1 + G2ZP_COMPARED] = {"run"};
+  char cell[G2ZP_CELL], first[G2ZP_CELL];
+  int shown[G2ZP_COMPARED], used = 0;
+  for (int c = 0; c < G2ZP_COMPARED; c++) {
+    g2zp_object_cell(page, &runs[0], &g2zp_run_facts[c], first);
+    int differs = count == 1 && first[0];
+    for (size_t r = 1; r < count && !differs; r++) {
+      g2zp_object_cell(page, &runs[r], &g2zp_run_facts[c], cell);
+      differs = strcmp(cell, first) != 0;
+    }
+    if (!differs && first[0]) g2z_page_fact(page, g2zp_run_facts[c].name, "%s", first);
+    if (!differs) continue;
+    shown[used++] = c;
+    headers[used] = g2zp_run_facts[c].name;
+  }
+  g2z_page_table(page, 1 + used, headers);
+  for (size_t r = 0; r < count; r++) {
+    g2z_page_cell(page, "%s", runs[r].path);
+    for (int c = 0; c < used; c++) {
+      g2zp_object_cell(page, &runs[r], &g2zp_run_facts[shown[c]], cell);
+      g2z_page_cell(page, "%s", cell);
+    }
+  }
+}
 
-/* Draws the losses of the first runs together; a run without metrics.jsonl has no curve. */
-static g2z_status g2zp_results_curves(const g2z_results *results, g2z_page *page) {
-  g2zp_curves curves[G2Z_CHART_SERIES];
-  char names[G2Z_CHART_SERIES][64];
-  int count = 0;
-  g2z_status status = G2Z_OK;
-  for (size_t i = 0; i < results->run_count && count < G2Z_CHART_SERIES && status == G2Z_OK; i++) {
-    const char *path = results->runs[i].path;
-    char directory[PATH_MAX];
-    snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(path, '/') - path), path);
-    const size_t length = strlen(directory);
-    snprintf(names[count], sizeof *names, "%s", directory + (length > 60 ? length - 60 : 0));
-    status = g2zp_curves_read(results->services, directory, &curves[count]);
-    if (status == G2Z_IO) status = G2Z_OK; /* no metrics.jsonl: the run still has its row */
-    else count++;
+/* Puts the flags that not all of the runs were given. */
+static void g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count) {
+  char **command, flag[512], flags[2048];
+  int headed = 0;
+  if (G2Z_NEW(page->services, count, &command) != G2Z_OK) page->no_memory = 1;
+  for (size_t r = 0; r < count && command; r++)
+    command[r] = g2zp_page_get(page, &runs[r], "command_line");
+  for (size_t r = 0; r < count && command; r++) {
+    const char *at = command[r] ? strstr(command[r], " --") : NULL, *next;
+    flags[0] = 0;
+    for (; at; at = next) {
+      size_t have = 0;               /* runs with this flag and value */
+      next = strstr(at + 1, " --");
+      snprintf(flag, sizeof flag, "%.*s", next ? (int)(next - at) : 511, at);
+      for (size_t k = 0; k < count; k++) {
+        const char *same = command[k] ? strstr(command[k], flag) : NULL;
+        have += same && strchr(" ", same[strlen(flag)]); /* at the end, too */
+      }
+      if (have < count && strncmp(flag, " --run-dir", 10) != 0)
+        strncat(flags, flag, sizeof flags - 1 - strlen(flags));
+    }
+    if (flags[0] && !headed++) g2z_page_heading(page, "Flags that differ");
+    if (flags[0]) g2z_page_fact(page, runs[r].path, "%s", flags + 1);
   }
-  if (count && status == G2Z_OK) {
-    g2z_page_heading(page, "Curves");
-    g2zp_page_curves(page, curves, count, (const char (*)[64])names, 0);
+  for (size_t r = 0; r < count && command; r++) g2z_release(page->services, command[r]);
+  g2z_release(page->services, command);
+}
+
+/* The lowest validation loss; NaN: there was no validation. */
+static double g2zp_best(const g2z_object *run, const g2zp_curves *c) {
+  return c->count[G2ZP_VALIDATIONS] ? c->column[G2ZP_COLUMN_val_loss][c->best]
+                                    : g2z_object_number(run, "summary.best_val_loss");
+}
+
+/* A figure of the validation that reached the loss to compare by; NaN: none did. */
+static double g2zp_reached(const g2zp_curves *c, int column) {
+  return c->reached < c->count[G2ZP_VALIDATIONS] ? c->column[column][c->reached] : NAN;
+}
+
+/* Puts a table of validation losses, and of the steps, tokens and seconds until each run reached
+ * the same loss: the runs' --target-loss if they share one, else the highest of their best losses,
+ * which all of them reached. Returns this loss; NaN: there is nothing to compare. */
+static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
+                                    size_t count) {
+  static const char *const headers[] = {"run", "last loss", "best loss", "best step", "steps",
+                                        "relative steps", "tokens", "relative tokens", "seconds",
+                                        "relative seconds"};
+  static const int measures[3] = {G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens,
+                                  G2ZP_COLUMN_val_time_s};
+  double level = NAN, target = NAN, most[3] = {NAN, NAN, NAN};
+  const char *slowest = NULL;        /* the run that needed the most steps, `most` */
+  size_t validated = 0;
+  int by_target = 1;                 /* 0: there is none, or two differ */
+  char cell[G2ZP_CELL];
+  for (size_t r = 0; r < count; r++) {
+    const double own = g2z_object_number(&runs[r], "summary.target_loss");
+    if (own < target || own > target) by_target = 0;
+    if (!isnan(own)) target = own;
+    const double best = g2zp_best(&runs[r], &curves[r]);
+    level = fmax(level, best);       /* skips a NaN */
+    validated += !isnan(best);
   }
-  for (int i = 0; i < count; i++) g2z_release(results->services, curves[i].column[0]);
-  return status;
+  if (!validated) return NAN;
+  if (isnan(target)) by_target = 0;
+  if (by_target) level = target;
+  else if (validated == 1) level = NAN;
+  for (size_t r = 0; r < count; r++) {
+    g2zp_curves *c = &curves[r];
+    while (c->reached < c->count[G2ZP_VALIDATIONS] &&
+           !(c->column[G2ZP_COLUMN_val_loss][c->reached] <= level)) c->reached++;
+    if (slowest && !(g2zp_reached(c, measures[0]) > most[0])) continue;
+    for (int m = 0; m < 3; m++) most[m] = g2zp_reached(c, measures[m]);
+    if (!isnan(most[0])) slowest = runs[r].path;
+  }
+  g2z_page_heading(page, "Validation");
+  g2zp_cell_text(cell, "%.4f", level);
+  if (slowest)
+    g2z_page_text(page, "Steps, tokens and seconds are those of training until the first "
+                        "validation with a loss of at most %s, %s. Relative: to %s, which needed "
+                        "the most steps.", cell,
+                  by_target ? "the target" : "the highest of the best losses", slowest);
+  else if (by_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
+  g2z_page_table(page, slowest ? 10 : 4, headers);
+  for (size_t r = 0; r < count; r++) {
+    const g2zp_curves *c = &curves[r];
+    const size_t all = c->count[G2ZP_VALIDATIONS];
+    const double *loss = c->column[G2ZP_COLUMN_val_loss];
+    g2z_page_cell(page, "%s", runs[r].path);
+    g2zp_page_figure(page, "%.4f", all ? loss[all - 1] : NAN);
+    g2zp_page_figure(page, "%.4f", g2zp_best(&runs[r], c));
+    g2zp_page_figure(page, "%.0f", all ? c->column[G2ZP_COLUMN_val_step][c->best] : NAN);
+    for (int m = 0; m < 3 && slowest; m++) {
+      const double value = g2zp_reached(c, measures[m]);
+      g2zp_page_figure(page, m < 2 ? "%.0f" : "%.2f", value);
+      g2zp_page_figure(page, "%.2f", value / most[m]);
+    }
+  }
+  return level;
+}
+
+/* Puts charts with a curve for each of the first runs, and a line at the loss `level` unless it is
+ * NaN. */
+static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2zp_curves *curves,
+                               size_t count, double level) {
+#define X(name) G2ZP_COLUMN_##name
+  static const struct {
+    const char *title, *x_name;
+    int x, y;
+  } charts[] = {
+      {"Validation loss over steps", "step", X(val_step), X(val_loss)},
+      {"Validation loss over tokens", "tokens", X(val_tokens), X(val_loss)},
+      {"Validation loss over time", "seconds of training", X(val_time_s), X(val_loss)},
+      {"Loss over steps", "step", X(step), X(smooth)},
+      {"Loss over tokens", "tokens", X(tokens), X(smooth)},
+      {"Loss over time", "seconds of training", X(time_s), X(smooth)}};
+  const double levels[2] = {level, level};
+  char level_name[G2ZP_CELL];
+  int headed = 0;
+  g2zp_cell_text(level_name, "loss %.4f", level);
+  for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
+    g2z_series series[G2Z_CHART_SERIES];
+    const int validation = charts[n].y == X(val_loss);
+    double ends[2] = {INFINITY, -INFINITY};
+    int used = 0;
+    for (size_t r = 0; r < count && used < G2Z_CHART_SERIES - 1; r++) {
+      const g2zp_curves *c = &curves[r];
+      const size_t length = strlen(runs[r].path);
+      const int few = !validation && c->count[G2ZP_STEPS] < 100; /* not smoothed */
+      g2z_series *s = &series[used];
+      if (!c->column[0]) continue; /* no metrics.jsonl */
+      *s = g2zp_curve(c, runs[r].path + (length > 60 ? length - 60 : 0),
+                      few ? X(loss) : charts[n].y);
+      s->x = c->column[charts[n].x];
+      if (validation) s->mark = G2Z_MARK_POINTS;
+      used++;
+      if (!s->count) continue;
+      ends[0] = fmin(ends[0], s->x[0]);
+      ends[1] = fmax(ends[1], s->x[s->count - 1]);
+    }
+    if (validation && !isnan(level)) {
+      const g2z_series line = {level_name, ends, levels, NULL, NULL, 2, G2Z_MARK_DASHED};
+      series[used++] = line;
+    }
+    const g2z_chart chart = {charts[n].title,
+                             validation ? "nats per token" : "nats per token, smoothed",
+                             charts[n].x_name, NULL, series, used, G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
+    if (!(ends[0] <= ends[1])) continue; /* no values */
+    if (!headed) g2z_page_heading(page, "Curves");
+    if (!headed && count > G2Z_CHART_SERIES - 1)
+      g2z_page_text(page, "The charts show the first %d runs.", G2Z_CHART_SERIES - 1);
+    headed = 1;
+    g2z_page_chart(page, &chart);
+  }
+#undef X
 }
 
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
+  const size_t count = results->run_count;
+  const char *title = !count ? "Experiments" : results->report_count ? "Experiments and runs"
+                      : count == 1 ? "A run" : "Runs compared";
   char now[32];
-  g2z_page *page;
-  const char *title = !results->run_count ? "Experiments"
-                      : results->report_count ? "Experiments and runs"
-                      : results->run_count == 1 ? "A run" : "Runs compared";
-  G2Z_TRY(g2z_page_create(results->services, path, title, &page));
-  g2z_utc_now(now);
-  if (results->report_count) g2z_page_fact(page, "experiments", "%zu", results->report_count);
-  if (results->run_count) g2z_page_fact(page, "runs", "%zu", results->run_count);
-  g2z_page_fact(page, "created", "%s", now);
-  g2z_status status = G2Z_OK;
+  g2z_page *page = NULL;
+  g2zp_curves *curves;
+  g2z_status status = G2Z_NEW(results->services, count, &curves);
+  if (status == G2Z_OK) status = g2z_page_create(results->services, path, title, &page);
+  if (status == G2Z_OK) {
+    g2z_utc_now(now);
+    if (results->report_count) g2z_page_fact(page, "experiments", "%zu", results->report_count);
+    if (count) g2z_page_fact(page, "runs", "%zu", count);
+    g2z_page_fact(page, "created", "%s", now);
+  }
   for (size_t i = 0; i < results->report_count && status == G2Z_OK; i++)
     status = results->show(results->services, results->reports[i].text, page);
-  if (results->run_count) {
+  for (size_t r = 0; r < count && status == G2Z_OK; r++) {
+    status = g2zp_curves_read(results->services, results->runs[r].path, &curves[r]);
+    if (status == G2Z_IO) status = G2Z_OK; /* no metrics.jsonl: the run still has its row */
+  }
+  if (count && status == G2Z_OK) {
     g2z_page_heading(page, "Runs");
     g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
                         "which experiments leave out as warm-up. Step times are from the last "
                         "epoch.");
-    g2zp_page_objects(page, g2zp_run_columns,
-                      (int)G2Z_COUNT(g2zp_run_columns), results->runs,
-                      results->run_count, 1);
+    g2zp_page_runs(page, results->runs, count);
+    g2zp_page_flags(page, results->runs, count);
+    const double level = g2zp_page_validations(page, results->runs, curves, count);
+    g2zp_page_compared(page, results->runs, curves, count, level);
   }
-  if (status == G2Z_OK) status = g2zp_results_curves(results, page);
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
+  for (size_t r = 0; r < count && curves; r++)
+    g2z_release(results->services, curves[r].column[0]);
+  g2z_release(results->services, curves);
   return status;
 }
 

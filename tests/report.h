@@ -231,14 +231,100 @@ static void test_report_curves(g2z_test *t) {
   CHECK_OK(t, g2z_results_page(results, test_path(t, "both.html")));
   text = test_read(t, "both.html");
   CHECK_HAS(t, text, "<b>Loss over steps</b>", "<b>Loss over tokens</b>", "<b>Loss over time</b>",
-            ">seconds of training<", "<b>Validation loss</b>", "<h1>Runs compared</h1>");
-  CHECK(t, test_times(text, "<path class=\"series") == 8);
-  CHECK(t, test_times(text, "/two</span>") == 4 && !strstr(text, "<dt>experiments<"));
+            ">seconds of training<", "<b>Validation loss over time</b>", "<h1>Runs compared</h1>");
+  CHECK(t, test_times(text, "<path class=\"series") == 6 * 2 + 3 &&
+               test_times(text, "<path class=\"series dash\"") == 3);
+  CHECK(t, test_times(text, "/two</span>") == 6 && !strstr(text, "<dt>experiments<"));
   /* Differing values are in the table, common ones above it; a narrow page repeats the headers. */
   CHECK_HAS(t, text, "<table id=t1><thead><tr><th>run<th>wall s</tr></thead>",
             "<dt>tokens/s</dt><dd>12843</dd>", "<style>@media screen and (max-width:640px){[id=t1] "
             "td:nth-child(2)::before{content:'wall s'}}</style>");
   g2z_results_free(results);
+}
+
+/* Three short runs. The cells were computed by hand: last loss, best loss and its step; then steps,
+ * tokens and seconds until each run reached the same loss, each also relative to the run that
+ * needed the most steps. */
+static void test_report_compared(g2z_test *t) {
+  static const struct {
+    const char *flags;
+    int tokens, step_ms;               /* of each step */
+    double val_loss[4];                /* after each step; 0: no validation */
+  } runs[3] = {{"--lr 3e-3", 100, 500, {0, 4, 0, 3.5}},
+               {"--lr 3e-35 --optimizer muon", 100, 800, {3.75, 3.25, 3, 3.125}},
+               {"--lr 3e-3 --seed 2", 200, 250, {0, 3.4375, 0, 3.4375}}};
+#define NONE "<td>\xe2\x80\x93"
+#define COMMON "a loss of at most 3.5000, the highest of the best losses. Relative: to "
+  static const char *const common[3] = {
+      "<td>3.5000<td>3.5000<td>4<td>4<td>1.00<td>400<td>1.00<td>2.00<td>1.00",
+      "<td>3.1250<td>3.0000<td>3<td>2<td>0.50<td>200<td>0.50<td>1.60<td>0.80",
+      "<td>3.4375<td>3.4375<td>2<td>2<td>0.50<td>400<td>1.00<td>0.50<td>0.25"};
+  static const char *const target[3] = {
+      "<td>3.5000<td>3.5000<td>4" NONE NONE NONE NONE NONE NONE,
+      "<td>3.1250<td>3.0000<td>3<td>2<td>1.00<td>200<td>1.00<td>1.60<td>1.00",
+      "<td>3.4375<td>3.4375<td>2<td>2<td>1.00<td>400<td>2.00<td>0.50<td>0.31"};
+  static const char *const missed[3] = {
+      "<td>3.5000<td>3.5000<td>4", "<td>3.1250<td>3.0000<td>3", "<td>3.4375<td>3.4375<td>2"};
+  static const char *const no_curves[3] = {
+      NONE "<td>2.0000" NONE, NONE "<td>2.0000" NONE, NONE "<td>2.0000" NONE};
+  static const struct {
+    const char *targets[3];            /* target_loss of each run */
+    const char *about, *const *cells;
+  } cases[] = {{{"null", "null", "null"}, COMMON, common},
+               {{"null", "3.4375", "3.4375"}, "a loss of at most 3.4375, the target. ", target},
+               {{"3.25", "3.5", "null"}, COMMON, common},
+               {{"1", "1", "1"}, "<p>No run reached the target loss, 1.0000.</p>", missed},
+               {{"null", "null", "null"}, "<h2>Validation</h2>\n<style>", no_curves}};
+  char name[600], text[700], row[900];
+  for (int r = 0; r < 3; r++) {
+    snprintf(name, sizeof name, "%c", 'a' + r);
+    CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, name)));
+    FILE *file = fopen(test_at(t, "%c/metrics.jsonl", 'a' + r), "wb");
+    for (int i = 1; file && i <= 4; i++) {
+      const double loss = runs[r].val_loss[i - 1];
+      fprintf(file, "{\"step\": %d, \"tokens\": %d, \"loss\": 5, \"step_ms\": %d}\n", i,
+              i * runs[r].tokens, runs[r].step_ms);
+      if (loss > 0)
+        fprintf(file, "{\"step\": %d, \"tokens\": %d, \"val_loss\": %g, \"val_ms\": 9000%s}\n", i,
+                i * runs[r].tokens, loss, loss == 3.25 ? ", \"target\": true" : "");
+    }
+    CHECK(t, file && fclose(file) == 0);
+  }
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const int curves = cases[i].cells != no_curves;
+    g2z_results *results;
+    REQUIRE_OK(t, g2z_results_create(&t->services, &results));
+    if (!curves) test_sh(t, "rm */metrics.jsonl");
+    for (int r = 0; r < 3; r++) {
+      snprintf(text, sizeof text, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
+               "\"command_line\": \"./train --seed 1 --run-dir %c %s\", \"summary\": "
+               "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
+               "\"target_step\": 2}}", 'a' + r, runs[r].flags, cases[i].targets[r]);
+      test_write_file(t, test_at(t, "%c/training_metrics.json", 'a' + r), text, strlen(text));
+      snprintf(name, sizeof name, "%s/%c", t->directory, 'a' + r);
+      CHECK_OK(t, g2z_results_add(results, name));
+    }
+    CHECK_OK(t, g2z_results_page(results, test_path(t, "all.html")));
+    g2z_results_free(results);
+    const char *page = test_read(t, "all.html");
+    for (int r = 0; r < 3; r++) {
+      snprintf(row, sizeof row, "<tr><td>%s/%c%s</tr>", t->directory, 'a' + r, cases[i].cells[r]);
+      snprintf(text, sizeof text, "<dt>%s/%c</dt><dd>%s</dd>", t->directory, 'a' + r, runs[r].flags);
+      CHECK_HAS(t, page, row, text, cases[i].about);
+    }
+    CHECK(t, test_times(page, "class=\"series dash") == 3 * curves && !strstr(page, "nan"));
+    CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
+    if (i) continue;
+    /* The page of one run marks the validation that reached its target. */
+    CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "b")));
+    page = test_read(t, "b/report.html");
+    CHECK_HAS(t, page, ">target</span>", "\ntarget: 3.25<",
+              "<dt>step of the target loss</dt><dd>2</dd>",
+              "<dt>step of the best validation loss</dt><dd>3</dd>");
+    CHECK(t, test_times(page, "\ntarget: ") == 1);
+  }
+#undef NONE
+#undef COMMON
 }
 
 /* A run of 2,000 epochs. If each of the page's 18,000 figures reads all of them, it takes 10 s on
