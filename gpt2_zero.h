@@ -1498,8 +1498,8 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  * connections of room 10 between CPU ranks; a job of one rank sends nothing. Calls run in order on
  * a separate queue while the device computes. AFTER makes the queue wait for the device, WAIT makes
  * the device wait for the queue, and the host never waits. All ranks submit the same calls in the
- * same order. The calls of a step can be recorded and played again. To add a transport, fill a
- * g2z_collectives and choose it in g2z_comm_create. play() receives each kind except GRAPH, and
+ * same order. The calls of a step can be recorded and played again. To add an implementation, fill
+ * a g2z_collectives and choose it in g2z_comm_create. play() receives each kind except GRAPH, and
  * times what it sends as the span that g2z__call_span names. */
 
 typedef struct g2z_comm g2z_comm;
@@ -1543,19 +1543,20 @@ typedef struct g2z_call {
   g2z_graph *graph;
 } g2z_call;
 
-typedef struct g2z_collectives { /* a transport */
+typedef struct g2z_collectives { /* an implementation of the calls */
   const char *name;
   /* Records the end of the device's work so far, for AFTER. While a graph is recorded,
-   * *departure names a point inside the graph, which each run of the graph passes again. */
+   * *departure names a point inside the graph, which each run of the graph passes again. NULL if
+   * play() ignores AFTER. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
   /* Enqueues one call. AFTER waits for the departure `place`; if that is inside a graph, for the
-   * graph's latest run to pass it. If a transport's calls block, as between CPU ranks, it ignores
-   * AFTER, MARK and WAIT. */
+   * graph's latest run to pass it. If calls block, as between CPU ranks, play() ignores AFTER, MARK
+   * and WAIT. */
   g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
   /* Does ROWS of at most 256 bytes, a multiple of 4, in the order of the device's own work, even
-   * while a graph is being recorded. *done 0: the transport cannot do that, and did nothing. */
+   * while a graph is being recorded. *done 0: it cannot do that, and did nothing. */
   g2z_status (*rows_now)(g2z_comm *comm, const g2z_call *rows, int *done);
-  /* Zeroed memory of the kind that is fast for this transport: for both buffers of GATHER, and for
+  /* Zeroed memory of the kind that is fastest to send: for both buffers of GATHER, and for
    * ROWS. All ranks allocate the same sizes in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
@@ -2310,9 +2311,8 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   return g2z__square(t, last, plan->buckets);
 }
 
-/* All ranks gather every rank's row of the verdict, on the device's own queue if the transport can
- * do so. After the decision no rank reads old parameters any more, and none has gathered new ones
- * yet. */
+/* All ranks gather every rank's row of the verdict, on the device's own queue if possible. After
+ * the decision no rank reads old parameters any more, and none has gathered new ones yet. */
 G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
@@ -8075,50 +8075,6 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
  * rank before the owner. Every rank enqueues the same collectives in the same order, even after it
  * has failed. */
 
-/* ----- shared by CPU ranks and a job of one ------------------------------ */
-
-G2Z__PRIVATE g2z_status g2z__plain_departure(g2z_comm *comm, int *departure) {
-  (void)comm;
-  *departure = 0;
-  return G2Z_OK;
-}
-G2Z__PRIVATE g2z_status g2z__plain_rows_now(g2z_comm *comm, const g2z_call *rows, int *done) {
-  *done = 1;
-  return comm->ops->play(comm, rows);
-}
-G2Z__PRIVATE void g2z__plain_lap(g2z_comm *comm, int lap) {
-  comm->lap_now = lap;
-  comm->lap_s[lap] = 0;
-}
-G2Z__PRIVATE double g2z__plain_waited(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
-G2Z__PRIVATE g2z_status g2z__plain_allocate(g2z_comm *comm, size_t bytes, void **out) {
-  return comm->device->ops->allocate(comm->device, bytes, out);
-}
-G2Z__PRIVATE void g2z__plain_release(g2z_comm *comm, void *memory) {
-  comm->device->ops->release(comm->device, memory);
-}
-G2Z__PRIVATE void g2z__plain_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
-
-/* A transport whose calls block: AFTER, MARK and WAIT need no work. */
-#define G2Z__PLAIN_TRANSPORT(name, play)                                                  \
-  {name, g2z__plain_departure, play, g2z__plain_rows_now, g2z__plain_allocate,            \
-   g2z__plain_release, g2z__plain_lap, g2z__plain_waited, g2z__plain_close}
-
-/* ----- a job of one: its own gradients are the sums ---------------------- */
-
-/* A single rank's parameters are already in place, and its sums are its own gradients. */
-G2Z__PRIVATE g2z_status g2z__one_play(g2z_comm *comm, const g2z_call *c) {
-  g2z_device *dev = comm->device;
-  if (c->kind == G2Z_CALL_CAST)
-    return dev->ops->cast_grad(dev, c->to, (const float *)c->from, c->n);
-  if (c->kind == G2Z_CALL_REDUCE && c->to != c->from)
-    return dev->ops->grad_add(dev, c->to, c->from, c->write, c->n);
-  G2Z_ASSERT(c->to == c->from);
-  return G2Z_OK;
-}
-
-static const g2z_collectives g2z__one_rank = G2Z__PLAIN_TRANSPORT("one rank", g2z__one_play);
-
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
 #define G2Z__CHUNK_FLOATS (1 << 16)
@@ -8210,24 +8166,50 @@ G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
   return c->owner == G2Z_OWNER_ROOT ? G2Z_SPAN_BROADCAST : G2Z_SPAN_ALL_GATHER;
 }
 
-/* CPU ranks compute and communicate one after the other: all of a call's time is waiting. */
-G2Z__PRIVATE g2z_status g2z__star_play(g2z_comm *comm, const g2z_call *c) {
+/* CPU ranks compute and communicate one after the other: all of a call's time is waiting. A single
+ * rank's parameters are already in place, and its sums are its own gradients. */
+G2Z__PRIVATE g2z_status g2z__plain_play(g2z_comm *comm, const g2z_call *c) {
+  g2z_device *dev = comm->device;
   const int reduces = c->kind == G2Z_CALL_REDUCE, exchanges = c->kind == G2Z_CALL_EXCHANGE;
-  if (c->kind == G2Z_CALL_CAST) return g2z__one_play(comm, c);
-  if (!reduces && !exchanges && c->kind != G2Z_CALL_GATHER && c->kind != G2Z_CALL_ROWS)
+  if (c->kind == G2Z_CALL_CAST)
+    return dev->ops->cast_grad(dev, c->to, (const float *)c->from, c->n);
+  if (comm->world == 1 && reduces && c->to != c->from)
+    return dev->ops->grad_add(dev, c->to, c->from, c->write, c->n);
+  G2Z_ASSERT(comm->world > 1 || c->to == c->from);
+  if (comm->world == 1 || !(reduces || exchanges || c->kind == G2Z_CALL_GATHER ||
+                            c->kind == G2Z_CALL_ROWS))
     return G2Z_OK;
-  g2z_span span = g2z__call_span(c);
-  comm->device->ops->span_begin(comm->device, span);
-  double begin = g2z_seconds();
+  const g2z_span span = g2z__call_span(c);
+  dev->ops->span_begin(dev, span);
+  const double begin = g2z_seconds();
   g2z_status status = reduces     ? g2z__star_reduce(comm, c)
                       : exchanges ? g2z__star_exchange(comm, c) : g2z__star_rows(comm, c);
-  comm->device->ops->span_end(comm->device, span);
+  dev->ops->span_end(dev, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
 }
 
-static const g2z_collectives g2z__star =
-    G2Z__PLAIN_TRANSPORT("connections to rank 0", g2z__star_play);
+G2Z__PRIVATE g2z_status g2z__plain_rows_now(g2z_comm *comm, const g2z_call *rows, int *done) {
+  *done = 1;
+  return comm->ops->play(comm, rows);
+}
+G2Z__PRIVATE g2z_status g2z__plain_allocate(g2z_comm *comm, size_t bytes, void **out) {
+  return comm->device->ops->allocate(comm->device, bytes, out);
+}
+G2Z__PRIVATE void g2z__plain_release(g2z_comm *comm, void *memory) {
+  comm->device->ops->release(comm->device, memory);
+}
+G2Z__PRIVATE void g2z__plain_lap(g2z_comm *comm, int lap) {
+  comm->lap_now = lap;
+  comm->lap_s[lap] = 0;
+}
+G2Z__PRIVATE double g2z__plain_waited(g2z_comm *comm, int lap) { return comm->lap_s[lap] * 1e3; }
+G2Z__PRIVATE void g2z__plain_close(g2z_comm *comm) { g2z_release(comm->services, comm->chunk); }
+
+static const g2z_collectives g2z__plain = {
+    "connections to rank 0", NULL,           g2z__plain_play,   g2z__plain_rows_now,
+    g2z__plain_allocate, g2z__plain_release, g2z__plain_lap,    g2z__plain_waited,
+    g2z__plain_close};
 
 /* ----- submit: play a call at once, or record it ------------------------- */
 
@@ -8275,7 +8257,8 @@ G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, siz
 
 G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
   g2z_call now = *call;
-  if (now.kind == G2Z_CALL_AFTER) G2Z__TRY(comm->ops->depart(comm, &now.place));
+  if (now.kind == G2Z_CALL_AFTER && comm->ops->depart)
+    G2Z__TRY(comm->ops->depart(comm, &now.place));
   if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now);
   if (now.kind != G2Z_CALL_WAIT) return g2z__record_add(comm, &now);
   /* A WAIT ends the graph and begins the next, even after a failure: g2z__record_end ends that. */
@@ -8334,19 +8317,20 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   comm->rank = g2z_ranks_place(ranks)->rank;
   comm->world = g2z_ranks_place(ranks)->world;
   g2z_status status = G2Z_OK;
-  if (comm->world == 1) comm->ops = &g2z__one_rank;
-  else if (device->kind == G2Z_DEVICE_CUDA) status = g2z__cuda_comm_open(comm, config);
+  if (comm->world > 1 && device->kind == G2Z_DEVICE_CUDA)
+    status = g2z__cuda_comm_open(comm, config);
   else {
-    comm->ops = &g2z__star;
+    comm->ops = &g2z__plain;
     comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
-    if (comm->rank == 0) status = G2Z__NEW(comm->services, G2Z__CHUNK_FLOATS, &comm->chunk);
+    if (comm->rank == 0 && comm->world > 1)
+      status = G2Z__NEW(comm->services, G2Z__CHUNK_FLOATS, &comm->chunk);
   }
   if (status != G2Z_OK) g2z_comm_free(comm);
   else *out = comm;
   return status;
 }
 
-/* The name of a transport in the log. */
+/* What carries gradients or parameters, for the log. */
 G2Z__PRIVATE const char *g2z__comm_carrier(const g2z_comm *comm, g2z_transport transport) {
   return transport == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name;
 }
@@ -9553,10 +9537,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
 
 /* Finds the next part of canonical [begin, begin+count) that this rank owns; searches the plan's
  * update ranges from *next on. */
-G2Z__PRIVATE int g2z__owned_next(const g2z_trainer *t, size_t begin, size_t count, size_t *next,
+G2Z__PRIVATE int g2z__owned_next(const g2z_plan *plan, size_t begin, size_t count, size_t *next,
                                  g2z_update_range *part) {
-  for (; *next < t->plan->updates; ++*next) {
-    *part = t->plan->update[*next];
+  for (; *next < plan->updates; ++*next) {
+    *part = plan->update[*next];
     size_t low = part->canonical > begin ? part->canonical : begin, end = begin + count;
     size_t high = part->canonical + part->elements;
     if (high > end) high = end;
@@ -9597,7 +9581,7 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
     return g2z_fail(t->services, G2Z_BAD_ARGUMENT, "gradients belong to the step: they are read, "
                     "not written");
   g2z_update_range part;
-  for (size_t next = 0; g2z__owned_next(t, canonical, count, &next, &part);) {
+  for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
     float *to = g2z__trainer_shard(t, buffer, &part);
     if (!to) continue;
     G2Z__TRY(dev->ops->upload(dev, to, values + (part.canonical - canonical),
@@ -9616,7 +9600,7 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
   g2z_device *dev = t->device;
   G2Z__TRY(g2z__check_canonical(t, canonical, count));
   g2z_update_range part;
-  for (size_t next = 0; g2z__owned_next(t, canonical, count, &next, &part);) {
+  for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
     float *to = out + (part.canonical - canonical);
     if (buffer != G2Z_BUFFER_GRADS) {
       const float *from = g2z__trainer_shard(t, buffer, &part);
@@ -10214,35 +10198,30 @@ G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t cou
   const g2z__model_loader *loader = (const g2z__model_loader *)user;
   g2z_model *m = loader->model;
   g2z_device *dev = m->device;
-  int u = 0;
-  while (u < m->plan->wte && m->plan->unit[u + 1].canonical <= canonical) u++;
-  while (count) {
-    const g2z_unit *unit = &m->plan->unit[u++];
-    size_t inside = canonical - unit->canonical, n = unit->elements - inside;
-    if (n > count) n = count;
-    char *to = m->params + (unit->param_at + inside) * (size_t)m->plan->dtype_bytes;
-    G2Z__TRY(dev->ops->upload(dev, loader->staged, values, n * sizeof(float)));
-    G2Z__TRY(dev->ops->cast_act(dev, to, loader->staged, n));
+  g2z_update_range part;
+  for (size_t next = 0; g2z__owned_next(m->plan, canonical, count, &next, &part);) {
+    G2Z__TRY(dev->ops->upload(dev, loader->staged, values + (part.canonical - canonical),
+                              part.elements * sizeof(float)));
+    G2Z__TRY(dev->ops->cast_act(dev, g2z__params_at(m, part.own_param_at), loader->staged,
+                                part.elements));
     G2Z__TRY(dev->ops->synchronize(dev));
-    canonical += n, values += n, count -= n;
   }
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
-  g2z__model_loader loader;
+  const g2z_ops *ops = m->device->ops;
   void *memory;
   G2Z__TRY(g2z__model_fit(m, 1, 1, 0));
-  G2Z__TRY(m->device->ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
+  G2Z__TRY(ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
   m->params = (char *)memory;
-  G2Z__TRY(m->device->ops->allocate(m->device, sizeof(double), &memory));
+  G2Z__TRY(ops->allocate(m->device, sizeof(double), &memory));
   m->sum = (double *)memory;
-  G2Z__TRY(m->device->ops->allocate(m->device, G2Z__WEIGHTS_CHUNK * sizeof(float), &memory));
-  loader.model = m;
-  loader.staged = (float *)memory;
+  G2Z__TRY(ops->allocate(m->device, G2Z__WEIGHTS_CHUNK * sizeof(float), &memory));
+  g2z__model_loader loader = {m, (float *)memory};
   g2z_status status = g2z__weights_read(m->services, directory, &m->config, g2z__model_take,
                                         &loader);
-  m->device->ops->release(m->device, memory);
+  ops->release(m->device, memory);
   return status;
 }
 
@@ -10250,11 +10229,10 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
                                   g2z_model **out) {
   g2z_services *services = context->services;
   g2z_model_config config;
-  void *memory;
+  g2z_model *m;
   *out = NULL;
   G2Z__TRY(g2z_weights_config(services, directory, &config));
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_model), &memory));
-  g2z_model *m = (g2z_model *)memory;
+  G2Z__TRY(G2Z__NEW(services, 1, &m));
   m->services = services;
   m->config = config;
   g2z_status status = g2z_device_create(services, context->device, dtype, dtype, &m->device);
@@ -10334,14 +10312,6 @@ G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const int32_t *toke
   return g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0, m->config.vocab);
 }
 
-/* The number of sequences per pass. With a trainer, as many as fit into its activations; else at
- * most 8192 tokens, for a small workspace. No result depends on it. */
-G2Z__PRIVATE int g2z__model_group(const g2z_model *m, int B, int T) {
-  int tokens = m->trainer ? m->plan->batch * m->plan->seq : 8192;
-  int most = tokens / T > 0 ? tokens / T : 1;
-  return B < most ? B : most;
-}
-
 /* Prepares for passes over [B,T] tokens with a key-value cache for [cached,T]; afterwards the
  * caller passes the outcome to g2z__model_end. A trainer has the memory already, and refreshes its
  * parameters. Tuning is off, since a growing text has a new shape per token, too many to time. */
@@ -10359,83 +10329,79 @@ G2Z__PRIVATE g2z_status g2z__model_end(g2z_model *m, g2z_status status) {
 
 /* ----- scores, logits, validation ------------------------------------------ */
 
-/* Writes the losses [B,T] of one pass. */
-G2Z__PRIVATE g2z_status g2z__model_losses(g2z_model *m, const int32_t *tokens,
-                                          const int32_t *targets, int B, int T, float *losses) {
-  const g2z_ops *ops = m->device->ops;
-  const size_t count = (size_t)B * (size_t)T;
-  g2z__pass pass;
-  G2Z__TRY(g2z__model_may_go_on(m, "evaluation"));
-  G2Z__TRY(ops->upload(m->device, m->tokens, tokens, count * sizeof *tokens));
-  G2Z__TRY(ops->upload(m->device, m->targets, targets, count * sizeof *targets));
-  G2Z__TRY(g2z__model_run(m, B, T, &pass));
-  G2Z__TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
-  G2Z__TRY(ops->download(m->device, losses, g2z__activation_at(m, G2Z__ACT_LOSSES, 0),
-                         count * sizeof *losses));
-  return ops->synchronize(m->device);
-}
-
-G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const int32_t *targets,
-                                   int B, int T, float *losses, double *mean) {
-  float *some = NULL;
-  double sum = 0;
-  size_t counted = 0;
-  *mean = NAN;
-  G2Z__TRY(g2z__model_check(m, tokens, B, T));
-  G2Z__TRY(g2z__check_ids(m->services, "target", targets, (size_t)B * (size_t)T, -1,
-                          m->config.vocab));
-  const int group = g2z__model_group(m, B, T);
-  g2z_status status = g2z__model_begin(m, group, T, 0);
-  if (status == G2Z_OK) status = G2Z__NEW(m->services, (size_t)group * (size_t)T, &some);
-  for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
-    n = B - b < group ? B - b : group;
-    const size_t at = (size_t)b * (size_t)T, rows = (size_t)n * (size_t)T;
-    status = g2z__model_losses(m, tokens + at, targets + at, n, T, some);
-    for (size_t i = 0; i < rows && status == G2Z_OK; i++) {
-      counted += targets[at + i] >= 0;
-      sum += (double)some[i];
-    }
-    if (losses && status == G2Z_OK) memcpy(losses + at, some, rows * sizeof(float));
-  }
-  g2z_release(m->services, some);
-  if (status == G2Z_OK && counted) *mean = sum / (double)counted;
-  return g2z__model_end(m, status);
-}
-
-/* Computes the logits [B,T,V] of one pass. */
-G2Z__PRIVATE g2z_status g2z__model_head(g2z_model *m, const int32_t *tokens, int B, int T,
-                                        float *logits) {
+/* One pass. With targets, `out` becomes the losses [B,T]; else the logits [B,T,V]. */
+G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
+                                        const int32_t *targets, int B, int T, float *out) {
   const size_t C = (size_t)m->config.channels, V = (size_t)m->config.vocab;
-  const size_t rows = (size_t)B * (size_t)T;
+  const size_t count = (size_t)B * (size_t)T;
   const size_t most = g2z__plan_logits_bytes(m->plan) / (V * sizeof(float));
   const char *h = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0);
   g2z_device *dev = m->device;
   g2z__pass pass;
-  G2Z__TRY(dev->ops->upload(dev, m->tokens, tokens, rows * sizeof *tokens));
+  if (targets) G2Z__TRY(g2z__model_may_go_on(m, "evaluation"));
+  G2Z__TRY(dev->ops->upload(dev, m->tokens, tokens, count * sizeof *tokens));
+  if (targets) G2Z__TRY(dev->ops->upload(dev, m->targets, targets, count * sizeof *targets));
   G2Z__TRY(g2z__model_run(m, B, T, &pass));
-  for (size_t done = 0, n; done < rows; done += n) {
-    n = rows - done < most ? rows - done : most;
+  if (targets) {
+    G2Z__TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
+    G2Z__TRY(dev->ops->download(dev, out, g2z__activation_at(m, G2Z__ACT_LOSSES, 0),
+                                count * sizeof *out));
+    return dev->ops->synchronize(dev);
+  }
+  for (size_t done = 0, n; done < count; done += n) {
+    n = count - done < most ? count - done : most;
     G2Z__TRY(dev->ops->head_logits(dev, (float *)m->logits,
                                    h + done * C * (size_t)m->plan->dtype_bytes,
                                    g2z__parameter(m, m->plan->wte, G2Z_WTE), (int)n, (int)C,
                                    (int)V));
-    G2Z__TRY(dev->ops->download(dev, logits + done * V, m->logits, n * V * sizeof(float)));
+    G2Z__TRY(dev->ops->download(dev, out + done * V, m->logits, n * V * sizeof(float)));
     G2Z__TRY(dev->ops->synchronize(dev));
   }
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, int T,
-                                    float *logits) {
-  G2Z__TRY(g2z__model_check(m, tokens, B, T));
-  const int group = g2z__model_group(m, B, T);
+/* Passes over all sequences. With a trainer, as many at a time as fit into its activations; else at
+ * most 8192 tokens, for a small workspace. No result depends on it. */
+G2Z__PRIVATE g2z_status g2z__model_passes(g2z_model *m, const int32_t *tokens,
+                                          const int32_t *targets, int B, int T, float *out) {
+  const int most = m->trainer ? m->plan->batch * m->plan->seq : 8192;
+  int group = most / T > 0 ? most / T : 1;
+  if (group > B) group = B;
   g2z_status status = g2z__model_begin(m, group, T, 0);
   for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
     n = B - b < group ? B - b : group;
     const size_t at = (size_t)b * (size_t)T;
-    status = g2z__model_head(m, tokens + at, n, T, logits + at * (size_t)m->config.vocab);
+    status = g2z__model_pass(m, tokens + at, targets ? targets + at : NULL, n, T,
+                             out + at * (targets ? 1 : (size_t)m->config.vocab));
   }
   return g2z__model_end(m, status);
+}
+
+G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const int32_t *targets,
+                                   int B, int T, float *losses, double *mean) {
+  const size_t count = (size_t)B * (size_t)T;
+  float *own = NULL;
+  double sum = 0;
+  size_t counted = 0;
+  *mean = NAN;
+  G2Z__TRY(g2z__model_check(m, tokens, B, T));
+  G2Z__TRY(g2z__check_ids(m->services, "target", targets, count, -1, m->config.vocab));
+  if (!losses) G2Z__TRY(g2z__model_end(m, G2Z__NEW(m->services, count, &own)));
+  const float *scores = losses ? losses : own;
+  g2z_status status = g2z__model_passes(m, tokens, targets, B, T, losses ? losses : own);
+  for (size_t i = 0; i < count && status == G2Z_OK; i++) {
+    counted += targets[i] >= 0;
+    sum += (double)scores[i];
+  }
+  g2z_release(m->services, own);
+  if (status == G2Z_OK && counted) *mean = sum / (double)counted;
+  return status;
+}
+
+G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, int T,
+                                    float *logits) {
+  G2Z__TRY(g2z__model_check(m, tokens, B, T));
+  return g2z__model_passes(m, tokens, NULL, B, T, logits);
 }
 
 /* Sums the losses of this rank's part of `steps` batches and counts their targets. If the loader
@@ -11020,7 +10986,7 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
   uint64_t at = header;
   const int first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
   for (int b = first; b <= (model ? first : G2Z_BUFFER_V); b++)
-    for (size_t next = 0; g2z__owned_next(x->t, x->begin, x->count, &next, &range);) {
+    for (size_t next = 0; g2z__owned_next(x->t->plan, x->begin, x->count, &next, &range);) {
       const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b, &range);
       if (!shard) continue;
       if (model) at = header + range.canonical * sizeof(float);
@@ -11064,7 +11030,7 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   G2Z__TRY(G2Z__NEW(x->services, most, &x->names));
   G2Z__TRY(G2Z__NEW(x->services, most, &x->tensors));
   for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V; b++)
-    for (size_t next = 0; g2z__owned_next(t, x->begin, x->count, &next, &range);) {
+    for (size_t next = 0; g2z__owned_next(t->plan, x->begin, x->count, &next, &range);) {
       if (!g2z__trainer_shard(t, (g2z_buffer)b, &range)) continue;
       g2z__moment_name((g2z_buffer)b, range.canonical, x->names[count]);
       x->tensors[count].name = x->names[count];
@@ -11648,7 +11614,7 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
 
   for (const g2z__extent *extent = x->extents; extent < x->extents + x->extent_count; extent++)
     for (size_t next = 0;
-         g2z__owned_next(t, extent->canonical, extent->elements, &next, &range);) {
+         g2z__owned_next(t->plan, extent->canonical, extent->elements, &next, &range);) {
       uint64_t at = extent->begin + (range.canonical - extent->canonical) * sizeof(float);
       char name[64];
       g2z__checkpoint_file(extent->file, saved->world, name);
