@@ -673,10 +673,6 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * The place of everything in memory: a pure function of config, world size, stage and type. It
  * fills tables once; the allocator, the trainer, the files, --dry-run and the tests read them.
  *
- * ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 0 holds everything on every rank; stage 1
- * shards master, m and v; stage 2 also the gradients; stage 3 also the blocks' parameters. In
- * strategy dp, the baseline without ZeRO, only rank 0 holds master, m and v.
- *
  * Parameters are one flat list, ordered as backward completes their gradients: unit 0 is the final
  * LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters stand in
  * G2Z_PARAM_LIST order. An element of this list has two indices:
@@ -690,11 +686,10 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes. Rank r
  *             owns slice r; its shards of master, m and v hold its slices one after the other. In
  *             stage 0 each rank owns every bucket whole; in strategy dp rank 0 does.
- * parameters  Each rank has all of them, except in stage 3 of several ranks. There the blocks have
- *             two buffers: a block is gathered into one while its neighbour in the other is used.
- *             This rank's slices of the blocks lie after wte.
- * gradients   Up to stage 1 each rank has all of them. From stage 2 on there are two buffers for
- *             units and one for wte. Sums over the ranks go into a shard, cut like master.
+ * parameters  In stage 3 of several ranks the blocks have two buffers, and this rank's slices of
+ *             the blocks lie after wte. Otherwise each rank has all parameters.
+ * gradients   From stage 2 on there are two buffers for units and one for wte, and sums over the
+ *             ranks go into a shard, cut like master. Otherwise each rank has all gradients.
  * Muon        It needs whole matrices, but slices may begin and end inside a matrix. So each weight
  *             of a block has a home: a rank that receives u, the momentum's output, from the owners
  *             of its slices, and returns O, which is u orthogonalized. `route` lists the pieces
@@ -3725,28 +3720,15 @@ G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation
 }
 
 G2Z__PRIVATE g2z_param_info g2z__param_describe(const g2z_model_config *model, g2z_param param) {
-  size_t C = (size_t)model->channels, CTX = (size_t)model->context, V = (size_t)model->vocab;
-  g2z_param_info info;
-  memset(&info, 0, sizeof info);
-  switch (param) {
-#define X(id, unit_, rank_, rows_, cols_, init_, decay_, muon_, hf)  \
-  case G2Z_##id:                                                     \
-    info.name = #id;                                                 \
-    info.hf_name = hf;                                               \
-    info.unit = G2Z_UNIT_##unit_;                                    \
-    info.init = G2Z_INIT_##init_;                                    \
-    info.decay = decay_;                                             \
-    info.muon = muon_;                                               \
-    info.rank = rank_;                                               \
-    info.rows = rows_;                                               \
-    info.cols = cols_;                                               \
-    break;
-    G2Z_PARAM_LIST(X)
+  const size_t C = (size_t)model->channels, CTX = (size_t)model->context;
+  const size_t V = (size_t)model->vocab;
+  const g2z_param_info params[] = {
+#define X(id, unit, rank, rows, cols, init, decay, muon, hf_name)                                 \
+  {#id, hf_name, G2Z_UNIT_##unit, G2Z_INIT_##init, decay, muon, rank, rows, cols, (cols) * (rows)},
+      G2Z_PARAM_LIST(X)
 #undef X
-    case G2Z_PARAM_COUNT: break;
-  }
-  info.elements = info.rows * info.cols;
-  return info;
+  };
+  return params[param];
 }
 
 G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
@@ -3810,17 +3792,11 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* 1: Muon's matrices travel to homes. 0: owners have whole matrices. */
-G2Z__PRIVATE int g2z__plan_travels(const g2z_plan *plan) {
-  return plan->muon_weights > 0 && plan->world > 1 && plan->owner == G2Z_OWNER_SLICES;
-}
-
-/* Lists the weights in the order of memory and gives each a home. The weights that cost most get
- * theirs first, equal ones in the order of memory. The home is the rank that has the least work so
- * far. A matrix with sides m <= n costs m m (2 n + m), times a constant. */
-G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) {
-  const int travels = g2z__plan_travels(plan);
-  double cost[G2Z_PARAM_COUNT], most = INFINITY;
+/* Lists the weights in the order of memory. If they travel, gives each a home: the weights that
+ * cost most first, equal ones in the order of memory, to the rank that has the least work so far. A
+ * matrix with sides m <= n costs m m (2 n + m), times a constant. */
+G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, int travels, double *load, size_t *fill) {
+  double cost[G2Z_PARAM_COUNT];
   int count = 0;
   for (int u = 1; u < plan->wpe; u++)
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
@@ -3828,25 +3804,18 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
       if (!info.muon) continue;
       const double c = (double)(info.cols / (size_t)info.muon), r = (double)info.rows;
       cost[p] = info.muon * (c < r ? c * c * (2 * r + c) : r * r * (2 * c + r));
-      plan->weight[count].unit = u;
-      plan->weight[count++].param = (g2z_param)p;
+      const g2z_weight weight = {u, (g2z_param)p, -1, 0};
+      plan->weight[count++] = weight;
     }
-
-  while (travels && most > 0) { /* all weights with the next lower cost */
-    double next = 0;
-    for (int w = 0; w < plan->muon_weights; w++) {
-      const double mine = cost[plan->weight[w].param];
-      if (mine < most && mine > next) next = mine;
-    }
-    for (int w = 0; w < plan->muon_weights && next > 0; w++) {
-      if (cost[plan->weight[w].param] < next || cost[plan->weight[w].param] > next) continue;
-      int home = 0;
-      for (int rank = 1; rank < plan->world; rank++)
-        if (load[rank] < load[home]) home = rank;
-      plan->weight[w].home = home;
-      load[home] += next;
-    }
-    most = next;
+  for (int given = 0; travels && given < count; given++) {
+    g2z_weight *next = NULL;
+    int home = 0;
+    for (g2z_weight *w = plan->weight; w < plan->weight + count; w++)
+      if (w->home < 0 && (!next || cost[w->param] > cost[next->param])) next = w;
+    for (int rank = 1; rank < plan->world; rank++)
+      if (load[rank] < load[home]) home = rank;
+    next->home = home;
+    load[home] += cost[next->param];
   }
 
   /* The weights' places. At a home, weights of one parameter lie together. */
@@ -3857,7 +3826,6 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
     for (int w = 0; info.muon && w < plan->muon_weights; w++) {
       g2z_weight *weight = &plan->weight[w];
       if ((int)weight->param != p) continue;
-      if (!travels) weight->home = -1;
       size_t *end = &fill[travels ? weight->home : 0];
       weight->home_at = *end;
       *end += info.elements;
@@ -3869,56 +3837,50 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, double *load, size_t *fill) 
 }
 
 /* Lists the routes: each weight's pieces in the order of memory. sent[r] counts the elements that
- * owner r sends. `list` 0: counts, and lists nothing. */
-G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent, int list) {
-  int count = 0, k = 0;
+ * owner r sends. */
+G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent) {
+  const g2z_bucket *b = plan->bucket;
   for (int w = 0; w < plan->muon_weights; w++) {
     const g2z_weight *weight = &plan->weight[w];
     const g2z_param_info info = g2z__param_describe(&plan->model, weight->param);
     const size_t begin = plan->unit[weight->unit].begin + plan->offset[weight->param];
     const size_t end = begin + info.elements;
     for (size_t at = begin, next; at < end; at = next) {
-      while (plan->bucket[k].begin + plan->bucket[k].elements <= at) k++;
-      const size_t slice = plan->bucket[k].elements / (size_t)plan->world;
-      const size_t owner = (at - plan->bucket[k].begin) / slice;
-      next = plan->bucket[k].begin + (owner + 1) * slice;
+      while (b->begin + b->elements <= at) b++;
+      const size_t slice = b->elements / (size_t)plan->world, owner = (at - b->begin) / slice;
+      next = b->begin + (owner + 1) * slice;
       if (next > end) next = end;
       const g2z_route route = {(int)owner, weight->home, sent[owner],
                                weight->home_at + (at - begin), next - at};
-      if (list) plan->route[count] = route;
-      if (list) sent[owner] += route.elements;
-      count++;
+      plan->route[plan->routes++] = route;
+      sent[owner] += route.elements;
     }
   }
-  plan->routes = count;
 }
 
 /* Muon: the homes, the routes, and the areas in the memory of the logits. All ranks allocate areas
  * for the rank that needs most. */
 G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
-  void *memory;
+  const size_t weights = (size_t)plan->muon_weights;
+  const int travels = world > 1 && plan->owner == G2Z_OWNER_SLICES; /* else owners have all */
+  size_t *sent, home = 0, u = 0;
   plan->v_elements = plan->shard_elements;
-  if (!plan->muon_weights) return G2Z_OK;
-  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->muon_weights, sizeof(g2z_weight), &memory));
-  plan->weight = (g2z_weight *)memory;
-  G2Z__TRY(g2z_allocate(plan->services, 3 * world, sizeof(size_t), &memory));
-  size_t *sent = (size_t *)memory, *fill = sent + world, home = 0, u = 0;
-  g2z__plan_weights(plan, (double *)(fill + world), fill);
-  g2z_status status = G2Z_OK;
-  if (g2z__plan_travels(plan)) {
-    void *routes = NULL;
-    g2z__plan_routes(plan, sent, 0);
-    status = g2z_allocate(plan->services, (size_t)plan->routes, sizeof(g2z_route), &routes);
-    plan->route = (g2z_route *)routes;
-    if (status == G2Z_OK) g2z__plan_routes(plan, sent, 1);
-    plan->v_elements -= sent[plan->rank];
-  } else if (plan->owner != G2Z_OWNER_ROOT || plan->rank == 0) plan->v_elements -= fill[0];
+  if (!weights) return G2Z_OK;
+  G2Z__TRY(G2Z__NEW(plan->services, weights, &plan->weight));
+  if (travels) /* a route ends where a weight or a slice does */
+    G2Z__TRY(G2Z__NEW(plan->services, weights + (size_t)plan->buckets * world, &plan->route));
+  G2Z__TRY(G2Z__NEW(plan->services, 3 * world, &sent));
+  size_t *fill = sent + world;
+  g2z__plan_weights(plan, travels, (double *)(fill + world), fill);
+  if (travels) g2z__plan_routes(plan, sent);
+  if (travels) plan->v_elements -= sent[plan->rank];
+  else if (plan->owner != G2Z_OWNER_ROOT || plan->rank == 0) plan->v_elements -= fill[0];
   for (size_t rank = 0; rank < world; rank++) {
     if (home < fill[rank]) home = fill[rank];
     if (u < sent[rank]) u = sent[rank];
   }
-  g2z_release(plan->services, memory);
+  g2z_release(plan->services, sent);
   plan->work_begin = g2z__align(home * (size_t)plan->u_bytes);
   plan->u_begin = plan->routes ? plan->work_begin : 0;
 
@@ -3931,7 +3893,7 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   if (work < one) work = one;
   if (work < u * (size_t)plan->u_bytes) work = u * (size_t)plan->u_bytes;
   plan->work_bytes = g2z__align(work);
-  return status;
+  return G2Z_OK;
 }
 
 /* The update ranges of this rank's slices, parameter by parameter: first AdamW's, then Muon's. */
@@ -3994,12 +3956,8 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
 
 /* Fills in all buckets. */
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
-  void *memory;
-  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->buckets + 1, sizeof(g2z_bucket), &memory));
-  plan->bucket = (g2z_bucket *)memory;
-  G2Z__TRY(g2z_allocate(plan->services, g2z__plan_updates_limit(plan), sizeof(g2z_update_range),
-                        &memory));
-  plan->update = (g2z_update_range *)memory;
+  G2Z__TRY(G2Z__NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
+  G2Z__TRY(G2Z__NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
   int count = 0, numbered = 0;
   for (int first = 0, next; first < plan->units; first = next) {
     next = g2z__plan_cut_end(plan, first);
@@ -4172,9 +4130,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   const size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan);
   const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)plan->by_unit;
   size_t elements[] = {0, 0, 0, 0}, at = 0, canonical = 0;
-  void *memory;
-  G2Z__TRY(g2z_allocate(plan->services, (size_t)plan->units + 1, sizeof(g2z_unit), &memory));
-  plan->unit = (g2z_unit *)memory;
+  G2Z__TRY(G2Z__NEW(plan->services, (size_t)plan->units + 1, &plan->unit));
 
   /* Up to stage 1 units before wte follow each other without padding; wte has its own buckets. */
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
@@ -4199,9 +4155,8 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
   plan->shard_elements = g2z__plan_share(plan, plan->elements);
 
-  /* The units' places in this rank's parameters and gradients. If blocks are gathered, there is
-   * room for two of them between the final LayerNorm and wpe, and this rank's slices of all blocks
-   * follow wte. From stage 2 on there is room for the gradients of two units and of wte. */
+  /* The units' places in this rank's parameters and gradients. The two buffers of gathered blocks
+   * lie between the final LayerNorm and wpe. */
   const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
   const g2z_unit *wte = &plan->unit[plan->wte];
   const size_t largest = block->room > wpe->room ? block->room : wpe->room;
@@ -4239,13 +4194,12 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
 
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
                                    g2z_device_kind device, int rank, int world, g2z_plan **out) {
-  void *memory;
+  g2z_plan *plan;
   *out = NULL;
   G2Z__TRY(g2z__train_config_check(services, config));
   G2Z__TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
   G2Z__TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_plan), &memory));
-  g2z_plan *plan = (g2z_plan *)memory;
+  G2Z__TRY(G2Z__NEW(services, 1, &plan));
   plan->services = services;
   plan->rank = rank;
   plan->world = world;
@@ -9186,9 +9140,8 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
     G2Z__TRY(g2z__cuda_select(services, ranks.place.local_rank, device));
   ranks.device = device;
   ranks.build = G2Z__BUILD;
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_context), &memory));
-  g2z_context *context = (g2z_context *)memory;
+  g2z_context *context;
+  G2Z__TRY(G2Z__NEW(services, 1, &context));
   context->services = services;
   context->device = config->device;
   context->rank = ranks.place.rank;
