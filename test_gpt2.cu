@@ -359,6 +359,7 @@ static const g2z_test_entry test_table[] = {
     {"bench_others", "buckets, matrix and strategies, small", test_bench_others},
     {"bench_failing", "a point that fails is reported; the others continue", test_bench_failing},
     {"bench_stopped", "a signal: a report of the runs that had ended", test_bench_stopped},
+    {"bench_watched", "memory and use of GPUs, as nvidia-smi prints them", test_bench_watched},
     {"bench_comm", "every collective against memcpy", test_bench_comm},
     {"bench_report", "a page of what was left, and none of damaged files", test_bench_report},
 };

@@ -1242,6 +1242,7 @@ static g2z_status g2zx_exchange(g2z_services *services, const g2z_bench *o,
 /* ----- the runner: its jobs ----- */
 
 #define G2ZX_JOBS 512
+#define G2ZX_OUT_BYTES 990      /* g2z_run.h allows run directories of 1023 bytes */
 
 typedef struct g2zx_job {       /* one combination of the axes' values */
   g2z_point point;              /* name, figures of the plan, outcome */
@@ -1260,7 +1261,9 @@ typedef struct g2zx_experiment {
   g2z_summary *s;
   g2zx_job *jobs;
   int count;
-  char out[1024];
+  const char *out;              /* the directory of the results */
+  char made[64];                /* its name, without --out */
+  int lock;                     /* on the directory; -1: none yet */
   g2z_path tokens;              /* "": not written */
   int runs, all_runs;           /* finished runs, and all */
   double began;
@@ -1423,7 +1426,7 @@ static void g2zx_observe(void *user) {
 /* GPUs: utilisation during the measured steps, and peak memory less the memory in use before the
  * job. CPU: peak resident memory of the largest rank. */
 static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end, g2z_figures *f) {
-  double at = 0, mib, busy = 0, most = 0, before[G2ZX_WATCHED];
+  double at = 0, mib, busy = 0, most = NAN, before[G2ZX_WATCHED];
   char line[128], percent[32];
   int gpu, inside = 0;
   for (int i = 0; i < G2ZX_WATCHED; i++) before[i] = NAN;
@@ -1603,7 +1606,7 @@ static void g2zx_log_line(void *user, const char *text) {
 static g2z_status g2zx_finish(g2zx_experiment *e) {
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", e->s->experiment);
   const int stopped = e->runs < e->all_runs;
-  char reason[80];
+  char reason[80], word[600];
   int failed = 0;
   for (int i = 0; i < e->count; i++) {
     G2Z_TRY(g2zx_settle_job(e, &e->jobs[i]));
@@ -1624,17 +1627,18 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
   snprintf(reason, sizeof reason, "stopped by signal %d after %d of %d runs", (int)g2zx_stop,
            e->runs, e->all_runs);
   if (stopped) g2zx_add_name(e->s->work, sizeof e->s->work, reason);
-  G2Z_TRY(g2z_summary_write(e->s, path.text));
+  const g2z_status status = g2z_summary_write(e->s, path.text);
   g2zx_log_line(e->services, "");
-  g2z_summary_print(e->s, g2zx_log_line, e->services);
+  g2z_summary_print(e->s, g2zx_log_line, e->services); /* also if the file cannot be written */
+  G2Z_TRY(status);
   g2zx_log_line(e->services, path.text);
   if (stopped)
     return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report holds %d of %d "
                     "runs", (int)g2zx_stop, e->runs, e->all_runs);
   if (!failed) return G2Z_OK;
   return g2z_fail(e->services, G2Z_DEVICE, "%d of %d points failed; the list above has the "
-                  "reasons. To see what their ranks printed: cat %.600s/run_*/console.txt", failed,
-                  e->count, e->out);
+                  "reasons. To see what their ranks printed: cat %s/run_*/console.txt", failed,
+                  e->count, g2z_shell_word(e->out, word, sizeof word));
 }
 
 /* Checks everything that can be checked in advance; writes nothing. */
@@ -1649,7 +1653,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   const g2z_place *place = &config->ranks.place;
   time_t now = time(NULL);
   struct tm utc;
-  char stamp[32], text[16], word[300];
+  char text[16];
   int there, possible = 0;
   if (place->world > 1)
     G2Z_REFUSE(services, "this process is rank %d of %d, but bench %s starts its ranks itself: "
@@ -1681,19 +1685,16 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   }
 
   /* The directory and the jobs. */
-  strftime(stamp, sizeof stamp, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
-  if (o->out) snprintf(e->out, sizeof e->out, "%s", o->out);
-  else snprintf(e->out, sizeof e->out, "runs/bench_%s_%s", name, stamp);
+  const int used = snprintf(e->made, sizeof e->made, "runs/bench_%s_", name);
+  strftime(e->made + used, sizeof e->made - (size_t)used, "%Y%m%d_%H%M%S", gmtime_r(&now, &utc));
+  e->out = o->out ? o->out : e->made;
+  if (strlen(e->out) > G2ZX_OUT_BYTES)
+    G2Z_REFUSE(services, "--out has %zu bytes, and at most %d are allowed: give a shorter path",
+               strlen(e->out), G2ZX_OUT_BYTES);
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", name);
   G2Z_TRY(g2z_is_there(services, path.text, &there));
   if (there)
     G2Z_REFUSE(services, "%.600s exists already: choose another --out, or remove it", path.text);
-  const g2z_path left = g2z_path_in(e->out, "run_%s_1", name);
-  G2Z_TRY(g2z_is_there(services, left.text, &there));
-  if (there)
-    G2Z_REFUSE(services, "%.600s is left from an experiment that did not end: choose another "
-               "--out, or type rm -r %s/run_%s_*", left.text,
-               g2z_shell_word(e->out, word, sizeof word), name);
   G2Z_TRY(g2zx_new_summary(services, o, name, &e->s));
   snprintf(e->s->hardware, sizeof e->s->hardware, "unknown"); /* until a run reports it */
   G2Z_TRY(G2Z_NEW(services, G2ZX_JOBS, &e->jobs));
@@ -1710,11 +1711,14 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
 }
 
 /* Makes `out` and runs each job o->work.repeats times. A round runs each job once, so that a change
- * of the machine's speed affects all jobs. */
+ * of the machine's speed affects all jobs. Refuses an `out` that another program uses, or with runs
+ * of an interrupted experiment. */
 static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;
-  char length[32]; /* with --tokens the steps differ between points */
+  const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
+  char length[32], word[300]; /* with --tokens the steps differ between points */
+  int there;
   if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
   else snprintf(length, sizeof length, "%d steps", o->work.steps);
   if (e->trains)
@@ -1727,6 +1731,12 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
              g2z_dtype_text(t->dtype), o->work.repeats,
              e->device == G2Z_DEVICE_CUDA ? "a copy to another GPU" : "memcpy");
   G2Z_TRY(g2z_make_directory(e->services, e->out));
+  G2Z_TRY(g2z_lock_directory(e->services, e->out, &e->lock));
+  G2Z_TRY(g2z_is_there(e->services, path.text, &there));
+  if (there)
+    G2Z_REFUSE(e->services, "%.600s is left from an experiment that did not end: choose another "
+               "--out, or type rm -r %s/run_%s_*", path.text,
+               g2z_shell_word(e->out, word, sizeof word), e->s->experiment);
   if (!t->train_glob && e->trains) G2Z_TRY(g2zx_write_tokens(e));
   for (int i = 0; i < e->count; i++) {
     const g2z_point *p = &e->jobs[i].point;
@@ -1756,6 +1766,7 @@ static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
     if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
       sigaction(numbers[i], &action, NULL);
   memset(&e, 0, sizeof e);
+  e.lock = -1;
   e.o = o;
   e.row = g2zx_row_of(o->command);
   e.trains = e.row->measures == G2Z_BENCH_point;
@@ -1765,6 +1776,7 @@ static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
   if (status == G2Z_OK) status = g2zx_run_rounds(&e);
   if (status == G2Z_OK || (status == G2Z_STOPPED && e.all_runs)) status = g2zx_finish(&e);
   if (e.tokens.text[0]) unlink(e.tokens.text);
+  if (e.lock >= 0) close(e.lock);
   for (int i = 0; i < e.count; i++)
     for (int r = 0; r < G2Z_REPEATS; r++) g2z_summary_free(e.jobs[i].measured[r]);
   g2z_release(services, e.jobs);

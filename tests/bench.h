@@ -264,6 +264,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --device cpu --gpus 1 --tokens 100000000000000 --out $D/s",
        "--tokens 100000000000000 makes 195312500000 steps, and at most 100000000 can be timed"},
       {"scaling --device cpu --gpus 1 --out /dev/null/x", "/dev/null"},
+      {"scaling --device cpu --out $D/$(printf '%0200d/' 1 2 3 4 5)", "at most 990 are allowed"},
       {"comm --device cpu --gpus 2 --sizes 0 --out $D/s", "--sizes 0: give up to 16 numbers from"},
       {"scaling --device cpu --gpus 1,1.5 --out $D/s", "--gpus 1,1.5: 1.5 "},
       {"buckets --device cpu --sizes 1,5e-4 --out $D/s",
@@ -435,6 +436,11 @@ static void test_bench_failing(g2z_test *t) {
   CHECK(t, s && strstr(s->points[1].reason, "token 64"));
   CHECK(t, s && s->points[1].repeats == 1); /* no retry */
   g2z_summary_free(s);
+  /* A report that cannot be written is printed. */
+  CHECK_HAS(t, test_bench(t, 1, "scaling %s --gpus 1 --global-batch 1 --repeats 1 --steps 3000 "
+                          "--out $D/full 2>&1 & until [ -d $D/full/run_scaling_1 ]; do :; done; "
+                          "mkdir $D/full/scaling_report.json; wait $!", test_bench_small),
+            "\n| 1 rank | 1 | 1 | 1 | ", "bench: cannot ");
 }
 
 /* A signal while ranks run, and one while tokens are written: a report lists the finished
@@ -453,12 +459,13 @@ static void test_bench_stopped(g2z_test *t) {
         "D='%s'; export OMP_WAIT_POLICY=passive; "
         "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
         "--warmup 0 %s %s --out $D 2>&1 & p=$!; "
-        "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; kill -TERM $p; wait $p",
+        "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; "
+        "%s %s --device cpu --out $D 2>&1; kill -TERM $p; wait $p",
         test_path(t, cases[i].name), test_bench_program(), cases[i].name, i ? "" : "--steps 3000",
-        cases[i].flags, cases[i].when);
+        cases[i].flags, cases[i].when, test_bench_program(), cases[i].name);
     CHECK(t, test_shell(line, output, sizeof output) == 1);
-    CHECK_HAS(t, output, test_text("bench: stopped by signal 15: the report holds %d of ",
-                                   cases[i].runs));
+    CHECK_HAS(t, output, "bench: another program uses ", /* the same --out */
+              test_text("bench: stopped by signal 15: the report holds %d of ", cases[i].runs));
     CHECK(t, test_files_count(t, test_text("%s/tokens.bin", cases[i].name)) == 0);
     g2z_summary *s = test_bench_summary(t, cases[i].name);
     if (!s) continue;
@@ -493,6 +500,24 @@ static void test_bench_comm(g2z_test *t) {
     CHECK_NEAR(t, f->of_limit, bus / f->limit_gb_per_sec, 1e-6 * f->of_limit);
   }
   g2z_summary_free(s);
+}
+
+/* internals */
+/* Lines of nvidia-smi as an experiment collects them: GPU 0 takes 100 MiB after the start. */
+static void test_bench_watched(g2z_test *t) {
+  static const char lines[] = "@ 1.0\n0, 10, 200\n1, 30, 300\n"
+                              "@ 2.0\n0, 90, 300\n1, [N/A], 310\n";
+  g2zx_observer seen = {stdin, tmpfile(), 0}; /* no CPU: its peak is the largest rank's */
+  g2z_job_end end = {0, 0, 0, 1048576};
+  g2z_figures f = g2z_point_default().figures;
+  g2zx_fill_watched(&seen, &end, &f);
+  CHECK(t, isnan(f.peak_memory_gib) && isnan(f.gpu_percent)); /* nvidia-smi is not installed */
+  fputs(lines, seen.output);
+  f.began_sec = 0.5;
+  f.ended_sec = 1.5;
+  g2zx_fill_watched(&seen, &end, &f);
+  CHECK(t, f.peak_memory_gib == 100.0 / 1024 && f.gpu_percent == 20);
+  fclose(seen.output);
 }
 
 /* A page of the files of experiments and runs; no page if a file is invalid. */
