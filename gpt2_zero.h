@@ -165,7 +165,7 @@
  *
  * THREADS
  *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared.
- *     The loader has one thread, which only reads files. In a job of several ranks, each has a
+ *     A loader reads the next step in a thread of its own. In a job of several ranks, each has a
  *     thread that watches the others and calls on_fault. OpenMP threads live inside CPU ops.
  *
  * RANKS: the processes of one job, each with a GPU or a share of the CPU
@@ -917,9 +917,8 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
 
 /* ===== >>d07 shards and loader ===========================================
- * Shards are files of uint16 tokens, with llm.c's header (256 int32: 20240520, 1, count) or raw;
- * the content shows which. After the three numbers that llm.c reads, the header may hold a hash of
- * the vocabulary: a loader refuses shards of two vocabularies. A sequence is T+1 consecutive tokens
+ * Shards are files of uint16 tokens (manual, FILE FORMATS); the content shows whether there is
+ * llm.c's header. A loader refuses shards of two vocabularies. A sequence is T+1 consecutive tokens
  * of one shard: x, and y one token later. Sequence i of a shard starts at token i*T, so a shard of
  * n tokens holds (n-1)/T sequences. Training skips the rest, which is fewer than T+1 tokens.
  *
@@ -1901,6 +1900,7 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -4382,13 +4382,11 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
                                            size_t count) {
   for (size_t i = 0; i < count; i++) /* checks all first: if one id is bad, nothing is appended */
     if ((uint32_t)(ids[i] & ~G2Z_UNCOUNTED) > 65535)
-      return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
-                      "id %" PRId32 " does not fit into a shard, which holds ids 0 to 65535: use "
-                      "a smaller vocabulary", ids[i]);
+      G2Z_REFUSE(writer->services, "id %" PRId32 " does not fit into a shard, which holds ids 0 to "
+                 "65535: use a smaller vocabulary", ids[i]);
   if (writer->format == G2Z_SHARD_LLMC && count > INT32_MAX - writer->tokens)
-    return g2z_fail(writer->services, G2Z_BAD_ARGUMENT,
-                    "a shard with llm.c's header holds at most %d tokens, but this one would get "
-                    "%" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
+    G2Z_REFUSE(writer->services, "a shard with llm.c's header holds at most %d tokens, but this "
+               "one would get %" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
   uint16_t narrow[4096];
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < 4096 ? count - done : 4096;
@@ -4654,21 +4652,13 @@ G2Z__PRIVATE int64_t g2z__shuffle(uint64_t seed, int64_t epoch, int64_t count, i
   return (int64_t)at;
 }
 
-/* ----- the loader: a double buffer that one thread fills ----- */
+/* ----- the loader: a double buffer, which a thread fills ----- */
 
 #define G2Z__LOADER_FILES 128    /* shards kept open, each with its mask; the usual limit is 1024
                                   * files */
 #define G2Z__LOADER_SAMPLES 1024 /* of all shards together: each may need a round trip to a
                                   * server */
 
-typedef enum g2z__loader_turn {
-  G2Z__TURN_CALLER,
-  G2Z__TURN_THREAD,
-  G2Z__TURN_QUIT
-} g2z__loader_turn;
-
-/* In its turn the thread reads step loader->position. Everything else happens in the caller's
- * turn. */
 typedef struct g2z__prefetch {
   g2z_services *caller;
   g2z_services services;         /* a copy: the thread has its own error text */
@@ -4681,12 +4671,9 @@ typedef struct g2z__prefetch {
   unsigned char *bits;           /* the bytes of the mask that hold their bits; same memory block */
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
-  g2z_status status;             /* of the thread's last read */
-  g2z__loader_turn turn;       /* guarded by `lock` */
-  pthread_mutex_t lock;
-  pthread_cond_t changed;
+  g2z_status status;             /* of the last read */
   pthread_t thread;
-  int started;
+  int running;                   /* 1: the thread reads step loader->position */
 } g2z__prefetch;
 
 /* Opens a shard unless it is open. Closes the shard that has its place, if there is one. */
@@ -4795,29 +4782,22 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__loader_give(g2z__prefetch *reader, g2z__loader_turn turn) {
-  pthread_mutex_lock(&reader->lock);
-  reader->turn = turn;
-  pthread_cond_signal(&reader->changed);
-  pthread_mutex_unlock(&reader->lock);
-}
-
-/* Waits while it is the other side's turn. */
-G2Z__PRIVATE g2z__loader_turn g2z__loader_wait(g2z__prefetch *reader, g2z__loader_turn other) {
-  pthread_mutex_lock(&reader->lock);
-  while (reader->turn == other) pthread_cond_wait(&reader->changed, &reader->lock);
-  g2z__loader_turn turn = reader->turn;
-  pthread_mutex_unlock(&reader->lock);
-  return turn;
-}
-
 G2Z__PRIVATE void *g2z__loader_thread(void *user) {
   g2z_loader *loader = (g2z_loader *)user;
-  while (g2z__loader_wait(loader->reader, G2Z__TURN_CALLER) != G2Z__TURN_QUIT) {
-    loader->reader->status = g2z__loader_read(loader);
-    g2z__loader_give(loader->reader, G2Z__TURN_CALLER);
-  }
+  loader->reader->status = g2z__loader_read(loader);
   return NULL;
+}
+
+/* Reads the next step in a thread; at once, if no thread can be started. */
+G2Z__PRIVATE void g2z__loader_start(g2z_loader *loader) {
+  g2z__prefetch *reader = loader->reader;
+  reader->running = g2z__thread_start(&reader->thread, g2z__loader_thread, loader) == 0;
+  if (!reader->running) g2z__loader_thread(loader);
+}
+
+G2Z__PRIVATE void g2z__loader_join(g2z__prefetch *reader) {
+  if (reader->running) pthread_join(reader->thread, NULL);
+  reader->running = 0;
 }
 
 G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
@@ -4925,11 +4905,10 @@ G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const g2z_load
   if (!train || !val) return G2Z_OK;
   const char *slash = strrchr(train, '/');
   const int directory = slash ? (int)(slash + 1 - train) : 0;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                  "%s matches validation shards too, such as %s: type "
-                  "--train '%.*s%strain*.bin%s%s', or give that file another name", set->glob, val,
-                  common ? (int)common : directory, train, common ? "" : "*",
-                  set->weight[0] ? ":" : "", set->weight);
+  G2Z_REFUSE(services, "%s matches validation shards too, such as %s: type --train "
+             "'%.*s%strain*.bin%s%s', or give that file another name", set->glob, val,
+             common ? (int)common : directory, train, common ? "" : "*",
+             set->weight[0] ? ":" : "", set->weight);
 }
 
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
@@ -4976,16 +4955,14 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
 G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known, uint64_t hash,
                                          const char *what) {
   if (*known && hash && *known != hash)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "%.400s has another vocabulary (hash %016" PRIx64 ") than the model (hash "
-                    "%016" PRIx64 "): prepare the text with the vocabulary of the model, "
-                    "./prepare_data --vocab FILE, or begin a new model", what, hash, *known);
+    G2Z_REFUSE(services, "%.400s has another vocabulary (hash %016" PRIx64 ") than the model (hash "
+               "%016" PRIx64 "): prepare the text with the vocabulary of the model, ./prepare_data "
+               "--vocab FILE, or begin a new model", what, hash, *known);
   if (hash) *known = hash;
   return G2Z_OK;
 }
 
-/* Opens and counts every shard once, so that a damaged one is found before training starts; then
- * starts the thread. */
+/* Opens and counts every shard once, so that a damaged one is found before training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
   const g2z_loader_config *config = &loader->config;
   g2z__prefetch *reader = loader->reader;
@@ -5078,12 +5055,7 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     G2Z__TRY(G2Z__NEW(services, 2 * T * (size_t)loader->rows, &reader->buffer[i]));
   G2Z__TRY(G2Z__NEW(services, T + 1 + T / 16 + 2, &reader->raw));
   reader->bits = (unsigned char *)(reader->raw + T + 1);
-  const int error = g2z__thread_start(&reader->thread, g2z__loader_thread, loader);
-  reader->started = error == 0;
-  if (!error) return G2Z_OK;
-  return g2z_fail(services, G2Z_NO_MEMORY,
-                  "cannot start the prefetch thread: %s; raise the limit of processes (ulimit -u)",
-                  strerror(error));
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
@@ -5097,8 +5069,8 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
   G2Z__TRY(g2z_check_range(services, "rank", config->rank, 0, config->world - 1));
   G2Z__TRY(g2z_check_range(services, "vocab", config->vocab, 1, INT32_MAX));
   if (!config->glob || !config->glob[0])
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "no token shards were named: give a file or a "
-                    "pattern such as \"data/train_*.bin\"");
+    G2Z_REFUSE(services, "no token shards were named: give a file or a pattern such as "
+               "\"data/train_*.bin\"");
   g2z_loader *loader;
   G2Z__TRY(g2z_allocate(services, 1, sizeof *loader + sizeof(g2z__prefetch), &loader));
   loader->reader = (g2z__prefetch *)(loader + 1);
@@ -5108,15 +5080,13 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
   loader->config.glob = NULL;
   loader->rows = (int64_t)config->batch * config->accum;
   loader->global = loader->rows * config->world;
-  pthread_mutex_init(&loader->reader->lock, NULL);
-  pthread_cond_init(&loader->reader->changed, NULL);
   g2z_status status = g2z__loader_build(loader, config->glob);
   if (status != G2Z_OK) {
     memcpy(services->error, loader->reader->services.error, sizeof services->error);
     g2z_loader_free(loader);
     return status;
   }
-  g2z__loader_give(loader->reader, G2Z__TURN_THREAD);
+  g2z__loader_start(loader);
   *out = loader;
   return G2Z_OK;
 }
@@ -5124,13 +5094,7 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
 G2Z_API void g2z_loader_free(g2z_loader *loader) {
   if (!loader) return;
   g2z__prefetch *reader = loader->reader;
-  if (reader->started) {
-    g2z__loader_wait(reader, G2Z__TURN_THREAD);
-    g2z__loader_give(reader, G2Z__TURN_QUIT);
-    pthread_join(reader->thread, NULL);
-  }
-  pthread_cond_destroy(&reader->changed);
-  pthread_mutex_destroy(&reader->lock);
+  g2z__loader_join(reader);
   for (int i = 0; i < G2Z__LOADER_FILES; i++)
     if (reader->open[i]) g2z__shard_close(reader->open[i]);
   for (int i = 0; i < 2; i++) g2z_release(reader->caller, reader->buffer[i]);
@@ -5145,7 +5109,7 @@ G2Z_API void g2z_loader_free(g2z_loader *loader) {
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y) {
   g2z__prefetch *reader = loader->reader;
   *x = *y = NULL;
-  g2z__loader_wait(reader, G2Z__TURN_THREAD);
+  g2z__loader_join(reader);
   if (reader->status != G2Z_OK) {
     memcpy(reader->caller->error, reader->services.error, sizeof reader->caller->error);
     return reader->status;
@@ -5157,20 +5121,19 @@ G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const 
     loader->position.step = 0;
     loader->position.epoch++;
   }
-  g2z__loader_give(reader, G2Z__TURN_THREAD);
+  g2z__loader_start(loader);
   return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position) {
   if (position.epoch < 0 || position.epoch > INT64_MAX / 2 || position.step < 0 ||
       position.step >= loader->steps_per_epoch)
-    return g2z_fail(loader->reader->caller, G2Z_BAD_ARGUMENT,
-                    "no step %" PRId64 " of epoch %" PRId64 " in this data, whose epochs have "
-                    "%" PRId64 " steps: resume with the same data and global batch",
-                    position.step, position.epoch, loader->steps_per_epoch);
-  g2z__loader_wait(loader->reader, G2Z__TURN_THREAD);
+    G2Z_REFUSE(loader->reader->caller, "no step %" PRId64 " of epoch %" PRId64 " in this data, "
+               "whose epochs have %" PRId64 " steps: resume with the same data and global batch",
+               position.step, position.epoch, loader->steps_per_epoch);
+  g2z__loader_join(loader->reader);
   loader->position = position;
-  g2z__loader_give(loader->reader, G2Z__TURN_THREAD);
+  g2z__loader_start(loader);
   return G2Z_OK;
 }
 
@@ -10643,22 +10606,18 @@ G2Z__PRIVATE void g2z__checkpoint_file(int rank, int64_t world, char name[64]) {
 
 G2Z_API int g2z_checkpoint_remove(const char *path) {
   static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt",
-                                      "trainer_state.json", "note.json", "CHECKSUMS"};
+                                      "trainer_state.json", "note.json", "CHECKSUMS",
+                                      "optimizer-[0-9]*-of-[0-9]*.safetensors"};
   int file = g2z__open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (file >= 0 && !directory) close(file);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
-    char name[64], optimizer[64];
+    char name[sizeof entry->d_name];
     size_t length = strlen(entry->d_name);
-    int rank = 0, world = 0;
     if (length > 8 && strcmp(entry->d_name + length - 8, ".partial") == 0) length -= 8;
     snprintf(name, sizeof name, "%.*s", (int)length, entry->d_name);
-    sscanf(name, "optimizer-%5d-of-%5d", &rank, &world); /* from any world size */
-    g2z__checkpoint_file(rank, world, optimizer);
-    int belongs = strcmp(name, optimizer) == 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-      belongs |= strcmp(name, names[i]) == 0;
-    if (belongs) unlinkat(dirfd(directory), entry->d_name, 0);
+    for (size_t i = 0; i < G2Z_COUNT(names); i++)
+      if (fnmatch(names[i], name, 0) == 0) unlinkat(dirfd(directory), entry->d_name, 0);
   }
   if (directory) closedir(directory);
   return rmdir(path) == 0 || errno == ENOENT;
@@ -10676,44 +10635,15 @@ typedef struct g2z__sum {
   char name[76];
 } g2z__sum;
 
-/* The integers of trainer_state.json. `epoch` and `epoch_step` belong to the next step. */
-#define G2Z__SAVED_LIST(X) \
-  X(tokens)      /* trained on so far */           \
-  X(epoch)       /* of the loader */               \
-  X(epoch_step)  /* in the epoch */                \
-  X(sequences)   /* of the data; 0: no loader */   \
-  X(data)        /* hash: g2z__saved_data */       \
-  X(mixed)       /* 1: its sets have weights */    \
-  X(world)       /* ranks that saved */
-
-/* The members of g2z_step_state that outlive a step. */
-#define G2Z__STATE_LIST(X)      \
-  X(INT64, step)                \
-  X(INT64, applied)             \
-  X(INT64, skipped)             \
-  X(INT64, counted)             \
-  X(INT32, skipped_at_minimum)  \
-  X(INT32, good_steps)          \
-  X(INT32, hysteresis)          \
-  X(INT32, skip)                \
-  X(FLOAT, loss_scale)          \
-  X(FLOAT, grad_multiplier)     \
-  X(FLOAT, loss)                \
-  X(FLOAT, grad_norm)           \
-  X(FLOAT, lr)                  \
-  X(FLOAT, used_loss_scale)     \
-  X(FLOAT, norm_mean)           \
-  X(FLOAT, norm_deviation)      \
-  X(INT64, normed)              \
-  X(INT32, spikes_in_row)       \
-  X(INT32, spikes)
-
 /* trainer_state.json */
 typedef struct g2z__saved {
-#define X(name) int64_t name;
-  G2Z__SAVED_LIST(X)
-#undef X
-  g2z_step_state state;
+  int64_t tokens;               /* trained on so far */
+  int64_t epoch, epoch_step;    /* of the loader: its next step */
+  int64_t sequences;            /* of the data; 0: no loader */
+  int64_t data;                 /* hash: g2z__saved_data */
+  int64_t mixed;                /* 1: its sets have weights */
+  int64_t world;                /* ranks that saved */
+  g2z_step_state state;         /* its object "state" */
   g2z_train_config config;      /* only the settings of the run that saved */
   g2z__sum *sums;               /* CHECKSUMS: the chunks of a file are adjacent */
   size_t sum_count, sum_capacity;
@@ -10722,25 +10652,41 @@ typedef struct g2z__saved {
   size_t bytes;
 } g2z__saved;
 
-/* The numbers in trainer_state.json: first SAVED_LIST, then STATE_LIST. */
+/* The numbers in trainer_state.json, from 0 to `most`; those of the state that outlive a step. */
 enum { G2Z__FIELD_INT64, G2Z__FIELD_INT32, G2Z__FIELD_FLOAT };
-static const struct {
-  const char *name;
-  size_t at;
-  int kind;
-} g2z__fields[] = {
-#define X(name) {#name, offsetof(g2z__saved, name), G2Z__FIELD_INT64},
-    G2Z__SAVED_LIST(X)
-#undef X
-#define X(kind, name) {#name, offsetof(g2z__saved, state) + offsetof(g2z_step_state, name), \
-                       G2Z__FIELD_##kind},
-    G2Z__STATE_LIST(X)
-#undef X
+#define G2Z__COUNT_MOST (INT64_C(1) << 60)
+static const struct { const char *name; size_t at; int kind; int64_t most; } g2z__fields[] = {
+#define SAVED(name, most) {#name, offsetof(g2z__saved, name), G2Z__FIELD_INT64, most}
+#define STATE(kind, name, most) {#name, offsetof(g2z__saved, state.name), G2Z__FIELD_##kind, most}
+    SAVED(tokens, G2Z__COUNT_MOST),
+    SAVED(epoch, 1 << 30),
+    SAVED(epoch_step, G2Z__COUNT_MOST),
+    SAVED(sequences, G2Z__COUNT_MOST),
+    SAVED(data, INT64_MAX),
+    SAVED(mixed, 1),
+    SAVED(world, 1 << 16),
+    STATE(INT64, step, G2Z__COUNT_MOST),
+    STATE(INT64, applied, G2Z__COUNT_MOST),
+    STATE(INT64, skipped, G2Z__COUNT_MOST),
+    STATE(INT64, counted, G2Z__COUNT_MOST),
+    STATE(INT32, skipped_at_minimum, 1 << 30),
+    STATE(INT32, good_steps, INT32_MAX),
+    STATE(INT32, hysteresis, INT32_MAX),
+    STATE(INT32, skip, 2),
+    STATE(FLOAT, loss_scale, 0),
+    STATE(FLOAT, grad_multiplier, 0),
+    STATE(FLOAT, loss, 0),
+    STATE(FLOAT, grad_norm, 0),
+    STATE(FLOAT, lr, 0),
+    STATE(FLOAT, used_loss_scale, 0),
+    STATE(FLOAT, norm_mean, 0),
+    STATE(FLOAT, norm_deviation, 0),
+    STATE(INT64, normed, G2Z__SPIKE_WINDOW),
+    STATE(INT32, spikes_in_row, INT32_MAX),
+    STATE(INT32, spikes, INT32_MAX),
+#undef SAVED
+#undef STATE
 };
-#define X(name) +1
-enum { G2Z__STATE_FIELDS = 0 G2Z__SAVED_LIST(X), /* STATE_LIST begins here */
-       G2Z__ALL_FIELDS = sizeof g2z__fields / sizeof *g2z__fields };
-#undef X
 
 G2Z__PRIVATE void g2z__saved_free(g2z_services *services, g2z__saved *saved) {
   g2z_release(services, saved->sums);
@@ -11032,10 +10978,14 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   const g2z__saved *saved = (const g2z__saved *)user;
   g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
   g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
-  for (int i = 0; i < G2Z__ALL_FIELDS; i++) {
+  int in_state = 0;
+  for (size_t i = 0; i < G2Z_COUNT(g2z__fields); i++) {
     const char *name = g2z__fields[i].name, *at = (const char *)saved + g2z__fields[i].at;
     const int kind = g2z__fields[i].kind;
-    if (i == G2Z__STATE_FIELDS) g2z_json_begin(out, "state", '{');
+    if (!in_state && g2z__fields[i].at >= offsetof(g2z__saved, state)) {
+      g2z_json_begin(out, "state", '{');
+      in_state = 1;
+    }
     if (kind == G2Z__FIELD_INT64) g2z_json_put_integer(out, name, *(const int64_t *)at);
     else if (kind == G2Z__FIELD_INT32) g2z_json_put_integer(out, name, *(const int32_t *)at);
     else g2z_json_put_number(out, name, (double)*(const float *)at);
@@ -11221,17 +11171,24 @@ G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *director
 
 /* ----- reading trainer_state.json ----- */
 
-/* Reads the value if the key is one of fields [begin, end); returns 1 if so. */
+/* Reads the value if the key is a field of this object; returns 1 if so. */
 G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g2z_json_text *key,
-                                      int begin, int end) {
-  int i = begin;
-  while (i < end && !g2z_json_is(key, g2z__fields[i].name)) i++;
-  if (i == end) return 0;
+                                      int in_state) {
+  size_t i = 0;
+  while (i < G2Z_COUNT(g2z__fields) &&
+         ((g2z__fields[i].at >= offsetof(g2z__saved, state)) != in_state ||
+          !g2z_json_is(key, g2z__fields[i].name)))
+    i++;
+  if (i == G2Z_COUNT(g2z__fields)) return 0;
   char *at = (char *)saved + g2z__fields[i].at;
-  if (g2z__fields[i].kind == G2Z__FIELD_INT64) *(int64_t *)at = g2z_json_integer(json);
-  else if (g2z__fields[i].kind == G2Z__FIELD_INT32)
-    *(int32_t *)at = (int32_t)g2z_json_integer(json);
-  else if (g2z_json_peek(json) != 'n') *(float *)at = (float)g2z_json_number(json);
+  if (g2z__fields[i].kind != G2Z__FIELD_FLOAT) {
+    const int64_t value = g2z_json_integer(json);
+    if (value < 0 || value > g2z__fields[i].most)
+      g2z_json_fail(json, "%s=%" PRId64 " is out of range: the file is damaged; take an earlier "
+                    "checkpoint", g2z__fields[i].name, value);
+    else if (g2z__fields[i].kind == G2Z__FIELD_INT64) *(int64_t *)at = value;
+    else *(int32_t *)at = (int32_t)value;
+  } else if (g2z_json_peek(json) != 'n') *(float *)at = (float)g2z_json_number(json);
   else { /* null: not finite */
     g2z_json_skip(json);
     *(float *)at = NAN;
@@ -11278,11 +11235,10 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   g2z_json_open(&json, services, path, text, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
-    if (g2z__saved_get_field(saved, &json, &key, 0, G2Z__STATE_FIELDS)) continue;
+    if (g2z__saved_get_field(saved, &json, &key, 0)) continue;
     if (g2z_json_is(&key, "state") && g2z_json_enter(&json, '{')) {
       while (g2z_json_next(&json, '}', &key))
-        if (!g2z__saved_get_field(saved, &json, &key, G2Z__STATE_FIELDS, G2Z__ALL_FIELDS))
-          g2z_json_skip(&json);
+        if (!g2z__saved_get_field(saved, &json, &key, 1)) g2z_json_skip(&json);
     } else if (g2z_json_is(&key, "settings") && g2z_json_enter(&json, '[')) {
       while (g2z_json_next(&json, ']', NULL)) {
         char line[64]; /* a longer line is no setting, and is ignored */
@@ -11298,21 +11254,11 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
     } else g2z_json_skip(&json);
   }
   G2Z__TRY(g2z_json_close(&json));
-  const int64_t most = INT64_C(1) << 60, *const counts[] = {
-      &saved->state.step, &saved->state.applied, &saved->state.skipped, &saved->tokens,
-      &saved->epoch, &saved->epoch_step, &saved->sequences};
-  int bad = saved->world < 1 || saved->world > 1 << 16 ||
-            saved->epoch > 1 << 30 ||
-            saved->state.skipped_at_minimum < 0 || saved->state.skipped_at_minimum > 1 << 30 ||
-            saved->state.good_steps < 0 || saved->state.normed < 0 ||
-            saved->state.normed > G2Z__SPIKE_WINDOW ||
-            g2z__settings_check(services, &saved->config, G2Z__SETTINGS) != G2Z_OK;
-  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-    bad |= *counts[i] < 0 || *counts[i] > most;
-  if (bad)
-    return g2z_fail(services, G2Z_FORMAT, "%s lacks a number, or has one out of range: it is "
-                    "damaged; take an earlier checkpoint", path);
-  return G2Z_OK;
+  if (saved->world > 0 &&
+      g2z__settings_check(services, &saved->config, G2Z__SETTINGS) == G2Z_OK)
+    return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT, "%s lacks a number, or has a setting out of range: it is "
+                  "damaged; take an earlier checkpoint", path);
 }
 
 /* Reads a file of the checkpoint into saved->text. */
