@@ -2519,9 +2519,8 @@ G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const cha
 G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int64_t value,
                                    int64_t least, int64_t most) {
   if (value >= least && value <= most) return G2Z_OK;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                   "%s=%" PRId64 " must lie between %" PRId64 " and %" PRId64, name, value, least,
-                   most);
+  G2Z_REFUSE(services, "%s=%" PRId64 " must lie between %" PRId64 " and %" PRId64, name, value,
+             least, most);
 }
 
 G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...) {
@@ -2896,9 +2895,8 @@ G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *
   size_t need = (size_t)info.st_size, capacity = 0;
   for (ssize_t got = 1; got != 0;) {
     if (need > limit)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s has more than %zu bytes, the limit for a file of this kind: check "
-                      "that it is the right file", path, limit);
+      return g2z_fail(services, G2Z_FORMAT, "%s has more than %zu bytes, the limit for a file of "
+                      "this kind: check that it is the right file", path, limit);
     G2Z__TRY(G2Z__GROW(services, text, &capacity, *bytes, need + 2)); /* and a byte, a NUL */
     G2Z_RETRY(got, read(file, *text + *bytes, capacity - *bytes - 1));
     if (got < 0) return g2z_fail_file(services, errno, "read", path);
@@ -3423,9 +3421,8 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
   G2Z_MODEL_LIST(X)
 #undef X
 #define X(known, layers, heads, channels) " " known
-  return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                  "no model is called \"%.64s\": take one of" G2Z_MODEL_LIST(X)
-                  ", or give layers, heads and channels", name);
+  G2Z_REFUSE(services, "no model is called \"%.64s\": take one of" G2Z_MODEL_LIST(X) ", or give "
+             "layers, heads and channels", name);
 #undef X
 }
 
@@ -3571,8 +3568,7 @@ G2Z__PRIVATE g2z_status g2z__settings_check(g2z_services *services,
       continue;
     g2z__setting_text(setting, config, text);
     if (setting->words)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%s is none of %s", setting->name, text,
-                      setting->words + 1);
+      G2Z_REFUSE(services, "%s=%s is none of %s", setting->name, text, setting->words + 1);
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%s must lie between %.15g and %.15g",
                     setting->name, text, setting->least, setting->most);
   }
@@ -3585,17 +3581,14 @@ G2Z__PRIVATE g2z_status g2z__model_config_check(g2z_services *services,
   train.model = *config;
   G2Z__TRY(g2z__settings_check(services, &train, G2Z__MODEL_SETTINGS));
   if (config->channels % config->heads)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "channels=%d must divide by heads=%d: change one of them", config->channels,
-                    config->heads);
+    G2Z_REFUSE(services, "channels=%d must divide by heads=%d: change one of them",
+               config->channels, config->heads);
   int head_size = config->channels / config->heads;
   int channels = config->channels / 8 * 8, advised = channels % 64 ? 8 : 64;
   if (head_size % 8 || head_size > G2Z_MAX_HEAD_SIZE)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "channels=%d / heads=%d gives a head size of %d, which must be a multiple of 8 "
-                    "up to %d: with channels=%d, heads=%d would give %d",
-                    config->channels, config->heads, head_size, G2Z_MAX_HEAD_SIZE, channels,
-                    channels / advised, advised);
+    G2Z_REFUSE(services, "channels=%d / heads=%d gives a head size of %d, which must be a multiple "
+               "of 8 up to %d: with channels=%d, heads=%d would give %d", config->channels,
+               config->heads, head_size, G2Z_MAX_HEAD_SIZE, channels, channels / advised, advised);
   return G2Z_OK;
 }
 
@@ -3612,43 +3605,36 @@ G2Z_API g2z_train_config g2z_train_config_default(void) {
 G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
                                                 const g2z_train_config *config) {
   if (config->stamp != G2Z__STAMP)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "this g2z_train_config was never initialised: start from "
-                    "g2z_train_config_default()");
+    G2Z_REFUSE(services, "this g2z_train_config was never initialised: start from "
+               "g2z_train_config_default()");
   G2Z__TRY(g2z__settings_check(services, config, G2Z__SETTINGS));
   G2Z__TRY(g2z__model_config_check(services, &config->model));
   if (config->seq > config->model.context)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "seq=%d is longer than the model's context=%d: shorten seq or raise context",
-                    config->seq, config->model.context);
+    G2Z_REFUSE(services, "seq=%d is longer than the model's context=%d: shorten seq or raise "
+               "context", config->seq, config->model.context);
   if ((int64_t)config->batch * config->seq > G2Z__MAX_TOKENS)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower batch and "
-                    "raise accum", config->batch, config->seq);
+    G2Z_REFUSE(services, "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower "
+               "batch and raise accum", config->batch, config->seq);
   if (config->optimizer.min_lr > config->optimizer.lr)
     return g2z_fail(services, G2Z_BAD_ARGUMENT, "min_lr=%g must be at most lr=%g",
                     (double)config->optimizer.min_lr, (double)config->optimizer.lr);
   if (config->fp8 && config->dtype != G2Z_FP16 && config->dtype != G2Z_BF16)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take dtype=fp16 "
-                    "or bf16, or fp8=none", g2z__fp8_texts[config->fp8],
-                    g2z_dtype_text(config->dtype));
+    G2Z_REFUSE(services, "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take "
+               "dtype=fp16 or bf16, or fp8=none", g2z__fp8_texts[config->fp8],
+               g2z_dtype_text(config->dtype));
   if (config->fp8 == G2Z_FP8_ALL && config->dtype != G2Z_FP16)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and only "
-                    "dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
+    G2Z_REFUSE(services, "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and "
+               "only dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
   /* Attention's scores are the largest tensor: heads have at most 128 channels, so seq x channels
    * is far smaller. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
   if (config->dropout > 0 && scores > INT64_C(1) << 34)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is %" PRId64
-                    ", and it tells 2^34 apart: shorten seq, or take dropout=0",
-                    (double)config->dropout, config->model.heads, config->seq, scores);
+    G2Z_REFUSE(services, "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is "
+               "%" PRId64 ", and it tells 2^34 apart: shorten seq, or take dropout=0",
+               (double)config->dropout, config->model.heads, config->seq, scores);
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
-                    "take zero_stage=0, or strategy=zero", config->zero_stage);
+    G2Z_REFUSE(services, "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
+               "take zero_stage=0, or strategy=zero", config->zero_stage);
   return G2Z_OK;
 }
 
@@ -4506,14 +4492,12 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
                       "%s begins as a token shard but ends after %" PRIu64 " of the header's %d "
                       "bytes: copy or prepare it again", path, shard->bytes, G2Z__SHARD_HEADER);
     if (header[1] != 1)
-      return g2z_fail(services, G2Z_UNSUPPORTED,
-                      "%s is version %d of llm.c's shards, but only version 1 (uint16 tokens) is "
-                      "known: prepare it again", path, header[1]);
+      return g2z_fail(services, G2Z_UNSUPPORTED, "%s is version %d of llm.c's shards, but only "
+                      "version 1 (uint16 tokens) is known: prepare it again", path, header[1]);
     if (header[2] < 0 || promised != shard->bytes)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s promises %d tokens in %" PRIu64 " bytes but has %" PRIu64 " bytes: it is "
-                      "unfinished or was cut; copy or prepare it again", path, header[2],
-                      promised, shard->bytes);
+      return g2z_fail(services, G2Z_FORMAT, "%s promises %d tokens in %" PRIu64 " bytes but has "
+                      "%" PRIu64 " bytes: it is unfinished or was cut; copy or prepare it again",
+                      path, header[2], promised, shard->bytes);
     memcpy(&shard->vocab_hash, header + 3, sizeof shard->vocab_hash);
   } else {
     /* The most common mistake is to name a text file. In prose or code, one in fifteen of GPT-2's
@@ -4526,10 +4510,9 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
       return g2z_fail(services, G2Z_FORMAT,
                       "%s holds text, not tokens: make shards of it with prepare_data", path);
     if (shard->bytes % 2)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s has no shard header and an odd size of %" PRIu64 " bytes, so it does not "
-                      "hold uint16 tokens: check that it is the right file, complete", path,
-                      shard->bytes);
+      return g2z_fail(services, G2Z_FORMAT, "%s has no shard header and an odd size of %" PRIu64 " "
+                      "bytes, so it does not hold uint16 tokens: check that it is the right file, "
+                      "complete", path, shard->bytes);
   }
   if (!old_bytes || (old_bytes == shard->bytes && old_begin == shard->begin)) return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT,
@@ -4764,17 +4747,15 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
     int64_t got = g2z__pread(shard->file, raw, bytes, shard->begin + 2 * (uint64_t)first);
     if (got < 0) return g2z_fail_file(services, errno, "read the shard", shard->path);
     if ((size_t)got < bytes)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s had %" PRId64 " tokens when the run began and now ends before token "
-                      "%" PRId64 ": do not write shards while they are read", shard->path,
-                      shard->tokens, first + T);
+      return g2z_fail(services, G2Z_FORMAT, "%s had %" PRId64 " tokens when the run began and now "
+                      "ends before token %" PRId64 ": do not write shards while they are read",
+                      shard->path, shard->tokens, first + T);
     G2Z__TRY(g2z__mask_bits(services, shard, first, T, reader->bits));
     for (int64_t t = 0; t <= T; t++) {
       if (raw[t] >= config->vocab)
-        return g2z_fail(services, G2Z_FORMAT,
-                        "%s: token %d at index %" PRId64 " is outside the vocabulary of %d: "
-                        "prepare the text with the model's vocabulary, or check that it is the "
-                        "right file", shard->path, raw[t], first + t, config->vocab);
+        return g2z_fail(services, G2Z_FORMAT, "%s: token %d at index %" PRId64 " is outside the "
+                        "vocabulary of %d: prepare the text with the model's vocabulary, or check "
+                        "that it is the right file", shard->path, raw[t], first + t, config->vocab);
       if (t < T) x[t] = raw[t];
       if (t > 0) y[t - 1] = reader->bits[(first % 8 + t) / 8] >> (first + t) % 8 & 1 ? raw[t] : -1;
     }
@@ -4939,10 +4920,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
         shared = found[0].gl_pathv[i];
   }
   if (shared)
-    status = g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "%s is both a training and a validation shard: \"%s\" and \"%s\" match "
-                      "it; narrow one of them, for example to *_train_*.bin or *_val_*.bin",
-                      shared, owner->glob, val);
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%s is both a training and a validation shard: "
+                      "\"%s\" and \"%s\" match it; narrow one of them, for example to "
+                      "*_train_*.bin or *_val_*.bin", shared, owner->glob, val);
   g2z_release(services, others);
   g2z_release(services, text);
   globfree(&found[0]);
@@ -4996,10 +4976,9 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
       loader->vocab_shard = shard->path;
     }
     if (shard->vocab_hash && shard->vocab_hash != loader->vocab_hash)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s and %s were made with different vocabularies: narrow the pattern, or "
-                      "prepare their texts again with one --vocab", loader->vocab_shard,
-                      shard->path);
+      return g2z_fail(services, G2Z_FORMAT, "%s and %s were made with different vocabularies: "
+                      "narrow the pattern, or prepare their texts again with one --vocab",
+                      loader->vocab_shard, shard->path);
     /* The hash of the data covers each shard's ends, and samples of its tokens and mask bits. */
     int good = g2z__shard_hash(shard->file, shard->begin, shard->tokens, &loader->data);
     for (int64_t i = 0; i < samples && i < shard->tokens && good; i++) {
@@ -5041,11 +5020,10 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     G2Z_REFUSE(services, "%s%s: no shard has two tokens, so there is none to predict: use more "
                "data", path, more);
   if (loader->steps_per_epoch == 0)
-    G2Z_REFUSE(services,
-               "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of %d+1, but a "
-               "step of batch %d x accum %d x world %d needs %" PRId64 ", so at least %.0f tokens "
-               "in shards of at least %d: use more data, or lower batch, accum or seq", path, more,
-               loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
+    G2Z_REFUSE(services, "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of "
+               "%d+1, but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
+               "%.0f tokens in shards of at least %d: use more data, or lower batch, accum or seq",
+               path, more, loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
                loader->sequences, config->seq, config->batch, config->accum, config->world,
                loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
   if (!counts)
@@ -5496,9 +5474,8 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
                                      g2z_dtype grad_dtype, g2z_device **out) {
   *out = NULL;
   if ((unsigned)dtype >= G2Z_DTYPE_COUNT || (grad_dtype != dtype && grad_dtype != G2Z_FP32))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "a device cannot have type %d with gradients of type %d: gradients have the "
-                    "same type or fp32", (int)dtype, (int)grad_dtype);
+    G2Z_REFUSE(services, "a device cannot have type %d with gradients of type %d: gradients have "
+               "the same type or fp32", (int)dtype, (int)grad_dtype);
   if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
@@ -5537,10 +5514,9 @@ G2Z__PRIVATE g2z_status g2z__tuning_read(g2z_device *device, const char *text) {
   char first[49]; /* first line of the text */
   snprintf(first, sizeof first, "%.*s", (int)strcspn(text, "\n"), text);
   if (!own && strncmp(text, G2Z__TUNING_HEAD, strlen(G2Z__TUNING_HEAD)) != 0)
-    return g2z_fail(device->services, G2Z_FORMAT,
-                    "no tuning table of this build: it begins with \"%s\" and not with \""
-                    G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or none to tune anew",
-                    first);
+    return g2z_fail(device->services, G2Z_FORMAT, "no tuning table of this build: it begins with "
+                    "\"%s\" and not with \"" G2Z__TUNING_HEAD "...\"; take a run's tuning.txt, or "
+                    "none to tune anew", first);
   return device->ops->tuning_read(device, text);
 }
 
@@ -8469,9 +8445,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   if (got < 0) return g2z_fail_file(services, errno, "read", path);
   const uint64_t bytes = (uint64_t)info.st_size, data = bytes - 8 - length;
   if (got < 8)
-    return g2z_fail(services, G2Z_FORMAT,
-                    "%s has %" PRIu64 " bytes, too few for a safetensors file: copy it again",
-                    path, bytes);
+    return g2z_fail(services, G2Z_FORMAT, "%s has %" PRIu64 " bytes, too few for a safetensors "
+                    "file: copy it again", path, bytes);
   if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8) {
     char head[32] = "";
     g2z__pread(set->file, head, sizeof head - 1, 0);
@@ -8492,9 +8467,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   const unsigned char *at = (const unsigned char *)part->header, *header_end = at + length;
   for (size_t step = 1; at < header_end; at += step)
     if ((step = g2z_utf8_length(at, header_end)) == 0)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s: byte %zu of the header is not UTF-8: the file is damaged", path,
-                      (size_t)(length - (uint64_t)(header_end - at)));
+      return g2z_fail(services, G2Z_FORMAT, "%s: byte %zu of the header is not UTF-8: the file is "
+                      "damaged", path, (size_t)(length - (uint64_t)(header_end - at)));
   g2z_json_open(&json, services, path, part->header, (size_t)length);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
@@ -8524,17 +8498,15 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   for (size_t i = first; i < set->count && end <= data; i++) {
     g2z__safetensor *tensor = &set->tensors[i];
     if (tensor->begin != end)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s: tensor \"%.200s\" begins at data offset %" PRIu64 ", but the tensors "
-                      "before it end at %" PRIu64 ": the file is damaged", path, tensor->name,
-                      tensor->begin, end);
+      return g2z_fail(services, G2Z_FORMAT, "%s: tensor \"%.200s\" begins at data offset "
+                      "%" PRIu64 ", but the tensors before it end at %" PRIu64 ": the file is "
+                      "damaged", path, tensor->name, tensor->begin, end);
     end += tensor->bytes; /* is data_offsets[1], so below 2^63 */
     tensor->begin += 8 + length;
   }
   if (end == data) return G2Z_OK;
-  return g2z_fail(services, G2Z_FORMAT,
-                  "%s promises %s%" PRIu64 " bytes of tensors after its header but has %" PRIu64
-                  ": it was cut or is unfinished; copy it again", path,
+  return g2z_fail(services, G2Z_FORMAT, "%s promises %s%" PRIu64 " bytes of tensors after its "
+                  "header but has %" PRIu64 ": it was cut or is unfinished; copy it again", path,
                   end > data ? "at least " : "", end, data);
 }
 
@@ -8629,9 +8601,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, 
   unsigned char raw[32768];
   G2Z_ASSERT(count <= tensor->elements && first <= tensor->elements - count);
   if (tensor->type > G2Z__BF16)
-    return g2z_fail(set->services, G2Z_UNSUPPORTED,
-                    "%s: tensor \"%.200s\" is of type %s, but only F32, F16, BF16 and F64 can be "
-                    "read: save it as F32", path, tensor->name,
+    return g2z_fail(set->services, G2Z_UNSUPPORTED, "%s: tensor \"%.200s\" is of type %s, but only "
+                    "F32, F16, BF16 and F64 can be read: save it as F32", path, tensor->name,
                     g2z__tensor_types[tensor->type].name);
   G2Z__TRY(g2z__safetensors_use(set, tensor->in));
   for (size_t done = 0, n; done < count; done += n) {
@@ -8639,9 +8610,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, 
     int64_t got = g2z__pread(set->file, raw, n * size, tensor->begin + (first + done) * size);
     if (got < 0) return g2z_fail_file(set->services, errno, "read", path);
     if ((size_t)got < n * size)
-      return g2z_fail(set->services, G2Z_FORMAT,
-                      "%s shrank while tensor \"%.200s\" was read: copy it again", path,
-                      tensor->name);
+      return g2z_fail(set->services, G2Z_FORMAT, "%s shrank while tensor \"%.200s\" was read: copy "
+                      "it again", path, tensor->name);
     if (tensor->type == G2Z__F32) memcpy(out + done, raw, n * size);
     for (size_t i = 0; i < n && tensor->type != G2Z__F32; i++) {
       double wide;
@@ -8878,9 +8848,8 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
       return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
                       path, g2z__config_sizes[i].name);
   if (inner && inner != 4 * (int64_t)model->channels)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "%s: n_inner=%d, but this kit computes 4 * n_embd = %" PRId64, path, inner,
-                    4 * (int64_t)model->channels);
+    return g2z_fail(services, G2Z_UNSUPPORTED, "%s: n_inner=%d, but this kit computes 4 * n_embd = "
+                    "%" PRId64, path, inner, 4 * (int64_t)model->channels);
   return g2z__model_config_check(services, model);
 }
 
@@ -8954,14 +8923,12 @@ G2Z__PRIVATE g2z_status g2z__weights_match(g2z__safetensors *set, int layers,
     const char *name = list[i].name, *bare = name + G2Z__WEIGHTS_PREFIX_BYTES;
     const int index = g2z__weights_find(set, name);
     if (g2z__safetensors_find(set, name) >= 0 && g2z__safetensors_find(set, bare) >= 0)
-      return g2z_fail(set->services, G2Z_FORMAT,
-                      "%s has both \"%s\" and \"%s\": it must have one of them", set->path, name,
-                      bare);
+      return g2z_fail(set->services, G2Z_FORMAT, "%s has both \"%s\" and \"%s\": it must have one "
+                      "of them", set->path, name, bare);
     if (index < 0)
-      return g2z_fail(set->services, G2Z_FORMAT,
-                      "%s has no tensor \"%s\", which a GPT-2 with layers=%d needs (its first is "
-                      "\"%.60s\"): take the config.json that belongs to it, or save it as "
-                      "GPT2LMHeadModel", set->path, name, layers,
+      return g2z_fail(set->services, G2Z_FORMAT, "%s has no tensor \"%s\", which a GPT-2 with "
+                      "layers=%d needs (its first is \"%.60s\"): take the config.json that belongs "
+                      "to it, or save it as GPT2LMHeadModel", set->path, name, layers,
                       set->count ? set->tensors[0].name : "");
     G2Z__TRY(g2z__weights_use(set, index, &list[i]));
   }
@@ -9002,9 +8969,8 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
     G2Z__TRY(g2z__safetensors_read(set, head, at, n, chunk));
     G2Z__TRY(g2z__safetensors_read(set, wte, at, n, chunk + half));
     if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
-      return g2z_fail(set->services, G2Z_UNSUPPORTED,
-                      "%s: lm_head.weight differs from wte.weight, but this kit ties them: save "
-                      "the model with tie_word_embeddings", set->path);
+      return g2z_fail(set->services, G2Z_UNSUPPORTED, "%s: lm_head.weight differs from wte.weight, "
+                      "but this kit ties them: save the model with tie_word_embeddings", set->path);
   }
   for (size_t i = 0; i < count; i++) {
     const int index = g2z__weights_find(set, list[i].name);
@@ -9013,11 +8979,10 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
       G2Z__TRY(g2z__safetensors_read(set, index, at, n, chunk));
       for (size_t k = 0; k < n; k++)
         if (!isfinite(chunk[k]))
-          return g2z_fail(set->services, G2Z_FORMAT,
-                          "%s: element %zu of tensor \"%s\" is %g in fp32, not a finite number: "
-                          "use weights that were saved before training diverged, or copy the file "
-                          "again", set->path, at + k, set->tensors[index].name,
-                          g2z__nan_unsigned((double)chunk[k]));
+          return g2z_fail(set->services, G2Z_FORMAT, "%s: element %zu of tensor \"%s\" is %g in "
+                          "fp32, not a finite number: use weights that were saved before training "
+                          "diverged, or copy the file again", set->path, at + k,
+                          set->tensors[index].name, g2z__nan_unsigned((double)chunk[k]));
       G2Z__TRY(take(user, canonical, n, chunk));
     }
   }
@@ -9037,13 +9002,11 @@ G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *di
   }
   G2Z__TRY(g2z_is_there(services, g2z__join(directory, "pytorch_model.bin").text, &there));
   if (there)
-    return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "the weights in %s are a pickle, pytorch_model.bin: save them as "
-                    "model.safetensors, with save_pretrained(..., safe_serialization=True)",
-                    directory);
-  return g2z_fail(services, G2Z_IO,
-                  "%s has no model.safetensors: name a directory that save_pretrained or "
-                  "--save-weights wrote", directory);
+    return g2z_fail(services, G2Z_UNSUPPORTED, "the weights in %s are a pickle, pytorch_model.bin: "
+                    "save them as model.safetensors, with save_pretrained(..., "
+                    "safe_serialization=True)", directory);
+  return g2z_fail(services, G2Z_IO, "%s has no model.safetensors: name a directory that "
+                  "save_pretrained or --save-weights wrote", directory);
 }
 
 /* Passes a directory's weights to `take`. Checks all names and shapes before the first call. */
@@ -10818,9 +10781,8 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
   int64_t got = g2z__pread(x->descriptor, out, bytes, begin);
   if (got < 0) return g2z_fail_file(x->services, errno, "read", x->path.text);
   if ((size_t)got == bytes) return G2Z_OK;
-  return g2z_fail(x->services, G2Z_FORMAT,
-                  "%s ends before byte %" PRIu64 ": it was cut short; copy the checkpoint again",
-                  x->path.text, (uint64_t)begin + bytes);
+  return g2z_fail(x->services, G2Z_FORMAT, "%s ends before byte %" PRIu64 ": it was cut short; "
+                  "copy the checkpoint again", x->path.text, (uint64_t)begin + bytes);
 }
 
 /* Computes the checksums of chunks rank, rank + world, ... `write` 1 stores them; 0 compares them
@@ -10955,9 +10917,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   x->begin = all ? P / W * rank + P % W * rank / W : 0;
   x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
   if (plan->updates > G2Z__CHECKPOINT_PARTS)
-    return g2z_fail(x->services, G2Z_BAD_ARGUMENT,
-                    "%d buckets cut this rank's moments into %zu ranges, too many for one file: "
-                    "raise bucket_mb", plan->buckets, plan->updates);
+    G2Z_REFUSE(x->services, "%d buckets cut this rank's moments into %zu ranges, too many for one "
+               "file: raise bucket_mb", plan->buckets, plan->updates);
   if (rank > 0) return G2Z_OK;
   if (!x->weights_only) {
     G2Z__TRY(g2z_is_there(x->services, final_name, &there));
@@ -11057,9 +11018,8 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
       return g2z_fail_file(x->services, errno, "list", x->directory);
     if (!S_ISREG(info.st_mode)) continue;
     if (strlen(entry->d_name) >= sizeof sum.name || strchr(entry->d_name, '\n'))
-      return g2z_fail(x->services, G2Z_BAD_ARGUMENT, "a checkpoint cannot hold %s/%.200s: rename "
-                      "it, to at most %zu bytes on one line", x->directory, entry->d_name,
-                      sizeof sum.name - 1);
+      G2Z_REFUSE(x->services, "a checkpoint cannot hold %s/%.200s: rename it, to at most %zu bytes "
+                 "on one line", x->directory, entry->d_name, sizeof sum.name - 1);
     snprintf(sum.name, sizeof sum.name, "%.75s", entry->d_name);
     do {
       const uint64_t left = (uint64_t)info.st_size - sum.begin;
@@ -11313,9 +11273,8 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   G2Z__TRY(g2z__saved_open(services, directory, "trainer_state.json", saved));
   if (sscanf(saved->text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64,
              &version) != 1)
-    return g2z_fail(services, G2Z_FORMAT,
-                    "%s does not begin like the state of a checkpoint: it is damaged, or another "
-                    "kind of file", saved->path.text);
+    return g2z_fail(services, G2Z_FORMAT, "%s does not begin like the state of a checkpoint: it is "
+                    "damaged, or another kind of file", saved->path.text);
   g2z_status status = g2z__saved_check(services, saved, "trainer_state.json");
   if (version != G2Z__CHECKPOINT_VERSION)
     return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
@@ -11337,9 +11296,8 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
     g2z__setting_text(setting, &x->t->config, is);
     if (setting->on_resume != on_resume || strcmp(was, is) == 0) continue;
     if (on_resume == G2Z_RESUME_SAME)
-      return g2z_fail(x->services, G2Z_BAD_ARGUMENT, "%s was saved by a model with %s=%s, and this "
-                      "one has %s=%s: resume with the same model", x->directory, setting->name, was,
-                      setting->name, is);
+      G2Z_REFUSE(x->services, "%s was saved by a model with %s=%s, and this one has %s=%s: resume "
+                 "with the same model", x->directory, setting->name, was, setting->name, is);
     g2z_log(x->services, on_resume == G2Z_RESUME_WARN ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
             "%s changed since the checkpoint: %s -> %s%s", setting->name, was, is,
             strcmp(setting->name, "optimizer") == 0
