@@ -52,7 +52,7 @@
  *     >>d06 >>i06   plan                where everything lies, and how many bytes it takes
  *     >>d07 >>i07   shards and loader   token files, order of an epoch, prefetch
  *     >>d08 >>i08   op table            what a device can do; the state of a step
- *     >>d09 >>i09   CPU ops             the oracle of every other device
+ *           >>i09   CPU ops             the oracle of every other device
  *     >>d10 >>i10   ranks               the processes of a job: meeting, heartbeats, faults
  *     >>d11 >>i11   collectives         sums and copies between ranks, during the computation
  *     >>d12 >>i12   weights             safetensors; GPT-2 as Hugging Face stores it
@@ -1409,12 +1409,6 @@ G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
 /* The times so far; waits for the device. All 0 if spans are not timed. */
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
 
-
-/* ===== >>d09 CPU ops =====================================================
- * The oracle of every other backend, and fast enough to train a small model: plain loops, with
- * OpenMP threads if the compiler has them. No result depends on the number of threads. */
-
-
 /* ===== >>d10 ranks =======================================================
  * The processes of a job are its ranks. They meet at rank 0 over TCP and compare their settings.
  * Then these connections carry small messages between hosts, the collectives of CPU ranks, and
@@ -2666,25 +2660,21 @@ G2Z__PRIVATE int g2z__open_file(const char *path, int flags) {
   return file;
 }
 
-G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count) {
+/* Writes at an offset or, with -1, at the file's position. */
+G2Z__PRIVATE int g2z__pwrite(int file, const void *bytes, size_t count, int64_t offset) {
   for (size_t done = 0; done < count;) {
+    const char *from = (const char *)bytes + done;
     ssize_t put;
-    G2Z_RETRY(put, write(file, (const char *)bytes + done, count - done));
+    G2Z_RETRY(put, offset < 0 ? write(file, from, count - done)
+                              : pwrite(file, from, count - done, (off_t)offset + (off_t)done));
     if (put < 0) return 0;
     done += (size_t)put;
   }
   return 1;
 }
 
-/* Like g2z_write_bytes, at an offset. */
-G2Z__PRIVATE int g2z__pwrite(int file, const void *bytes, size_t count, uint64_t offset) {
-  for (size_t done = 0; done < count;) {
-    ssize_t put;
-    G2Z_RETRY(put, pwrite(file, (const char *)bytes + done, count - done, (off_t)(offset + done)));
-    if (put < 0) return 0;
-    done += (size_t)put;
-  }
-  return 1;
+G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count) {
+  return g2z__pwrite(file, bytes, count, -1);
 }
 
 G2Z__PRIVATE int g2z__sync(int file) {
@@ -2831,7 +2821,8 @@ G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, c
                                           size_t count) {
   G2Z_ASSERT(count <= writer->written && offset <= writer->written - count);
   G2Z__TRY(g2z_writer_flush(writer));
-  return g2z__writer_check(writer, g2z__pwrite(writer->file, bytes, count, offset), "write");
+  return g2z__writer_check(writer, g2z__pwrite(writer->file, bytes, count, (int64_t)offset),
+                           "write");
 }
 
 /* The first half of a commit: the whole file is on the disk, under the name PATH.partial. */
@@ -5445,13 +5436,11 @@ G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_by
   return g2z__cuda_find(services, "");
 }
 G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
-  size_t none;
   (void)local_rank, (void)id;
-  return g2z__cuda_memory(services, &none, &none);
+  return g2z__cuda_find(services, "");
 }
 G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
-  size_t none;
-  return g2z__cuda_memory(device->services, &none, &none);
+  return g2z__cuda_find(device->services, "");
 }
 #endif
 
@@ -5479,9 +5468,8 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   if (kind == G2Z_DEVICE_CPU && dtype == G2Z_TF32)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
-  void *memory;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof(g2z_device), &memory));
-  g2z_device *device = (g2z_device *)memory;
+  g2z_device *device;
+  G2Z__TRY(G2Z__NEW(services, 1, &device));
   device->ops = g2z__cpu_ops();
   device->services = services;
   device->kind = kind;
@@ -5541,10 +5529,8 @@ G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, dou
 }
 
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
-  void *memory;
   if (device->timers) return G2Z_OK;
-  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(struct g2z__timers), &memory));
-  device->timers = (struct g2z__timers *)memory;
+  G2Z__TRY(G2Z__NEW(device->services, 1, &device->timers));
   device->timers->status = device->ops->timers_open(device);
   return device->timers->status;
 }
@@ -5562,14 +5548,11 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
 /* Reads the beginning of such a file; empty if it cannot be read. */
 G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
                                    char text[G2Z__KERNEL_TEXT]) {
-  char path[G2Z__KERNEL_TEXT];
-  size_t used = 0;
-  ssize_t got = 1;
-  int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-  int file = length < (int)sizeof path ? g2z__open_file(path, O_RDONLY) : -1;
-  for (; file >= 0 && got > 0; used += got > 0 ? (size_t)got : 0)
-    G2Z_RETRY(got, read(file, text + used, G2Z__KERNEL_TEXT - 1 - used));
-  if (file >= 0) close(file);
+  g2z__file_path path;
+  snprintf(path.text, sizeof path.text, "%s/%s", directory, name);
+  FILE *file = fopen(path.text, "re");
+  const size_t used = file ? fread(text, 1, G2Z__KERNEL_TEXT - 1, file) : 0;
+  if (file) fclose(file);
   text[used] = 0;
 }
 
@@ -5905,7 +5888,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const f
 
 /* ----- embedding -------------------------------------------------------- */
 
-/* out[n] = dropout(wte[token n] + wpe[n % T]), rounded once. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
                                            const void *wte, const void *wpe,
                                            const g2z_dropout *dropout, int B, int T, int C) {
@@ -5924,12 +5906,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const 
 G2Z__PRIVATE g2z_status g2z__cpu_embed_next(g2z_device *device, void *out, const int32_t *tokens,
                                             const int32_t *positions, const void *wte,
                                             const void *wpe, int B, int C) {
-  for (int b = 0; b < B; b++) {
-    const float *token = (const float *)wte + (size_t)tokens[b] * (size_t)C;
-    const float *position = (const float *)wpe + (size_t)positions[b] * (size_t)C;
-    float *to = (float *)out + (size_t)b * (size_t)C;
-    for (int c = 0; c < C; c++) to[c] = g2z__round(device->dtype, token[c] + position[c]);
-  }
+  for (ptrdiff_t b = 0; b < B; b++)
+    g2z__cpu_embed_fwd(device, (float *)out + b * C, tokens + b, wte,
+                       (const float *)wpe + (ptrdiff_t)positions[b] * C, NULL, 1, 1, C);
   return G2Z_OK;
 }
 
@@ -5994,7 +5973,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
 
 /* ----- LayerNorm -------------------------------------------------------- */
 
-/* y = (x - mean) * rstd * w + b, with rstd = 1 / sqrt(variance + eps). */
 G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, void *narrow,
                                                float *mean, float *rstd, const void *x,
                                                const void *w, const void *b, int N, int C) {
@@ -6069,7 +6047,6 @@ G2Z__PRIVATE void g2z__cpu_e5m2(float *to, const float *from, size_t n) {
   for (int64_t i = 0; i < (int64_t)n; i++) to[i] = g2z__round_e5m2(from[i]);
 }
 
-/* y[N,O] = x[N,K] w[K,O] + bias, then GELU with its slope, or dropout and the residual. */
 G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *narrow_y,
                                             void *slope, const void *x, const void *narrow_x,
                                             const void *w, const void *bias, const void *residual,
@@ -6115,7 +6092,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, v
   return G2Z_OK;
 }
 
-/* dw[K,O] = (or +=) x[N,K]^T dy[N,O] */
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
                                                    const void *dy, g2z_write mode, int N, int K,
                                                    int O) {
@@ -6258,25 +6234,6 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* The operands of the logits in e4m3: *narrow_h[N,C], each row with its own scale, and
- * *narrow_wte[V,C] in the same block of memory. The caller releases *narrow_h. */
-G2Z__PRIVATE g2z_status g2z__cpu_narrow(g2z_device *device, float **narrow_h, float **narrow_wte,
-                                        const float *h, const float *wte, int N, int C, int V) {
-  size_t row = (size_t)C, words = (size_t)V * row;
-  void *memory;
-  G2Z__TRY(g2z_allocate(device->services, (size_t)N * row + words, sizeof(float), &memory));
-  *narrow_h = (float *)memory;
-  *narrow_wte = *narrow_h + (size_t)N * row;
-  for (size_t i = 0; i < (size_t)N; i++) {
-    const float *from = h + i * row;
-    float largest = 0;
-    for (size_t c = 0; c < row; c++) largest = fabsf(from[c]) > largest ? fabsf(from[c]) : largest;
-    g2z__cpu_e4m3(*narrow_h + i * row, from, row, g2z__e4m3_scale(largest));
-  }
-  g2z__cpu_e4m3(*narrow_wte, wte, words, G2Z__E4M3_W);
-  return G2Z_OK;
-}
-
 /* For `chunk` tokens at a time: logits = h wte^T, rounded; loss and dlogits per token;
  * dh = dlogits wte; dwte = (or +=) dlogits^T h, and += from the second chunk on. */
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
@@ -6287,9 +6244,18 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
                                            int C, int V, int Vp, int chunk) {
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   float gradient = dh ? dloss * state->loss_scale : 0.0f, *narrow = NULL, *narrow_wte = NULL;
-  if (dh && device->fp8)
-    G2Z__TRY(g2z__cpu_narrow(device, &narrow, &narrow_wte, (const float *)h, (const float *)wte, N,
-                             C, V));
+  if (dh && device->fp8) { /* the operands of the logits in e4m3: each row of h has its own scale */
+    const size_t row = (size_t)C, words = (size_t)V * row;
+    G2Z__TRY(G2Z__NEW(device->services, (size_t)N * row + words, &narrow));
+    narrow_wte = narrow + (size_t)N * row;
+    for (size_t at = 0; at < (size_t)N * row; at += row) {
+      const float *from = (const float *)h + at;
+      float most = 0;
+      for (size_t c = 0; c < row; c++) most = fabsf(from[c]) > most ? fabsf(from[c]) : most;
+      g2z__cpu_e4m3(narrow + at, from, row, g2z__e4m3_scale(most));
+    }
+    g2z__cpu_e4m3(narrow_wte, (const float *)wte, words, G2Z__E4M3_W);
+  }
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
@@ -6320,7 +6286,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   return G2Z_OK;
 }
 
-/* logits[n,V] = h[n,C] wte^T, fp32 */
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
   (void)device;
@@ -6550,10 +6515,7 @@ G2Z__PRIVATE void g2z__cpu_span_end(const g2z_device *device, g2z_span span) {
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_tuning(g2z_device *device, char **text) {
-  void *empty = NULL;
-  g2z_status status = g2z_allocate(device->services, 1, 1, &empty);
-  *text = (char *)empty;
-  return status;
+  return G2Z__NEW(device->services, 1, text);
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_tuning_read(g2z_device *device, const char *text) {
@@ -10854,7 +10816,7 @@ G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
       for (size_t done = 0, n; done < range.elements; done += n) {
         n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
         G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, n * sizeof(float)));
-        if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), at))
+        if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), (int64_t)at))
           return g2z_fail_file(x->services, errno, "write", x->path.text);
         at += n * sizeof(float);
       }
