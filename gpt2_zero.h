@@ -316,8 +316,7 @@ typedef struct g2z_services {
 /* Text quoted from a file, an argument or another rank must not steer a terminal. In place, control
  * characters become '?'; so do U+0080 to U+009F, as U+009B acts like ESC [. Returns `text`. */
 G2Z_API char *g2z_tame(char *text);
-/* Stores the sentence of a failure and returns its status. Code outside the library can use it to
- * fail in the same way. Control characters in the sentence become '?'. */
+/* Stores the sentence of a failure, tamed, and returns its status. */
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
@@ -328,7 +327,7 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
 /* Returns G2Z_BAD_ARGUMENT unless least <= value <= most; the sentence has name and bounds. */
 G2Z_API g2z_status g2z_check_range(g2z_services *services, const char *name, int64_t value,
                                    int64_t least, int64_t most);
-/* Passes a sentence to services->log, if there is one; control characters become '?'. */
+/* Passes a sentence, tamed, to both logs of the services. */
 G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *format, ...)
     G2Z_PRINTF(3, 4);
 
@@ -368,17 +367,14 @@ G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes an un
  * (/dev/fd/63). The caller frees the text with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
-/* Repeats a system call that a signal interrupts. On network and FUSE file systems even open() and
- * fsync() can be interrupted. */
+/* Repeats a system call that a signal interrupts: on some file systems even open() and fsync(). */
 #define G2Z_RETRY(result, call) while (((result) = (call)) < 0 && errno == EINTR) continue
-/* write() of all bytes at the file's position, repeated if a signal interrupts it. Returns 0 on
- * failure, with errno. */
+/* write() of all bytes, repeated if a signal interrupts it. Returns 0 on failure, with errno. */
 G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
-/* *there: 1 if anything has this name, even a broken link. If that cannot be found out (a mount
- * that is gone, an unreadable directory), the call fails. The answer "no" would be dangerous: the
- * caller would start over on top of files that it cannot see. */
+/* *there: 1 if anything has this name, even a broken link. The call fails if that cannot be found
+ * out: after a wrong "no" the caller would start over on top of files that it cannot see. */
 G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there);
 
 /* ===== >>d03 random numbers ==============================================
@@ -622,8 +618,7 @@ typedef struct g2z_train_config {
 
 G2Z_API g2z_train_config g2z_train_config_default(void);
 
-/* A setting: a number or a choice of g2z_train_config. One table in room i05 has all of them. The
- * defaults, checks, flags, checkpoints and the comparison on resume use it. */
+/* A number or a choice of g2z_train_config. The table of all settings is in room i05. */
 typedef enum g2z_setting_kind {
   G2Z_SETTING_INT, G2Z_SETTING_INT64, G2Z_SETTING_UINT64, G2Z_SETTING_FLOAT,
   G2Z_SETTING_CHOICE          /* an int or an enum: an index into `words` */
@@ -949,13 +944,11 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
                                            g2z_shard_format format, uint64_t vocab_hash,
                                            g2z_shard_writer **out);
 /* ids are 0..65535; with G2Z_UNCOUNTED added, the token does not count. A shard with such tokens
- * gets a mask. If a shard has none, its commit removes the mask that an earlier shard of this name
- * left. */
+ * gets a mask; the commit of one without removes the mask of an earlier shard of this name. */
 #define G2Z_UNCOUNTED (1 << 30)
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
-/* Everything that a commit does except the rename. A program that writes several shards finishes
- * each when it is full, and commits them together at the end. Nothing may be appended afterwards.
+/* All of a commit except the rename, for several shards that are committed together at the end.
  * unlock: 1 also closes the file and releases its lock; another writer could then take the name. */
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock);
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
@@ -1015,9 +1008,8 @@ G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const 
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
 /* Of a mixture: the number of sequences that each set gives to the steps before the position. */
 G2Z_API void g2z_loader_count(const g2z_loader *loader, int64_t counts[G2Z_SETS]);
-/* Refuses two names or patterns that share a file, and a pattern of training shards that also
- * matches validation shards. A pattern that matches no file passes: the loader reports it. val may
- * be NULL. */
+/* Refuses two patterns that share a file, and a pattern of training shards that also matches
+ * validation shards. A pattern that matches no file passes: the loader reports it. val: or NULL. */
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
 
 /* ===== >>d08 op table ====================================================
@@ -1082,8 +1074,7 @@ typedef struct g2z_verdict {
 /* Dropout. Its masks are never stored, but computed again wherever they are needed. Element e of
  * sequence s at a site is kept when g2z_uniform(philox(seed, DROPOUT, {e / 4, s, site, step})[e %
  * 4]) >= probability, and scaled by 1 / (1 - probability). e = t*C + c for rows, (h*T + query)*T +
- * key for attention. The counter e / 4 has 32 bits, so masks would repeat from e = 2^34 on: configs
- * avoid that. */
+ * key for attention; it is below 2^34, since e / 4 has 32 bits. */
 typedef struct g2z_dropout {
   float probability;             /* 0: off, and nothing below is read */
   uint32_t site;                 /* which dropout of the model */
@@ -1136,8 +1127,8 @@ typedef enum g2z_span { G2Z_SPAN_LIST(G2Z_LIST_NAME) G2Z_SPAN_COUNT } g2z_span;
 G2Z_API const char *g2z_span_text(g2z_span span);
 
 /* A GPU times the algorithms of a product when its shape first appears, and keeps the fastest. The
- * choice changes the order of addition. A rerun that must be bit-equal uses the same tune, and
- * reads the first run's table before its first step. */
+ * choice changes the order of addition: a rerun that must be bit-equal reads the first run's
+ * table. */
 typedef enum g2z_tune {
   G2Z_TUNE_OFF,                /* the library's first choice: best for shapes that appear once, as
                                 * in generation. The LM head then stores logits on Hopper, too */
@@ -1179,27 +1170,24 @@ typedef struct g2z_ops {
   g2z_status (*synchronize)(g2z_device *device);
   void (*close)(g2z_device *device);
 
-  /* Graphs: work that is recorded once and then launched as a whole, without the cost of its many
-   * launches. Between begin and end, ops and mark() are recorded and do not run. Run the same work
-   * once before: then scratch has its size and every product its algorithm. Uploads and downloads
-   * in a graph use the same pinned memory each time. Free the graph before anything it touches. If
-   * nothing was recorded, *out is NULL, which graph_free() accepts. The CPU has no graphs: begin
-   * returns G2Z_UNSUPPORTED, and the other three are NULL. */
+  /* Graphs: work that is recorded once and then launched as a whole. Between begin and end, ops and
+   * mark() are recorded and do not run. Run the same work once before: then scratch has its size
+   * and every product its algorithm. Uploads and downloads in a graph use the same pinned memory
+   * each time. Free the graph before anything it touches. If nothing was recorded, *out is NULL,
+   * which graph_free() accepts. The CPU has none: begin fails, and the other three are NULL. */
   g2z_status (*graph_begin)(g2z_device *device);
   g2z_status (*graph_end)(g2z_device *device, g2z_graph **out);
   g2z_status (*graph_run)(g2z_device *device, const g2z_graph *graph);
   void (*graph_free)(g2z_device *device, g2z_graph *graph);
 
-  /* Spans: see G2Z_SPAN_LIST. The timers are for g2z_device_time_spans: timers_open() starts
-   * timing, timers_settle() waits until all spans that have ended are counted. */
+  /* For g2z_device_time_spans. timers_settle() waits until all spans that ended are counted. */
   void (*span_begin)(const g2z_device *device, g2z_span span);
   void (*span_end)(const g2z_device *device, g2z_span span);
   g2z_status (*timers_open)(g2z_device *device);
   g2z_status (*timers_settle)(g2z_device *device);
 
-  /* The table of the algorithms chosen by device->tune; free the text with g2z_release.
-   * tuning_read() keeps the choices for shapes that were already timed. The CPU's table is
-   * empty. */
+  /* The table of the algorithms chosen by device->tune, empty on a CPU; free it with g2z_release.
+   * tuning_read() keeps the choices for shapes that were already timed. */
   g2z_status (*tuning)(g2z_device *device, char **text);
   g2z_status (*tuning_read)(g2z_device *device, const char *text);
 
@@ -1386,13 +1374,11 @@ struct g2z_device {
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
-/* The number of devices of a kind. CPU: 1. CUDA: the GPUs that this process sees; 0 without
- * CUDA. */
+/* CPU: 1. CUDA: the number of GPUs that this process sees. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
-/* G2Z_OK: this process sees a GPU. Otherwise the sentence gives the reason: no driver, an old
- * driver or no GPU, and which variable promised one. G2Z_UNSUPPORTED: this build has no CUDA, and
- * nothing promises a GPU. A program that uses the CPU instead should print the sentence as a
- * warning, except for G2Z_UNSUPPORTED. */
+/* G2Z_OK: this process sees a GPU. Otherwise the sentence gives the reason, and which variable
+ * promised a GPU; a program that uses the CPU instead should print it as a warning, except for
+ * G2Z_UNSUPPORTED: this build has no CUDA, and nothing promises a GPU. */
 G2Z_API g2z_status g2z_device_find_gpu(g2z_services *services);
 /* Free and total bytes of memory of a device of this kind. A CPU has at most what the control
  * groups of this process (a container's, a batch job's) allow. */
@@ -1842,8 +1828,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids,
  * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can resume it: files use
  * canonical ranges. All ranks call save and load together. */
 
-/* DIRECTORY must not exist; it is written as DIRECTORY.partial, synced and renamed. If one rank
- * fails, all fail and nothing is left. The save waits for steps that are still running. */
+/* DIRECTORY must not exist. If one rank fails, all fail and nothing is left. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
 /* The same with additions of the program. Before the directory gets its name, rank 0 calls `note`
  * and `files`; both may be NULL. `note` puts members into the object in DIRECTORY/note.json, and
@@ -1894,7 +1879,6 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -10480,10 +10464,9 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
  * a last line with the checksum of these lines. The chunks are divided among the ranks, both when
  * saving and when loading. */
 
-#define G2Z__CHECKPOINT_VERSION 2
+#define G2Z__CHECKPOINT_VERSION 3
 #define G2Z__SUM_BYTES ((uint64_t)64 << 20)     /* bytes of a file per checksum */
 #define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements copied at a time */
-#define G2Z__CHECKPOINT_PARTS ((size_t)1 << 18) /* most update ranges: about 60 MB of header */
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
@@ -10521,18 +10504,9 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
 
 /* ----- file names and fields ----- */
 
-/* The number of the file with the weights. Rank r's file with moments has number r. */
-enum { G2Z__MODEL_FILE = -1 };
-
-G2Z__PRIVATE void g2z__checkpoint_file(int rank, int64_t world, char name[64]) {
-  if (rank == G2Z__MODEL_FILE) snprintf(name, 64, "model.safetensors");
-  else snprintf(name, 64, "optimizer-%05d-of-%05" PRId64 ".safetensors", rank, world);
-}
-
 G2Z_API int g2z_checkpoint_remove(const char *path) {
-  static const char *const names[] = {"model.safetensors", "config.json", "tuning.txt",
-                                      "trainer_state.json", "note.json", "CHECKSUMS",
-                                      "optimizer-[0-9]*-of-[0-9]*.safetensors"};
+  static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors",
+                                      "tuning.txt", "trainer_state.json", "note.json", "CHECKSUMS"};
   int file = g2z__open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   DIR *directory = file < 0 ? NULL : fdopendir(file);
   if (file >= 0 && !directory) close(file);
@@ -10542,15 +10516,10 @@ G2Z_API int g2z_checkpoint_remove(const char *path) {
     if (length > 8 && strcmp(entry->d_name + length - 8, ".partial") == 0) length -= 8;
     snprintf(name, sizeof name, "%.*s", (int)length, entry->d_name);
     for (size_t i = 0; i < G2Z_COUNT(names); i++)
-      if (fnmatch(names[i], name, 0) == 0) unlinkat(dirfd(directory), entry->d_name, 0);
+      if (strcmp(names[i], name) == 0) unlinkat(dirfd(directory), entry->d_name, 0);
   }
   if (directory) closedir(directory);
   return rmdir(path) == 0 || errno == ENOENT;
-}
-
-/* "m.0000000123" names the range of m that begins at canonical element 123. */
-G2Z__PRIVATE void g2z__moment_name(g2z_buffer buffer, size_t canonical, char name[32]) {
-  snprintf(name, 32, "%c.%010zu", buffer == G2Z_BUFFER_M ? 'm' : 'v', canonical);
 }
 
 /* A line of CHECKSUMS. */
@@ -10634,14 +10603,6 @@ G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
 
 /* ----- between files and the device ----- */
 
-/* A range of a buffer's elements, as one tensor of a file stores it. */
-typedef struct g2z__extent {
-  g2z_buffer buffer;
-  int file;
-  size_t canonical, elements;
-  uint64_t begin;               /* byte offset in the file */
-} g2z__extent;
-
 /* The state of one save or load on this rank. */
 typedef struct g2z__transfer {
   g2z_trainer *t;
@@ -10655,17 +10616,13 @@ typedef struct g2z__transfer {
   g2z__file_path path;          /* of the open file, or the name made last */
   int weights_only;             /* saving: weights, not a checkpoint */
   size_t begin, count;          /* canonical range: this rank saves its elements of it */
-  g2z_writer *model, *writer;   /* saving: rank 0's model.safetensors; the file written last */
-  g2z__safetensor *tensors;     /* saving: header of the file with this rank's moments */
-  char (*names)[32];            /* of these tensors */
+  g2z_writer *model, *moments;  /* saving: rank 0's files, whose elements all ranks write */
+  g2z_writer *writer;           /* saving: the file written last */
   DIR *listing;                 /* saving: rank 0 reads the names in the directory */
   g2z_note note;                /* saving: writes the program's note.json */
   g2z_files files;
   void *user;
   uint64_t vocab_hash;          /* loading: the model's hash after the load */
-  g2z__safetensors *moments;    /* loading: the optimizer file that is open */
-  g2z__extent *extents;         /* loading: sorted by buffer, then canonical */
-  size_t extent_count, extent_capacity;
 } g2z__transfer;
 
 G2Z__PRIVATE void g2z__transfer_shut(g2z__transfer *x) {
@@ -10676,14 +10633,11 @@ G2Z__PRIVATE void g2z__transfer_shut(g2z__transfer *x) {
 G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z__transfer_shut(x);
   g2z_writer_free(x->model);
+  g2z_writer_free(x->moments);
   g2z_writer_free(x->writer);
   if (x->listing) closedir(x->listing);
-  g2z__safetensors_free(x->moments);
   if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
   g2z_release(x->services, x->directory);
-  g2z_release(x->services, x->tensors);
-  g2z_release(x->services, x->names);
-  g2z_release(x->services, x->extents);
   g2z__saved_free(x->services, &x->saved);
 }
 
@@ -10747,6 +10701,21 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
                   "copy the checkpoint again", x->path.text, (uint64_t)begin + bytes);
 }
 
+/* Opens the file with a buffer's elements, all in canonical order: model.safetensors has masters,
+ * optimizer.safetensors m and then v. They lie from *begin to *end in the file. */
+G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer, int saving,
+                                             uint64_t *begin, uint64_t *end) {
+  char name[40];
+  const uint64_t bytes = x->t->plan->parameters * sizeof(float);
+  snprintf(name, sizeof name, "%s.safetensors%s",
+           buffer == G2Z_BUFFER_MASTER ? "model" : "optimizer", saving ? ".partial" : "");
+  G2Z__TRY(g2z__transfer_file(x, name, saving ? O_RDWR : O_RDONLY));
+  G2Z__TRY(g2z__transfer_read(x, 0, begin, sizeof *begin)); /* the length of the header */
+  *begin += sizeof *begin + (buffer == G2Z_BUFFER_V ? bytes : 0);
+  *end = *begin + bytes;
+  return G2Z_OK;
+}
+
 /* Computes the checksums of chunks rank, rank + world, ... `write` 1 stores them; 0 compares them
  * with the stored ones. */
 G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
@@ -10793,39 +10762,6 @@ G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const vo
   return g2z__trainer_alone(x->t, status);
 }
 
-/* Writes this rank's elements into a .partial file that has its header and full length. The model
- * file, which rank 0 has created, holds the masters in canonical order; this rank's optimizer file
- * holds all of m, then all of v. */
-G2Z__PRIVATE g2z_status g2z__saver_fill(g2z__transfer *x, int file) {
-  const int model = file == G2Z__MODEL_FILE;
-  uint64_t header = 0;
-  char name[64], partial[80];
-  g2z_update_range range;
-  g2z__checkpoint_file(file, x->saved.world, name);
-  snprintf(partial, sizeof partial, "%s.partial", name);
-  G2Z__TRY(g2z__transfer_file(x, partial, O_RDWR));
-  G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
-  header += sizeof header;
-  uint64_t at = header;
-  const int first = model ? G2Z_BUFFER_MASTER : G2Z_BUFFER_M;
-  for (int b = first; b <= (model ? first : G2Z_BUFFER_V); b++)
-    for (size_t next = 0; g2z__owned_next(x->t->plan, x->begin, x->count, &next, &range);) {
-      const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b, &range);
-      if (!shard) continue;
-      if (model) at = header + range.canonical * sizeof(float);
-      for (size_t done = 0, n; done < range.elements; done += n) {
-        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
-        G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, n * sizeof(float)));
-        if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), (int64_t)at))
-          return g2z_fail_file(x->services, errno, "write", x->path.text);
-        at += n * sizeof(float);
-      }
-    }
-  if (g2z__sync(x->descriptor) != 0) return g2z_fail_file(x->services, errno, "sync", x->path.text);
-  g2z__transfer_shut(x);
-  return G2Z_OK;
-}
-
 /* Each rank saves the elements that it owns. */
 G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
@@ -10842,33 +10778,29 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
     saved->data = g2z__saved_data(t->loader);
     saved->mixed = t->loader->mixed;
   }
-  G2Z__TRY(g2z__saver_fill(x, G2Z__MODEL_FILE));
-  if (x->weights_only) return G2Z_OK;
-
-  /* The moments go to a file that this rank alone writes. */
-  const size_t most = 2 * t->plan->updates;
-  size_t count = 0;
-  char name[64];
-  g2z_update_range range;
-  G2Z__TRY(G2Z__NEW(x->services, most, &x->names));
-  G2Z__TRY(G2Z__NEW(x->services, most, &x->tensors));
-  for (int b = G2Z_BUFFER_M; b <= G2Z_BUFFER_V; b++)
-    for (size_t next = 0; g2z__owned_next(t->plan, x->begin, x->count, &next, &range);) {
-      if (!g2z__trainer_shard(t, (g2z_buffer)b, &range)) continue;
-      g2z__moment_name((g2z_buffer)b, range.canonical, x->names[count]);
-      x->tensors[count].name = x->names[count];
-      x->tensors[count].rank = 1;
-      x->tensors[count++].shape[0] = range.elements;
+  for (int b = G2Z_BUFFER_MASTER; b <= (x->weights_only ? G2Z_BUFFER_MASTER : G2Z_BUFFER_V); b++) {
+    uint64_t begin, end;
+    g2z_update_range range;
+    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 1, &begin, &end));
+    for (size_t next = 0; g2z__owned_next(plan, x->begin, x->count, &next, &range);) {
+      const float *shard = g2z__trainer_shard(t, (g2z_buffer)b, &range);
+      if (!shard) continue; /* v of Muon's weights: the file has zeros */
+      for (size_t done = 0, n; done < range.elements; done += n) {
+        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
+        G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, n * sizeof(float)));
+        if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float),
+                         (int64_t)(begin + (range.canonical + done) * sizeof(float))))
+          return g2z_fail_file(x->services, errno, "write", x->path.text);
+      }
     }
-  g2z__checkpoint_file(t->plan->rank, saved->world, name);
-  G2Z__TRY(g2z__safetensors_create(x->services, g2z__transfer_name(x, name), x->tensors, count,
-                                   &x->writer));
-  G2Z__TRY(g2z__saver_fill(x, t->plan->rank));
-  return g2z_writer_commit(x->writer);
+    if (g2z__sync(x->descriptor) != 0)
+      return g2z_fail_file(x->services, errno, "sync", x->path.text);
+  }
+  g2z__transfer_shut(x);
+  return G2Z_OK;
 }
 
-/* All ranks check that they can save. Rank 0 creates the directory, and the model file with its
- * header and full length. */
+/* Rank 0 creates the directory, and the files of elements with header and full length. */
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_name) {
   const g2z_plan *plan = x->t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
@@ -10878,9 +10810,6 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   x->saved.world = plan->world;
   x->begin = all ? P / W * rank + P % W * rank / W : 0;
   x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
-  if (plan->updates > G2Z__CHECKPOINT_PARTS)
-    G2Z_REFUSE(x->services, "%d buckets cut this rank's moments into %zu ranges, too many for one "
-               "file: raise bucket_mb", plan->buckets, plan->updates);
   if (rank > 0) return G2Z_OK;
   if (!x->weights_only) {
     G2Z__TRY(g2z_is_there(x->services, final_name, &there));
@@ -10893,8 +10822,16 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
                       "there would overwrite what it leads to; remove the link", x->directory);
   }
   G2Z__TRY(g2z_make_directory(x->services, x->directory));
-  return g2z__weights_create(x->services, g2z__transfer_name(x, "model.safetensors"), &plan->model,
-                             &x->model);
+  G2Z__TRY(g2z__weights_create(x->services, g2z__transfer_name(x, "model.safetensors"),
+                               &plan->model, &x->model));
+  if (x->weights_only) return G2Z_OK;
+  g2z__safetensor moments[2];
+  memset(moments, 0, sizeof moments);
+  moments[0].name = "m", moments[1].name = "v";
+  moments[0].rank = moments[1].rank = 1;
+  moments[0].shape[0] = moments[1].shape[0] = P;
+  return g2z__safetensors_create(x->services, g2z__transfer_name(x, "optimizer.safetensors"),
+                                 moments, 2, &x->moments);
 }
 
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
@@ -10949,7 +10886,6 @@ G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
   int replaces;
-  char name[64];
   /* The weights and config.json are both on the disk before one gets its name: a full disk leaves
    * the old pair. If the process is killed after the unlink, the directory has a config.json
    * without a model or new weights without a config.json, and does not open. */
@@ -10964,6 +10900,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z__TRY(g2z_writer_commit(x->writer));
   if (x->weights_only) return G2Z_OK;
 
+  G2Z__TRY(g2z_writer_commit(x->moments));
   G2Z__TRY(g2z_trainer_write_tuning(x->t, g2z__transfer_name(x, "tuning.txt")));
   if (x->files) G2Z__TRY(x->files(x->user, x->directory));
   if (x->note) G2Z__TRY(g2z__saver_json(x, "note.json", x->note, x->user));
@@ -10993,13 +10930,6 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
     } while (sum.begin < (uint64_t)info.st_size);
   }
   qsort(saved->sums, saved->sum_count, sizeof(g2z__sum), g2z__sum_order);
-  for (int rank = 0; rank < saved->world; rank++) {
-    g2z__checkpoint_file(rank, saved->world, name);
-    if (g2z__saved_bytes(saved, name) < 0)
-      return g2z_fail(x->services, G2Z_IO, "rank 0 does not see %s, which rank %d wrote into %s: "
-                      "choose a directory on a file system that all ranks share", name, rank,
-                      x->directory);
-  }
   return G2Z_OK;
 }
 
@@ -11066,8 +10996,9 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
       /* All ranks close their files before rank 0 removes them: NFS keeps a file that is open. */
       g2z__transfer_shut(&x);
       g2z_writer_free(x.model); /* also removes its .partial file */
+      g2z_writer_free(x.moments);
       g2z_writer_free(x.writer);
-      x.model = x.writer = NULL;
+      x.model = x.moments = x.writer = NULL;
       const g2z_status closed = g2z_ranks_agree(ranks, G2Z_OK);
       if (closed != G2Z_OK) status = closed; /* the sentence is of this failure */
       if (t->plan->rank == 0 && !weights_only) g2z_checkpoint_remove(x.directory);
@@ -11106,7 +11037,7 @@ G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g
   if (g2z__fields[i].kind != G2Z__FIELD_FLOAT) {
     const int64_t value = g2z_json_integer(json);
     if (value < 0 || value > g2z__fields[i].most)
-      g2z_json_fail(json, "%s=%" PRId64 " is out of range: the file is damaged; take an earlier "
+      g2z_json_fail(json, "%s=%" PRId64 " is out of range: it is damaged; take an earlier "
                     "checkpoint", g2z__fields[i].name, value);
     else if (g2z__fields[i].kind == G2Z__FIELD_INT64) *(int64_t *)at = value;
     else *(int32_t *)at = (int32_t)value;
@@ -11268,105 +11199,22 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__extent_add(g2z__transfer *x, const g2z__extent *extent) {
-  G2Z__TRY(G2Z__GROW(x->services, &x->extents, &x->extent_capacity, x->extent_count,
-                     x->extent_count + 1));
-  x->extents[x->extent_count++] = *extent;
-  return G2Z_OK;
-}
-
-G2Z__PRIVATE int g2z__extent_order(const void *a, const void *b) {
-  const g2z__extent *x = (const g2z__extent *)a, *y = (const g2z__extent *)b;
-  if (x->buffer != y->buffer) return x->buffer < y->buffer ? -1 : 1;
-  return x->canonical < y->canonical ? -1 : x->canonical > y->canonical;
-}
-
-/* The range of Muon's first weight that ends after canonical element `at`; empty if there is
- * none. */
-G2Z__PRIVATE g2z_range g2z__muon_range(const g2z_plan *plan, size_t at) {
-  const size_t blocks = plan->unit[1].canonical;
-  const int first = at < blocks ? 1 : 1 + (int)((at - blocks) / plan->unit[1].elements);
-  for (int u = first; u < plan->wpe; u++)
-    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
-      const g2z_range weight = {plan->unit[u].canonical + plan->offset[p], info.elements};
-      if (info.muon && weight.begin + weight.elements > at) return weight;
-    }
-  const g2z_range none = {plan->parameters, 0};
-  return none;
-}
-
-/* Checks everything before the trainer changes, and lists which file holds which elements. */
+/* Checks everything before the trainer changes. */
 G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
-  const size_t P = x->t->plan->parameters;
   g2z_model_config model;
-  char name[32], file[64];
+  uint64_t begin, end;
   G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
   G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
   G2Z__TRY(g2z__transfer_sums(x, 0));
   G2Z__TRY(g2z_weights_config(x->services, x->directory, &model));
   x->vocab_hash = x->t->plan->model.vocab_hash;
   G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->directory));
-
-  /* The model file holds a header and all masters in canonical order. */
-  g2z__extent masters = {G2Z_BUFFER_MASTER, G2Z__MODEL_FILE, 0, P, 0};
-  uint64_t header = 0, bytes = (uint64_t)g2z__saved_bytes(&x->saved, "model.safetensors");
-  G2Z__TRY(g2z__transfer_file(x, "model.safetensors", O_RDONLY));
-  G2Z__TRY(g2z__transfer_read(x, 0, &header, sizeof header));
-  masters.begin = sizeof header + header;
-  if (header >= bytes || masters.begin + P * sizeof(float) != bytes)
-    return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements: the file is from "
-                    "another checkpoint", x->path.text, P);
-  G2Z__TRY(g2z__extent_add(x, &masters));
-
-  /* The optimizer file of each rank that saved holds ranges of m and v. */
-  for (int rank = 0; rank < (int)x->saved.world; rank++) {
-    g2z__checkpoint_file(rank, x->saved.world, file);
-    G2Z__TRY(g2z__safetensors_open(x->services, g2z__transfer_name(x, file), &x->moments));
-    for (size_t i = 0; i < x->moments->count; i++) {
-      const g2z__safetensor *tensor = &x->moments->tensors[i];
-      g2z__extent extent = {tensor->name[0] == 'm' ? G2Z_BUFFER_M : G2Z_BUFFER_V, rank, 0,
-                            tensor->elements, tensor->begin};
-      if (strlen(tensor->name) > 2) extent.canonical = (size_t)strtoull(tensor->name + 2, NULL, 10);
-      g2z__moment_name(extent.buffer, extent.canonical, name);
-      if (strcmp(tensor->name, name) != 0 || tensor->type != G2Z__F32 || tensor->rank != 1 ||
-          tensor->elements == 0)
-        return g2z_fail(x->services, G2Z_FORMAT, "%s: tensor \"%.200s\" is no range of m or v in "
-                        "F32", x->path.text, tensor->name);
-      G2Z__TRY(g2z__extent_add(x, &extent));
-    }
-    g2z__safetensors_free(x->moments);
-    x->moments = NULL;
-  }
-
-  /* Each element of each buffer must be stored exactly once, except v of Muon's weights. */
-  qsort(x->extents, x->extent_count, sizeof(g2z__extent), g2z__extent_order);
-  const g2z__extent *extent = x->extents, *last = extent + x->extent_count;
-  const int muon = x->saved.config.optimizer.kind == G2Z_OPTIMIZER_MUON;
-  for (int buffer = G2Z_BUFFER_MASTER; buffer <= G2Z_BUFFER_V; buffer++) {
-    const int gaps = buffer == G2Z_BUFFER_V && muon;
-    size_t end = 0, most = P; /* most: the largest end of the next extent */
-    for (; extent < last && (int)extent->buffer == buffer; extent++) {
-      for (g2z_range weight; gaps; end += weight.elements) {
-        weight = g2z__muon_range(x->t->plan, end);
-        most = weight.begin;
-        if (!weight.elements || weight.begin > end) break;
-      }
-      g2z__moment_name(extent->buffer, extent->canonical, name);
-      g2z__checkpoint_file(extent->file, x->saved.world, file);
-      if (extent->canonical != end || extent->elements > most - end)
-        return g2z_fail(x->services, G2Z_FORMAT,
-                        "%s/%s: \"%s\" with %zu elements %s element %zu of %zu: the file is from "
-                        "another checkpoint", x->directory, file, name, extent->elements,
-                        extent->canonical < end   ? "overlaps others up to"
-                        : extent->canonical > end ? "leaves a gap from" : "is too long at", end,
-                        most);
-      end += extent->elements;
-    }
-    if (end != P)
-      return g2z_fail(x->services, G2Z_FORMAT, "the optimizer files of %s hold %s up to element "
-                      "%zu of %zu: a file is missing", x->directory,
-                      buffer == G2Z_BUFFER_M ? "m" : "v", end, P);
+  for (int b = G2Z_BUFFER_MASTER; b <= G2Z_BUFFER_V; b++) {
+    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 0, &begin, &end));
+    const char *name = x->path.text + strlen(x->directory) + 1;
+    if (b != G2Z_BUFFER_M && end != (uint64_t)g2z__saved_bytes(&x->saved, name))
+      return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements per buffer: the file "
+                      "is from another checkpoint", x->path.text, x->t->plan->parameters);
   }
   return G2Z_OK;
 }
@@ -11431,31 +11279,32 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
     g2z_release(x->services, text);
   }
 
-  for (const g2z__extent *extent = x->extents; extent < x->extents + x->extent_count; extent++)
-    for (size_t next = 0;
-         g2z__owned_next(t->plan, extent->canonical, extent->elements, &next, &range);) {
-      uint64_t at = extent->begin + (range.canonical - extent->canonical) * sizeof(float);
-      char name[64];
-      g2z__checkpoint_file(extent->file, saved->world, name);
-      G2Z__TRY(g2z__transfer_file(x, name, O_RDONLY));
+  for (int b = G2Z_BUFFER_MASTER; b <= G2Z_BUFFER_V; b++) {
+    uint64_t begin, end;
+    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 0, &begin, &end));
+    for (size_t next = 0; g2z__owned_next(t->plan, 0, t->plan->parameters, &next, &range);)
       for (size_t done = 0, n; done < range.elements; done += n) {
+        const size_t at = range.canonical + done;
         n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
-        G2Z__TRY(g2z__transfer_read(x, at + done * sizeof(float), x->chunk, n * sizeof(float)));
-        G2Z__TRY(g2z_trainer_write(t, extent->buffer, range.canonical + done, n, x->chunk));
+        G2Z__TRY(g2z__transfer_read(x, begin + at * sizeof(float), x->chunk, n * sizeof(float)));
+        G2Z__TRY(g2z_trainer_write(t, (g2z_buffer)b, at, n, x->chunk));
       }
-    }
+  }
 
-  /* If the optimizer has changed, both moments of these weights start at zero. One optimizer's m
+  /* If the optimizer has changed, both moments of Muon's weights start at zero. One optimizer's m
    * has no meaning for the other, and v = 0 with an old m would make AdamW's first steps 4.5 times
    * too large. */
   const int changed = saved->config.optimizer.kind != t->config.optimizer.kind;
   if (changed) memset(x->chunk, 0, x->chunk_elements * sizeof(float));
-  g2z_range weight = {0, 0};
-  while (changed && (weight = g2z__muon_range(t->plan, weight.begin)).elements)
-    for (size_t end = weight.begin + weight.elements, n; weight.begin < end; weight.begin += n) {
-      n = end - weight.begin < x->chunk_elements ? end - weight.begin : x->chunk_elements;
-      G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_M, weight.begin, n, x->chunk));
-      G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_V, weight.begin, n, x->chunk));
+  for (int u = 1; changed && u < t->plan->wpe; u++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      const g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
+      size_t at = t->plan->unit[u].canonical + t->plan->offset[p];
+      for (size_t end = info.muon ? at + info.elements : at, n; at < end; at += n) {
+        n = end - at < x->chunk_elements ? end - at : x->chunk_elements;
+        G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_M, at, n, x->chunk));
+        G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_V, at, n, x->chunk));
+      }
     }
 
   if (!t->loader) return G2Z_OK;

@@ -287,7 +287,7 @@ static const g2z_test_entry test_table[] = {
     {"muon_bytes", "Muon needs less memory than AdamW", test_muon_bytes},
     {"muon_trainer", "steps of Muon and AdamW, tensor by tensor", test_muon_trainer},
     {"muon_change", "a run that resumes with the other optimizer", test_muon_change},
-    {"muon_files", "checkpoints without v of matrices", test_muon_files},
+    {"muon_files", "checkpoints have no v of matrices", test_muon_files},
     {"train_muon", "spikes in a run, and its resume with AdamW", test_train_muon},
     {"spikes_trainer", "a skipped step changes no bit", test_spikes_trainer},
     {"muon_ranks", "Muon on several ranks: equal, resumed, skipped", test_muon_ranks},

@@ -246,7 +246,7 @@ static void test_checkpoint_scale(g2z_test *t) {
 /* Every flipped bit, missing byte and missing file is found, and the trainer stays as it was. */
 static void test_checkpoint_damage(g2z_test *t) {
   static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
-                                      "optimizer-00000-of-00001.safetensors", "CHECKSUMS"};
+                                      "optimizer.safetensors", "CHECKSUMS"};
   char at[512];
   float losses[16] = {0}, after[16] = {0};
   g2z_train_config config = test_config_of(1, 1, 8, 8, 61);
@@ -297,24 +297,17 @@ static void test_checkpoint_damage(g2z_test *t) {
 /* Checkpoints that are intact but do not fit. */
 static void test_checkpoint_refused(g2z_test *t) {
 #define STATE "trainer_state.json"
-#define OPTIMIZER "optimizer-00000-of-00001.safetensors"
+#define OPTIMIZER "optimizer.safetensors"
   /* `from` becomes `to` in a file, and the checksums in `sign` are updated. */
   static const struct { const char *name, *from, *to, *sign, *says; } changes[] = {
-      {STATE, "\"version\": 2", "\"version\": 7", NULL,
-       "has version=7 of the format, and this program reads version 2"},
-      {STATE, "\"version\": 2", "\"version\": 1", NULL,
-       "has version=1 of the format, and this program reads version 2"},
+      {STATE, "\"version\": 3", "\"version\": 7", NULL,
+       "has version=7 of the format, and this program reads version 3"},
+      {STATE, "\"version\": 3", "\"version\": 1", NULL,
+       "has version=1 of the format, and this program reads version 3"},
       {STATE, "\"normed\": ", "\"normed\":-", STATE, "it is damaged"},
       {STATE, "gpt2_zero ch", "gpt3_zero ch", NULL,
        "does not begin like the state of a checkpoint"},
-      {OPTIMIZER, "m.0000000000", "m.0000000008", OPTIMIZER,
-       "\"m.0000000008\" with 48 elements leaves a gap from element 0 of 7680"},
-      {OPTIMIZER, "m.0000003312", "m.0000003304", OPTIMIZER,
-       "\"m.0000003304\" with 4368 elements overlaps others up to element 3312 of 7680"},
-      {OPTIMIZER, "m.0000003312", "v.0000003304", OPTIMIZER,
-       "hold m up to element 3312 of 7680: a file is missing"},
-      {OPTIMIZER, "m.0000000000", "w.0000000008", OPTIMIZER,
-       "tensor \"w.0000000008\" is no range of m or v in F32"},
+      {OPTIMIZER, "\260", "\250", OPTIMIZER, "does not hold 7680 elements per buffer"},
       {STATE, "\"zero_stage=1", "\"zero_stage=9", STATE, "it is damaged"},
       {STATE, "\"dtype=fp32", "\"dtype=fp3x", STATE, "dtype cannot be \"fp3x\""}};
 #undef OPTIMIZER
@@ -398,7 +391,7 @@ static void test_checkpoint_trouble(g2z_test *t) {
   }
   CHECK(t, chmod(t->directory, 0700) == 0);
   CHECK_NO_MEMORY(t, 11, 1000, g2z_trainer_save(tt.trainer, at), !test_files_count(t, "at"));
-  CHECK_NO_MEMORY(t, 11, 1000, g2z_trainer_load(tt.trainer, at), 1);
+  CHECK_NO_MEMORY(t, 8, 1000, g2z_trainer_load(tt.trainer, at), 1);
   /* A link in place of the next checkpoint points to this one. */
   CHECK(t, symlink("at", test_path(t, "next.partial")) == 0);
   CHECK_IO(t, g2z_trainer_save(tt.trainer, test_path(t, "next")), "partial is a symbolic link");

@@ -1217,7 +1217,7 @@ static void test_run_resume(g2z_test *t) {
   b.config.resume = path;
   b.config.keep = 2;
   test_sh(t, "cd b && rm -r step-000004 step-000006 step-000008 && "
-             "touch step-000003/optimizer-00001-of-00001.txt && mkdir step-000003/eval");
+             "touch step-000003/optimizer.txt && mkdir step-000003/eval");
   seen = test_run_warns(t, &b, "cannot remove ");
   test_sh(t, "cd b && rmdir step-000003.partial/eval && rm step-000003.partial/*.txt && "
              "rmdir step-000003.partial");
@@ -1434,7 +1434,7 @@ static void test_run_resume_latest(g2z_test *t) {
   static const struct { const char *damage, *why; } cases[] = {
       {"printf x | dd of=step-000008/model.safetensors bs=1 seek=2000 conv=notrunc 2> /dev/null",
        "the file is damaged"},
-      {"truncate -s -1 step-000008/optimizer-00000-of-00001.safetensors", "it was cut or replaced"},
+      {"truncate -s -1 step-000008/optimizer.safetensors", "it was cut or replaced"},
       {"rm step-000008/tuning.txt", "has no tuning.txt, which belongs to it"},
       {"rm step-000008/trainer_state.json", "has weights but no trainer_state.json"},
       {"truncate -s 700 step-000008/trainer_state.json", "step-000008"},
@@ -1474,7 +1474,7 @@ static void test_run_resume_latest(g2z_test *t) {
                "b is whole (step 8, step 6, step 4, step 3). ");
   CHECK(t, test_files_count(t, "b/*.damaged") == 0 && test_files_count(t, "b/step-") == 4);
   /* A checkpoint of another version or model is not damaged: it is an error, not skipped. */
-  test_sh(t, "rm -r b; cp -r a b && sed -i 's/\"version\": 2/\"version\": 1/' "
+  test_sh(t, "rm -r b; cp -r a b && sed -i 's/\"version\": 3/\"version\": 1/' "
              "b/step-000008/trainer_state.json");
   test_saved_sign(t, path, "trainer_state.json");
   CHECK_STATUS(t, test_run_all(t, &b.config, &seen), G2Z_UNSUPPORTED, &t->services,
@@ -2098,10 +2098,8 @@ static void test_train_ranks_resume(g2z_test *t) {
     }
   }
   static const struct { const char *damage, *says; } damaged[] = {
-      {"cp optimizer-00001-of-00004.safetensors optimizer-00002-of-00004.safetensors",
-       "/optimizer-00002-of-00004.safetensors has "},
-      {"rm optimizer-00001-of-00004.safetensors",
-       "has no optimizer-00001-of-00004.safetensors, which belongs to it"}};
+      {"cp model.safetensors optimizer.safetensors", "/optimizer.safetensors has "},
+      {"rm optimizer.safetensors", "has no optimizer.safetensors, which belongs to it"}};
   for (int i = 0; i < 2; i++) {
     test_sh(t, "cd four1/step-000012 && %s", damaged[i].damage);
     CHECK_HAS(t, test_trains(t, 1, "%s --layers 3 --steps 13 --batch 12 --resume '%s'",
@@ -2154,7 +2152,7 @@ static void test_train_ranks_latest(g2z_test *t) {
     test_train_losses(t, "run", losses[turn], 8);
     if (turn == 0)
       test_sh(t, "cd run && rm step-000008/model.safetensors && "
-                 "truncate -s 99 step-000006/optimizer-00001-of-00002.safetensors");
+                 "truncate -s 99 step-000006/optimizer.safetensors");
   }
   CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
   CHECK(t, test_files_count(t, "run/*.damaged") == 2);
