@@ -636,7 +636,7 @@ typedef struct g2z_setting {
   g2z_setting_kind kind;
   size_t at;                  /* offset in g2z_train_config */
   const char *standard;       /* the default */
-  double least, most;         /* inclusive bounds; a UINT64 has none */
+  double least, most;         /* inclusive bounds; none if they are equal */
   const char *words;          /* of a CHOICE: "|none|block" */
   g2z_on_resume on_resume;
 } g2z_setting;
@@ -3471,9 +3471,8 @@ G2Z_API const char *g2z_word(const char *words, int index, size_t *length) {
   return word;
 }
 
-/* A value as a number, exact except for a UINT64. An enum's type may be unsigned. */
-G2Z__PRIVATE double g2z__setting_number(const g2z_setting *setting,
-                                        const g2z_train_config *config) {
+/* A value as a number, exact up to 2^53. An enum's type may be unsigned. */
+G2Z__PRIVATE double g2z__setting_number(const g2z_setting *setting, const void *config) {
   const char *at = (const char *)config + setting->at;
   int number;
   if (setting->kind == G2Z_SETTING_INT64) return (double)*(const int64_t *)at;
@@ -3483,28 +3482,31 @@ G2Z__PRIVATE double g2z__setting_number(const g2z_setting *setting,
   return number;
 }
 
-/* A value as text; a float in the shortest form that reads as the same float. */
-G2Z__PRIVATE void g2z__setting_text(const g2z_setting *setting, const g2z_train_config *config,
+/* A value as text, in any locale; a float in the shortest form that reads as the same float. */
+G2Z__PRIVATE void g2z__setting_text(const g2z_setting *setting, const void *config,
                                     char text[G2Z__SETTING_BYTES]) {
   const double number = g2z__setting_number(setting, config);
+  const char *at = (const char *)config + setting->at;
   size_t length;
   const char *word = setting->words ? g2z_word(setting->words, (int)number, &length) : NULL;
   if (word) snprintf(text, G2Z__SETTING_BYTES, "%.*s", (int)length, word);
   else if (setting->kind == G2Z_SETTING_UINT64)
-    snprintf(text, G2Z__SETTING_BYTES, "%" PRIu64,
-             *(const uint64_t *)((const char *)config + setting->at));
+    snprintf(text, G2Z__SETTING_BYTES, "%" PRIu64, *(const uint64_t *)at);
+  else if (setting->kind == G2Z_SETTING_INT64)
+    snprintf(text, G2Z__SETTING_BYTES, "%" PRId64, *(const int64_t *)at);
   else if (setting->kind != G2Z_SETTING_FLOAT)
     snprintf(text, G2Z__SETTING_BYTES, "%.0f", number);
-  else
+  else {
     for (int digits = 6; digits <= 9; digits++) {
       snprintf(text, G2Z__SETTING_BYTES, "%.*g", digits, number);
       if ((float)strtod(text, NULL) == (float)number) break;
     }
+    if (isfinite(number)) g2z_plain_number(text);
+  }
 }
 
 /* Reads a value from text; 0: the text is not a value. g2z__settings_check checks the bounds. */
-G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, g2z_train_config *config,
-                                   const char *text) {
+G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, void *config, const char *text) {
   char *at = (char *)config + setting->at, *end = NULL;
   if (setting->words) {
     size_t length;
@@ -3516,30 +3518,36 @@ G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, g2z_train_config 
       }
     return 0;
   }
+  if (setting->kind == G2Z_SETTING_FLOAT) { /* as JSON writes it, in any locale */
+    g2z_services silent;
+    g2z_json json;
+    memset(&silent, 0, sizeof silent);
+    g2z_json_open(&json, &silent, setting->name, text, strlen(text));
+    *(float *)at = (float)g2z_json_number(&json);
+    return g2z_json_close(&json) == G2Z_OK;
+  }
   errno = 0;
   if (setting->kind == G2Z_SETTING_INT) {
     const int64_t number = strtoll(text, &end, 10);
     if (number != (int)number) return 0;
     *(int *)at = (int)number;
   } else if (setting->kind == G2Z_SETTING_INT64) *(int64_t *)at = strtoll(text, &end, 10);
-  else if (setting->kind == G2Z_SETTING_UINT64) *(uint64_t *)at = strtoull(text, &end, 10);
-  else *(float *)at = (float)strtod(text, &end);
+  else *(uint64_t *)at = strtoull(text, &end, 10);
   return end != text && !*end && errno == 0;
 }
 
-/* Checks the first `count` settings against their bounds; NaN is out of bounds. */
-G2Z__PRIVATE g2z_status g2z__settings_check(g2z_services *services,
-                                            const g2z_train_config *config, int count) {
-  for (int i = 0; i < count; i++) {
-    const g2z_setting *setting = &g2z__settings[i];
+/* Checks settings against their bounds; NaN is out of bounds. */
+G2Z__PRIVATE g2z_status g2z__settings_check(g2z_services *services, const g2z_setting *settings,
+                                            size_t count, const void *config) {
+  for (const g2z_setting *setting = settings; setting < settings + count; setting++) {
     const double value = g2z__setting_number(setting, config);
     const int is_float = setting->kind == G2Z_SETTING_FLOAT; /* rounds the bounds like the value */
     const double least = is_float ? (double)(float)setting->least : setting->least;
     const double most = is_float ? (double)(float)setting->most : setting->most;
     char text[G2Z__SETTING_BYTES];
     size_t length;
-    if (setting->kind == G2Z_SETTING_UINT64 || (value >= least && value <= most) ||
-        (setting->words && g2z_word(setting->words, (int)value, &length)))
+    if (setting->words ? g2z_word(setting->words, (int)value, &length) != NULL
+                       : least == most || (value >= least && value <= most))
       continue;
     g2z__setting_text(setting, config, text);
     if (setting->words)
@@ -3554,7 +3562,7 @@ G2Z__PRIVATE g2z_status g2z__model_config_check(g2z_services *services,
                                                 const g2z_model_config *config) {
   g2z_train_config train;
   train.model = *config;
-  G2Z__TRY(g2z__settings_check(services, &train, G2Z__MODEL_SETTINGS));
+  G2Z__TRY(g2z__settings_check(services, g2z__settings, G2Z__MODEL_SETTINGS, &train));
   if (config->channels % config->heads)
     G2Z_REFUSE(services, "channels=%d must divide by heads=%d: change one of them",
                config->channels, config->heads);
@@ -3582,7 +3590,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   if (config->stamp != G2Z__STAMP)
     G2Z_REFUSE(services, "this g2z_train_config was never initialised: start from "
                "g2z_train_config_default()");
-  G2Z__TRY(g2z__settings_check(services, config, G2Z__SETTINGS));
+  G2Z__TRY(g2z__settings_check(services, g2z__settings, G2Z__SETTINGS, config));
   G2Z__TRY(g2z__model_config_check(services, &config->model));
   if (config->seq > config->model.context)
     G2Z_REFUSE(services, "seq=%d is longer than the model's context=%d: shorten seq or raise "
@@ -10537,7 +10545,7 @@ typedef struct g2z__saved {
   int64_t data;                 /* hash: g2z__saved_data */
   int64_t mixed;                /* 1: its sets have weights */
   int64_t world;                /* ranks that saved */
-  g2z_step_state state;         /* its object "state" */
+  g2z_step_state state;
   g2z_train_config config;      /* only the settings of the run that saved */
   g2z__sum *sums;               /* CHECKSUMS: the chunks of a file are adjacent */
   size_t sum_count, sum_capacity;
@@ -10546,38 +10554,40 @@ typedef struct g2z__saved {
   size_t bytes;
 } g2z__saved;
 
-/* The numbers in trainer_state.json, from 0 to `most`; those of the state that outlive a step. */
-enum { G2Z__FIELD_INT64, G2Z__FIELD_INT32, G2Z__FIELD_FLOAT };
-#define G2Z__COUNT_MOST (INT64_C(1) << 60)
-static const struct { const char *name; size_t at; int kind; int64_t most; } g2z__fields[] = {
-#define SAVED(name, most) {#name, offsetof(g2z__saved, name), G2Z__FIELD_INT64, most}
-#define STATE(kind, name, most) {#name, offsetof(g2z__saved, state.name), G2Z__FIELD_##kind, most}
-    SAVED(tokens, G2Z__COUNT_MOST),
-    SAVED(epoch, 1 << 30),
-    SAVED(epoch_step, G2Z__COUNT_MOST),
-    SAVED(sequences, G2Z__COUNT_MOST),
-    SAVED(data, INT64_MAX),
-    SAVED(mixed, 1),
-    SAVED(world, 1 << 16),
-    STATE(INT64, step, G2Z__COUNT_MOST),
-    STATE(INT64, applied, G2Z__COUNT_MOST),
-    STATE(INT64, skipped, G2Z__COUNT_MOST),
-    STATE(INT64, counted, G2Z__COUNT_MOST),
-    STATE(INT32, skipped_at_minimum, 1 << 30),
-    STATE(INT32, good_steps, INT32_MAX),
-    STATE(INT32, hysteresis, INT32_MAX),
-    STATE(INT32, skip, 2),
-    STATE(FLOAT, loss_scale, 0),
-    STATE(FLOAT, grad_multiplier, 0),
-    STATE(FLOAT, loss, 0),
-    STATE(FLOAT, grad_norm, 0),
-    STATE(FLOAT, lr, 0),
-    STATE(FLOAT, used_loss_scale, 0),
-    STATE(FLOAT, norm_mean, 0),
-    STATE(FLOAT, norm_deviation, 0),
-    STATE(INT64, normed, G2Z__SPIKE_WINDOW),
-    STATE(INT32, spikes_in_row, INT32_MAX),
-    STATE(INT32, spikes, INT32_MAX),
+/* The numbers in trainer_state.json; those of the state outlive a step. */
+#define G2Z__COUNT_MOST ((double)(INT64_C(1) << 60))
+static const g2z_setting g2z__saved_numbers[] = {
+#define SAVED(name, least, most)                                                                 \
+  {#name, G2Z_SETTING_INT64, offsetof(g2z__saved, name), NULL, least, most, NULL, G2Z_RESUME_SAME}
+#define STATE(name, kind, most)                                                                  \
+  {#name, G2Z_SETTING_##kind, offsetof(g2z__saved, state.name), NULL, 0, most, NULL,             \
+   G2Z_RESUME_SAME}
+    SAVED(tokens, 0, G2Z__COUNT_MOST),
+    SAVED(epoch, 0, 1 << 30),
+    SAVED(epoch_step, 0, G2Z__COUNT_MOST),
+    SAVED(sequences, 0, G2Z__COUNT_MOST),
+    SAVED(data, 0, (double)INT64_MAX),
+    SAVED(mixed, 0, 1),
+    SAVED(world, 1, 1 << 16),
+    STATE(step, INT64, G2Z__COUNT_MOST),
+    STATE(applied, INT64, G2Z__COUNT_MOST),
+    STATE(skipped, INT64, G2Z__COUNT_MOST),
+    STATE(counted, INT64, G2Z__COUNT_MOST),
+    STATE(skipped_at_minimum, INT, 1 << 30),
+    STATE(good_steps, INT, INT32_MAX),
+    STATE(hysteresis, INT, INT32_MAX),
+    STATE(skip, INT, 2),
+    STATE(loss_scale, FLOAT, 0),
+    STATE(grad_multiplier, FLOAT, 0),
+    STATE(loss, FLOAT, 0),
+    STATE(grad_norm, FLOAT, 0),
+    STATE(lr, FLOAT, 0),
+    STATE(used_loss_scale, FLOAT, 0),
+    STATE(norm_mean, FLOAT, 0),
+    STATE(norm_deviation, FLOAT, 0),
+    STATE(normed, INT64, G2Z__SPIKE_WINDOW),
+    STATE(spikes_in_row, INT, INT32_MAX),
+    STATE(spikes, INT, INT32_MAX),
 #undef SAVED
 #undef STATE
 };
@@ -10834,32 +10844,26 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
                                  moments, 2, &x->moments);
 }
 
+/* Writes the values of a table as members of an object. */
+G2Z__PRIVATE void g2z__saved_put_table(g2z_json_out *out, const g2z_setting *rows, size_t count,
+                                       const void *values) {
+  for (const g2z_setting *row = rows; row < rows + count; row++) {
+    char text[G2Z__SETTING_BYTES];
+    if (row->on_resume == G2Z_RESUME_FREE) continue;
+    g2z__setting_text(row, values, text);
+    if (row->words) g2z_json_put_string(out, row->name, text);
+    else g2z__json_put(out, row->name, isfinite(g2z__setting_number(row, values)) ? text : "null");
+  }
+}
+
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   const g2z__saved *saved = (const g2z__saved *)user;
   g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
   g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
-  int in_state = 0;
-  for (size_t i = 0; i < G2Z_COUNT(g2z__fields); i++) {
-    const char *name = g2z__fields[i].name, *at = (const char *)saved + g2z__fields[i].at;
-    const int kind = g2z__fields[i].kind;
-    if (!in_state && g2z__fields[i].at >= offsetof(g2z__saved, state)) {
-      g2z_json_begin(out, "state", '{');
-      in_state = 1;
-    }
-    if (kind == G2Z__FIELD_INT64) g2z_json_put_integer(out, name, *(const int64_t *)at);
-    else if (kind == G2Z__FIELD_INT32) g2z_json_put_integer(out, name, *(const int32_t *)at);
-    else g2z_json_put_number(out, name, (double)*(const float *)at);
-  }
+  g2z__saved_put_table(out, g2z__saved_numbers, G2Z_COUNT(g2z__saved_numbers), saved);
+  g2z_json_begin(out, "settings", '{');
+  g2z__saved_put_table(out, g2z__settings, G2Z__SETTINGS, &saved->config);
   g2z_json_end(out, '}');
-  g2z_json_begin(out, "settings", '[');
-  for (int i = 0; i < G2Z__SETTINGS; i++) {
-    char value[G2Z__SETTING_BYTES], line[64];
-    if (g2z__settings[i].on_resume == G2Z_RESUME_FREE) continue;
-    g2z__setting_text(&g2z__settings[i], &saved->config, value);
-    snprintf(line, sizeof line, "%s=%s", g2z__settings[i].name, value);
-    g2z_json_put_string(out, NULL, line);
-  }
-  g2z_json_end(out, ']');
 }
 
 /* Rank 0: writes a JSON file; `members` writes its members. */
@@ -11024,29 +11028,21 @@ G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *director
 
 /* ----- reading trainer_state.json ----- */
 
-/* Reads the value if the key is a field of this object; returns 1 if so. */
-G2Z__PRIVATE int g2z__saved_get_field(g2z__saved *saved, g2z_json *json, const g2z_json_text *key,
-                                      int in_state) {
-  size_t i = 0;
-  while (i < G2Z_COUNT(g2z__fields) &&
-         ((g2z__fields[i].at >= offsetof(g2z__saved, state)) != in_state ||
-          !g2z_json_is(key, g2z__fields[i].name)))
-    i++;
-  if (i == G2Z_COUNT(g2z__fields)) return 0;
-  char *at = (char *)saved + g2z__fields[i].at;
-  if (g2z__fields[i].kind != G2Z__FIELD_FLOAT) {
-    const int64_t value = g2z_json_integer(json);
-    if (value < 0 || value > g2z__fields[i].most)
-      g2z_json_fail(json, "%s=%" PRId64 " is out of range: it is damaged; take an earlier "
-                    "checkpoint", g2z__fields[i].name, value);
-    else if (g2z__fields[i].kind == G2Z__FIELD_INT64) *(int64_t *)at = value;
-    else *(int32_t *)at = (int32_t)value;
-  } else if (g2z_json_peek(json) != 'n') *(float *)at = (float)g2z_json_number(json);
-  else { /* null: not finite */
-    g2z_json_skip(json);
-    *(float *)at = NAN;
-  }
-  return 1;
+/* Reads a member's value, if the table has a row of that name; null is NaN. */
+G2Z__PRIVATE void g2z__saved_get(g2z_json *json, const g2z_json_text *key, const g2z_setting *rows,
+                                 size_t count, void *values) {
+  const g2z_setting *row = rows;
+  while (row < rows + count && !g2z_json_is(key, row->name)) row++;
+  const char first = g2z_json_peek(json);
+  const unsigned char *at = json->at;
+  g2z_json_skip(json);
+  if (row == rows + count || json->status != G2Z_OK) return;
+  char text[G2Z__SETTING_BYTES];
+  const int quotes = first == '"', bytes = (int)(json->at - at) - 2 * quotes;
+  snprintf(text, sizeof text, "%.*s", bytes, (const char *)at + quotes);
+  if (row->kind == G2Z_SETTING_FLOAT && first == 'n') *(float *)((char *)values + row->at) = NAN;
+  else if (bytes >= (int)sizeof text || !g2z__setting_read(row, values, text))
+    g2z_json_fail(json, "%s cannot be \"%s\"", row->name, text);
 }
 
 /* Reads the lines of CHECKSUMS. The last line must match the lines before it. */
@@ -11088,29 +11084,18 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
   g2z_json_open(&json, services, path, text, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
-    if (g2z__saved_get_field(saved, &json, &key, 0)) continue;
-    if (g2z_json_is(&key, "state") && g2z_json_enter(&json, '{')) {
+    if (!g2z_json_is(&key, "settings"))
+      g2z__saved_get(&json, &key, g2z__saved_numbers, G2Z_COUNT(g2z__saved_numbers), saved);
+    else if (g2z_json_enter(&json, '{'))
       while (g2z_json_next(&json, '}', &key))
-        if (!g2z__saved_get_field(saved, &json, &key, 1)) g2z_json_skip(&json);
-    } else if (g2z_json_is(&key, "settings") && g2z_json_enter(&json, '[')) {
-      while (g2z_json_next(&json, ']', NULL)) {
-        char line[64]; /* a longer line is no setting, and is ignored */
-        g2z_json_text text = g2z_json_string(&json);
-        snprintf(line, sizeof line, "%.*s", text.bytes < sizeof line ? (int)text.bytes : 0,
-                 text.at ? (const char *)text.at : "");
-        char *value = strchr(line, '=');
-        if (value) *value++ = 0;
-        const g2z_setting *setting = value ? g2z_setting_find(line) : NULL;
-        if (setting && !g2z__setting_read(setting, &saved->config, value))
-          g2z_json_fail(&json, "%s cannot be \"%s\"", line, value);
-      }
-    } else g2z_json_skip(&json);
+        g2z__saved_get(&json, &key, g2z__settings, G2Z__SETTINGS, &saved->config);
   }
   G2Z__TRY(g2z_json_close(&json));
-  if (saved->world > 0 &&
-      g2z__settings_check(services, &saved->config, G2Z__SETTINGS) == G2Z_OK)
+  if (g2z__settings_check(services, g2z__saved_numbers, G2Z_COUNT(g2z__saved_numbers), saved) ==
+          G2Z_OK &&
+      g2z__settings_check(services, g2z__settings, G2Z__SETTINGS, &saved->config) == G2Z_OK)
     return G2Z_OK;
-  return g2z_fail(services, G2Z_FORMAT, "%s lacks a number, or has a setting out of range: it is "
+  return g2z_fail(services, G2Z_FORMAT, "%s lacks a number, or has one out of range: it is "
                   "damaged; take an earlier checkpoint", path);
 }
 

@@ -308,8 +308,8 @@ static void test_checkpoint_refused(g2z_test *t) {
       {STATE, "gpt2_zero ch", "gpt3_zero ch", NULL,
        "does not begin like the state of a checkpoint"},
       {OPTIMIZER, "\260", "\250", OPTIMIZER, "does not hold 7680 elements per buffer"},
-      {STATE, "\"zero_stage=1", "\"zero_stage=9", STATE, "it is damaged"},
-      {STATE, "\"dtype=fp32", "\"dtype=fp3x", STATE, "dtype cannot be \"fp3x\""}};
+      {STATE, "\"zero_stage\": 1", "\"zero_stage\": 9", STATE, "it is damaged"},
+      {STATE, "\"dtype\": \"fp32", "\"dtype\": \"fp3x", STATE, "dtype cannot be \"fp3x\""}};
 #undef OPTIMIZER
 #undef STATE
   char shard[512], at[512];
