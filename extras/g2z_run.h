@@ -698,12 +698,20 @@ static const char *g2zr_signal_text(int64_t signal, char text[32]) {
   return signal ? text : NULL;
 }
 
+/* The mean loss of the last steps, if it is worse than guessing all tokens alike by the margin of
+ * g2zr_save; else 0. */
+static double g2zr_worse(const g2z_run *run) {
+  const double loss = run->sum.smooth_loss / run->sum.loss_weight;
+  return loss > 1.1 * log(run->config.train.model.vocab) + 0.1 ? loss : 0;
+}
+
 static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
   char name[32], now[32];
   const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
   g2z_utc_now(now);
   G2ZR_OPEN("shutdown");
-  G2ZR_TEXT("reason", !stopped ? "completed" : run->stop_signal ? "signal" : "stop requested");
+  G2ZR_TEXT("reason", stopped ? run->stop_signal ? "signal" : "stop requested"
+            : g2zr_worse(run) ? "diverged" : "completed");
   G2ZR_TEXT("signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
   G2ZR_CLOSE();
   G2ZR_OPEN("completion");
@@ -1004,6 +1012,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
   const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
   char now[32], loss[48] = "", best[64] = "", more[64], text[1400], word[300];
   const int reports = run->steps > 0 && run->context->rank == 0;
+  const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
@@ -1011,8 +1020,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
       run->known.grad_norm != 0)
     return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
                     "the last, is nan. Start again with a lower --lr (%g)%s", run->known.step,
-                    (double)run->config.train.optimizer.lr, run->saved < 0 ? "" : ", or from an "
-                    "earlier checkpoint");
+                    (double)run->config.train.optimizer.lr, earlier);
   if (reports) {
     g2zr_duration_text(g2zr_wall_s(run), now);
     if (run->known.step > run->resumed && !isnan(run->known.loss))
@@ -1021,6 +1029,11 @@ static g2z_status g2zr_finish(g2z_run *run) {
       snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
     G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
              run->known.step, g2zr_plural(run->known.step), run->known.tokens, now);
+    if (g2zr_worse(run))
+      g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
+              "is worse than guessing all tokens alike, %.4g. Start again with a lower --lr (%g)%s",
+              g2zr_worse(run), log(run->config.train.model.vocab),
+              (double)run->config.train.optimizer.lr, earlier);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
   }
   if (reports && saved) {
@@ -2753,13 +2766,12 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
              "own%s", o->run.vocab, weights, there ? ", or remove --vocab" : "");
 }
 
-
 /* Refuses flags that would have no effect. */
 static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {
   const g2z_run_options defaults = g2z_run_options_default();
   const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
 #define X(used, flag, name, sentence)                                                             \
-  if (!used && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                 \
+  if (!(used) && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                 \
     G2Z_REFUSE(services, flag " " sentence);
 #define SAMPLE(flag, name) \
   X(samples, flag, name, "has no effect with --sample-tokens 0; remove one of them")
@@ -2774,8 +2786,10 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   VAL("--val-every", val_every)
   VAL("--val-steps", val_steps)
   VAL("--max-val-steps", max_val_steps)
-  X((o->run.eval.count && o->run.train.train_glob), "--eval-every", eval_every,
+  X(o->run.eval.count && o->run.train.train_glob, "--eval-every", eval_every,
     "has no effect without --eval and --train; give both, or remove it")
+  X(o->run.train.optimizer.kind == G2Z_OPTIMIZER_MUON, "--momentum", train.optimizer.momentum,
+    "has no effect without --optimizer muon; give it, or remove --momentum")
 #undef VAL
 #undef SAMPLE
 #undef X

@@ -425,6 +425,10 @@ static void test_run_keeps_good(g2z_test *t) {
                  (i == 1 || i == 2 ? 4 : 2));
     test_run_close(&opened);
     if (i == 0) test_sh(t, "cp -r run kept");
+    if (i < 2) /* a finite loss is a result, with a warning if it is worse than guessing */
+      test_sh(t, "%s grep -q 'warning: the run diverged: the loss of the last steps, .* than gue.* "
+              "--lr (1000), or' run/train.log && grep -q '\"reason\": \"%s\"' "
+              "run/training_metrics.json", i ? "" : "!", i ? "diverged" : "completed");
   }
 }
 
@@ -683,6 +687,7 @@ static const char *const test_train_bad[][2] = {
     USELESS("top-k", "1", "with --sample-tokens 0"),
     USELESS("top-p", "0.5", "with --sample-tokens 0"),
     USELESS("sample-seed", "7", "with --sample-tokens 0"),
+    USELESS("momentum", "0.9", "without --optimizer muon; give it, or remove --momentum"),
     USELESS("val-every", "1", "without --val; give --val GLOB"),
     USELESS("val-steps", "1", "without --val; give --val GLOB"),
     USELESS("max-val-steps", "1", "without --val; give --val GLOB"),
