@@ -1803,8 +1803,9 @@ G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int
                                     float *logits);
 /* Computes the mean loss, without dropout, over the next `steps` batches of a loader, which has the
  * trainer's B and T and accum 1. It covers the targets of all ranks that count; NaN if none
- * counts. */
+ * counts. `progress`, unless NULL, receives the finished share. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
+                                        void (*progress)(void *user, double share), void *user,
                                         double *loss);
 
 G2Z_API g2z_sampling g2z_sampling_default(void); /* temperature 1, no limits, seed 1 */
@@ -10241,7 +10242,9 @@ G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, 
  * fails, *trouble is the reason, and the rank continues with an earlier batch, because other ranks
  * may wait for its parameters. A stop ends the loop on all ranks. */
 G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader, int64_t steps,
-                                              double *sum, double *counted, g2z_status *trouble) {
+                                              void (*progress)(void *user, double share),
+                                              void *user, double *sum, double *counted,
+                                              g2z_status *trouble) {
   g2z_device *dev = t->device;
   g2z_model *m = &t->model;
   const size_t tokens = (size_t)t->plan->batch * (size_t)t->plan->seq;
@@ -10252,6 +10255,7 @@ G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader
     int64_t masked = 0;
     g2z__pass pass;
     G2Z__TRY(g2z__model_may_go_on(m, "validation"));
+    if (progress) progress(user, (double)step / (double)steps);
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens, &masked);
     *counted += (double)tokens - (double)masked;
@@ -10265,6 +10269,7 @@ G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader
 }
 
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int64_t steps,
+                                        void (*progress)(void *user, double share), void *user,
                                         double *loss) {
   g2z_ranks *ranks = t->context->ranks;
   double part[2] = {0, 0}, sum = 0, counted = 0; /* part: this rank's losses and targets */
@@ -10273,7 +10278,8 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
   G2Z__TRY(g2z__trainer_share_tuning(t));
   g2z_status status = G2Z__NEW(t->services, 2 * (size_t)t->plan->world, &parts);
-  g2z_status enqueued = g2z__validate_batches(t, loader, steps, &part[0], &part[1], &status);
+  g2z_status enqueued = g2z__validate_batches(t, loader, steps, progress, user, &part[0], &part[1],
+                                              &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, parts);
   G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* other ranks' devices wait for this rank */
   status = g2z_ranks_agree(ranks, status);

@@ -19,14 +19,33 @@
 typedef struct program {
   g2z_run_options options;
   g2z_context_config context;
+  const char *scored; /* the file that --eval scores now */
 } program;
 
-static size_t in_place; /* columns of the step on the terminal's last line; 0: none */
+static size_t in_place; /* columns of the progress on the terminal's last line; 0: none */
+static char early[4096]; /* lines from before the run has its train.log */
 
 /* Clears the terminal's last line. */
 static void leave_place(void) {
   if (in_place) printf("\r%*s\r", (int)in_place, "");
   in_place = 0;
+}
+
+/* Replaces the terminal's last line, which must not wrap. */
+static void put_in_place(const char *text) {
+  struct winsize window;
+  int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 ? window.ws_col - 1 : 79;
+  if (columns <= 0 || columns > 79) columns = 79;
+  leave_place();
+  in_place = (size_t)printf("%.*s", columns, text);
+  fflush(stdout);
+}
+
+/* 1: progress is drawn in place. A launcher's output may be a terminal, too, but the launcher shows
+ * a line only when it ends. */
+static int on_terminal(const program *p) {
+  return strcmp(p->context.ranks.place.launcher, "alone") == 0 && isatty(STDOUT_FILENO) &&
+         tcgetpgrp(STDOUT_FILENO) == getpgrp() && !p->options.profile_mode;
 }
 
 static void print_line(void *user, const char *text) {
@@ -38,39 +57,51 @@ static void print_line(void *user, const char *text) {
 static void print_log(void *user, g2z_log_level level, const char *sentence) {
   const g2z_place *place = (const g2z_place *)user;
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
+  const size_t used = strlen(early);
   leave_place();
+  if (place->rank == 0) snprintf(early + used, sizeof early - used, "%s%s\n", warning, sentence);
   if (place->rank == 0) printf("%s%s\n", warning, sentence);
   else if (*warning) printf("[rank %d] %s%s\n", place->rank, warning, sentence);
   fflush(stdout);
 }
 
 /* On a terminal, each step replaces the previous one on the last line, at most ten times per
- * second; the line must not wrap. Elsewhere a step is printed every 5 seconds. Other events, and
- * the last step, get a separate line. */
+ * second. Elsewhere a step is printed every 5 seconds. The last step, the step before a validation,
+ * and other events get a separate line. */
 static void print_event(const program *p, const g2z_run_event *event) {
   static double next;
-  struct winsize window;
+  static char step[256]; /* the last step, unless it has its own line */
   const double now = g2z_seconds();
-  /* A launcher's output may be a terminal, too, but the launcher shows a line only when it ends. */
-  const int terminal = strcmp(p->context.ranks.place.launcher, "alone") == 0 &&
-                       isatty(STDOUT_FILENO) && tcgetpgrp(STDOUT_FILENO) == getpgrp() &&
-                       !p->options.profile_mode;
-  if (p->context.ranks.place.rank != 0) return;
+  const int terminal = on_terminal(p);
+  g2z_place place = p->context.ranks.place;
+  if (place.rank != 0) return;
   if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps) {
-    print_log((void *)&p->context.ranks.place, G2Z_LOG_INFO, event->line);
+    if (event->kind == G2Z_RUN_VALIDATION && step[0]) print_log(&place, G2Z_LOG_INFO, step);
+    print_log(&place, G2Z_LOG_INFO, event->line);
+    if (event->kind == G2Z_RUN_VALIDATION || event->kind == G2Z_RUN_STEP) step[0] = 0;
     return;
   }
+  snprintf(step, sizeof step, "%s", event->line);
   if (now < next) return;
   next = now + (terminal ? 0.1 : 5);
-  if (!terminal) puts(event->line);
-  else {
-    int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 ? window.ws_col - 1 : 79;
-    if (columns <= 0 || columns > 79) columns = 79;
-    leave_place();
-    printf("%.*s", columns, event->line);
-    in_place = strlen(event->line) < (size_t)columns ? strlen(event->line) : (size_t)columns;
-  }
-  fflush(stdout);
+  if (terminal) put_in_place(step);
+  else print_log(&place, G2Z_LOG_INFO, step);
+  if (!terminal) step[0] = 0;
+}
+
+/* The progress of a validation or of --eval: in place, or every ten seconds on standard error. */
+static void print_progress(void *user, const char *name, double share) {
+  static double next;
+  const program *p = (const program *)user;
+  const double now = g2z_seconds();
+  const int terminal = on_terminal(p);
+  char text[80];
+  if (share == 0) next = now + (terminal ? 0 : 10);
+  if (now < next) return;
+  next = now + (terminal ? 0.1 : 10);
+  snprintf(text, sizeof text, "%.50s: %.0f %%", name, 100 * share);
+  if (terminal) put_in_place(g2z_tame(text));
+  else fprintf(stderr, "%s\n", g2z_tame(text));
 }
 
 /* "[rank 3] train: sentence"; rank 0 prints no number. */
@@ -152,6 +183,9 @@ static g2z_status train(program *p) {
   g2z_run_event event;
   p->context.ranks.on_fault = on_fault;
   p->context.ranks.user = p;
+  p->options.run.progress = print_progress;
+  p->options.run.progress_user = p;
+  p->options.run.early = early;
   G2Z_TRY(g2z_run_launch(&p->options, &p->context, &context, &run));
   g2z_run_catch_signals(run);
   g2z_status status;
@@ -202,22 +236,11 @@ static g2z_status converse(const program *p, g2z_model *model, const g2z_tokeniz
 }
 
 static void print_share(void *user, double share) {
-  static double printed; /* without a terminal: every ten seconds, on standard error */
-  const double now = g2z_seconds();
-  if (share == 0) printed = now;
-  if (!isatty(STDOUT_FILENO) && now - printed < 10) return;
-  printed = now;
-  if (!isatty(STDOUT_FILENO)) {
-    fprintf(stderr, "%.200s: %.0f %%\n", (const char *)user, 100 * share);
-    return;
-  }
-  leave_place();
-  in_place = (size_t)printf("%.50s: %.0f %%", (const char *)user, 100 * share);
-  fflush(stdout);
+  print_progress(user, ((const program *)user)->scored, share);
 }
 
 /* Scores the files of --eval and prints a line for each. */
-static g2z_status evaluate(const program *p, g2z_model *model, const g2z_tokenizer *tokenizer) {
+static g2z_status evaluate(program *p, g2z_model *model, const g2z_tokenizer *tokenizer) {
   const g2z_texts *files = &p->options.run.eval;
   for (int i = 0; i < files->count; i++) {
     g2z_eval_set *set;
@@ -225,8 +248,9 @@ static g2z_status evaluate(const program *p, g2z_model *model, const g2z_tokeniz
     char text[200], name[1024];
     const double begin = g2z_seconds();
     snprintf(name, sizeof name, "%s", files->text[i]);
+    p->scored = g2z_tame(name);
     G2Z_TRY(g2z_eval_open(model->services, &model->config, tokenizer, files->text[i], &set));
-    g2z_status status = g2z_eval_run(set, model, print_share, g2z_tame(name), &result);
+    g2z_status status = g2z_eval_run(set, model, print_share, p, &result);
     g2z_eval_free(set);
     leave_place();
     G2Z_TRY(status);
@@ -236,7 +260,7 @@ static g2z_status evaluate(const program *p, g2z_model *model, const g2z_tokeniz
   return G2Z_OK;
 }
 
-static g2z_status use_model(const program *p, g2z_context *context, g2z_model *model) {
+static g2z_status use_model(program *p, g2z_context *context, g2z_model *model) {
   const g2z_run_config *run = &p->options.run;
   const int files = run->eval.count, asks = !run->prompt && !files;
   g2z_services *services = context->services;

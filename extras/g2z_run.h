@@ -76,6 +76,9 @@ typedef struct g2z_run_config {
                                 * starts from it */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, also at the end */
   int save_epochs;             /* 1: at the end of each epoch */
+  int keep_best;               /* 1: the checkpoint of the lowest validation loss is kept, too, and
+                                * run_dir/best holds its weights. Without save_every and save_epochs
+                                * only this checkpoint and the last one are kept */
   int keep;                    /* number of checkpoints that are kept, the last ones; 0: all. While
                                 * the loss is higher than before or steps are skipped, earlier ones
                                 * stay, too. A checkpoint with other files in it stays as
@@ -91,6 +94,9 @@ typedef struct g2z_run_config {
   int64_t val_every;           /* steps; 0: only at the end of each epoch and of the run */
   int64_t val_steps;           /* batches of one validation; 0: all */
   int64_t max_val_steps;       /* > 0: a limit of val_steps */
+  int64_t patience;            /* > 0: the run ends after so many validations in a row without a new
+                                * lowest loss */
+  float target_loss;           /* > 0: the first validation with at most this loss is marked */
   g2z_texts eval;              /* files to score: g2z_eval.h lists the kinds */
   int64_t eval_every;          /* steps; 0: only at the end of the run */
   int64_t sample_every;        /* steps; 0: only at the end, if there is a prompt or a vocab */
@@ -99,6 +105,10 @@ typedef struct g2z_run_config {
   int tensorboard;             /* 1: event files for TensorBoard in run_dir */
   int profile;                 /* 1: times each part of a step, in run_dir/profiles. Excludes
                                 * graphs: train.graph 2 becomes 0, and 1 is refused */
+  void (*progress)(void *user, const char *name, double share); /* NULL, or rank 0 calls it while it
+                                * validates or scores a file: the finished share, 0 at the start */
+  void *progress_user;
+  const char *early;           /* lines that the program has printed before; for train.log */
 } g2z_run_config;
 /* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1. Everything else is
  * NULL, 0 or from g2z_*_default. */
@@ -271,7 +281,13 @@ extern "C" {
   X(loss_weight)                                                                                  \
   X(best_loss)     /* lowest smooth loss at a checkpoint; NaN: none */                            \
   X(due)           /* saved: work left to do after the step, */                                   \
-  X(evaluated)     /* and the number of --eval files scored by then */
+  X(evaluated)     /* and the number of --eval files scored by then */                            \
+  X(best_step)     /* of best_val_loss */                                                         \
+  X(stale)         /* number of validations since then */                                         \
+  X(target_loss)                                                                                  \
+  X(target_step)   /* the first validation that reached it: step, tokens and wall time; NaN: */   \
+  X(target_tokens) /* none has */                                                                 \
+  X(target_s)
 typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
 } g2zr_totals;
@@ -312,12 +328,13 @@ enum { /* Work due before the next step, in this order. The model is saved first
         * fail, or take so long that the run is killed. */
   G2ZR_DUE_SAVE = 1,
   G2ZR_DUE_WEIGHTS = 2,
-  G2ZR_DUE_STOP = 4,
-  G2ZR_DUE_VALIDATION = 8,
-  G2ZR_DUE_EVALUATION = 16,
-  G2ZR_DUE_SAMPLE = 32,
-  G2ZR_DUE_EPOCH_END = 64,
-  G2ZR_DUE_FINISH = 128
+  G2ZR_DUE_BEST = 4,                 /* weights of the lowest validation loss */
+  G2ZR_DUE_STOP = 8,
+  G2ZR_DUE_VALIDATION = 16,          /* a new lowest loss: then SAVE and BEST follow */
+  G2ZR_DUE_EVALUATION = 32,
+  G2ZR_DUE_SAMPLE = 64,
+  G2ZR_DUE_EPOCH_END = 128,
+  G2ZR_DUE_FINISH = 256
 };
 
 struct g2z_run {
@@ -361,7 +378,7 @@ struct g2z_run {
   char weights[PATH_MAX];            /* rank 0: save_weights as a full path; */
   char weights_before[PATH_MAX];     /* the same in the checkpoint; "": none */
   int64_t stop_signal;               /* the signal that asked to stop; 0: none */
-  double share_told_s;               /* g2z_seconds() of --eval's last progress line */
+  int impatient;                     /* 1: config.patience ends the run */
   int64_t epoch_step;                /* steps of this epoch's data. Counted here, not by the loader:
                                       * all ranks must agree, and a failed rank's loader stops */
   int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
@@ -621,6 +638,8 @@ static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(G2Z_LIST_TEXT)}
 #define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
 #define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
 #define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
+#define G2ZR_COUNT(key, number) /* NaN becomes null */ \
+  (isnan(number) ? G2ZR_NONE(key) : G2ZR_WHOLE(key, number))
 #define G2ZR_OPEN(key) g2z_json_begin(out, key, '{')
 #define G2ZR_CLOSE() g2z_json_end(out, '}')
 
@@ -673,9 +692,7 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
   G2ZR_REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
   G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / epoch->loss_targets);
   G2ZR_REAL("val_loss_avg_global", epoch->val_loss);
-  for (int i = 0; i < 4; i++)
-    if (isnan(memory[i])) G2ZR_NONE(names[i]);
-    else G2ZR_WHOLE(names[i], memory[i]);
+  for (int i = 0; i < 4; i++) G2ZR_COUNT(names[i], memory[i]);
   G2ZR_REAL("step_time_mean_sec", epoch->train_s / steps);
   G2ZR_REAL("step_time_p50_sec", epoch->p50_s);
   G2ZR_REAL("step_time_p95_sec", epoch->p95_s);
@@ -841,6 +858,12 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_OPEN("summary");
   G2ZR_REAL("total_wall_time_sec", g2zr_wall_s(run));
   G2ZR_REAL("best_val_loss", run->sum.best_val_loss);
+  G2ZR_COUNT("best_val_step", run->sum.best_step);
+  G2ZR_COUNT("early_stop_step", run->impatient ? (double)run->step : NAN);
+  G2ZR_REAL("target_loss", run->sum.target_loss > 0 ? g2zr_decimal(config->target_loss) : NAN);
+  G2ZR_COUNT("target_step", run->sum.target_step);
+  G2ZR_COUNT("target_tokens", run->sum.target_tokens);
+  G2ZR_REAL("target_seconds", run->sum.target_s);
   G2ZR_REAL("mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
   G2ZR_CLOSE();
   g2zr_put_ending(run, out);
@@ -1013,6 +1036,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
   char now[32], loss[48] = "", best[64] = "", more[64], text[1400], word[300];
   const int reports = run->steps > 0 && run->context->rank == 0;
   const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
+  const double target = g2zr_decimal(run->config.target_loss);
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
@@ -1034,7 +1058,17 @@ static g2z_status g2zr_finish(g2z_run *run) {
               "is worse than guessing all tokens alike, %.4g. Start again with a lower --lr (%g)%s",
               g2zr_worse(run), log(run->config.train.model.vocab),
               (double)run->config.train.optimizer.lr, earlier);
+    if (run->impatient)
+      G2ZR_SAY(run, "ended early: --patience %" PRId64 " validations without a loss below %.4f, of "
+               "step %.0f", run->config.patience, run->sum.best_val_loss, run->sum.best_step);
+    if (!isnan(run->sum.target_step)) {
+      g2zr_duration_text(run->sum.target_s, now);
+      G2ZR_SAY(run, "target loss %g: reached at step %.0f, after %.0f tokens, %s", target,
+               run->sum.target_step, run->sum.target_tokens, now);
+    } else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
+    if (run_dir && run->config.keep_best && !isnan(run->sum.best_step))
+      G2ZR_SAY(run, "best weights: %s/best, of step %.0f", run_dir, run->sum.best_step);
   }
   if (reports && saved) {
     const char *command = run->config.command_line ? run->config.command_line : "./train";
@@ -1043,6 +1077,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
              (int)g2zr_word_bytes(command), command, g2z_shell_word(saved, word, sizeof word),
              run->tokenizer ? "" : " --vocab FILE");
   }
+  if (run->impatient) flag = "--patience", length = run->config.patience;
   snprintf(more, sizeof more, "--resume latest %s %" PRId64, flag, 2 * length);
   if (reports && run->saved >= 0)
     G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, run_dir, more, text));
@@ -1144,8 +1179,8 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   sum.open_s = g2z_seconds() - last->started;
   sum.metrics_bytes = (double)run->metrics.bytes;
   sum.log_bytes = (double)run->log.bytes;
-  sum.due = run->due & (G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE |
-                        (run->epoch_ends ? G2ZR_DUE_EPOCH_END : 0));
+  sum.due = run->due & (G2ZR_DUE_BEST | G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION |
+                        G2ZR_DUE_SAMPLE | (run->epoch_ends ? G2ZR_DUE_EPOCH_END : 0));
   sum.evaluated = run->evaluated;
   g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
                    G2Z_COUNT(g2zr_total_names));
@@ -1260,7 +1295,8 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
       g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
               run->services->error);
     if (old < run->unsound || old < 0) break;
-    if (i < run->config.keep) continue;
+    if (i < run->config.keep || (run->config.keep_best && (double)old == run->sum.best_step))
+      continue;
     const g2z_path path = g2zr_checkpoint(run, old, ""),
                    partial = g2zr_checkpoint(run, old, ".partial");
     g2zr_remove_checkpoint(partial.text);
@@ -1336,6 +1372,8 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   X(max_val_steps, max_val_steps, G2ZR_STEPS_MOST)                                                \
   X(val_every, val_every, G2ZR_STEPS_MOST)                                                        \
   X(val_steps, val_steps, G2ZR_STEPS_MOST)                                                        \
+  X(patience, patience, G2ZR_STEPS_MOST)                                                          \
+  X(keep_best, keep_best, -1)                                                                     \
   X(eval, eval.count, -1)                                                                         \
   X(eval_every, eval_every, G2ZR_STEPS_MOST)                                                      \
   X(sample_every, sample_every, G2ZR_STEPS_MOST)                                                  \
@@ -1370,6 +1408,7 @@ static g2z_status g2zr_check(g2z_run *run) {
   g2z_plan_free(plan);
   const char *needs = config->save_every > 0 ? "save_every"
                       : config->save_epochs  ? "save_epochs"
+                      : config->keep_best    ? "keep_best"
                       : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
                                                                                 : NULL;
   if (needs && !config->run_dir)
@@ -1378,6 +1417,8 @@ static g2z_status g2zr_check(g2z_run *run) {
     G2Z_REFUSE(run->services, "profile needs %s", config->run_dir ? "--graph off: it cannot time "
                "the parts of a graph" : "a run_dir for its files: give --run-dir DIR");
   if (config->profile) config->train.graph = 0;
+  if (config->keep_best && !config->save_every && !config->save_epochs && !config->keep)
+    config->keep = 1;
   G2Z_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, sizeof run->found.run_dir));
   G2Z_TRY(g2zr_check_length(run->services, "save_weights", config->save_weights, 4001));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
@@ -1650,11 +1691,23 @@ static g2z_status g2zr_lock(g2z_run *run) {
   return g2z_lock_directory(run->services, directory, &run->lock);
 }
 
-/* Rank 0: opens the logs. If the run continues, they are cut to their state at the checkpoint. */
-static g2z_status g2zr_open_files(g2z_run *run) {
+/* Refuses a directory with a model, which the files of this run's model would replace. */
+static g2z_status g2zr_check_model(g2z_run *run, const char *directory, const char *remedy) {
   static const char *const names[] = {
       "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
       "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
+  int there;
+  for (size_t i = 0; i < G2Z_COUNT(names); i++) {
+    G2Z_TRY(g2zr_has(run->services, directory, names[i], &there));
+    if (there)
+      G2Z_REFUSE(run->services, "%.300s holds a model (%s) that this run did not write: name "
+                 "another directory with %s, or remove that model", directory, names[i], remedy);
+  }
+  return G2Z_OK;
+}
+
+/* Rank 0: opens the logs. If the run continues, they are cut to their state at the checkpoint. */
+static g2z_status g2zr_open_files(g2z_run *run) {
   const char *weights = run->config.save_weights, *run_dir = run->config.run_dir;
   int there;
   if (run->context->rank != 0) return G2Z_OK;
@@ -1672,19 +1725,15 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     int own = run->found.continues && strncmp(weights, run_dir, length) == 0 &&
               weights[length] == '/';
     own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
-    for (size_t i = 0; i < G2Z_COUNT(names) && !own; i++) {
-      G2Z_TRY(g2zr_has(run->services, weights, names[i], &there));
-      if (there)
-        G2Z_REFUSE(run->services, "%.300s holds a model (%s) that this run did not write: name "
-                   "another directory with --save-weights, or remove that model", weights,
-                   names[i]);
-    }
+    if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
     g2z_writer *writer; /* can it be written there? */
     G2Z_TRY(g2z_writer_create(run->services, g2z_path_in(weights, "model.safetensors").text,
                               &writer));
     g2z_writer_free(writer);
   }
   if (!run_dir) return G2Z_OK;
+  if (run->config.keep_best && !run->found.continues)
+    G2Z_TRY(g2zr_check_model(run, g2zr_in(run, "best").text, "--run-dir"));
   G2Z_TRY(g2z_make_directory(run->services, run_dir));
   G2Z_TRY(g2zr_lock(run));
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
@@ -1910,8 +1959,9 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2Z_TRY(g2zr_agree(run, g2zr_check(run)));
   const g2z_run_config config = run->config; /* as the user gave it */
   char text[1024];
-  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\n",
-                      (double)config.sampling.temperature, (double)config.sampling.top_p);
+  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\ntarget_loss=%.9g\n",
+                      (double)config.sampling.temperature, (double)config.sampling.top_p,
+                      (double)config.target_loss);
 #define X(name, value, most)                                                         \
   used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n", \
                    (int64_t)(run->config.value));
@@ -1939,10 +1989,15 @@ static g2z_status g2zr_open(g2z_run *run) {
   if (config.profile) G2Z_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   run->peak_flops = run->context->world *
                     g2zr_peak_flops(run->trainer->device->info.name, config.train.dtype);
-  run->sum.best_val_loss = run->sum.best_loss = NAN;
+  g2zr_totals *sum = &run->sum;
+  sum->best_val_loss = sum->best_loss = sum->best_step = sum->target_step = NAN;
+  sum->target_tokens = sum->target_s = NAN;
   const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2Z_TRY(g2zr_agree(run, status));
+  if (sum->target_loss != (double)config.target_loss)
+    sum->target_step = sum->target_tokens = sum->target_s = NAN;
+  sum->target_loss = (double)config.target_loss;
   /* The trainer is at the checkpoint's step. The due work is what the saving run left, and what
    * this run adds. */
   const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
@@ -1955,7 +2010,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   if (run->resume && run->epoch_ends)
     run->due |= G2ZR_DUE_VALIDATION | G2ZR_DUE_EPOCH_END |
                 (config.save_epochs && !own ? G2ZR_DUE_SAVE : 0);
-  if (run->resume && run->steps <= run->resumed)
+  run->impatient = config.patience > 0 && sum->stale >= (double)config.patience;
+  if (run->resume && (run->steps <= run->resumed || run->impatient))
     run->due |= end | (config.save_weights ? G2ZR_DUE_WEIGHTS : 0);
   if (!run->val) run->due &= ~G2ZR_DUE_VALIDATION;
   if (!config.eval.count) run->due &= ~G2ZR_DUE_EVALUATION;
@@ -1984,6 +2040,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->lock = run->metrics.file = run->log.file = -1;
   run->before = INT64_MAX;
   run->val_entropy = NAN;
+  if (config->early) snprintf(run->early, sizeof run->early, "%s", config->early);
   if (context->rank == 0) {
     services->also = g2zr_hear;
     services->listener = run;
@@ -2033,6 +2090,16 @@ static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *
 
 static int g2zr_is_every(int64_t steps, int64_t step) { return steps > 0 && step % steps == 0; }
 
+/* The work that is due after the last step, except its validation. */
+static int g2zr_last_work(const g2z_run *run) {
+  const g2z_run_config *c = &run->config;
+  const int saves = c->save_every > 0 || c->save_epochs || c->keep_best;
+  return G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH |
+         (saves && run->saved != run->step ? G2ZR_DUE_SAVE : 0) |
+         (c->save_weights ? G2ZR_DUE_WEIGHTS : 0) | (c->eval.count ? G2ZR_DUE_EVALUATION : 0) |
+         (c->sample_tokens ? G2ZR_DUE_SAMPLE : 0);
+}
+
 /* Enqueues a step; records its time and the work that is due after it. */
 static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   const g2z_run_config *config = &run->config;
@@ -2045,15 +2112,14 @@ static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   const int last = step == run->steps, epoch_end = last || run->epoch_ends;
   if (run->val && (epoch_end || g2zr_is_every(config->val_every, step)))
     run->due |= G2ZR_DUE_VALIDATION;
-  if (config->eval.count > 0 && (last || g2zr_is_every(config->eval_every, step)))
+  if (config->eval.count > 0 && g2zr_is_every(config->eval_every, step))
     run->due |= G2ZR_DUE_EVALUATION;
-  if (config->sample_tokens > 0 && (last || g2zr_is_every(config->sample_every, step)))
+  if (config->sample_tokens > 0 && g2zr_is_every(config->sample_every, step))
     run->due |= G2ZR_DUE_SAMPLE;
   if (epoch_end) run->due |= G2ZR_DUE_EPOCH_END;
-  if ((config->save_every > 0 && last) || g2zr_is_every(config->save_every, step) ||
-      (config->save_epochs && epoch_end))
+  if (g2zr_is_every(config->save_every, step) || (config->save_epochs && epoch_end))
     run->due |= G2ZR_DUE_SAVE;
-  if (last) run->due |= G2ZR_DUE_FINISH | (config->save_weights ? G2ZR_DUE_WEIGHTS : 0);
+  if (last) run->due |= g2zr_last_work(run);
   return G2Z_OK;
 }
 
@@ -2142,29 +2208,63 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   return g2zr_log(run, run->line);
 }
 
+/* Reports the progress of a validation, or of the scoring of a file. user: g2z_run *. */
+static void g2zr_share(void *user, double share) {
+  const g2z_run *run = (const g2z_run *)user;
+  const g2z_run_config *config = &run->config;
+  if (run->context->rank == 0 && config->progress)
+    config->progress(config->progress_user, run->due & G2ZR_DUE_VALIDATION ? "validation" :
+                     config->eval.text[run->evaluated], share);
+}
+
 static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
+  static const char *const names[] = {"val_loss", "val_ms", "target_seconds"};
+  const g2z_run_config *config = &run->config;
+  g2zr_totals *sum = &run->sum;
   g2z_loader_position first = {0, 0};
   double loss, begin = g2z_seconds();
   G2Z_TRY(g2z_loader_seek(run->val, first));
-  G2Z_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, &loss));
+  G2Z_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, g2zr_share, run, &loss));
   if (run->steps == 0 && !isfinite(loss)) /* a training sees it in its own loss */
     return g2z_fail(run->services, G2Z_DIVERGED, "the validation loss is %s: numbers in the model "
                     "are too large for %s. Give --dtype fp32", isnan(loss) ? "nan" : "infinite",
                     g2z_dtype_text(run->config.train.dtype));
   double seconds = g2z_seconds() - begin;
-  run->sum.pause_s += seconds;
+  sum->pause_s += seconds;
   run->epoch[run->epoch_count - 1].val_loss = loss;
-  if (!(run->sum.best_val_loss <= loss)) run->sum.best_val_loss = loss; /* true for a NaN, too */
+  const int better = !isnan(loss) && !(sum->best_val_loss <= loss); /* best: NaN at first */
+  const int reached = isnan(sum->target_step) && loss <= sum->target_loss;
+  sum->stale = better ? 0 : sum->stale + 1;
+  if (better) {
+    sum->best_val_loss = loss;
+    sum->best_step = (double)run->step;
+  }
+  if (better && config->keep_best && run->steps > 0)
+    run->due |= G2ZR_DUE_BEST | (run->saved == run->step ? 0 : G2ZR_DUE_SAVE);
+  if (reached) {
+    sum->target_step = (double)run->step;
+    sum->target_tokens = (double)run->known.tokens;
+    sum->target_s = g2zr_wall_s(run);
+  }
   event->kind = G2Z_RUN_VALIDATION;
   event->val_loss = loss;
-  const double perplexity = exp(loss), better = run->val_entropy - loss;
-  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %.*f | %.2f nats %s "
-            "unigrams", run->step, run->steps, loss, perplexity < 1000 ? 2 : 0, perplexity,
-            fabs(better), better >= 0 ? "better than" : "worse than");
-  G2Z_TRY(g2zr_write_note(run, "val_loss", loss, "val_ms", seconds));
+  const double perplexity = exp(loss), gain = run->val_entropy - loss;
+  char note[64];
+  snprintf(note, sizeof note, "%.2f nats %s unigrams", fabs(gain), gain >= 0 ? "better than"
+                                                                             : "worse than");
+  if (reached) snprintf(note, sizeof note, "reaches the target of %g", sum->target_loss);
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %.*f | %s", run->step,
+            run->steps, loss, perplexity < 1000 ? 2 : 0, perplexity, note);
+  const double values[] = {loss, seconds * 1e3, sum->target_s};
+  G2Z_TRY(g2zr_put_line(run, reached ? 3 : 2, names, values, reached ? ", \"target\": true" : ""));
   static const char *const tag = "val/loss";
   G2Z_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
   G2Z_TRY(g2zr_log(run, run->line));
+  if (config->patience > 0 && sum->stale >= (double)config->patience &&
+      !(run->due & G2ZR_DUE_FINISH)) {
+    run->impatient = 1;
+    run->due |= g2zr_last_work(run);
+  }
   g2zr_report(run, 0);
   return G2Z_OK;
 }
@@ -2179,17 +2279,6 @@ static void g2zr_printable(const char *text, size_t bytes, char *to) {
     at += shown.used;
   }
   *to = 0;
-}
-
-/* Logs the progress of --eval every ten seconds. user: g2z_run *. */
-static void g2zr_eval_share(void *user, double share) {
-  g2z_run *run = (g2z_run *)user;
-  const double now = g2z_seconds();
-  if (share == 0) run->share_told_s = now;
-  if (run->context->rank != 0 || now - run->share_told_s < 10) return;
-  run->share_told_s = now;
-  g2z_log(run->services, G2Z_LOG_INFO, "%.200s: %.0f %%", run->config.eval.text[run->evaluated], 100
-          * share);
 }
 
 /* Scores the next file of --eval. */
@@ -2208,7 +2297,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   char member[6 * NAME_MAX + 96];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
-  G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_eval_share, run, eval));
+  G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_share, run, eval));
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   run->evaluated = (file + 1) % files;
@@ -2294,7 +2383,7 @@ static void g2zr_will_stop(g2z_run *run) {
  * that the next call returns it again. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   const int now = run->due & -run->due; /* the lowest bit */
-  *shown = now != G2ZR_DUE_EPOCH_END && now != G2ZR_DUE_WEIGHTS;
+  *shown = !(now & (G2ZR_DUE_EPOCH_END | G2ZR_DUE_WEIGHTS | G2ZR_DUE_BEST));
   event->line = run->line;
   switch (now) {
     case G2ZR_DUE_VALIDATION: G2Z_TRY(g2zr_validate(run, event)); break;
@@ -2311,14 +2400,16 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       g2zr_settle_epoch(run);
       if (run->epoch_ends) /* if --max-train-steps cuts an epoch, a longer run may continue it */
         G2Z_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
-      if (run->step < run->steps) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
+      if (!(run->due & G2ZR_DUE_FINISH)) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
       break;
     }
     case G2ZR_DUE_SAVE: G2Z_TRY(g2zr_save(run, event)); break;
-    case G2ZR_DUE_WEIGHTS: {
+    case G2ZR_DUE_WEIGHTS:
+    case G2ZR_DUE_BEST: {
       /* The tokenizer is written first: weights that can be opened then have their tokenizer.
        * Another run may have removed the directory since the start. */
-      const char *directory = run->config.save_weights;
+      const g2z_path best = g2zr_in(run, "best");
+      const char *directory = now == G2ZR_DUE_BEST ? best.text : run->config.save_weights;
       g2z_status status = G2Z_OK;
       if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
       if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
@@ -2479,6 +2570,9 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   STEPS("val-every", run.val_every, "steps between validations [an epoch]")                       \
   STEPS("val-steps", run.val_steps, "batches of one validation [all]")                            \
   STEPS("max-val-steps", run.max_val_steps, "upper limit of --val-steps")                         \
+  STEPS("patience", run.patience, "end after N validations in a row without a new lowest loss")   \
+  FLAG("target-loss", FLOAT, run.target_loss, 1e-6, 1e6, "X",                                     \
+       "mark the first validation with a loss of at most X")                                      \
   PLAIN("eval", TEXTS, run.eval, "FILE...",                                                       \
        "files to score: text, .jsonl, shards, questions of benchmarks; in training at its end")   \
   STEPS("eval-every", run.eval_every, "steps between scorings of --eval [the end of the run]")    \
@@ -2494,6 +2588,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   STEPS("save-every", run.save_every, "steps between checkpoints; also at the end")               \
   SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
   FLAG("keep", INT, run.keep, 0, 2147483647, "N", "number of checkpoints to keep; 0: all")        \
+  SWITCH("keep-best", run.keep_best,                                                              \
+         "also keep the one of the lowest validation loss; its weights in RUN_DIR/best")          \
   PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
        "continue from a checkpoint: DIR, or the newest in --run-dir")                             \
   GROUP("Results")                                                                                \
@@ -2777,6 +2873,9 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   X(samples, flag, name, "has no effect with --sample-tokens 0; remove one of them")
 #define VAL(flag, name) \
   X(validates, flag, name, "has no effect without --val; give --val GLOB, or remove it")
+#define TRAIN(flag, name)                                                                         \
+  X(validates && o->run.train.train_glob, flag, name,                                             \
+    "has no effect without --train and --val; give both, or remove it")
   SAMPLE("--prompt", prompt)
   SAMPLE("--sample-every", sample_every)
   SAMPLE("--temperature", sampling.temperature)
@@ -2786,10 +2885,14 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   VAL("--val-every", val_every)
   VAL("--val-steps", val_steps)
   VAL("--max-val-steps", max_val_steps)
+  TRAIN("--patience", patience)
+  TRAIN("--keep-best", keep_best)
+  TRAIN("--target-loss", target_loss)
   X(o->run.eval.count && o->run.train.train_glob, "--eval-every", eval_every,
     "has no effect without --eval and --train; give both, or remove it")
   X(o->run.train.optimizer.kind == G2Z_OPTIMIZER_MUON, "--momentum", train.optimizer.momentum,
     "has no effect without --optimizer muon; give it, or remove --momentum")
+#undef TRAIN
 #undef VAL
 #undef SAMPLE
 #undef X

@@ -503,7 +503,7 @@ static void test_eval_masks(g2z_test *t) {
   data.seq = CONTEXT;
   data.vocab = V;
   REQUIRE_OK(t, g2z_loader_create(&t->services, &data, &loader));
-  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, &validated));
+  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, NULL, NULL, &validated));
   CHECK_NEAR(t, result.loss, validated, 1e-6);
   g2z_loader_free(loader);
   test_trainer_close(&tt);

@@ -913,7 +913,8 @@ static int test_train_terminal(g2z_test *t, int columns, const char *before, con
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* On a terminal, steps share one line, which never wraps; validations get separate lines. If a
+/* On a terminal, steps share one line, which never wraps; validations get separate lines, and so
+ * does the step before each. Validations and the files of --eval show their progress. If a
  * launcher or another process has the terminal, each displayed step is a line. */
 static void test_train_console(g2z_test *t) {
   static const int widths[] = {80, 40};
@@ -940,8 +941,27 @@ static void test_train_console(g2z_test *t) {
     }
     CHECK(t, longest > 20 && longest < widths[i]);
     CHECK(t, steps > lines && steps < 300); /* drawn over each other, and not every step */
-    CHECK(t, vals >= 2 && lines == vals + 1);
+    CHECK(t, vals >= 2 && lines == 2 * vals); /* the last step before each validation stays */
     CHECK(t, strstr(output, "\nstep 300/300 | loss ") || strstr(output, "\rstep 300/300 | loss "));
+  }
+  static const char *const scored[][2] = {
+      {"--val '%s/x_val_*.bin' --init-from '%s/weights'", "validation: 0 %"},
+      {"--eval '%s/x_val_0.bin' --init-from '%s/weights'", "x_val_0.bin: 0 %"},
+      {"--eval '%s/q.jsonl' --init-from '%s/weights'", "q.jsonl: 0 %"},
+      {"--train '%s/x_val_*.bin' --steps 1 --eval '%s/q.jsonl'", "q.jsonl: 0 %"}};
+  static const char question[] =
+      "{\"ctx\": \"1 2\", \"endings\": [\" 3\", \" 4\"], \"label\": 0}\n";
+  test_write_file(t, test_at(t, "q.jsonl"), question, sizeof question - 1);
+  test_trains(t, 0, "%s --steps 1 --run-dir none --save-weights %s", test_tiny(t),
+              test_at(t, "weights"));
+  for (int i = 0; i < 4; i++) {
+    char arguments[1400];
+    const int used = snprintf(arguments, sizeof arguments, scored[i][0], t->directory, t->directory);
+    snprintf(arguments + used, sizeof arguments - (size_t)used, " --device cpu --batch 1 --seq 8 "
+             "--vocab-size 257 --sample-tokens 0 --run-dir none %s",
+             i == 3 ? "--layers 1 --channels 32 --context 16" : "");
+    CHECK(t, test_train_terminal(t, 80, "", arguments, output, sizeof output) == 0);
+    CHECK_HAS(t, output, scored[i][1]);
   }
   static const char *const others[][2] = {{"RANK=0 WORLD_SIZE=1 MASTER_PORT=29500", ""},
                                           {"OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0", ""},
@@ -952,6 +972,29 @@ static void test_train_console(g2z_test *t) {
     CHECK(t, test_train_terminal(t, 80, others[i][0], arguments, output, sizeof output) == 0);
     CHECK_HAS(t, output, "step 1/60 | ", "step 60/60 | ");
     for (const char *c = output; (c = strchr(c, '\r')) != NULL; c++) CHECK(t, c[1] == '\n');
+  }
+}
+
+/* train.log has the console's lines, in the same order. Steps are progress: the console shows some
+ * of them, and always the one before a validation. */
+static void test_train_log(g2z_test *t) {
+  static const char *const cases[] = {
+      "--val-every 3 --save-every 2 --keep 1 --warmup 9 --eval q.txt --prompt 1",
+      "--val-every 3 --keep-best --patience 1 --lr 0 --target-loss 9 --ranks 2 --batch 2",
+      "--val-every 2 --resume run0/step-000008 --init-from run0/weights --steps 12"};
+  TRAIN_OR_SKIP(t);
+  test_write_file(t, test_at(t, "q.txt"), "a text", 6);
+  test_run_shard(t, "x_val_0.bin", 300);
+  const char *program = test_train_program(), *tiny = test_tiny(t);
+  char here[512] = "";
+  CHECK(t, *program == '/' || getcwd(here, sizeof here));
+  for (int i = 0; i < 3; i++) {
+    test_sh(t, "%s/%s %s --val x_val_0.bin --vocab-size 257 --steps 8 --run-dir run%d %s > console",
+            here, program, tiny, i, cases[i]);
+    test_sh(t, "S='^step [0-9/]* | loss '; grep -v \"$S\" console > shown; "
+               "sed 's/^[0-9-]*T[0-9:]*Z  //' run%d/train.log | grep -v \"$S\" | diff - shown", i);
+    test_sh(t, "awk '/ val loss / && last != $2 { exit 1 } / \\| loss / { last = $2 }' console && "
+               "grep -q ' val loss ' console");
   }
 }
 
@@ -1816,6 +1859,88 @@ static void test_train_stops_soon(g2z_test *t) {
   }
 }
 
+/* --keep-best, --patience and --target-loss, from what metrics.jsonl reports: the checkpoints that
+ * stay, the weights of the best, the step that ends the run, the mark of the target. A run that is
+ * continued ends like one that was not interrupted. */
+static void test_train_best(g2z_test *t) {
+  static const struct {
+    const char *flags;
+    int world, save, keep, patience, cut; /* cut: the first of two starts ends there */
+    double target;
+  } cases[] = {{"--keep-best --patience 3 --target-loss 3.9", 1, 0, 1, 3, 12, 3.9},
+               {"--keep-best --patience 4 --zero 3", 2, 0, 1, 4, 8, 0},
+               {"--keep-best --save-every 3 --keep 2 --target-loss 3.9", 2, 3, 2, 99, 20, 3.9},
+               {"--keep-best --save-every 8 --keep 3 --target-loss 0.1", 1, 8, 3, 99, 24, 0.1}};
+  TRAIN_OR_SKIP(t);
+  int32_t ids[500];
+  for (int i = 0; i < 500; i++) ids[i] = 15 + (i * 7 + i / 50) % 10; /* unlike the training's */
+  test_digits(t, "");
+  test_shard(t, "digits_val.bin", G2Z_SHARD_LLMC, ids, 500);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int parts = 1; parts <= 2; parts++) {
+      char run[16], flags[1500], last_line[64];
+      snprintf(run, sizeof run, "best%zu_%d", i, parts);
+      snprintf(flags, sizeof flags, "%s --val-every 4 --steps 40 --batch %d %s",
+               test_digits(t, run), 4 / cases[i].world, cases[i].flags);
+      if (parts == 2)
+        test_train_job(t, cases[i].world, 0, "RUN_COMPLETE",
+                       test_text("%s --max-train-steps %d", flags, cases[i].cut));
+      test_train_job(t, cases[i].world, 0, "RUN_COMPLETE",
+                     test_text("%s %s", flags, parts == 2 ? "--resume latest" : ""));
+      /* What must have happened, by the losses. */
+      int saved[41] = {0}, best = 0, stale = 0, last = 0, end = 0, reached = 0, kept = 0, step;
+      double least = INFINITY, loss;
+      const char *line = test_read(t, "%s/metrics.jsonl", run);
+      for (; *line; line += strcspn(line, "\n") + 1) {
+        const size_t bytes = strcspn(line, "\n");
+        if (sscanf(line, "{\"step\": %d, \"tokens\": %*d, \"val_loss\": %lf", &step, &loss) != 2)
+          continue;
+        CHECK(t, !end && step > last);
+        const int marked = test_times(test_text("%.*s", (int)bytes, line), "\"target\": true") == 1;
+        CHECK(t, marked == (!reached && loss <= cases[i].target));
+        if (marked) reached = step;
+        stale = loss < least ? 0 : stale + 1;
+        if (loss < least) least = loss, best = step, saved[step] = 1;
+        last = step;
+        if (stale == cases[i].patience) end = step;
+      }
+      CHECK(t, best > 0 && best < last && last == (end ? end : 40));
+      CHECK(t, !end == (cases[i].patience == 99));
+      CHECK(t, (reached > 0) == (cases[i].target > 1));
+      /* The checkpoints that stay: the last ones, and the best. */
+      saved[last] = 1;
+      for (step = cases[i].save; step && step < last; step += cases[i].save) saved[step] = 1;
+      for (step = last; step > 0; step--) {
+        const int stays = saved[step] && (kept < cases[i].keep || step == best);
+        kept += saved[step];
+        FAIL_IF(t, test_there(t, test_text("%s/step-%06d", run, step)) != stays,
+                "%s: step %d %s, best %d, last %d", run, step, stays ? "is gone" : "stays", best,
+                last);
+      }
+      test_sh(t, "cmp %s/best/model.safetensors %s/step-%06d/model.safetensors && "
+                 "ls %s/best/config.json %s/best/vocab.json > out", run, run, best, run, run);
+      test_sh(t, "cmp %s/weights/model.safetensors %s/step-%06d/model.safetensors", run, run, last);
+      snprintf(last_line, sizeof last_line, "\"best_val_step\": %d,", best);
+      const char *summary = test_read(t, "%s/training_metrics.json", run);
+      CHECK_HAS(t, summary, last_line, end ? test_text("\"early_stop_step\": %d,", end)
+                                           : "\"early_stop_step\": null,");
+      CHECK_HAS(t, summary, reached ? test_text("\"target_step\": %d,", reached)
+                                    : "\"target_step\": null,");
+      const char *log = test_read(t, "%s/train.log", run);
+      CHECK(t, test_times(log, "ended early: --patience ") == (end > 0));
+      CHECK_HAS(t, log, test_text("/best, of step %d\n", best), cases[i].target == 0 ? "done: " :
+                reached ? test_text("reached at step %d, after %d tokens, ", reached, 64 * reached)
+                        : "target loss 0.1: not reached\n");
+      if (!end) continue;
+      /* Started again, it ends at once; with more patience it continues. */
+      test_train_job(t, cases[i].world, 0, "ended early: ", test_text("%s --resume latest", flags));
+      CHECK(t, test_times(test_read(t, "%s/metrics.jsonl", run), "\"loss\"") == end);
+      test_train_job(t, cases[i].world, 0, "done: ", test_text("%s --resume latest --patience 99",
+                                                               flags));
+      CHECK(t, test_times(test_read(t, "%s/metrics.jsonl", run), "\"loss\"") == 40);
+    }
+}
+
 /* Pastes the command that follows `words` in a text into a shell; its output goes to `output`. */
 static int test_train_paste(g2z_test *t, const char *text, const char *words, char *output,
                             size_t room) {
@@ -1946,7 +2071,7 @@ static void test_train_removed(g2z_test *t) {
       {1, "", "mv run1/train.log run1/log && cp run1/log run1/train.log", "run1/train.log was rem"},
       {1, "--save-every 1 --keep 2", "rm -rf run2 2> /dev/null; rm -rf run2 2> /dev/null; true",
        "run2"},
-      {2, "", "rm -r run3", "run3/metrics.jsonl was removed or replaced while"},
+      {2, "", "rm -r run3", " was removed or replaced while"},
       {1, "--val-every 200", "cp digits_val.bin kept && truncate -s 1024 digits_val.bin",
        "do not write shards while they are read"},
       {1, "--max-train-steps 200", "mkdir run5/training_metrics.json", "Is a directory; name a file"},

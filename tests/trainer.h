@@ -449,7 +449,7 @@ static void test_validation(g2z_test *t) {
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
   CHECK(t, loader->steps_per_epoch == 4);
-  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, &loss));
+  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, NULL, NULL, &loss));
   for (int s = 0; s < 4; s++) {
     g2z_report report;
     CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, ids + 16 * s, ids + 16 * s + 1, &report));
@@ -466,7 +466,8 @@ static void test_validation(g2z_test *t) {
     REQUIRE_OK(t, test_trainer_open(t, &config, &other));
     REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
     double mean, whole = 0;
-    CHECK_OK(t, g2z_trainer_validate(other.trainer, loader, loader->steps_per_epoch, &loss));
+    CHECK_OK(t, g2z_trainer_validate(other.trainer, loader, loader->steps_per_epoch, NULL, NULL,
+                                     &loss));
     for (int at = 0; at < 60; at += 8) {
       int n = at < 56 ? 8 : 4;
       CHECK_OK(t, g2z_model_score(&other.trainer->model, ids + at, ids + at + 1, 1, n, NULL,
@@ -484,7 +485,7 @@ static void test_validation(g2z_test *t) {
   ids[40] = 60000;
   test_shard(t, "wide.bin", G2Z_SHARD_RAW, ids, 65);
   REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
-  CHECK_BAD(t, g2z_trainer_validate(tt.trainer, loader, 4, &loss),
+  CHECK_BAD(t, g2z_trainer_validate(tt.trainer, loader, 4, NULL, NULL, &loss),
             "token=60000 at position 8 must lie between 0 and 60");
   CHECK(t, isnan(loss));
   g2z_loader_free(loader);
@@ -836,7 +837,7 @@ static g2z_status rank_validate(g2z_trainer *trainer, const char *shard) {
   g2z_loader *loader;
   double loss = 0;
   g2z_status status = g2z_loader_create(services, &config, &loader);
-  if (status == G2Z_OK) status = g2z_trainer_validate(trainer, loader, 3, &loss);
+  if (status == G2Z_OK) status = g2z_trainer_validate(trainer, loader, 3, NULL, NULL, &loss);
   g2z_loader_free(loader);
   return status;
 }
@@ -941,7 +942,8 @@ static int rank_masked(int argc, char **argv) {
   }
   if (status == G2Z_OK) status = test_trainer_create(context, &config, &trainer);
   if (status == G2Z_OK) status = g2z_loader_create(&services, &shards, &loader);
-  if (status == G2Z_OK) status = g2z_trainer_validate(trainer, loader, config.accum, &val);
+  if (status == G2Z_OK)
+    status = g2z_trainer_validate(trainer, loader, config.accum, NULL, NULL, &val);
   if (status == G2Z_OK) status = g2z_trainer_step(trainer, &report);
   if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
   size_t count = status == G2Z_OK ? trainer->plan->parameters : 0;
