@@ -218,6 +218,7 @@ G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1408,7 +1409,10 @@ static void g2zx_open_smi(g2zx_observer *seen, int world) {
            "nounits --query-gpu=index,utilization.gpu,memory.used 2> /dev/null", only);
   seen->output = tmpfile();
   seen->smi = popen(command, "r");
-  if (seen->smi) fcntl(fileno(seen->smi), F_SETFL, O_NONBLOCK);
+  if (!seen->smi) return;
+  struct pollfd first = {fileno(seen->smi), POLLIN, 0};
+  poll(&first, 1, 10000); /* the memory in use before the ranks start */
+  fcntl(first.fd, F_SETFL, O_NONBLOCK);
 }
 
 static void g2zx_observe(void *user) {

@@ -518,6 +518,19 @@ static void test_bench_watched(g2z_test *t) {
   g2zx_fill_watched(&seen, &end, &f);
   CHECK(t, f.peak_memory_gib == 100.0 / 1024 && f.gpu_percent == 20);
   fclose(seen.output);
+  /* The first line is there before the ranks start. */
+  test_sh(t, "printf 'sleep 0.2\\necho 0, 0, 100\\n' > nvidia-smi; chmod +x nvidia-smi");
+  const char *path = getenv("PATH");
+  char kept[4096];
+  snprintf(kept, sizeof kept, "%s", path);
+  setenv("PATH", test_text("%s:%s", t->directory, kept), 1);
+  memset(&seen, 0, sizeof seen);
+  g2zx_open_smi(&seen, 1);
+  g2zx_observe(&seen);
+  setenv("PATH", kept, 1);
+  CHECK(t, seen.smi && ftell(seen.output) > 0);
+  pclose(seen.smi);
+  fclose(seen.output);
 }
 
 /* A page of the files of experiments and runs; no page if a file is invalid. */
