@@ -1722,17 +1722,17 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_train_config *t = &o->train;
   const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
   char length[32], word[300]; /* with --tokens the steps differ between points */
+  const char *plural = o->work.repeats == 1 ? "" : "s";
   int there;
   if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
   else snprintf(length, sizeof length, "%d steps", o->work.steps);
   if (e->trains)
     snprintf(e->s->work, sizeof e->s->work, "layers %d, channels %d, vocabulary %d, T=%d, %.60s, "
              "%s after a warm-up of %d, %d repeat%s", t->model.layers, t->model.channels,
-             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats,
-             o->work.repeats == 1 ? "" : "s");
+             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats, plural);
   else
-    snprintf(e->s->work, sizeof e->s->work, "%s, median of %d runs of 5 rounds each; limit: %s",
-             g2z_dtype_text(t->dtype), o->work.repeats,
+    snprintf(e->s->work, sizeof e->s->work, "%s, median of %d run%s of 5 rounds each; limit: %s",
+             g2z_dtype_text(t->dtype), o->work.repeats, plural,
              e->device == G2Z_DEVICE_CUDA ? "a copy to another GPU" : "memcpy");
   G2Z_TRY(g2z_make_directory(e->services, e->out));
   G2Z_TRY(g2z_lock_directory(e->services, e->out, &e->lock));

@@ -520,9 +520,8 @@ static void test_bench_watched(g2z_test *t) {
   fclose(seen.output);
   /* The first line is there before the ranks start. */
   test_sh(t, "printf 'sleep 0.2\\necho 0, 0, 100\\n' > nvidia-smi; chmod +x nvidia-smi");
-  const char *path = getenv("PATH");
   char kept[4096];
-  snprintf(kept, sizeof kept, "%s", path);
+  snprintf(kept, sizeof kept, "%s", getenv("PATH"));
   setenv("PATH", test_text("%s:%s", t->directory, kept), 1);
   memset(&seen, 0, sizeof seen);
   g2zx_open_smi(&seen, 1);
