@@ -1341,7 +1341,8 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"target loss", "summary.target_loss", NULL, NULL, 1},
     {"step of the target loss", "summary.target_step", NULL, NULL, 1},
     {"tokens to the target loss", "summary.target_tokens", NULL, NULL, 1},
-    {"seconds to the target loss", "summary.target_seconds", NULL, NULL, 1},
+    {"wall s to the target loss", "summary.target_seconds", NULL, NULL, 1},
+    {"stopped early at step", "summary.early_stop_step", NULL, NULL, 1},
     {"host", "host.hostname", "rank0_host", NULL, 1},
     {"launcher", NULL, "launcher", NULL, 1},
     {"system", "host.os", NULL, NULL, 1},
@@ -1928,13 +1929,16 @@ static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count)
   }
 }
 
-/* Puts the flags that not all of the runs were given. */
+/* Puts the flags that not all of the runs with a command line were given. */
 static void g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count) {
   char **command, flag[512], flags[2048];
   int headed = 0;
+  size_t commands = 0;
   if (G2Z_NEW(page->services, count, &command) != G2Z_OK) page->no_memory = 1;
-  for (size_t r = 0; r < count && command; r++)
+  for (size_t r = 0; r < count && command; r++) {
     command[r] = g2zp_page_get(page, &runs[r], "command_line");
+    commands += command[r] != NULL;
+  }
   for (size_t r = 0; r < count && command; r++) {
     const char *at = command[r] ? strstr(command[r], " --") : NULL, *next;
     flags[0] = 0;
@@ -1946,7 +1950,7 @@ static void g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count
         const char *same = command[k] ? strstr(command[k], flag) : NULL;
         have += same && strchr(" ", same[strlen(flag)]); /* at the end, too */
       }
-      if (have < count && strncmp(flag, " --run-dir", 10) != 0)
+      if (have < commands && strncmp(flag, " --run-dir", 10) != 0)
         strncat(flags, flag, sizeof flags - 1 - strlen(flags));
     }
     if (flags[0] && !headed++) g2z_page_heading(page, "Flags that differ");
@@ -2044,9 +2048,10 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
       {"Loss over tokens", "tokens", X(tokens), X(smooth)},
       {"Loss over time", "seconds of training", X(time_s), X(smooth)}};
   const double levels[2] = {level, level};
-  char level_name[G2ZP_CELL];
+  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 8];
   int headed = 0;
-  g2zp_cell_text(level_name, "loss %.4f", level);
+  g2zp_cell_text(cell, "%.4f", level);
+  snprintf(level_name, sizeof level_name, "loss %s", cell);
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
     const int validation = charts[n].y == X(val_loss);

@@ -269,12 +269,14 @@ static void test_report_compared(g2z_test *t) {
       NONE "<td>2.0000" NONE, NONE "<td>2.0000" NONE, NONE "<td>2.0000" NONE};
   static const struct {
     const char *targets[3];            /* target_loss of each run */
-    const char *about, *const *cells;
-  } cases[] = {{{"null", "null", "null"}, COMMON, common},
-               {{"null", "3.4375", "3.4375"}, "a loss of at most 3.4375, the target. ", target},
-               {{"3.25", "3.5", "null"}, COMMON, common},
-               {{"1", "1", "1"}, "<p>No run reached the target loss, 1.0000.</p>", missed},
-               {{"null", "null", "null"}, "<h2>Validation</h2>\n<style>", no_curves}};
+    const char *about, *const *cells, *line;
+  } cases[] = {{{"null", "null", "null"}, COMMON, common, ">loss 3.5000</span>"},
+               {{"null", "3.4375", "3.4375"}, "a loss of at most 3.4375, the target. ", target,
+                ">loss 3.4375</span>"},
+               {{"3.25", "3.5", "null"}, COMMON, common, ">loss 3.5000</span>"},
+               {{"1", "1", "1"}, "<p>No run reached the target loss, 1.0000.</p>", missed,
+                ">loss 1.0000</span>"},
+               {{"null", "null", "null"}, "<h2>Validation</h2>\n<style>", no_curves, ""}};
   char name[600], text[700], row[900];
   for (int r = 0; r < 3; r++) {
     snprintf(name, sizeof name, "%c", 'a' + r);
@@ -304,13 +306,16 @@ static void test_report_compared(g2z_test *t) {
       snprintf(name, sizeof name, "%s/%c", t->directory, 'a' + r);
       CHECK_OK(t, g2z_results_add(results, name));
     }
+    if (!i)
+      CHECK_NO_MEMORY(t, 20, 500, g2z_results_page(results, test_path(t, "all.html")),
+                      test_files_count(t, "*.partial") == 0);
     CHECK_OK(t, g2z_results_page(results, test_path(t, "all.html")));
     g2z_results_free(results);
     const char *page = test_read(t, "all.html");
     for (int r = 0; r < 3; r++) {
       snprintf(row, sizeof row, "<tr><td>%s/%c%s</tr>", t->directory, 'a' + r, cases[i].cells[r]);
       snprintf(text, sizeof text, "<dt>%s/%c</dt><dd>%s</dd>", t->directory, 'a' + r, runs[r].flags);
-      CHECK_HAS(t, page, row, text, cases[i].about);
+      CHECK_HAS(t, page, row, text, cases[i].about, cases[i].line);
     }
     CHECK(t, test_times(page, "class=\"series dash") == 3 * curves && !strstr(page, "nan"));
     CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
