@@ -1219,7 +1219,6 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head
     if (!head && varies) g2z_page_chart(page, &chart);
   }
 }
-
 #undef X
 
 /* Reads all of metrics.jsonl. */
@@ -2009,9 +2008,9 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   g2z_page_heading(page, "Validation");
   g2zp_cell_text(cell, "%.4f", level);
   if (slowest)
-    g2z_page_text(page, "Steps, tokens and seconds are those of training until the first "
-                        "validation with a loss of at most %s, %s. Relative: to %s, which needed "
-                        "the most steps.", cell,
+    g2z_page_text(page, "The table counts steps, tokens and seconds of training until the "
+                        "first validation with a loss of at most %s, %s. Relative: to %s, which "
+                        "needed the most steps.", cell,
                   by_target ? "the target" : "the highest of the best losses", slowest);
   else if (by_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
   g2z_page_table(page, slowest ? 10 : 4, headers);
