@@ -819,6 +819,8 @@ typedef struct g2z_plan {
   g2z_device_kind device;
   int vocab_padded;               /* Vp */
   int batch, seq, accum;          /* B, T, micro-steps */
+  size_t tokens;                  /* B T */
+  int64_t step_tokens;            /* of all ranks and micro-steps */
   int rank, world, zero_stage;
   int by_unit;                    /* 1: each unit is laid out, reduced and freed separately */
   int gathers;                    /* 1: a rank waits for parameters that other ranks update */
@@ -841,7 +843,7 @@ typedef struct g2z_plan {
   g2z_transport reduce, gather;
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype if
                                    * nothing is added before it is sent */
-  int dtype_bytes, grad_bytes;    /* per element in memory: 4 on the CPU, which stores fp32 */
+  size_t dtype_bytes, grad_bytes; /* per element in memory: 4 on the CPU, which stores fp32 */
   size_t parameters;              /* of the model: canonical */
   size_t elements;                /* in memory: with padding */
   size_t param_elements;          /* of the parameters' buffer */
@@ -884,7 +886,7 @@ typedef struct g2z_plan {
    * area at u_begin, which `work` overlaps: nothing needs u there while its matrices are at
    * home. */
   g2z_optimizer optimizer;
-  int u_bytes;                    /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
+  size_t u_bytes;                 /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
   size_t v_elements;              /* of v: shard_elements without Muon's weights */
   size_t u_begin, work_begin;
   size_t work_bytes;
@@ -2055,14 +2057,22 @@ G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
 
 /* The addresses of the table above, from the plan's places. */
 G2Z__PRIVATE char *g2z__params_at(const g2z_model *model, size_t at) {
-  return model->params + at * (size_t)model->plan->dtype_bytes;
+  return model->params + at * model->plan->dtype_bytes;
 }
 G2Z__PRIVATE char *g2z__grads_at(const g2z_model *model, size_t at) {
-  return model->grads + at * (size_t)model->plan->grad_bytes;
+  return model->grads + at * model->plan->grad_bytes;
 }
 G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
-  return t->sums + at * (size_t)t->plan->grad_bytes;
+  return t->sums + at * t->plan->grad_bytes;
 }
+
+/* Runs an op of the page as a span. */
+#define G2Z__SPAN(device, name, call)                             \
+  do {                                                            \
+    (device)->ops->span_begin(device, G2Z_SPAN_##name);           \
+    G2Z__TRY(call);                                               \
+    (device)->ops->span_end(device, G2Z_SPAN_##name);             \
+  } while (0)
 
 /* Places in the queue of room 11. The first two kinds have one per bucket. */
 typedef enum g2z__queue_place {
@@ -2101,11 +2111,10 @@ G2Z__PRIVATE double *g2z__my_verdict(const g2z_trainer *t) {
 /* The pass of micro-step m, with its tokens and dropout. */
 G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   const g2z_plan *plan = t->plan;
-  size_t tokens = (size_t)plan->batch * (size_t)plan->seq;
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
-  pass.x = t->model.tokens + (size_t)m * tokens;
-  pass.y = t->model.targets + (size_t)m * tokens;
+  pass.x = t->model.tokens + (size_t)m * plan->tokens;
+  pass.y = t->model.targets + (size_t)m * plan->tokens;
   pass.B = plan->batch;
   pass.T = plan->seq;
   pass.dropout.probability = t->config.dropout;
@@ -2138,10 +2147,9 @@ G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
 
 /* The LM head. Its gradient belongs to the mean loss over the step's tokens on all ranks. */
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
-  G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS,
-                          (float)(1.0 / tokens), t->state));
+  const float dloss = (float)(1.0 / (double)t->plan->step_tokens);
+  G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS, dloss,
+                          t->state));
   t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
   t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
@@ -2174,7 +2182,7 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const size_t written = unit == plan->wpe ? 0 : u->elements;
   if (unit == plan->wte || written == u->room) return G2Z_OK; /* backward writes all of wte */
   return t->device->ops->zero(t->device, g2z__grads_at(&t->model, u->grad_at + written),
-                              (u->room - written) * (size_t)plan->grad_bytes);
+                              (u->room - written) * plan->grad_bytes);
 }
 
 /* [C] Sums a bucket's gradients over the ranks on the communication stream, while backward
@@ -2200,8 +2208,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, g2z__sums_at(t, b->sum_at), grads, b->elements);
   call.owner = plan->owner;
   call.write = plan->by_unit && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-  g2z__ranks_note(t->context->ranks, "reduce", bucket,
-                  b->elements * (size_t)plan->grad_bytes);
+  g2z__ranks_note(t->context->ranks, "reduce", bucket, b->elements * plan->grad_bytes);
   G2Z__TRY(g2z__queue_after(t, 0)); /* backward has written the bucket */
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_REDUCED, bucket);
@@ -2213,7 +2220,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
  * nothing. */
 G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  const size_t bytes = (size_t)plan->batch * (size_t)plan->seq * sizeof(int32_t);
+  const size_t bytes = plan->tokens * sizeof(int32_t);
   int32_t *gathered = (int32_t *)(t->model.logits + plan->row_tokens_at);
   t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
   g2z__ranks_note(t->context->ranks, "tokens", -1, bytes);
@@ -2229,8 +2236,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
 /* [C] The second part: all ranks gather the row that each token adds to wte's gradient. */
 G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  size_t row = (size_t)plan->model.channels * (size_t)plan->dtype_bytes;
-  size_t bytes = (size_t)plan->batch * (size_t)plan->seq * row;
+  const size_t bytes = plan->tokens * (size_t)plan->model.channels * plan->dtype_bytes;
   const void *mine = g2z__dropped(&t->model, &t->pass);
   t->rows = plan->world == 1 ? mine : t->model.logits;
   g2z__ranks_note(t->context->ranks, "rows", -1, bytes);
@@ -2252,10 +2258,9 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
     if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
     else t->pieces[count++] = slice;
   }
-  t->device->ops->span_begin(t->device, G2Z_SPAN_NORM);
-  G2Z__TRY(t->device->ops->grad_sumsq(t->device, g2z__my_verdict(t) + G2Z_VERDICT_SQUARES, t->sums,
-                                      t->pieces, count));
-  t->device->ops->span_end(t->device, G2Z_SPAN_NORM);
+  double *squares = g2z__my_verdict(t) + G2Z_VERDICT_SQUARES;
+  G2Z__SPAN(t->device, NORM,
+            t->device->ops->grad_sumsq(t->device, squares, t->sums, t->pieces, count));
   return G2Z_OK;
 }
 
@@ -2288,8 +2293,6 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
 /* All ranks gather every rank's row of the verdict, on the device's own queue if possible. After
  * the decision no rank reads old parameters any more, and none has gathered new ones yet. */
 G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
-  const g2z_plan *plan = t->plan;
-  const int64_t tokens = (int64_t)plan->batch * plan->seq * plan->accum * plan->world;
   const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   int done = 0;
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
@@ -2302,9 +2305,9 @@ G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
     G2Z__TRY(g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_VERDICT, 0));
     G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_VERDICT, 0));
   }
-  t->device->ops->span_begin(t->device, G2Z_SPAN_DECIDE);
-  G2Z__TRY(t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer, tokens));
-  t->device->ops->span_end(t->device, G2Z_SPAN_DECIDE);
+  G2Z__SPAN(t->device, DECIDE,
+            t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer,
+                                   t->plan->step_tokens));
   t->buffered[0] = t->buffered[1] = t->joined = t->stale = 0;
   return G2Z_OK;
 }
@@ -2317,13 +2320,13 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
   char *home = t->model.logits, *own = home + plan->u_begin;
   const int back = direction == G2Z__TO_OWNERS;
   if (!plan->routes) return G2Z_OK;
-  g2z_call call = g2z_call_of(G2Z_CALL_EXCHANGE, back ? own : home, back ? home : own,
-                              (size_t)plan->u_bytes);
+  g2z_call call =
+      g2z_call_of(G2Z_CALL_EXCHANGE, back ? own : home, back ? home : own, plan->u_bytes);
   call.routes = plan->route;
   call.count = plan->routes;
   call.back = back;
   g2z__ranks_note(t->context->ranks, "exchange", -1,
-                    (plan->shard_elements - plan->v_elements) * (size_t)plan->u_bytes);
+                  (plan->shard_elements - plan->v_elements) * plan->u_bytes);
   G2Z__TRY(g2z__queue_after(t, 0));
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_EXCHANGED, 0);
@@ -2336,11 +2339,9 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
 G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!plan->muon_weights) return G2Z_OK;
-  t->device->ops->span_begin(t->device, G2Z_SPAN_MOMENTUM);
-  G2Z__TRY(t->device->ops->momentum(t->device, t->model.logits + plan->u_begin, &t->update,
-                                    plan->bucket[0].muon_update,
-                                    plan->bucket[plan->buckets].muon_update));
-  t->device->ops->span_end(t->device, G2Z_SPAN_MOMENTUM);
+  G2Z__SPAN(t->device, MOMENTUM,
+            t->device->ops->momentum(t->device, t->model.logits + plan->u_begin, &t->update,
+                                     plan->muon_updates, plan->updates));
   return g2z__exchange(t, G2Z__TO_HOMES);
 }
 
@@ -2351,11 +2352,10 @@ G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
   char *area = t->model.logits;
   if (!plan->muon_weights) return G2Z_OK;
   if (plan->routes) G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0));
-  t->device->ops->span_begin(t->device, G2Z_SPAN_ORTHOGONALIZE);
-  G2Z__TRY(t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
-                                         area + plan->work_begin,
-                                         plan->logits_bytes - plan->work_begin));
-  t->device->ops->span_end(t->device, G2Z_SPAN_ORTHOGONALIZE);
+  G2Z__SPAN(t->device, ORTHOGONALIZE,
+            t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
+                                          area + plan->work_begin,
+                                          plan->logits_bytes - plan->work_begin));
   G2Z__TRY(g2z__exchange(t, G2Z__TO_OWNERS));
   return plan->routes ? g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
 }
@@ -2365,14 +2365,11 @@ G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to) {
   const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
   const g2z_ops *ops = t->device->ops;
   if (from == to) return G2Z_OK;
-  ops->span_begin(t->device, G2Z_SPAN_ADAMW);
-  G2Z__TRY(ops->adamw(t->device, &t->update, first->update, end->update));
-  ops->span_end(t->device, G2Z_SPAN_ADAMW);
-  if (first->muon_update == end->muon_update) return G2Z_OK;
-  ops->span_begin(t->device, G2Z_SPAN_MUON);
-  G2Z__TRY(ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update, first->muon_update,
-                     end->muon_update));
-  ops->span_end(t->device, G2Z_SPAN_MUON);
+  G2Z__SPAN(t->device, ADAMW, ops->adamw(t->device, &t->update, first->update, end->update));
+  if (first->muon_update < end->muon_update)
+    G2Z__SPAN(t->device, MUON,
+              ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update,
+                        first->muon_update, end->muon_update));
   return G2Z_OK;
 }
 
@@ -2382,8 +2379,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   g2z_call call = g2z_call_of(G2Z_CALL_GATHER, g2z__params_at(&t->model, b->param_at),
                               g2z__params_at(&t->model, b->own_param_at), b->elements);
   call.owner = t->plan->owner;
-  g2z__ranks_note(t->context->ranks, "gather", bucket,
-                  b->elements * (size_t)t->plan->dtype_bytes);
+  g2z__ranks_note(t->context->ranks, "gather", bucket, b->elements * t->plan->dtype_bytes);
   G2Z__TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_GATHERED, bucket);
 }
@@ -3673,8 +3669,8 @@ G2Z__PRIVATE size_t g2z__align(size_t bytes) {
 
 /* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. */
 G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
-  size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
-  size_t NH = (size_t)plan->model.heads, A = (size_t)plan->dtype_bytes, F = sizeof(float);
+  size_t N = plan->tokens, C = (size_t)plan->model.channels;
+  size_t NH = (size_t)plan->model.heads, A = plan->dtype_bytes, F = sizeof(float);
   size_t layers = (size_t)plan->model.layers, at = 0, forward = plan->forward_only > 0;
   size_t LAYER = forward || plan->recompute == G2Z_RECOMPUTE_BLOCK ? 1 : layers;
   size_t CACHE = plan->cached ? layers : LAYER, STREAM = forward ? 1 : layers;
@@ -3724,7 +3720,7 @@ G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)p
 
 /* `elements`, or fewer if only fewer fit into `bytes`; in whole grains, at least one. */
 G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
-  size_t grain = g2z__plan_grain(plan), room = bytes / (size_t)plan->grad_bytes / grain * grain;
+  size_t grain = g2z__plan_grain(plan), room = bytes / plan->grad_bytes / grain * grain;
   return room < grain || elements < room ? elements : room;
 }
 
@@ -3851,17 +3847,17 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
     if (u < sent[rank]) u = sent[rank];
   }
   g2z_release(plan->services, sent);
-  plan->work_begin = g2z__align(home * (size_t)plan->u_bytes);
+  plan->work_begin = g2z__align(home * plan->u_bytes);
   plan->u_begin = plan->routes ? plan->work_begin : 0;
 
   /* Scratch for 12 matrices keeps a GPU busy. It is smaller if all areas together would otherwise
    * take more memory than Muon saves by having no v. */
-  const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * (size_t)plan->u_bytes;
+  const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * plan->u_bytes;
   const size_t v_bytes = (plan->routes ? u : home) * sizeof(float);
   size_t work = v_bytes > plan->work_begin ? v_bytes - plan->work_begin : 0;
   if (work > 12 * one) work = 12 * one;
   if (work < one) work = one;
-  if (work < u * (size_t)plan->u_bytes) work = u * (size_t)plan->u_bytes;
+  if (work < u * plan->u_bytes) work = u * plan->u_bytes;
   plan->work_bytes = g2z__align(work);
   return G2Z_OK;
 }
@@ -3965,7 +3961,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
 
 /* Bytes of a chunk of logits; at least one fp32 row, which generation needs. */
 G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
-  size_t row = (size_t)plan->head_chunk * (size_t)plan->dtype_bytes;
+  size_t row = (size_t)plan->head_chunk * plan->dtype_bytes;
   return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
 }
 
@@ -3975,10 +3971,10 @@ G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
 #define G2Z__PRODUCT_COLUMNS 192 /* in a tile of our own products */
 
 G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
-  size_t N = (size_t)plan->batch * (size_t)plan->seq, C = (size_t)plan->model.channels;
+  size_t N = plan->tokens, C = (size_t)plan->model.channels;
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
-  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * (size_t)plan->dtype_bytes);
+  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * plan->dtype_bytes);
   /* A block's four weights in 8 bits, each once for forward and once for backward. Stage 3 has
    * none: it would have to round a gathered block again in each pass. */
   const size_t sides[4][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}};
@@ -3990,12 +3986,12 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
       plan->narrow_bytes += (size_t)plan->model.layers *
                             g2z__align(sides[i][k] * G2Z_NARROW_ROW(sides[i][1 - k]));
   bytes[G2Z_MEMORY_PARAMS] += plan->narrow_bytes;
-  bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * (size_t)plan->grad_bytes);
+  bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * plan->grad_bytes);
   if (plan->by_unit)
-    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * (size_t)plan->grad_bytes);
+    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * plan->grad_bytes);
   if (plan->reduce == G2Z_TRANSPORT_COPY)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->world) *
-                                          (size_t)(plan->world - 1) * (size_t)plan->grad_bytes);
+                                          (size_t)(plan->world - 1) * plan->grad_bytes);
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
            plan->wire_dtype != plan->grad_dtype)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2); /* in the wire's type */
@@ -4027,7 +4023,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
     if (parts > G2Z__ATTENTION_PARTS) parts = G2Z__ATTENTION_PARTS;
     most += parts * rows * 64 * sizeof(float);
   }
-  if (plan->dropout) most += N * C * (size_t)plan->dtype_bytes;
+  if (plan->dropout) most += N * C * plan->dtype_bytes;
   if (plan->fp8 >= G2Z_FP8_FORWARD) most += 4 * C * (C + 16) + 1024;
   if (plan->fp8 >= G2Z_FP8_ALL) most += N * (C + 16);
   if (plan->dtype_bytes == 2) { /* sums of logits per tile, or dh in fp32 */
@@ -4052,7 +4048,10 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
 /* Fills in everything that depends on the micro-batch. */
 G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   const int tokens = batch * plan->seq;
+  const size_t C = (size_t)plan->model.channels;
   plan->batch = batch;
+  plan->tokens = (size_t)tokens;
+  plan->step_tokens = (int64_t)tokens * plan->accum * plan->world;
 
   /* The number of tokens whose logits exist at the same time. On a CPU: as many as fit into the
    * caches together with the rows of wte that they are multiplied with. On a GPU: all, up to
@@ -4062,9 +4061,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
    * memory. The number of chunks changes the order of sums, so it follows from the config alone,
    * not from a GPU's free memory. */
   g2z_plan one = *plan;
-  one.batch = 1;
+  one.tokens = (size_t)plan->seq;
   size_t activations = g2z__activation_offset(&one, G2Z__ACT_COUNT, 0);
-  size_t logits = (size_t)plan->seq * (size_t)plan->vocab_padded * (size_t)plan->dtype_bytes;
+  size_t logits = (size_t)plan->seq * (size_t)plan->vocab_padded * plan->dtype_bytes;
   int limit = 2 * logits <= activations ? 65536 : 8192;
   if (plan->device == G2Z_DEVICE_CPU) limit = 256;
   plan->head_chunk = tokens < limit ? tokens : limit;
@@ -4073,9 +4072,8 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
    * sending all of wte's gradient at the end: if its rows are at most two thirds of wte's. A single
    * rank gains if the head's part can then be rounded at once, because nothing is added to it. */
   const int alone = plan->accum == 1 && plan->head_chunk == tokens;
-  plan->row_count = (size_t)plan->world * (size_t)tokens;
-  plan->row_tokens_at =
-      g2z__align(plan->row_count * (size_t)plan->model.channels * (size_t)plan->dtype_bytes);
+  plan->row_count = (size_t)plan->world * plan->tokens;
+  plan->row_tokens_at = g2z__align(plan->row_count * C * plan->dtype_bytes);
   plan->row_order_at = plan->row_tokens_at + g2z__align(plan->row_count * sizeof(int32_t));
   plan->wte_rows = (plan->world > 1 || (plan->grad_dtype != G2Z_FP32 && alone)) &&
                    3 * plan->row_count <= 2 * (size_t)plan->vocab_padded &&
@@ -6675,18 +6673,18 @@ struct g2z_ranks {
   double began;
   g2z__clock clock;               /* of the meeting, then of the watcher */
   pthread_t watcher;
-  int watched;                    /* 1: the watcher runs, and owns the fields up to `lock` */
+  int watched;                    /* 1: the watcher runs, and owns the fields up to `lost` */
   int parting;                    /* this rank leaves */
   double beat_s;                  /* between two heartbeats */
   g2z__pulse low;                 /* pulse of the ranks that are last; moves: the sum of theirs */
   double low_since;               /* when `low` changed last */
+  int lost;                       /* 1, atomic: `fault` is set, and on_fault has run */
+  g2z_fault fault;
   pthread_mutex_t lock;           /* guards all that follows */
   g2z__pulse self;
   double moved;                   /* g2z_seconds() at this rank's last move */
   int64_t sequence;               /* collectives begun */
   const volatile uint32_t *progress;
-  int lost;                       /* `fault` is set, and on_fault has run */
-  g2z_fault fault;
   g2z__flight records[G2Z__RANKS_RECORDS];
 };
 
@@ -7340,10 +7338,8 @@ G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
   ending->fault.sentence[sizeof ending->fault.sentence - 1] = 0;
   if (ranks->me == 0) g2z__watch_tell(ranks, G2Z__FAULT, ending, 1);
   if (ranks->config.on_fault) ranks->config.on_fault(ranks->config.user, &ending->fault);
-  pthread_mutex_lock(&ranks->lock);
   ranks->fault = ending->fault;
-  ranks->lost = 1;
-  pthread_mutex_unlock(&ranks->lock);
+  __atomic_store_n(&ranks->lost, 1, __ATOMIC_RELEASE);
   for (int i = 0; i < ranks->peer_count; i++) /* wakes a thread that waits for data */
     if (ranks->peers[i].data.socket >= 0) shutdown(ranks->peers[i].data.socket, SHUT_RDWR);
 }
@@ -7740,13 +7736,6 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
 
 /* ----- calls over the data connections ----------------------------------- */
 
-G2Z__PRIVATE int g2z__ranks_is_lost(g2z_ranks *ranks) {
-  pthread_mutex_lock(&ranks->lock);
-  int lost = ranks->lost;
-  pthread_mutex_unlock(&ranks->lock);
-  return lost;
-}
-
 /* A data connection has ended. Waits until the watchers name the rank at fault. They do so at once,
  * or after silence_s if a host is gone. */
 G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
@@ -7754,8 +7743,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
   const double until = g2z_seconds() + ranks->config.silence_s + 5;
   ranks->broken = G2Z_LOST;
   g2z__say(ranks->wake, G2Z__BROKEN, &broken);
-  while (!g2z__ranks_is_lost(ranks) && g2z_seconds() < until) poll(NULL, 0, 5);
-  if (g2z__ranks_is_lost(ranks))
+  while (!__atomic_load_n(&ranks->lost, __ATOMIC_ACQUIRE) && g2z_seconds() < until)
+    poll(NULL, 0, 5);
+  if (__atomic_load_n(&ranks->lost, __ATOMIC_ACQUIRE))
     return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
   return g2z_fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
                   ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
@@ -7825,7 +7815,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int ro
   const int world = ranks->config.place.world, rank = ranks->config.place.rank;
   const size_t whole = root < 0 ? (size_t)world * count : count;
   if (world == 1) return G2Z_OK;
-  if (g2z__ranks_is_lost(ranks))
+  if (__atomic_load_n(&ranks->lost, __ATOMIC_ACQUIRE))
     return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
   if (ranks->broken != G2Z_OK) /* connections that are out of step carry nothing more */
     return g2z_fail(ranks->services, ranks->broken,
@@ -8109,7 +8099,7 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
     G2Z__TRY(comm->ops->depart(comm, &now.place));
   if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now);
   if (now.kind != G2Z_CALL_WAIT) return g2z__record_add(comm, &now);
-  /* A WAIT ends the graph and begins the next, even after a failure: g2z__record_end ends that. */
+  /* A WAIT ends the graph and begins the next, even after a failure: who records ends that. */
   g2z_status status = g2z__record_cut(comm);
   if (status == G2Z_OK) status = g2z__record_add(comm, &now);
   comm->record->meanwhile = comm->record->count;
@@ -8122,16 +8112,6 @@ G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
     comm->device->ops->graph_free(comm->device, record->calls[i].graph);
   g2z_release(comm->services, record->calls);
   memset(record, 0, sizeof *record);
-}
-
-/* `status` is the result of the recorded work. After a failure the record is empty. */
-G2Z__PRIVATE g2z_status g2z__record_end(g2z_comm *comm, g2z_status status) {
-  g2z__record *record = comm->record;
-  g2z_status cut = g2z__record_cut(comm);
-  comm->record = NULL;
-  if (status == G2Z_OK) status = cut;
-  if (status != G2Z_OK) g2z__record_free(comm, record);
-  return status;
 }
 
 /* ----- choosing ---------------------------------------------------------- */
@@ -9110,7 +9090,7 @@ G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z
   g2z__narrow_places narrow = {NULL, NULL, NULL};
   if (model->device->fp8 >= G2Z_FP8_FORWARD) narrow.fc = wide, narrow.row = wide + 4 * rows;
   if (model->device->fp8 >= G2Z_FP8_ALL)
-    narrow.gradient = fc + rows * (size_t)model->plan->dtype_bytes;
+    narrow.gradient = fc + rows * model->plan->dtype_bytes;
   return narrow;
 }
 
@@ -9125,8 +9105,8 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
   g2z_dropout drop_attproj = g2z__dropout_at(pass, layer, G2Z__SITE_ATTPROJ);
   const g2z__narrow_places narrow = g2z__narrow_of(model, pass, layer);
   void *res = g2z__residual(model, layer), *qkv = G2Z__A(QKV), *next = G2Z__A(FC);
-  qkv = (char *)qkv + (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C *
-                          (size_t)model->plan->dtype_bytes;
+  qkv = (char *)qkv +
+        (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C * model->plan->dtype_bytes;
 
   G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.row, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                              G2Z__W(LN1W), G2Z__W(LN1B), N, C));
@@ -9204,7 +9184,7 @@ G2Z__PRIVATE const void *g2z__dropped(const g2z_model *model, const g2z__pass *p
 G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
   const int layer = 0;
   size_t qkv = (size_t)pass->B * (size_t)pass->T * 3 * (size_t)model->plan->model.channels;
-  return (char *)G2Z__A(WIDE) + qkv * (size_t)model->plan->dtype_bytes;
+  return (char *)G2Z__A(WIDE) + qkv * model->plan->dtype_bytes;
 }
 
 /* Runs a unit's backward pass, except a block's first LayerNorm and the final one. wte has none:
@@ -9323,9 +9303,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_hold(g2z_trainer *t, g2z__where where, size
 /* Allocates all memory of the plan except the buffers that other ranks access. */
 G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  const size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
+  const size_t tokens = (size_t)plan->accum * plan->tokens;
   const size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
-  const size_t shard = plan->shard_elements, grad_bytes = (size_t)plan->grad_bytes;
+  const size_t shard = plan->shard_elements, grad_bytes = plan->grad_bytes;
   const int own_dwte = plan->dwte_dtype != plan->grad_dtype;
   g2z_model *model = &t->model;
   const struct { void *pointer; size_t bytes; g2z__where where; } wanted[] = {
@@ -9443,7 +9423,7 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
       continue;
     }
     /* Gradients of 2 bytes are copied to the end of `to` and widened in place. */
-    const size_t size = (size_t)t->plan->grad_bytes;
+    const size_t size = t->plan->grad_bytes;
     char *raw = (char *)to + part.elements * (sizeof(float) - size);
     G2Z__TRY(dev->ops->download(dev, raw, g2z__sums_at(t, part.sum_at), part.elements * size));
     G2Z__TRY(dev->ops->synchronize(dev));
@@ -9650,7 +9630,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   const g2z_comm_config config = {2 * plan->buckets + G2Z__PLACE_KINDS - 2, plan->bucket_elements,
                                   plan->wire_dtype, plan->gather, plan->reduce};
   const struct { void *pointer; size_t bytes; } wanted[] = {
-      {&t->model.params, plan->param_elements * (size_t)plan->dtype_bytes},
+      {&t->model.params, plan->param_elements * plan->dtype_bytes},
       {&t->model.logits, plan->logits_bytes},
       {&t->verdict.rows, (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)}};
   G2Z__TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, &config, &t->comm)));
@@ -9665,7 +9645,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
             "%d ranks: strategy %s, ZeRO stage %d, %d buckets of up to %.1f MiB; gradients travel "
             "by %s, parameters by %s", plan->world, g2z__strategy_texts[plan->strategy],
             plan->zero_stage, plan->buckets,
-            (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0,
+            (double)(plan->bucket_elements * plan->grad_bytes) / 1048576.0,
             g2z__comm_carrier(t->comm, t->comm->reduce),
             g2z__comm_carrier(t->comm, t->comm->gather));
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
@@ -9809,11 +9789,15 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   G2Z__TRY(g2z__restore(t));
   if (!t->plan->graphed || t->enqueued == t->resumed_step) return g2z__zero_step(t, t->plan);
-  if (!t->record.count) { /* until record_end, comm's and the device's work goes into the record */
+  if (!t->record.count) { /* comm's and the device's work goes into the record */
     G2Z__TRY(t->device->ops->graph_begin(t->device));
     t->comm->record = &t->record;
     t->record.meanwhile = 0;
-    G2Z__TRY(g2z__record_end(t->comm, g2z__zero_step(t, t->plan)));
+    g2z_status status = g2z__zero_step(t, t->plan), cut = g2z__record_cut(t->comm);
+    t->comm->record = NULL;
+    if (status == G2Z_OK) status = cut;
+    if (status != G2Z_OK) g2z__record_free(t->comm, &t->record);
+    G2Z__TRY(status);
   }
   g2z__ranks_note(t->context->ranks, "graph", -1, 0);
   for (size_t i = 0; i < t->record.count; i++) {
@@ -9880,7 +9864,7 @@ G2Z__PRIVATE g2z_status g2z__run_step(g2z_trainer *t, const int32_t *x, const in
                                       g2z_status status, g2z_report *report) {
   const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
-  size_t tokens = (size_t)plan->accum * (size_t)plan->batch * (size_t)plan->seq;
+  const size_t tokens = (size_t)plan->accum * plan->tokens;
   char sentence[G2Z_ERROR_BYTES];
   if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens, &t->masked);
   if (status != G2Z_OK && plan->world == 1) {
@@ -9994,7 +9978,7 @@ G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
 G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   const size_t tokens = (size_t)B * (size_t)T;
   g2z_train_config config = g2z_train_config_default();
-  if (m->plan && (size_t)m->plan->batch * (size_t)m->plan->seq >= tokens &&
+  if (m->plan && m->plan->tokens >= tokens &&
       (size_t)m->plan->cached * (size_t)m->plan->seq >= (size_t)cached * (size_t)T)
     return G2Z_OK;
   g2z__model_shrink(m);
@@ -10136,7 +10120,7 @@ G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *pha
 /* The longest sequence that fits both wpe and a trainer's activations. */
 G2Z__PRIVATE int g2z__model_longest(const g2z_model *m) {
   const int context = m->config.context;
-  const int room = m->trainer ? m->plan->batch * m->plan->seq : context;
+  const int room = m->trainer ? (int)m->plan->tokens : context;
   return context < room ? context : room;
 }
 
@@ -10185,7 +10169,7 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < most ? count - done : most;
     G2Z__TRY(dev->ops->head_logits(dev, (float *)m->logits,
-                                   h + done * C * (size_t)m->plan->dtype_bytes,
+                                   h + done * C * m->plan->dtype_bytes,
                                    g2z__parameter(m, m->plan->wte, G2Z_WTE), (int)n, (int)C,
                                    (int)V));
     G2Z__TRY(dev->ops->download(dev, out + done * V, m->logits, n * V * sizeof(float)));
@@ -10198,7 +10182,7 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
  * most 8192 tokens, for a small workspace. No result depends on it. */
 G2Z__PRIVATE g2z_status g2z__model_passes(g2z_model *m, const int32_t *tokens,
                                           const int32_t *targets, int B, int T, float *out) {
-  const int most = m->trainer ? m->plan->batch * m->plan->seq : 8192;
+  const int most = m->trainer ? (int)m->plan->tokens : 8192;
   int group = most / T > 0 ? most / T : 1;
   if (group > B) group = B;
   g2z_status status = g2z__model_begin(m, group, T, 0);
@@ -10247,7 +10231,7 @@ G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader
                                               g2z_status *trouble) {
   g2z_device *dev = t->device;
   g2z_model *m = &t->model;
-  const size_t tokens = (size_t)t->plan->batch * (size_t)t->plan->seq;
+  const size_t tokens = t->plan->tokens;
   G2Z__TRY(g2z__refresh(t));
   G2Z__TRY(dev->ops->zero(dev, m->sum, sizeof *sum));
   for (int64_t step = 0; step < steps; step++) {
@@ -10345,7 +10329,7 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   pass.sequence = m->trainer ? 0 : i;
   G2Z__TRY(g2z__model_forward(m, &pass));
   const char *h = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0) +
-                  (kept - 1) * (size_t)C * (size_t)m->plan->dtype_bytes;
+                  (kept - 1) * (size_t)C * m->plan->dtype_bytes;
   G2Z__TRY(dev->ops->head_logits(dev, g->on.logits + (size_t)i * (size_t)V, h,
                                  g2z__parameter(m, m->plan->wte, G2Z_WTE), 1, C, V));
   G2Z__TRY(g2z__draw_rows(g, i, 1));
@@ -10784,8 +10768,7 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_plan *plan = t->plan;
   g2z__saved *saved = &x->saved;
   G2Z__TRY(g2z__saver_download(x, &saved->state, t->state, sizeof saved->state));
-  saved->tokens = t->resumed_tokens + (t->enqueued - t->resumed_step) *
-                  ((int64_t)plan->batch * plan->seq * plan->accum * plan->world);
+  saved->tokens = t->resumed_tokens + (t->enqueued - t->resumed_step) * plan->step_tokens;
   saved->config = t->config;
   if (t->loader) {
     saved->epoch = t->loader->position.epoch;
