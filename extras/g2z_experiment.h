@@ -188,7 +188,6 @@ typedef struct g2z_stopwatch {  /* times of the measured steps */
   int count;
   double collectives;           /* calls in the second step; NaN: there was none */
   double began, ended, cpu_s;   /* of this rank; cpu_s is summed over ranks later */
-  char hardware[256];
 } g2z_stopwatch;
 /* Allocates room for `steps`; free out->step_s with g2z_release. */
 G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_stopwatch *out);
@@ -961,7 +960,8 @@ static void g2zx_describe(g2z_services *services, const g2z_device *device, char
 static double g2zx_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
 /* Runs a training, and measures its last o->work.steps steps. */
-static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w) {
+static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w,
+                                   char hardware[256]) {
   g2z_run_config config = g2z_run_config_default();
   g2z_run *run;
   g2z_run_event event;
@@ -979,7 +979,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   G2Z_TRY(g2z_run_create(context, &config, &run));
   g2z_status status = g2z_run_write_launch(context->services, &config,
                                            g2z_ranks_place(context->ranks));
-  g2zx_describe(context->services, g2z_run_trainer(run)->device, w->hardware);
+  g2zx_describe(context->services, g2z_run_trainer(run)->device, hardware);
   w->began = g2z_seconds();
   w->cpu_s = g2zx_cpu_s();
   event.kind = G2Z_RUN_STEP;
@@ -1004,17 +1004,15 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   return status;
 }
 
-/* Writes the figures of the point. Called by rank 0. */
-static g2z_status g2zx_write_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w,
-                                   g2z_summary *s) {
-  const int world = context->world, waits = world > 1; /* a single rank never waits */
+/* Adds the point with the figures of the measured steps. */
+static g2z_status g2zx_add_point(const g2z_bench *o, g2z_stopwatch *w, int world, g2z_summary *s) {
+  const int waits = world > 1; /* a single rank never waits */
   const size_t count = (size_t)w->count;
   const double host_s = (w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
   const double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
   g2z_point *p;
   G2Z_TRY(g2z_summary_add(s, &p));
   snprintf(p->name, sizeof p->name, "point");
-  snprintf(s->hardware, sizeof s->hardware, "%s", w->hardware);
   g2z_figures *f = &p->figures;
   f->steps = w->count;
   f->train_time_sec = f->exposed_comm_sec = 0;
@@ -1034,26 +1032,16 @@ static g2z_status g2zx_write_point(g2z_context *context, const g2z_bench *o, g2z
   f->exposed_comm_ms = waits ? 1e3 * g2z_median(w->exposed_s, count) : 0;
   f->waited_ms = waits ? 1e3 * g2z_median(w->waited_s, count) : 0;
   f->collectives_per_step = waits ? w->collectives : 0;
-  return g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
+  return G2Z_OK;
 }
 
-static g2z_status g2zx_point(g2z_services *services, const g2z_bench *o,
-                             const g2z_context_config *config) {
-  g2z_context *context;
+static g2z_status g2zx_point(g2z_context *context, const g2z_bench *o, g2z_summary *s) {
   g2z_stopwatch w;
-  g2z_summary *s = NULL;
-  if (!o->run_dir || !o->train.train_glob)
-    G2Z_REFUSE(services, "bench point needs --run-dir and --train. Experiments start it "
-               "themselves; to measure one configuration, type bench");
-  G2Z_TRY(g2z_context_create(config, &context));
-  g2z_status status = g2z_stopwatch_open(services, o->work.steps, &w);
-  if (status == G2Z_OK) status = g2zx_train_point(context, o, &w);
+  g2z_status status = g2z_stopwatch_open(context->services, o->work.steps, &w);
+  if (status == G2Z_OK) status = g2zx_train_point(context, o, &w, s->hardware);
   if (status == G2Z_OK) status = g2z_stopwatch_ranks(context, &w);
-  if (status == G2Z_OK && context->rank == 0) status = g2zx_new_summary(services, o, "point", &s);
-  if (s) status = g2zx_write_point(context, o, &w, s);
-  g2z_summary_free(s);
-  g2z_release(services, w.step_s);
-  g2z_context_free(context);
+  if (status == G2Z_OK) status = g2zx_add_point(o, &w, context->world, s);
+  g2z_release(context->services, w.step_s);
   return status;
 }
 
@@ -1213,28 +1201,40 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   return status;
 }
 
-static g2z_status g2zx_exchange(g2z_services *services, const g2z_bench *o,
-                                const g2z_context_config *config) {
-  g2z_context *context;
+static g2z_status g2zx_exchange(g2z_context *context, const g2z_bench *o, g2z_summary *s) {
+  g2z_services *services = context->services;
   g2z_device *device = NULL;
-  g2z_summary *s = NULL;
   g2zx_axis sizes;
-  if (!o->run_dir)
-    G2Z_REFUSE(services, "bench exchange needs --run-dir. To time collectives, type bench comm, "
-               "which starts it");
-  G2Z_TRY(g2zx_read_list(services, "sizes", o->work.sizes, NULL, G2ZX_SIZE_LEAST, 65536, &sizes));
-  G2Z_TRY(g2z_context_create(config, &context));
-  g2z_status status = g2zx_new_summary(services, o, "comm", &s);
+  g2z_status status = g2zx_read_list(services, "sizes", o->work.sizes, NULL, G2ZX_SIZE_LEAST,
+                                     65536, &sizes);
   if (status == G2Z_OK)
-    status = g2z_device_create(services, config->device, o->train.dtype, o->train.dtype, &device);
+    status = g2z_device_create(services, context->device, o->train.dtype, o->train.dtype, &device);
   status = g2z_ranks_agree(context->ranks, status);
   for (int i = G2Z_TRANSPORT_NCCL; i <= G2Z_TRANSPORT_COPY && status == G2Z_OK; i++)
     status = g2zx_exchange_over(context, &sizes, device, (g2z_transport)i, s);
-  if (status == G2Z_OK && context->rank == 0) {
-    g2zx_describe(services, device, s->hardware);
-    status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
-  }
+  if (status == G2Z_OK) g2zx_describe(services, device, s->hardware);
   g2z_device_free(device);
+  return status;
+}
+
+/* A rank of an experiment: bench point, or bench exchange. */
+static g2z_status g2zx_rank(g2z_services *services, const g2z_bench *o,
+                            const g2z_context_config *config) {
+  const int trains = o->command == G2Z_BENCH_point;
+  g2z_context *context;
+  g2z_summary *s;
+  if (trains && (!o->run_dir || !o->train.train_glob))
+    G2Z_REFUSE(services, "bench point needs --run-dir and --train. Experiments start it "
+               "themselves; to measure one configuration, type bench");
+  if (!o->run_dir)
+    G2Z_REFUSE(services, "bench exchange needs --run-dir. To time collectives, type bench comm, "
+               "which starts it");
+  G2Z_TRY(g2z_context_create(config, &context));
+  g2z_status status = g2zx_new_summary(services, o, trains ? "point" : "comm", &s);
+  if (status == G2Z_OK)
+    status = trains ? g2zx_point(context, o, s) : g2zx_exchange(context, o, s);
+  if (status == G2Z_OK && context->rank == 0)
+    status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
   g2z_context_free(context);
   g2z_summary_free(s);
   return status;
@@ -1729,7 +1729,8 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   if (e->trains)
     snprintf(e->s->work, sizeof e->s->work, "layers %d, channels %d, vocabulary %d, T=%d, %.60s, "
              "%s after a warm-up of %d, %d repeat%s", t->model.layers, t->model.channels,
-             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats, plural);
+             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats,
+             plural);
   else
     snprintf(e->s->work, sizeof e->s->work, "%s, median of %d run%s of 5 rounds each; limit: %s",
              g2z_dtype_text(t->dtype), o->work.repeats, plural,
@@ -1826,8 +1827,8 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
 
 G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
                                  const g2z_context_config *config) {
-  if (o->command == G2Z_BENCH_point) return g2zx_point(services, o, config);
-  if (o->command == G2Z_BENCH_exchange) return g2zx_exchange(services, o, config);
+  if (o->command == G2Z_BENCH_point || o->command == G2Z_BENCH_exchange)
+    return g2zx_rank(services, o, config);
   if (o->command == G2Z_BENCH_report) return g2zx_report(services, o);
   return g2zx_run(services, o, config);
 }
