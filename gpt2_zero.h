@@ -5408,7 +5408,7 @@ static inline G2Z_HOST_DEVICE float g2z__muon_element(const g2z__muon_factors *f
 
 static const g2z_ops *g2z__cpu_ops(void);
 
-#if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 */
+#if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k10 and >>k90 */
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_find(g2z_services *services, const char *promise);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);

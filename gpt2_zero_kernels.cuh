@@ -6,7 +6,7 @@
  * kernels are written here.
  *
  * CONTENTS, in the order of the forward pass
- *   >>k10 base        errors, the backend, memory and order, graphs, spans, opening a device
+ *   >>k10 base        errors, the backend, memory and order, graphs, spans, finding a GPU
  *   >>k20 numbers     16-byte packs of numbers, reductions over a warp and a block, dropout
  *   >>k21 columns     column sums: per slab of rows first, then over the slabs
  *   >>k22 embedding   wte[token] + wpe[t]; backward through a sort of the tokens
@@ -19,7 +19,7 @@
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW, Muon
  *   >>k80 collectives NCCL, overlapped with computation
- *   >>k90 table       the ops of each dtype, and the functions that room 08 calls
+ *   >>k90 table       the ops of each dtype; opening and closing a device
  *
  * NAMES    g2z__cpu_x is the oracle, g2z_k_x the kernel, g2z_cuda_x its launcher, an op of the
  *          table. A is the type of activations and parameters, G of gradients.
@@ -48,7 +48,7 @@
 #endif
 
 /* ===== >>k10 base ========================================================
- * In:  g2z_device_create for CUDA. Out: a device whose backend is a g2z__cuda.
+ * In:  calls of room 08. Out: memory, copies, events, graphs and times of a device.
  * Law: the function that sees a CUDA error turns it into a sentence. Scratch belongs to the op that
  *      runs. */
 
@@ -61,10 +61,6 @@
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one is no faster */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
-static void g2z__cuda_timers_close(g2z_device *device);
-static g2z_status g2z__lt_open(g2z_device *device);
-static void g2z__lt_close(g2z_device *device);
-static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops); /* room k90 */
 
 /* The occupancy of a kernel, for one block size and one size of dynamic shared memory. */
 typedef struct g2z__kernel {
@@ -105,31 +101,33 @@ static inline g2z__cuda *g2z__cuda_of(const g2z_device *device) {
   return (g2z__cuda *)device->backend;
 }
 
-/* The remedy for an error, or its meaning. */
-static const char *g2z__cuda_remedy(cudaError_t error) {
+static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, const char *what) {
+  g2z_status status = error == cudaErrorMemoryAllocation ? G2Z_NO_MEMORY : G2Z_DEVICE;
+  const char *remedy = "see nvidia-smi and dmesg";
+  (void)cudaGetLastError(); /* else the next launch would report this error again */
   switch (error) {
-    case cudaErrorMemoryAllocation: return "lower the batch, or free the GPU of other programs";
+    case cudaErrorMemoryAllocation:
+      remedy = "lower the batch, or free the GPU of other programs";
+      break;
     case cudaErrorCompatNotSupportedOnDevice:
     case cudaErrorUnsupportedPtxVersion:
-      return "the driver is older than the CUDA toolkit of this build: update it, or build with an "
-             "older toolkit";
+      remedy = "the driver is older than the CUDA toolkit of this build: update it, or build with "
+               "an older toolkit";
+      break;
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
-      return "the program was not built for this GPU: build with nvcc -arch=native, or make ARCH=";
+      remedy = "the program was not built for this GPU: build with nvcc -arch=native, or make "
+               "ARCH=";
+      break;
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
-      return "a kernel failed: compute-sanitizer on the same command names it";
-    case cudaErrorECCUncorrectable: return "the GPU's memory is faulty: take another GPU";
-    default: return "nvidia-smi and dmesg may say more";
+      remedy = "a kernel failed: compute-sanitizer on the same command names it";
+      break;
+    case cudaErrorECCUncorrectable: remedy = "the GPU's memory is faulty: take another GPU"; break;
+    default: break;
   }
-}
-
-static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, const char *what) {
-  g2z_status status = error == cudaErrorMemoryAllocation ? G2Z_NO_MEMORY : G2Z_DEVICE;
-  (void)cudaGetLastError(); /* else the next launch would report this error again */
-  return g2z_fail(services, status, "%s: %s; %s", what, cudaGetErrorString(error),
-                  g2z__cuda_remedy(error));
+  return g2z_fail(services, status, "%s: %s; %s", what, cudaGetErrorString(error), remedy);
 }
 
 #define G2Z__CUDA(device, call)                                              \
@@ -345,24 +343,6 @@ static g2z_status g2z_cuda_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-/* Also closes a device whose opening failed halfway. */
-static void g2z_cuda_close(g2z_device *device) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  if (!cuda) return;
-  if (cuda->stream) cudaStreamSynchronize(cuda->stream);
-  g2z__cuda_timers_close(device);
-  g2z__lt_close(device);
-  for (int i = 0; i < cuda->scratch_count; i++) cudaFree(cuda->scratch[i]);
-  cudaFree(cuda->taken);
-  for (int i = 0; i < G2Z__EVENTS; i++)
-    if (cuda->events[i]) cudaEventDestroy(cuda->events[i]);
-  if (cuda->begin) cudaEventDestroy(cuda->begin);
-  if (cuda->end) cudaEventDestroy(cuda->end);
-  if (cuda->stream) cudaStreamDestroy(cuda->stream);
-  g2z_release(device->services, cuda);
-  device->backend = NULL;
-}
-
 /* ----- graphs ------------------------------------------------------------ */
 
 struct g2z_graph {
@@ -444,16 +424,6 @@ static g2z_status g2z_cuda_timers_open(g2z_device *device) {
   return G2Z_OK;
 }
 
-static void g2z__cuda_timers_close(g2z_device *device) {
-  g2z__cuda_spans *s = g2z__cuda_spans_of(device);
-  if (!s) return;
-  for (int i = 0; i < G2Z__SPANS; i++) {
-    if (s->begin[i]) cudaEventDestroy(s->begin[i]);
-    if (s->end[i]) cudaEventDestroy(s->end[i]);
-  }
-  g2z_release(device->services, s);
-}
-
 /* Waits for the end of one span and counts it. */
 static g2z_status g2z__cuda_span_count(const g2z_device *device, int i) {
   g2z__cuda_spans *s = g2z__cuda_spans_of(device);
@@ -474,21 +444,17 @@ static g2z_status g2z_cuda_timers_settle(g2z_device *device) {
                   "the events that time spans failed: profile without them");
 }
 
-/* The next place in the ring that no open span holds. While one span of a backward pass is open,
- * stage 3 can begin and end more collectives than the ring has places. */
-static int g2z__cuda_span_turn(g2z__cuda_spans *s) {
-  for (int taken = 1; taken;) {
-    s->next = (s->next + 1) % G2Z__SPANS;
-    taken = 0;
-    for (int span = 0; span < G2Z_SPAN_COUNT; span++) taken |= s->open[span] == s->next;
-  }
-  return s->next;
-}
-
 static g2z_status g2z__cuda_span_open(const g2z_device *device, g2z_span span,
                                       cudaStream_t stream) {
   g2z__cuda_spans *s = g2z__cuda_spans_of(device);
-  int i = g2z__cuda_span_turn(s);
+  /* The next place in the ring that no open span holds. While one span of a backward pass is open,
+   * stage 3 can begin and end more collectives than the ring has places. */
+  for (int held = 1; held;) {
+    s->next = (s->next + 1) % G2Z__SPANS;
+    held = 0;
+    for (int other = 0; other < G2Z_SPAN_COUNT; other++) held |= s->open[other] == s->next;
+  }
+  const int i = s->next;
   G2Z__TRY(g2z__cuda_span_count(device, i));
   s->span[i] = span;
   s->open[span] = i;
@@ -530,20 +496,7 @@ static void g2z_cuda_span_end(const g2z_device *device, g2z_span span) {
   g2z__cuda_span_end_on(device, span, g2z__cuda_of(device)->stream);
 }
 
-/* ----- opening ----------------------------------------------------------- */
-
-/* Its attributes name the architecture of the code that the driver loads. */
-static __global__ void g2z_k_probe(void) {}
-
-/* Architecture of the machine code or PTX that runs on this GPU, such as 90; 0 if none does. */
-static int g2z__built_for(void) {
-  cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, g2z_k_probe) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
-  }
-  return attributes.ptxVersion;
-}
+/* ----- finding a GPU ----------------------------------------------------- */
 
 static int g2z__cuda_count(void) {
   int count = 0;
@@ -601,102 +554,6 @@ static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                    size_t *total_bytes) {
   cudaError_t error = cudaMemGetInfo(free_bytes, total_bytes);
   return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(services, error, "cudaMemGetInfo");
-}
-
-static void g2z__cuda_describe(g2z_device *device) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  g2z_device_info *out = &device->info;
-  int runtime = 0, nccl = 0, khz = 0;
-  cudaRuntimeGetVersion(&runtime);
-  snprintf(out->name, sizeof out->name, "%.127s", cuda->gpu);
-  snprintf(out->runtime, sizeof out->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
-  if (cudaGetDeviceCount(&out->count) != cudaSuccess) out->count = 0;
-  /* From sm_75 to sm_100, a multiprocessor computes 16 exponentials per clock. */
-  if (cuda->capability <= 100 &&
-      cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, cuda->ordinal) == cudaSuccess)
-    out->exponentials_per_s = 16.0 * cuda->sms * khz * 1e3;
-#if defined(G2Z__NCCL)
-  if (ncclGetVersion(&nccl) == ncclSuccess)
-    snprintf(out->collectives, sizeof out->collectives, "%d.%d.%d", nccl / 10000, nccl / 100 % 100,
-             nccl % 100);
-#else
-  (void)nccl;
-#endif
-}
-
-/* Logs the GPU, the versions and the types in one line. Warns if the build is for an older
- * architecture than the GPU's. */
-static void g2z__cuda_report(const g2z_device *device) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  int driver = 0, runtime = 0;
-  size_t free_bytes = 0, total_bytes = 0, lt = cublasLtGetVersion();
-  cudaDriverGetVersion(&driver);
-  cudaRuntimeGetVersion(&runtime);
-  cudaMemGetInfo(&free_bytes, &total_bytes);
-  g2z_log(device->services, G2Z_LOG_INFO,
-          "%s: sm_%d, built for sm_%d; %d SMs, %.1f of %.1f GiB free; CUDA %d.%d, driver for "
-          "%d.%d, cuBLASLt %zu.%zu.%zu, NCCL %s; %s, gradients %s", cuda->gpu, cuda->capability,
-          cuda->built_for, cuda->sms, (double)free_bytes / 1073741824.0,
-          (double)total_bytes / 1073741824.0,
-          runtime / 1000, runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, lt / 10000,
-          lt / 100 % 100, lt % 100,
-          device->info.collectives[0] ? device->info.collectives : "none",
-          g2z_dtype_text(device->dtype),
-          g2z_dtype_text(device->grad_dtype));
-  if (cuda->built_for < cuda->capability)
-    g2z_log(device->services, G2Z_LOG_WARNING,
-            "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, "
-            "or make, for full speed", cuda->built_for, cuda->capability, cuda->capability,
-            cuda->capability == 90 ? "a" : "");
-}
-
-static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  cudaDeviceProp properties;
-  G2Z__CUDA(device, cudaGetDevice(&cuda->ordinal));
-  G2Z__CUDA(device, cudaGetDeviceProperties(&properties, cuda->ordinal));
-  cuda->sms = properties.multiProcessorCount;
-  cuda->capability = properties.major * 10 + properties.minor;
-  device->info.bf16 = cuda->capability >= 80;
-  cuda->shared_limit = (int)properties.sharedMemPerBlockOptin;
-  snprintf(cuda->gpu, sizeof cuda->gpu, "%s", properties.name);
-  cuda->built_for = g2z__built_for();
-  if (!cuda->built_for)
-    return g2z_fail(device->services, G2Z_UNSUPPORTED,
-                    "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or "
-                    "make",
-                    cuda->gpu, cuda->capability, cuda->capability,
-                    cuda->capability == 90 ? "a" : "");
-  int driver = 0; /* graphs support programmatic launches since CUDA 12.3 */
-  G2Z__CUDA(device, cudaDriverGetVersion(&driver));
-  cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
-                       CUDART_VERSION >= 12030;
-  /* Not the default stream, which waits for other streams and cannot be captured. */
-  G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
-  G2Z__CUDA(device, cudaMalloc((void **)&cuda->taken, sizeof *cuda->taken));
-  G2Z__CUDA(device, cudaMemsetAsync(cuda->taken, 0, sizeof *cuda->taken, cuda->stream));
-  for (int i = 0; i < G2Z__EVENTS; i++)
-    G2Z__CUDA(device, cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming));
-  G2Z__CUDA(device, cudaEventCreate(&cuda->begin));
-  G2Z__CUDA(device, cudaEventCreate(&cuda->end));
-  G2Z__TRY(g2z__lt_open(device));
-  g2z__cuda_describe(device);
-  g2z__cuda_report(device);
-  return G2Z_OK;
-}
-
-/* Opens the current GPU for a device whose services, dtype and grad_dtype are set. */
-static g2z_status g2z__cuda_open(g2z_device *device) {
-  void *memory;
-  G2Z__TRY(g2z_device_find_gpu(device->services));
-  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda), &memory));
-  g2z__cuda *cuda = (g2z__cuda *)memory;
-  device->backend = cuda;
-  g2z_status status = g2z__cuda_fill_ops(device, &cuda->ops);
-  if (status == G2Z_OK) status = g2z__cuda_open_gpu(device);
-  if (status != G2Z_OK) g2z_cuda_close(device);
-  else device->ops = &cuda->ops;
-  return status;
 }
 
 /* ===== >>k20 numbers =====================================================
@@ -823,10 +680,6 @@ static __device__ inline void g2z__put(A *to, size_t index, uint4 pack) {
 template <typename A>
 static __device__ inline uint4 g2z__get_once(const A *from, size_t index) {
   return __ldcs(reinterpret_cast<const uint4 *>(from) + index);
-}
-template <typename A>
-static __device__ inline void g2z__put_once(A *to, size_t index, uint4 pack) {
-  __stcs(reinterpret_cast<uint4 *>(to) + index, pack);
 }
 
 /* L floats, 4 or 8, at an address that is aligned to 16 bytes. */
@@ -965,10 +818,10 @@ g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g
   g2z__write((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
 }
 
-/* Launches g2z_k_add_slabs for up to three outputs: out2, or out1 and out2, may be NULL. */
+/* Launches g2z_k_add_slabs for up to three outputs. */
 template <typename G>
-static g2z_status g2z__add_slabs(g2z_device *device, G *out0, G *out1, G *out2,
-                                 const float *partial, int P, int C, g2z_write mode) {
+static g2z_status g2z__add_slabs(g2z_device *device, const float *partial, int P, int C,
+                                 g2z_write mode, G *out0, G *out1 = NULL, G *out2 = NULL) {
   dim3 grid((unsigned)g2z__blocks((size_t)C, 32), out2 ? 3u : out1 ? 2u : 1u);
   return g2z__launch(device, "g2z_k_add_slabs", g2z_k_add_slabs<G>, grid, dim3(32, 32), 0, out0,
                      out1, out2, partial, P, C, mode);
@@ -1043,14 +896,6 @@ static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, co
                      0, partial, x, times, N, C, g2z__slab_rows(N));
 }
 
-/* sums[C] G = or += column sums of x[N,C]. `partial` has room for g2z__slabs(N) * C floats. */
-template <typename A, typename G>
-static g2z_status g2z__add_columns(g2z_device *device, G *sums, A *x, float *partial,
-                                   g2z_write mode, int N, int C) {
-  G2Z__TRY((g2z__column_slabs<A, G2Z__COLUMNS_PLAIN>(device, partial, x, NULL, N, C)));
-  return g2z__add_slabs<G>(device, sums, (G *)NULL, (G *)NULL, partial, g2z__slabs(N), C, mode);
-}
-
 /* ===== >>k22 embedding ===================================================
  * In:  tokens[B,T]. Out: rows of the residual stream; backward, the gradients of wte and wpe.
  * Law: backward sorts the positions by token, stably, so that each token's rows are added in the
@@ -1073,12 +918,12 @@ static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const int3
   g2z__k_begin();
   if (row >= N) return;
   const A *word = wte + (size_t)tokens[row] * (size_t)C;
-  const A *place = wpe + (size_t)(positions ? positions[row] : row % T) * (size_t)C;
+  const A *where = wpe + (size_t)(positions ? positions[row] : row % T) * (size_t)C;
 #pragma unroll 4
   for (int pack = (int)threadIdx.x; pack < packs; pack += 32) {
     float sum[L], position[L];
     g2z__unpack<A>(sum, g2z__get(word, (size_t)pack));
-    g2z__unpack<A>(position, g2z__get(place, (size_t)pack));
+    g2z__unpack<A>(position, g2z__get(where, (size_t)pack));
 #pragma unroll
     for (int i = 0; i < L; i++) sum[i] += position[i];
     if constexpr (DROP == G2Z__DROP_ON) {
@@ -1169,18 +1014,6 @@ static int g2z__run_rows(const g2z_device *device, int N, int packs) {
   return rows < 8 ? 8 : rows > 32 ? 32 : (int)rows;
 }
 
-/* Reads and writes L numbers of a row as floats. D is fp32, or a type with L numbers per pack. */
-template <int L, typename D>
-static __device__ inline void g2z__get_row(float (&out)[L], const D *from) {
-  if constexpr (sizeof(D) == 4) g2z__get_floats<L>(out, from);
-  else g2z__unpack<D>(out, g2z__get(from, 0));
-}
-template <int L, typename D>
-static __device__ inline void g2z__put_row(D *to, const float (&in)[L]) {
-  if constexpr (sizeof(D) == 4) g2z__put_floats<L>(to, in);
-  else g2z__put(to, 0, g2z__pack<D>(in));
-}
-
 /* The parts of one launch, passed by value, because the caller's list is in host memory. */
 #define G2Z__ROW_PARTS 16
 typedef struct g2z__row_parts {
@@ -1192,9 +1025,10 @@ typedef struct g2z__row_parts {
  *   sorted  [N] i32 in           tokens in ascending order
  *   order   [N] i32 in           the position of each in the batch
  *   dout    [N,C] A in
- *   dwte    D in place           parts of dwte[Vp,C]: adds runs inside a chunk of run_rows tokens
- *   heads   [chunks,C] f32 out   a chunk's share of a run that began in an earlier chunk
- *   tails   [chunks,C] f32 out   a chunk's share of a run that begins in it and continues after it
+ *   dwte    D in place           parts of dwte[Vp,C]: adds runs inside a chunk of run_rows tokens.
+ *                                D is fp32, or a type with as many numbers per pack as A
+ *   heads   [chunks,C] f32 out   a chunk's part of a run that began in an earlier chunk
+ *   tails   [chunks,C] f32 out   a chunk's part of a run that begins in it and continues after it
  * Launch  grid (ceil(chunks/8), ceil(packs/32), parts), block (32,8): a warp per chunk, 32 packs
  *         and part
  * Cost    sizeof(A) NC bytes + 2 sizeof(D) C for each distinct token in the parts. Many warps share
@@ -1226,7 +1060,9 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
     else {
 #pragma unroll
       for (int i = 0; i < L; i++) sum[i] += before[i];
-      g2z__put_row<L>(dwte + ((size_t)token * width + column - low), sum);
+      D *to = dwte + ((size_t)token * width + column - low);
+      if constexpr (sizeof(D) == 4) g2z__put_floats<L>(to, sum);
+      else g2z__put(to, 0, g2z__pack<D>(sum));
     }
   };
   for (int group = first; group < end; group += GROUP) {
@@ -1241,7 +1077,9 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
       raw[j] = make_uint4(0, 0, 0, 0);
       if (!inside(keys[j])) continue;
       raw[j] = g2z__get(dout, (size_t)rows[j] * (size_t)packs + (size_t)pack);
-      g2z__get_row<L>(row_before[j], dwte + ((size_t)keys[j] * width + column - low));
+      const D *from = dwte + ((size_t)keys[j] * width + column - low);
+      if constexpr (sizeof(D) == 4) g2z__get_floats<L>(row_before[j], from);
+      else g2z__unpack<D>(row_before[j], g2z__get(from, 0));
     }
 #pragma unroll
     for (int j = 0; j < GROUP; j++) {
@@ -1305,7 +1143,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
 /* g2z_k_embed_rank: sorts few tokens. For each token it counts the tokens that sort before it.
  *   tokens         [N] i32 in
  *   sorted, order  [N] i32 out
- * Launch  grid ceil(N/32), block (32,16): a lane per token, the warps share the others
+ * Launch  grid ceil(N/32), block (32,16): a lane per token, and 1/16 of the others per warp
  * Cost    N^2 comparisons in one launch; a warp makes 128 with 9 instructions. A radix sort needs
  *         many launches */
 static __global__ void __launch_bounds__(512)
@@ -1365,25 +1203,6 @@ static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratc
   return G2Z_OK;
 }
 
-static g2z_status g2z__embed_scratch_take(g2z_device *device, const int32_t *tokens, int N, int C,
-                                          int run_rows, g2z__embed_scratch *out) {
-  memset(out, 0, sizeof *out);
-  G2Z__TRY(g2z__embed_sort(device, out, tokens, N)); /* without memory: only sets cub_bytes */
-  size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(out->cub_bytes);
-  size_t chunks = g2z__blocks((size_t)N, (size_t)run_rows);
-  size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
-  void *memory;
-  G2Z__TRY(g2z__scratch(device, cub_bytes + 3 * list + 2 * buffer, &memory));
-  char *at = (char *)memory;
-  out->cub = at;
-  out->count = (int32_t *)(at + cub_bytes);
-  out->sorted = (int32_t *)(at + cub_bytes + list);
-  out->order = (int32_t *)(at + cub_bytes + 2 * list);
-  out->heads = (float *)(at + cub_bytes + 3 * list);
-  out->tails = (float *)(at + cub_bytes + 3 * list + buffer);
-  return G2Z_OK;
-}
-
 /* Adds the gradients of equal tokens: first within chunks, then across them. */
 template <typename A, typename D, g2z__drop DROP>
 static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_parts *parts,
@@ -1408,11 +1227,24 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
   int N = B * T, packs = C / g2z__lanes<A>, run_rows = g2z__run_rows(device, N, packs);
   const g2z__row_parts whole = {{{0, SIZE_MAX, 0}}, 1};
   g2z__embed_scratch scratch;
+  memset(&scratch, 0, sizeof scratch);
   G2Z__TRY(g2z__launch(device, "g2z_k_embed_bwd_wpe", g2z_k_embed_bwd_wpe<A, G, DROP>,
                        (unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, dwpe, dout,
                        dropout, mode, B, T, C));
   if (!dwte) return G2Z_OK;
-  G2Z__TRY(g2z__embed_scratch_take(device, tokens, N, C, run_rows, &scratch));
+  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
+  size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(scratch.cub_bytes);
+  size_t chunks = g2z__blocks((size_t)N, (size_t)run_rows);
+  size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
+  void *memory;
+  G2Z__TRY(g2z__scratch(device, cub_bytes + 3 * list + 2 * buffer, &memory));
+  char *at = (char *)memory;
+  scratch.cub = at, at += cub_bytes;
+  scratch.count = (int32_t *)at, at += list;
+  scratch.sorted = (int32_t *)at, at += list;
+  scratch.order = (int32_t *)at, at += list;
+  scratch.heads = (float *)at, at += buffer;
+  scratch.tails = (float *)at;
   G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N));
   return g2z__embed_runs<A, float, DROP>(device, dwte, &whole, &scratch, dout, dropout, N, C,
                                          run_rows);
@@ -1562,11 +1394,11 @@ template <typename A>
 static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narrow, float *mean,
                                          float *rstd, const void *x, const void *w, const void *b,
                                          int N, int C) {
-#define G2Z__WARPS(K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
+#define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
   static void (*const warps[])(A *, uint8_t *, float *, float *, const A *, const A *, const A *,
                                int, int) = {
-      G2Z__WARPS(1), G2Z__WARPS(2), G2Z__WARPS(3), G2Z__WARPS(4),
-      G2Z__WARPS(5), G2Z__WARPS(6), G2Z__WARPS(7), G2Z__WARPS(8)};
+      G2Z__WARPS(A, 1), G2Z__WARPS(A, 2), G2Z__WARPS(A, 3), G2Z__WARPS(A, 4),
+      G2Z__WARPS(A, 5), G2Z__WARPS(A, 6), G2Z__WARPS(A, 7), G2Z__WARPS(A, 8)};
 #undef G2Z__WARPS
   int packs = C / g2z__lanes<A>, threads = 32, K = (packs + 31) / 32;
   static_assert(sizeof warps / sizeof *warps == G2Z__ROW_WARP_PACKS, "a kernel for each K");
@@ -1642,19 +1474,15 @@ static __device__ inline void g2z__row_fetch(const g2z__layernorm_bwd_data<A> &d
   }
 }
 
-/* A barrier of this team alone; number 0 is the block's. */
-static __device__ inline void g2z__team_barrier(void) {
-  asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
-}
-
-/* Two sums over a team with one barrier; each of its threads gets both. `parts` has a place for
- * each warp of the widest team; places without a warp are 0. */
+/* Two sums over a team with one barrier of this team alone; barrier 0 is the block's. Each of the
+ * team's threads gets both sums. `parts` has a place for each warp of the widest team; places
+ * without a warp are 0. */
 template <int WARPS>
 static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
   x.x = g2z__warp_sum(x.x);
   x.y = g2z__warp_sum(x.y);
   if (threadIdx.x % G2Z__WARP == 0) parts[threadIdx.x / G2Z__WARP] = x;
-  g2z__team_barrier();
+  asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
   x = make_float2(0, 0);
 #pragma unroll
   for (int i = 0; i < WARPS; i += 2) {
@@ -1691,7 +1519,7 @@ static __device__ inline void g2z__layernorm_partial(float *partial, const float
   }
 }
 
-/* A thread's share of its current row, and its sums over all its rows. */
+/* A thread's part of its current row, and its sums over all its rows. */
 template <typename A, int K>
 struct g2z__row_work {
   static constexpr int L = g2z__lanes<A>;
@@ -1791,7 +1619,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   g2z__k_begin();
   const g2z__row_slots<K> slots;
   const int packs = data.C / L, stride = (int)(gridDim.x * blockDim.y);
-  const float share = 1.0f / (float)data.C;
+  const float inverse = 1.0f / (float)data.C;
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), stage = 0, half = 0;
   g2z__row_work<A, K> work = {};
 #pragma unroll
@@ -1805,7 +1633,7 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     __pipeline_commit();
   }
   if (row < data.N) work.mean = data.mean[row], work.rstd = data.rstd[row];
-  /* A team without a row in the last turn still waits at its barrier: racecheck assumes that all
+  /* A team without a row in the last round still waits at its barrier: racecheck assumes that all
    * threads of a block meet equally often, and would report races after the block's barriers. */
   for (; row - (int)threadIdx.y < data.N; row += stride) {
     g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
@@ -1819,8 +1647,8 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
     float2 means = make_float2(0, 0);
     if (row < data.N) means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, packs);
     means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
-    means.x *= share;
-    means.y *= share;
+    means.x *= inverse;
+    means.y *= inverse;
     if (row < data.N)
       g2z__layernorm_bwd_dres<A, K, DROP>(work, slots, stage, data, row, means);
     work.mean = next_mean;
@@ -1858,7 +1686,7 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   data.partial = (float *)memory;
   G2Z__TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, (unsigned)blocks,
                        dim3((unsigned)threads, (unsigned)teams), ring, data));
-  return g2z__add_slabs<G>(device, dw, db, dbias, data.partial, blocks, data.C, mode);
+  return g2z__add_slabs<G>(device, data.partial, blocks, data.C, mode, dw, db, dbias);
 }
 
 template <typename A, typename G>
@@ -1928,13 +1756,6 @@ static __global__ void g2z_k_gelu_fwd(A *y, A *x, size_t packs) {
   g2z__put(x, at, g2z__pack<A>(slope));
 }
 
-template <typename A>
-static g2z_status g2z__gelu_fwd(g2z_device *device, A *y, A *x, size_t n) {
-  size_t packs = n / (size_t)g2z__lanes<A>;
-  return g2z__launch(device, "g2z_k_gelu_fwd", g2z_k_gelu_fwd<A>, (unsigned)g2z__blocks(packs, 256),
-                     256, 0, y, x, packs);
-}
-
 /* g2z_k_residual_dropout: y = residual + dropout(x)
  *   x, residual  [N,C] A in
  *   y            [N,C] A out   may be x or residual
@@ -1958,14 +1779,6 @@ static __global__ void g2z_k_residual_dropout(A *y, const A *x, const A *residua
     for (int i = 0; i < L; i++) value[i] = stream[i] + value[i] * factors[i];
     g2z__put(y, at, g2z__pack<A>(value));
   }
-}
-
-template <typename A>
-static g2z_status g2z__residual_dropout(g2z_device *device, A *y, const A *x, const A *residual,
-                                        const g2z_dropout *dropout, int N, int C) {
-  return g2z__launch(device, "g2z_k_residual_dropout", g2z_k_residual_dropout<A>,
-                     (unsigned)g2z__blocks((size_t)N, 8), dim3(32, 8), 0, y, x, residual, *dropout,
-                     N, C);
 }
 
 /* g2z_k_cast: to[i] = round(from[i])
@@ -2087,7 +1900,6 @@ typedef struct g2z__lt_operands {
 /* Room k42: reports whether it has a kernel for a key, and launches it. `on` NULL: nothing is
  * added. Column sums are per slab of G2Z__PRODUCT_ROWS rows. */
 #define G2Z__PRODUCT_ROWS 128
-static int g2z__hopper_here(const g2z_device *device);
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
                                     const g2z__lt_operands *on);
 static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
@@ -2098,8 +1910,8 @@ static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const 
   g2z_status kind = status == CUBLAS_STATUS_ALLOC_FAILED ? G2Z_NO_MEMORY : G2Z_DEVICE;
   return g2z_fail(device->services, kind,
                   "%s of the product [%d,%d] = [%d,%d] [%d,%d] (epilogue %d, dtype %s): cuBLASLt "
-                  "says %s; CUBLASLT_LOG_LEVEL=2 says more", what, key->n, key->m, key->n, key->k,
-                  key->k, key->m, key->epilogue, g2z_dtype_text(device->dtype),
+                  "reports %s; set CUBLASLT_LOG_LEVEL=2 for details", what, key->n, key->m, key->n,
+                  key->k, key->k, key->m, key->epilogue, g2z_dtype_text(device->dtype),
                   cublasLtGetStatusString(status));
 }
 
@@ -2110,35 +1922,12 @@ static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const 
       return g2z__lt_fail(device, lt_status_, #call, key);                \
   } while (0)
 
-static g2z_status g2z__lt_open(g2z_device *device) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  void *memory;
-  G2Z__TRY(g2z_allocate(device->services, G2Z__PRODUCTS, sizeof(g2z__lt_product), &memory));
-  cuda->products = (g2z__lt_product *)memory;
-  cublasStatus_t status = cublasLtCreate(&cuda->lt);
-  if (status != CUBLAS_STATUS_SUCCESS)
-    return g2z_fail(device->services, G2Z_DEVICE,
-                    "cuBLASLt %zu does not start: %s; check that it fits the driver",
-                    cublasLtGetVersion(), cublasLtGetStatusString(status));
-  cuda->hopper = device->info.fp8 = g2z__hopper_here(device);
-  G2Z__CUDA(device, cudaMalloc(&cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE));
-  return G2Z_OK;
-}
-
 static void g2z__lt_free(g2z__lt_product *product) {
   if (product->desc) cublasLtMatmulDescDestroy(product->desc);
   if (product->a) cublasLtMatrixLayoutDestroy(product->a);
   if (product->b) cublasLtMatrixLayoutDestroy(product->b);
   if (product->d) cublasLtMatrixLayoutDestroy(product->d);
   memset(product, 0, sizeof *product); /* no product has a key of zeros */
-}
-
-static void g2z__lt_close(g2z_device *device) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  for (int i = 0; i < cuda->product_count; i++) g2z__lt_free(&cuda->products[i]);
-  g2z_release(device->services, cuda->products);
-  if (cuda->lt) cublasLtDestroy(cuda->lt);
-  cudaFree(cuda->lt_workspace);
 }
 
 /* Creates the descriptors of a key. */
@@ -2198,42 +1987,6 @@ static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *pro
                         cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE, cuda->stream);
 }
 
-/* The heuristic's algorithms for a shape, its favourite first. */
-static g2z_status g2z__lt_candidates(g2z_device *device, const g2z__lt_product *product,
-                                          cublasLtMatmulHeuristicResult_t *out, int *count) {
-  const g2z__lt_key *key = &product->key;
-  cublasLtMatmulPreference_t preference;
-  const uint64_t workspace = G2Z__PRODUCT_WORKSPACE;
-  /* No split sums in a batch: each product would need workspace, and the count may change. */
-  const uint32_t schemes = key->batched ? CUBLASLT_REDUCTION_SCHEME_NONE
-                                        : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  const uint32_t alignment = 16; /* all tensors have it; cuBLASLt's default is 256 */
-  static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-  *count = 0;
-  cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
-  if (status != CUBLAS_STATUS_SUCCESS)
-    return g2z__lt_fail(device, status, "cublasLtMatmulPreferenceCreate", key);
-  status = cublasLtMatmulPreferenceSetAttribute(
-      preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
-  if (status == CUBLAS_STATUS_SUCCESS)
-    status = cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
-  for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
-    status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
-                                                  sizeof alignment);
-  if (status == CUBLAS_STATUS_SUCCESS)
-    status = cublasLtMatmulAlgoGetHeuristic(g2z__cuda_of(device)->lt, product->desc, product->a,
-                                            product->b, product->d, product->d, preference,
-                                            G2Z__CANDIDATES, out, count);
-  cublasLtMatmulPreferenceDestroy(preference);
-  if (status == CUBLAS_STATUS_SUCCESS && *count == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
-  return status == CUBLAS_STATUS_SUCCESS
-             ? G2Z_OK
-             : g2z__lt_fail(device, status, "the choice of an algorithm", key);
-}
-
 /* Times `calls` runs of a product with two events. */
 template <typename F>
 static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) {
@@ -2245,47 +1998,37 @@ static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) 
          cudaEventElapsedTime(ms, cuda->begin, cuda->end) == cudaSuccess;
 }
 
-/* The best of three rounds, after one to warm up. A round has up to 8 calls, because the events
- * around a single small product take about as long as the product. */
-template <typename F>
-static float g2z__lt_time_small(g2z_device *device, double flop, F run) {
-  double fit = G2Z__TIMED_FLOP / flop;
-  int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
-  float ms, best_ms = -1;
-  for (int round = 0; round < 4; round++) {
-    if (!g2z__lt_time_round(device, calls, run, &ms)) return -1;
-    if (round > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
-  }
-  return best_ms * 1000 / (float)calls;
-}
-
-/* The mean over G2Z__LARGE_MS, after a warm-up of that length. Under long load the power limit
- * slows the GPU: the algorithm that wins a short run may then lose to one that needs less power. */
-template <typename F>
-static float g2z__lt_time_large(g2z_device *device, F run) {
-  int counted = 0;
-  float ms, spent_ms = 0, sum_ms = 0;
-  for (; counted == 0 || spent_ms < 2 * G2Z__LARGE_MS; spent_ms += ms) {
-    if (!g2z__lt_time_round(device, G2Z__LARGE_CALLS, run, &ms)) return -1;
-    if (spent_ms >= G2Z__LARGE_MS) sum_ms += ms, counted += G2Z__LARGE_CALLS;
-  }
-  return sum_ms * 1000 / (float)counted;
-}
-
-/* Microseconds per run; negative if a run fails. */
-template <typename F>
-static float g2z__lt_time_us(g2z_device *device, const g2z__lt_key *key,
-                             const g2z__lt_operands *on, F run) {
-  double flop = 2.0 * key->m * key->n * key->k * (on->batch ? on->batch->count : 1);
-  return flop < G2Z__LARGE_FLOP ? g2z__lt_time_small(device, flop, run)
-                                : g2z__lt_time_large(device, run);
-}
-
-/* Times one way to compute a product and keeps it if it is the fastest so far. */
+/* Times one way to compute a product and keeps it if it is the fastest so far. A run that fails
+ * does not count. */
 template <typename F>
 static void g2z__lt_try(g2z_device *device, g2z__lt_product *best, const g2z__lt_operands *on,
                         g2z__way way, const cublasLtMatmulAlgo_t *algo, F run) {
-  float us = g2z__lt_time_us(device, &best->key, on, run);
+  const g2z__lt_key *key = &best->key;
+  const double flop = 2.0 * key->m * key->n * key->k * (on->batch ? on->batch->count : 1);
+  float ms, us;
+  if (flop < G2Z__LARGE_FLOP) {
+    /* The best of three rounds, after one to warm up. A round has up to 8 calls, because the events
+     * around a single small product take about as long as the product. */
+    double fit = G2Z__TIMED_FLOP / flop;
+    int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
+    float best_ms = -1;
+    for (int round = 0; round < 4; round++) {
+      if (!g2z__lt_time_round(device, calls, run, &ms)) return;
+      if (round > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
+    }
+    us = best_ms * 1000 / (float)calls;
+  } else {
+    /* The mean over G2Z__LARGE_MS, after a warm-up of that length. Under long load the power limit
+     * slows the GPU: the algorithm that wins a short run may then lose to one that needs less
+     * power. */
+    float spent_ms = 0, sum_ms = 0;
+    int counted = 0;
+    for (; counted == 0 || spent_ms < 2 * G2Z__LARGE_MS; spent_ms += ms) {
+      if (!g2z__lt_time_round(device, G2Z__LARGE_CALLS, run, &ms)) return;
+      if (spent_ms >= G2Z__LARGE_MS) sum_ms += ms, counted += G2Z__LARGE_CALLS;
+    }
+    us = sum_ms * 1000 / (float)counted;
+  }
   if (us <= 0 || (best->us > 0 && us >= best->us)) return;
   best->us = us;
   best->way = way;
@@ -2302,18 +2045,47 @@ static int g2z__lt_may_time(const g2z_device *device) {
  * for it, the heuristic's favourite is taken. */
 static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
                                const g2z__lt_operands *on) {
-  cublasLtMatmulHeuristicResult_t candidates[G2Z__CANDIDATES];
-  int count;
-  G2Z__TRY(g2z__lt_candidates(device, product, candidates, &count));
+  const g2z__lt_key *key = &product->key;
+  const uint64_t workspace = G2Z__PRODUCT_WORKSPACE;
+  /* No split sums in a batch: each product would need workspace, and the count may change. */
+  const uint32_t schemes = key->batched ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                        : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  const uint32_t alignment = 16; /* all tensors have it; cuBLASLt's default is 256 */
+  const struct {
+    cublasLtMatmulPreferenceAttributes_t attribute;
+    const void *value;
+    size_t bytes;
+  } wishes[] = {
+      {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
+      {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof alignment},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof alignment},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof alignment},
+      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof alignment}};
+  cublasLtMatmulHeuristicResult_t candidates[G2Z__CANDIDATES]; /* the heuristic's favourite first */
+  cublasLtMatmulPreference_t preference;
+  int count = 0;
+  G2Z__LT(device, key, cublasLtMatmulPreferenceCreate(&preference));
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+  for (int i = 0; i < (int)(sizeof wishes / sizeof *wishes) && status == CUBLAS_STATUS_SUCCESS; i++)
+    status = cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value,
+                                                  wishes[i].bytes);
+  if (status == CUBLAS_STATUS_SUCCESS)
+    status = cublasLtMatmulAlgoGetHeuristic(g2z__cuda_of(device)->lt, product->desc, product->a,
+                                            product->b, product->d, product->d, preference,
+                                            G2Z__CANDIDATES, candidates, &count);
+  cublasLtMatmulPreferenceDestroy(preference);
+  if (status == CUBLAS_STATUS_SUCCESS && count == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
+  if (status != CUBLAS_STATUS_SUCCESS)
+    return g2z__lt_fail(device, status, "the choice of an algorithm", key);
   product->algo = candidates[0].algo;
-  int hopper = g2z__hopper_product_fits(device, &product->key, on);
+  const int hopper = g2z__hopper_product_fits(device, key, on);
   if (hopper && device->tune == G2Z_TUNE_OWN) product->way = G2Z__WAY_HOPPER;
   if (!g2z__lt_may_time(device)) return G2Z_OK;
   g2z__lt_operands trial = *on;
   void *elsewhere = NULL;
   if (on->c == on->d) {
-    size_t bytes = (size_t)product->key.ld_d * (size_t)product->key.n *
-                   (product->key.type_d == CUDA_R_32F ? 4 : 2);
+    size_t bytes = (size_t)key->ld_d * (size_t)key->n * (key->type_d == CUDA_R_32F ? 4 : 2);
     if (cudaMalloc(&elsewhere, bytes) != cudaSuccess) {
       (void)cudaGetLastError();
       return G2Z_OK;
@@ -2328,7 +2100,7 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   }
   if (hopper)
     g2z__lt_try(device, product, on, G2Z__WAY_HOPPER, NULL, [&] {
-      return g2z__hopper_product_run(device, &product->key, &trial) == G2Z_OK;
+      return g2z__hopper_product_run(device, key, &trial) == G2Z_OK;
     });
   cudaFree(elsewhere);
   return G2Z_OK;
@@ -2341,18 +2113,18 @@ static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key
   return NULL;
 }
 
-/* The table's place for a new shape: a free one, else the next one with an untimed shape. There
- * always is one, because the table has more places than G2Z__PRODUCTS_TIMED. */
-static g2z__lt_product *g2z__lt_place(g2z_device *device) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  if (cuda->product_count < G2Z__PRODUCTS) return &cuda->products[cuda->product_count++];
-  do cuda->product_victim = (cuda->product_victim + 1) % G2Z__PRODUCTS;
-  while (cuda->products[cuda->product_victim].us > 0);
-  return &cuda->products[cuda->product_victim];
-}
-
+/* Adds a shape to the table: in a free row, else in place of the next untimed shape. There always
+ * is one, because the table has more rows than G2Z__PRODUCTS_TIMED. */
 static g2z_status g2z__lt_add(g2z_device *device, const g2z__lt_key *key, g2z__lt_product **out) {
-  g2z__lt_product *product = g2z__lt_place(device);
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  int row = cuda->product_count;
+  if (row < G2Z__PRODUCTS) cuda->product_count++;
+  else {
+    do cuda->product_victim = (cuda->product_victim + 1) % G2Z__PRODUCTS;
+    while (cuda->products[cuda->product_victim].us > 0);
+    row = cuda->product_victim;
+  }
+  g2z__lt_product *product = &cuda->products[row];
   g2z__lt_free(product);
   product->key = *key;
   g2z_status status = g2z__lt_describe(device, product);
@@ -2574,22 +2346,6 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   return *fused ? run() : apart();
 }
 
-/* y = gelu(x w + bias), and its slope. cuBLASLt's GELU epilogue saves GELU's input, not the slope.
- * Computing the slope from it in an epilogue of backward takes longer than the product itself. */
-template <typename A>
-static g2z_status g2z__gelu_product(g2z_device *device, const g2z__lt_key *plain,
-                                    const g2z__lt_operands *on) {
-  g2z__lt_key key = *plain;
-  key.epilogue = G2Z__EPILOGUE_GELU;
-  int fused;
-  return g2z__lt_fused_or(device, &key, on, [&] {
-    g2z__lt_operands product = g2z__lt_rows(on->slope, on->b, on->a);
-    product.bias = on->bias;
-    G2Z__TRY(g2z__lt_multiply(device, plain, &product));
-    return g2z__gelu_fwd<A>(device, (A *)on->d, (A *)on->slope, (size_t)key.n * (size_t)key.m);
-  }, &fused);
-}
-
 /* g2z_k_narrow: to = x times a scale, rounded to E.
  *   to  rows of I numbers in E, out
  *   x   [N,I] A in        I % 8 == 0
@@ -2646,8 +2402,8 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
   const A *w = (const A *)x.w;
   g2z__k_begin();
 #pragma unroll
-  for (int turn = 0; turn < 2; turn++) {
-    int pack = (int)threadIdx.x % 8, i = turn * 32 + (int)threadIdx.x / 8, o = pack * 8;
+  for (int half = 0; half < 2; half++) {
+    int pack = (int)threadIdx.x % 8, i = half * 32 + (int)threadIdx.x / 8, o = pack * 8;
     float value[8] = {};
     const A *row = w + (size_t)(first_i + i) * (size_t)O + first_o;
     if (first_i + i < I && first_o + o < O) g2z__unpack<A>(value, g2z__get(row, (size_t)pack));
@@ -2705,7 +2461,8 @@ static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
 
 /* y = x w + bias, then gelu or residual. The residual is the product's C, added before rounding.
  * With dropout a separate kernel adds it. If y is the residual itself, the product goes to scratch
- * until then. */
+ * until then. cuBLASLt's GELU epilogue saves GELU's input, not the slope. To compute the slope from
+ * it in an epilogue of backward takes longer than the product itself. */
 template <typename A>
 static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
                                       const void *x, const void *narrow_x, const void *w,
@@ -2724,20 +2481,33 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_
   void *memory = NULL;
   if (bytes + narrow_w) G2Z__TRY(g2z__scratch(device, bytes + narrow_w, &memory));
   if (apart) on.d = memory;
-  if (!narrow_x && slope) return g2z__gelu_product<A>(device, &key, &on);
+  const g2z__lt_key plain = key;
+  if (slope) key.epilogue = G2Z__EPILOGUE_GELU;
+  if (!narrow_x && slope) {
+    size_t packs = (size_t)N * (size_t)O / g2z__lanes<A>;
+    int fused;
+    return g2z__lt_fused_or(device, &key, &on, [&] {
+      g2z__lt_operands product = g2z__lt_rows(slope, x, w);
+      product.bias = bias;
+      G2Z__TRY(g2z__lt_multiply(device, &plain, &product));
+      return g2z__launch(device, "g2z_k_gelu_fwd", g2z_k_gelu_fwd<A>,
+                         (unsigned)g2z__blocks(packs, 256), 256, 0, (A *)y, (A *)slope, packs);
+    }, &fused);
+  }
   if (!narrow_x) G2Z__TRY(g2z__lt_multiply(device, &key, &on));
   else if constexpr (sizeof(A) == 2) {
     const g2z_narrow_weight own = {w, (uint8_t *)memory + bytes, NULL, I, O};
     if (!ready) G2Z__TRY(g2z__narrow_launch<A>(device, &own, 1));
-    if (slope) key.epilogue = G2Z__EPILOGUE_GELU, on.narrow = narrow_y;
+    if (slope) on.narrow = narrow_y;
     on.a = ready ? ready->columns : own.columns;
     on.b = narrow_x;
     g2z__narrow_key(&key, CUDA_R_8F_E4M3);
     G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
   }
   if (!drops) return G2Z_OK;
-  return g2z__residual_dropout<A>(device, (A *)y, (const A *)on.d, (const A *)residual, dropout, N,
-                                  O);
+  return g2z__launch(device, "g2z_k_residual_dropout", g2z_k_residual_dropout<A>,
+                     (unsigned)g2z__blocks((size_t)N, 8), dim3(32, 8), 0, (A *)y, (const A *)on.d,
+                     (const A *)residual, *dropout, N, O);
 }
 
 /* dx = dy w^T. With a slope, dx is multiplied by it, and dbias = or += the column sums of dx. */
@@ -2787,8 +2557,7 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
                                                       N, I);
     }, &fused));
   if (!slope) return G2Z_OK;
-  return g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, on.sums,
-                           (int)(fused ? ours : slabs), I, mode);
+  return g2z__add_slabs<G>(device, on.sums, (int)(fused ? ours : slabs), I, mode, (G *)dbias);
 }
 
 /* dw = or += x^T dy */
@@ -2819,26 +2588,14 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const
  * MASK     Key <= query. Blocks beyond the diagonal are never visited. A warp skips steps beyond
  *          the diagonal of its own rows: 64 keys at a time in the forward kernel, 16 keys or
  *          queries in the others. Only the steps of 64 that cross the diagonal compare.
- * HS       Padded with zeros to 64 or 128 on the way into registers and shared memory.
- * SCRATCH  Backward takes g2z__attention_scratch bytes. */
+ * HS       Padded with zeros to 64 or 128 on the way into registers and shared memory. */
 
 #define G2Z__ATT_ROWS 128        /* queries per block of a tensor-core kernel */
 #define G2Z__ATT_STEP 64         /* rows per load; keys per block of the dK and dV kernel */
 
-/* Scratch of backward: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column
- * sums of dQ over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12,
- * C=768: 3.1 + 0.8 + 3.1 MB. The plain kernels leave the sums to room k21. */
-static size_t g2z__attention_stats_bytes(int B, int T, int NH) {
-  return g2z__blocks((size_t)B * (size_t)T * (size_t)NH * sizeof(float2), 256) * 256;
-}
+/* Column sums over each `rows` rows of a sequence. */
 static size_t g2z__attention_slabs(int B, int T, int rows) {
   return (size_t)B * g2z__blocks((size_t)T, (size_t)rows);
-}
-static size_t g2z__attention_scratch(int B, int T, int C, int NH) {
-  size_t slabs = g2z__attention_slabs(B, T, G2Z__ATT_ROWS) +
-                 2 * g2z__attention_slabs(B, T, G2Z__ATT_STEP);
-  slabs = max(slabs, 3 * (size_t)g2z__slabs(B * T));
-  return g2z__attention_stats_bytes(B, T, NH) + slabs * (size_t)C * sizeof(float);
 }
 
 /* ----- fragments ---------------------------------------------------------
@@ -3006,7 +2763,7 @@ static __device__ inline void g2z__copies_wait(void) {
   asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/* A lane's share of an address for ldmatrix.x4, which loads four 8x8 matrices. Each lane addresses
+/* A lane's part of an address for ldmatrix.x4, which loads four 8x8 matrices. Each lane addresses
  * one of their 32 rows. */
 struct g2z__reader {
   uint32_t row, swizzle; /* bytes */
@@ -3401,26 +3158,6 @@ static __device__ inline void g2z__column_slab(float *to, float *shared,
   }
 }
 
-/* The sums of dout * out over rows g and g + 8, from A fragments of both. */
-template <typename A, int HSP>
-static __device__ inline void g2z__row_products(float (&sums)[2],
-                                                const uint32_t (&x)[HSP / 16][4],
-                                                const uint32_t (&y)[HSP / 16][4]) {
-  sums[0] = sums[1] = 0;
-#pragma unroll
-  for (int k = 0; k < HSP / 16; k++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float2 p = g2z__pair_of<A>::unpack(x[k][i]), q = g2z__pair_of<A>::unpack(y[k][i]);
-      sums[i % 2] += p.x * q.x + p.y * q.y;
-    }
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    sums[half] += __shfl_xor_sync(G2Z__ALL_LANES, sums[half], 1);
-    sums[half] += __shfl_xor_sync(G2Z__ALL_LANES, sums[half], 2);
-  }
-}
-
 /* A warp's step of the dQ kernel: 64 keys, 16 at a time, so that scores take few registers. */
 template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK, int MT>
 static __device__ inline void
@@ -3497,7 +3234,20 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
   for (int m = 0; m < MT; m++) {
     g2z__load_a<HSP>(qa[m], o, row + m * 16);
     g2z__load_a<HSP>(ga[m], g, row + m * 16);
-    g2z__row_products<A, HSP>(d[m], ga[m], qa[m]);
+    d[m][0] = d[m][1] = 0; /* the sums of dout * out over rows g and g + 8 */
+#pragma unroll
+    for (int part = 0; part < HSP / 16; part++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float2 x = g2z__pair_of<A>::unpack(ga[m][part][i]);
+        float2 y = g2z__pair_of<A>::unpack(qa[m][part][i]);
+        d[m][i % 2] += x.x * y.x + x.y * y.y;
+      }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      d[m][half] += __shfl_xor_sync(G2Z__ALL_LANES, d[m][half], 1);
+      d[m][half] += __shfl_xor_sync(G2Z__ALL_LANES, d[m][half], 2);
+    }
     g2z__load_a<HSP>(qa[m], q, row + m * 16);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -3972,12 +3722,13 @@ static __device__ inline void g2z__copy_tile(uint32_t to, const CUtensorMap *map
                "l"(keep)
                : "memory");
 }
-/* Copies both statistics of 64 queries from `row` on; `head` counts the heads of all sequences. */
-static __device__ inline void g2z__copy_stats(uint32_t to, const CUtensorMap *map, int head,
-                                              int row, const uint64_t *full) {
+
+/* Copies a box of a matrix. */
+static __device__ inline void g2z__copy_box(uint32_t to, const CUtensorMap *map, int column,
+                                            int row, const uint64_t *full) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-               "l"(map), "r"(row), "r"(head * 2), "r"(g2z__shared_at(full))
+               "l"(map), "r"(column), "r"(row), "r"(g2z__shared_at(full))
                : "memory");
 }
 
@@ -4023,31 +3774,31 @@ typedef enum g2z__by { G2Z__BY_ROWS, G2Z__BY_COLUMNS } g2z__by;
 
 /* c[64,64] = a[64,16] b[16,64], or += with `adds`; `a` lies in registers. With `=`, wgmma ignores
  * the old c. Zeros written to c would make ptxas wait for the products that run. */
-#define G2Z__WGMMA_REGISTERS(type)                                                         \
+#define G2Z__WGMMA_REGISTERS(type, c, a, b, by, adds)                                      \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"                                \
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
                ", {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"                             \
                : G2Z__C_LIST(c)                                                            \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)BY), "r"(adds))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)(by)), "r"(adds))
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__wgmma(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b,
                                          int adds) {
-  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_REGISTERS("f16");
-  else G2Z__WGMMA_REGISTERS("bf16");
+  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_REGISTERS("f16", c, a, b, BY, adds);
+  else G2Z__WGMMA_REGISTERS("bf16", c, a, b, BY, adds);
 }
 
 /* The same, but `a` lies in shared memory. */
-#define G2Z__WGMMA_SHARED(type)                                                            \
+#define G2Z__WGMMA_SHARED(type, c, a, b, by, adds)                                         \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %35, 0;\n"                                \
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " G2Z__C_TEXT \
                ", %32, %33, p, 1, 1, %34, %34;\n}"                                         \
                : G2Z__C_LIST(c)                                                            \
-               : "l"(a), "l"(b), "n"((int)BY), "r"(adds))
+               : "l"(a), "l"(b), "n"((int)(by)), "r"(adds))
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__wgmma_shared(float (&c)[8][4], uint64_t a, uint64_t b,
                                                 int adds) {
-  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_SHARED("f16");
-  else G2Z__WGMMA_SHARED("bf16");
+  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_SHARED("f16", c, a, b, BY, adds);
+  else G2Z__WGMMA_SHARED("bf16", c, a, b, BY, adds);
 }
 
 /* c = a tile^T, summed over 64 columns; `a` is a tile, too. */
@@ -4093,10 +3844,7 @@ static __device__ inline void g2z__write_a(uint32_t tile, int row, const uint32_
                  : "memory");
 }
 
-/* The address of one 16-byte piece of a tile's row, swizzled. */
-static __device__ inline uint32_t g2z__tile_piece(uint32_t tile, int row, int piece) {
-  return tile + (uint32_t)(row * 128 + (piece ^ row % 8) * 16);
-}
+/* 16 bytes of shared memory. */
 static __device__ inline uint4 g2z__tile_get(uint32_t at) {
   uint4 pack;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -4112,21 +3860,22 @@ static __device__ inline void g2z__fence_async(void) {
 }
 
 /* Stores a warp's 16 rows of c as rows `row` ... of a rectangle. `low` scales the upper 8 rows,
- * `high` the lower 8. The rows pass through rows `place` ... of a tile, so that 8 lanes write 128
- * bytes at once; TMA may write the tile next. `packs` returns what this lane stored: 8 columns from
- * lane % 8 * 8 on. */
+ * `high` the lower 8. The rows pass through rows `tile_row` ... of a tile, so that 8 lanes write
+ * 128 bytes at once; TMA may write the tile next. `packs` returns what this lane stored: 8 columns
+ * from lane % 8 * 8 on. */
 template <typename E, typename A>
 static __device__ inline void g2z__hopper_store(uint4 (&packs)[4], const g2z__rows<A> &to,
                                                 float (&c)[8][4], int row, float low, float high,
-                                                uint32_t tile, int place) {
+                                                uint32_t tile, int tile_row) {
   int y = g2z__lane() / 8, piece = g2z__lane() % 8;
-  uint32_t a[4][4], from = g2z__tile_piece(tile, place + y, piece);
+  const int from_row = tile_row + y; /* this lane's 16-byte piece of it, swizzled: */
+  uint32_t a[4][4], from = tile + (uint32_t)(from_row * 128 + (piece ^ from_row % 8) * 16);
   A *at = to.at + (size_t)(row + y) * to.stride + piece * 8;
 #pragma unroll
   for (int n = 0; n < 32; n++) c[n / 4][n % 4] *= n % 4 < 2 ? low : high;
 #pragma unroll
   for (int k = 0; k < 4; k++) g2z__as_a<A>(a[k], c[2 * k], c[2 * k + 1]);
-  g2z__write_a(tile, place, a);
+  g2z__write_a(tile, tile_row, a);
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; i++) /* from row y to y + 4 the swizzle flips bit 2 of the piece */
@@ -4188,22 +3937,12 @@ struct g2z__hopper_fwd {
   float scale;
 };
 
-/* The order of items. A head's items are neighbours, so that its K and V stay in L2, and its
+#define G2Z__HOPPER_FWD_LAST 528 /* items of the last heads: 2 rounds on 132 multiprocessors */
+
+/* One thread loads all tiles, as far ahead as the stages allow.
+ * The order of items: a head's items are neighbours, so that its K and V stay in L2, and its
  * longest rows come first. The last heads are mixed, the longest rows of all of them first: short
  * items then end the launch, and no multiprocessor waits long for another. */
-#define G2Z__HOPPER_FWD_LAST 528 /* items of the last heads: 2 rounds on 132 multiprocessors */
-template <typename A>
-static __device__ inline g2z__hopper_queries g2z__hopper_queries_of(const g2z__hopper_fwd<A> &x,
-                                                                    int index) {
-  int blocks = (x.T + 127) / 128, heads = x.items / blocks;
-  int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
-  int head = index / blocks, block = index % blocks, item = index - first * blocks;
-  if (item >= 0) head = first + item % last, block = item / last;
-  block = blocks - 1 - block;
-  return {head / x.NH, head % x.NH, block, min((x.T + 63) / 64, block * 2 + 2)};
-}
-
-/* One thread loads all tiles, as far ahead as the stages allow. */
 template <typename A>
 static __device__ inline void g2z__hopper_fwd_load(const g2z__hopper_fwd<A> &x,
                                                    const CUtensorMap *qkv, uint32_t shared,
@@ -4213,7 +3952,13 @@ static __device__ inline void g2z__hopper_fwd_load(const g2z__hopper_fwd<A> &x,
   g2z__ring<S::STAGES> kv = {0, 0};
   for (int index = (int)(blockIdx.x + gridDim.x * pair); index < x.items;
        index = g2z__hopper_take(x.taken, x.items, 2 * (int)gridDim.x)) {
-    g2z__hopper_queries item = g2z__hopper_queries_of(x, index);
+    int blocks = (x.T + 127) / 128, heads = x.items / blocks;
+    int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
+    int head = index / blocks, block = index % blocks, mixed = index - first * blocks;
+    if (mixed >= 0) head = first + mixed % last, block = mixed / last;
+    block = blocks - 1 - block;
+    g2z__hopper_queries item = {head / x.NH, head % x.NH, block,
+                                min((x.T + 63) / 64, block * 2 + 2)};
     g2z__barrier_wait(barriers->q_empty + q.stage, q.phase ^ 1);
     barriers->item[q.stage] = item;
     g2z__barrier_expect(barriers->q_full + q.stage, 2 * S::TILE);
@@ -4243,7 +3988,7 @@ template <typename A>
 static __device__ inline void
 g2z__hopper_finish(const g2z__hopper_fwd<A> &x, float (&o)[8][4], const float (&largest)[2],
                    float (&sum)[2], const g2z__hopper_queries &item, int row, uint32_t tile,
-                   int place) {
+                   int tile_row) {
   float *lse = x.lse + (size_t)(item.b * x.NH + item.h) * (size_t)x.T;
   uint4 packs[4];
 #pragma unroll
@@ -4255,7 +4000,7 @@ g2z__hopper_finish(const g2z__hopper_fwd<A> &x, float (&o)[8][4], const float (&
   }
   g2z__hopper_store<__nv_fp8_e4m3>(
       packs, g2z__rows_of(x.out, item.b, item.h, 0, 1, x.T, x.NH, 64, x.narrow), o, row,
-      1.0f / sum[0], 1.0f / sum[1], tile, place);
+      1.0f / sum[0], 1.0f / sum[1], tile, tile_row);
 }
 
 /* Each of two warpgroups owns 64 queries. A tile's P V is issued after the next tile's scores. */
@@ -4265,7 +4010,7 @@ static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, 
   typedef g2z__hopper_fwd_shared S;
   g2z__ring<2> q = {0, 0};
   g2z__ring<S::STAGES> kv = {0, 0};
-  int place = (int)threadIdx.x % 128 / 32 * 16;
+  int tile_row = (int)threadIdx.x % 128 / 32 * 16;
   float scale2 = x.scale * G2Z__LOG2E;
   for (;;) {
     g2z__barrier_wait_warp(barriers->q_full + q.stage, q.phase);
@@ -4273,7 +4018,7 @@ static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, 
     item.block = __shfl_sync(G2Z__ALL_LANES, item.block, 0); /* warp-uniform, for wgmma */
     item.count = __shfl_sync(G2Z__ALL_LANES, item.count, 0);
     if (item.count == 0) return;
-    int row = item.block * 128 + group * 64 + place;
+    int row = item.block * 128 + group * 64 + tile_row;
     int mine = min(item.count, item.block * 2 + group + 1), last = 0;
     uint32_t q_tile = shared + (uint32_t)(S::Q + (q.stage * 2 + group) * S::TILE);
     uint32_t kv_tiles = shared + S::KV, p[4][4];
@@ -4307,7 +4052,7 @@ static __device__ inline void g2z__hopper_fwd_rows(const g2z__hopper_fwd<A> &x, 
     }
     /* Q has been read: its tile now stages O, until q_empty lets TMA write the next Q. */
     g2z__barrier_group();
-    g2z__hopper_finish(x, o[0], largest[0], sum[0], item, row, q_tile, place);
+    g2z__hopper_finish(x, o[0], largest[0], sum[0], item, row, q_tile, tile_row);
     g2z__barrier_arrive_warp(barriers->q_empty + q.stage);
     q.next();
   }
@@ -4433,15 +4178,9 @@ static __device__ inline void g2z__hopper_leave_sum(const g2z__hopper_bwd<A> &x,
   x.sums[(row * (unsigned)x.NH + (unsigned)(head % x.NH)) * 64 + (unsigned)column] = sum;
 }
 
-/* The index of query t in a row of statistics. Within 16 queries, the 4 that a lane needs are
- * neighbours. */
-static __device__ inline int g2z__hopper_stat_at(int t) {
-  return t / 16 * 16 + t % 8 / 2 * 4 + t % 16 / 8 * 2 + t % 2;
-}
-
 /* g2z_k_attention_hopper_stats: backward's two statistics per query: lse * log2(e), and minus the
  * sum over HS of dout * out. Both are zero in a row's padding, where dout is zero, too.
- *   stats     [B*NH,2,pitch] f32 out   g2z__hopper_stat_at
+ *   stats     [B*NH,2,pitch] f32 out: within 16 queries, the 4 that a lane needs are neighbours
  *   dout,out  [B,T,NH,64] A in
  *   x         x.sums is set to zero
  * Launch  grid B*pitch*NH/32, 256 threads: 8 threads take a row of 64 numbers
@@ -4468,7 +4207,8 @@ g2z_k_attention_hopper_stats(const __grid_constant__ g2z__hopper_bwd<A> x, float
   for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
   if (threadIdx.x % 8) return;
   size_t head = (size_t)(b * x.NH + h);
-  size_t to = head * 2 * (size_t)pitch + (size_t)g2z__hopper_stat_at(t);
+  int at = t / 16 * 16 + t % 8 / 2 * 4 + t % 16 / 8 * 2 + t % 2;
+  size_t to = head * 2 * (size_t)pitch + (size_t)at;
   stats[to] = t < x.T ? lse[head * (size_t)x.T + (size_t)t] * G2Z__LOG2E : 0.0f;
   stats[to + (size_t)pitch] = -sum;
 }
@@ -4509,8 +4249,6 @@ static __device__ inline int g2z__hopper_next(const g2z__hopper_barriers *barrie
   if (g2z__lane() == 0) item = barriers->item[kv.stage];
   return __shfl_sync(G2Z__ALL_LANES, item, 0);
 }
-#define G2Z__HOPPER_WALK_ITEMS(barriers, kv) \
-  for (int index; (index = g2z__hopper_next(barriers, kv)) >= 0;)
 
 /* One thread loads all tiles, as far ahead as the stages allow. It takes an item once it has
  * requested all tiles of the last item. The atomic's latency is hidden: this thread is four tiles
@@ -4546,8 +4284,8 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
         g2z__barrier_expect(full, 2 * S::TILE + G2Z__HOPPER_STATS_BYTES);
         g2z__copy_tile(to + S::Q, qkv, h, i * 64, b, full, keep);
         g2z__copy_tile(to + S::DOUT, dout, h, i * 64, b, full, keep);
-        g2z__copy_stats(shared + (uint32_t)(S::STATS + q.stage * G2Z__HOPPER_STATS_BYTES), stats,
-                        item.head, i * 64, full);
+        g2z__copy_box(shared + (uint32_t)(S::STATS + q.stage * G2Z__HOPPER_STATS_BYTES), stats,
+                      i * 64, item.head * 2, full); /* both statistics of 64 queries */
         q.next();
       }
     }
@@ -4557,7 +4295,7 @@ g2z__hopper_load(const g2z__hopper_bwd<A> &x, const CUtensorMap *qkv, const CUte
   g2z__barrier_arrive(barriers->kv_full + kv.stage);
 }
 
-/* A thread's share of a tile of dQ: 8 packs, 128 packs apart. */
+/* A thread's part of a tile of dQ: 8 packs, 128 packs apart. */
 static __device__ inline void g2z__dq_get(float (&dq)[8][4], const float4 *from) {
 #pragma unroll
   for (int n = 0; n < 8; n++) {
@@ -4621,7 +4359,7 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
   int thread = (int)threadIdx.x % 128, warp = thread / 32, tiles = (x.T + 63) / 64;
   float4 *kept = reinterpret_cast<float4 *>(floats + S::DQ / 4) + thread;
   float *q_sums = floats + S::DQ / 4; /* [4 warps][64]; reuses the tiles' memory at an item's end */
-  G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
+  for (int index; (index = g2z__hopper_next(barriers, kv)) >= 0;) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
     float4 *left = thread + (item.parts == 1
                                  ? x.dq + (size_t)(blockIdx.x * (unsigned)tiles) * 1024
@@ -4790,10 +4528,10 @@ template <typename A>
 static __device__ inline void g2z__hopper_store_keys(const g2z__hopper_bwd<A> &x,
                                                      const g2z__hopper_item &item, int tensor,
                                                      float (&sums)[8], float (&c)[8][4], int row,
-                                                     float factor, uint32_t tile, int place) {
+                                                     float factor, uint32_t tile, int tile_row) {
   uint4 packs[4];
   g2z__hopper_store<__nv_fp8_e5m2>(packs, g2z__hopper_rows(x, item.head, tensor), c, row, factor,
-                                   factor, tile, place);
+                                   factor, tile, tile_row);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float numbers[8];
@@ -4832,7 +4570,7 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
   int group = g2z__warpgroup(), warp = (int)threadIdx.x / 32, tiles = (x.T + 63) / 64;
   g2z__ring<2> kv = {0, 0};
   g2z__hopper_keys keys = {shared, barriers, {0, 0}, {0, 0}, warp * 16};
-  G2Z__HOPPER_WALK_ITEMS(barriers, kv) {
+  for (int index; (index = g2z__hopper_next(barriers, kv)) >= 0;) {
     g2z__hopper_item item = g2z__hopper_item_at(x.cut, index);
     float sums[2][8] = {};
     for (int j = item.begin; j < item.end; j++) {
@@ -4849,13 +4587,13 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
       }
       if (count > 0) { /* else all 64 keys lie beyond T */
         float dk[8][4], dv[8][4];
-        int row = j * 128 + keys.row, place = keys.row % 64;
+        int row = j * 128 + keys.row, tile_row = keys.row % 64;
         g2z__hopper_tiles<A>(dk, dv, k_tile, v_tile, keys, floats + S::STATS / 4, count,
                              x.scale * G2Z__LOG2E);
         /* V has been read: its tile now stages the outputs, until kv_empty lets TMA write there. */
         g2z__barrier_group();
-        g2z__hopper_store_keys(x, item, 1, sums[0], dk, row, x.scale, v_tile, place);
-        g2z__hopper_store_keys(x, item, 2, sums[1], dv, row, 1.0f, v_tile, place);
+        g2z__hopper_store_keys(x, item, 1, sums[0], dk, row, x.scale, v_tile, tile_row);
+        g2z__hopper_store_keys(x, item, 2, sums[1], dv, row, 1.0f, v_tile, tile_row);
       }
       if (j + 1 == item.end) g2z__hopper_leave_keys(x, item, sums, floats + (S::V + at) / 4);
       g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
@@ -4941,10 +4679,10 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   g2z__k_begin();
   int tiles = (x.T + 63) / 64, thread = (int)threadIdx.x % 128, warp = (int)threadIdx.x / 32;
   int splits = max(x.cut.splits, 2), head = x.cut.whole + (int)blockIdx.x / splits;
-  int turn = (int)blockIdx.x % splits;
+  int slab = (int)blockIdx.x % splits;
   g2z__rows<A> to = g2z__hopper_rows(x, head, 0);
   float sums[16] = {};
-  for (int i = turn * 2 + warp / 4; i < tiles; i += splits * 2) {
+  for (int i = slab * 2 + warp / 4; i < tiles; i += splits * 2) {
     float dq[8][4] = {};
     for (int part = 0; part < splits && 2 * x.cut.first[part] <= i; part++) {
       float more[8][4];
@@ -4963,7 +4701,7 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   if (threadIdx.x >= 64) return;
   float sum = 0;
   for (int i = 0; i < 8; i++) sum += shared[i * 64 + (int)threadIdx.x];
-  g2z__hopper_leave_sum(x, head, turn, 0, (int)threadIdx.x, sum * x.scale);
+  g2z__hopper_leave_sum(x, head, slab, 0, (int)threadIdx.x, sum * x.scale);
 }
 
 /* ----- launchers --------------------------------------------------------- */
@@ -5005,27 +4743,6 @@ static g2z_status g2z__hopper_map(g2z_device *device, CUtensorMap *map, const A 
                          CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-/* Maps stats[heads,2,pitch] in boxes of 64 queries and both statistics of a head. */
-static g2z_status g2z__hopper_stats_map(g2z_device *device, CUtensorMap *map, const float *stats,
-                                        size_t heads, size_t pitch) {
-  cuuint64_t sizes[2] = {pitch, 2 * heads}, strides[1] = {pitch * sizeof(float)};
-  cuuint32_t box[2] = {64, 2};
-  return g2z__tensor_map(device, map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, stats, sizes, strides,
-                         box, CU_TENSOR_MAP_SWIZZLE_NONE);
-}
-
-template <typename A>
-static g2z_status g2z__hopper_fwd_run(g2z_device *device, A *out, void *narrow, float *lse,
-                                      const A *qkv, int B, int T, int NH) {
-  const g2z__cuda *cuda = g2z__cuda_of(device);
-  g2z__hopper_fwd<A> x = {out, (uint8_t *)narrow, lse, cuda->taken, B * NH * ((T + 127) / 128),
-                          T, NH, 0.125f};
-  CUtensorMap map;
-  G2Z__TRY(g2z__hopper_map(device, &map, qkv, 3 * NH, T, B));
-  return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
-                     (unsigned)min(x.items, cuda->sms), 640, G2Z__HOPPER_FWD_BYTES, x, map);
-}
-
 static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
   return cut->whole + (cut->heads - cut->whole) * cut->splits;
 }
@@ -5044,7 +4761,7 @@ static void g2z__hopper_cut_into(g2z__hopper_cut *cut, int T, int heads, int spl
   cut->heads = heads, cut->splits = splits;
   for (int j = 0; j < blocks; j++) {
     int done = g2z__hopper_length(T, 0, j);
-    /* A part begins when earlier parts have their share, or if only one block per part is left. */
+    /* A part begins when earlier parts are long enough, or if only one block per part is left. */
     if (part < splits && (done * splits >= total * part || blocks - j == splits - part)) {
       cut->first[part] = j;
       cut->base[part] = cut->left - 2 * j;
@@ -5154,7 +4871,11 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, void *narrow,
   CUtensorMap qkv_map, dout_map, stats_map;
   G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
   G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
-  G2Z__TRY(g2z__hopper_stats_map(device, &stats_map, stats, heads, pitch));
+  /* stats[heads,2,pitch] in boxes of 64 queries and both statistics of a head */
+  const cuuint64_t sizes[2] = {pitch, 2 * heads}, strides[1] = {pitch * sizeof(float)};
+  const cuuint32_t box[2] = {64, 2};
+  G2Z__TRY(g2z__tensor_map(device, &stats_map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, stats, sizes,
+                           strides, box, CU_TENSOR_MAP_SWIZZLE_NONE));
   G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
                        (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, lse));
   G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
@@ -5163,7 +4884,7 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, void *narrow,
   if (parts > 0)
     G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_dq", g2z_k_attention_hopper_dq<A>,
                          (unsigned)parts, 256, 0, x));
-  return g2z__add_slabs<G>(device, dbias, (G *)NULL, (G *)NULL, x.sums, slabs, 3 * NH * 64, mode);
+  return g2z__add_slabs<G>(device, x.sums, slabs, 3 * NH * 64, mode, dbias);
 }
 
 /* ----- launchers of room k40, and the ops of both ------------------------ */
@@ -5239,21 +4960,6 @@ static int g2z__att_tensor(const g2z_device *device, const g2z_dropout *dropout,
 }
 
 template <typename A>
-static g2z_status g2z__attention_fwd(g2z_device *device, const g2z__att_data<A> &x) {
-  int small = x.HS() <= 64, drops = g2z__dropout_on(&x.dropout);
-  if constexpr (sizeof(A) == 2)
-    if (g2z__att_tensor(device, &x.dropout, x.T)) {
-      if (drops)
-        return small ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>(device, x)
-                     : g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>(device, x);
-      return small ? g2z__attention_fwd_run<A, 64, G2Z__DROP_OFF>(device, x)
-                   : g2z__attention_fwd_run<A, 128, G2Z__DROP_OFF>(device, x);
-    }
-  return small ? g2z__attention_plain_fwd_run<A, 64>(device, x)
-               : g2z__attention_plain_fwd_run<A, 128>(device, x);
-}
-
-template <typename A>
 static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *narrow, float *lse,
                                          const void *qkv, const g2z_dropout *dropout, int B, int T,
                                          int C, int NH) {
@@ -5262,10 +4968,25 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *na
   x.out = (A *)out, x.lse = lse, x.qkv = (const A *)qkv;
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
-  if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
-      return g2z__hopper_fwd_run<A>(device, x.out, narrow, lse, x.qkv, B, T, NH);
-  G2Z__TRY(g2z__attention_fwd<A>(device, x));
+  const int small = x.HS() <= 64, drops = g2z__dropout_on(dropout);
+  auto run = small ? g2z__attention_plain_fwd_run<A, 64> : g2z__attention_plain_fwd_run<A, 128>;
+  if constexpr (sizeof(A) == 2) {
+    const g2z__cuda *cuda = g2z__cuda_of(device);
+    if (x.HS() == 64 && !drops && cuda->hopper) {
+      const g2z__hopper_fwd<A> on = {x.out, (uint8_t *)narrow, lse, cuda->taken,
+                                     B * NH * ((T + 127) / 128), T, NH, 0.125f};
+      CUtensorMap map;
+      G2Z__TRY(g2z__hopper_map(device, &map, x.qkv, 3 * NH, T, B));
+      return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
+                         (unsigned)min(on.items, cuda->sms), 640, G2Z__HOPPER_FWD_BYTES, on, map);
+    }
+    if (g2z__att_tensor(device, dropout, T))
+      run = small   ? drops ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>
+                            : g2z__attention_fwd_run<A, 64, G2Z__DROP_OFF>
+            : drops ? g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>
+                    : g2z__attention_fwd_run<A, 128, G2Z__DROP_OFF>;
+  }
+  G2Z__TRY(run(device, x));
   if constexpr (sizeof(A) == 2)
     if (narrow) return g2z__narrow<__nv_fp8_e4m3>(device, narrow, x.out, G2Z__E4M3_X, B * T, C);
   return G2Z_OK;
@@ -5286,33 +5007,36 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
     if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
       return g2z__hopper_bwd_run<A, G>(device, x.dqkv, narrow, (G *)dbias, x.dout, x.forward, lse,
                                        x.qkv, mode, B, T, NH);
+  /* Scratch: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column sums of dQ
+   * over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12, C=768:
+   * 3.1 + 0.8 + 3.1 MB. The plain kernels leave the sums to room k21. */
+  const size_t q_slabs = g2z__attention_slabs(B, T, G2Z__ATT_ROWS);
+  const size_t kv_slabs = g2z__attention_slabs(B, T, G2Z__ATT_STEP);
+  const size_t slabs = max(q_slabs + 2 * kv_slabs, 3 * (size_t)g2z__slabs(B * T));
+  const size_t queries = (size_t)B * (size_t)T * (size_t)NH;
+  const size_t stats = g2z__align(queries * sizeof(float2));
   void *scratch;
-  G2Z__TRY(g2z__scratch(device, g2z__attention_scratch(B, T, C, NH), &scratch));
+  G2Z__TRY(g2z__scratch(device, stats + slabs * (size_t)C * sizeof(float), &scratch));
   x.stats = (float2 *)scratch;
-  x.q_sums = (float *)((char *)scratch + g2z__attention_stats_bytes(B, T, NH));
-  size_t q_slabs = g2z__attention_slabs(B, T, G2Z__ATT_ROWS);
-  size_t kv_slabs = g2z__attention_slabs(B, T, G2Z__ATT_STEP);
+  x.q_sums = (float *)((char *)scratch + stats);
   x.kv_sums = x.q_sums + q_slabs * (size_t)C;
-  const int small = x.HS() <= 64;
-  bool tensor = false;
-  if constexpr (sizeof(A) == 2) {
-    tensor = g2z__att_tensor(device, dropout, T);
-    if (tensor && g2z__dropout_on(dropout))
-      G2Z__TRY((small ? g2z__attention_bwd_run<A, 64, G2Z__DROP_ON>
-                      : g2z__attention_bwd_run<A, 128, G2Z__DROP_ON>)(device, x));
-    else if (tensor)
-      G2Z__TRY((small ? g2z__attention_bwd_run<A, 64, G2Z__DROP_OFF>
-                      : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>)(device, x));
-  }
+  const int small = x.HS() <= 64, drops = g2z__dropout_on(dropout);
+  const int tensor = sizeof(A) == 2 && g2z__att_tensor(device, dropout, T);
+  auto run = small ? g2z__attention_plain_bwd_run<A, 64> : g2z__attention_plain_bwd_run<A, 128>;
+  if constexpr (sizeof(A) == 2)
+    if (tensor)
+      run = small   ? drops ? g2z__attention_bwd_run<A, 64, G2Z__DROP_ON>
+                            : g2z__attention_bwd_run<A, 64, G2Z__DROP_OFF>
+            : drops ? g2z__attention_bwd_run<A, 128, G2Z__DROP_ON>
+                    : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>;
+  G2Z__TRY(run(device, x));
   if (tensor) {
-    G2Z__TRY(g2z__add_slabs<G>(device, (G *)dbias, (G *)NULL, (G *)NULL, x.q_sums, (int)q_slabs, C,
-                               mode));
-    G2Z__TRY(g2z__add_slabs<G>(device, (G *)dbias + C, (G *)NULL, (G *)NULL, x.kv_sums,
-                               (int)kv_slabs, 2 * C, mode));
+    G2Z__TRY(g2z__add_slabs<G>(device, x.q_sums, (int)q_slabs, C, mode, (G *)dbias));
+    G2Z__TRY(g2z__add_slabs<G>(device, x.kv_sums, (int)kv_slabs, 2 * C, mode, (G *)dbias + C));
   } else {
-    G2Z__TRY((small ? g2z__attention_plain_bwd_run<A, 64>
-                    : g2z__attention_plain_bwd_run<A, 128>)(device, x));
-    G2Z__TRY((g2z__add_columns<A, G>(device, (G *)dbias, x.dqkv, x.q_sums, mode, B * T, 3 * C)));
+    G2Z__TRY((g2z__column_slabs<A, G2Z__COLUMNS_PLAIN>(device, x.q_sums, x.dqkv, NULL, B * T,
+                                                       3 * C)));
+    G2Z__TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, mode, (G *)dbias));
   }
   if constexpr (sizeof(A) == 2)
     if (narrow) return g2z__narrow<__nv_fp8_e5m2>(device, narrow, x.dqkv, 1, B * T, 3 * C);
@@ -5407,7 +5131,7 @@ static g2z_status g2z_cuda_attention_next(g2z_device *device, void *out, void *p
                      (const A *)rows, positions, T, C, NH, lanes);
 }
 
-/* A warp's share of a row of logits. A lane has ids begin + lane, begin + lane + 32, ... */
+/* A warp's part of a row of logits. A lane has ids begin + lane, begin + lane + 32, ... */
 struct g2z__draw_part {
   const float *logits;
   int begin, end;
@@ -5484,7 +5208,7 @@ g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *log
   if (lane == 0) likeliest[warp] = most;
   __syncthreads();
   for (int w = 0; w < 32; w++) most = max(most, likeliest[w]);
-  int token = (int)(0x7fffffffu - (uint32_t)most), turn = 0;
+  int token = (int)(0x7fffffffu - (uint32_t)most), owner = 0; /* the warp that holds the draw */
   const float best = part.logits[token], temperature = sampling.temperature;
   if (temperature > 0) {
     uint32_t cut = 0;
@@ -5496,12 +5220,12 @@ g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *log
       sum = g2z__draw_sum(part, cut, best, temperature);
     }
     double draw = (double)g2z__draw_uniform(sampling.seed + (uint64_t)b, (uint32_t)drawn[b]) * sum;
-    while (turn < 31 && draw >= sums[turn]) draw -= sums[turn++];
-    int found = warp == turn ? g2z__draw_walk(part, draw, cut, best, temperature) : -1;
+    while (owner < 31 && draw >= sums[owner]) draw -= sums[owner++];
+    int found = warp == owner ? g2z__draw_walk(part, draw, cut, best, temperature) : -1;
     if (found >= 0) token = found;
     __syncthreads(); /* all threads have read drawn[b] */
   }
-  if ((int)threadIdx.x != 32 * turn) return;
+  if ((int)threadIdx.x != 32 * owner) return;
   tokens[b] = best == best ? token : -1; /* best is NaN if no logit is a number */
   drawn[b]++;
   if (positions[b] < T - 1) positions[b]++;
@@ -5582,13 +5306,6 @@ typedef struct g2z__product_barriers {
 
 /* ----- copies ------------------------------------------------------------ */
 
-static __device__ inline void g2z__copy_box(uint32_t to, const CUtensorMap *map, int column,
-                                            int row, const uint64_t *full) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-               "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-               "l"(map), "r"(column), "r"(row), "r"(g2z__shared_at(full))
-               : "memory");
-}
 static __device__ inline void g2z__store_box(const CUtensorMap *map, int column, int row,
                                              uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::
@@ -5603,12 +5320,12 @@ template <int PENDING>
 static __device__ inline void g2z__stores_have_read(void) {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
-/* Named barriers of `threads` threads: `turn` arrives and waits, `pass` only arrives. */
-static __device__ inline void g2z__barrier_turn(int id, int threads) {
+/* Named barriers of `threads` threads: `sync` arrives and waits, `arrive` only arrives. */
+static __device__ inline void g2z__named_sync(int id, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-static __device__ inline void g2z__barrier_pass(int id, int threads) {
+static __device__ inline void g2z__named_arrive(int id, int threads) {
   __syncwarp();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -5641,14 +5358,14 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
                                                 const CUtensorMap *left, const CUtensorMap *right,
                                                 const g2z__product_barriers *barriers) {
   typedef g2z__product_shared S;
-  g2z__ring<G2Z__PRODUCT_STAGES> turn = {0, 0};
+  g2z__ring<G2Z__PRODUCT_STAGES> ring = {0, 0};
   for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
     g2z__product_place at = g2z__product_at(x, t);
     if (g2z__product_skips<FINISH>(x, at)) continue;
-    for (int k = 0; k < x.K; k += g2z__terms<E>, turn.next()) {
-      const uint64_t *full = barriers->full + turn.stage;
-      uint32_t to = shared + (uint32_t)(turn.stage * S::STAGE);
-      g2z__barrier_wait(barriers->empty + turn.stage, turn.phase ^ 1);
+    for (int k = 0; k < x.K; k += g2z__terms<E>, ring.next()) {
+      const uint64_t *full = barriers->full + ring.stage;
+      uint32_t to = shared + (uint32_t)(ring.stage * S::STAGE);
+      g2z__barrier_wait(barriers->empty + ring.stage, ring.phase ^ 1);
       g2z__barrier_expect(full, S::STAGE);
       g2z__copy_box(to, left, k, at.row, full);
       to += S::LEFT;
@@ -5674,14 +5391,14 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
 #define G2Z__C_EIGHT(c, n)                                                                \
   G2Z__C_TILE(c[n]), G2Z__C_TILE(c[n + 1]), G2Z__C_TILE(c[n + 2]), G2Z__C_TILE(c[n + 3]), \
       G2Z__C_TILE(c[n + 4]), G2Z__C_TILE(c[n + 5]), G2Z__C_TILE(c[n + 6]), G2Z__C_TILE(c[n + 7])
-#define G2Z__WGMMA_192(type)                                                                     \
+#define G2Z__WGMMA_192(type, c, a, b, by, adds)                                                  \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %99, 0;\n"                                      \
                "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " " G2Z__C_TEXT_192  \
                ", %96, %97, p, 1, 1, 0, %98;\n}"                                                 \
                : G2Z__C_EIGHT(c, 0), G2Z__C_EIGHT(c, 8), G2Z__C_EIGHT(c, 16)                     \
-               : "l"(a), "l"(b), "n"((int)BY), "r"(adds))
+               : "l"(a), "l"(b), "n"((int)(by)), "r"(adds))
 /* In 8 bits: 32 terms in 32 bytes, always by rows. */
-#define G2Z__WGMMA_192_8(type)                                                                   \
+#define G2Z__WGMMA_192_8(type, c, a, b, adds)                                                    \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                      \
                "wgmma.mma_async.sync.aligned.m64n192k32.f32." type ".e4m3 " G2Z__C_TEXT_192       \
                ", %96, %97, p, 1, 1;\n}"                                                         \
@@ -5689,24 +5406,21 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
                : "l"(a), "l"(b), "r"(adds))
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__wgmma_192(float (&c)[24][4], uint64_t a, uint64_t b, int adds) {
-  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_192("f16");
-  else if constexpr (std::is_same<A, __nv_bfloat16>::value) G2Z__WGMMA_192("bf16");
-  else if constexpr (std::is_same<A, __nv_fp8_e4m3>::value) G2Z__WGMMA_192_8("e4m3");
-  else G2Z__WGMMA_192_8("e5m2");
-}
-
-/* A right operand that is read by columns has 64 columns every 8192 bytes. */
-template <g2z__by BY>
-static __device__ inline uint64_t g2z__operand_right(uint32_t tile) {
-  uint64_t one = g2z__operand(tile, 0);
-  return BY == G2Z__BY_ROWS ? one : one + ((uint64_t)(G2Z__TILE_BYTES - 1024) >> 4 << 16);
+  if constexpr (std::is_same<A, __half>::value) G2Z__WGMMA_192("f16", c, a, b, BY, adds);
+  else if constexpr (std::is_same<A, __nv_bfloat16>::value)
+    G2Z__WGMMA_192("bf16", c, a, b, BY, adds);
+  else if constexpr (std::is_same<A, __nv_fp8_e4m3>::value)
+    G2Z__WGMMA_192_8("e4m3", c, a, b, adds);
+  else G2Z__WGMMA_192_8("e5m2", c, a, b, adds);
 }
 
 /* Issues the products of one stage; they still run on return. */
 template <typename A, g2z__by BY>
 static __device__ inline void g2z__product_step(float (&c)[2][24][4], uint32_t stage, int adds) {
   uint64_t a = g2z__operand(stage, 0);
-  uint64_t b = g2z__operand_right<BY>(stage + g2z__product_shared::LEFT);
+  uint64_t b = g2z__operand(stage + g2z__product_shared::LEFT, 0);
+  if (BY == G2Z__BY_COLUMNS) /* 64 columns every 8192 bytes */
+    b += (uint64_t)(G2Z__TILE_BYTES - 1024) >> 4 << 16;
   g2z__wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
@@ -5726,7 +5440,7 @@ struct g2z__product_two_rows {
 };
 
 /* A warp's progress. Pieces of `other` have one numbering for all tiles. Piece i lies in
- * staging place i % PIECES, until the output that is computed from it replaces it. */
+ * staging slot i % PIECES, until the output that is computed from it replaces it. */
 struct g2z__product_warp {
   uint32_t staging;
   const uint64_t *other;         /* [PIECES] */
@@ -5749,32 +5463,14 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
   }
 }
 
-/* Turns two sums into an output pair. `other` is input with ADD and TIMES, the slope with GELU. */
-template <typename A, g2z__finish FINISH>
-static __device__ inline uint32_t g2z__product_pair(float low, float high, uint32_t &other,
-                                                    float &sum_low, float &sum_high) {
-  typedef g2z__pair_of<A> P;
-  if constexpr (FINISH == G2Z__FINISH_ADD) {
-    float2 more = P::unpack(other);
-    low += more.x, high += more.y;
-  } else if constexpr (FINISH == G2Z__FINISH_GELU) {
-    float slope_low, slope_high;
-    low = g2z__k_gelu(low, slope_low), high = g2z__k_gelu(high, slope_high);
-    other = P::pack(slope_low, slope_high);
-  } else if constexpr (FINISH == G2Z__FINISH_TIMES) {
-    float2 by = P::unpack(other);
-    low *= by.x, high *= by.y;
-    sum_low += low, sum_high += high;
-  }
-  return P::pack(low, high);
-}
-
-/* Finishes 16 rows of 64 columns, number `group` of the tile's three. */
+/* Finishes 16 rows of 64 columns, number `group` of the tile's three. `other` is input with ADD and
+ * TIMES, the slope with GELU. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
                    g2z__product_two_rows &rows, const float (&c)[24][4], int group,
                    const g2z__product_warp &warp) {
+  typedef g2z__pair_of<A> P;
 #pragma unroll
   for (int n = 0; n < 8; n++) {
     float v[4];
@@ -5793,16 +5489,29 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
       for (int i = 0; i < 4; i++) v[i] *= g2z__product_unit<E>;
     }
     if constexpr (FINISH != G2Z__FINISH_SOFTMAX && FINISH != G2Z__FINISH_TIMES) {
-      float2 bias = g2z__pair_of<A>::unpack(
-          __shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
+      float2 bias =
+          P::unpack(__shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
 #pragma unroll
       for (int i = 0; i < 4; i++) v[i] += i % 2 ? bias.y : bias.x;
     }
 #pragma unroll
-    for (int half = 0; half < 2; half++) /* the upper and lower 8 rows */
-      out[n / 2][n % 2 * 2 + half] = g2z__product_pair<A, FINISH>(
-          v[2 * half], v[2 * half + 1], other[n / 2][n % 2 * 2 + half], sums[2 * n],
-          sums[2 * n + 1]);
+    for (int half = 0; half < 2; half++) { /* the upper and lower 8 rows: a pair of each */
+      float low = v[2 * half], high = v[2 * half + 1];
+      uint32_t &more = other[n / 2][n % 2 * 2 + half];
+      if constexpr (FINISH == G2Z__FINISH_ADD) {
+        float2 add = P::unpack(more);
+        low += add.x, high += add.y;
+      } else if constexpr (FINISH == G2Z__FINISH_GELU) {
+        float slope_low, slope_high;
+        low = g2z__k_gelu(low, slope_low), high = g2z__k_gelu(high, slope_high);
+        more = P::pack(slope_low, slope_high);
+      } else if constexpr (FINISH == G2Z__FINISH_TIMES) {
+        float2 by = P::unpack(more);
+        low *= by.x, high *= by.y;
+        sums[2 * n] += low, sums[2 * n + 1] += high;
+      }
+      out[n / 2][n % 2 * 2 + half] = P::pack(low, high);
+    }
   }
 }
 
@@ -5848,10 +5557,10 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
 #pragma unroll
   for (int m = 0; m < 2; m++) {
     uint32_t y[4][4], z[4][4];
-    int place = READS ? warp.used.stage : TWO ? m * 2 : (group * 2 + m) % G2Z__PRODUCT_PIECES;
-    to[m] = warp.staging + (uint32_t)(place * G2Z__PRODUCT_PIECE);
+    int slot = READS ? warp.used.stage : TWO ? m * 2 : (group * 2 + m) % G2Z__PRODUCT_PIECES;
+    to[m] = warp.staging + (uint32_t)(slot * G2Z__PRODUCT_PIECE);
     if constexpr (READS) {
-      g2z__barrier_wait_warp(warp.other + place, warp.used.phase);
+      g2z__barrier_wait_warp(warp.other + slot, warp.used.phase);
       warp.used.next();
 #pragma unroll
       for (int n = 0; n < 4; n++)
@@ -5860,12 +5569,12 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
     if constexpr (sizeof(E) == 1 && (FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_TIMES))
       g2z__product_narrow<A, E>(x, y, warp.row + m * 64, warp.column + group * 64);
-    if (READS && m == 0 && group == 1) { /* group 0's stores free the places for group 2 */
+    if (READS && m == 0 && group == 1) { /* group 0's stores free the slots for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
       g2z__product_ask(warp, other, 4, 6);
     }
-    if (!READS && m == 0) { /* group 0 reuses the places of the last tile's group 2 */
+    if (!READS && m == 0) { /* group 0 reuses the slots of the last tile's group 2 */
       if (g2z__lane() == 0) {
         if (TWO || group == 0) g2z__stores_have_read<0>();
         else g2z__stores_have_read<1>();
@@ -5888,25 +5597,6 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
     g2z__stores_commit();
   }
   __syncwarp();
-}
-
-/* Adds and stores the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
- * sums at `all`, a staging place whose store is done. Only the next tile's first piece uses it. */
-static __device__ inline void g2z__product_sums(const g2z__product_data &x, const float (&sums)[6],
-                                                float *all, int group,
-                                                const g2z__product_warp &warp) {
-  constexpr int WARP = (int)g2z__product_shared::WARP / (int)sizeof(float);
-  float *mine = all + (int)threadIdx.x / 32 % 4 * WARP;
-#pragma unroll
-  for (int i = 0; i < 6; i++) mine[i / 2 * 64 + g2z__summed_column<16>(i % 2)] = sums[i];
-  g2z__barrier_turn(1 + group, 128);
-  int slab = warp.row / G2Z__PRODUCT_ROWS;
-  for (int i = (int)threadIdx.x % 128; i < G2Z__PRODUCT_COLUMNS; i += 128)
-    if (slab < x.slabs && warp.column + i < x.M)
-      x.sums[(size_t)slab * (size_t)x.M + (size_t)(warp.column + i)] =
-          all[i] + all[WARP + i] + all[2 * WARP + i] + all[3 * WARP + i];
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  g2z__barrier_turn(1 + group, 128);
 }
 
 /* The row of c[m]'s numbers 0 and 1, or with half = 1 of its numbers 2 and 3. */
@@ -5934,25 +5624,6 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
         c[0][n][i] = c[1][n][i] = -INFINITY;
 }
 
-/* Joins each row's sum and largest exponent from four lanes and stores them. */
-static __device__ inline void g2z__product_parts(const g2z__product_data &x,
-                                                 const g2z__product_warp &warp) {
-#pragma unroll
-  for (int m = 0; m < 2; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float sum = warp.rows[m].sum[half], largest = warp.rows[m].largest[half];
-#pragma unroll
-      for (int lanes = 1; lanes < 4; lanes *= 2) {
-        sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
-        largest = fmaxf(largest, __shfl_xor_sync(G2Z__ALL_LANES, largest, lanes));
-      }
-      int row = g2z__product_row_at(warp, m, half);
-      size_t at = (size_t)(warp.column / G2Z__PRODUCT_COLUMNS) * (size_t)x.N + (size_t)row;
-      if (g2z__lane() % 4 == 0 && row < x.N) x.rows.parts[at] = make_float2(sum, largest);
-    }
-}
-
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__product_warp &warp,
@@ -5969,12 +5640,40 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
       columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
     }
   }
-  if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_parts(x, warp);
+  /* Join each row's sum and largest exponent from four lanes and store them. */
+  if constexpr (FINISH == G2Z__FINISH_SOFTMAX)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float sum = warp.rows[i / 2].sum[i % 2], largest = warp.rows[i / 2].largest[i % 2];
+#pragma unroll
+      for (int lanes = 1; lanes < 4; lanes *= 2) {
+        sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
+        largest = fmaxf(largest, __shfl_xor_sync(G2Z__ALL_LANES, largest, lanes));
+      }
+      int row = g2z__product_row_at(warp, i / 2, i % 2);
+      size_t at = (size_t)(warp.column / G2Z__PRODUCT_COLUMNS) * (size_t)x.N + (size_t)row;
+      if (g2z__lane() % 4 == 0 && row < x.N) x.rows.parts[at] = make_float2(sum, largest);
+    }
+  /* Add and store the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
+   * sums in a staging slot whose store is done. Only the next tile's first piece uses it. */
   if constexpr (FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* the last 64 columns' store may run */
     __syncwarp();
     staging += group * 4 * (int)g2z__product_shared::WARP + warp.used.stage * G2Z__PRODUCT_PIECE;
-    g2z__product_sums(x, columns, reinterpret_cast<float *>(staging), group, warp);
+    float *all = reinterpret_cast<float *>(staging);
+    constexpr int WARP = (int)g2z__product_shared::WARP / (int)sizeof(float);
+    float *mine = all + (int)threadIdx.x / 32 % 4 * WARP;
+#pragma unroll
+    for (int i = 0; i < 6; i++)
+      mine[i / 2 * 64 + g2z__summed_column<16>(i % 2)] = columns[i];
+    g2z__named_sync(1 + group, 128);
+    int slab = warp.row / G2Z__PRODUCT_ROWS;
+    for (int i = (int)threadIdx.x % 128; i < G2Z__PRODUCT_COLUMNS; i += 128)
+      if (slab < x.slabs && warp.column + i < x.M)
+        x.sums[(size_t)slab * (size_t)x.M + (size_t)(warp.column + i)] =
+            all[i] + all[WARP + i] + all[2 * WARP + i] + all[3 * WARP + i];
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    g2z__named_sync(1 + group, 128);
   }
 }
 
@@ -5985,27 +5684,27 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
 template <typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ __forceinline__ void
 g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shared,
-                 g2z__ring<G2Z__PRODUCT_STAGES> &turn, g2z__product_warp &warp,
+                 g2z__ring<G2Z__PRODUCT_STAGES> &ring, g2z__product_warp &warp,
                  const CUtensorMap *other, const g2z__product_barriers *barriers) {
   const int blocks = (x.K + g2z__terms<E> - 1) / g2z__terms<E>;
-  g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
-  g2z__product_step<E, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 0);
-  int before = turn.stage;
-  turn.next();
+  g2z__barrier_wait_warp(barriers->full + ring.stage, ring.phase);
+  g2z__product_step<E, BY>(c, shared + (uint32_t)(ring.stage * g2z__product_shared::STAGE), 0);
+  int before = ring.stage;
+  ring.next();
   if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<0>();
     __syncwarp();
     g2z__product_ask(warp, other, 0, G2Z__PRODUCT_PIECES);
   }
   for (int k = 1; k < blocks; k++) {
-    g2z__barrier_wait_warp(barriers->full + turn.stage, turn.phase);
-    g2z__product_step<E, BY>(c, shared + (uint32_t)(turn.stage * g2z__product_shared::STAGE), 1);
+    g2z__barrier_wait_warp(barriers->full + ring.stage, ring.phase);
+    g2z__product_step<E, BY>(c, shared + (uint32_t)(ring.stage * g2z__product_shared::STAGE), 1);
     g2z__wgmma_wait<1>();
     g2z__barrier_arrive_warp(barriers->empty + before);
-    before = turn.stage;
-    turn.next();
+    before = ring.stage;
+    ring.next();
   }
-  g2z__barrier_pass(4 - g2z__warpgroup(), 256); /* the next stages hold the other group's tile */
+  g2z__named_arrive(4 - g2z__warpgroup(), 256); /* the next stages hold the other group's tile */
   g2z__wgmma_wait<0>();
   g2z__barrier_arrive_warp(barriers->empty + before);
 #pragma unroll
@@ -6026,17 +5725,17 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
   g2z__product_warp warp = {};
   warp.staging = shared + (uint32_t)(S::STAGING + warp8 * S::WARP);
   warp.other = barriers->other[warp8];
-  g2z__ring<G2Z__PRODUCT_STAGES> turn = {0, 0};
+  g2z__ring<G2Z__PRODUCT_STAGES> ring = {0, 0};
   float c[2][24][4];
   int mine = 0;
-  if (group == 1) g2z__barrier_pass(3, 256);
+  if (group == 1) g2z__named_arrive(3, 256);
   for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
     g2z__product_place at = g2z__product_at(x, t);
     if (g2z__product_skips<FINISH>(x, at)) continue;
     if (mine++ % 2 != group) {
-      int stage = turn.stage + (x.K + g2z__terms<E> - 1) / g2z__terms<E>;
-      turn.phase ^= (uint32_t)(stage / G2Z__PRODUCT_STAGES) & 1;
-      turn.stage = stage % G2Z__PRODUCT_STAGES;
+      int stage = ring.stage + (x.K + g2z__terms<E> - 1) / g2z__terms<E>;
+      ring.phase ^= (uint32_t)(stage / G2Z__PRODUCT_STAGES) & 1;
+      ring.stage = stage % G2Z__PRODUCT_STAGES;
       continue;
     }
     warp.row = at.row + warp8 % 4 * 16;
@@ -6056,8 +5755,8 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
         warp.bias[i] =
             column < x.M ? __ldg(static_cast<const uint32_t *>(x.bias) + column / 2) : 0;
       }
-    g2z__barrier_turn(3 + group, 256);
-    g2z__product_sum<E, FINISH, BY>(c, x, shared, turn, warp, other, barriers);
+    g2z__named_sync(3 + group, 256);
+    g2z__product_sum<E, FINISH, BY>(c, x, shared, ring, warp, other, barriers);
     g2z__product_finish<A, E, FINISH>(x, c, warp, staging, out, other, group);
   }
   if (g2z__lane() == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -6160,18 +5859,6 @@ static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int a
                                    : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
 }
 
-/* Tests one kernel for all: rooms k41 and k42 have bodies only in a build for sm_90a. */
-static int g2z__hopper_here(const g2z_device *device) {
-  cudaFuncAttributes attributes;
-  if (g2z__cuda_of(device)->capability != 90) return 0;
-  if (cudaFuncGetAttributes(&attributes, (const void *)g2z_k_attention_hopper_fwd<__half>) !=
-      cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
-  }
-  return attributes.maxThreadsPerBlock > 32;
-}
-
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
                                     const g2z__lt_operands *on) {
   int multiples = key->m % 8 == 0 && key->k % 8 == 0 && key->ld_a % 8 == 0 &&
@@ -6234,32 +5921,19 @@ typedef struct g2z__softmax {
   float max, sum;
 } g2z__softmax;
 
-static __device__ inline g2z__softmax g2z__softmax_join(g2z__softmax a, g2z__softmax b) {
-  g2z__softmax both;
-  both.max = fmaxf(a.max, b.max);
-  float shift_a = a.max == both.max ? 1.0f : g2z__exp2((a.max - both.max) * G2Z__LOG2E);
-  float shift_b = b.max == both.max ? 1.0f : g2z__exp2((b.max - both.max) * G2Z__LOG2E);
-  both.sum = a.sum * shift_a + b.sum * shift_b; /* an empty part: max -inf, sum 0 */
-  return both;
-}
-
-/* Join the parts of a warp's or a block's threads in a tree; every thread gets the result. */
+/* Joins the parts of a warp's threads in a tree; every thread gets the result. An empty part has
+ * max -infinity and sum 0. */
 static __device__ inline g2z__softmax g2z__softmax_warp(g2z__softmax part) {
 #pragma unroll
   for (int lanes = 16; lanes; lanes /= 2) {
-    g2z__softmax other;
-    other.max = __shfl_xor_sync(G2Z__ALL_LANES, part.max, lanes);
-    other.sum = __shfl_xor_sync(G2Z__ALL_LANES, part.sum, lanes);
-    part = g2z__softmax_join(part, other);
+    float max = __shfl_xor_sync(G2Z__ALL_LANES, part.max, lanes);
+    float sum = __shfl_xor_sync(G2Z__ALL_LANES, part.sum, lanes), most = fmaxf(part.max, max);
+    float shift_a = part.max == most ? 1.0f : g2z__exp2((part.max - most) * G2Z__LOG2E);
+    float shift_b = max == most ? 1.0f : g2z__exp2((max - most) * G2Z__LOG2E);
+    part.sum = part.sum * shift_a + sum * shift_b;
+    part.max = most;
   }
   return part;
-}
-static __device__ inline g2z__softmax g2z__softmax_block(g2z__softmax part, g2z__softmax *shared) {
-  part = g2z__softmax_warp(part);
-  __syncthreads(); /* all threads have read the last row */
-  if (threadIdx.x % G2Z__WARP == 0) shared[threadIdx.x / G2Z__WARP] = part;
-  __syncthreads();
-  return g2z__softmax_warp(shared[threadIdx.x % G2Z__WARP]);
 }
 
 #define G2Z__ENTROPY_THREADS 1024
@@ -6316,7 +5990,11 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
       g2z__softmax_add<A>(part, g2z__get(at, (size_t)i), L);
     if ((int)threadIdx.x == full % G2Z__ENTROPY_THREADS && full * L < V)
       g2z__softmax_add<A>(part, g2z__get(at, (size_t)full), V - full * L);
-    g2z__softmax all = g2z__softmax_block(part, shared);
+    part = g2z__softmax_warp(part);
+    __syncthreads(); /* all threads have read the last row */
+    if (threadIdx.x % G2Z__WARP == 0) shared[threadIdx.x / G2Z__WARP] = part;
+    __syncthreads();
+    g2z__softmax all = g2z__softmax_warp(shared[threadIdx.x % G2Z__WARP]);
     int target = targets[row]; /* -1: neither loss nor gradient */
     float offset = all.max * G2Z__LOG2E, factor = target < 0 ? 0 : scale / all.sum;
     if ((int)threadIdx.x == max(target, 0) / L % G2Z__ENTROPY_THREADS)
@@ -6335,7 +6013,7 @@ g2z_k_cross_entropy(A *logits, float *losses, const int32_t *targets, const g2z_
           if (i * L + j == target) value[j] = (value[j] / factor / all.sum - 1.0f) * scale;
         }
       }
-      g2z__put_once(at, (size_t)i, g2z__pack<A>(value));
+      __stcs(reinterpret_cast<uint4 *>(at) + i, g2z__pack<A>(value));
     }
   }
 }
@@ -6354,16 +6032,6 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
     if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
   }
   if (threadIdx.x == 0) *sum += parts[0];
-}
-
-template <typename A, g2z__entropy ENTROPY>
-static g2z_status g2z__cross_entropy(g2z_device *device, A *logits, float *losses,
-                                     const int32_t *targets, const g2z_step_state *state,
-                                     float dloss, int n, int V, int Vp) {
-  int sms = g2z__cuda_of(device)->sms;
-  return g2z__launch(device, "g2z_k_cross_entropy", g2z_k_cross_entropy<A, ENTROPY>,
-                     (unsigned)(n < sms ? n : sms), G2Z__ENTROPY_THREADS, 0, logits, losses,
-                     targets, state, dloss, n, V, Vp);
 }
 
 /* ----- exponentials instead of logits ------------------------------------
@@ -6415,21 +6083,6 @@ struct g2z__head_chunk {
   int n, C, V, Vp;
 };
 
-/* The larger of `largest` and a pack's largest magnitude. */
-template <typename A>
-static __device__ inline float g2z__largest(float largest, uint4 pack) {
-  float value[g2z__lanes<A>];
-  g2z__unpack<A>(value, pack);
-#pragma unroll
-  for (int j = 0; j < g2z__lanes<A>; j++) largest = fmaxf(largest, fabsf(value[j]));
-  return largest;
-}
-static __device__ inline float g2z__warp_largest(float x) {
-#pragma unroll
-  for (int lanes = 16; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(G2Z__ALL_LANES, x, lanes));
-  return x;
-}
-
 /* ----- the rows ---------------------------------------------------------- */
 
 typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3 } g2z__head_numbers;
@@ -6458,10 +6111,16 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   g2z__softmax part = {-INFINITY, 0};
   float target = 0, scale_h = 1, unit = G2Z__LOG2E;
   if constexpr (NUMBERS == G2Z__HEAD_E4M3) {
-    float largest = 0;
-    for (int i = lane; i * L < x.C; i += (int)G2Z__WARP)
-      largest = g2z__largest<A>(largest, g2z__get(h, (size_t)i));
-    scale_h = g2z__e4m3_scale(g2z__warp_largest(largest));
+    float largest = 0, value[L]; /* the row's largest magnitude */
+    for (int i = lane; i * L < x.C; i += (int)G2Z__WARP) {
+      g2z__unpack<A>(value, g2z__get(h, (size_t)i));
+#pragma unroll
+      for (int j = 0; j < L; j++) largest = fmaxf(largest, fabsf(value[j]));
+    }
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(G2Z__ALL_LANES, largest, lanes));
+    scale_h = g2z__e4m3_scale(largest);
     unit = G2Z__LOG2E / scale_h / G2Z__E4M3_W;
     if (lane == 0) rows.unit[row] = unit;
   }
@@ -6597,28 +6256,6 @@ static int g2z__head_fits(const g2z_device *device, int n, int C, int Vp) {
          g2z__hopper_product_fits(device, &key, NULL);
 }
 
-static g2z_status g2z__head_scratch(g2z_device *device, g2z__head_rows *rows, int n, int C,
-                                    int Vp) {
-  size_t down = g2z__blocks((size_t)n, G2Z__PRODUCT_ROWS), row = g2z__align((size_t)n * 4);
-  size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * (size_t)n * sizeof(float2);
-  size_t dh = (size_t)n * (size_t)C * sizeof(float), again = g2z__align(down * sizeof(int4));
-  size_t shared = g2z__align(parts > dh ? parts : dh), narrow = device->fp8 ? 1 : 0;
-  size_t narrow_h = narrow * g2z__align((size_t)n * G2Z_NARROW_ROW(C));
-  size_t narrow_wte = narrow * (size_t)Vp * G2Z_NARROW_ROW(C);
-  void *memory;
-  G2Z__TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte, &memory));
-  char *at = (char *)memory;
-  rows->again = (int4 *)at, at += again;
-  rows->reference = (float *)at, at += row;
-  rows->target = (float *)at, at += row;
-  rows->factor = (float *)at, at += row;
-  rows->unit = (float *)at, at += row;
-  rows->parts = (float2 *)at, rows->dh = (float *)at, at += shared;
-  rows->narrow_h = (uint8_t *)at, at += narrow_h;
-  rows->narrow_wte = (uint8_t *)at;
-  return G2Z_OK;
-}
-
 /* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. Two
  * rounds are launched; the second round's kernels end at once if no row is out of bounds. */
 template <typename A>
@@ -6654,26 +6291,6 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   return G2Z_OK;
 }
 
-template <typename A>
-static g2z_status g2z__head_scale(g2z_device *device, const g2z__head_chunk<A> *x,
-                                  const g2z__head_rows *rows) {
-  size_t packs = (size_t)x->n * (size_t)(x->C / g2z__lanes<A>);
-  return g2z__launch(device, "g2z_k_head_scale", g2z_k_head_scale<A>,
-                     (unsigned)g2z__blocks(packs, 256), 256, 0, *rows, *x);
-}
-
-/* A chunk's losses from its logits. If x->dh is given, the gradient overwrites the logits. */
-template <typename A>
-static g2z_status g2z__head_logits_gradient(g2z_device *device, const g2z__head_chunk<A> *x) {
-  g2z__lt_key key = g2z__lt_rows_key<A, A>(device, x->n, x->C, x->Vp, G2Z__AS_IT_IS,
-                                           G2Z__TRANSPOSED, x->Vp, CUBLASLT_EPILOGUE_DEFAULT);
-  g2z__lt_operands on = g2z__lt_rows(x->logits, x->h, x->wte);
-  G2Z__TRY(g2z__lt_multiply(device, &key, &on));
-  auto entropy = x->dh ? g2z__cross_entropy<A, G2Z__LOSS_AND_GRADIENT>
-                       : g2z__cross_entropy<A, G2Z__LOSS_ONLY>;
-  return entropy(device, x->logits, x->losses, x->targets, x->state, x->dloss, x->n, x->V, x->Vp);
-}
-
 template <typename A, typename G>
 static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
                                      void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
@@ -6681,9 +6298,29 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                                      const g2z_step_state *state, g2z_write mode, int N, int C,
                                      int V, int Vp, int chunk) {
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
-  g2z__head_rows rows;
-  int fused = dh && g2z__head_fits<A>(device, chunk, C, Vp);
-  if (fused) G2Z__TRY(g2z__head_scratch(device, &rows, N < chunk ? N : chunk, C, Vp));
+  const int sms = g2z__cuda_of(device)->sms;
+  const int fused = dh && g2z__head_fits<A>(device, chunk, C, Vp);
+  g2z__head_rows rows = {};
+  if (fused) {
+    const size_t most = (size_t)(N < chunk ? N : chunk), row = g2z__align(most * 4);
+    const size_t again = g2z__align(g2z__blocks(most, G2Z__PRODUCT_ROWS) * sizeof(int4));
+    const size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * most * sizeof(float2);
+    const size_t sums = most * (size_t)C * sizeof(float), narrow = device->fp8 ? 1 : 0;
+    const size_t shared = g2z__align(parts > sums ? parts : sums);
+    const size_t narrow_h = narrow * g2z__align(most * G2Z_NARROW_ROW(C));
+    const size_t narrow_wte = narrow * (size_t)Vp * G2Z_NARROW_ROW(C);
+    void *memory;
+    G2Z__TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte, &memory));
+    char *to = (char *)memory;
+    rows.again = (int4 *)to, to += again;
+    rows.reference = (float *)to, to += row;
+    rows.target = (float *)to, to += row;
+    rows.factor = (float *)to, to += row;
+    rows.unit = (float *)to, to += row;
+    rows.parts = (float2 *)to, rows.dh = (float *)to, to += shared;
+    rows.narrow_h = (uint8_t *)to, to += narrow_h;
+    rows.narrow_wte = (uint8_t *)to;
+  }
   for (int first = 0; first < N; first += chunk) {
     size_t at = (size_t)first * (size_t)C;
     int n = N - first < chunk ? N - first : chunk;
@@ -6695,8 +6332,18 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     if constexpr (sizeof(A) == 2)
       if (fused && device->fp8 && first == 0) /* once for all chunks */
         G2Z__TRY(g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
-    G2Z__TRY(fused ? g2z__head_exponentials(device, &x, &rows)
-                   : g2z__head_logits_gradient(device, &x));
+    if (fused) G2Z__TRY(g2z__head_exponentials(device, &x, &rows));
+    else { /* losses from logits; if dh is wanted, the gradient overwrites the logits */
+      g2z__lt_key key = g2z__lt_rows_key<A, A>(device, n, C, Vp, G2Z__AS_IT_IS, G2Z__TRANSPOSED, Vp,
+                                               CUBLASLT_EPILOGUE_DEFAULT);
+      g2z__lt_operands on = g2z__lt_rows(x.logits, x.h, x.wte);
+      G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+      auto entropy = dh ? g2z_k_cross_entropy<A, G2Z__LOSS_AND_GRADIENT>
+                        : g2z_k_cross_entropy<A, G2Z__LOSS_ONLY>;
+      G2Z__TRY(g2z__launch(device, "g2z_k_cross_entropy", entropy, (unsigned)(n < sms ? n : sms),
+                           G2Z__ENTROPY_THREADS, 0, x.logits, x.losses, targets + first, state,
+                           dloss, n, V, Vp));
+    }
     if (!dh) continue;
     auto weight_key = dwte_dtype == G2Z_FP32 ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, G>;
     g2z__lt_key key = weight_key(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
@@ -6708,7 +6355,10 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, wte);
     G2Z__TRY(g2z__lt_multiply(device, &key, &on));
-    if (fused) G2Z__TRY(g2z__head_scale(device, &x, &rows));
+    size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
+    if (fused)
+      G2Z__TRY(g2z__launch(device, "g2z_k_head_scale", g2z_k_head_scale<A>,
+                           (unsigned)g2z__blocks(packs, 256), 256, 0, rows, x));
   }
   return g2z__launch(device, "g2z_k_add_losses", g2z_k_add_losses, 1, 1024, 0, loss_sum, losses, N);
 }
@@ -6892,43 +6542,6 @@ static g2z_status g2z_cuda_grad_add(g2z_device *device, void *to, const void *fr
   return g2z__grad_add_on<G, G>(device, g2z__cuda_of(device)->stream, to, from, NULL, 0, mode, n);
 }
 
-/* Pointers to the first elements of a range. */
-template <typename A, typename G>
-struct g2z__adamw_data {
-  A *params;
-  float *master, *m, *v;
-  const G *grads;
-};
-
-/* Updates two groups of four elements, `apart` elements from each other: eight loads are in flight
- * together. */
-template <typename A, typename G>
-static __device__ inline void g2z__adamw_fours(const g2z__adamw_factors &factors,
-                                               const g2z__adamw_data<A, G> &data, size_t first,
-                                               size_t apart) {
-  float4 weight[2], m[2], v[2], gradient[2];
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    size_t at = first + (size_t)i * apart;
-    weight[i] = g2z__get_four(data.master + at);
-    m[i] = g2z__get_four(data.m + at);
-    v[i] = g2z__get_four(data.v + at);
-    gradient[i] = g2z__get_four(data.grads + at);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    size_t at = first + (size_t)i * apart;
-    weight[i].x = g2z__adamw_element(&factors, weight[i].x, &m[i].x, &v[i].x, gradient[i].x);
-    weight[i].y = g2z__adamw_element(&factors, weight[i].y, &m[i].y, &v[i].y, gradient[i].y);
-    weight[i].z = g2z__adamw_element(&factors, weight[i].z, &m[i].z, &v[i].z, gradient[i].z);
-    weight[i].w = g2z__adamw_element(&factors, weight[i].w, &m[i].w, &v[i].w, gradient[i].w);
-    g2z__put_four(data.master + at, weight[i]);
-    g2z__put_four(data.m + at, m[i]);
-    g2z__put_four(data.v + at, v[i]);
-    g2z__put_four(data.params + at, weight[i]);
-  }
-}
-
 /* g2z_k_adamw: AdamW on the ranges; does nothing if state->skip.
  *   params       A out   round(master)
  *   master,m,v   f32 in place
@@ -6947,29 +6560,52 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
   if (state->skip) return;
   if (threadIdx.x < 2) factors[threadIdx.x] = g2z__adamw_prepare(&config, state, (int)threadIdx.x);
   __syncthreads();
-  size_t turn = blockIdx.x; /* this block's next chunk, counted from the range's start */
+  size_t next = blockIdx.x; /* this block's next chunk, counted from the range's start */
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
     bool aligned = range.own_param_at % 4 == 0 && range.shard_at % 4 == 0 && range.v_at % 4 == 0 &&
                    range.sum_at % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
-    g2z__adamw_data<A, G> data = {params + range.own_param_at, master + range.shard_at,
-                                  m + range.shard_at, v + range.v_at, grads + range.sum_at};
-    for (; turn < chunks; turn += gridDim.x) {
-      size_t first = turn * G2Z__ADAMW_CHUNK;
+    A *param = params + range.own_param_at;
+    float *weights = master + range.shard_at, *means = m + range.shard_at;
+    float *squares = v + range.v_at;
+    const G *from = grads + range.sum_at;
+    for (; next < chunks; next += gridDim.x) {
+      size_t first = next * G2Z__ADAMW_CHUNK;
       size_t end = min(first + G2Z__ADAMW_CHUNK, range.elements);
       if (aligned && end - first == G2Z__ADAMW_CHUNK) {
-        g2z__adamw_fours<A, G>(now, data, first + threadIdx.x * 4, G2Z__ADAMW_CHUNK / 2);
+        float4 weight[2], mean[2], square[2], gradient[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) { /* eight loads are in flight together */
+          size_t at = first + threadIdx.x * 4 + (size_t)i * (G2Z__ADAMW_CHUNK / 2);
+          weight[i] = g2z__get_four(weights + at);
+          mean[i] = g2z__get_four(means + at);
+          square[i] = g2z__get_four(squares + at);
+          gradient[i] = g2z__get_four(from + at);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          size_t at = first + threadIdx.x * 4 + (size_t)i * (G2Z__ADAMW_CHUNK / 2);
+          float4 &w = weight[i], &a = mean[i], &b = square[i], &g = gradient[i];
+          w.x = g2z__adamw_element(&now, w.x, &a.x, &b.x, g.x);
+          w.y = g2z__adamw_element(&now, w.y, &a.y, &b.y, g.y);
+          w.z = g2z__adamw_element(&now, w.z, &a.z, &b.z, g.z);
+          w.w = g2z__adamw_element(&now, w.w, &a.w, &b.w, g.w);
+          g2z__put_four(weights + at, w);
+          g2z__put_four(means + at, a);
+          g2z__put_four(squares + at, b);
+          g2z__put_four(param + at, w);
+        }
         continue;
       }
       for (size_t i = first + threadIdx.x; i < end; i += 256) {
-        data.master[i] = g2z__adamw_element(&now, data.master[i], data.m + i, data.v + i,
-                                            g2z__to_float(data.grads[i]));
-        data.params[i] = (A)data.master[i];
+        weights[i] = g2z__adamw_element(&now, weights[i], means + i, squares + i,
+                                        g2z__to_float(from[i]));
+        param[i] = (A)weights[i];
       }
     }
-    turn -= chunks;
+    next -= chunks;
   }
 }
 
@@ -6999,15 +6635,15 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
 template <typename F>
 static __device__ inline void g2z__each_chunk(const g2z_update_range *ranges, size_t count,
                                               F chunk) {
-  size_t turn = blockIdx.x; /* this block's next chunk, counted from the range's start */
+  size_t next = blockIdx.x; /* this block's next chunk, counted from the range's start */
   for (size_t r = 0; r < count; r++) {
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
-    for (; turn < chunks; turn += gridDim.x) {
-      size_t first = turn * G2Z__ADAMW_CHUNK;
+    for (; next < chunks; next += gridDim.x) {
+      size_t first = next * G2Z__ADAMW_CHUNK;
       chunk(range, first, min(first + G2Z__ADAMW_CHUNK, range.elements));
     }
-    turn -= chunks;
+    next -= chunks;
   }
 }
 
@@ -7285,10 +6921,10 @@ static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g
     int m = shape->rows < width ? shape->rows : width, n = shape->rows + width - m;
     size_t room = work_bytes / (sizeof(__nv_bfloat16) * G2Z_ORTHOGONALIZE_WORK(m, n));
     G2Z_ASSERT(room > 0);
-    int turns = (int)g2z__blocks((size_t)total, room);
-    for (int turn = 0; turn < turns; turn++) {
-      int first = (int)((int64_t)total * turn / turns);
-      int end = (int)((int64_t)total * (turn + 1) / turns);
+    int groups = (int)g2z__blocks((size_t)total, room);
+    for (int group = 0; group < groups; group++) {
+      int first = (int)((int64_t)total * group / groups);
+      int end = (int)((int64_t)total * (group + 1) / groups);
       g2z__matrix_list list = {(__nv_bfloat16 *)area + shape->at, shape->rows, shape->columns,
                                shape->matrices, first};
       G2Z__TRY(g2z__newton_schulz(device, &list, end - first, work));
@@ -7351,8 +6987,8 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
 typedef struct g2z__region {
   size_t bytes;
   char *mine;
-  char **places;                 /* [world] each rank's memory as mapped here; NULL: not mapped */
-  char **places_there;           /* the same list in device memory */
+  char **mapped;                 /* [world] each rank's memory as mapped here; NULL: not mapped */
+  char **mapped_there;           /* the same list in device memory */
 #if NCCL_VERSION_CODE >= 22800
   ncclWindow_t window;           /* NCCL's registration; NULL: none */
 #endif
@@ -7412,7 +7048,7 @@ static inline g2z__nccl *g2z__nccl_of(const g2z_comm *comm) { return (g2z__nccl 
 
 static g2z_status g2z__nccl_fail(const g2z_comm *comm, ncclResult_t result, const char *what) {
   return g2z_fail(comm->services, G2Z_DEVICE,
-                  "%s: %s (%s); NCCL_DEBUG=INFO tells more", what, ncclGetErrorString(result),
+                  "%s: %s (%s); set NCCL_DEBUG=INFO for details", what, ncclGetErrorString(result),
                   ncclGetLastError(g2z__nccl_of(comm)->comm));
 }
 
@@ -7439,15 +7075,15 @@ static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
     G2Z__CUDA(comm, cudaEventRecord(nccl->departures[0], stream));
     return G2Z_OK;
   }
-  size_t place = nccl->departure_count;
+  size_t number = nccl->departure_count;
   void *events = nccl->departures;
-  G2Z__TRY(g2z_grow(comm->services, &events, &nccl->departure_capacity, place, place + 1,
+  G2Z__TRY(g2z_grow(comm->services, &events, &nccl->departure_capacity, number, number + 1,
                     sizeof(cudaEvent_t)));
   nccl->departures = (cudaEvent_t *)events;
-  G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->departures[place], cudaEventDisableTiming));
+  G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->departures[number], cudaEventDisableTiming));
   nccl->departure_count++;
-  *departure = (int)place;
-  G2Z__CUDA(comm, cudaEventRecordWithFlags(nccl->departures[place], stream,
+  *departure = (int)number;
+  G2Z__CUDA(comm, cudaEventRecordWithFlags(nccl->departures[number], stream,
                                            cudaEventRecordExternal));
   return G2Z_OK;
 }
@@ -7455,13 +7091,13 @@ static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
 /* g2z_k_meet: a barrier of all ranks in one lane. After it, all ranks see what this rank's stream
  * wrote before it. One block, one thread per rank.
  *   flags  [world] device pointers to rank r's flags[2, 1 + world], which all ranks can write to
- *   post   a message: `words` words of `from` go to each rank's to[r] + place; words may be 0
+ *   post   a message: `words` words of `from` go to each rank's to[r] + at; words may be 0
  *   waits  NULL, or the time spent here, in ns, is added to it
- *   met_ns NULL, or [2]: the lap ends here, and its sum goes to the place of the lap's parity
+ *   met_ns NULL, or [2]: the lap ends here, and its sum goes to met_ns[parity of the lap]
  * Cost    a write to each other GPU, and the wait for their writes */
 typedef struct g2z__post {
   char *const *to;
-  size_t place;
+  size_t at;
   const uint32_t *from;
   int words;
 } g2z__post;
@@ -7474,7 +7110,7 @@ static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2
   uint32_t now = flags[rank][first] + 1;
   __syncthreads(); /* all threads have read it before it changes */
   for (int i = 0; i < post.words; i++)
-    ((volatile uint32_t *)(post.to[peer] + post.place))[i] = post.from[i];
+    ((volatile uint32_t *)(post.to[peer] + post.at))[i] = post.from[i];
   if (peer != rank) {
     volatile uint32_t *theirs = flags[peer] + first + 1 + rank;
     volatile uint32_t *mine = flags[rank] + first + 1 + peer;
@@ -7498,7 +7134,7 @@ static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2
 static g2z_status g2z__nccl_meet(g2z_comm *comm, g2z__post post) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   g2z_k_meet<<<1, (unsigned)comm->world, 0, nccl->stream>>>(
-      (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_QUEUE, comm->rank, post, NULL,
+      (uint32_t *const *)nccl->flags.mapped_there, G2Z__LANE_QUEUE, comm->rank, post, NULL,
       NULL);
   nccl->pushed = 0;
   return g2z__launched(comm->device, "g2z_k_meet");
@@ -7509,23 +7145,6 @@ static g2z_status g2z__nccl_meet_only(g2z_comm *comm) {
   return g2z__nccl_meet(comm, g2z__no_post);
 }
 
-/* AFTER: the queue waits for a departure. With `all` and transport COPY the ranks meet, too; NCCL's
- * calls wait for all ranks themselves. */
-static g2z_status g2z__nccl_after(g2z_comm *comm, int departure, int all) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  G2Z_ASSERT(departure >= 0 && (size_t)departure < nccl->departure_count);
-  G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->departures[departure], 0));
-  return all && comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
-}
-
-/* A meeting in the device's own stream, which a graph can record. */
-static g2z_status g2z__nccl_meet_here(g2z_comm *comm, g2z__post post, volatile uint64_t *met_ns) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  return g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
-                     (uint32_t *const *)nccl->flags.places_there, G2Z__LANE_DEVICE, comm->rank,
-                     post, nccl->waits, met_ns);
-}
-
 /* Writes the number of places that the queue has passed, for heartbeats and the flight recorder.
  * Places of replayed steps count, too. Not every driver can write from a stream. */
 static CUresult g2z__nccl_tell(g2z__nccl *nccl) {
@@ -7533,134 +7152,68 @@ static CUresult g2z__nccl_tell(g2z__nccl *nccl) {
                            nccl->passed, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
-static g2z_status g2z__nccl_mark(g2z_comm *comm, int place) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  G2Z_ASSERT(place >= 0 && place < nccl->place_count);
-  if (nccl->pushed) G2Z__TRY(g2z__nccl_meet_only(comm));
-  G2Z__CUDA(comm, cudaEventRecord(nccl->places[place], nccl->stream));
-  if (!nccl->write_value) return G2Z_OK;
-  nccl->passed++;
-  CUresult result = g2z__nccl_tell(nccl);
-  if (result == CUDA_SUCCESS) return G2Z_OK;
-  return g2z_fail(comm->services, G2Z_DEVICE, "cuStreamWriteValue32: error %d", (int)result);
-}
-
-static g2z_status g2z__nccl_wait(g2z_comm *comm, int place) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
-  int lap = comm->lap_now, *joins = &nccl->joins[lap];
-  int timed = nccl->timed[lap] && *joins < G2Z__JOINS;
-  G2Z_ASSERT(place >= 0 && place < nccl->place_count);
-  if (timed && !nccl->begin[lap][*joins]) {
-    G2Z__CUDA(comm, cudaEventCreate(&nccl->begin[lap][*joins]));
-    G2Z__CUDA(comm, cudaEventCreate(&nccl->end[lap][*joins]));
-  }
-  if (timed) G2Z__CUDA(comm, cudaEventRecord(nccl->begin[lap][*joins], stream));
-  G2Z__CUDA(comm, cudaStreamWaitEvent(stream, nccl->places[place], 0));
-  if (timed) G2Z__CUDA(comm, cudaEventRecord(nccl->end[lap][(*joins)++], stream));
-  return G2Z_OK;
-}
-
 /* ----- memory that all ranks of a host can write to ---------------------- */
 
 /* Frees a region. Ranks do this at different times: they cannot wait for each other, because one
  * may be lost. Others may still have this rank's memory open and even write to it; the driver keeps
  * the memory until they close it. */
-static void g2z__nccl_unshare(g2z_comm *comm, g2z__region *region) {
-  for (int r = 0; region->places && r < comm->world; r++)
-    if (r != comm->rank && region->places[r]) cudaIpcCloseMemHandle(region->places[r]);
+static void g2z__region_close(g2z_comm *comm, g2z__region *region) {
+  for (int r = 0; region->mapped && r < comm->world; r++)
+    if (r != comm->rank && region->mapped[r]) cudaIpcCloseMemHandle(region->mapped[r]);
   cudaFree(region->mine);
-  cudaFree(region->places_there);
-  g2z_release(comm->services, region->places);
+  cudaFree(region->mapped_there);
+  g2z_release(comm->services, region->mapped);
   memset(region, 0, sizeof *region);
 }
 
-/* Allocates and zeroes this rank's part of a region and makes the handle that others open. */
-static int g2z__nccl_offer(g2z_comm *comm, g2z__region *region, cudaIpcMemHandle_t *handle) {
-  void *mine = NULL;
+/* Makes a region on all ranks, or on none if one rank fails: region->mapped is then NULL. */
+static g2z_status g2z__region_open(g2z_comm *comm, size_t bytes, g2z__region *region) {
+  const size_t world = (size_t)comm->world, list = world * sizeof(char *);
   cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
-  int made = cudaMalloc(&mine, region->bytes) == cudaSuccess;
-  region->mine = (char *)mine;
-  made = made && cudaMemsetAsync(mine, 0, region->bytes, stream) == cudaSuccess &&
-         cudaStreamSynchronize(stream) == cudaSuccess &&
-         cudaMalloc((void **)&region->places_there, (size_t)comm->world * sizeof(char *)) ==
-             cudaSuccess &&
-         cudaIpcGetMemHandle(handle, mine) == cudaSuccess;
-  if (!made) (void)cudaGetLastError();
-  return made;
-}
-
-static int g2z__nccl_take(g2z_comm *comm, g2z__region *region, const cudaIpcMemHandle_t *handles) {
-  int taken = 1;
-  for (int r = 0; r < comm->world && taken; r++) {
-    void *memory = region->mine;
-    if (r != comm->rank)
-      taken = cudaIpcOpenMemHandle(&memory, handles[r], cudaIpcMemLazyEnablePeerAccess) ==
-              cudaSuccess;
-    if (taken) region->places[r] = (char *)memory;
-  }
-  taken = taken && cudaMemcpy(region->places_there, region->places,
-                              (size_t)comm->world * sizeof(char *),
-                              cudaMemcpyHostToDevice) == cudaSuccess &&
-          cudaDeviceSynchronize() == cudaSuccess; /* cudaMemcpy may return before it is done */
-  if (!taken) (void)cudaGetLastError();
-  return taken;
-}
-
-/* Makes a region on all ranks, or on none if one rank fails: region->places is then NULL. */
-static g2z_status g2z__nccl_share(g2z_comm *comm, size_t bytes, g2z__region *region) {
-  size_t world = (size_t)comm->world;
-  void *places = NULL, *handles = NULL;
+  void *mapped = NULL, *memory = NULL, *handles = NULL;
   cudaIpcMemHandle_t handle;
-  int all = 0, together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
+  int all = 0;
   memset(&handle, 0, sizeof handle);
   memset(region, 0, sizeof *region);
   region->bytes = bytes;
-  g2z_status status = g2z_allocate(comm->services, world, sizeof(char *), &places);
+  g2z_status status = g2z_allocate(comm->services, world, sizeof(char *), &mapped);
   if (status == G2Z_OK) status = g2z_allocate(comm->services, world, sizeof handle, &handles);
-  region->places = (char **)places;
-  int mine = status == G2Z_OK && together && g2z__nccl_offer(comm, region, &handle);
+  region->mapped = (char **)mapped;
+  /* Allocate and zero this rank's part; make the handle that the other ranks open. */
+  int mine = status == G2Z_OK && g2z_ranks_place(comm->ranks)->local_world == comm->world &&
+             cudaMalloc(&memory, bytes) == cudaSuccess;
+  region->mine = (char *)memory;
+  mine = mine && cudaMemsetAsync(memory, 0, bytes, stream) == cudaSuccess &&
+         cudaStreamSynchronize(stream) == cudaSuccess &&
+         cudaMalloc((void **)&region->mapped_there, list) == cudaSuccess &&
+         cudaIpcGetMemHandle(&handle, memory) == cudaSuccess;
   status = g2z__ranks_all(comm->ranks, mine, &all);
   if (all && status == G2Z_OK)
     status = g2z_ranks_all_gather(comm->ranks, &handle, sizeof handle, handles);
-  if (all && status == G2Z_OK)
-    status = g2z__ranks_all(comm->ranks,
-                            g2z__nccl_take(comm, region, (cudaIpcMemHandle_t *)handles), &all);
+  if (all && status == G2Z_OK) {
+    /* Open the other ranks' parts; put the list of all parts in device memory. */
+    for (int r = 0; r < comm->world && mine; r++) {
+      memory = region->mine;
+      if (r != comm->rank)
+        mine = cudaIpcOpenMemHandle(&memory, ((cudaIpcMemHandle_t *)handles)[r],
+                                    cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
+      if (mine) region->mapped[r] = (char *)memory;
+    }
+    mine = mine && cudaMemcpy(region->mapped_there, region->mapped, list,
+                              cudaMemcpyHostToDevice) == cudaSuccess &&
+           cudaDeviceSynchronize() == cudaSuccess; /* cudaMemcpy may return before it is done */
+    status = g2z__ranks_all(comm->ranks, mine, &all);
+  }
+  if (!mine) (void)cudaGetLastError();
   g2z_release(comm->services, handles);
-  if (!all || status != G2Z_OK) g2z__nccl_unshare(comm, region);
+  if (!all || status != G2Z_OK) g2z__region_close(comm, region);
   return status;
 }
 
 /* Writes rank + 1 to each rank's flags. One block, one thread per rank. */
-static __global__ void g2z_k_try(uint32_t *const *flags, size_t place, int rank) {
-  *(volatile uint32_t *)(flags[threadIdx.x] + place) = (uint32_t)rank + 1;
+static __global__ void g2z_k_try(uint32_t *const *flags, size_t at, int rank) {
+  *(volatile uint32_t *)(flags[threadIdx.x] + at) = (uint32_t)rank + 1;
   __threadfence_system();
-}
-
-/* Checks that each rank's writes arrive at every other rank. Some platforms map a peer's memory and
- * then drop the writes; a meeting would wait forever. Nothing waits for a write here: ranks check
- * after all have written. `lost` is the first rank whose write did not arrive here, or -1. */
-static g2z_status g2z__nccl_try_flags(g2z_comm *comm, int *lost) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  const size_t world = (size_t)comm->world, copied = 2 * (world + 1), rank = (size_t)comm->rank;
-  uint32_t words[2 * 1024], *mine = (uint32_t *)nccl->flags.mine;
-  int all = 0;
-  g2z_k_try<<<1, (unsigned)world, 0, nccl->stream>>>((uint32_t *const *)nccl->flags.places_there,
-                                                     copied + world + rank, comm->rank);
-  cudaError_t error = cudaGetLastError();
-  for (size_t r = 0; r < world && error == cudaSuccess; r++)
-    error = cudaMemcpyAsync((uint32_t *)nccl->flags.places[r] + copied + rank,
-                            mine + copied + world + rank, sizeof *mine, cudaMemcpyDeviceToDevice,
-                            nccl->stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(nccl->stream);
-  G2Z__TRY(g2z__ranks_all(comm->ranks, error == cudaSuccess, &all));
-  if (all)
-    error = cudaMemcpy(words, mine + copied, 2 * world * sizeof *words, cudaMemcpyDeviceToHost);
-  if (error != cudaSuccess) (void)cudaGetLastError();
-  *lost = all && error == cudaSuccess ? -1 : comm->rank;
-  for (int i = 0; i < 2 * comm->world && *lost < 0; i++)
-    if (words[i] != (uint32_t)(i % comm->world) + 1) *lost = i % comm->world;
-  return G2Z_OK;
 }
 
 static const char g2z__told_apart[] =
@@ -7671,24 +7224,44 @@ static const char g2z__told_apart[] =
 static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const char *disable = getenv("NCCL_P2P_DISABLE"), *level = getenv("NCCL_P2P_LEVEL");
-  const size_t words = 2 * ((size_t)comm->world + 1) + 2 * (size_t)comm->world;
+  const size_t world = (size_t)comm->world, rank = (size_t)comm->rank;
+  const size_t copied = 2 * (world + 1), written = copied + world; /* where the test words lie */
   const int told = (disable && atoi(disable)) || (level && (!strcmp(level, "LOC") ||
                                                             !strcmp(level, "0")));
-  int wanted, lost = -1, from = -1, to = -1, all[1024];
-  if (nccl->flags.places || nccl->no_copies || comm->world > 1024) return G2Z_OK;
-  G2Z__TRY(g2z__ranks_all(comm->ranks, !told, &wanted));
-  if (wanted) G2Z__TRY(g2z__nccl_share(comm, words * sizeof(uint32_t), &nccl->flags));
-  if (!nccl->flags.places) {
-    nccl->no_copies = wanted ? "not all GPUs can write to each other's memory" : g2z__told_apart;
+  uint32_t words[2 * 1024];
+  int all = 0, lost = -1, from = -1, to = -1, lost_at[1024];
+  if (nccl->flags.mapped || nccl->no_copies || comm->world > 1024) return G2Z_OK;
+  G2Z__TRY(g2z__ranks_all(comm->ranks, !told, &all));
+  if (all) G2Z__TRY(g2z__region_open(comm, (written + world) * sizeof *words, &nccl->flags));
+  if (!nccl->flags.mapped) {
+    nccl->no_copies = all ? "not all GPUs can write to each other's memory" : g2z__told_apart;
     return G2Z_OK;
   }
-  G2Z__TRY(g2z__nccl_try_flags(comm, &lost));
-  G2Z__TRY(g2z_ranks_all_gather(comm->ranks, &lost, sizeof lost, all));
+  /* Check that each rank's writes arrive at every other rank. Some platforms map a peer's memory
+   * and then drop the writes; a meeting would wait forever. Nothing waits for a write here: ranks
+   * check after all have written. `lost` is the first rank whose write is missing here, or -1. */
+  uint32_t *mine = (uint32_t *)nccl->flags.mine;
+  g2z_k_try<<<1, (unsigned)world, 0, nccl->stream>>>((uint32_t *const *)nccl->flags.mapped_there,
+                                                     written + rank, comm->rank);
+  cudaError_t error = cudaGetLastError();
+  for (size_t r = 0; r < world && error == cudaSuccess; r++)
+    error = cudaMemcpyAsync((uint32_t *)nccl->flags.mapped[r] + copied + rank,
+                            mine + written + rank, sizeof *mine, cudaMemcpyDeviceToDevice,
+                            nccl->stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(nccl->stream);
+  G2Z__TRY(g2z__ranks_all(comm->ranks, error == cudaSuccess, &all));
+  if (all)
+    error = cudaMemcpy(words, mine + copied, 2 * world * sizeof *words, cudaMemcpyDeviceToHost);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  if (!all || error != cudaSuccess) lost = comm->rank;
+  for (int i = 0; i < 2 * comm->world && lost < 0; i++)
+    if (words[i] != (uint32_t)(i % comm->world) + 1) lost = i % comm->world;
+  G2Z__TRY(g2z_ranks_all_gather(comm->ranks, &lost, sizeof lost, lost_at));
   for (int r = 0; r < comm->world; r++)
-    if (all[r] >= 0) from = all[r], to = r;
+    if (lost_at[r] >= 0) from = lost_at[r], to = r;
   if (to < 0) return G2Z_OK;
   nccl->no_copies = "a GPU's writes to another do not arrive";
-  g2z__nccl_unshare(comm, &nccl->flags);
+  g2z__region_close(comm, &nccl->flags);
   if (comm->rank == 0)
     g2z_log(comm->services, G2Z_LOG_WARNING, "rank %d's GPU may write to rank %d's memory, but "
             "nothing arrives there: often PCIe ACS or the IOMMU does that. If NCCL hangs too, set "
@@ -7697,7 +7270,7 @@ static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
 }
 
 /* The region that contains `at`, or NULL. */
-static const g2z__region *g2z__nccl_region(const g2z_comm *comm, const void *at) {
+static const g2z__region *g2z__region_of(const g2z_comm *comm, const void *at) {
   const g2z__nccl *nccl = g2z__nccl_of(comm);
   for (int i = 0; i < nccl->region_count; i++) {
     const g2z__region *region = &nccl->regions[i];
@@ -7714,31 +7287,20 @@ static const g2z__region *g2z__nccl_region(const g2z_comm *comm, const void *at)
 static g2z_status g2z__nccl_add(g2z_comm *comm, void *to, g2z_dtype to_type, const void *from,
                                 g2z_dtype from_type, const void *rows, int count, g2z_write mode,
                                 size_t n) {
-#define G2Z__ADD(T, F) \
-  g2z__grad_add_on<T, F>(comm->device, g2z__nccl_of(comm)->stream, to, from, rows, count, mode, n)
   ncclDataType_t t = g2z__nccl_type(to_type), f = g2z__nccl_type(from_type);
-  if (t == ncclFloat32 && f == ncclFloat32) return G2Z__ADD(float, float);
-  if (t == ncclFloat32 && f == ncclFloat16) return G2Z__ADD(float, __half);
-  if (t == ncclFloat32) return G2Z__ADD(float, __nv_bfloat16);
-  if (f == ncclFloat32 && t == ncclFloat16) return G2Z__ADD(__half, float);
-  if (f == ncclFloat32) return G2Z__ADD(__nv_bfloat16, float);
-  if (t == ncclFloat16) return G2Z__ADD(__half, __half);
-  return G2Z__ADD(__nv_bfloat16, __nv_bfloat16);
-#undef G2Z__ADD
+  auto add = g2z__grad_add_on<__nv_bfloat16, __nv_bfloat16>;
+  if (t == ncclFloat32 && f == ncclFloat32) add = g2z__grad_add_on<float, float>;
+  else if (t == ncclFloat32 && f == ncclFloat16) add = g2z__grad_add_on<float, __half>;
+  else if (t == ncclFloat32) add = g2z__grad_add_on<float, __nv_bfloat16>;
+  else if (f == ncclFloat32 && t == ncclFloat16) add = g2z__grad_add_on<__half, float>;
+  else if (f == ncclFloat32) add = g2z__grad_add_on<__nv_bfloat16, float>;
+  else if (t == ncclFloat16) add = g2z__grad_add_on<__half, __half>;
+  return add(comm->device, g2z__nccl_of(comm)->stream, to, from, rows, count, mode, n);
 }
 
 static g2z_status g2z__nccl_convert(g2z_comm *comm, void *to, g2z_dtype to_type, const void *from,
                                     g2z_dtype from_type, g2z_write mode, size_t n) {
   return g2z__nccl_add(comm, to, to_type, from, from_type, NULL, 0, mode, n);
-}
-
-/* Returns the gradients to send: `from` itself, or its copy in the wire's type. */
-static g2z_status g2z__nccl_wire(g2z_comm *comm, void *from, size_t n, char **out) {
-  g2z_dtype dtype = comm->device->grad_dtype;
-  *out = (char *)from;
-  if (g2z__nccl_type(comm->wire) == g2z__nccl_type(dtype)) return G2Z_OK;
-  *out = (char *)g2z__nccl_of(comm)->narrow;
-  return g2z__nccl_convert(comm, *out, comm->wire, from, dtype, G2Z_OVERWRITE, n);
 }
 
 /* Copies each rank's slice into its inbox; after a meeting each rank adds up its inbox. Reduction i
@@ -7753,7 +7315,7 @@ static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2
   nccl->half ^= 1;
   for (int i = 1; i < world; i++) {
     int peer = (comm->rank + i) % world; /* rank = peer + (world - i): inbox row world - i - 1 */
-    char *to = nccl->inbox.places[peer] + inbox + (size_t)(world - i - 1) * bytes;
+    char *to = nccl->inbox.mapped[peer] + inbox + (size_t)(world - i - 1) * bytes;
     G2Z__CUDA(comm, cudaMemcpyAsync(to, from + (size_t)peer * bytes, bytes,
                                     cudaMemcpyDeviceToDevice, nccl->stream));
   }
@@ -7768,8 +7330,12 @@ static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
   ncclDataType_t type = g2z__nccl_type(comm->wire);
   int slices = c->owner == G2Z_OWNER_SLICES, mine_too = c->owner != G2Z_OWNER_ROOT || !comm->rank;
   size_t n = slices ? c->n / (size_t)comm->world : c->n; /* elements of the sum for this rank */
-  char *wire;
-  G2Z__TRY(g2z__nccl_wire(comm, c->from, c->n, &wire));
+  const g2z_dtype dtype = comm->device->grad_dtype;
+  char *wire = (char *)c->from;
+  if (type != g2z__nccl_type(dtype)) {
+    wire = (char *)nccl->narrow;
+    G2Z__TRY(g2z__nccl_convert(comm, wire, comm->wire, c->from, dtype, G2Z_OVERWRITE, c->n));
+  }
   char *mine = wire + (slices ? (size_t)comm->rank * n * g2z__nccl_bytes(comm->wire) : 0);
   void *to = c->write == G2Z_OVERWRITE && wire == (char *)c->from ? c->to : mine;
   if (slices)
@@ -7779,13 +7345,7 @@ static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
   else
     G2Z__NCCL_TRY(comm, ncclReduce(wire, to, n, type, ncclSum, 0, nccl->comm, nccl->stream));
   if (to == c->to || !mine_too) return G2Z_OK;
-  return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, mine, comm->wire, c->write, n);
-}
-
-static g2z_status g2z__nccl_reduce(g2z_comm *comm, const g2z_call *c) {
-  if (c->owner != G2Z_OWNER_SLICES || comm->reduce != G2Z_TRANSPORT_COPY)
-    return g2z__nccl_sum(comm, c);
-  return g2z__nccl_push(comm, c->to, (const char *)c->from, c->write, c->n / (size_t)comm->world);
+  return g2z__nccl_convert(comm, c->to, dtype, mine, comm->wire, c->write, n);
 }
 
 /* ----- parameters, and rows of wte --------------------------------------- */
@@ -7841,7 +7401,7 @@ static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
   G2Z_ASSERT(nccl->region_count < G2Z__REGIONS);
   if (comm->gather == G2Z_TRANSPORT_COPY) {
     G2Z__TRY(g2z__nccl_open_flags(comm));
-    if (nccl->flags.places) G2Z__TRY(g2z__nccl_share(comm, bytes, &region));
+    if (nccl->flags.mapped) G2Z__TRY(g2z__region_open(comm, bytes, &region));
     if (!region.mine) {
       comm->gather = G2Z_TRANSPORT_NCCL;
       g2z__nccl_no_peers(comm, "parameters are gathered");
@@ -7861,8 +7421,8 @@ static void g2z__nccl_release(g2z_comm *comm, void *memory) {
     if (region.mine != memory) continue;
     cudaStreamSynchronize(nccl->stream);
     nccl->regions[i] = nccl->regions[--nccl->region_count];
-    if (region.places) {
-      g2z__nccl_unshare(comm, &region);
+    if (region.mapped) {
+      g2z__region_close(comm, &region);
       return;
     }
 #if NCCL_VERSION_CODE >= 22800
@@ -7877,47 +7437,28 @@ static void g2z__nccl_release(g2z_comm *comm, void *memory) {
 /* Returns 1 if a meeting's kernel can write the message itself. */
 static int g2z__nccl_is_post(size_t bytes) { return bytes <= 256 && bytes % 4 == 0; }
 
-/* Writes this rank's bytes to the same place in all ranks' memory. They are there after the next
- * meeting; a small message is its own meeting. */
-static g2z_status g2z__nccl_spread(g2z_comm *comm, const g2z__region *region, char *to,
-                                   const void *from, size_t bytes) {
+/* Gathers all ranks' from[bytes] into to[world][bytes]. With transport COPY this rank writes its
+ * bytes to the same place in all ranks' memory. They are there after the next meeting; a small
+ * message is its own meeting. */
+static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  char *mine = to + (size_t)comm->rank * bytes;
-  size_t place = (size_t)(mine - region->mine);
+  const g2z__region *region =
+      comm->gather == G2Z_TRANSPORT_COPY ? g2z__region_of(comm, to) : NULL;
+  if (!region) {
+    G2Z__NCCL_TRY(comm, ncclAllGather(from, to, bytes, ncclUint8, nccl->comm, nccl->stream));
+    return G2Z_OK;
+  }
+  size_t at = (size_t)((char *)to - region->mine) + (size_t)comm->rank * bytes;
   if (g2z__nccl_is_post(bytes)) {
-    g2z__post post = {region->places_there, place, (const uint32_t *)from, (int)(bytes / 4)};
+    g2z__post post = {region->mapped_there, at, (const uint32_t *)from, (int)(bytes / 4)};
     return g2z__nccl_meet(comm, post);
   }
   nccl->pushed = 1;
   for (int i = 1; i <= comm->world; i++) { /* this rank's own copy comes last */
-    int peer = (comm->rank + i) % comm->world;
-    char *there = region->places[peer] + place;
+    char *there = region->mapped[(comm->rank + i) % comm->world] + at;
     if (there == (const char *)from) continue;
-    G2Z__CUDA(comm, cudaMemcpyAsync(there, from, bytes, cudaMemcpyDeviceToDevice,
-                                    nccl->stream));
+    G2Z__CUDA(comm, cudaMemcpyAsync(there, from, bytes, cudaMemcpyDeviceToDevice, nccl->stream));
   }
-  return G2Z_OK;
-}
-
-/* Gathers all ranks' from[bytes] into to[world][bytes]. */
-static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, size_t bytes) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  const g2z__region *region =
-      comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_region(comm, to) : NULL;
-  if (region) return g2z__nccl_spread(comm, region, (char *)to, from, bytes);
-  G2Z__NCCL_TRY(comm, ncclAllGather(from, to, bytes, ncclUint8, nccl->comm, nccl->stream));
-  return G2Z_OK;
-}
-
-/* Plays GATHER and ROWS. */
-static g2z_status g2z__nccl_gather(g2z_comm *comm, const g2z_call *c) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
-  size_t size = g2z__nccl_bytes(comm->device->dtype);
-  if (c->kind == G2Z_CALL_ROWS) return g2z__nccl_collect(comm, c->to, c->from, c->n);
-  if (c->owner == G2Z_OWNER_SLICES)
-    return g2z__nccl_collect(comm, c->to, c->from, c->n / (size_t)comm->world * size);
-  G2Z__NCCL_TRY(comm, ncclBroadcast(c->to, c->to, c->n, g2z__nccl_type(comm->device->dtype), 0,
-                                    nccl->comm, nccl->stream));
   return G2Z_OK;
 }
 
@@ -7949,37 +7490,75 @@ static g2z_status g2z__nccl_routes(g2z_comm *comm, const g2z_call *c) {
 }
 
 static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
-  cudaStream_t stream = g2z__nccl_of(comm)->stream;
+  g2z__nccl *nccl = g2z__nccl_of(comm);
+  const g2z_dtype dtype = comm->device->dtype, grad_dtype = comm->device->grad_dtype;
+  const int slices = c->owner == G2Z_OWNER_SLICES, lap = comm->lap_now, place = c->place;
+  const size_t slice = c->n / (size_t)comm->world;
   switch (c->kind) {
-    case G2Z_CALL_AFTER: return g2z__nccl_after(comm, c->place, c->all);
-    case G2Z_CALL_MARK: return g2z__nccl_mark(comm, c->place);
-    case G2Z_CALL_WAIT: return g2z__nccl_wait(comm, c->place);
+    case G2Z_CALL_AFTER: /* the queue waits for a departure */
+      G2Z_ASSERT(place >= 0 && (size_t)place < nccl->departure_count);
+      G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->departures[place], 0));
+      /* With `all` and transport COPY the ranks meet, too; NCCL's calls wait for all ranks. */
+      return c->all && comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
+    case G2Z_CALL_MARK: {
+      G2Z_ASSERT(place >= 0 && place < nccl->place_count);
+      if (nccl->pushed) G2Z__TRY(g2z__nccl_meet_only(comm));
+      G2Z__CUDA(comm, cudaEventRecord(nccl->places[place], nccl->stream));
+      if (!nccl->write_value) return G2Z_OK;
+      nccl->passed++;
+      CUresult told = g2z__nccl_tell(nccl);
+      if (told == CUDA_SUCCESS) return G2Z_OK;
+      return g2z_fail(comm->services, G2Z_DEVICE, "cuStreamWriteValue32: error %d", (int)told);
+    }
+    case G2Z_CALL_WAIT: { /* the device's stream waits for the queue: a join, which may be timed */
+      cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
+      int *joins = &nccl->joins[lap], timed = nccl->timed[lap] && *joins < G2Z__JOINS;
+      G2Z_ASSERT(place >= 0 && place < nccl->place_count);
+      if (timed && !nccl->begin[lap][*joins]) {
+        G2Z__CUDA(comm, cudaEventCreate(&nccl->begin[lap][*joins]));
+        G2Z__CUDA(comm, cudaEventCreate(&nccl->end[lap][*joins]));
+      }
+      if (timed) G2Z__CUDA(comm, cudaEventRecord(nccl->begin[lap][*joins], stream));
+      G2Z__CUDA(comm, cudaStreamWaitEvent(stream, nccl->places[place], 0));
+      if (timed) G2Z__CUDA(comm, cudaEventRecord(nccl->end[lap][(*joins)++], stream));
+      return G2Z_OK;
+    }
     case G2Z_CALL_CAST:
-      return g2z__nccl_convert(comm, c->to, comm->device->grad_dtype, c->from, G2Z_FP32,
-                               G2Z_OVERWRITE, c->n);
+      return g2z__nccl_convert(comm, c->to, grad_dtype, c->from, G2Z_FP32, G2Z_OVERWRITE, c->n);
     case G2Z_CALL_GRAPH: /* never comes here: a record launches its graphs itself */
     case G2Z_CALL_REDUCE:
     case G2Z_CALL_GATHER:
     case G2Z_CALL_ROWS:
     case G2Z_CALL_EXCHANGE: break;
   }
-  g2z__cuda_span_begin_on(comm->device, g2z__call_span(c), stream);
-  G2Z__TRY(c->kind == G2Z_CALL_REDUCE     ? g2z__nccl_reduce(comm, c)
-           : c->kind == G2Z_CALL_EXCHANGE ? g2z__nccl_routes(comm, c) : g2z__nccl_gather(comm, c));
-  g2z__cuda_span_end_on(comm->device, g2z__call_span(c), stream);
+  g2z__cuda_span_begin_on(comm->device, g2z__call_span(c), nccl->stream);
+  if (c->kind == G2Z_CALL_REDUCE && slices && comm->reduce == G2Z_TRANSPORT_COPY)
+    G2Z__TRY(g2z__nccl_push(comm, c->to, (const char *)c->from, c->write, slice));
+  else if (c->kind == G2Z_CALL_REDUCE) G2Z__TRY(g2z__nccl_sum(comm, c));
+  else if (c->kind == G2Z_CALL_EXCHANGE) G2Z__TRY(g2z__nccl_routes(comm, c));
+  else if (c->kind == G2Z_CALL_ROWS) G2Z__TRY(g2z__nccl_collect(comm, c->to, c->from, c->n));
+  else if (slices)
+    G2Z__TRY(g2z__nccl_collect(comm, c->to, c->from, slice * g2z__nccl_bytes(dtype)));
+  else
+    G2Z__NCCL_TRY(comm, ncclBroadcast(c->to, c->to, c->n, g2z__nccl_type(dtype), 0, nccl->comm,
+                                      nccl->stream));
+  g2z__cuda_span_end_on(comm->device, g2z__call_span(c), nccl->stream);
   return G2Z_OK;
 }
 
+/* Sends small ROWS with a meeting in the device's own stream, which a graph can record. */
 static g2z_status g2z__nccl_rows_now(g2z_comm *comm, const g2z_call *rows, int *done) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   const g2z__region *region =
-      comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_region(comm, rows->to) : NULL;
+      comm->gather == G2Z_TRANSPORT_COPY ? g2z__region_of(comm, rows->to) : NULL;
   *done = region && g2z__nccl_is_post(rows->n);
   if (!*done) return G2Z_OK;
-  size_t place = (size_t)((char *)rows->to - region->mine) + (size_t)comm->rank * rows->n;
-  g2z__post post = {region->places_there, place, (const uint32_t *)rows->from, (int)(rows->n / 4)};
+  size_t at = (size_t)((char *)rows->to - region->mine) + (size_t)comm->rank * rows->n;
+  g2z__post post = {region->mapped_there, at, (const uint32_t *)rows->from, (int)(rows->n / 4)};
   comm->device->ops->span_begin(comm->device, rows->span);
-  G2Z__TRY(g2z__nccl_meet_here(comm, post, nccl->signs->met_ns));
+  G2Z__TRY(g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
+                       (uint32_t *const *)nccl->flags.mapped_there, G2Z__LANE_DEVICE, comm->rank,
+                       post, nccl->waits, nccl->signs->met_ns));
   comm->device->ops->span_end(comm->device, rows->span);
   return G2Z_OK;
 }
@@ -8026,8 +7605,8 @@ static void g2z__nccl_close(g2z_comm *comm) {
   g2z__ranks_progress(comm->ranks, NULL);
   cudaFree(nccl->waits);
   cudaFree(nccl->narrow);
-  g2z__nccl_unshare(comm, &nccl->flags);
-  g2z__nccl_unshare(comm, &nccl->inbox);
+  g2z__region_close(comm, &nccl->flags);
+  g2z__region_close(comm, &nccl->inbox);
   if (nccl->signs) cudaFreeHost(nccl->signs);
   for (size_t i = 0; i < nccl->departure_count; i++) cudaEventDestroy(nccl->departures[i]);
   if (nccl->stream) cudaStreamDestroy(nccl->stream);
@@ -8049,9 +7628,9 @@ static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {
   nccl->inbox_half = most / world * (world - 1) * grad_bytes;
   if (comm->reduce == G2Z_TRANSPORT_COPY) {
     G2Z__TRY(g2z__nccl_open_flags(comm));
-    if (nccl->flags.places)
-      G2Z__TRY(g2z__nccl_share(comm, 2 * nccl->inbox_half, &nccl->inbox));
-    if (!nccl->inbox.places) {
+    if (nccl->flags.mapped)
+      G2Z__TRY(g2z__region_open(comm, 2 * nccl->inbox_half, &nccl->inbox));
+    if (!nccl->inbox.mapped) {
       comm->reduce = G2Z_TRANSPORT_NCCL;
       g2z__nccl_no_peers(comm, "gradients are reduced");
     }
@@ -8091,14 +7670,19 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   return G2Z_OK;
 }
 
-/* Opens the communicator. Ranks agree first, so that none waits inside NCCL for one that failed. */
-static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
+/* Ranks agree before they open the communicator, so that none waits inside NCCL for a rank that
+ * failed. */
+static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
   struct {
     ncclUniqueId id;
     ncclResult_t result;
   } meeting;
+  void *memory;
   memset(&meeting, 0, sizeof meeting);
+  G2Z__TRY(g2z_allocate(comm->services, 1, sizeof(g2z__nccl), &memory));
+  g2z__nccl *nccl = (g2z__nccl *)memory;
+  comm->backend = nccl;
+  comm->ops = &g2z__nccl_collectives;
   G2Z__TRY(g2z_ranks_agree(comm->ranks, g2z__nccl_open_alone(comm, wanted)));
   if (comm->rank == 0) meeting.result = ncclGetUniqueId(&meeting.id);
   G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
@@ -8113,14 +7697,6 @@ static g2z_status g2z__nccl_open(g2z_comm *comm, const g2z_comm_config *wanted) 
   return g2z_ranks_agree(comm->ranks, g2z__nccl_open_buffers(comm, wanted->most));
 }
 
-static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
-  void *memory;
-  G2Z__TRY(g2z_allocate(comm->services, 1, sizeof(g2z__nccl), &memory));
-  comm->backend = memory;
-  comm->ops = &g2z__nccl_collectives;
-  return g2z__nccl_open(comm, wanted);
-}
-
 #else
 
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
@@ -8133,8 +7709,35 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
 #endif
 
 /* ===== >>k90 table =======================================================
- * In:  a dtype and a grad_dtype. Out: the ops for them.
+ * In:  g2z_device_create for CUDA. Out: a device whose backend is a g2z__cuda, with the ops of its
+ *      types.
  * Law: types are chosen only here. tf32 uses fp32's ops: only products look at the dtype. */
+
+/* Also closes a device whose opening failed halfway. */
+static void g2z_cuda_close(g2z_device *device) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  if (!cuda) return;
+  if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+  g2z__cuda_spans *spans = g2z__cuda_spans_of(device);
+  for (int i = 0; spans && i < G2Z__SPANS; i++) {
+    if (spans->begin[i]) cudaEventDestroy(spans->begin[i]);
+    if (spans->end[i]) cudaEventDestroy(spans->end[i]);
+  }
+  g2z_release(device->services, spans);
+  for (int i = 0; i < cuda->product_count; i++) g2z__lt_free(&cuda->products[i]);
+  g2z_release(device->services, cuda->products);
+  if (cuda->lt) cublasLtDestroy(cuda->lt);
+  cudaFree(cuda->lt_workspace);
+  for (int i = 0; i < cuda->scratch_count; i++) cudaFree(cuda->scratch[i]);
+  cudaFree(cuda->taken);
+  for (int i = 0; i < G2Z__EVENTS; i++)
+    if (cuda->events[i]) cudaEventDestroy(cuda->events[i]);
+  if (cuda->begin) cudaEventDestroy(cuda->begin);
+  if (cuda->end) cudaEventDestroy(cuda->end);
+  if (cuda->stream) cudaStreamDestroy(cuda->stream);
+  g2z_release(device->services, cuda);
+  device->backend = NULL;
+}
 
 template <typename A, typename G>
 static void g2z__cuda_fill(g2z_ops *ops) {
@@ -8187,23 +7790,114 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->muon = g2z_cuda_muon<A>;
 }
 
-static g2z_status g2z__cuda_fill_ops(g2z_device *device, g2z_ops *ops) {
-  int wide = device->grad_dtype == G2Z_FP32;
-  switch (device->dtype) {
-    case G2Z_FP32:
-    case G2Z_TF32: g2z__cuda_fill<float, float>(ops); return G2Z_OK;
-    case G2Z_FP16:
-      if (wide) g2z__cuda_fill<__half, float>(ops);
-      else g2z__cuda_fill<__half, __half>(ops);
-      return G2Z_OK;
-    case G2Z_BF16:
-      if (wide) g2z__cuda_fill<__nv_bfloat16, float>(ops);
-      else g2z__cuda_fill<__nv_bfloat16, __nv_bfloat16>(ops);
-      return G2Z_OK;
-    case G2Z_DTYPE_COUNT: break;
-  }
-  return g2z_fail(device->services, G2Z_BAD_ARGUMENT, "a device cannot have type %d",
-                  (int)device->dtype);
+/* Its attributes name the architecture of the code that the driver loads. */
+static __global__ void g2z_k_probe(void) {}
+
+static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  g2z_device_info *info = &device->info;
+  cudaDeviceProp properties;
+  cudaFuncAttributes attributes;
+  int driver = 0, runtime = 0, khz = 0;
+  size_t free_bytes = 0, total_bytes = 0;
+  const size_t lt = cublasLtGetVersion();
+  void *memory;
+  G2Z__CUDA(device, cudaGetDevice(&cuda->ordinal));
+  G2Z__CUDA(device, cudaGetDeviceProperties(&properties, cuda->ordinal));
+  cuda->sms = properties.multiProcessorCount;
+  cuda->capability = properties.major * 10 + properties.minor;
+  info->bf16 = cuda->capability >= 80;
+  cuda->shared_limit = (int)properties.sharedMemPerBlockOptin;
+  snprintf(cuda->gpu, sizeof cuda->gpu, "%s", properties.name);
+  int known = cudaFuncGetAttributes(&attributes, g2z_k_probe) == cudaSuccess;
+  (void)cudaGetLastError();
+  cuda->built_for = known ? attributes.ptxVersion : 0;
+  if (!cuda->built_for)
+    return g2z_fail(device->services, G2Z_UNSUPPORTED,
+                    "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or "
+                    "make",
+                    cuda->gpu, cuda->capability, cuda->capability,
+                    cuda->capability == 90 ? "a" : "");
+  /* Rooms k41 and k42 have bodies only in a build for sm_90a. One kernel is tested for all. */
+  known = cuda->capability == 90 &&
+          cudaFuncGetAttributes(&attributes, g2z_k_attention_hopper_fwd<__half>) == cudaSuccess;
+  (void)cudaGetLastError();
+  cuda->hopper = info->fp8 = known && attributes.maxThreadsPerBlock > 32;
+  /* Graphs support programmatic launches since CUDA 12.3. */
+  G2Z__CUDA(device, cudaDriverGetVersion(&driver));
+  cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
+                       CUDART_VERSION >= 12030;
+  /* Not the default stream, which waits for other streams and cannot be captured. */
+  G2Z__CUDA(device, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
+  G2Z__CUDA(device, cudaMalloc((void **)&cuda->taken, sizeof *cuda->taken));
+  G2Z__CUDA(device, cudaMemsetAsync(cuda->taken, 0, sizeof *cuda->taken, cuda->stream));
+  for (int i = 0; i < G2Z__EVENTS; i++)
+    G2Z__CUDA(device, cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming));
+  G2Z__CUDA(device, cudaEventCreate(&cuda->begin));
+  G2Z__CUDA(device, cudaEventCreate(&cuda->end));
+  /* cuBLASLt and the tuning table */
+  G2Z__TRY(g2z_allocate(device->services, G2Z__PRODUCTS, sizeof(g2z__lt_product), &memory));
+  cuda->products = (g2z__lt_product *)memory;
+  cublasStatus_t started = cublasLtCreate(&cuda->lt);
+  if (started != CUBLAS_STATUS_SUCCESS)
+    return g2z_fail(device->services, G2Z_DEVICE,
+                    "cuBLASLt %zu does not start: %s; check that it fits the driver", lt,
+                    cublasLtGetStatusString(started));
+  G2Z__CUDA(device, cudaMalloc(&cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE));
+  /* The device's description */
+  cudaRuntimeGetVersion(&runtime);
+  snprintf(info->name, sizeof info->name, "%.127s", cuda->gpu);
+  snprintf(info->runtime, sizeof info->runtime, "%d.%d", runtime / 1000, runtime % 1000 / 10);
+  if (cudaGetDeviceCount(&info->count) != cudaSuccess) info->count = 0;
+  /* From sm_75 to sm_100, a multiprocessor computes 16 exponentials per clock. */
+  if (cuda->capability <= 100 &&
+      cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, cuda->ordinal) == cudaSuccess)
+    info->exponentials_per_s = 16.0 * cuda->sms * khz * 1e3;
+#if defined(G2Z__NCCL)
+  int nccl = 0;
+  if (ncclGetVersion(&nccl) == ncclSuccess)
+    snprintf(info->collectives, sizeof info->collectives, "%d.%d.%d", nccl / 10000,
+             nccl / 100 % 100, nccl % 100);
+#endif
+  /* Log the GPU, the versions and the types in one line. */
+  cudaMemGetInfo(&free_bytes, &total_bytes);
+  g2z_log(device->services, G2Z_LOG_INFO,
+          "%s: sm_%d, built for sm_%d; %d SMs, %.1f of %.1f GiB free; CUDA %d.%d, driver for "
+          "%d.%d, cuBLASLt %zu.%zu.%zu, NCCL %s; %s, gradients %s", cuda->gpu, cuda->capability,
+          cuda->built_for, cuda->sms, (double)free_bytes / 1073741824.0,
+          (double)total_bytes / 1073741824.0, runtime / 1000, runtime % 1000 / 10, driver / 1000,
+          driver % 1000 / 10, lt / 10000, lt / 100 % 100, lt % 100,
+          info->collectives[0] ? info->collectives : "none", g2z_dtype_text(device->dtype),
+          g2z_dtype_text(device->grad_dtype));
+  if (cuda->built_for < cuda->capability)
+    g2z_log(device->services, G2Z_LOG_WARNING,
+            "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, "
+            "or make, for full speed", cuda->built_for, cuda->capability, cuda->capability,
+            cuda->capability == 90 ? "a" : "");
+  return G2Z_OK;
+}
+
+/* Opens the current GPU for a device whose services, dtype and grad_dtype are set. */
+static g2z_status g2z__cuda_open(g2z_device *device) {
+  void *memory;
+  G2Z__TRY(g2z_device_find_gpu(device->services));
+  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda), &memory));
+  g2z__cuda *cuda = (g2z__cuda *)memory;
+  device->backend = cuda;
+  const int wide = device->grad_dtype == G2Z_FP32;
+  auto fill = g2z__cuda_fill<float, float>;
+  if (device->dtype == G2Z_FP16)
+    fill = wide ? g2z__cuda_fill<__half, float> : g2z__cuda_fill<__half, __half>;
+  if (device->dtype == G2Z_BF16)
+    fill = wide ? g2z__cuda_fill<__nv_bfloat16, float>
+                : g2z__cuda_fill<__nv_bfloat16, __nv_bfloat16>;
+  g2z_status status = g2z__cuda_open_gpu(device);
+  if (status == G2Z_OK) {
+    fill(&cuda->ops);
+    device->ops = &cuda->ops;
+  } else
+    g2z_cuda_close(device);
+  return status;
 }
 
 #endif /* G2Z_KERNELS_INCLUDED */
