@@ -1126,7 +1126,6 @@ typedef struct g2z_update {
   X(SPAN_VERDICT,        "zero/verdict")
 
 typedef enum g2z_span { G2Z_SPAN_LIST(G2Z_LIST_NAME) G2Z_SPAN_COUNT } g2z_span;
-G2Z_API const char *g2z_span_text(g2z_span span);
 
 /* A GPU times the algorithms of a product when its shape first appears, and keeps the fastest. The
  * choice changes the order of addition: a rerun that must be bit-equal reads the first run's
@@ -2994,15 +2993,10 @@ G2Z_API int g2z_json_enter(g2z_json *json, char open) {
 
 /* The value of four hexadecimal digits, or -1. */
 G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *end) {
+  char digits[5] = "";
   if (end - at < 4) return -1;
-  int value = 0;
-  for (int i = 0; i < 4; i++) {
-    int c = at[i], lower = c | 0x20;
-    if (c >= '0' && c <= '9') value = value * 16 + (c - '0');
-    else if (lower >= 'a' && lower <= 'f') value = value * 16 + (lower - 'a' + 10);
-    else return -1;
-  }
-  return value;
+  memcpy(digits, at, 4);
+  return strspn(digits, "0123456789abcdefABCDEF") == 4 ? (int)strtol(digits, NULL, 16) : -1;
 }
 
 /* Decodes the escape at *at to UTF-8 and steps over it. Returns the number of bytes, 1 to 4, or 0
@@ -5505,11 +5499,6 @@ struct g2z__timers {
   g2z_status status;                 /* first failure of a GPU's events: span calls return none */
   void *backend;
 };
-
-G2Z_API const char *g2z_span_text(g2z_span span) {
-  static const char *const texts[] = {G2Z_SPAN_LIST(G2Z_LIST_TEXT)};
-  return (size_t)span < G2Z_COUNT(texts) ? texts[span] : "?";
-}
 
 G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, double seconds) {
   g2z_span_times *s = &timers->span[span];
@@ -8239,6 +8228,7 @@ typedef struct g2z__tensor_file {
   struct g2z__tensor_file *next;
   char *header;                 /* JSON text; tensor names are unescaped in place */
   char *path;                   /* after the struct, in the same allocation */
+  int file;                     /* -1: not open */
 } g2z__tensor_file;
 
 typedef struct g2z__safetensor {
@@ -8259,8 +8249,6 @@ typedef struct g2z__safetensors {
   g2z__safetensor *tensors;     /* sorted by name */
   size_t count, capacity;
   g2z__tensor_file *parts;
-  g2z__tensor_file *open;       /* the part that `file` reads: only one part is open at a time */
-  int file;                     /* -1: none */
 } g2z__safetensors;
 
 /* ----- reading a header ----- */
@@ -8349,17 +8337,6 @@ G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *set, size_t firs
   return G2Z_OK;
 }
 
-/* Opens a file of the set unless it is open, and closes the file that was: an index may have more
- * files than a process may open. */
-G2Z__PRIVATE g2z_status g2z__safetensors_use(g2z__safetensors *set, g2z__tensor_file *part) {
-  if (set->open == part) return G2Z_OK;
-  if (set->file >= 0) close(set->file);
-  set->open = NULL;
-  G2Z__TRY(g2z__open_read(set->services, part->path, &set->file));
-  set->open = part;
-  return G2Z_OK;
-}
-
 /* Reads and checks a file's header (its length, then JSON), and adds the file's tensors to the
  * set. */
 G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *path) {
@@ -8375,8 +8352,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   memcpy(part->path, path, path_bytes);
   part->next = set->parts;
   set->parts = part;
-  G2Z__TRY(g2z__safetensors_use(set, part));
-  int64_t got = fstat(set->file, &info) == 0 ? g2z__pread(set->file, &length, 8, 0) : -1;
+  G2Z__TRY(g2z__open_read(services, path, &part->file));
+  int64_t got = fstat(part->file, &info) == 0 ? g2z__pread(part->file, &length, 8, 0) : -1;
   if (got < 0) return g2z_fail_file(services, errno, "read", path);
   const uint64_t bytes = (uint64_t)info.st_size, data = bytes - 8 - length;
   if (got < 8)
@@ -8384,7 +8361,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
                     "file: copy it again", path, bytes);
   if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8) {
     char head[32] = "";
-    g2z__pread(set->file, head, sizeof head - 1, 0);
+    g2z__pread(part->file, head, sizeof head - 1, 0);
     for (size_t i = 0; i < sizeof g2z__tensor_others / sizeof *g2z__tensor_others; i++)
       if (strncmp(head, g2z__tensor_others[i].begin, strlen(g2z__tensor_others[i].begin)) == 0)
         return g2z_fail(services, G2Z_FORMAT, "%s is %s", path, g2z__tensor_others[i].what);
@@ -8393,7 +8370,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
                     "it was cut, or it is not a safetensors file", path, length, bytes);
   }
   G2Z__TRY(G2Z__NEW(services, (size_t)length, &part->header));
-  got = g2z__pread(set->file, part->header, (size_t)length, 8);
+  got = g2z__pread(part->file, part->header, (size_t)length, 8);
   if (got < 0) return g2z_fail_file(services, errno, "read", path);
   if ((uint64_t)got < length)
     return g2z_fail(services, G2Z_FORMAT, "%s shrank while it was read: copy it again", path);
@@ -8482,10 +8459,10 @@ G2Z__PRIVATE void g2z__safetensors_free(g2z__safetensors *set) {
   if (!set) return;
   for (g2z__tensor_file *part = set->parts, *next; part; part = next) {
     next = part->next;
+    if (part->file >= 0) close(part->file);
     g2z_release(set->services, part->header);
     g2z_release(set->services, part);
   }
-  if (set->file >= 0) close(set->file);
   g2z_release(set->services, set->tensors);
   g2z_release(set->services, set);
 }
@@ -8501,7 +8478,6 @@ G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char
   *out = NULL;
   G2Z__TRY(g2z_allocate(services, 1, sizeof *set + length + 1, &set));
   set->services = services;
-  set->file = -1;
   set->path = (char *)(set + 1);
   memcpy(set->path, path, length + 1);
   if (length < 5 || strcmp(path + length - 5, ".json") != 0)
@@ -8539,10 +8515,10 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, 
     return g2z_fail(set->services, G2Z_UNSUPPORTED, "%s: tensor \"%.200s\" is of type %s, but only "
                     "F32, F16, BF16 and F64 can be read: save it as F32", path, tensor->name,
                     g2z__tensor_types[tensor->type].name);
-  G2Z__TRY(g2z__safetensors_use(set, tensor->in));
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
-    int64_t got = g2z__pread(set->file, raw, n * size, tensor->begin + (first + done) * size);
+    int64_t got = g2z__pread(tensor->in->file, raw, n * size,
+                             tensor->begin + (first + done) * size);
     if (got < 0) return g2z_fail_file(set->services, errno, "read", path);
     if ((size_t)got < n * size)
       return g2z_fail(set->services, G2Z_FORMAT, "%s shrank while tensor \"%.200s\" was read: copy "
@@ -8668,16 +8644,16 @@ static const struct { const char *name, *also; size_t at; } g2z__config_sizes[] 
     {"n_embd", "hidden_size", offsetof(g2z_model_config, channels)},
     {"n_positions", "max_position_embeddings", offsetof(g2z_model_config, context)},
     {"vocab_size", "vocab_size", offsetof(g2z_model_config, vocab)}};
-#define G2Z__CONFIG_SIZES (sizeof g2z__config_sizes / sizeof *g2z__config_sizes)
 
-/* Flags of GPT2Config, and the only value of each that this kit supports. */
-static const struct { const char *name; int value; } g2z__config_flags[] = {
-    {"scale_attn_weights", 1},
-    {"scale_attn_by_inverse_layer_idx", 0},
-    {"reorder_and_upcast_attn", 0},
-    {"add_cross_attention", 0},
-    {"tie_word_embeddings", 1}};
-#define G2Z__CONFIG_FLAGS (sizeof g2z__config_flags / sizeof *g2z__config_flags)
+/* Its members with a value, as in JSON, that this kit computes; or a second one. */
+static const struct { const char *name, *value, *also; } g2z__config_values[] = {
+    {"model_type", "\"gpt2\"", ""},
+    {"activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\""},
+    {"scale_attn_weights", "true", ""},
+    {"scale_attn_by_inverse_layer_idx", "false", ""},
+    {"reorder_and_upcast_attn", "false", ""},
+    {"add_cross_attention", "false", ""},
+    {"tie_word_embeddings", "true", ""}};
 
 G2Z__PRIVATE int *g2z__config_size(g2z_model_config *model, size_t i) {
   return (int *)(void *)((char *)model + g2z__config_sizes[i].at);
@@ -8695,18 +8671,16 @@ G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_mo
   g2z_json_begin(&json, "architectures", '[');
   g2z_json_put_string(&json, NULL, "GPT2LMHeadModel");
   g2z_json_end(&json, ']');
-  g2z_json_put_string(&json, "model_type", "gpt2");
-  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
+  for (size_t i = 0; i < G2Z_COUNT(g2z__config_values); i++)
+    g2z__json_put(&json, g2z__config_values[i].name, g2z__config_values[i].value);
+  for (size_t i = 0; i < G2Z_COUNT(g2z__config_sizes); i++)
     g2z_json_put_integer(&json, g2z__config_sizes[i].name, *g2z__config_size(&sizes, i));
   g2z_json_put_integer(&json, "n_ctx", model->context); /* read by transformers before 2021 */
   g2z_json_put_string(&json, "n_inner", NULL);
-  g2z_json_put_string(&json, "activation_function", "gelu_new");
   g2z_json_put_number(&json, "layer_norm_epsilon", 1e-5);
   g2z_json_put_number(&json, "initializer_range", 0.02);
   for (int i = 0; i < 3; i++) /* writes 0.1, not the float's 0.100000001 */
     g2z_json_put_number(&json, dropouts[i], rint((double)dropout * 1e6) * 1e-6);
-  for (size_t i = 0; i < G2Z__CONFIG_FLAGS; i++)
-    g2z_json_put_bool(&json, g2z__config_flags[i].name, g2z__config_flags[i].value);
   g2z_json_put_integer(&json, "bos_token_id", eot);
   g2z_json_put_integer(&json, "eos_token_id", eot);
   snprintf(hash, sizeof hash, "%016" PRIx64, model->vocab_hash);
@@ -8723,54 +8697,47 @@ G2Z__PRIVATE int g2z__config_parse_size(g2z_json *json, const char *name) {
   return 0;
 }
 
-/* Reads a value that must be one of two words. */
-G2Z__PRIVATE void g2z__config_parse_word(g2z_json *json, const char *name, const char *known,
-                                         const char *also) {
-  g2z_json_text text = g2z_json_string(json);
-  if (g2z_json_is(&text, known) || g2z_json_is(&text, also)) return;
-  g2z_json_fail(json, "%s is \"%.*s\", but this kit computes \"%s\"", name,
-                (int)(text.bytes < 40 ? text.bytes : 40), (const char *)text.at, known);
-}
-
 /* Reads the members that the model depends on; skips all others. */
 G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *path,
                                           const char *text, size_t bytes, g2z_model_config *model) {
-  static const char *const words[] = {"false", "true"};
   g2z_json json;
   g2z_json_text key;
   int inner = 0;
   g2z_json_open(&json, services, path, text, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
-    size_t size = 0, flag = 0;
-    while (size < G2Z__CONFIG_SIZES && !g2z_json_is(&key, g2z__config_sizes[size].name) &&
+    size_t size = 0, value = 0;
+    while (size < G2Z_COUNT(g2z__config_sizes) &&
+           !g2z_json_is(&key, g2z__config_sizes[size].name) &&
            !g2z_json_is(&key, g2z__config_sizes[size].also))
       size++;
-    while (flag < G2Z__CONFIG_FLAGS && !g2z_json_is(&key, g2z__config_flags[flag].name)) flag++;
-    if (size < G2Z__CONFIG_SIZES)
+    while (value < G2Z_COUNT(g2z__config_values) &&
+           !g2z_json_is(&key, g2z__config_values[value].name))
+      value++;
+    if (size < G2Z_COUNT(g2z__config_sizes))
       *g2z__config_size(model, size) =
           g2z__config_parse_size(&json, g2z__config_sizes[size].name);
-    else if (flag < G2Z__CONFIG_FLAGS) {
-      const int wanted = g2z__config_flags[flag].value;
-      if (g2z__json_bool(&json) != wanted)
-        g2z_json_fail(&json, "%s is %s, but this kit computes GPT-2 as published, with %s",
-                      g2z__config_flags[flag].name, words[!wanted], words[wanted]);
+    else if (value < G2Z_COUNT(g2z__config_values)) {
+      char is[40];
+      const char *wanted = g2z__config_values[value].value;
+      g2z_json_peek(&json);
+      const unsigned char *at = json.at;
+      g2z_json_skip(&json);
+      snprintf(is, sizeof is, "%.*s", (int)(json.at - at), (const char *)at);
+      if (strcmp(is, wanted) != 0 && strcmp(is, g2z__config_values[value].also) != 0)
+        g2z_json_fail(&json, "%s is %s, but this kit computes %s: take a GPT-2 as published",
+                      g2z__config_values[value].name, is, wanted);
     } else if (g2z_json_is(&key, "eos_token_id") && strchr("0123456789", g2z_json_peek(&json)))
       model->eot = g2z__config_parse_size(&json, "eos_token_id"); /* skips null or a list */
     else if (g2z_json_is(&key, "vocab_hash")) {
       const g2z_json_text digits = g2z_json_string(&json);
-      char hash[20];
-      snprintf(hash, sizeof hash, "%.*s", (int)(digits.bytes < 17 ? digits.bytes : 17),
-               (const char *)digits.at);
-      if (strspn(hash, "0123456789abcdef") != 16 || hash[16])
+      char hash[17] = "";
+      if (digits.bytes == 16) memcpy(hash, digits.at, 16);
+      if (strspn(hash, "0123456789abcdef") != 16)
         g2z_json_fail(&json, "vocab_hash is not 16 hexadecimal digits");
       else model->vocab_hash = strtoull(hash, NULL, 16);
     } else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(&json) != 'n')
       inner = g2z__config_parse_size(&json, "n_inner");
-    else if (g2z_json_is(&key, "model_type"))
-      g2z__config_parse_word(&json, "model_type", "gpt2", "gpt2");
-    else if (g2z_json_is(&key, "activation_function"))
-      g2z__config_parse_word(&json, "activation_function", "gelu_new", "gelu_pytorch_tanh");
     else if (g2z_json_is(&key, "layer_norm_epsilon")) {
       const double eps = g2z_json_number(&json);
       if (!(fabs(eps - 1e-5) < 1e-12))
@@ -8778,7 +8745,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
     } else g2z_json_skip(&json);
   }
   G2Z__TRY(g2z_json_close(&json));
-  for (size_t i = 0; i < G2Z__CONFIG_SIZES; i++)
+  for (size_t i = 0; i < G2Z_COUNT(g2z__config_sizes); i++)
     if (*g2z__config_size(model, i) == 0)
       return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
                       path, g2z__config_sizes[i].name);

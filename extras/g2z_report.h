@@ -1763,6 +1763,7 @@ static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run
 /* Writes the format of `nsys stats`, so that g2zp_stats_read reads both kinds of file. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]) {
+  static const char *const texts[] = {G2Z_SPAN_LIST(G2Z_LIST_TEXT)};
   const g2z_path directory = g2z_path_in(run_dir, "profiles");
   char host[128] = "", name[160], percent[32];
   g2z_writer *writer;
@@ -1790,7 +1791,7 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
     g2z_plain_number(percent);
     g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
                       s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
-                      s->min_s * 1e9, s->max_s * 1e9, g2z_span_text((g2z_span)most));
+                      s->min_s * 1e9, s->max_s * 1e9, texts[most]);
   }
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
