@@ -220,7 +220,7 @@
 #define G2Z_INCLUDED
 #define G2Z_VERSION "1.0.0-dev"
 
-/* The implementation needs POSIX.1-2008 (pread, glob, threads) and some BSD calls (flock, madvise).
+/* The implementation needs POSIX.1-2008 (pread, glob, threads) and some BSD calls (flock).
  * Strict C modes hide both unless this macro precedes the first system header. The code uses
  * nothing that only _GNU_SOURCE declares. */
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(_GNU_SOURCE)
@@ -1895,7 +1895,6 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
