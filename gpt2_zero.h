@@ -7114,7 +7114,7 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
   g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
   meeting->strangers += said_hello && !right;
   /* Control comes before data, and data comes once. */
-  if (!right || hello->rank == 0 ||
+  if (!right || hello->rank == 0 || (!peer && hello->world == world) ||
       (peer && peer->hello.process && peer->hello.process != hello->process) ||
       (!hello->control && (!peer || peer->control.socket < 0 || peer->data.socket >= 0))) {
     g2z__socket_close(&caller->socket);
@@ -7864,9 +7864,11 @@ G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   return status;
 }
 
-/* Broadcasts rank 0's text. The other ranks release *copy with g2z_release; rank 0's is NULL. */
+/* Broadcasts rank 0's text; NULL is "". The other ranks release *copy with g2z_release; rank 0's is
+ * NULL. */
 G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char **copy) {
-  uint64_t bytes = text ? strlen(text) + 1 : 0;
+  if (!text) text = "";
+  uint64_t bytes = strlen(text) + 1;
   *copy = NULL;
   G2Z__TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
   g2z_status status = ranks->me ? G2Z__NEW(ranks->services, (size_t)bytes, copy) : G2Z_OK;
@@ -7880,6 +7882,7 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
   char *zero;
   size_t line = 0; /* the beginning of the first line that differs */
   if (ranks->config.place.world == 1) return G2Z_OK;
+  if (!text) text = "";
   g2z_status status = g2z__ranks_text(ranks, text, &zero);
   const int arrived = status == G2Z_OK;
   if (arrived && zero && strcmp(zero, text) != 0) {
@@ -9668,6 +9671,13 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
+/* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
+ * this failure to the other ranks. A stop is no failure, and all ranks receive it. */
+G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
+  if (status != G2Z_OK && status != G2Z_STOPPED) g2z__ranks_alone(t->context->ranks);
+  return status;
+}
+
 /* Runs forward and backward, so that the matrix products of these shapes are timed: once
  * overwriting gradients and, if a step has several micro-steps, once adding to them. Uses the
  * tokens and parameters that are on the device; other ranks do not take part. */
@@ -9713,11 +9723,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
                     !(t->plan->muon_weights && t->plan->owner == G2Z_OWNER_ALL);
   if (!t->config.tune || alike) return G2Z_OK;
   g2z__ranks_phase(ranks, "tuning", t->enqueued, 600);
-  G2Z__TRY(g2z__restore(t));
-  for (int unit = t->plan->wte; unit >= 0; unit--) /* wait for all resident parameters */
+  g2z_status status = g2z__restore(t);
+  for (int unit = t->plan->gathers ? t->plan->wte : -1; unit >= 0 && status == G2Z_OK; unit--)
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
-      if (t->plan->gathers) G2Z__TRY(g2z__arrive(t, unit));
-  g2z_status status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
+      status = g2z__arrive(t, unit); /* all resident parameters */
+  G2Z__TRY(g2z__trainer_alone(t, status)); /* other ranks' devices wait for this rank */
+  status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z__ranks_text(ranks, text, &copy);
   if (status == G2Z_OK && copy) status = g2z__tuning_read(t->device, copy);
@@ -9772,13 +9783,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
                                        : t->comm->ops->play(t->comm, c));
   }
   return G2Z_OK;
-}
-
-/* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
- * this failure to the other ranks. A stop is no failure, and all ranks receive it. */
-G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
-  if (status != G2Z_OK && status != G2Z_STOPPED) g2z__ranks_alone(t->context->ranks);
-  return status;
 }
 
 /* Reports step `loss_step`. Waits until its state has arrived on the host. */

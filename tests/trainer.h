@@ -865,15 +865,22 @@ static int trouble_open(g2z_context *context, g2z_trainer *trainer, const char *
   return late || saved != G2Z_IO || (context->rank == 0 && !deleted);
 }
 
+static g2z_status trouble_play(g2z_comm *comm, const g2z_call *call) {
+  (void)call;
+  return g2z_fail(comm->services, G2Z_IO, "this rank does not send");
+}
+
 /* "trouble KIND DEVICE CASE SHARD": three saves fail; then rank 1 has an invalid token in
  * step 4, or requests a stop in step 3, or cannot validate on SHARD before step 4; steps continue
- * after the last of these. All ranks print the outcome and its step. On a GPU the step is a graph.
+ * after the last of these. KIND "tuning": before step 4 rank 1 fails to share the tuning, and waits.
+ * All ranks print the outcome and its step. On a GPU the step is a graph.
  * Before step 4 all ranks compute logits, which gathers parameters that the graph would otherwise
  * gather. */
 static int rank_trouble(int argc, char **argv) {
   g2z_services services;
   if (argc != 4) return 2;
   int stop = strcmp(argv[0], "stop") == 0, token = strcmp(argv[0], "token") == 0;
+  int tuning = strcmp(argv[0], "tuning") == 0;
   int gpu = atoi(argv[1]);
   g2z_context *context = NULL;
   g2z_trainer *trainer = NULL;
@@ -893,12 +900,25 @@ static int rank_trouble(int argc, char **argv) {
     int mine = context->rank == 1;
     float logits[61];
     if (step == 4 && g2z_model_logits(&trainer->model, x, 1, 1, logits) != G2Z_OK) break;
-    if (step == 4 && !stop && !token && rank_validate(trainer, argv[3]) == G2Z_OK) break;
+    if (step == 4 && !stop && !token && !tuning && rank_validate(trainer, argv[3]) == G2Z_OK) break;
     zero_tokens(step, context->rank, context->world,
                 config.batch * config.accum * context->world, config.model.vocab, x, y);
     if (mine && token && step == 4) x[17] = 61;
     if (mine && stop && step == 3) g2z_trainer_request_stop(trainer);
+    g2z_collectives fail = *trainer->comm->ops;
+    fail.play = trouble_play;
+    if (step == 4 && tuning) { /* as on a GPU */
+      trainer->plan->device = G2Z_DEVICE_CUDA;
+      trainer->config.tune = G2Z_TUNE_ON;
+      trainer->tuned = 0, trainer->stale = 1;
+      if (mine) trainer->comm->ops = &fail;
+    }
     status = g2z_trainer_step_batch(trainer, x, y, &report);
+    for (int i = 0; step == 4 && tuning && mine && !context->ranks->lost; i++) {
+      if (i == 400) return 1; /* the others still wait */
+      rank_sleep(0.1);
+    }
+    trainer->plan->device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
   }
   snprintf(said, sizeof said, "%s", services.error);
   x[17] = 0;
@@ -1198,7 +1218,12 @@ static void test_zero_trouble_on(g2z_test *t, int device, int world) {
                    2 + i % 3, test_path(t, "val.bin"));
 }
 
-static void test_zero_trouble(g2z_test *t) { test_zero_trouble_on(t, 0, 3); }
+static void test_zero_trouble(g2z_test *t) {
+  test_zero_trouble_on(t, 0, 3);
+  /* A rank that fails alone does not leave the others hanging. */
+  test_ranks_job(t, 3, 0, ", from what was saved 9: ", "trouble tuning 0 2 %s",
+                 test_path(t, "val.bin"));
+}
 
 /* If GPUs cannot access each other, the user sets a variable for NCCL; the kit's own copies obey
  * it. */
