@@ -3751,30 +3751,43 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* Lists the weights in the order of memory. If they travel, gives each a home: the weights that
- * cost most first, equal ones in the order of memory, to the rank that has the least work so far. A
- * matrix with sides m <= n costs m m (2 n + m), times a constant. */
-G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, int travels, double *load, size_t *fill) {
-  double cost[G2Z_PARAM_COUNT];
-  int count = 0;
-  for (int u = 1; u < plan->wpe; u++)
-    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
-      const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
-      if (!info.muon) continue;
-      const double c = (double)(info.cols / (size_t)info.muon), r = (double)info.rows;
-      cost[p] = info.muon * (c < r ? c * c * (2 * r + c) : r * r * (2 * c + r));
-      const g2z_weight weight = {u, (g2z_param)p, -1, 0};
-      plan->weight[count++] = weight;
-    }
-  for (int given = 0; travels && given < count; given++) {
+/* Muon: the weights' homes, the routes, and the areas in the memory of the logits. All ranks
+ * allocate areas for the rank that needs most. */
+G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
+  const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
+  const int weights = plan->muon_weights;
+  const int travels = world > 1 && plan->owner == G2Z_OWNER_SLICES; /* else owners have all */
+  double cost[G2Z_PARAM_COUNT], *load;
+  size_t *sent, *fill, home = 0, u = 0; /* elements of u that rank r sends, and gets as a home */
+  plan->v_elements = plan->shard_elements;
+  if (!weights) return G2Z_OK;
+  G2Z__TRY(G2Z__NEW(plan->services, (size_t)weights, &plan->weight));
+  if (travels) /* a route ends where a weight or a slice does */
+    G2Z__TRY(G2Z__NEW(plan->services, (size_t)weights + (size_t)plan->buckets * world,
+                      &plan->route));
+  G2Z__TRY(G2Z__NEW(plan->services, 3 * world, &sent));
+  fill = sent + world;
+  load = (double *)(fill + world);
+
+  /* The weights in the order of memory. Those that cost most get their home first, equal ones in
+   * this order: the rank that has the least work so far. A matrix with sides m <= n costs
+   * m m (2 n + m), times a constant. */
+  for (int i = G2Z_PARAM_COUNT, count = 0; i < plan->wpe * G2Z_PARAM_COUNT; i++) {
+    const g2z_weight weight = {i / G2Z_PARAM_COUNT, (g2z_param)(i % G2Z_PARAM_COUNT), -1, 0};
+    const g2z_param_info info = g2z__param_describe(&plan->model, weight.param);
+    if (!info.muon) continue;
+    const double c = (double)(info.cols / (size_t)info.muon), r = (double)info.rows;
+    cost[weight.param] = info.muon * (c < r ? c * c * (2 * r + c) : r * r * (2 * c + r));
+    plan->weight[count++] = weight;
+  }
+  for (int given = 0; travels && given < weights; given++) {
     g2z_weight *next = NULL;
-    int home = 0;
-    for (g2z_weight *w = plan->weight; w < plan->weight + count; w++)
+    for (g2z_weight *w = plan->weight; w < plan->weight + weights; w++)
       if (w->home < 0 && (!next || cost[w->param] > cost[next->param])) next = w;
+    next->home = 0;
     for (int rank = 1; rank < plan->world; rank++)
-      if (load[rank] < load[home]) home = rank;
-    next->home = home;
-    load[home] += cost[next->param];
+      if (load[rank] < load[next->home]) next->home = rank;
+    load[next->home] += cost[next->param];
   }
 
   /* The weights' places. At a home, weights of one parameter lie together. */
@@ -3782,57 +3795,33 @@ G2Z__PRIVATE void g2z__plan_weights(g2z_plan *plan, int travels, double *load, s
     const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
     const int rank = travels ? plan->rank : 0;
     g2z_matrices shape = {fill[rank], 0, (int)info.rows, (int)info.cols, info.muon};
-    for (int w = 0; info.muon && w < plan->muon_weights; w++) {
-      g2z_weight *weight = &plan->weight[w];
-      if ((int)weight->param != p) continue;
-      size_t *end = &fill[travels ? weight->home : 0];
-      weight->home_at = *end;
+    for (g2z_weight *w = plan->weight; info.muon && w < plan->weight + weights; w++) {
+      if ((int)w->param != p) continue;
+      size_t *end = &fill[travels ? w->home : 0];
+      w->home_at = *end;
       *end += info.elements;
-      shape.weights += !travels || weight->home == plan->rank;
+      shape.weights += !travels || w->home == plan->rank;
     }
     if (!travels && plan->owner == G2Z_OWNER_ROOT && plan->rank > 0) continue; /* owns none */
     if (shape.weights) plan->shape[plan->shapes++] = shape;
   }
-}
 
-/* Lists the routes: each weight's pieces in the order of memory. sent[r] counts the elements that
- * owner r sends. */
-G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent) {
+  /* The routes: each weight's pieces in the order of memory. */
   const g2z_bucket *b = plan->bucket;
-  for (int w = 0; w < plan->muon_weights; w++) {
-    const g2z_weight *weight = &plan->weight[w];
-    const g2z_param_info info = g2z__param_describe(&plan->model, weight->param);
-    const size_t begin = plan->unit[weight->unit].begin + plan->offset[weight->param];
-    const size_t end = begin + info.elements;
+  for (g2z_weight *w = plan->weight; travels && w < plan->weight + weights; w++) {
+    const size_t begin = plan->unit[w->unit].begin + plan->offset[w->param];
+    const size_t end = begin + g2z__param_describe(&plan->model, w->param).elements;
     for (size_t at = begin, next; at < end; at = next) {
       while (b->begin + b->elements <= at) b++;
-      const size_t slice = b->elements / (size_t)plan->world, owner = (at - b->begin) / slice;
+      const size_t slice = b->elements / world, owner = (at - b->begin) / slice;
       next = b->begin + (owner + 1) * slice;
       if (next > end) next = end;
-      const g2z_route route = {(int)owner, weight->home, sent[owner],
-                               weight->home_at + (at - begin), next - at};
+      const g2z_route route = {(int)owner, w->home, sent[owner], w->home_at + (at - begin),
+                               next - at};
       plan->route[plan->routes++] = route;
       sent[owner] += route.elements;
     }
   }
-}
-
-/* Muon: the homes, the routes, and the areas in the memory of the logits. All ranks allocate areas
- * for the rank that needs most. */
-G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
-  const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
-  const size_t weights = (size_t)plan->muon_weights;
-  const int travels = world > 1 && plan->owner == G2Z_OWNER_SLICES; /* else owners have all */
-  size_t *sent, home = 0, u = 0;
-  plan->v_elements = plan->shard_elements;
-  if (!weights) return G2Z_OK;
-  G2Z__TRY(G2Z__NEW(plan->services, weights, &plan->weight));
-  if (travels) /* a route ends where a weight or a slice does */
-    G2Z__TRY(G2Z__NEW(plan->services, weights + (size_t)plan->buckets * world, &plan->route));
-  G2Z__TRY(G2Z__NEW(plan->services, 3 * world, &sent));
-  size_t *fill = sent + world;
-  g2z__plan_weights(plan, travels, (double *)(fill + world), fill);
-  if (travels) g2z__plan_routes(plan, sent);
   if (travels) plan->v_elements -= sent[plan->rank];
   else if (plan->owner != G2Z_OWNER_ROOT || plan->rank == 0) plan->v_elements -= fill[0];
   for (size_t rank = 0; rank < world; rank++) {
@@ -4143,10 +4132,9 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   plan->bucket_elements = bucket < plan->elements ? bucket : plan->elements;
   size_t most = plan->elements / plan->bucket_elements + (size_t)plan->units;
   if (most > 1 << 16)
-    return g2z_fail(plan->services, G2Z_BAD_ARGUMENT,
-                    "buckets of %.4g MiB cut %zu gradients into %zu of them: take a larger "
-                    "bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
-                    plan->elements, most);
+    G2Z_REFUSE(plan->services, "buckets of %.4g MiB cut %zu gradients into %zu of them: take a "
+               "larger bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
+               plan->elements, most);
   g2z__plan_batch(plan, config->batch);
   G2Z__TRY(g2z__plan_fill(plan));
   g2z__plan_bytes(plan); /* again, with Muon's areas and v */
@@ -6637,6 +6625,17 @@ typedef struct g2z__peer {        /* a rank, as seen from here */
   int left;                       /* 1: it sent GOODBYE; in the meeting: it was sent FAULT */
 } g2z__peer;
 
+typedef struct g2z__meeting {     /* on rank 0 */
+  int port;
+  int present;                    /* ranks with both connections, this one included */
+  int told;                       /* ranks that were sent the failure */
+  int strangers;                  /* callers with a wrong token */
+  unsigned accepted;              /* number of connections so far */
+  g2z__ending ending;             /* status G2Z_OK: the meeting may still succeed */
+  g2z__link listener;
+  g2z__link callers[G2Z__RANKS_CALLERS]; /* after the listener: both are polled as one list */
+} g2z__meeting;
+
 typedef struct g2z__flight {      /* a collective in the flight recorder */
   int64_t sequence, step;
   char kind[24];
@@ -6653,7 +6652,7 @@ struct g2z_ranks {
   int peer_count, me;             /* me: index of this rank in peers */
   int wake;                       /* a socket: what is written here wakes the watcher */
   struct addrinfo *addresses;     /* of rank 0's host */
-  struct g2z__meeting *meeting;   /* on rank 0, until the meeting ends */
+  g2z__meeting meeting;
   struct pollfd *polls;           /* scratch of g2z__poll; polled: the link of each entry */
   g2z__link **polled;
   int32_t *votes;                 /* [world]: scratch of agree */
@@ -6720,8 +6719,7 @@ G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name
   size_t digits = strspn(text, "0123456789");
   long value = digits && digits < 10 && !text[digits] ? strtol(text, NULL, 10) : -1;
   if (value < least || value > most)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%.80s: must be a whole number from %d to %d",
-                    name, text, least, most);
+    G2Z_REFUSE(services, "%s=%.80s: must be a whole number from %d to %d", name, text, least, most);
   *out = (int)value;
   return G2Z_OK;
 }
@@ -6748,19 +6746,17 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   if (launcher == end) { /* no launcher: alone, unless Slurm has several tasks */
     G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
     if (tasks > 1)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "SLURM_NTASKS=%d, but this process is not a task of a step: start %d ranks "
-                      "with srun or mpirun, or ask Slurm for one task", tasks, tasks);
+      G2Z_REFUSE(services, "SLURM_NTASKS=%d, but this process is not a task of a step: start %d "
+                 "ranks with srun or mpirun, or ask Slurm for one task", tasks, tasks);
     *out = g2z_ranks_config_default().place;
     return G2Z_OK;
   }
 
   /* Rank, size, local rank and local size. */
   if (!rank || !size)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "%s=%.80s is set, but %s is not: set both, or neither",
-                    rank ? launcher->rank : launcher->size, rank ? rank : size,
-                    rank ? launcher->size : launcher->rank);
+    G2Z_REFUSE(services, "%s=%.80s is set, but %s is not: set both, or neither",
+               rank ? launcher->rank : launcher->size, rank ? rank : size,
+               rank ? launcher->size : launcher->rank);
   snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
   G2Z__TRY(g2z__env_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
   G2Z__TRY(g2z__env_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
@@ -6782,20 +6778,16 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   const int one_host = out->local_world == out->world;
   if (out->local_rank < 0 && by_hand && one_host) out->local_rank = out->rank;
   if (out->local_rank < 0)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "rank %d of %d (%s) does not know which of the ranks on its host it is: set "
-                    "LOCAL_RANK, together with RANK and WORLD_SIZE", out->rank, out->world,
-                    out->launcher);
+    G2Z_REFUSE(services, "rank %d of %d (%s) does not know which of the ranks on its host it is: "
+               "set LOCAL_RANK, together with RANK and WORLD_SIZE", out->rank, out->world,
+               out->launcher);
   if (!one_host && !address)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its host"
-                    "%s", out->rank, out->world, out->launcher,
-                    strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
+    G2Z_REFUSE(services, "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its "
+               "host%s", out->rank, out->world, out->launcher,
+               strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
   if (by_hand && out->world > 1 && !g2z__env("MASTER_PORT"))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                    "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that is "
-                    "the same for all ranks of this job and for no other job", out->rank,
-                    out->world);
+    G2Z_REFUSE(services, "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that "
+               "is the same for all ranks of this job and for no other job", out->rank, out->world);
   snprintf(out->host, sizeof out->host, "%s", one_host ? "127.0.0.1" : address);
 
   /* The job's id and secret, and a port that follows from the id. */
@@ -7040,34 +7032,19 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
 
 /* ----- the meeting: rank 0 ----------------------------------------------- */
 
-typedef struct g2z__meeting {
-  g2z_ranks *ranks;
-  int port;
-  int present;                    /* ranks with both connections, this one included */
-  int told;                       /* ranks that were sent the failure */
-  int strangers;                  /* callers with a wrong token */
-  unsigned accepted;              /* number of connections so far */
-  g2z__ending ending;             /* status G2Z_OK: the meeting may still succeed */
-  g2z__link listener;
-  g2z__link callers[G2Z__RANKS_CALLERS]; /* after the listener: both are polled as one list */
-} g2z__meeting;
-
 /* The first failure counts. */
 G2Z_PRINTF(3, 4)
-G2Z__PRIVATE void g2z__meeting_fail(g2z__meeting *meeting, g2z_status status, const char *format,
-                                    ...) {
+G2Z__PRIVATE void g2z__meeting_fail(g2z_ranks *ranks, g2z_status status, const char *format, ...) {
+  g2z__meeting *meeting = &ranks->meeting;
   if (meeting->ending.status != G2Z_OK) return;
   G2Z__PRINT(meeting->ending.fault.sentence, format);
   meeting->ending.status = (int32_t)status;
 }
 
 G2Z__PRIVATE void g2z__meeting_end(g2z_ranks *ranks) {
-  g2z__meeting *meeting = ranks->meeting;
-  if (!meeting) return;
+  g2z__meeting *meeting = &ranks->meeting;
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++) g2z__socket_close(&meeting->callers[i].socket);
   g2z__socket_close(&meeting->listener.socket);
-  g2z_release(ranks->services, meeting);
-  ranks->meeting = NULL;
 }
 
 G2Z__PRIVATE int g2z__socket_is_loopback(const struct addrinfo *at) {
@@ -7092,8 +7069,8 @@ G2Z__PRIVATE int g2z__socket_widen(struct addrinfo *addresses) {
   return wide;
 }
 
-G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
-  meeting->present -= peer->data.socket >= 0;
+G2Z__PRIVATE void g2z__meeting_forget(g2z_ranks *ranks, g2z__peer *peer) {
+  ranks->meeting.present -= peer->data.socket >= 0;
   g2z__peer_close(peer);
   memset(&peer->hello, 0, sizeof peer->hello);
 }
@@ -7101,8 +7078,8 @@ G2Z__PRIVATE void g2z__meeting_forget(g2z__meeting *meeting, g2z__peer *peer) {
 /* Handles a caller's message. A connection with the token becomes its rank's, or gets FAULT with
  * the reason; any other is closed without an answer. The first process that claims a rank keeps it.
  * Another process must belong to a second job with the same id, and gets FAULT. */
-G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
-  g2z_ranks *ranks = meeting->ranks;
+G2Z__PRIVATE void g2z__meeting_hear(g2z_ranks *ranks, g2z__link *caller) {
+  g2z__meeting *meeting = &ranks->meeting;
   const int world = ranks->config.place.world;
   const g2z__hello *zero = &ranks->peers[0].hello;
   g2z__hello *hello = &caller->in.body.hello;
@@ -7125,11 +7102,11 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
 
   /* A member whose world, build or GPU does not fit fails the meeting. */
   if (hello->world != world)
-    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+    g2z__meeting_fail(ranks, G2Z_BAD_ARGUMENT,
                       "rank %d on %s was started for %d ranks, rank 0 on %s for %d: start all with "
                       "the same number", hello->rank, hello->host, hello->world, zero->host, world);
   else if (hello->build_hash != zero->build_hash)
-    g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+    g2z__meeting_fail(ranks, G2Z_BAD_ARGUMENT,
                       "rank %d on %s runs build %s, rank 0 on %s runs %s: start the same program "
                       "everywhere", hello->rank, hello->host, hello->build, zero->host,
                       zero->build);
@@ -7138,7 +7115,7 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
     const int low = r < hello->rank ? r : hello->rank;
     if (r != hello->rank && strcmp(hello->device, other->device) == 0 &&
         strcmp(hello->host, other->host) == 0)
-      g2z__meeting_fail(meeting, G2Z_BAD_ARGUMENT,
+      g2z__meeting_fail(ranks, G2Z_BAD_ARGUMENT,
                         "ranks %d and %d on %s share one GPU (%s): start as many ranks as there "
                         "are GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES", low,
                         r + hello->rank - low, hello->host, hello->device);
@@ -7158,7 +7135,7 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
     g2z__socket_close(&caller->socket);
     return;
   }
-  if (hello->control) g2z__meeting_forget(meeting, peer); /* an earlier try's connections */
+  if (hello->control) g2z__meeting_forget(ranks, peer); /* an earlier try's connections */
   (hello->control ? &peer->control : &peer->data)->socket = caller->socket;
   caller->socket = -1;
   peer->hello = *hello;
@@ -7166,8 +7143,8 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z__meeting *meeting, g2z__link *caller) {
 }
 
 /* Waits up to a tenth of a second for input, and handles it. */
-G2Z__PRIVATE void g2z__meeting_poll(g2z__meeting *meeting) {
-  g2z_ranks *ranks = meeting->ranks;
+G2Z__PRIVATE void g2z__meeting_poll(g2z_ranks *ranks) {
+  g2z__meeting *meeting = &ranks->meeting;
   const int world = ranks->config.place.world;
   g2z__poll(ranks, &meeting->listener, 1 + G2Z__RANKS_CALLERS, 0.1);
   /* A waiting rank sends nothing: input means that it ended. Before it has `data` it may retry. */
@@ -7175,16 +7152,16 @@ G2Z__PRIVATE void g2z__meeting_poll(g2z__meeting *meeting) {
     g2z__peer *peer = &ranks->peers[r];
     if (!peer->control.ready) continue;
     if (peer->data.socket >= 0)
-      g2z__meeting_fail(meeting, G2Z_LOST, "rank %d on %s ended while rank 0 waited for the "
+      g2z__meeting_fail(ranks, G2Z_LOST, "rank %d on %s ended while rank 0 waited for the "
                         "others", r, peer->hello.host);
-    g2z__meeting_forget(meeting, peer);
+    g2z__meeting_forget(ranks, peer);
   }
   for (int i = 0; i < G2Z__RANKS_CALLERS; i++)
-    if (meeting->callers[i].ready) g2z__meeting_hear(meeting, &meeting->callers[i]);
+    if (meeting->callers[i].ready) g2z__meeting_hear(ranks, &meeting->callers[i]);
   if (!meeting->listener.ready) return;
   int one = accept(meeting->listener.socket, NULL, NULL);
   if (one < 0 && (errno == EMFILE || errno == ENFILE))
-    g2z__meeting_fail(meeting, G2Z_IO,
+    g2z__meeting_fail(ranks, G2Z_IO,
                       "rank 0 on %s cannot open enough connections for %d ranks: raise the limit "
                       "of open files (ulimit -n) above %d", ranks->peers[0].hello.host, world,
                       2 * world + G2Z__RANKS_CALLERS + 64);
@@ -7198,8 +7175,8 @@ G2Z__PRIVATE void g2z__meeting_poll(g2z__meeting *meeting) {
 }
 
 /* Listens at MASTER_ADDR, on the first port that is free. */
-G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
-  g2z_ranks *ranks = meeting->ranks;
+G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z_ranks *ranks) {
+  g2z__meeting *meeting = &ranks->meeting;
   const g2z_place *place = &ranks->config.place;
   int *listener = &meeting->listener.socket;
   int error = g2z__socket_resolve(place->host, &ranks->addresses), on = 1;
@@ -7235,16 +7212,12 @@ G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z__meeting *meeting) {
 G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   const int world = ranks->config.place.world;
   const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
-  G2Z__TRY(G2Z__NEW(ranks->services, 1, &ranks->meeting));
-  g2z__meeting *meeting = ranks->meeting;
-  meeting->ranks = ranks;
-  meeting->listener.socket = -1;
+  g2z__meeting *meeting = &ranks->meeting;
   meeting->present = 1;
-  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) meeting->callers[i].socket = -1;
-  G2Z__TRY(g2z__meeting_listen(meeting));
+  G2Z__TRY(g2z__meeting_listen(ranks));
   while (meeting->ending.status == G2Z_OK && meeting->present < world &&
          g2z__awake(&ranks->clock) <= until)
-    g2z__meeting_poll(meeting);
+    g2z__meeting_poll(ranks);
 
   /* After the deadline, name the first missing ranks. */
   char list[128] = "", strangers[128] = "";
@@ -7260,7 +7233,7 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
     snprintf(strangers, sizeof strangers, " (%d callers had another WORLD_SIZE, MASTER_PORT, "
              "--run-id or G2Z_SECRET)", meeting->strangers);
   if (meeting->present < world)
-    g2z__meeting_fail(meeting, G2Z_LOST, "after %.3g s only %d of %d ranks have met on %s, port "
+    g2z__meeting_fail(ranks, G2Z_LOST, "after %.3g s only %d of %d ranks have met on %s, port "
                       "%d; missing: rank %s%s; look at their output", join_s, meeting->present,
                       world, ranks->peers[0].hello.host, meeting->port, list, strangers);
 
@@ -7280,7 +7253,7 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   if (failed) { /* ranks that still start get FAULT now, not at their own deadline */
     const double patience = g2z__awake(&ranks->clock) + (join_s < 3 ? join_s : 3);
     while (meeting->told < world - 1 && g2z__awake(&ranks->clock) < patience)
-      g2z__meeting_poll(meeting);
+      g2z__meeting_poll(ranks);
     return g2z__meeting_told(ranks, &meeting->ending);
   }
   const char *launcher = ranks->config.place.launcher;
@@ -7523,8 +7496,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
                     "%d ranks, from rank 0 on", place->rank, place->world, G2Z__RANKS_MAX);
   if (place->world == 1) return G2Z_OK;
   if (place->port < 1 || place->port > 65535 - G2Z__RANKS_PORTS)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "port %d: must be from 1 to %d", place->port,
-                    65535 - G2Z__RANKS_PORTS);
+    G2Z_REFUSE(services, "port %d: must be from 1 to %d", place->port, 65535 - G2Z__RANKS_PORTS);
   int count = place->rank == 0 ? place->world : 2;
   G2Z__TRY(G2Z__NEW(services, (size_t)place->world, &ranks->votes));
   G2Z__TRY(G2Z__NEW(services, (size_t)count + 1 + G2Z__RANKS_CALLERS, &ranks->polls));
@@ -7621,7 +7593,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_join(g2z_services *services, const g2z_ranks_
   G2Z__TRY(G2Z__NEW(services, 1, &ranks));
   ranks->services = services;
   ranks->config = *config;
-  ranks->wake = -1;
+  ranks->wake = ranks->meeting.listener.socket = -1;
+  for (int i = 0; i < G2Z__RANKS_CALLERS; i++) ranks->meeting.callers[i].socket = -1;
   pthread_mutex_init(&ranks->lock, NULL);
   ranks->began = g2z_seconds();
   g2z__ranks_phase(ranks, "start", 0, 0);
@@ -9344,9 +9317,8 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_plan *plan, size_t begin, size_t coun
 
 G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_t count) {
   if (begin <= t->plan->parameters && count <= t->plan->parameters - begin) return G2Z_OK;
-  return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                  "elements [%zu, %zu) lie outside the model's %zu parameters", begin,
-                  begin + count, t->plan->parameters);
+  G2Z_REFUSE(t->services, "elements [%zu, %zu) lie outside the model's %zu parameters", begin,
+             begin + count, t->plan->parameters);
 }
 
 /* The address of a range in its buffer; NULL: a range of Muon has no v. */
@@ -9361,8 +9333,7 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
   g2z_device *dev = t->device;
   G2Z__TRY(g2z__check_canonical(t, canonical, count));
   if (buffer == G2Z_BUFFER_GRADS)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT, "gradients belong to the step: they are read, "
-                    "not written");
+    G2Z_REFUSE(t->services, "gradients belong to the step: they are read, not written");
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
     float *to = g2z__trainer_shard(t, buffer, &part);
@@ -9566,9 +9537,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
    * heads. */
   G2Z__TRY(g2z_weights_config(t->services, from, &saved));
   if (saved.channels == C && saved.heads != model->heads)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                    "heads=%d, but the weights in %s were trained with %d (n_head of its "
-                    "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
+    G2Z_REFUSE(t->services, "heads=%d, but the weights in %s were trained with %d (n_head of its "
+               "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
   G2Z__TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, saved.vocab_hash, from));
   t->model.config.vocab_hash = t->plan->model.vocab_hash;
   return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
@@ -9576,7 +9546,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
 
 /* After each phase that ranks run alone, they agree on its result: none waits for a failed rank. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
-  char text[2048], value[G2Z__SETTING_BYTES];
+  char text[4096], value[G2Z__SETTING_BYTES];
   size_t used = 0;
   g2z_ranks *ranks = t->context->ranks;
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
@@ -9586,11 +9556,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
     used += (size_t)snprintf(text + used, sizeof text - used, "%s=%s\n", g2z__settings[i].name,
                              value);
   }
-  G2Z__TRY(g2z_ranks_same(ranks, "config", text));
-  snprintf(text, sizeof text, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
+  /* These three are not in g2z__settings. */
+  snprintf(text + used, sizeof text - used, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
            g2z__device_texts[t->context->device], t->config.tuning != NULL,
            t->config.init_from ? t->config.init_from : "");
-  G2Z__TRY(g2z_ranks_same(ranks, "config", text)); /* a setting that checkpoints omit */
+  G2Z__TRY(g2z_ranks_same(ranks, "config", text));
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
@@ -9886,8 +9856,8 @@ G2Z_API g2z_status g2z_trainer_step(g2z_trainer *t, g2z_report *report) {
   const int32_t *x = NULL, *y = NULL;
   G2Z__TRY(g2z__trainer_may_step(t, report));
   if (!t->loader)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT,
-                    "this trainer has no train_glob: give it one, or call g2z_trainer_step_batch");
+    G2Z_REFUSE(t->services, "this trainer has no train_glob: give it one, or call "
+               "g2z_trainer_step_batch");
   double begin = g2z_seconds();
   g2z_status status = g2z_loader_next(t->loader, &x, &y);
   t->data_s[(t->enqueued + 1) % 2] = g2z_seconds() - begin;
@@ -9917,12 +9887,11 @@ G2Z_API g2z_sampling g2z_sampling_default(void) {
 
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling) {
   if (!(sampling->temperature >= 0 && sampling->temperature <= 1e6f))
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "temperature=%g must lie between 0 and 1e+06",
-                    (double)sampling->temperature);
+    G2Z_REFUSE(services, "temperature=%g must lie between 0 and 1e+06",
+               (double)sampling->temperature);
   G2Z__TRY(g2z_check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
   if (sampling->top_p > 0 && sampling->top_p <= 1) return G2Z_OK;
-  return g2z_fail(services, G2Z_BAD_ARGUMENT, "top_p=%g must be above 0 and at most 1",
-                  (double)sampling->top_p);
+  G2Z_REFUSE(services, "top_p=%g must be above 0 and at most 1", (double)sampling->top_p);
 }
 
 /* ----- a model without a trainer ------------------------------------------- */
@@ -10381,9 +10350,8 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   G2Z__TRY(g2z_check_range(m->services, "count", count, 1, UINT16_MAX));
   for (int i = 0; i < count; i++) {
     if (!lengths[i] || lengths[i] > room)
-      return g2z_fail(m->services, G2Z_BAD_ARGUMENT,
-                      "sequence %d has %zu tokens, and must have 1 to %zu: begin with the "
-                      "end-of-text token", i, lengths[i], room);
+      G2Z_REFUSE(m->services, "sequence %d has %zu tokens, and must have 1 to %zu: begin with the "
+                 "end-of-text token", i, lengths[i], room);
     G2Z__TRY(g2z__check_ids(m->services, "token", ids + (size_t)i * room, lengths[i], 0,
                             m->config.vocab));
   }
