@@ -669,10 +669,9 @@ static void test_ranks_neighbours(g2z_test *t) {
 static void test_ranks_outside(g2z_test *t) {
   static const int32_t claims[] = {0, 2, 1 << 30, -1};
   g2z_ranks *ranks = (g2z_ranks *)calloc(1, sizeof *ranks);
-  g2z__meeting *meeting = (g2z__meeting *)calloc(1, sizeof *meeting);
+  g2z__meeting *meeting = &ranks->meeting;
   ranks->config.place.world = 2;
   ranks->peers = (g2z__peer *)calloc(2, sizeof *ranks->peers);
-  meeting->ranks = ranks;
   for (int i = 0; i < 8; i++) {
     int pair[2];
     g2z__hello hello;
@@ -683,11 +682,10 @@ static void test_ranks_outside(g2z_test *t) {
     CHECK(t, g2z__say(pair[1], G2Z__HELLO, &hello));
     memset(caller, 0, sizeof *caller);
     caller->socket = pair[0];
-    g2z__meeting_hear(meeting, caller);
+    g2z__meeting_hear(ranks, caller);
     CHECK(t, caller->socket < 0 && meeting->ending.status == G2Z_OK && meeting->present == 0);
     close(pair[1]);
   }
-  free(meeting);
   free(ranks->peers);
   free(ranks);
 }
