@@ -218,20 +218,15 @@ static g2z_status write_text(const program *p, g2z_model *model, const g2z_token
 
 /* Reads prompts until the end of the input, and continues each. */
 static g2z_status converse(const program *p, g2z_model *model, const g2z_tokenizer *tokenizer) {
-  char *line = NULL;
-  size_t room = 0;
-  ssize_t bytes = 0;
+  static char line[65536];
   g2z_status status = G2Z_OK;
   puts("Type a prompt, then Enter. Ctrl-D ends.");
-  while (status == G2Z_OK) {
-    printf("> ");
-    fflush(stdout);
-    if ((bytes = getline(&line, &room, stdin)) <= 0) break;
-    if (line[bytes - 1] == '\n') line[bytes - 1] = 0;
+  while (status == G2Z_OK && printf("> ") > 0 && fflush(stdout) == 0 &&
+         fgets(line, sizeof line, stdin)) {
+    line[strcspn(line, "\n")] = 0;
     if (*line) status = write_text(p, model, tokenizer, line);
   }
   puts("");
-  free(line);
   return status;
 }
 

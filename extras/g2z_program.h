@@ -425,35 +425,6 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   return G2Z_OK;
 }
 
-/* Reads the flag argv[*at] and its value, and moves *at to the last argument used. */
-static g2z_status g2zg_flag_take(g2z_services *services, const g2z_flag *flags, int count,
-                                 int argc, char **argv, int first, int *at) {
-  const char *name = argv[*at] + 2;
-  size_t length = strcspn(name, "=");
-  const char *value = name[length] ? name + length + 1 : NULL;
-  const g2z_flag *flag = g2zg_flag_find(flags, count, name, length);
-  if (!flag) return g2zg_flag_unknown(services, flags, count, argv, first, argv[*at]);
-  if (flag->kind == G2Z_FLAG_SWITCH) {
-    if (value)
-      G2Z_REFUSE(services, "--%s takes no value: remove =%.80s", flag->name, value);
-    *(int *)flag->destination = 1;
-    return G2Z_OK;
-  }
-  if (!value && *at + 1 < argc) {
-    const char *next = argv[*at + 1];
-    int is_flag = next[0] == '-' && next[1] == '-' &&
-                  g2zg_flag_find(flags, count, next + 2, strcspn(next + 2, "="));
-    if (!is_flag) value = argv[++*at];
-  }
-  if (!value)
-    G2Z_REFUSE(services, "--%s needs a value: --%s %s", flag->name, flag->name, flag->value +
-               (flag->kind == G2Z_FLAG_CHOICE));
-  G2Z_TRY(g2zg_flag_set(services, flag, value));
-  while (flag->kind == G2Z_FLAG_TEXTS && *at + 1 < argc && argv[*at + 1][0] != '-')
-    G2Z_TRY(g2zg_flag_set(services, flag, argv[++*at]));
-  return G2Z_OK;
-}
-
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int first, int *rest) {
   int kept = 0;
@@ -461,16 +432,33 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
     static char help[] = "--help";
     if (strcmp(argv[i], "-h") == 0) argv[i] = help;
     char *argument = argv[i];
-    if (argument[0] == '-' && argument[1] == '-' && argument[2]) {
-      G2Z_TRY(g2zg_flag_take(services, flags, count, argc, argv, first, &i));
+    if (argument[0] != '-' || !argument[1]) { /* "-" is standard input */
+      if (!rest)
+        G2Z_REFUSE(services, "unexpected argument \"%.80s\": put patterns and text with spaces in "
+                   "quotes, as in --train 'data/NAME_*.bin'", argument);
+      argv[first + kept++] = argument;
       continue;
     }
-    if (argument[0] == '-' && argument[1]) /* "-" is standard input */
-      return g2zg_flag_unknown(services, flags, count, argv, first, argument);
-    if (!rest)
-      G2Z_REFUSE(services, "unexpected argument \"%.80s\": put patterns and text with spaces in "
-                 "quotes, as in --train 'data/NAME_*.bin'", argument);
-    argv[first + kept++] = argument;
+    const g2z_flag *flag = argument[1] == '-' ? g2zg_flag_find(flags, count, argument + 2,
+                                                               strcspn(argument + 2, "=")) : NULL;
+    if (!flag) return g2zg_flag_unknown(services, flags, count, argv, first, argument);
+    const char *equals = strchr(argument, '='), *value = equals ? equals + 1 : NULL;
+    if (flag->kind == G2Z_FLAG_SWITCH) {
+      if (value) G2Z_REFUSE(services, "--%s takes no value: remove =%.80s", flag->name, value);
+      *(int *)flag->destination = 1;
+      continue;
+    }
+    const char *next = i + 1 < argc ? argv[i + 1] : "--";
+    const int is_flag = next[0] == '-' && next[1] == '-' &&
+                        (i + 1 == argc || g2zg_flag_find(flags, count, next + 2,
+                                                         strcspn(next + 2, "=")));
+    if (!value && !is_flag) value = argv[++i];
+    if (!value)
+      G2Z_REFUSE(services, "--%s needs a value: --%s %s", flag->name, flag->name, flag->value +
+                 (flag->kind == G2Z_FLAG_CHOICE));
+    G2Z_TRY(g2zg_flag_set(services, flag, value));
+    while (flag->kind == G2Z_FLAG_TEXTS && i + 1 < argc && argv[i + 1][0] != '-')
+      G2Z_TRY(g2zg_flag_set(services, flag, argv[++i]));
   }
   if (rest) *rest = kept;
   return G2Z_OK;

@@ -758,6 +758,26 @@ static double g2zr_wall_s(const g2z_run *run) {
   return run->sum.wall_s + ((run->ended > 0 ? run->ended : g2z_seconds()) - run->started);
 }
 
+/* "dataset_mixture": what was read of each set. */
+static void g2zr_put_mixture(const g2z_run *run, g2z_json_out *out) {
+  const g2z_loader *loader = run->trainer->loader;
+  const double read = (double)(loader->position.step * loader->global);
+  int64_t counts[G2Z_SETS];
+  g2z_loader_count(loader, counts);
+  g2z_json_begin(out, "dataset_mixture", '[');
+  for (int k = 0; k < loader->sets; k++) {
+    const g2z_loader_set *set = &loader->set[k];
+    G2ZR_OPEN(NULL);
+    G2ZR_TEXT("shards", set->glob);
+    G2ZR_REAL("weight", set->share);
+    G2ZR_REAL("share", (double)counts[k] / read);
+    G2ZR_WHOLE("tokens", counts[k] * run->trainer->plan->seq);
+    G2ZR_REAL("passes", (double)counts[k] / (double)set->sequences);
+    G2ZR_CLOSE();
+  }
+  g2z_json_end(out, ']');
+}
+
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
 static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
@@ -765,6 +785,8 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   const g2z_plan *plan = run->trainer->plan;
   const g2z_device_info *info = &run->trainer->device->info;
   const char *cuda = info->runtime[0] ? info->runtime : NULL;
+  static const char *const absent[] = {"python_version", "torch_version", "transformers_version",
+                                       "deepspeed_version"};
   struct utsname name;
   char os[2 * sizeof name.release], size[96];
   memset(&name, 0, sizeof name);
@@ -778,10 +800,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_TEXT("git_commit", config->git_commit);
   G2ZR_TEXT("command_line", config->command_line);
   G2ZR_OPEN("env");
-  G2ZR_NONE("python_version");
-  G2ZR_NONE("torch_version");
-  G2ZR_NONE("transformers_version");
-  G2ZR_NONE("deepspeed_version");
+  for (size_t i = 0; i < G2Z_COUNT(absent); i++) G2ZR_NONE(absent[i]);
   G2ZR_TEXT("cuda_version", cuda);
   G2ZR_TEXT("nccl_version", info->collectives[0] ? info->collectives : NULL);
   G2ZR_CLOSE();
@@ -824,24 +843,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_WHOLE("train", run->train_sequences);
   G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
   G2ZR_CLOSE();
-  const g2z_loader *loader = run->trainer->loader;
-  if (loader && loader->mixed) {
-    const double read = (double)(loader->position.step * loader->global);
-    int64_t counts[G2Z_SETS];
-    g2z_loader_count(loader, counts);
-    g2z_json_begin(out, "dataset_mixture", '[');
-    for (int k = 0; k < loader->sets; k++) {
-      const g2z_loader_set *set = &loader->set[k];
-      G2ZR_OPEN(NULL);
-      G2ZR_TEXT("shards", set->glob);
-      G2ZR_REAL("weight", set->share);
-      G2ZR_REAL("share", (double)counts[k] / read);
-      G2ZR_WHOLE("tokens", counts[k] * plan->seq);
-      G2ZR_REAL("passes", (double)counts[k] / (double)set->sequences);
-      G2ZR_CLOSE();
-    }
-    g2z_json_end(out, ']');
-  }
+  if (run->trainer->loader && run->trainer->loader->mixed) g2zr_put_mixture(run, out);
   G2ZR_CLOSE();
   G2ZR_OPEN("deepspeed_config");
   G2ZR_NONE("path");
@@ -1645,18 +1647,18 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run's first file */
   is_run |= latest >= 0;
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
-  const char *const traces[] = {"weights/model.safetensors", "RUN_COMPLETE.txt",
-                                "training_metrics.json", "metrics.jsonl", "train.log",
-                                "sample.txt", "report.html", name};
+  const char *const traces[] = {"weights/model.safetensors", "best/model.safetensors",
+                                "RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
+                                "train.log", "sample.txt", "report.html", name};
   for (size_t i = 0; i < G2Z_COUNT(traces); i++) {
-    const int ended = latest < 0 && i < 2;
-    if (!ended && (i == 0 || (run->found.continues && is_run))) continue;
+    const int ended = latest < 0 && i < 3;
+    if (!ended && (i < 2 || (run->found.continues && is_run))) continue;
     G2Z_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
     if (there && ended)
       G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
-                 "another --run-dir, or remove it%s%s", run_dir, traces[i], i ? "" : ". To train "
-                 "its weights further: ", i ? "" :
-                 g2zr_further(run, g2z_path_in(run_dir, "weights").text, text));
+                 "another --run-dir, or remove it%s%s", run_dir, traces[i], i == 2 ? "" : ". To "
+                 "train its weights further: ", i == 2 ? "" :
+                 g2zr_further(run, g2z_path_in(run_dir, i ? "best" : "weights").text, text));
     if (there && !is_run)
       G2Z_REFUSE(run->services, "%.200s is not a run directory and holds a %s, which a run would "
                  "replace: choose another --run-dir", run_dir, traces[i]);
@@ -2867,7 +2869,7 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
   const g2z_run_options defaults = g2z_run_options_default();
   const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
 #define X(used, flag, name, sentence)                                                             \
-  if (!(used) && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)                 \
+  if (!(used) && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)               \
     G2Z_REFUSE(services, flag " " sentence);
 #define SAMPLE(flag, name) \
   X(samples, flag, name, "has no effect with --sample-tokens 0; remove one of them")
