@@ -705,7 +705,7 @@ static __device__ inline void g2z__put_floats(float *to, const float (&in)[L]) {
 
 /* = or += of one number, rounded once. */
 template <typename G>
-static __device__ inline void g2z__write(G *to, float value, g2z_write mode) {
+static __device__ inline void g2z__put_number(G *to, float value, g2z_write mode) {
   *to = (G)(mode == G2Z_ACCUMULATE ? g2z__to_float(*to) + value : value);
 }
 
@@ -817,7 +817,7 @@ g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g
   if (threadIdx.y != 0 || c >= C) return;
 #pragma unroll
   for (int r = 1; r < 32; r++) sum += rows[r][threadIdx.x];
-  g2z__write((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
+  g2z__put_number((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
 }
 
 /* Launches g2z_k_add_slabs for up to three outputs. */
@@ -999,7 +999,7 @@ static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout d
     for (int i = 0; i < L; i++) sum[i] += value[i];
   }
 #pragma unroll
-  for (int i = 0; i < L; i++) g2z__write(dwpe + at * L + i, sum[i], mode);
+  for (int i = 0; i < L; i++) g2z__put_number(dwpe + at * L + i, sum[i], mode);
 }
 
 /* g2z_k_count: out[i] = i, one thread per element, blocks of 256. */
@@ -1137,7 +1137,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
 #pragma unroll 8
   for (int next = chunk + 1; next <= last; next++)
     sum += heads[(size_t)next * (size_t)C + (size_t)c];
-  g2z__write(dwte + at, sum, G2Z_ACCUMULATE);
+  g2z__put_number(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
 #define G2Z__RANKED_TOKENS 8192  /* g2z_k_embed_rank sorts up to this many, CUB more */
@@ -3635,7 +3635,7 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
 #define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
 static_assert(G2Z__TILE_BYTES == g2z__tile_bytes<64>, "room k40's readers read these tiles too");
 
-/* Without wgmma the kernels below are empty and allow one warp per block, which g2z__hopper_here
+/* Without wgmma the kernels below are empty and allow one warp per block, which g2z__cuda_open_gpu
  * checks. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define G2Z__HOPPER_THREADS(threads) threads
@@ -4816,8 +4816,8 @@ static int64_t g2z__hopper_tiles_left(const g2z__hopper_cut *cut, int T, int mul
          (int64_t)(cut->heads - cut->whole) * cut->left;
 }
 
-/* Finds the fastest cut whose tiles of dQ fit the room that g2z__plan_scratch_bytes counts. Parts
- * cost another launch, 3 units, and 1 unit per 180 tiles of dQ that are written and added. Example:
+/* Finds the fastest cut whose tiles of dQ fit the scratch that the plan counts for them. Parts cost
+ * another launch, 3 units, and 1 unit per 180 tiles of dQ that are written and added. Example:
  * B=16, T=1024, NH=25 has 400 heads, 35,200 units; 132 multiprocessors need at least 267. Whole
  * heads take 352; 384 whole heads and 16 heads in 8 parts each take 281. */
 static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int multiprocessors) {
@@ -7218,7 +7218,7 @@ static __global__ void g2z_k_try(uint32_t *const *flags, size_t at, int rank) {
   __threadfence_system();
 }
 
-static const char g2z__told_apart[] =
+static const char g2z__peers_off[] =
     "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL keeps GPUs from each other's memory";
 
 /* Makes the flags of meetings, one set for all regions. There are none if the environment forbids
@@ -7228,15 +7228,15 @@ static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   const char *disable = getenv("NCCL_P2P_DISABLE"), *level = getenv("NCCL_P2P_LEVEL");
   const size_t world = (size_t)comm->world, rank = (size_t)comm->rank;
   const size_t copied = 2 * (world + 1), written = copied + world; /* where the test words lie */
-  const int told = (disable && atoi(disable)) || (level && (!strcmp(level, "LOC") ||
-                                                            !strcmp(level, "0")));
+  const int off = (disable && atoi(disable)) || (level && (!strcmp(level, "LOC") ||
+                                                           !strcmp(level, "0")));
   uint32_t words[2 * 1024];
   int all = 0, lost = -1, from = -1, to = -1, lost_at[1024];
   if (nccl->flags.mapped || nccl->no_copies || comm->world > 1024) return G2Z_OK;
-  G2Z__TRY(g2z__ranks_all(comm->ranks, !told, &all));
+  G2Z__TRY(g2z__ranks_all(comm->ranks, !off, &all));
   if (all) G2Z__TRY(g2z__region_open(comm, (written + world) * sizeof *words, &nccl->flags));
   if (!nccl->flags.mapped) {
-    nccl->no_copies = all ? "not all GPUs can write to each other's memory" : g2z__told_apart;
+    nccl->no_copies = all ? "not all GPUs can write to each other's memory" : g2z__peers_off;
     return G2Z_OK;
   }
   /* Check that each rank's writes arrive at every other rank. Some platforms map a peer's memory
@@ -7391,7 +7391,7 @@ static void g2z__nccl_no_peers(g2z_comm *comm, const char *what) {
   const char *why = g2z__nccl_of(comm)->no_copies;
   if (comm->rank == 0)
     g2z_log(comm->services,
-            together && why != g2z__told_apart ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
+            together && why != g2z__peers_off ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
             "%s: %s by NCCL", why ? why : "a GPU has no room for what others write", what);
 }
 
