@@ -1094,7 +1094,7 @@ static void test_cuda_state(test_pair *p, const g2z_step_state *want,
   CHECK(p->t, memcmp(verdict->reported[got.step % 2], &got, sizeof got) == 0);
   CHECK(p->t, got.step == want->step && got.applied == want->applied);
   CHECK(p->t, got.skipped == want->skipped && got.skip == want->skip);
-  CHECK(p->t, got.counted == want->counted);
+  CHECK(p->t, got.counted == want->counted && got.normed == want->normed);
   CHECK(p->t, got.good_steps == want->good_steps && got.hysteresis == want->hysteresis);
   CHECK(p->t, got.skipped_at_minimum == want->skipped_at_minimum);
   CHECK(p->t, got.loss_scale == want->loss_scale && got.used_loss_scale == want->used_loss_scale);
