@@ -299,9 +299,10 @@ static void test_report_compared(g2z_test *t) {
     if (!curves) test_sh(t, "rm */metrics.jsonl");
     for (int r = 0; r < 3; r++) {
       snprintf(text, sizeof text, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
-               "\"command_line\": \"./train --seed 1 --run-dir %c %s\", \"summary\": "
+               "\"%s\": \"./train --seed 1 --run-dir %c %s\", \"summary\": "
                "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
-               "\"target_step\": 2}}", 'a' + r, runs[r].flags, cases[i].targets[r]);
+               "\"target_step\": 2}}", curves || r < 2 ? "command_line" : "no_command", 'a' + r,
+               runs[r].flags, cases[i].targets[r]);
       test_write_file(t, test_at(t, "%c/training_metrics.json", 'a' + r), text, strlen(text));
       snprintf(name, sizeof name, "%s/%c", t->directory, 'a' + r);
       CHECK_OK(t, g2z_results_add(results, name));
@@ -315,9 +316,10 @@ static void test_report_compared(g2z_test *t) {
     for (int r = 0; r < 3; r++) {
       snprintf(row, sizeof row, "<tr><td>%s/%c%s</tr>", t->directory, 'a' + r, cases[i].cells[r]);
       snprintf(text, sizeof text, "<dt>%s/%c</dt><dd>%s</dd>", t->directory, 'a' + r, runs[r].flags);
-      CHECK_HAS(t, page, row, text, cases[i].about, cases[i].line);
+      CHECK_HAS(t, page, row, curves || r < 2 ? text : "", cases[i].about, cases[i].line);
     }
     CHECK(t, test_times(page, "class=\"series dash") == 3 * curves && !strstr(page, "nan"));
+    CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--run-dir")); /* not what differs */
     CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
     if (i) continue;
     /* The page of one run marks the validation that reached its target. */
@@ -327,6 +329,15 @@ static void test_report_compared(g2z_test *t) {
               "<dt>step of the target loss</dt><dd>2</dd>",
               "<dt>step of the best validation loss</dt><dd>3</dd>");
     CHECK(t, test_times(page, "\ntarget: ") == 1);
+    /* More runs than a chart has colours. */
+    REQUIRE_OK(t, g2z_results_create(&t->services, &results));
+    for (int r = 0; r < G2Z_CHART_SERIES; r++)
+      CHECK_OK(t, g2z_results_add(results, test_path(t, "b")));
+    CHECK_OK(t, g2z_results_page(results, test_path(t, "all.html")));
+    g2z_results_free(results);
+    page = test_read(t, "all.html");
+    CHECK_HAS(t, page, "<p>The charts show the first 8 runs.</p>");
+    CHECK(t, test_times(page, "/b</span>") == 6 * 8 && test_times(page, ">loss 3.0000<") == 3);
   }
 #undef NONE
 #undef COMMON
