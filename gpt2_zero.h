@@ -1948,13 +1948,13 @@ extern "C" {
  * Where a gradient lies: a step moves it down this table. A place is the index of an element in its
  * buffer; the plan has all places, and a bucket and its update ranges use the same names for them.
  *   buffer         place                      who writes it
- *   model.grads    unit.grad_at + offset[p];  unit_backward(): an op, at g2z__grad()
+ *   model.grads    unit.grad_at + offset[p];  unit_backward() (room 13): an op, at g2z__grad()
  *                  bucket.grad_at
  *   sums           sum_at of this rank's      reduce_bucket(), after backward: the sum over the
- *                  slice                      ranks. Up to stage 1 `sums` is model.grads; from
- *                                             stage 2 on it is a separate shard
- *   master, m      shard_at                   optimize()
- *   v              v_at                       optimize(): AdamW
+ *                  slice                      ranks (room 11). Up to stage 1 `sums` is model.grads;
+ *                                             from stage 2 on it is a separate shard
+ *   master, m      shard_at                   optimize(): the op adamw or muon
+ *   v              v_at                       optimize(): adamw
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
  * Between sums and master, collect() waits for the sums and squares them, and judge() turns the
@@ -1988,6 +1988,7 @@ extern "C" {
  * The step only enqueues. A call fails only if this rank's device is lost. Any other failure of a
  * rank travels in the verdict, so that no rank waits in a collective for ever. */
 
+/* The parts of the step, which follow it in this room. */
 G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m);
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next);
 G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit);
@@ -2004,7 +2005,7 @@ G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t);
 G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to);
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to);
 
-/* Of the rooms below. */
+/* Of rooms 13 and 10. */
 G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass, int unit);
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
                                        double *loss_sum, float dloss, const g2z_step_state *state);
@@ -6330,54 +6331,51 @@ G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z
   return G2Z_OK;
 }
 
-/* Orthogonalizes a matrix [rows,columns] in place; its rows are `row` elements apart. X is [m,n]
- * with m <= n: the matrix, or its transpose. */
-G2Z__PRIVATE void g2z__cpu_orthogonalize_one(float *x, int rows, int columns, ptrdiff_t row,
-                                             float *work) {
-  const int m = g2z__cpu_min(rows, columns), n = rows + columns - m;
-  const ptrdiff_t down = rows == m ? row : 1, right = rows == m ? 1 : row;
-  const size_t elements = (size_t)m * (size_t)n, square = (size_t)m * (size_t)m;
-  float *now = work, *next = work + elements, *a = next + elements, *polynomial = a + square;
-  double squares = 0;
-  for (int i = 0; i < rows; i++)
-    for (int j = 0; j < columns; j++) squares += (double)x[i * row + j] * (double)x[i * row + j];
-  const double factor = squares > 0 ? 1.0 / sqrt(squares) : 0;
-  for (int i = 0; i < m; i++)
-    for (int j = 0; j < n; j++)
-      now[(size_t)i * (size_t)n + (size_t)j] = (float)(factor * (double)x[i * down + j * right]);
-  for (int step = 0; step < G2Z_ORTHOGONALIZE_STEPS; step++) {
-    g2z__cpu_product p = g2z__cpu_product_of(m, m, n, g2z__cpu_rows(now, n),
-                                             g2z__cpu_transposed(now, n));
-    p.out = a;
-    g2z__cpu_multiply(&p);
-    p = g2z__cpu_product_of(m, m, m, g2z__cpu_rows(a, m), g2z__cpu_rows(a, m));
-    p.out = polynomial;
-    g2z__cpu_multiply(&p);
-    for (size_t e = 0; e < square; e++)
-      polynomial[e] = G2Z_ORTHOGONALIZE_B * a[e] + G2Z_ORTHOGONALIZE_C * polynomial[e];
-    p = g2z__cpu_product_of(m, n, m, g2z__cpu_rows(polynomial, m), g2z__cpu_rows(now, n));
-    p.out = next;
-    g2z__cpu_multiply(&p);
-    for (size_t e = 0; e < elements; e++) now[e] = G2Z_ORTHOGONALIZE_A * now[e] + next[e];
-  }
-  for (int i = 0; i < m; i++)
-    for (int j = 0; j < n; j++)
-      x[i * down + j * right] = now[(size_t)i * (size_t)n + (size_t)j];
-}
-
+/* One matrix at a time: [rows,columns], whose rows are `row` elements apart. X is [m,n] with
+ * m <= n: the matrix, or its transpose. */
 G2Z__PRIVATE g2z_status g2z__cpu_orthogonalize(g2z_device *device, void *area,
                                                const g2z_matrices *shapes, int count, void *work,
                                                size_t work_bytes) {
-  (void)device, (void)work_bytes; /* one matrix at a time */
-  for (int s = 0; s < count; s++) {
-    const g2z_matrices shape = shapes[s];
-    const int columns = shape.columns / shape.matrices;
-    for (int i = 0; i < shape.weights * shape.matrices; i++)
-      g2z__cpu_orthogonalize_one((float *)area + shape.at +
-                                     (size_t)(i / shape.matrices) * (size_t)shape.rows *
-                                         (size_t)shape.columns +
-                                     (size_t)(i % shape.matrices) * (size_t)columns,
-                                 shape.rows, columns, shape.columns, (float *)work);
+  (void)device, (void)work_bytes;
+  for (const g2z_matrices *shape = shapes; shape < shapes + count; shape++) {
+    const int rows = shape->rows, columns = shape->columns / shape->matrices;
+    const int m = g2z__cpu_min(rows, columns), n = rows + columns - m;
+    const ptrdiff_t row = shape->columns, down = rows == m ? row : 1, right = rows == m ? 1 : row;
+    const size_t elements = (size_t)m * (size_t)n, square = (size_t)m * (size_t)m;
+    float *now = (float *)work, *next = now + elements, *a = next + elements;
+    float *polynomial = a + square;
+    for (int i = 0; i < shape->weights * shape->matrices; i++) {
+      float *x = (float *)area + shape->at +
+                 (size_t)(i / shape->matrices) * (size_t)rows * (size_t)row +
+                 (size_t)(i % shape->matrices) * (size_t)columns;
+      double squares = 0;
+      for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++)
+          squares += (double)x[r * row + c] * (double)x[r * row + c];
+      const double factor = squares > 0 ? 1.0 / sqrt(squares) : 0;
+      for (int r = 0; r < m; r++)
+        for (int c = 0; c < n; c++)
+          now[(size_t)r * (size_t)n + (size_t)c] =
+              (float)(factor * (double)x[r * down + c * right]);
+      for (int step = 0; step < G2Z_ORTHOGONALIZE_STEPS; step++) {
+        g2z__cpu_product p = g2z__cpu_product_of(m, m, n, g2z__cpu_rows(now, n),
+                                                 g2z__cpu_transposed(now, n));
+        p.out = a;
+        g2z__cpu_multiply(&p);
+        p = g2z__cpu_product_of(m, m, m, g2z__cpu_rows(a, m), g2z__cpu_rows(a, m));
+        p.out = polynomial;
+        g2z__cpu_multiply(&p);
+        for (size_t e = 0; e < square; e++)
+          polynomial[e] = G2Z_ORTHOGONALIZE_B * a[e] + G2Z_ORTHOGONALIZE_C * polynomial[e];
+        p = g2z__cpu_product_of(m, n, m, g2z__cpu_rows(polynomial, m), g2z__cpu_rows(now, n));
+        p.out = next;
+        g2z__cpu_multiply(&p);
+        for (size_t e = 0; e < elements; e++) now[e] = G2Z_ORTHOGONALIZE_A * now[e] + next[e];
+      }
+      for (int r = 0; r < m; r++)
+        for (int c = 0; c < n; c++)
+          x[r * down + c * right] = now[(size_t)r * (size_t)n + (size_t)c];
+    }
   }
   return G2Z_OK;
 }
@@ -8084,15 +8082,9 @@ G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted);
 static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds);
 #else
-G2Z__PRIVATE g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
-  (void)bytes;
-  *seconds = NAN;
-  return g2z_fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
-}
-G2Z__PRIVATE g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted) {
-  (void)wanted;
-  return g2z_fail(comm->services, G2Z_UNSUPPORTED, "this build has no CUDA");
-}
+/* Never called: no device of this kind exists. */
+#define g2z__cuda_comm_open(comm, wanted) G2Z_UNSUPPORTED
+#define g2z__cuda_copy_seconds(comm, bytes, seconds) G2Z_UNSUPPORTED
 #endif
 
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
