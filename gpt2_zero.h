@@ -2634,6 +2634,16 @@ G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offs
   return (int64_t)done;
 }
 
+/* Reads all `bytes` at `offset` of a file whose path is `path`, or fails. */
+G2Z__PRIVATE g2z_status g2z__read_at(g2z_services *services, int file, const char *path, void *out,
+                                     size_t bytes, uint64_t offset) {
+  const int64_t got = g2z__pread(file, out, bytes, offset);
+  if (got < 0) return g2z_fail_file(services, errno, "read", path);
+  if ((size_t)got == bytes) return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT, "%s ends before byte %" PRIu64 ": it was cut, or written "
+                  "while it was read; copy or make it again", path, offset + bytes);
+}
+
 G2Z__PRIVATE int g2z__open_file(const char *path, int flags) {
   int file;
   G2Z_RETRY(file, open(path, flags | O_CLOEXEC, 0666));
@@ -4534,15 +4544,10 @@ G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shar
 G2Z__PRIVATE g2z_status g2z__mask_bits(g2z_services *services, const g2z__shard *shard,
                                        int64_t first, int64_t T, unsigned char *bits) {
   const size_t bytes = (size_t)(first % 8 + T) / 8 + 1;
-  const uint64_t at = sizeof(g2z__mask) + (uint64_t)first / 8;
   memset(bits, 0xff, bytes);
   if (shard->mask < 0) return G2Z_OK;
-  int64_t got = g2z__pread(shard->mask, bits, bytes, at);
-  if (got == (int64_t)bytes) return G2Z_OK;
-  if (got >= 0)
-    return g2z_fail(services, G2Z_FORMAT, "the mask of %s ends before the bit of token "
-                    "%" PRId64 ": do not write shards while they are read", shard->path, first + T);
-  return g2z_fail_file(services, errno, "read the mask of", shard->path);
+  return g2z__read_at(services, shard->mask, g2z__mask_of(shard->path).text, bits, bytes,
+                      sizeof(g2z__mask) + (uint64_t)first / 8);
 }
 
 G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int32_t *ids,
@@ -4707,13 +4712,8 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
     const g2z__shard *shard = &reader->shards[low];
     const int64_t first = (index - shard->first) * config->seq, rest = shard->tokens - 1 - first;
     const int64_t T = rest < config->seq ? rest : config->seq;
-    const size_t bytes = (size_t)(T + 1) * 2;
-    int64_t got = g2z__pread(shard->file, raw, bytes, shard->begin + 2 * (uint64_t)first);
-    if (got < 0) return g2z_fail_file(services, errno, "read the shard", shard->path);
-    if ((size_t)got < bytes)
-      return g2z_fail(services, G2Z_FORMAT, "%s had %" PRId64 " tokens when the run began and now "
-                      "ends before token %" PRId64 ": do not write shards while they are read",
-                      shard->path, shard->tokens, first + T);
+    G2Z__TRY(g2z__read_at(services, shard->file, shard->path, raw, (size_t)(T + 1) * 2,
+                          shard->begin + 2 * (uint64_t)first));
     G2Z__TRY(g2z__mask_bits(services, shard, first, T, reader->bits));
     for (int64_t t = 0; t <= T; t++) {
       if (raw[t] >= config->vocab)
@@ -8337,10 +8337,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
                     "it was cut, or it is not a safetensors file", path, length, bytes);
   }
   G2Z__TRY(G2Z__NEW(services, (size_t)length, &part->header));
-  got = g2z__pread(part->file, part->header, (size_t)length, 8);
-  if (got < 0) return g2z_fail_file(services, errno, "read", path);
-  if ((uint64_t)got < length)
-    return g2z_fail(services, G2Z_FORMAT, "%s shrank while it was read: copy it again", path);
+  G2Z__TRY(g2z__read_at(services, part->file, path, part->header, (size_t)length, 8));
 
   /* The header lists the tensors. */
   const unsigned char *at = (const unsigned char *)part->header, *header_end = at + length;
@@ -8484,12 +8481,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, 
                     g2z__tensor_types[tensor->type].name);
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
-    int64_t got = g2z__pread(tensor->in->file, raw, n * size,
-                             tensor->begin + (first + done) * size);
-    if (got < 0) return g2z_fail_file(set->services, errno, "read", path);
-    if ((size_t)got < n * size)
-      return g2z_fail(set->services, G2Z_FORMAT, "%s shrank while tensor \"%.200s\" was read: copy "
-                      "it again", path, tensor->name);
+    G2Z__TRY(g2z__read_at(set->services, tensor->in->file, path, raw, n * size,
+                          tensor->begin + (first + done) * size));
     if (tensor->type == G2Z__F32) memcpy(out + done, raw, n * size);
     for (size_t i = 0; i < n && tensor->type != G2Z__F32; i++) {
       double wide;
@@ -8558,7 +8551,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
 
 #define G2Z__WEIGHTS_PREFIX "transformer."
 #define G2Z__WEIGHTS_PREFIX_BYTES (sizeof G2Z__WEIGHTS_PREFIX - 1)
-#define G2Z__WEIGHTS_CHUNK 65536 /* elements copied at a time from file to model */
+#define G2Z__WEIGHTS_CHUNK 16384 /* elements copied at a time from file to model */
 
 /* Lists name, rank, shape and number of elements of every tensor of the model in canonical order.
  * The names have the prefix: "transformer.h.0.ln_1.weight". Free the list with g2z_release. */
@@ -8825,8 +8818,8 @@ typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t cou
 
 /* Reads the listed weights from `set` and passes them to `take`. */
 G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safetensor *list,
-                                          size_t count, float *chunk, g2z__weights_take take,
-                                          void *user) {
+                                          size_t count, g2z__weights_take take, void *user) {
+  float chunk[G2Z__WEIGHTS_CHUNK];
   const size_t half = G2Z__WEIGHTS_CHUNK / 2, wte_elements = list[count - 1].elements;
   const int head = g2z__safetensors_find(set, "lm_head.weight");
   const int wte = g2z__weights_find(set, list[count - 1].name);
@@ -8884,14 +8877,11 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
                                           void *user) {
   g2z__safetensors *set;
   g2z__safetensor *list = NULL;
-  float *chunk = NULL;
   size_t count;
   G2Z__TRY(g2z__weights_open(services, directory, &set));
   g2z_status status = g2z__weights_list(services, model, &list, &count);
   if (status == G2Z_OK) status = g2z__weights_match(set, model->layers, list, count);
-  if (status == G2Z_OK) status = G2Z__NEW(services, G2Z__WEIGHTS_CHUNK, &chunk);
-  if (status == G2Z_OK) status = g2z__weights_pass(set, list, count, chunk, take, user);
-  g2z_release(services, chunk);
+  if (status == G2Z_OK) status = g2z__weights_pass(set, list, count, take, user);
   g2z_release(services, list);
   g2z__safetensors_free(set);
   return status;
@@ -10462,7 +10452,7 @@ typedef struct g2z__saved {
   int64_t tokens;               /* trained on so far */
   int64_t epoch, epoch_step;    /* of the loader: its next step */
   int64_t sequences;            /* of the data; 0: no loader */
-  int64_t data;                 /* hash: g2z__saved_data */
+  int64_t data;                 /* the loader's hash >> 1: JSON's integers have a sign */
   int64_t mixed;                /* 1: its sets have weights */
   int64_t world;                /* ranks that saved */
   g2z_step_state state;
@@ -10526,11 +10516,6 @@ G2Z__PRIVATE int64_t g2z__saved_bytes(const g2z__saved *saved, const char *name)
   return bytes;
 }
 
-/* The hash of the data, shifted so that the JSON integer is not negative. */
-G2Z__PRIVATE int64_t g2z__saved_data(const g2z_loader *loader) {
-  return (int64_t)(loader->data >> 1);
-}
-
 /* ----- between files and the device ----- */
 
 /* The state of one save or load on this rank. */
@@ -10545,7 +10530,7 @@ typedef struct g2z__transfer {
   int descriptor;               /* of the open file; -1: none */
   g2z__file_path path;          /* of the open file, or the name made last */
   int weights_only;             /* saving: weights, not a checkpoint */
-  size_t begin, count;          /* canonical range: this rank saves its elements of it */
+  size_t begin, count;          /* canonical range; saving: this rank's, if all own all */
   g2z_writer *model, *moments;  /* saving: rank 0's files, whose elements all ranks write */
   g2z_writer *writer;           /* saving: the file written last */
   DIR *listing;                 /* saving: rank 0 reads the names in the directory */
@@ -10624,25 +10609,60 @@ G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, const char *name, i
 
 G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, void *out,
                                            size_t bytes) {
-  int64_t got = g2z__pread(x->descriptor, out, bytes, begin);
-  if (got < 0) return g2z_fail_file(x->services, errno, "read", x->path.text);
-  if ((size_t)got == bytes) return G2Z_OK;
-  return g2z_fail(x->services, G2Z_FORMAT, "%s ends before byte %" PRIu64 ": it was cut short; "
-                  "copy the checkpoint again", x->path.text, (uint64_t)begin + bytes);
+  return g2z__read_at(x->services, x->descriptor, x->path.text, out, bytes, begin);
 }
 
 /* Opens the file with a buffer's elements, all in canonical order: model.safetensors has masters,
- * optimizer.safetensors m and then v. They lie from *begin to *end in the file. */
+ * optimizer.safetensors m and then v. *begin is the place of the first in the file. */
 G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer, int saving,
-                                             uint64_t *begin, uint64_t *end) {
+                                             uint64_t *begin) {
   char name[40];
-  const uint64_t bytes = x->t->plan->parameters * sizeof(float);
   snprintf(name, sizeof name, "%s.safetensors%s",
            buffer == G2Z_BUFFER_MASTER ? "model" : "optimizer", saving ? ".partial" : "");
   G2Z__TRY(g2z__transfer_file(x, name, saving ? O_RDWR : O_RDONLY));
   G2Z__TRY(g2z__transfer_read(x, 0, begin, sizeof *begin)); /* the length of the header */
-  *begin += sizeof *begin + (buffer == G2Z_BUFFER_V ? bytes : 0);
-  *end = *begin + bytes;
+  *begin += sizeof *begin + (buffer == G2Z_BUFFER_V ? x->t->plan->parameters * sizeof(float) : 0);
+  return G2Z_OK;
+}
+
+/* Downloads from the device and waits. A failure marks this rank as failed alone: other ranks may
+ * be waiting for its parameters, and would not see an agreement. */
+G2Z__PRIVATE g2z_status g2z__transfer_download(g2z__transfer *x, void *to, const void *from,
+                                                size_t bytes) {
+  g2z_device *dev = x->t->device;
+  g2z_status status = dev->ops->download(dev, to, from, bytes);
+  if (status == G2Z_OK) status = dev->ops->synchronize(dev);
+  return g2z__trainer_alone(x->t, status);
+}
+
+/* Moves the elements of this rank's range that it owns between the trainer and the files. */
+G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
+  const int last = x->weights_only ? G2Z_BUFFER_MASTER : G2Z_BUFFER_V;
+  for (int b = G2Z_BUFFER_MASTER; b <= last; b++) {
+    uint64_t begin;
+    g2z_update_range range;
+    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, saving, &begin));
+    for (size_t next = 0; g2z__owned_next(x->t->plan, x->begin, x->count, &next, &range);) {
+      const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b, &range);
+      if (!shard) continue; /* v of Muon's weights: the file has zeros */
+      for (size_t done = 0, n; done < range.elements; done += n) {
+        const size_t canonical = range.canonical + done;
+        const uint64_t at = begin + canonical * sizeof(float);
+        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
+        if (saving) {
+          G2Z__TRY(g2z__transfer_download(x, x->chunk, shard + done, n * sizeof(float)));
+          if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), (int64_t)at))
+            return g2z_fail_file(x->services, errno, "write", x->path.text);
+        } else {
+          G2Z__TRY(g2z__transfer_read(x, at, x->chunk, n * sizeof(float)));
+          G2Z__TRY(g2z_trainer_write(x->t, (g2z_buffer)b, canonical, n, x->chunk));
+        }
+      }
+    }
+    if (saving && g2z__sync(x->descriptor) != 0)
+      return g2z_fail_file(x->services, errno, "sync", x->path.text);
+  }
+  g2z__transfer_shut(x);
   return G2Z_OK;
 }
 
@@ -10682,51 +10702,22 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
 
 /* ----- saving ----- */
 
-/* Downloads from the device and waits. A failure marks this rank as failed alone: other ranks may
- * be waiting for its parameters, and would not see an agreement. */
-G2Z__PRIVATE g2z_status g2z__saver_download(g2z__transfer *x, void *to, const void *from,
-                                            size_t bytes) {
-  g2z_device *dev = x->t->device;
-  g2z_status status = dev->ops->download(dev, to, from, bytes);
-  if (status == G2Z_OK) status = dev->ops->synchronize(dev);
-  return g2z__trainer_alone(x->t, status);
-}
-
-/* Each rank saves the elements that it owns. */
+/* Each rank saves its part of the state and of the elements. */
 G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
   const g2z_plan *plan = t->plan;
   g2z__saved *saved = &x->saved;
-  G2Z__TRY(g2z__saver_download(x, &saved->state, t->state, sizeof saved->state));
+  G2Z__TRY(g2z__transfer_download(x, &saved->state, t->state, sizeof saved->state));
   saved->tokens = t->resumed_tokens + (t->enqueued - t->resumed_step) * plan->step_tokens;
   saved->config = t->config;
   if (t->loader) {
     saved->epoch = t->loader->position.epoch;
     saved->epoch_step = t->loader->position.step;
     saved->sequences = t->loader->sequences;
-    saved->data = g2z__saved_data(t->loader);
+    saved->data = (int64_t)(t->loader->data >> 1);
     saved->mixed = t->loader->mixed;
   }
-  for (int b = G2Z_BUFFER_MASTER; b <= (x->weights_only ? G2Z_BUFFER_MASTER : G2Z_BUFFER_V); b++) {
-    uint64_t begin, end;
-    g2z_update_range range;
-    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 1, &begin, &end));
-    for (size_t next = 0; g2z__owned_next(plan, x->begin, x->count, &next, &range);) {
-      const float *shard = g2z__trainer_shard(t, (g2z_buffer)b, &range);
-      if (!shard) continue; /* v of Muon's weights: the file has zeros */
-      for (size_t done = 0, n; done < range.elements; done += n) {
-        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
-        G2Z__TRY(g2z__saver_download(x, x->chunk, shard + done, n * sizeof(float)));
-        if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float),
-                         (int64_t)(begin + (range.canonical + done) * sizeof(float))))
-          return g2z_fail_file(x->services, errno, "write", x->path.text);
-      }
-    }
-    if (g2z__sync(x->descriptor) != 0)
-      return g2z_fail_file(x->services, errno, "sync", x->path.text);
-  }
-  g2z__transfer_shut(x);
-  return G2Z_OK;
+  return g2z__transfer_elements(x, 1);
 }
 
 /* Rank 0 creates the directory, and the files of elements with header and full length. */
@@ -11106,7 +11097,7 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
 /* Checks everything before the trainer changes. */
 G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
   g2z_model_config model;
-  uint64_t begin, end;
+  x->count = x->t->plan->parameters;
   G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
   G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
   G2Z__TRY(g2z__transfer_sums(x, 0));
@@ -11114,11 +11105,13 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
   x->vocab_hash = x->t->plan->model.vocab_hash;
   G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->directory));
   for (int b = G2Z_BUFFER_MASTER; b <= G2Z_BUFFER_V; b++) {
-    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 0, &begin, &end));
+    uint64_t begin;
+    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 0, &begin));
     const char *name = x->path.text + strlen(x->directory) + 1;
+    const uint64_t end = begin + x->count * sizeof(float);
     if (b != G2Z_BUFFER_M && end != (uint64_t)g2z__saved_bytes(&x->saved, name))
       return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements per buffer: the file "
-                      "is from another checkpoint", x->path.text, x->t->plan->parameters);
+                      "is from another checkpoint", x->path.text, x->count);
   }
   return G2Z_OK;
 }
@@ -11131,7 +11124,7 @@ G2Z__PRIVATE int64_t g2z__saved_global(const g2z__saved *saved) {
 /* 1: same number and length of sequences and, if the checkpoint has a hash, same contents. */
 G2Z__PRIVATE int g2z__saved_same_data(const g2z__saved *saved, const g2z_loader *loader) {
   return saved->sequences == loader->sequences && saved->config.seq == loader->config.seq &&
-         (!saved->data || saved->data == g2z__saved_data(loader));
+         (!saved->data || saved->data == (int64_t)(loader->data >> 1));
 }
 
 /* The loader's position after a resume. With another global batch, the number of sequences already
@@ -11171,7 +11164,6 @@ G2Z__PRIVATE g2z_status g2z__saved_mixture(g2z_services *services, const char *d
 G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   g2z_trainer *t = x->t;
   const g2z__saved *saved = &x->saved;
-  g2z_update_range range;
   if (t->plan->device == G2Z_DEVICE_CUDA) { /* a GPU that lacks the algorithms chooses again */
     char *text;
     size_t bytes;
@@ -11183,17 +11175,7 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
     g2z_release(x->services, text);
   }
 
-  for (int b = G2Z_BUFFER_MASTER; b <= G2Z_BUFFER_V; b++) {
-    uint64_t begin, end;
-    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 0, &begin, &end));
-    for (size_t next = 0; g2z__owned_next(t->plan, 0, t->plan->parameters, &next, &range);)
-      for (size_t done = 0, n; done < range.elements; done += n) {
-        const size_t at = range.canonical + done;
-        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
-        G2Z__TRY(g2z__transfer_read(x, begin + at * sizeof(float), x->chunk, n * sizeof(float)));
-        G2Z__TRY(g2z_trainer_write(t, (g2z_buffer)b, at, n, x->chunk));
-      }
-  }
+  G2Z__TRY(g2z__transfer_elements(x, 0));
 
   /* If the optimizer has changed, both moments of Muon's weights start at zero. One optimizer's m
    * has no meaning for the other, and v = 0 with an old m would make AdamW's first steps 4.5 times

@@ -75,7 +75,7 @@ static void test_safetensors_types(g2z_test *t) {
                "is of type BOOL");
   CHECK(t, truncate(path, 262150) == 0); /* after it was opened */
   CHECK_FORMAT(t, test_weights_read(st, "wide", 0, 3, got),
-               "shrank while tensor \"wide\" was read");
+               "ends before byte ");
   g2z__safetensors_free(st);
   g2z__safetensors_free(NULL);
 }
@@ -512,6 +512,6 @@ static void test_weights_no_memory(g2z_test *t) {
     if (status == G2Z_OK)
       status = g2z__weights_read(services, t->directory, &model, test_weights_take, &w);
     CHECK(t, test_files_count(t, "*.partial") == 0);
-  } while (test_no_memory(t, status, &n, 10, 100));
+  } while (test_no_memory(t, status, &n, 9, 100));
   free(w.values);
 }
