@@ -8551,7 +8551,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
 
 #define G2Z__WEIGHTS_PREFIX "transformer."
 #define G2Z__WEIGHTS_PREFIX_BYTES (sizeof G2Z__WEIGHTS_PREFIX - 1)
-#define G2Z__WEIGHTS_CHUNK 16384 /* elements copied at a time from file to model */
+#define G2Z__WEIGHTS_CHUNK 65536 /* elements copied at a time from file to model */
 
 /* Lists name, rank, shape and number of elements of every tensor of the model in canonical order.
  * The names have the prefix: "transformer.h.0.ln_1.weight". Free the list with g2z_release. */
@@ -8818,8 +8818,8 @@ typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t cou
 
 /* Reads the listed weights from `set` and passes them to `take`. */
 G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safetensor *list,
-                                          size_t count, g2z__weights_take take, void *user) {
-  float chunk[G2Z__WEIGHTS_CHUNK];
+                                          size_t count, float *chunk, g2z__weights_take take,
+                                          void *user) {
   const size_t half = G2Z__WEIGHTS_CHUNK / 2, wte_elements = list[count - 1].elements;
   const int head = g2z__safetensors_find(set, "lm_head.weight");
   const int wte = g2z__weights_find(set, list[count - 1].name);
@@ -8877,11 +8877,14 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
                                           void *user) {
   g2z__safetensors *set;
   g2z__safetensor *list = NULL;
+  float *chunk = NULL;
   size_t count;
   G2Z__TRY(g2z__weights_open(services, directory, &set));
   g2z_status status = g2z__weights_list(services, model, &list, &count);
   if (status == G2Z_OK) status = g2z__weights_match(set, model->layers, list, count);
-  if (status == G2Z_OK) status = g2z__weights_pass(set, list, count, take, user);
+  if (status == G2Z_OK) status = G2Z__NEW(services, G2Z__WEIGHTS_CHUNK, &chunk);
+  if (status == G2Z_OK) status = g2z__weights_pass(set, list, count, chunk, take, user);
+  g2z_release(services, chunk);
   g2z_release(services, list);
   g2z__safetensors_free(set);
   return status;

@@ -512,6 +512,6 @@ static void test_weights_no_memory(g2z_test *t) {
     if (status == G2Z_OK)
       status = g2z__weights_read(services, t->directory, &model, test_weights_take, &w);
     CHECK(t, test_files_count(t, "*.partial") == 0);
-  } while (test_no_memory(t, status, &n, 9, 100));
+  } while (test_no_memory(t, status, &n, 10, 100));
   free(w.values);
 }
