@@ -359,7 +359,6 @@ struct g2z_run {
   struct {                           /* rank 0 finds it for all: names may come from its clock */
     int continues;                   /* 1: run_dir's own run continues, */
     int own;                         /* 1: after a checkpoint of its own */
-    char run_dir[1024];
     char resume[1024];
   } found;
   const char *resume;                /* the checkpoint that the run resumes from; NULL: none */
@@ -391,7 +390,8 @@ struct g2z_run {
   g2zr_totals sum;
   double val_entropy;                /* NaN: none */
   int64_t val_steps, val_tokens;     /* of one validation: batches, and tokens that count */
-  double *step_s;                    /* of this epoch's steps */
+  double *step_s;                    /* of this epoch's steps since the start or the resume, */
+  size_t timed;                      /* and their number */
   g2zr_epoch *epoch;                 /* all epochs; the last one is running */
   size_t step_s_capacity, epoch_count, epoch_capacity;
   int finished;
@@ -1171,12 +1171,20 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   }
 }
 
+/* The percentiles of an epoch that a resumed run continues are those of its steps since then. */
+static void g2zr_percentiles(const g2z_run *run, g2zr_epoch *epoch) {
+  if (!run->timed) return;
+  epoch->p50_s = g2z_percentile(run->step_s, run->timed, 50);
+  epoch->p95_s = g2z_percentile(run->step_s, run->timed, 95);
+}
+
 /* note.json of a checkpoint. The last epoch has not ended: either the work that is due ends it, or
  * a longer run continues it. */
 static void g2zr_put_note(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
-  const g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
+  g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
   g2zr_totals sum = run->sum;
+  g2zr_percentiles(run, last);
   sum.wall_s = g2zr_wall_s(run);
   sum.open_s = g2z_seconds() - last->started;
   sum.metrics_bytes = (double)run->metrics.bytes;
@@ -1195,11 +1203,6 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
                      G2Z_COUNT(g2zr_epoch_names));
   }
   g2z_json_end(out, ']');
-  out->indent = 0; /* all on one line */
-  g2z_json_begin(out, "step_s", '[');
-  for (size_t i = 0; i < (size_t)last->steps; i++) g2z_json_put_number(out, NULL, run->step_s[i]);
-  g2z_json_end(out, ']');
-  out->indent = 2;
 }
 
 static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
@@ -1210,6 +1213,7 @@ static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
   epoch->index = index;
   epoch->started = g2z_seconds();
   epoch->val_loss = epoch->p50_s = epoch->p95_s = NAN;
+  run->timed = 0;
   return G2Z_OK;
 }
 
@@ -1217,7 +1221,6 @@ static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
 static g2z_status g2zr_restore(g2z_run *run) {
   g2z_json note, *json = &note;
   g2z_json_text key;
-  size_t steps = 0;
   run->epoch_count = 0;
   g2z_json_open(json, run->services, "note.json", run->from.note, strlen(run->from.note));
   g2z_json_enter(json, '{');
@@ -1234,16 +1237,9 @@ static g2z_status g2zr_restore(g2z_run *run) {
         g2zr_get_doubles(json, g2zr_epoch_names, (double *)&run->epoch[run->epoch_count - 1],
                          G2Z_COUNT(g2zr_epoch_names));
       }
-    else if (g2z_json_is(&key, "step_s") && g2z_json_enter(json, '['))
-      while (g2z_json_next(json, ']', NULL)) {
-        G2Z_TRY(G2Z_GROW(run->services, &run->step_s, &run->step_s_capacity, steps, steps + 1));
-        run->step_s[steps++] = g2z_json_number(json);
-      }
     else g2z_json_skip(json);
   }
-  if (json->status == G2Z_OK &&
-      (!run->epoch_count || run->epoch[run->epoch_count - 1].steps != (double)steps))
-    g2z_json_fail(json, "the last epoch has another number of steps than step_s");
+  if (json->status == G2Z_OK && !run->epoch_count) g2z_json_fail(json, "it has no epoch");
   G2Z_TRY(g2z_json_close(json));
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
@@ -1421,7 +1417,7 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (config->profile) config->train.graph = 0;
   if (config->keep_best && !config->save_every && !config->save_epochs && !config->keep)
     config->keep = 1;
-  G2Z_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, sizeof run->found.run_dir));
+  G2Z_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, 1024));
   G2Z_TRY(g2zr_check_length(run->services, "save_weights", config->save_weights, 4001));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
     G2Z_REFUSE(run->services, "resume is empty: give --resume latest, or a checkpoint's path");
@@ -1566,8 +1562,7 @@ static void g2zr_introduce(g2z_run *run) {
 /* Completes the last epoch. If the epoch had ended before a resume, it keeps its time. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
-  epoch->p50_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 50);
-  epoch->p95_s = g2z_percentile(run->step_s, (size_t)epoch->steps, 95);
+  g2zr_percentiles(run, epoch);
   if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started;
 }
 
@@ -1589,11 +1584,32 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
+G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
+  G2Z_RETRY(*lock, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
+  if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
+  close(*lock);
+  *lock = -1;
+  G2Z_REFUSE(services, "another program uses %s: wait until it ends, or choose another directory",
+             path);
+}
+
+/* Rank 0, as soon as the run directory exists: two runs in it would remove each other's files. */
+static g2z_status g2zr_lock(g2z_run *run) {
+  const char *directory = run->config.run_dir;
+  int there;
+  if (!directory || run->lock >= 0) return G2Z_OK;
+  G2Z_TRY(g2z_is_there(run->services, directory, &there));
+  if (!there) return G2Z_OK;
+  return g2z_lock_directory(run->services, directory, &run->lock);
+}
+
 /* Rank 0: finds the checkpoint to resume from, and decides whether run_dir's own run continues. */
 static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
-  struct stat here, there;
+  struct stat here, above;
   g2z_path path;
+  G2Z_TRY(g2zr_lock(run));
   if (!resume) return G2Z_OK;
   snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
@@ -1624,9 +1640,9 @@ static g2z_status g2zr_choose(g2z_run *run) {
       }
     }
   } else {
-    run->found.continues = run_dir && stat(g2z_path_in(resume, "..").text, &there) == 0 &&
-                           stat(run_dir, &here) == 0 && here.st_dev == there.st_dev &&
-                           here.st_ino == there.st_ino;
+    run->found.continues = run_dir && stat(g2z_path_in(resume, "..").text, &above) == 0 &&
+                           stat(run_dir, &here) == 0 && here.st_dev == above.st_dev &&
+                           here.st_ino == above.st_ino;
     run->found.own = run->found.continues;
   }
   G2Z_TRY(g2zr_check_length(run->services, "the checkpoint's path", path.text,
@@ -1671,26 +1687,6 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   G2Z_REFUSE(run->services, "%.200s holds checkpoints after step %" PRId64 ", up to step %" PRId64
              ": remove them, choose another --run-dir, or continue from the last: %s", run_dir,
              run->resumed, latest, g2zr_command(run, run_dir, "--resume latest", text));
-}
-
-G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
-  G2Z_RETRY(*lock, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
-  if (flock(*lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return G2Z_OK;
-  close(*lock);
-  *lock = -1;
-  G2Z_REFUSE(services, "another program uses %s: wait until it ends, or choose another directory",
-             path);
-}
-
-/* Rank 0, as soon as the run directory exists: two runs in it would remove each other's files. */
-static g2z_status g2zr_lock(g2z_run *run) {
-  const char *directory = run->config.run_dir;
-  int there;
-  if (!directory || run->lock >= 0) return G2Z_OK;
-  G2Z_TRY(g2z_is_there(run->services, directory, &there));
-  if (!there) return G2Z_OK;
-  return g2z_lock_directory(run->services, directory, &run->lock);
 }
 
 /* Refuses a directory with a model, which the files of this run's model would replace. */
@@ -1878,17 +1874,13 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
 static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   g2z_ranks *ranks = run->context->ranks;
   const int first = run->context->rank == 0;
-  const char *run_dir = run->config.run_dir;
   *damaged = 0;
   /* Rank 0 decides on the run directory and the checkpoint for all ranks. */
   g2z_status status = G2Z_OK;
   memset(&run->found, 0, sizeof run->found);
-  snprintf(run->found.run_dir, sizeof run->found.run_dir, "%s", run_dir ? run_dir : "");
-  if (first && status == G2Z_OK) status = g2zr_lock(run);
-  if (first && status == G2Z_OK) status = g2zr_choose(run);
+  if (first) status = g2zr_choose(run);
   G2Z_TRY(g2z_ranks_agree(ranks, status));
   G2Z_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
-  if (run_dir) run->config.run_dir = run->found.run_dir;
   run->resume = run->found.resume[0] ? run->found.resume : NULL;
   if (run->resume && run->config.train.init_from && first)
     G2ZR_SAY(run, "--init-from %s is not used: the weights come from the checkpoint",
@@ -2150,9 +2142,9 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
   m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
-  const size_t known = (size_t)epoch->steps++;
-  G2Z_TRY(G2Z_GROW(run->services, &run->step_s, &run->step_s_capacity, known, known + 1));
-  run->step_s[known] = step_s;
+  epoch->steps++;
+  G2Z_TRY(G2Z_GROW(run->services, &run->step_s, &run->step_s_capacity, run->timed, run->timed + 1));
+  run->step_s[run->timed++] = step_s;
   epoch->skipped += m->skipped != 0;
   epoch->tokens += tokens;
   epoch->train_s += step_s;
