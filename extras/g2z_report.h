@@ -644,7 +644,7 @@ static double g2zp_scale_at(const g2zp_scale *s, double value) {
 
 /* Shortens "2,500" to "2.5k". All ticks of a linear scale share one unit and the number of
  * decimals that the step needs. */
-static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
+static const char *g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
   const double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value);
   double unit = 1;
   char suffix[8] = "";
@@ -666,6 +666,7 @@ static void g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
   g2z_plain_number(out);
   if (value == 0) snprintf(out, 32, "0");
   else strcat(out, suffix);
+  return out;
 }
 
 /* ----- charts ----- */
@@ -682,18 +683,22 @@ static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double
   g2zp_element(writer, ">", text, "</text>\n");
 }
 
-/* Whole numbers and numbers from 100 on get no decimals, all others five significant digits, as
- * losses need. */
-static void g2zp_number_text(double value, char out[32]) {
-  const int plain = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
-  snprintf(out, 32, plain ? "%.0f" : "%.5g", value);
+#define G2ZP_CELL 160
+
+/* A number as text; "": it is not finite, or too large for its format. NULL, the format for any
+ * number: from 100 on and if it is whole without decimals, else five digits, as losses need. */
+static const char *g2zp_number_text(char out[G2ZP_CELL], const char *format, double value) {
+  const int whole = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
+  out[0] = 0;
+  if (format ? fabs(value) < 1e18 : isfinite(value))
+    snprintf(out, G2ZP_CELL, format ? format : whole ? "%.0f" : "%.5g", value);
   g2z_plain_number(out);
+  return out;
 }
 
 static void g2zp_page_number(g2z_page *page, const char *name, double value) {
-  char text[32];
-  g2zp_number_text(value, text);
-  g2z_page_fact(page, name, "%s", text);
+  char text[G2ZP_CELL];
+  g2z_page_fact(page, name, "%s", g2zp_number_text(text, NULL, value));
 }
 
 /* Draws the series as lines and points, then transparent columns over them. When the pointer is on
@@ -705,7 +710,7 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
   enum { COLUMNS = 120 };
   size_t at[G2Z_CHART_SERIES][COLUMNS]; /* 1 + the index of the column's last point; 0: none */
   const double wide = (x->to - x->from) / COLUMNS;
-  char text[32];
+  char text[G2ZP_CELL];
   memset(at, 0, sizeof at);
   for (int s = 0; s < chart->series_count; s++) {
     const g2z_series *series = &chart->series[s];
@@ -754,16 +759,14 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
       const g2z_series *series = &chart->series[s];
       if (!at[s][c]) continue;
       if (!values++) {
-        g2zp_number_text(series->x[at[s][c] - 1], text);
         g2z_writer_printf(writer, "<rect class=here x=\"%s\" y=\"%s\" width=\"%s\" height=\"%s\">",
                           G2ZP_AT(x->from + c * wide), G2ZP_AT(y->to), G2ZP_AT(wide),
                           G2ZP_AT(y->from - y->to));
         g2zp_element(writer, "<title>", chart->x_name ? chart->x_name : "", " ");
-        g2z_writer_printf(writer, "%s", text);
+        g2zp_element(writer, "", g2zp_number_text(text, NULL, series->x[at[s][c] - 1]), "");
       }
-      g2zp_number_text(series->y[at[s][c] - 1], text);
       g2zp_element(writer, "\n", series->name, ": ");
-      g2z_writer_printf(writer, "%s", text);
+      g2zp_element(writer, "", g2zp_number_text(text, NULL, series->y[at[s][c] - 1]), "");
     }
     if (values) g2z_writer_printf(writer, "</title></rect>\n");
   }
@@ -794,8 +797,8 @@ static void g2zp_chart_bars(g2z_writer *writer, const g2z_chart *chart, const g2
         g2zp_svg_line(writer, "whisker", high, top + 2.5, high, top + 9.5);
       }
       if (high > text_at) text_at = high;
-      g2zp_tick_text(&own, series->y[at], text);
-      g2zp_svg_text(writer, "value", text_at + 6, top + 10, text);
+      g2zp_svg_text(writer, "value", text_at + 6, top + 10,
+                    g2zp_tick_text(&own, series->y[at], text));
     }
   }
 }
@@ -808,7 +811,8 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   g2zp_extent wide = g2zp_nothing, tall = g2zp_nothing;
   g2zp_scale x, y;
   char text[32];
-  size_t groups = 0, widest = 0; /* widest: characters left of the y axis */
+  size_t groups = 0;
+  double widest = 0; /* characters left of the y axis */
   G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
   g2zp_page_open(page, G2ZP_PAGE_CHARTS);
 
@@ -826,13 +830,11 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
                   : G2Z_AXIS_LINEAR, bars);
   g2zp_scale_make(&y, &tall, chart->y_axis, 1);
   if (bars) y.ticks = 0;
-  for (int i = 0; i < y.ticks; i++) {
-    g2zp_tick_text(&y, y.tick[i], text);
-    if (strlen(text) > widest) widest = strlen(text);
-  }
+  for (int i = 0; i < y.ticks; i++)
+    widest = fmax(widest, (double)strlen(g2zp_tick_text(&y, y.tick[i], text)));
   for (size_t at = 0; at < groups && bars; at++)
-    if (strlen(chart->labels[at]) > widest) widest = strlen(chart->labels[at]);
-  x.from = fmin(12 + G2ZP_CHART_DIGIT * (double)widest, 0.45 * G2ZP_CHART_WIDTH);
+    widest = fmax(widest, (double)strlen(chart->labels[at]));
+  x.from = fmin(12 + G2ZP_CHART_DIGIT * widest, 0.45 * G2ZP_CHART_WIDTH);
   x.to = G2ZP_CHART_WIDTH - (bars ? 12 + G2ZP_CHART_DIGIT * 7 : 14); /* the longest bar's value */
   y.to = bars ? 4 : 10;
   y.from = bars ? y.to + group * (double)groups : G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
@@ -854,9 +856,8 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   /* The grid and the numbers of its lines. */
   for (int i = 0; i < y.ticks; i++) {
     const double at = g2zp_scale_at(&y, y.tick[i]);
-    g2zp_tick_text(&y, y.tick[i], text);
     g2zp_svg_line(writer, "grid", x.from, at, x.to, at);
-    g2zp_svg_text(writer, "end", x.from - 6, at + 4, text);
+    g2zp_svg_text(writer, "end", x.from - 6, at + 4, g2zp_tick_text(&y, y.tick[i], text));
   }
   g2zp_svg_line(writer, "axis", x.from, y.from, x.to, y.from);
   double free_from = 0; /* ticks at data values may be too close together */
@@ -1378,30 +1379,14 @@ static char *g2zp_page_get(g2z_page *page, const g2z_object *object, const char 
   return text;
 }
 
-#define G2ZP_CELL 160
-
-/* A number as text; "": it is not finite, or 1e18 or more. */
-static void g2zp_cell_text(char cell[G2ZP_CELL], const char *format, double value) {
-  cell[0] = 0;
-  if (!(fabs(value) < 1e18)) return;
-  if (!format) g2zp_number_text(value, cell);
-  else snprintf(cell, G2ZP_CELL, format, value);
-  g2z_plain_number(cell);
-}
-
-static void g2zp_page_figure(g2z_page *page, const char *format, double value) {
-  char cell[G2ZP_CELL];
-  g2zp_cell_text(cell, format, value);
-  g2z_page_cell(page, "%s", cell);
-}
-
 /* The text or number at fact->at; "": neither. */
-static void g2zp_object_cell(g2z_page *page, const g2z_object *object, const g2zp_fact *fact,
-                             char cell[G2ZP_CELL]) {
+static const char *g2zp_object_cell(char cell[G2ZP_CELL], g2z_page *page, const g2z_object *object,
+                                    const g2zp_fact *fact) {
   char *text = g2zp_page_get(page, object, fact->at);
   if (text) snprintf(cell, G2ZP_CELL, "%s", text);
-  else g2zp_cell_text(cell, fact->format, g2z_object_number(object, fact->at) * fact->factor);
+  else g2zp_number_text(cell, fact->format, g2z_object_number(object, fact->at) * fact->factor);
   g2z_release(object->services, text);
+  return cell;
 }
 
 /* A heading, and a table with a row per object of the list at `at`; nothing if there are none. */
@@ -1416,10 +1401,8 @@ static void g2zp_page_list(g2z_page *page, const char *heading, const g2z_object
     for (int c = 0; c < count; c++) headers[c] = columns[c].name;
     if (!rows) g2z_page_heading(page, heading);
     if (!rows) g2z_page_table(page, count, headers);
-    for (int c = 0; c < count; c++) {
-      g2zp_object_cell(page, &row, &columns[c], cell);
-      g2z_page_cell(page, "%s", cell);
-    }
+    for (int c = 0; c < count; c++)
+      g2z_page_cell(page, "%s", g2zp_object_cell(cell, page, &row, &columns[c]));
   }
 }
 
@@ -1473,8 +1456,9 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   for (const g2zp_fact *fact = g2zp_run_facts;
        fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
     const char *at = ended ? fact->at : fact->launcher;
-    char *text = at ? g2zp_page_get(page, object, at) : NULL;
-    const double value = at ? g2z_object_number(object, at) * fact->factor : NAN;
+    if (!at) continue;
+    char *text = g2zp_page_get(page, object, at);
+    const double value = g2z_object_number(object, at) * fact->factor;
     if (text) g2z_page_fact(page, fact->name, "%s", text);
     else if (!isnan(value)) g2zp_page_number(page, fact->name, value);
     g2z_release(page->services, text);
@@ -1908,24 +1892,21 @@ static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count)
   char cell[G2ZP_CELL], first[G2ZP_CELL];
   int shown[G2ZP_COMPARED], used = 0;
   for (int c = 0; c < G2ZP_COMPARED; c++) {
-    g2zp_object_cell(page, &runs[0], &g2zp_run_facts[c], first);
-    int differs = count == 1 && first[0];
-    for (size_t r = 1; r < count && !differs; r++) {
-      g2zp_object_cell(page, &runs[r], &g2zp_run_facts[c], cell);
-      differs = strcmp(cell, first) != 0;
-    }
-    if (!differs && first[0]) g2z_page_fact(page, g2zp_run_facts[c].name, "%s", first);
+    const g2zp_fact *fact = &g2zp_run_facts[c];
+    int differs = g2zp_object_cell(first, page, &runs[0], fact)[0] && count == 1;
+    for (size_t r = 1; r < count && !differs; r++)
+      differs = strcmp(g2zp_object_cell(cell, page, &runs[r], fact), first) != 0;
+    if (!differs && first[0]) g2z_page_fact(page, fact->name, "%s", first);
     if (!differs) continue;
     shown[used++] = c;
-    headers[used] = g2zp_run_facts[c].name;
+    headers[used] = fact->name;
   }
   g2z_page_table(page, 1 + used, headers);
   for (size_t r = 0; r < count; r++) {
     g2z_page_cell(page, "%s", runs[r].path);
-    for (int c = 0; c < used; c++) {
-      g2zp_object_cell(page, &runs[r], &g2zp_run_facts[shown[c]], cell);
-      g2z_page_cell(page, "%s", cell);
-    }
+    for (int c = 0; c < used; c++)
+      g2z_page_cell(page, "%s",
+                    g2zp_object_cell(cell, page, &runs[r], &g2zp_run_facts[shown[c]]));
   }
 }
 
@@ -2007,7 +1988,7 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
     if (!isnan(most[0])) slowest = runs[r].path;
   }
   g2z_page_heading(page, "Validation");
-  g2zp_cell_text(cell, "%.4f", level);
+  g2zp_number_text(cell, "%.4f", level);
   if (slowest)
     g2z_page_text(page, "The table counts steps, tokens and seconds of training until the "
                         "first validation with a loss of at most %s, %s. Relative: to %s, which "
@@ -2020,13 +2001,14 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
     const size_t all = c->count[G2ZP_VALIDATIONS];
     const double *loss = c->column[G2ZP_COLUMN_val_loss];
     g2z_page_cell(page, "%s", runs[r].path);
-    g2zp_page_figure(page, "%.4f", all ? loss[all - 1] : NAN);
-    g2zp_page_figure(page, "%.4f", g2zp_best(&runs[r], c));
-    g2zp_page_figure(page, "%.0f", all ? c->column[G2ZP_COLUMN_val_step][c->best] : NAN);
+    const double best_step = all ? c->column[G2ZP_COLUMN_val_step][c->best] : NAN;
+    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", all ? loss[all - 1] : NAN));
+    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", g2zp_best(&runs[r], c)));
+    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.0f", best_step));
     for (int m = 0; m < 3 && slowest; m++) {
       const double value = g2zp_reached(c, measures[m]);
-      g2zp_page_figure(page, m < 2 ? "%.0f" : "%.2f", value);
-      g2zp_page_figure(page, "%.2f", value / most[m]);
+      g2z_page_cell(page, "%s", g2zp_number_text(cell, m < 2 ? "%.0f" : "%.2f", value));
+      g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.2f", value / most[m]));
     }
   }
   return level;
@@ -2050,8 +2032,7 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
   const double levels[2] = {level, level};
   char cell[G2ZP_CELL], level_name[G2ZP_CELL + 8];
   int headed = 0;
-  g2zp_cell_text(cell, "%.4f", level);
-  snprintf(level_name, sizeof level_name, "loss %s", cell);
+  snprintf(level_name, sizeof level_name, "loss %s", g2zp_number_text(cell, "%.4f", level));
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
     const int validation = charts[n].y == X(val_loss);
