@@ -306,6 +306,7 @@ static const g2z_test_entry test_table[] = {
      test_checkpoint_damage},
     {"checkpoint_refused", "checkpoints that do not fit are refused with a sentence",
      test_checkpoint_refused},
+    {"checkpoint_locale", "the same numbers in a locale with a decimal comma", test_checkpoint_locale},
     {"checkpoint_trouble", "full disks and failing allocations leave no file",
      test_checkpoint_trouble},
     {"run_resume", "a resumed run leaves the files of an unbroken one", test_run_resume},

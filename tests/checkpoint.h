@@ -405,3 +405,25 @@ static void test_checkpoint_trouble(g2z_test *t) {
   CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);
   test_trainer_close(&tt);
 }
+
+/* In a locale with a decimal comma the defaults and the files are the same. */
+static void test_checkpoint_locale(g2z_test *t) {
+  char output[512], shard[512];
+  g2z_train_config config = test_saved_config(t, shard), want = g2z_train_config_default(), is;
+  test_trainer tt;
+  const char *at = test_at(t, "at");
+  test_shell(test_text("localedef -i de_DE -f UTF-8 %s", test_at(t, "de_DE.UTF-8")), output,
+             sizeof output);
+  setenv("LOCPATH", t->directory, 1);
+  if (!setlocale(LC_ALL, "de_DE.UTF-8")) SKIP(t, "localedef makes no locale with a comma");
+  is = g2z_train_config_default();
+  CHECK(t, is.optimizer.lr == want.optimizer.lr && is.optimizer.beta1 == want.optimizer.beta1);
+  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  setlocale(LC_ALL, "C");
+  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK_HAS(t, test_read(t, "at/trainer_state.json"), "\"beta1\": 0.9,");
+  test_trainer_close(&tt);
+  unsetenv("LOCPATH");
+}

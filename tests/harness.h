@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <ftw.h>
+#include <locale.h>
 #include <signal.h>
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
