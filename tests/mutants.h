@@ -270,7 +270,7 @@ static g2z_status mutant_embed_fwd(g2z_device *device, void *out, const int32_t 
   g2z_dropout other;
   size_t N = (size_t)B * (size_t)T, c = (size_t)C;
   if (IS(device, embed_mask)) dropout = mutant_key(dropout, &other);
-  G2Z__TRY(RIGHT(device)->embed_fwd(device, out, tokens, wte, wpe, dropout, B, T, C));
+  G2Z_TRY(RIGHT(device)->embed_fwd(device, out, tokens, wte, wpe, dropout, B, T, C));
   if (IS(device, embed_last_row))
     return mutant_zero(device, device->dtype, out, 1, 0, (N - 1) * c, c);
   if (IS(device, embed_position) && N > 1)
@@ -286,7 +286,7 @@ static g2z_status mutant_embed_bwd(g2z_device *device, float *dwte, void *dwpe, 
   if (IS(device, embed_bwd_overwrite)) mode = G2Z_OVERWRITE;
   if (IS(device, embed_bwd_mask)) dropout = mutant_key(dropout, &other);
   if (IS(device, embed_bwd_row))
-    G2Z__TRY(mutant_zero(device, device->dtype, (void *)dout, 1, 0, last * c, c));
+    G2Z_TRY(mutant_zero(device, device->dtype, (void *)dout, 1, 0, last * c, c));
   return RIGHT(device)->embed_bwd(device, dwte, dwpe, dout, tokens, mode, dropout, B, T, C);
 }
 
@@ -301,7 +301,7 @@ static g2z_status mutant_layernorm_fwd(g2z_device *device, void *y, void *narrow
                                        float *rstd, const void *x, const void *w, const void *b,
                                        int N, int C) {
   size_t last = (size_t)N - 1, c = (size_t)C;
-  G2Z__TRY(RIGHT(device)->layernorm_fwd(device, y, narrow, mean, rstd, x, w, b, N, C));
+  G2Z_TRY(RIGHT(device)->layernorm_fwd(device, y, narrow, mean, rstd, x, w, b, N, C));
   if (IS(device, norm_mean)) return mutant_move(device, G2Z_FP32, mean, last, 0, 1);
   if (IS(device, norm_rstd)) return mutant_move(device, G2Z_FP32, rstd, last, 0, 1);
   if (IS(device, norm_row)) return mutant_move(device, device->dtype, y, last * c, 0, c);
@@ -320,7 +320,7 @@ static g2z_status mutant_layernorm_bwd(g2z_device *device, void *dres, void *dro
   if (IS(device, norm_accumulate)) mode = G2Z_ACCUMULATE;
   if (IS(device, norm_residual)) res_mode = G2Z_OVERWRITE;
   if (IS(device, norm_bwd_row) && N > 1) N--;
-  G2Z__TRY(RIGHT(device)->layernorm_bwd(device, dres, dropped, dw, db, dbias, dy, x, w, mean, rstd,
+  G2Z_TRY(RIGHT(device)->layernorm_bwd(device, dres, dropped, dw, db, dbias, dy, x, w, mean, rstd,
                                         res_mode, mode, dropout, N, C));
   if (IS(device, norm_weight)) return mutant_zero(device, device->grad_dtype, dw, 1, 0, 0, c);
   if (IS(device, norm_bias)) return mutant_zero(device, device->grad_dtype, db, 1, 0, 0, c);
@@ -340,7 +340,7 @@ static g2z_status mutant_linear_fwd(g2z_device *device, void *y, void *narrow_y,
   if (IS(device, linear_row) && N > 1) N--;
   if (!residual) dropout = NULL;
   if (IS(device, linear_fp8)) narrow_x = NULL;
-  G2Z__TRY(RIGHT(device)->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
+  G2Z_TRY(RIGHT(device)->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
                                      dropout, N, K, O));
   if (IS(device, gelu_slope))
     return mutant_zero(device, device->dtype, slope, 1, 0, ((size_t)N - 1) * o, o);
@@ -354,7 +354,7 @@ static g2z_status mutant_linear_bwd_data(g2z_device *device, void *dx, void *dbi
   if (IS(device, data_fp8)) narrow = NULL;
   if (IS(device, data_row) && N > 1) N--;
   if (IS(device, data_slope)) slope = dbias = NULL;
-  G2Z__TRY(RIGHT(device)->linear_bwd_data(device, dx, dbias, dy, w, slope, narrow, mode, N, K, O));
+  G2Z_TRY(RIGHT(device)->linear_bwd_data(device, dx, dbias, dy, w, slope, narrow, mode, N, K, O));
   if (IS(device, data_bias))
     return mutant_zero(device, device->grad_dtype, dbias, 1, 0, 0, (size_t)K);
   return G2Z_OK;
@@ -365,7 +365,7 @@ static g2z_status mutant_linear_bwd_weight(g2z_device *device, void *dw, const v
   if (IS(device, weight_overwrite)) mode = G2Z_OVERWRITE;
   if (IS(device, weight_accumulate)) mode = G2Z_ACCUMULATE;
   if (IS(device, weight_row) && N > 1) N--;
-  G2Z__TRY(RIGHT(device)->linear_bwd_weight(device, dw, x, dy, mode, N, K, O));
+  G2Z_TRY(RIGHT(device)->linear_bwd_weight(device, dw, x, dy, mode, N, K, O));
   if (IS(device, weight_zero))
     return mutant_zero(device, device->grad_dtype, dw, 1, 0, 0, (size_t)K * (size_t)O);
   return G2Z_OK;
@@ -377,7 +377,7 @@ static g2z_status mutant_attention_fwd(g2z_device *device, void *out, void *narr
   g2z_dropout other;
   const size_t c = (size_t)C, HS = (size_t)(C / NH), last = (size_t)B * (size_t)T - 1;
   if (IS(device, attention_dropout)) dropout = mutant_key(dropout, &other);
-  G2Z__TRY(RIGHT(device)->attention_fwd(device, out, narrow, lse, qkv, dropout, B, T, C, NH));
+  G2Z_TRY(RIGHT(device)->attention_fwd(device, out, narrow, lse, qkv, dropout, B, T, C, NH));
   if (IS(device, attention_mask) && T > 1) return mutant_move(device, device->dtype, out, 0, c, c);
   if (IS(device, attention_head) && NH > 1)
     return mutant_move(device, device->dtype, out, last * c, last * c + HS, HS);
@@ -391,7 +391,7 @@ static g2z_status mutant_attention_bwd(g2z_device *device, void *dqkv, void *nar
                                        int B, int T, int C, int NH) {
   const size_t c = (size_t)C, N = (size_t)B * (size_t)T, HS = (size_t)(C / NH);
   if (IS(device, attention_overwrite)) mode = G2Z_OVERWRITE;
-  G2Z__TRY(RIGHT(device)->attention_bwd(device, dqkv, narrow, dbias, dout, out, lse, qkv, mode,
+  G2Z_TRY(RIGHT(device)->attention_bwd(device, dqkv, narrow, dbias, dout, out, lse, qkv, mode,
                                         dropout, B, T, C, NH));
   if (IS(device, attention_dq)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 0, c);
   if (IS(device, attention_dk)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, c, c);
@@ -421,7 +421,7 @@ static g2z_status mutant_head_loss(g2z_device *device, float *losses, double *lo
       RIGHT(device)->head_loss(device, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte,
                                targets, dloss, state, mode, N, C, V, Vp, chunk);
   device->fp8 = fp8;
-  G2Z__TRY(status);
+  G2Z_TRY(status);
   if (IS(device, head_dh)) return mutant_zero(device, device->dtype, dh, 1, 0, 0, (size_t)N * c);
   if (IS(device, head_dwte))
     return mutant_zero(device, dwte_dtype, dwte, 1, 0, 0, (size_t)Vp * c);
@@ -480,8 +480,8 @@ static g2z_status mutant_decide(g2z_device *device, g2z_step_state *state,
 /* *other reads a copy of the step's state. */
 static g2z_status mutant_state(g2z_device *device, g2z_update *other) {
   mutated *m = mutated_of(device);
-  if (!m->state) G2Z__TRY(m->right->allocate(device, sizeof *m->state, (void **)&m->state));
-  G2Z__TRY(mutant_copy(device, m->state, other->state, sizeof *m->state));
+  if (!m->state) G2Z_TRY(m->right->allocate(device, sizeof *m->state, (void **)&m->state));
+  G2Z_TRY(mutant_copy(device, m->state, other->state, sizeof *m->state));
   other->state = m->state;
   return G2Z_OK;
 }
@@ -496,9 +496,9 @@ static g2z_status mutant_adamw(g2z_device *device, const g2z_update *update, siz
   if (IS(device, adamw_moments)) other.m = update->v, other.v = update->m;
   if (IS(device, adamw_range) && end > begin) end--;
   if (IS(device, adamw_correction)) { /* a late step needs no correction */
-    G2Z__TRY(mutant_state(device, &other));
+    G2Z_TRY(mutant_state(device, &other));
     /* The bits of a loss scale, such as 0x44800000, read as a huge number of steps. */
-    G2Z__TRY(mutant_copy(device, &m->state->applied, &m->state->loss_scale, sizeof(float)));
+    G2Z_TRY(mutant_copy(device, &m->state->applied, &m->state->loss_scale, sizeof(float)));
   }
   return m->right->adamw(device, &other, begin, end);
 }
@@ -511,8 +511,8 @@ static g2z_status mutant_momentum(g2z_device *device, void *u, const g2z_update 
   if (IS(device, momentum_zero)) config.momentum = 0;
   if (IS(device, momentum_range) && end > begin) end--;
   if (IS(device, momentum_skip)) {
-    G2Z__TRY(mutant_state(device, &other));
-    G2Z__TRY(mutant_zero(device, G2Z_FP32, &mutated_of(device)->state->skip, 1, 0, 0, 1));
+    G2Z_TRY(mutant_state(device, &other));
+    G2Z_TRY(mutant_zero(device, G2Z_FP32, &mutated_of(device)->state->skip, 1, 0, 0, 1));
   }
   return RIGHT(device)->momentum(device, u, &other, begin, end);
 }
@@ -542,19 +542,19 @@ static g2z_status mutant_muon(g2z_device *device, const void *o, const g2z_updat
   if (IS(device, muon_decay)) config.weight_decay = 0;
   if (IS(device, muon_range) && end > begin) end--;
   if (IS(device, muon_skip)) {
-    G2Z__TRY(mutant_state(device, &other));
-    G2Z__TRY(mutant_zero(device, G2Z_FP32, &m->state->skip, 1, 0, 0, 1));
+    G2Z_TRY(mutant_state(device, &other));
+    G2Z_TRY(mutant_zero(device, G2Z_FP32, &m->state->skip, 1, 0, 0, 1));
   }
   if (!IS(device, muon_scale)) return m->right->muon(device, o, &other, begin, end);
-  if (!m->range) G2Z__TRY(m->right->allocate(device, sizeof *m->range, (void **)&m->range));
+  if (!m->range) G2Z_TRY(m->right->allocate(device, sizeof *m->range, (void **)&m->range));
   for (; begin < end; begin++) { /* the learning rate in place of the scale */
     g2z_update_range range = update->host_ranges[begin];
     range.scale = 1;
     other.ranges = m->range;
     other.host_ranges = &range;
-    G2Z__TRY(mutant_copy(device, m->range, update->ranges + begin, sizeof *m->range));
-    G2Z__TRY(mutant_copy(device, &m->range->scale, &update->state->lr, sizeof(float)));
-    G2Z__TRY(m->right->muon(device, o, &other, 0, 1));
+    G2Z_TRY(mutant_copy(device, m->range, update->ranges + begin, sizeof *m->range));
+    G2Z_TRY(mutant_copy(device, &m->range->scale, &update->state->lr, sizeof(float)));
+    G2Z_TRY(m->right->muon(device, o, &other, 0, 1));
   }
   return G2Z_OK;
 }

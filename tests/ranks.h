@@ -894,7 +894,7 @@ static void test_ranks_addresses(g2z_test *t) {
   int fillers[4];
   test_ranks job;
   g2z_ranks *ranks;
-  REQUIRE_OK(t, G2Z__NEW(&t->services, 1, &ranks));
+  REQUIRE_OK(t, G2Z_NEW(&t->services, 1, &ranks));
   test_ranks_open(&job, 2);
   int dead = test_listen(t, "127.0.0.2", job.port, 0);
   struct sockaddr_in at = test_stranger_address("127.0.0.2", job.port);

@@ -17,7 +17,7 @@ static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
     x[i] = (double)i;
     y[i] = i == count / 2 ? 77 : i > count - 4 && i < count - 1 ? NAN : 3 + 0.1 * sin((double)i);
   }
-  G2Z__TRY(g2z_page_create(&t->services, path, "a < b & \"c\" \x1b\xff", &page));
+  G2Z_TRY(g2z_page_create(&t->services, path, "a < b & \"c\" \x1b\xff", &page));
   g2z_page_fact(page, "machine", "%d x %s", 8, "<script>");
   g2z_page_text(page, "%s", "it's");
   g2z_page_table(page, 2, headers);
