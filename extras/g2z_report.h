@@ -1749,7 +1749,7 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
                                            const g2z_span_times times[G2Z_SPAN_COUNT]) {
   static const char *const texts[] = {G2Z_SPAN_LIST(G2Z_LIST_TEXT)};
   const g2z_path directory = g2z_path_in(run_dir, "profiles");
-  char host[128] = "", name[160], percent[32];
+  char host[128] = "", name[160], percent[G2ZP_CELL];
   g2z_writer *writer;
   g2z_span_times left[G2Z_SPAN_COUNT];
   double total_s = 0;
@@ -1771,8 +1771,7 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
     if (most < 0) break;
     const g2z_span_times *s = &times[most];
     left[most].count = 0;
-    snprintf(percent, sizeof percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
-    g2z_plain_number(percent);
+    g2zp_number_text(percent, "%.1f", total_s > 0 ? 100 * s->total_s / total_s : 0);
     g2z_writer_printf(writer, " %8s  %16.0f  %9" PRId64 "  %15.0f  %15.0f  %15.0f  :%s\n", percent,
                       s->total_s * 1e9, s->count, s->total_s * 1e9 / (double)s->count,
                       s->min_s * 1e9, s->max_s * 1e9, texts[most]);
