@@ -301,7 +301,7 @@ static void test_report_compared(g2z_test *t) {
       snprintf(text, sizeof text, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
                "\"%s\": \"./train --seed 1 --run-dir %c %s\", \"summary\": "
                "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
-               "\"target_step\": 2}}", curves || r < 2 ? "command_line" : "no_command", 'a' + r,
+               "\"target_step\": 2, \"early_stop_step\": 4}}", curves || r < 2 ? "command_line" : "no_command", 'a' + r,
                runs[r].flags, cases[i].targets[r]);
       test_write_file(t, test_at(t, "%c/training_metrics.json", 'a' + r), text, strlen(text));
       snprintf(name, sizeof name, "%s/%c", t->directory, 'a' + r);
@@ -327,7 +327,8 @@ static void test_report_compared(g2z_test *t) {
     page = test_read(t, "b/report.html");
     CHECK_HAS(t, page, ">target</span>", "\ntarget: 3.25<",
               "<dt>step of the target loss</dt><dd>2</dd>",
-              "<dt>step of the best validation loss</dt><dd>3</dd>");
+              "<dt>step of the best validation loss</dt><dd>3</dd>",
+              "<dt>stopped early at step</dt><dd>4</dd>");
     CHECK(t, test_times(page, "\ntarget: ") == 1);
     /* More runs than a chart has colours. */
     REQUIRE_OK(t, g2z_results_create(&t->services, &results));
