@@ -3208,12 +3208,6 @@ G2Z__PRIVATE int g2z__json_word(g2z_json *json, const char *word) {
   return 1;
 }
 
-G2Z__PRIVATE int g2z__json_bool(g2z_json *json) {
-  int value = g2z__json_word(json, "true");
-  if (!value && !g2z__json_word(json, "false")) g2z__json_expected(json, "true or false");
-  return value;
-}
-
 G2Z_API void g2z_json_skip(g2z_json *json) {
   char closers[G2Z_JSON_DEPTH];
   int open = 0;
@@ -3223,9 +3217,11 @@ G2Z_API void g2z_json_skip(g2z_json *json) {
       if (!g2z_json_enter(json, c)) return;
       closers[open++] = c == '{' ? '}' : ']';
     } else if (c == '"') g2z_json_string(json);
-    else if (c == 't' || c == 'f') g2z__json_bool(json);
-    else if (!g2z__json_word(json, "null") && !g2z__json_word(json, "NaN") &&
-             !g2z__json_word(json, "Infinity") && !g2z__json_word(json, "-Infinity")) {
+    else if (c == 't' || c == 'f') {
+      if (!g2z__json_word(json, "true") && !g2z__json_word(json, "false"))
+        g2z__json_expected(json, "true or false");
+    } else if (!g2z__json_word(json, "null") && !g2z__json_word(json, "NaN") &&
+               !g2z__json_word(json, "Infinity") && !g2z__json_word(json, "-Infinity")) {
       size_t bytes = g2z__json_scan(json, "a value");
       json->at += bytes;
     }
@@ -8297,9 +8293,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *set, size_t firs
   for (size_t i = first + 1; i < set->count; i++) {
     const g2z__safetensor *a = &set->tensors[i - 1], *b = a + 1;
     if (strcmp(a->name, b->name) == 0)
-      return g2z_fail(set->services, G2Z_FORMAT,
-                      "%s names tensor \"%.200s\" twice: write it with each name once",
-                      a->in == b->in ? a->in->path : set->path, a->name);
+      return g2z_fail(set->services, G2Z_FORMAT, "%s names tensor \"%.200s\" twice: write it with "
+                      "each name once", a->in == b->in ? a->in->path : set->path, a->name);
   }
   return G2Z_OK;
 }
@@ -8511,31 +8506,22 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
   g2z_writer *writer;
   *out = NULL;
   G2Z__TRY(g2z_writer_create(services, path, &writer));
-  g2z_json_out json = {writer, 0, 0, 0};
   g2z_writer_put(writer, &length, sizeof length);
-  g2z_json_begin(&json, NULL, '{');
-  g2z_json_begin(&json, "__metadata__", '{');
-  g2z_json_put_string(&json, "format", "pt"); /* transformers refuses a file without it */
-  g2z_json_end(&json, '}');
+  /* transformers refuses a file without this format */
+  g2z_writer_printf(writer, "{\"__metadata__\": {\"format\": \"pt\"}");
   for (size_t i = 0; i < count; i++) {
-    uint64_t elements = 1;
+    uint64_t bytes = 4;
     G2Z_ASSERT(tensors[i].rank >= 0 && tensors[i].rank <= G2Z__TENSOR_RANK);
-    g2z_json_begin(&json, tensors[i].name, '{');
-    g2z_json_put_string(&json, "dtype", "F32");
-    g2z_json_begin(&json, "shape", '[');
-    for (int k = 0; k < tensors[i].rank; k++) {
-      g2z_json_put_integer(&json, NULL, (int64_t)tensors[i].shape[k]);
-      elements *= tensors[i].shape[k];
-    }
-    g2z_json_end(&json, ']');
-    g2z_json_begin(&json, "data_offsets", '[');
-    g2z_json_put_integer(&json, NULL, (int64_t)offset);
-    offset += 4 * elements;
-    g2z_json_put_integer(&json, NULL, (int64_t)offset);
-    g2z_json_end(&json, ']');
-    g2z_json_end(&json, '}');
+    g2z_writer_put(writer, ", ", 2);
+    g2z__json_quote(writer, tensors[i].name);
+    g2z_writer_printf(writer, ": {\"dtype\": \"F32\", \"shape\": [");
+    for (int k = 0; k < tensors[i].rank; bytes *= tensors[i].shape[k++])
+      g2z_writer_printf(writer, "%s%" PRIu64, k ? ", " : "", tensors[i].shape[k]);
+    g2z_writer_printf(writer, "], \"data_offsets\": [%" PRIu64 ", %" PRIu64 "]}", offset,
+                      offset + bytes);
+    offset += bytes;
   }
-  g2z_json_end(&json, '}');
+  g2z_writer_put(writer, "}", 1);
   g2z_writer_put(writer, "       ", (size_t)(-writer->written & 7));
   length = writer->written - sizeof length;
   g2z_status status = g2z__writer_patch(writer, 0, &length, sizeof length);
