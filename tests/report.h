@@ -298,11 +298,13 @@ static void test_report_compared(g2z_test *t) {
     REQUIRE_OK(t, g2z_results_create(&t->services, &results));
     if (!curves) test_sh(t, "rm */metrics.jsonl");
     for (int r = 0; r < 3; r++) {
-      snprintf(text, sizeof text, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
+      snprintf(text, sizeof text,
+               "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
                "\"%s\": \"./train --seed 1 --run-dir %c %s\", \"summary\": "
                "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
-               "\"target_step\": 2, \"early_stop_step\": 4}}", curves || r < 2 ? "command_line" : "no_command", 'a' + r,
-               runs[r].flags, cases[i].targets[r]);
+               "\"target_step\": 2, \"early_stop_step\": 4}}",
+               curves || r < 2 ? "command_line" : "no_command", 'a' + r, runs[r].flags,
+               cases[i].targets[r]);
       test_write_file(t, test_at(t, "%c/training_metrics.json", 'a' + r), text, strlen(text));
       snprintf(name, sizeof name, "%s/%c", t->directory, 'a' + r);
       CHECK_OK(t, g2z_results_add(results, name));
@@ -315,7 +317,8 @@ static void test_report_compared(g2z_test *t) {
     const char *page = test_read(t, "all.html");
     for (int r = 0; r < 3; r++) {
       snprintf(row, sizeof row, "<tr><td>%s/%c%s</tr>", t->directory, 'a' + r, cases[i].cells[r]);
-      snprintf(text, sizeof text, "<dt>%s/%c</dt><dd>%s</dd>", t->directory, 'a' + r, runs[r].flags);
+      snprintf(text, sizeof text, "<dt>%s/%c</dt><dd>%s</dd>", t->directory, 'a' + r,
+               runs[r].flags);
       CHECK_HAS(t, page, row, curves || r < 2 ? text : "", cases[i].about, cases[i].line);
     }
     CHECK(t, test_times(page, "class=\"series dash") == 3 * curves && !strstr(page, "nan"));
