@@ -29,15 +29,17 @@
  *
  * RUN DIRECTORY; docs/formats.md describes every file
  *     metrics.jsonl      grows by a line per step, validation, scored file, sample, save and epoch
- *     train.log          grows by the lines that the console shows
+ *     train.log          grows by the lines that the console shows, and a line for each step
  *     step-NNNNNN        checkpoints
+ *     best               with keep_best: the weights of the lowest validation loss
+ *     resumed_from.txt   the path of the other run's checkpoint that this run started from
  *     RUN_COMPLETE.txt written last: a run without it has not ended. A stopped run has a checkpoint
  *                        and training_metrics.json, with the reason in "shutdown"
  *     Checkpoint and weights of a step are written before its validation, evaluation and sample.
  *     The checkpoint's note.json records sums, epochs, the lengths of the two logs and the work
- *     that is still due. A resumed run cuts the logs to these lengths and does that work first.
- *     --resume latest renames a damaged checkpoint to step-NNNNNN.damaged and takes an earlier one.
- *     resumed_from.txt   the other run's checkpoint that a run started from */
+ *     that is still due. A resumed run cuts the logs to these lengths and does that work first. If
+ *     a checkpoint is damaged, --resume latest renames it to step-NNNNNN.damaged and takes an older
+ *     one. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -1061,7 +1063,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
               g2zr_worse(run), log(run->config.train.model.vocab),
               (double)run->config.train.optimizer.lr, earlier);
     if (run->impatient)
-      G2ZR_SAY(run, "ended early: --patience %" PRId64 " validations without a loss below %.4f, of "
+      G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since "
                "step %.0f", run->config.patience, run->sum.best_val_loss, run->sum.best_step);
     if (!isnan(run->sum.target_step)) {
       g2zr_duration_text(run->sum.target_s, now);

@@ -1935,13 +1935,13 @@ static void test_train_best(g2z_test *t) {
       CHECK_HAS(t, summary, reached ? test_text("\"target_step\": %d,", reached)
                                     : "\"target_step\": null,");
       const char *log = test_read(t, "%s/train.log", run);
-      CHECK(t, test_times(log, "ended early: --patience ") == (end > 0));
+      CHECK(t, test_times(log, "ended early by --patience ") == (end > 0));
       CHECK_HAS(t, log, test_text("/best, of step %d\n", best), cases[i].target == 0 ? "done: " :
                 reached ? test_text("reached at step %d, after %d tokens, ", reached, 64 * reached)
                         : "target loss 0.1: not reached\n");
       if (!end) continue;
       /* Started again, it ends at once; with more patience it continues. */
-      test_train_job(t, cases[i].world, 0, "ended early: ", test_text("%s --resume latest", flags));
+      test_train_job(t, cases[i].world, 0, "ended early by ", test_text("%s --resume latest", flags));
       CHECK(t, test_times(test_read(t, "%s/metrics.jsonl", run), "\"loss\"") == end);
       test_train_job(t, cases[i].world, 0, "done: ", test_text("%s --resume latest --patience 99",
                                                                flags));
