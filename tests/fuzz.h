@@ -8,6 +8,19 @@ static void fuzz_check(int condition) {
   if (!condition) __builtin_trap();
 }
 
+/* A failure has a sentence. */
+static void fuzz_said(g2z_status status, const g2z_services *services) {
+  fuzz_check(status == G2Z_OK || services->error[0]);
+}
+
+/* The input as a text, freed by the caller. */
+static char *fuzz_text(const uint8_t *data, size_t size) {
+  char *text = (char *)calloc(1, size + 1);
+  fuzz_check(text != NULL);
+  if (size) memcpy(text, data, size);
+  return text;
+}
+
 /* Reads the whole value, recursively as callers do. */
 static void fuzz_walk(g2z_json *json) {
   g2z_json_text key;
@@ -28,8 +41,7 @@ static void fuzz_walk(g2z_json *json) {
       size_t bytes = text.at ? g2z_json_unescape(&text, out) : 0;
       fuzz_check(bytes <= text.bytes);
       if (text.at && !memchr(out, 0, bytes)) {
-        char *name = (char *)calloc(1, bytes + 1);
-        memcpy(name, out, bytes);
+        char *name = fuzz_text(out, bytes);
         fuzz_check(g2z_json_is(&text, name));
         free(name);
       }
@@ -62,7 +74,7 @@ static int fuzz_json(const uint8_t *data, size_t size) {
   g2z_status skipped = g2z_json_close(&json);
   fuzz_check(json.at >= data && json.at <= data + size);
   fuzz_check(walked != G2Z_OK || skipped == G2Z_OK);
-  if (skipped != G2Z_OK) fuzz_check(strlen(services.error) > 0);
+  fuzz_said(skipped, &services);
   return 0;
 }
 
@@ -114,13 +126,15 @@ static int fuzz_vocab(const uint8_t *data, size_t bytes) {
 }
 
 static void fuzz_append(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
-                   g2z_tokens *tokens) {
+                        g2z_tokens *tokens) {
   fuzz_check(g2z_encode(encoder, text, bytes, flags, tokens) == G2Z_OK);
 }
 
-static int fuzz_equal(const g2z_tokens *a, const g2z_tokens *b) {
-  return a->count == b->count &&
-         (a->count == 0 || memcmp(a->ids, b->ids, a->count * sizeof *a->ids) == 0);
+/* The ids are equal; *b is emptied. */
+static void fuzz_equal(const g2z_tokens *a, g2z_tokens *b) {
+  fuzz_check(a->count == b->count);
+  fuzz_check(a->count == 0 || memcmp(a->ids, b->ids, a->count * sizeof *a->ids) == 0);
+  b->count = 0;
 }
 
 /* Any bytes as a text: train on it, cut, encode and decode it, and check the invariants of each. */
@@ -143,23 +157,19 @@ static int fuzz_encode(const uint8_t *data, size_t bytes) {
   fuzz_append(encoder, data, bytes, G2Z_ENCODE_DEFAULT, &whole);
   fuzz_append(encoder, data, cut, G2Z_ENCODE_DEFAULT, &other);
   fuzz_append(encoder, data + cut, bytes - cut, G2Z_ENCODE_DEFAULT, &other);
-  fuzz_check(fuzz_equal(&whole, &other));
+  fuzz_equal(&whole, &other);
   size_t used;
-  other.count = 0;
   fuzz_check(g2z_encode_part(encoder, data, bytes, G2Z_ENCODE_DEFAULT, &other, &used) == G2Z_OK);
   fuzz_check(used <= bytes);
   fuzz_append(encoder, data + used, bytes - used, G2Z_ENCODE_DEFAULT, &other);
-  fuzz_check(fuzz_equal(&whole, &other));
+  fuzz_equal(&whole, &other);
   /* The decoded text is valid and encodes to the same ids. */
   fuzz_check(g2z_decode(&services, tokenizer, whole.ids, whole.count, &text, &length) == G2Z_OK);
-  other.count = 0;
   fuzz_append(encoder, text, length, G2Z_ENCODE_STRICT, &other);
-  fuzz_check(fuzz_equal(&whole, &other));
+  fuzz_equal(&whole, &other);
   int valid = length == bytes && memcmp(text, data, length) == 0;
-  other.count = 0;
   fuzz_check((g2z_encode(encoder, data, bytes, G2Z_ENCODE_STRICT, &other) == G2Z_OK) == valid);
   g2z_release(&services, text);
-  other.count = 0;
   fuzz_append(encoder, data, bytes, G2Z_ENCODE_ALLOW_SPECIAL, &other);
   g2z_tokens_free(&whole);
   g2z_tokens_free(&other);
@@ -204,7 +214,7 @@ static int fuzz_shard(const uint8_t *data, size_t size) {
       }
     }
   }
-  fuzz_check(status == G2Z_OK || services.error[0]);
+  fuzz_said(status, &services);
   g2z_loader_free(loader);
   close(file);
   return 0;
@@ -212,31 +222,24 @@ static int fuzz_shard(const uint8_t *data, size_t size) {
 
 static char fuzz_directory[64];
 
-static void fuzz_put(const char *name, const uint8_t *data, size_t size) {
-  char path[128];
+/* The path of a file in it; valid until the next call. */
+static const char *fuzz_path(const char *name) {
+  static char path[128];
   snprintf(path, sizeof path, "%s/%s", fuzz_directory, name);
-  int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+  return path;
+}
+
+static void fuzz_put(const char *name, const void *data, size_t size) {
+  int file = open(fuzz_path(name), O_RDWR | O_CREAT | O_TRUNC, 0600);
   fuzz_check(file >= 0 && write(file, data, size) == (ssize_t)size);
   close(file);
 }
 
-static g2z_status fuzz_take(void *user, size_t canonical, size_t count, const float *values) {
-  size_t *next = (size_t *)user;
-  double sum = 0;
-  for (size_t i = 0; i < count; i++) sum += (double)values[i]; /* the sanitizer checks each value */
-  fuzz_check(canonical == *next && (sum == sum || sum != sum));
-  *next += count;
-  return G2Z_OK;
-}
-
 static void fuzz_clean(void) {
   static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl",
-                                      "training_metrics.json", "report.html", "a.bin", "a.mask"};
-  char path[128];
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    snprintf(path, sizeof path, "%s/%s", fuzz_directory, names[i]);
-    unlink(path);
-  }
+                                      "training_metrics.json", "report.html", "a.bin", "a.mask",
+                                      "trainer_state.json", "CHECKSUMS"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlink(fuzz_path(names[i]));
   rmdir(fuzz_directory);
 }
 
@@ -248,45 +251,43 @@ static void fuzz_make_directory(void) {
   atexit(fuzz_clean);
 }
 
-/* internals */
 /* Any bytes as the mask of a shard of 100 tokens. The first byte selects: if it is even, the right
  * header comes before the rest. */
 static int fuzz_mask(const uint8_t *data, size_t size) {
-  static const uint8_t head[16] = {'m', 'a', 's', 'k', 1, 0, 0, 0, 100};
-  static uint8_t mask[4096];
-  g2z_services services;
-  g2z_loader_config config;
+  enum { HEAD = 24, TOKENS = 100 };
+  static uint8_t mask[HEAD + 4000];
+  g2z_services services = {0};
+  g2z_loader_config config = {0};
+  g2z_shard_writer *writer;
   g2z_loader *loader;
   const int32_t *x, *y;
-  char path[128];
-  uint16_t tokens[100];
-  uint64_t hash = G2Z__HASH;
+  int32_t ids[TOKENS];
   if (size < 1 || size > 4000) return 0;
-  memset(&services, 0, sizeof services);
-  memset(&config, 0, sizeof config);
-  for (uint16_t i = 0; i < 100; i++) tokens[i] = i;
   fuzz_make_directory();
-  fuzz_put("a.bin", (const uint8_t *)tokens, sizeof tokens);
-  snprintf(path, sizeof path, "%s/a.bin", fuzz_directory);
-  int file = open(path, O_RDONLY), begin = data[0] % 2 ? 0 : 24;
-  fuzz_check(file >= 0 && g2z__shard_hash(file, 0, 100, &hash));
+  for (int i = 0; i < TOKENS; i++) ids[i] = i;
+  ids[0] |= G2Z_UNCOUNTED;
+  fuzz_check(g2z_shard_writer_create(&services, fuzz_path("a.bin"), G2Z_SHARD_RAW, 0, &writer) ==
+             G2Z_OK);
+  fuzz_check(g2z_shard_writer_append(writer, ids, TOKENS) == G2Z_OK);
+  fuzz_check(g2z_shard_writer_commit(writer) == G2Z_OK);
+  g2z_shard_writer_free(writer);
+  int file = open(fuzz_path("a.mask"), O_RDONLY), begin = data[0] % 2 ? 0 : HEAD;
+  fuzz_check(read(file, mask, HEAD) == HEAD);
   close(file);
-  memcpy(mask, head, sizeof head);
-  memcpy(mask + 16, &hash, sizeof hash);
   memcpy(mask + begin, data + 1, size - 1);
   fuzz_put("a.mask", mask, (size_t)begin + size - 1);
-  config.glob = path;
+  config.glob = fuzz_path("a.bin");
   config.batch = config.accum = config.world = 1;
   config.seq = 9;
-  config.vocab = 100;
+  config.vocab = TOKENS;
   g2z_status status = g2z_loader_create(&services, &config, &loader);
-  fuzz_check(status == G2Z_OK || services.error[0]);
+  fuzz_said(status, &services);
   fuzz_check(status == G2Z_OK || begin == 0 || size - 1 != 13 ||
              strstr(services.error, "no token counts"));
   for (int step = 0; step < 11 && status == G2Z_OK; step++) {
     fuzz_check(g2z_loader_next(loader, &x, &y) == G2Z_OK);
     for (int i = 0; i < 9; i++) {
-      int next = 9 * step + i + 1, counts = mask[24 + next / 8] >> next % 8 & 1;
+      int next = 9 * step + i + 1, counts = mask[HEAD + next / 8] >> next % 8 & 1;
       fuzz_check(x[i] == next - 1 && y[i] == (counts ? next : -1));
     }
   }
@@ -294,25 +295,28 @@ static int fuzz_mask(const uint8_t *data, size_t size) {
   return 0;
 }
 
+/* internals */
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
 static int fuzz_safetensors(const uint8_t *data, size_t size) {
-  const g2z_model_config tiny = {1, 1, 8, 4, 3, 2, 0};
-  g2z_services services = {0};
-  g2z_model_config model;
+  static const char tiny[] = "{\"n_layer\":1,\"n_head\":1,\"n_embd\":8,\"n_positions\":4,"
+                             "\"vocab_size\":3}";
+  static g2z_services services;
+  static g2z_context *context;
+  g2z_model_config config;
+  g2z_model *model;
   g2z__safetensors *file;
   fuzz_make_directory();
   if (size < 1) return 0;
+  services.error[0] = 0;
   if (data[0] & 1) {
     fuzz_put("config.json", data + 1, size - 1);
-    g2z_status status = g2z_weights_config(&services, fuzz_directory, &model);
-    fuzz_check(status == G2Z_OK ? g2z__model_config_check(&services, &model) == G2Z_OK
-                           : model.layers == 0 && services.error[0]);
+    g2z_status status = g2z_weights_config(&services, fuzz_directory, &config);
+    fuzz_check(status == G2Z_OK ? g2z__model_config_check(&services, &config) == G2Z_OK
+                                : config.layers == 0 && services.error[0]);
     return 0;
   }
   fuzz_put("model.safetensors", data + 1, size - 1);
-  char path[128];
-  snprintf(path, sizeof path, "%s/model.safetensors", fuzz_directory);
-  g2z_status status = g2z__safetensors_open(&services, path, &file);
+  g2z_status status = g2z__safetensors_open(&services, fuzz_path("model.safetensors"), &file);
   fuzz_check((status == G2Z_OK) == (file != NULL));
   uint64_t bytes = 0;
   for (int i = 0; file && i < (int)file->count; i++) {
@@ -327,69 +331,78 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   }
   fuzz_check(!file || bytes <= size);
   g2z__safetensors_free(file);
-  size_t next = 0;
-  status = g2z__weights_read(&services, fuzz_directory, &tiny, fuzz_take, &next);
-  fuzz_check(status == G2Z_OK ? next == 944 : services.error[0] != 0);
-  return 0;
-}
-
-/* internals */
-/* trainer_state.json as it is parsed after its checksum is verified. */
-static int fuzz_state(const uint8_t *data, size_t size) {
-  g2z_services services = {0};
-  g2z__saved saved = {0};
-  g2z_status status = g2z__saved_parse(&services, "state", (const char *)data, size, &saved);
-  fuzz_check(status == G2Z_OK || services.error[0]);
-  g2z_loader loader = {0};
-  loader.config.seq = 1;
-  loader.sequences = saved.sequences;
-  loader.global = 7;
-  if (status == G2Z_OK) fuzz_check(g2z__saved_position(&saved, &loader).step >= 0);
-  g2z__saved_free(&services, &saved);
-  return 0;
-}
-
-/* internals */
-/* CHECKSUMS, with a last line that matches. */
-static int fuzz_checksums(const uint8_t *data, size_t size) {
-  g2z_services services = {0};
-  g2z__saved saved = {0};
-  char *text = (char *)malloc(size + 64);
-  if (!text) return 0;
-  if (size) memcpy(text, data, size);
-  size_t lines = 0;
-  for (size_t i = 0; i < size; i++) lines += data[i] == '\n';
-  const int last = snprintf(text + size, 64, "%08" PRIx32 " %zu lines\n",
-                            g2z_crc32c(0, data, size), lines);
-  g2z_status status = g2z__sums_parse(&services, "sums", text, size + (size_t)last, &saved);
-  fuzz_check(status == G2Z_OK || services.error[0]);
-  for (size_t i = 0; status == G2Z_OK && i < saved.sum_count; i++) {
-    const g2z__sum *sum = &saved.sums[i];
-    fuzz_check(sum->name[0] && !strchr(sum->name, '/') && strlen(sum->name) < sizeof sum->name);
-    fuzz_check(sum->bytes <= INT64_MAX && sum->begin <= INT64_MAX - sum->bytes);
+  if (!context) {
+    g2z_context_config cc = g2z_context_config_default(&services);
+    cc.device = G2Z_DEVICE_CPU;
+    fuzz_check(g2z_context_create(&cc, &context) == G2Z_OK);
   }
-  g2z__saved_free(&services, &saved);
-  free(text);
+  fuzz_put("config.json", tiny, sizeof tiny - 1);
+  status = g2z_model_open(context, fuzz_directory, G2Z_FP32, &model);
+  fuzz_said(status, &services);
+  fuzz_check((status == G2Z_OK) == (model != NULL));
+  g2z_model_free(model);
   return 0;
 }
 
 /* internals */
+/* Any bytes as CHECKSUMS (first byte even), whose last line is added, or as trainer_state.json
+ * after its version (odd), with its line in CHECKSUMS. */
+static int fuzz_checkpoint(const uint8_t *data, size_t size) {
+  g2z_services services = {0};
+  g2z_checkpoint saved;
+  g2z_loader loader = {0};
+  size_t lines = 0;
+  if (size < 1) return 0;
+  const int is_state = data[0] & 1;
+  char *input = fuzz_text(data + 1, size - 1), *state = (char *)malloc(size + 128);
+  char *sums = (char *)malloc(size + 128);
+  const size_t length = (size_t)sprintf(
+      state, "{\"format\": \"gpt2_zero checkpoint\", \"version\": %d%s", G2Z__CHECKPOINT_VERSION,
+      is_state ? input : "}");
+  size_t at = size - 1;
+  memcpy(sums, input, at);
+  if (is_state)
+    at = (size_t)sprintf(sums, "%08" PRIx32 " %zu 0 trainer_state.json\n",
+                         g2z_crc32c(0, state, length), length);
+  for (size_t i = 0; i < at; i++) lines += sums[i] == '\n';
+  at += (size_t)sprintf(sums + at, "%08" PRIx32 " %zu lines\n", g2z_crc32c(0, sums, at), lines);
+  fuzz_make_directory();
+  fuzz_put("trainer_state.json", state, length);
+  fuzz_put("CHECKSUMS", sums, at);
+  const char *sequences = strstr(input, "\"sequences\":");
+  loader.config.seq = 1;
+  loader.sequences = sequences ? strtoll(sequences + 12, NULL, 10) : 0;
+  loader.global = 7;
+  g2z_status status = g2z_checkpoint_read(&services, fuzz_directory, &loader, &saved);
+  fuzz_said(status, &services);
+  if (status == G2Z_OK) fuzz_check(saved.next.step >= 0);
+  /* Accepted lines: names without a slash, and parts of files below 2^63 bytes. */
+  const int accepted = !is_state && !strstr(services.error, "CHECKSUMS is damaged");
+  for (const char *line = sums, *next; accepted && lines--; line = next + 1) {
+    uint64_t bytes, begin;
+    next = strchr(line, '\n');
+    fuzz_check(sscanf(line, "%*x %" SCNu64 " %" SCNu64 " ", &bytes, &begin) == 2);
+    fuzz_check(!memchr(line, '/', (size_t)(next - line)));
+    fuzz_check(bytes <= INT64_MAX && begin <= INT64_MAX - bytes);
+  }
+  free(state);
+  free(sums);
+  free(input);
+  return 0;
+}
+
 /* The note of a run as it is parsed after its checksum is verified. */
 static int fuzz_note(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   g2z_run run = {0};
-  char *text = (char *)malloc(size + 1);
-  if (!text) return 0;
-  if (size) memcpy(text, data, size);
-  text[size] = 0;
   run.services = &services;
-  run.from.note = text;
+  run.from.note = fuzz_text(data, size);
   run.steps = 10;
   g2z_status status = g2zr_restore(&run);
   fuzz_check(status == G2Z_OK ? run.epoch_count > 0 : services.error[0] != 0);
+  free(run.from.note);
   g2z_release(&services, run.epoch);
   g2z_release(&services, run.step_s);
-  free(text);
   return 0;
 }
 
@@ -397,13 +410,9 @@ static int fuzz_note(const uint8_t *data, size_t size) {
 static int fuzz_stats(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   g2zp_profile profile = {0};
-  char *text = (char *)malloc(size + 1);
-  if (!text) return 0;
-  if (size) memcpy(text, data, size);
-  text[size] = 0;
+  char *text = fuzz_text(data, size);
   profile.services = &services;
-  g2z_status status = g2zp_stats_read(&profile, "stats", text);
-  fuzz_check(status == G2Z_OK || services.error[0]);
+  fuzz_said(g2zp_stats_read(&profile, "stats", text), &services);
   for (int kind = 0; kind < 2; kind++)
     for (int i = 0; i < profile.count[kind]; i++) {
       const g2zp_ranked *row = &profile.top[kind][i];
@@ -420,13 +429,12 @@ static int fuzz_report(const uint8_t *data, size_t size) {
   g2z_services services = {0};
   char *text = NULL;
   size_t bytes = 0;
-  char path[128];
   fuzz_make_directory();
   if (size < 2) return 0;
   size_t cut = (size_t)(data[0] | data[1] << 8) % (size - 1);
   fuzz_put("metrics.jsonl", data + 2, cut);
   fuzz_put("training_metrics.json", data + 2 + cut, size - 2 - cut);
-  snprintf(path, sizeof path, "%s/report.html", fuzz_directory);
+  const char *path = fuzz_path("report.html");
   unlink(path);
   g2z_status status = g2z_report_run(&services, fuzz_directory);
   fuzz_check((status == G2Z_OK) == (access(path, F_OK) == 0));

@@ -3,33 +3,41 @@
 
 /* ----- the table --------------------------------------------------------- */
 
-/* A file of 300 letters that contains some other bytes. */
-static const struct { const char *name; size_t at, count; const char *bytes; } inputs_files[] = {
-    {"parquet", 0, 4, "PAR1"},
-    {"arrow", 0, 6, "ARROW1"},
-    {"stream", 0, 4, "\xFF\xFF\xFF\xFF"},
-    {"gz", 0, 2, "\x1F\x8B"},
-    {"zst", 0, 4, "\x28\xB5\x2F\xFD"},
-    {"xz", 0, 6, "\xFD" "7zXZ\0"},
-    {"d.jsonl.xz", 0, 6, "\xFD" "7zXZ\0"},
-    {"bz2", 0, 10, "BZh91AY&SY"},
-    {"7z", 0, 6, "7z\xBC\xAF\x27\x1C"},
-    {"zip", 0, 4, "PK\x03\x04"},
-    {"tar", 257, 5, "ustar"},
-    {"pdf", 0, 5, "%PDF-"},
-    {"utf16", 0, 2, "\xFF\xFE"},
-    {"utf16be", 0, 2, "\xFE\xFF"},
-    {"le", 0, 8, "a\0b\0c\0d"},
-    {"be", 0, 8, "\0a\0b\0c\0d"},
-    {"latin1", 100, 4, "\xE9\xE8 \xE9"}, /* 3 of 297 characters; the last 3 may be cut */
-    {"some", 100, 3, "\xE9\xE8z"},       /* 2 */
-    {"elf", 0, 7, "\x7F" "ELF\2\1\1"},
-    {"old_shard", 0, 8, "\x88\xD8\x34\x01\1\0\0\0"},
-    {"llama3.bin", 0, 8, "\xA1\xD9\x34\x01\x07\0\0\0"},
-    {"hellaswag.bin", 0, 8, "\x8A\xD8\x34\x01\x01\0\0\0"},
-    {"array.json", 0, 3, "[{\""},
-    {"indented.json", 0, 5, "[\n  {"},
-    {"d.ndjson", 0, 300, NULL},
+/* Files of 300 letters that contain some other bytes, what prepare_data calls them, and how its
+ * sentence ends: ": give" or a command. A file without a kind is for the rows below. */
+static const struct {
+  const char *name;
+  size_t at, count;
+  const char *bytes, *kind, *advice;
+} inputs_files[] = {
+    {"parquet", 0, 4, "PAR1", "a Parquet file", " for row in batch.to_pylist()]' $D/parquet > "
+     "$D/parquet.jsonl &&\n"},
+    {"arrow", 0, 6, "ARROW1", "an Arrow file", "lines of JSON:\npython3 -c 'import "},
+    {"stream", 0, 4, "\xFF\xFF\xFF\xFF", "an Arrow stream", "lines of JSON:\npython3 -c 'import "},
+    {"gz", 0, 2, "\x1F\x8B", "packed by gzip", "\ngzip -dc < $D/gz > $D/gz.txt &&\n"},
+    {"zst", 0, 4, "\x28\xB5\x2F\xFD", "packed by zstd", "\nzstd -dc $D/zst >"},
+    {"xz", 0, 6, "\xFD" "7zXZ\0", "packed by xz", "\nxz -dc $D/xz > $D/xz.txt &&\n"},
+    {"d.jsonl.xz", 0, 6, "\xFD" "7zXZ\0", "packed by xz", " $D/d.jsonl.xz > $D/d.jsonl.xz.jsonl"},
+    {"bz2", 0, 10, "BZh91AY&SY", "packed by bzip2", "\nbzip2 -dc $D/bz2 >"},
+    {"7z", 0, 6, "7z\xBC\xAF\x27\x1C", "a 7-Zip archive", "\n7z x -so $D/7z >"},
+    {"zip", 0, 4, "PK\x03\x04", "a zip archive", "\nunzip -p $D/zip >"},
+    {"tar", 257, 5, "ustar", "a tar archive", "\ntar -xOf $D/tar >"},
+    {"pdf", 0, 5, "%PDF-", "a PDF", "\npdftotext $D/pdf - >"},
+    {"utf16", 0, 2, "\xFF\xFE", "text in UTF-16", "\niconv -f utf-16 -t utf-8 $D/utf16 >"},
+    {"utf16be", 0, 2, "\xFE\xFF", "text in UTF-16", "\niconv -f utf-16 -t utf-8 $D/utf16be >"},
+    {"le", 0, 8, "a\0b\0c\0d", "binary", ": give a text file\n"},
+    {"be", 0, 8, "\0a\0b\0c\0d", "binary", ": give a text file\n"},
+    {"latin1", 100, 4, "\xE9\xE8 \xE9", /* the last 3 of 300 may be cut */
+     "perhaps in Latin-1 (3 of its first 297 characters are invalid)", "\niconv -f latin1 -t "},
+    {"some", 100, 3, "\xE9\xE8z", NULL, NULL}, /* 2 of 297 characters */
+    {"elf", 0, 7, "\x7F" "ELF\2\1\1", "a program or a library (ELF)", ": give a text file\n"},
+    {"shard.txt", 0, 8, "\x88\xD8\x34\x01\1\0\0\0", "a shard of tokens", ": give a text file\n"},
+    {"llama3.bin", 0, 8, "\xA1\xD9\x34\x01\x07\0\0\0", NULL, NULL},
+    {"hellaswag.bin", 0, 8, "\x8A\xD8\x34\x01\x01\0\0\0", NULL, NULL},
+    {"array.json", 0, 3, "[{\"", "an array of JSON",
+     "\njq -c '.[]' $D/array.json > $D/array.json.jsonl &&\n"},
+    {"indented.json", 0, 5, "[\n  {", "an array of JSON", "\njq -c '.[]' "},
+    {"d.ndjson", 0, 300, NULL, NULL, NULL},
 };
 
 /* $P is prepare_data, $T a short training, $X ./train alone, $D the test's directory, also in the
@@ -42,12 +50,6 @@ static const struct { const char *name; size_t at, count; const char *bytes; } i
 static const struct { const char *command; int code; const char *sentence; } inputs_rows[] = {
     /* newcomers' first mistakes, in the order of the README */
     {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: remove the quotes"},
-    {": > $D/empty; $P $D/empty", 1, "$D/empty is empty: remove it from the command"},
-    {"$P $D/array.json", 1, "$D/array.json is an array of JSON, not text in UTF-8; convert it "
-                            "to lines of JSON:\n"},
-    {"$P $D/array.json", 1, "\njq -c '.[]' $D/array.json > $D/array.json.jsonl &&\n"},
-    {"$P --vocab $D/vocab.bpe $D/some", 1, "cannot open $D/vocab.bpe: No such file; check the "
-                                           "path, or get GPT-2's by `make vocab`"},
     {"head -c 9000 gpt2_zero.h > $D/n.txt; $P --val-fraction 0.5 $D/n.txt && mv $D/out/n* $D", 0,
      ""},
     {"$X", 1, "there is nothing to do. To train: --train GLOB. To use weights: "},
@@ -58,51 +60,26 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "a micro-step of 2 x 512 tokens 16 bits are faster; 8 bits are faster from 2048 tokens on"},
     {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512 | grep -c fp8=", 1, "0"},
     {"$X --dry-run --device cuda --fp8 all --batch 4 --seq 512", 0, ", fp8=all"},
-    {"$X --n_layer 12", 1, "unexpected flag --n_layer: type --layers N\n"},
-    {"$X --bathc 4", 1, " --help lists all flags\n"},
-    {"$T --train $D/n_*.bin", 1, ": put patterns and text with spaces in quotes, as in --train"},
-    {"$T --train $D/n.bin", 1, "no file has the name or pattern \"$D/n.bin\": check the path"},
-    {"$T --train $D/n.txt", 1, "--train $D/n.txt is text, not tokens. To make shards of it, "
-     "data/NAME_train_*.bin, with GPT-2's vocabulary (make vocab): ./prepare_data --vocab "
-     "data/vocab.bpe --out data --name NAME $D/n.txt\n"},
+    {"$T --train $D/n.txt", 1, "(make vocab): ./prepare_data --vocab data/vocab.bpe --out "
+     "data --name NAME $D/n.txt\n"},
     {"printf 'h e\\n' > \"$D/v o.bpe\"; $T --val $D/d.ndjson --vocab \"$D/v o.bpe\"", 1, "--val "
      "$D/d.ndjson is text, not tokens. To make shards of it, data/NAME_train_*.bin: "
-     "./prepare_data --vocab '$D/v o.bpe' --out data --name NAME $D/d.ndjson\n"},
+     "./prepare_data --vocab '$D/v o.bpe' "},
     {"gzip -c $D/n.txt > $D/n.gz; $T --train $D/n.gz", 1, "n.gz is text, not tokens. "},
     {"$T --train \"$D/n.tx?\"", 1, "$D/n.txt holds text, not tokens: make shards of it with prep"},
     {"$T --train $D/n_train_000000.bin", 1, "n_train_000000.bin was made with a "
      "vocabulary of 257, single bytes, but the model's vocabulary has 50257 tokens: give "
      "--vocab-size 257\n"},
-    {"$T --train $D", 1, "$D is a directory, not a token shard: name files, as in "
-                         "'data/NAME_train_*.bin'"},
-    {"$T --train $D/n_train_000000.bin --context 5000", 1, "hold 0 sequences of 5000+1, but a step "
-     "of batch 1 x accum 1 x world 1 needs 1, so at least 5001 tokens in shards of at least 5001: "
-     "use more data, or lower batch, accum or seq"},
-    {"$T --train $D/n_train_000000.bin --batch 2000", 1, "lower batch, accum or seq"},
-    {"$T --train $D/n_train_000000.bin --channels 40 --heads 3", 1,
-     "channels=40 must divide by heads=3: change one of them"},
-    {"$T --train $D/n_train_000000.bin --gpus 4096", 1, "--gpus 4096, but this process sees "},
-    {"RANK=0 WORLD_SIZE=2 $T --train $D/n_train_000000.bin", 1, "without MASTER_PORT: set it to a "
-                                                                "number that is the same for all"},
+    {"$T --train $D/n_train_000000.bin --context 5000", 1, "at least 5001 tokens in shards of "
+     "at least 5001: use more data, or lower batch, accum or seq"},
+    {"RANK=0 WORLD_SIZE=2 $T --train $D/n_train_000000.bin", 1, "without MASTER_PORT: set "},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 0, "report.html"},
     {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
-     "$D/run holds a run that ended without a checkpoint (weights/model.safetensors): choose "
-     "another --run-dir, or remove it. To train its weights further: "},
-    {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
      " --vocab-size 257 --run-dir $D/run-2 --init-from $D/run/weights\n"}, /* one --run-dir */
-    {"mkdir \"$D/a b\"; echo > \"$D/a b/m.json\"; $X --init-from \"$D/a b/m.json\" --prompt a", 1,
-     "$D/a b/m.json has no config.json: name a directory with config.json and model.safetensors"},
-    {"$T --train $D/n_train_000000.bin --vocab \"$D/a b\"", 1, "Is a directory; name a file\n"},
-    {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/new --resume $D/run", 1,
-     "$D/run has no trainer_state.json, so it is no checkpoint: name a step-NNNNNN directory"},
-    {"$X --init-from $D/run --prompt a", 1, "--init-from $D/run has no config.json: name a "},
     {"for n in 1 2; do echo text > $D/e$n.txt; done; $X --init-from $D/run/weights --eval "
      "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
      "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell expands it */
-    {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file has the name or pattern \"$D/"},
-    {"$X --prompt a", 1, "--prompt needs trained weights: give --init-from"},
-    {"(ulimit -f 8; $T --train $D/n_train_000000.bin --vocab-size 257 --save-weights $D/full)", 1,
-     "File too large; raise the limit of file sizes (ulimit -f) or write less"},
+    {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file has the name or pattern \""},
     {"(ulimit -s 100; $X --help)", 1, "train: the stack is limited to 100 KiB, but 128 are needed: "
                                       "type ulimit -s 8192"},
     {"(ulimit -s 100; $P $D/n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
@@ -114,54 +91,21 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "'--bathc 4' '--train none.bin --init-from none/w' '--init-from golden/tiny --prompt x'; do "
      "RANK=$r LOCAL_RANK=$r $X $flags 2>&1; done; done | grep -c 'train: '", 0, "3\n"},
     /* not text */
-    {"$P $D/parquet", 1, "$D/parquet is a Parquet file, not text in UTF-8; convert it to lines "
-                         "of JSON:\npython3 -c 'import json, sys, pyarrow.parquet; [print("},
-    {"$P $D/parquet", 1, " for row in batch.to_pylist()]' $D/parquet > $D/parquet.jsonl &&\n"},
-    {"$P $D/indented.json", 1, "$D/indented.json is an array of JSON"},
-    {"$P $D/arrow", 1, "$D/arrow is an Arrow file, not text in UTF-8; convert it to lines of JSON"},
-    {"$P $D/stream", 1, "$D/stream is an Arrow stream, not text in UTF-8; convert it to lines of"},
-    {"$P $D/gz", 1, "$D/gz is packed by gzip, not text in UTF-8; convert it to text:\n"
-                    "gzip -dc < $D/gz > $D/gz.txt &&\n"},
     /* the command must not replace a file that is there */
     {"cp $D/gz $D/there; cp $D/gz $D/there.txt; cp $D/gz $D/there-2.txt; $P $D/there", 1,
      "gzip -dc < $D/there > $D/there-3.txt &&\n"},
-    {"$P $D/zst", 1, "$D/zst is packed by zstd, not text in UTF-8; convert it to text:\n"
-     "zstd -dc"},
-    {"$P $D/xz", 1, "$D/xz is packed by xz, not text in UTF-8; convert it to text:\n"
-                    "xz -dc $D/xz > $D/xz.txt &&\n"},
-    {"$P $D/d.jsonl.xz", 1, "\nxz -dc $D/d.jsonl.xz > $D/d.jsonl.xz.jsonl &&\n"},
-    {"$P $D/bz2", 1, "$D/bz2 is packed by bzip2, not text in UTF-8; convert it to text:\n"
-     "bzip2 "},
-    {"$P $D/7z", 1, "$D/7z is a 7-Zip archive, not text in UTF-8; convert it to text:\n"
-     "7z x -so "},
-    {"$P $D/zip", 1, "$D/zip is a zip archive, not text in UTF-8; convert it to text:\n"
-     "unzip -p "},
-    {"$P $D/tar", 1, "$D/tar is a tar archive, not text in UTF-8; convert it to text:\n"
-     "tar -xOf "},
-    {"$P $D/pdf", 1, "$D/pdf is a PDF, not text in UTF-8; convert it to text:\n"
-     "pdftotext $D/pdf -"},
-    {"$P $D/utf16", 1, "$D/utf16 is text in UTF-16, not text in UTF-8; convert it to text:\n"
-                       "iconv -f utf-16 -t utf-8 $D/utf16 > $D/utf16.txt &&\n"},
-    {"$P $D/utf16be", 1, "$D/utf16be is text in UTF-16, not"},
-    {"$P $D/le", 1, "$D/le is binary, not text in UTF-8: give a text file\n"},
-    {"$P $D/be", 1, "$D/be is binary, not text in UTF-8: give a text file\n"},
-    {"$P $D/latin1", 1, "$D/latin1 is perhaps in Latin-1 (3 of its first 297 characters are "
-                        "invalid), not text in UTF-8; convert it to text:\niconv -f latin1 -t "},
     {"$P --strict $D/latin1", 1, "$D/latin1 is perhaps in Latin-1"},
     {"$P --strict $D/xz", 1, "$D/xz is packed by xz"},
     {"$P $D/d.ndjson $D/zip", 1, "$D/zip is a zip archive"}, /* before any output is written */
-    {"cat $D/xz | $P -", 1, "standard input is packed by xz, not text in UTF-8; convert it to text"
-                            ":\nxz -dc FILE > FILE.txt &&\n"},
+    {"cat $D/xz | $P -", 1, ":\nxz -dc FILE > FILE.txt &&\n"},
     {"cat $D/latin1 | $P --field text -", 1, " --field text FILE.jsonl\n"},
     {"{ head -c 3 $D/tar; sleep 0.2; tail -c +4 $D/tar; } | $P -", 1, "standard input is a tar "},
     {"gzip -c $D/tar > $D/tar.gz; $P $D/tar.gz", 1, "\ngzip -dc $D/tar.gz | tar -xOf - > $D/tar."},
     /* not text under any name; and the result of the advised command */
-    {"$P $D/elf", 1, "$D/elf is a program or a library (ELF), not text in UTF-8: give a text file\n"},
     {"head -c 70000 /dev/urandom > $D/random; $P $D/random", 1, "$D/random is binary, not text"},
-    {"$P - < /dev/zero", 1, "standard input is binary, not text in UTF-8: give a text file\n"},
-    {"$P --field a - < /dev/zero", 1, "standard input is binary, not text in UTF-8: give a text file\n"},
+    {"$P - < /dev/zero", 1, "standard input is binary, not"},
+    {"$P --field a - < /dev/zero", 1, "standard input is binary, not"},
     {"yes | tr -d '\\n' | $P --field a -", 1, "standard input, line 1 has no end within 256 MiB"},
-    {"cp $D/old_shard $D/s.txt; $P $D/s.txt", 1, "$D/s.txt is a shard of tokens, not"},
     {"mkdir \"$D/a \\$b\"; f=\"$D/a \\$b/it's\"; printf '{\"text\": \"caf\\351s\"}' > "
      "\"$f.jsonl\"; $P --name n --val-fraction 0 \"$f.jsonl\" 2>&1 | tail -n 2 > $D/advice; "
      "bash $D/advice", 0, "train       1 document, 7 tokens"},
@@ -187,8 +131,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "old.bin", 0, ""},
     {"$T --train $D/a-train.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""},
     {"$T --train $D/a-train.bin --vocab $D/b.bpe", 1, "$D/a-train.bin was made with another "
-     "vocabulary than $D/b.bpe: give the shards' own with --vocab FILE, or make the shards "
-     "again with ./prepare_data --vocab FILE"},
+     "vocabulary than $D/b.bpe: give the shards' own with --vocab FILE, or make"},
     {"$T --val $D/a-val.bin --vocab $D/b.bpe", 1, "$D/a-val.bin was made with another vocabulary"},
     {"$T --train $D/a-train.bin --val $D/b-val.bin --vocab $D/a.bpe", 1,
      "$D/b-val.bin was made with another vocabulary than $D/a.bpe: give"},
@@ -197,7 +140,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$T --train $D/a-train.bin --vocab-size 257", 1,
      "$D/a-train.bin was made with another vocabulary than the vocabulary of 256 bytes: give"},
     {"$T --train \"$D/?-train.bin\" --vocab $D/a.bpe", 1, "$D/a-train.bin and $D/b-train.bin were "
-     "made with different vocabularies: narrow the pattern, or prepare their texts again"},
+     "made with different vocabularies: narrow the pattern"},
     {"$T --train $D/old.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* names no vocabulary */
     {"$T --train $D/old.bin --vocab $D/b.bpe", 0, ""},
     {"$P --vocab $D/a.bpe --format raw $D/b.txt && $T --train $D/out/train.bin --vocab $D/b.bpe", 0,
@@ -208,17 +151,16 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$T --train $D/b-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 1,
      "$D/va/step-000001 has another vocabulary (hash "},
     {"$T --train $D/a-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 0, ""},
-    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "--vocab $D/b.bpe "
-     "is not the vocabulary of the weights in $D/va/weights: give their own"},
-    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --eval $D/b.txt", 1, "is not the "
+    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1,
+     "$D/b.bpe is not the vocabulary of the weights in $D/va/weights: give their own"},
+    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --eval $D/b.txt", 1,
      "vocabulary of the weights in $D/va/weights: give their own"},
     {"$X --device cpu --init-from $D/va/weights --vocab $D/a.bpe --eval $D/a.txt", 0, "perplexity"},
     {"$X --device cpu --init-from $D/va/weights --eval $D/b-val.bin", 1, "$D/b-val.bin was made "
      "with another vocabulary than the model's: prepare it again"},
     {"$X --device cpu --init-from $D/va/weights --eval $D/a-val.bin", 0, "perplexity"},
     {"$X --device cpu --init-from $D/va/weights --batch 1 --steps 1 --train $D/b-train.bin", 1,
-     "$D/b-train.bin was made with another vocabulary than $D/va/weights: make the shards again "
-     "with ./prepare_data --vocab FILE\n"},
+     "vocabulary than $D/va/weights: make the shards again with ./prepare_data --vocab FILE\n"},
     {"cp $D/b.bpe $D/va/weights/merges.txt; $X --device cpu --init-from $D/va/weights --prompt a",
      1, "$D/va/weights/merges.txt is not the vocabulary of the weights in its directory"},
     {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
@@ -228,39 +170,37 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-*.bin matches "
      "validation shards too, such as $D/a-val.bin: type --train '$D/a-train*.bin', or give that"},
     {"$T --train \"$D/?-*.bin\" --vocab $D/a.bpe", 1, "type --train '$D/*train*.bin', or give"},
-    {"for s in train val; do ln $D/a-$s.bin $D/train_${s}_0.bin; done; $T --train \"$D/train_*.bin\" "
-     "--vocab $D/a.bpe", 1, "train_val_0.bin: type --train '$D/train_train*.bin'"}, /* --name train */
+    {"for s in train val; do ln $D/a-$s.bin $D/train_${s}_0.bin; done; " /* --name train */
+     "$T --train \"$D/train_*.bin\" --vocab $D/a.bpe", 1, ": type --train '$D/train_train*.bin'"},
     {"$T --train $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* given by its exact name, it is used */
-    {"$T --train $D/a-train.bin --train $D/b-train.bin --vocab $D/a.bpe", 1, "the set "
+    {"$T --train $D/a-train.bin --train $D/b-train.bin --vocab $D/a.bpe", 1,
      "\"$D/a-train.bin\" has no weight, but with 2 sets each needs one: type --train "
-     "'$D/a-train.bin:0.5', and the same for the others; or put all files into one directory"},
+     "'$D/a-train.bin:0.5', and "},
     {"$T --val $D/a-train.bin --val $D/b-train.bin --vocab $D/a.bpe", 1, "--val is given twice, as "
      "$D/a-train.bin and as $D/b-train.bin, but takes one pattern"},
     {"$T --train $D/a-train.bin --train $D/a-train.bin --vocab $D/a.bpe", 0, ""},
     {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
      "$D/link is both a training and a validation shard"},
-    {"$T --train $D/none.bin --val $D/none.bin", 1, "no file has the name or pattern \"$D/none.bin\""},
+    {"$T --train $D/none.bin --val $D/none.bin", 1, "no file has the name or pattern \"$D/"},
     /* default directories of runs that begin in the same second */
     {"K=$PWD; cd $D && for i in 1 2 3; do $K/$X --device cpu --train a-train.bin --vocab a.bpe "
      "--layers 1 --channels 16 --heads 2 --context 16 --batch 1 --steps 1 || break; done > log; "
      "ls -d runs/*/w* | wc -l", 0, "3\n"},
     /* llm.c's other files */
-    {"$T --train $D/llama3.bin", 1, "$D/llama3.bin is a shard of llm.c with uint32 tokens of Llama "
-                                    "3, not a token shard of GPT-2: name shards that prepare_data"},
+    {"$T --train $D/llama3.bin", 1, "uint32 tokens of Llama 3, not a token shard of GPT-2"},
     {"$T --train $D/a-train.bin --val $D/hellaswag.bin --vocab $D/a.bpe", 1,
      "$D/hellaswag.bin is an evaluation file of llm.c, such as HellaSwag's, which --eval reads, "},
     {"{ printf '\\306\\327\\064\\001'; head -c 4000 /dev/zero; } > $D/llmc.bin; $T --train "
-     "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c, not a token shard of GPT-2"},
+     "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c, not a token shard"},
     {"echo 'version https://git-lfs.github.com/spec/v1' > $D/lfs.json; $T --train $D/a-train.bin "
-     "--vocab $D/lfs.json", 1, "$D/lfs.json is a pointer of git-lfs in place of the file: type git"},
+     "--vocab $D/lfs.json", 1, "$D/lfs.json is a pointer of git-lfs in place of the file: type"},
     /* weights in several files */
     {"$T --seq 4 --train $D/a-train.bin --init-from $D/split", 0, "2 layers"},
-    {INPUTS_SPLIT("no_map", ""), 1, "$D/no_map/model.safetensors.index.json has no weight_map that "
-                                    "names files of tensors: copy the model again"},
+    {INPUTS_SPLIT("no_map", ""), 1, "$D/no_map/model.safetensors.index.json has no weight_map"},
     {INPUTS_SPLIT("gone", "\"weight_map\": {\"a\": \"none.safetensors\"}"), 1,
      "cannot open $D/gone/none.safetensors: No such file"},
     {INPUTS_SPLIT("half", "\"weight_map\": {\"a\": \"model-0.safetensors\"}"), 1,
-     "$D/half/model.safetensors.index.json has no tensor \"transformer.ln_f.bias\""},
+     "$D/half/model.safetensors.index.json has no tensor \"transformer.ln_f.weight\""},
     {INPUTS_SPLIT("twice", "\"weight_map\": {\"a\": \"model-0.safetensors\", \"b\": "
                            "\"./model-0.safetensors\"}"), 1,
      "$D/twice/model.safetensors.index.json names tensor \"transformer.h.0"},
@@ -300,98 +240,90 @@ static int test_inputs_run(g2z_test *t, const char *command, char *output, size_
   return test_shell(line, output, room);
 }
 
-/* Splits the weights of DIRECTORY into two files, which take the tensors alternately, and an
- * index. */
-static void test_inputs_split(g2z_test *t, const char *directory, const test_weights *w) {
-  const g2z_model_config model = test_weights_model();
-  g2z__safetensor *list;
-  size_t count;
-  char path[600];
-  REQUIRE_OK(t, g2z__weights_list(&t->services, &model, &list, &count));
-  g2z__safetensor *tensors = (g2z__safetensor *)calloc(count, sizeof *tensors);
-  for (size_t part = 0; part < 2 && tensors; part++) {
+/* Writes DIRECTORY/split: two files, which take the tensors alternately, and an index. */
+static void test_inputs_weights(g2z_test *t) {
+  static float values[9001 * 8];
+  const g2z_train_config config = test_weights_model();
+  g2z__safetensors *whole;
+  g2z__safetensor tensors[4 + 2 * 12];
+  FILE *index;
+  CHECK_OK(t, test_weights_save(t, &config, test_path(t, "split"), -1, 0));
+  REQUIRE_OK(t, g2z__safetensors_open(&t->services, test_path(t, "split/model.safetensors"),
+                                      &whole));
+  for (size_t part = 0; part < 2; part++) {
     g2z_writer *writer;
-    size_t some = 0, at = 0;
-    for (size_t i = part; i < count; i += 2) tensors[some++] = list[i];
-    snprintf(path, sizeof path, "%s/model-%zu.safetensors", directory, part);
-    CHECK_OK(t, g2z__safetensors_create(&t->services, path, tensors, some, &writer));
-    for (size_t i = 0; i < count; at += list[i++].elements)
-      if (i % 2 == part) g2z_writer_put(writer, w->values + at, list[i].elements * 4);
+    size_t some = 0;
+    for (size_t i = part; i < whole->count; i += 2) tensors[some++] = whole->tensors[i];
+    CHECK_OK(t, g2z__safetensors_create(&t->services, test_at(t, "split/model-%zu.safetensors",
+                                                             part), tensors, some, &writer));
+    for (size_t i = part; i < whole->count; i += 2) {
+      CHECK_OK(t, g2z__safetensors_read(whole, (int)i, 0, whole->tensors[i].elements, values));
+      CHECK_OK(t, g2z_writer_put(writer, values, whole->tensors[i].elements * 4));
+    }
     CHECK_OK(t, g2z_writer_commit(writer));
     g2z_writer_free(writer);
   }
-  snprintf(path, sizeof path, "%s/model.safetensors.index.json", directory);
-  FILE *index = fopen(path, "w");
-  for (size_t i = 0; i < count && index; i++)
+  index = fopen(test_path(t, "split/model.safetensors.index.json"), "w");
+  for (size_t i = 0; i < whole->count && index; i++)
     fprintf(index, "%s\"%s\": \"model-%zu.safetensors\"",
-            i ? ", " : "{\"metadata\": {\"total_size\": 9}, \"weight_map\": {", list[i].name,
-            i % 2);
+            i ? ", " : "{\"metadata\": {\"total_size\": 9}, \"weight_map\": {",
+            whole->tensors[i].name, i % 2);
   CHECK(t, index && fputs("}}\n", index) >= 0 && fclose(index) == 0);
-  snprintf(path, sizeof path, "%s/model.safetensors", directory);
-  CHECK(t, unlink(path) == 0);
-  free(tensors);
-  g2z_release(&t->services, list);
+  g2z__safetensors_free(whole);
+  CHECK(t, unlink(test_path(t, "split/model.safetensors")) == 0);
 }
 
-/* Writes DIRECTORY/split, with the values. */
-static void test_inputs_weights(g2z_test *t, test_weights *w) {
-  g2z_model_config model = test_weights_model();
-  model.vocab_hash = 0;
-  *w = test_weights_values();
-  CHECK(t, mkdir(test_path(t, "split"), 0700) == 0);
-  CHECK_OK(t, test_weights_write(&t->services, test_path(t, "split"), &model, w));
-  test_inputs_split(t, test_path(t, "split"), w);
+static void test_inputs_row(g2z_test *t, const char *command, int code, const char *sentence) {
+  char output[16384], want[1024];
+  test_inputs_expand(t, sentence, want, sizeof want);
+  int got = test_inputs_run(t, command, output, sizeof output);
+  FAIL_IF(t, got != code || !strstr(output, want), "%s: exit code %d: %s\n    expected %d: %s",
+          command, got, output, code, want);
 }
 
 static void test_inputs_rows(g2z_test *t) {
   static const char documents[] = "{\"text\": \"abc\"}\n{\"text\": \"def\"}\n";
-  char output[16384], sentence[1024], letters[300];
-  test_weights w;
+  char letters[300];
   if (!test_train_is_there() || access(test_prepare_program(), X_OK) != 0)
     SKIP(t, "./train or ./prepare_data is not built: make");
-  test_inputs_weights(t, &w);
-  free(w.values);
+  test_inputs_weights(t);
   for (size_t i = 0; i < sizeof inputs_files / sizeof *inputs_files; i++) {
+    const char *name = inputs_files[i].name, *kind = inputs_files[i].kind;
     memset(letters, 'x', sizeof letters);
     if (inputs_files[i].bytes)
       memcpy(letters + inputs_files[i].at, inputs_files[i].bytes, inputs_files[i].count);
-    test_write_file(t, test_path(t, inputs_files[i].name), letters, sizeof letters);
+    test_write_file(t, test_path(t, name), letters, sizeof letters);
+    if (!kind) continue;
+    const char *command = test_text("$P $D/%s", name);
+    test_inputs_row(t, command, 1, test_text("$D/%s is %s, not text in UTF-8", name, kind));
+    test_inputs_row(t, command, 1, inputs_files[i].advice);
   }
   test_write_file(t, test_path(t, "d.ndjson"), documents, sizeof documents - 1);
-  for (size_t i = 0; i < sizeof inputs_rows / sizeof *inputs_rows; i++) {
-    test_inputs_expand(t, inputs_rows[i].sentence, sentence, sizeof sentence);
-    int code = test_inputs_run(t, inputs_rows[i].command, output, sizeof output);
-    FAIL_IF(t, code != inputs_rows[i].code || !strstr(output, sentence),
-            "%s: exit code %d: %s\n    expected %d: %s", inputs_rows[i].command, code, output,
-            inputs_rows[i].code, sentence);
-  }
+  for (size_t i = 0; i < sizeof inputs_rows / sizeof *inputs_rows; i++)
+    test_inputs_row(t, inputs_rows[i].command, inputs_rows[i].code, inputs_rows[i].sentence);
 }
 
 /* ----- weights in several files ------------------------------------------ */
 
+static g2z_status test_weights_open(g2z_context *context, const char *directory) {
+  g2z_model *model;
+  g2z_status status = g2z_model_open(context, directory, G2Z_FP32, &model);
+  g2z_model_free(model);
+  return status;
+}
+
 /* The values equal those from a single file; any allocation may fail. */
 static void test_weights_split(g2z_test *t) {
-  const g2z_model_config model = test_weights_model();
-  test_weights w, back = test_weights_values();
+  const g2z_train_config config = test_weights_model();
   const char *directory = test_at(t, "split");
-  g2z__safetensors *file;
-  float value;
-  test_inputs_weights(t, &w);
-  memset(back.values, 0, back.count * sizeof(float));
-  CHECK_OK(t, g2z__weights_read(&t->services, directory, &model, test_weights_take, &back));
-  CHECK(t, back.next == w.count && memcmp(back.values, w.values, w.count * sizeof(float)) == 0);
-  REQUIRE_OK(t, g2z__weights_open(&t->services, directory, &file));
-  CHECK(t, file->count == 4 + 2 * 12);
-  for (int i = 0; i < (int)file->count; i++) {
-    CHECK_OK(t, g2z__safetensors_read(file, i, 0, 1, &value));
-    CHECK(t, file->parts && file->parts->next && !file->parts->next->next);
-  }
-  g2z__safetensors_free(file);
-  back.next = 0;
-  CHECK_NO_MEMORY(t, 8, 200, g2z__weights_read(&t->services, directory, &model, test_weights_take,
-                                               &back), (back.next = 0, 1));
-  free(w.values);
-  free(back.values);
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  g2z_context *context;
+  test_inputs_weights(t);
+  test_weights_equal(t, &config, directory);
+  cc.device = G2Z_DEVICE_CPU;
+  REQUIRE_OK(t, g2z_context_create(&cc, &context));
+  CHECK_NO_MEMORY(t, 8, 200, test_weights_open(context, directory), 1);
+  g2z_context_free(context);
 }
 
 /* ----- the hash of a vocabulary ------------------------------------------ */

@@ -159,22 +159,18 @@ static void test_run_targets(g2z_test *t) {
   s.config.max_val_steps = 5;
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "no token of the first 5 validation batches");
   /* Weights that overflow fp16 have no loss. */
-  test_weights w = test_weights_values();
-  g2z_model_config *model = &s.config.train.model;
-  *model = test_weights_model();
-  model->vocab_hash = 0;
+  const g2z_train_config large = test_weights_model();
+  s.config.train.model = large.model;
   s.config.train.init_from = test_at(t, "large");
   s.config.val_glob = s.val;
   s.config.sample_tokens = 0;
   s.config.train.seq = 5;
-  CHECK(t, mkdir(s.config.train.init_from, 0700) == 0);
-  CHECK_OK(t, test_weights_write(&t->services, s.config.train.init_from, model, &w));
+  CHECK_OK(t, test_weights_save(t, &large, s.config.train.init_from, -1, 0));
   for (int type = G2Z_FP32; type <= G2Z_FP16; type += G2Z_FP16 - G2Z_FP32) {
     s.config.train.dtype = (g2z_dtype)type;
     g2z_status status = test_run_all(t, &s.config, &seen);
     CHECK(t, status == (type == G2Z_FP16 ? G2Z_DIVERGED : G2Z_OK));
   }
-  free(w.values);
 }
 
 /* The <|endoftext|> of config.json, if wte has the vocab_size rows that it states; otherwise -1. */
