@@ -2009,6 +2009,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->impatient = config.patience > 0 && sum->stale >= (double)config.patience;
   if (run->resume && (run->steps <= run->resumed || run->impatient))
     run->due |= end | (config.save_weights ? G2ZR_DUE_WEIGHTS : 0);
+  if (!config.keep_best) run->due &= ~G2ZR_DUE_BEST;
   if (!run->val) run->due &= ~G2ZR_DUE_VALIDATION;
   if (!config.eval.count) run->due &= ~G2ZR_DUE_EVALUATION;
   if (!run->config.sample_tokens) run->due &= ~G2ZR_DUE_SAMPLE;
