@@ -1173,7 +1173,7 @@ static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *v
   }
 }
 
-/* The percentiles of an epoch that a resumed run continues are those of its steps since then. */
+/* In an epoch that a resumed run continues, the percentiles cover the steps since the resume. */
 static void g2zr_percentiles(const g2z_run *run, g2zr_epoch *epoch) {
   if (!run->timed) return;
   epoch->p50_s = g2z_percentile(run->step_s, run->timed, 50);
