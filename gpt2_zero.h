@@ -2073,7 +2073,7 @@ G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
     (device)->ops->span_end(device, G2Z_SPAN_##name);             \
   } while (0)
 
-/* Places in the queue of room 11. The first two kinds have one per bucket. */
+/* Places in the queue of room 11: of each kind one per bucket. The last four kinds use one. */
 typedef enum g2z__queue_place {
   G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
   G2Z__PLACE_GATHERED,  /* a bucket's parameters have arrived */
@@ -2087,10 +2087,8 @@ typedef enum g2z__queue_place {
 /* Marks a place in the queue, or makes the device wait for it. */
 G2Z__PRIVATE g2z_status g2z__queue(g2z_trainer *t, g2z_call_kind kind, g2z__queue_place place,
                                    int bucket) {
-  const int buckets = t->plan->buckets;
   g2z_call call = g2z_call_of(kind, NULL, NULL, 0);
-  call.place = place <= G2Z__PLACE_GATHERED ? (int)place * buckets + bucket
-                                            : 2 * buckets + (int)place - 2;
+  call.place = (int)place * t->plan->buckets + bucket;
   return g2z_comm_submit(t->comm, &call);
 }
 
@@ -2359,7 +2357,8 @@ G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
   return plan->routes ? g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
 }
 
-/* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
+/* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). t->update holds the
+ * buffers of the page's table. */
 G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to) {
   const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
   const g2z_ops *ops = t->device->ops;
@@ -7382,11 +7381,13 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
     if (ranks->lost || ranks->parting) break;
 
     /* Deadlines. */
-    int64_t furthest = ranks->peers[ranks->me].last.sequence;
+    const g2z__peer *last = &ranks->peers[ranks->me];
+    int64_t furthest = last->last.sequence;
     for (int i = 0; i < ranks->peer_count; i++) {
       const g2z__peer *peer = &ranks->peers[i];
       if (peer->left) continue;
       if (peer->last.sequence > furthest) furthest = peer->last.sequence;
+      if (g2z__watch_behind(&peer->last, &last->last) > 0) last = peer;
       if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
         g2z__watch_blame(ranks, peer, "does not answer: its last heartbeat came %.3g s ago",
                          now - peer->heard);
@@ -7405,14 +7406,9 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
 
     /* The ranks that are last hold up the others. One of them must make progress within the longest
      * of their limits. How long the others wait for them does not matter. */
-    const g2z__peer *last = &ranks->peers[ranks->me];
     double limit_s = 0;
     uint64_t moves = 0;
     int for_ever = 0;
-    for (int i = 0; i < ranks->peer_count; i++) {
-      const g2z__peer *peer = &ranks->peers[i];
-      if (!peer->left && g2z__watch_behind(&peer->last, &last->last) > 0) last = peer;
-    }
     for (int i = 0; i < ranks->peer_count; i++) {
       const g2z__pulse *pulse = &ranks->peers[i].last;
       if (ranks->peers[i].left || g2z__watch_behind(pulse, &last->last) != 0) continue;
@@ -9349,24 +9345,9 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
 
 /* ----- first weights ------------------------------------------------------ */
 
-/* Four normal numbers for canonical elements 4*quad .. 4*quad+3: Box and Muller 1958, in double so
- * that the float result does not depend on how a libm rounds. */
-G2Z__PRIVATE void g2z__normal4(uint64_t seed, uint64_t quad, double out[4]) {
-  uint32_t counter[4], bits[4];
-  counter[0] = (uint32_t)quad;
-  counter[1] = (uint32_t)(quad >> 32);
-  counter[2] = counter[3] = 0;
-  g2z_philox(seed, G2Z_RANDOM_INIT, counter, bits);
-  for (int i = 0; i < 4; i += 2) {
-    double radius = sqrt(-2.0 * log(1.0 - (double)g2z_uniform(bits[i])));
-    double angle = 6.28318530717958647692 * (double)g2z_uniform(bits[i + 1]);
-    out[i] = radius * cos(angle);
-    out[i + 1] = radius * sin(angle);
-  }
-}
-
-/* Initializes parameter by parameter, a chunk at a time. Every parameter begins at a multiple of 8
- * canonical elements, because C is a multiple of 8: a quad never straddles two chunks. */
+/* Initializes parameter by parameter, a chunk at a time. Normal numbers are drawn in quads, four
+ * canonical elements each. Every parameter begins at a multiple of 8, because C is one, so a quad
+ * never straddles two chunks. */
 G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   const g2z_model_config *model = &t->plan->model;
   const size_t limit = 1 << 16;
@@ -9384,10 +9365,21 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
       const int64_t quads = (int64_t)(n / 4);
       G2Z__PARALLEL(100.0 * quads)
       for (int64_t quad = 0; quad < quads; quad++) {
-        double four[4] = {0, 0, 0, 0};
-        if (residual || info.init == G2Z_INIT_NORMAL)
-          g2z__normal4(t->config.seed, (canonical + done) / 4 + (uint64_t)quad, four);
-        for (int k = 0; k < 4; k++) chunk[4 * quad + k] = ones ? 1.0f : (float)(scale * four[k]);
+        float *four = chunk + 4 * quad;
+        for (int k = 0; k < 4; k++) four[k] = ones ? 1.0f : 0.0f;
+        if (!residual && info.init != G2Z_INIT_NORMAL) continue;
+        /* Box and Muller 1958, in double so that the float result does not depend on how a libm
+         * rounds. */
+        const uint64_t place = (canonical + done) / 4 + (uint64_t)quad;
+        const uint32_t counter[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0, 0};
+        uint32_t bits[4];
+        g2z_philox(t->config.seed, G2Z_RANDOM_INIT, counter, bits);
+        for (int k = 0; k < 4; k += 2) {
+          const double radius = sqrt(-2.0 * log(1.0 - (double)g2z_uniform(bits[k])));
+          const double angle = 6.28318530717958647692 * (double)g2z_uniform(bits[k + 1]);
+          four[k] = (float)(scale * (radius * cos(angle)));
+          four[k + 1] = (float)(scale * (radius * sin(angle)));
+        }
       }
       status = g2z_trainer_write(t, G2Z_BUFFER_MASTER, canonical + done, n, chunk);
     }
@@ -9537,7 +9529,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
   /* The communicator, and the buffers that other ranks access. The logits' buffer also takes wte's
    * gradient rows and Muon's areas. */
-  const g2z_comm_config config = {2 * plan->buckets + G2Z__PLACE_KINDS - 2, plan->bucket_elements,
+  const g2z_comm_config config = {G2Z__PLACE_KINDS * plan->buckets, plan->bucket_elements,
                                   plan->wire_dtype, plan->gather, plan->reduce};
   const struct { void *pointer; size_t bytes; } wanted[] = {
       {&t->model.params, plan->param_elements * plan->dtype_bytes},
@@ -10115,11 +10107,11 @@ G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const in
   G2Z__TRY(g2z__model_check(m, tokens, B, T));
   G2Z__TRY(g2z__check_ids(m->services, "target", targets, count, -1, m->config.vocab));
   if (!losses) G2Z__TRY(g2z__model_end(m, G2Z__NEW(m->services, count, &own)));
-  const float *scores = losses ? losses : own;
-  g2z_status status = g2z__model_passes(m, tokens, targets, B, T, losses ? losses : own);
+  if (!losses) losses = own;
+  g2z_status status = g2z__model_passes(m, tokens, targets, B, T, losses);
   for (size_t i = 0; i < count && status == G2Z_OK; i++) {
     counted += targets[i] >= 0;
-    sum += (double)scores[i];
+    sum += (double)losses[i];
   }
   g2z_release(m->services, own);
   if (status == G2Z_OK && counted) *mean = sum / (double)counted;
