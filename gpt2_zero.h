@@ -10941,25 +10941,20 @@ G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path
                                         size_t bytes, g2z__saved *saved) {
   const char *line = text, *end = text + bytes, *next;
   char last[64];
-  g2z__sum sum;
-  memset(&sum, 0, sizeof sum);
+  g2z__sum sum, before;
+  memset(&before, 0, sizeof before);
   for (; (next = (const char *)memchr(line, '\n', (size_t)(end - line))) != NULL; line = next + 1) {
-    uint64_t size = 0, begin = 0;
-    uint32_t crc = 0;
-    int name = 0;
-    if (next + 1 == end ||
-        sscanf(line, "%8" SCNx32 " %" SCNu64 " %" SCNu64 " %n", &crc, &size, &begin, &name) != 3)
-      break;
-    const size_t length = next - line > name ? (size_t)(next - line - name) : 0;
-    if (!name || !length || length >= sizeof sum.name || memchr(line + name, '/', length)) break;
-    const int same = memcmp(sum.name, line + name, length) == 0 && !sum.name[length];
-    if (begin != (same ? sum.begin + sum.bytes : 0) || size > INT64_MAX - begin) break;
+    int used = 0;
     memset(&sum, 0, sizeof sum);
-    memcpy(sum.name, line + name, length);
-    sum.crc = crc, sum.bytes = size, sum.begin = begin;
+    if (next + 1 == end ||
+        sscanf(line, "%8" SCNx32 " %" SCNu64 " %" SCNu64 " %75[^/\n]%n", &sum.crc, &sum.bytes,
+               &sum.begin, sum.name, &used) != 4 || line + used != next)
+      break;
+    const uint64_t begin = strcmp(sum.name, before.name) ? 0 : before.begin + before.bytes;
+    if (sum.begin != begin || sum.bytes > INT64_MAX - begin) break;
     G2Z__TRY(G2Z__GROW(services, &saved->sums, &saved->sum_capacity, saved->sum_count,
                        saved->sum_count + 1));
-    saved->sums[saved->sum_count++] = sum;
+    saved->sums[saved->sum_count++] = before = sum;
   }
   snprintf(last, sizeof last, "%08" PRIx32 " %zu lines\n",
            g2z_crc32c(0, text, (size_t)(line - text)), saved->sum_count);
