@@ -1314,11 +1314,10 @@ typedef struct g2z_ops {
    *   m = beta m + g; u[u_at] = g + beta m, with the new m. Nothing when state->skip.
    * orthogonalize: all matrices of `shapes` (host memory) in `area`, in place. X = x / |x|, by the
    *   Frobenius norm (zero stays zero); five times A = X X^T, X = a X + (b A + c A A) X with the
-   *   factors below; X is transposed meanwhile if it has more rows than columns. A GPU multiplies
-   *   bf16 and adds up in fp32; a CPU keeps fp32. work: scratch, aligned to 256 bytes; a matrix
-   *   needs G2Z_ORTHOGONALIZE_WORK elements of u's type. The op takes as many matrices of one shape
-   *   together as fit, at least one; their number changes no result. It runs in skipped steps, too;
-   *   the result is then not used.
+   *   factors below; X is transposed meanwhile if it has more rows than columns. work: scratch,
+   *   aligned to 256 bytes; a matrix needs G2Z_ORTHOGONALIZE_WORK elements of u's type. The op
+   *   takes as many matrices of one shape together as fit; their number changes no result. It runs
+   *   in skipped steps, too; the result is then not used.
    * muon: master -= lr (range.scale O[u_at] + weight_decay master), without the last term if
    *   !range.decay; params = round(master). lr is state->lr. Nothing when state->skip.
    * v is not touched. */
@@ -5875,8 +5874,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_next(g2z_device *device, void *out, const
   return G2Z_OK;
 }
 
-/* With g = dropout'(dout): dwte[token n] += g[n], in fp32; dwpe[t] = (or +=) the sum of g[n] over
- * the sequences, rounded once. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void *dwpe,
                                            const void *dout, const int32_t *tokens,
                                            g2z_write mode, const g2z_dropout *dropout, int B,
@@ -5913,8 +5910,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
   return G2Z_OK;
 }
 
-/* grads += the sums of the rows of equal tokens, for the elements in `parts`. The first of equal
- * tokens adds up all their rows, so that threads can split the distinct tokens. */
+/* The first of equal tokens adds up all their rows, so that threads can split distinct tokens. */
 G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
                                            const g2z_row_part *parts, int count, const void *rows,
                                            const int32_t *order, int N, int C) {
@@ -6032,7 +6028,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *n
   return G2Z_OK;
 }
 
-/* dx[N,K] = dy[N,O] w[K,O]^T, times slope[N,K]. dbias sums the rounded dx. */
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
                                                  const void *dy, const void *w, const void *slope,
                                                  void *narrow, g2z_write mode, int N, int K,
@@ -6197,8 +6192,7 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* For `chunk` tokens at a time: logits = h wte^T, rounded; loss and dlogits per token;
- * dh = dlogits wte; dwte = (or +=) dlogits^T h, and += from the second chunk on. */
+/* Per chunk: logits = h wte^T; loss, dlogits; dh = dlogits wte; dwte = (or +=) dlogits^T h. */
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
                                            void *dh, void *dwte, g2z_dtype dwte_dtype,
                                            void *logits, const void *h, const void *wte,
@@ -8802,25 +8796,20 @@ typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t cou
 G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safetensor *list,
                                           size_t count, float *chunk, g2z__weights_take take,
                                           void *user) {
-  const size_t half = G2Z__WEIGHTS_CHUNK / 2, wte_elements = list[count - 1].elements;
   const int head = g2z__safetensors_find(set, "lm_head.weight");
-  const int wte = g2z__weights_find(set, list[count - 1].name);
   size_t canonical = 0;
-
-  /* GPT-2's head is its token embedding: if a file has both, their numbers must be equal. */
-  for (size_t at = 0, n; head >= 0 && at < wte_elements; at += n) {
-    n = wte_elements - at < half ? wte_elements - at : half;
-    G2Z__TRY(g2z__safetensors_read(set, head, at, n, chunk));
-    G2Z__TRY(g2z__safetensors_read(set, wte, at, n, chunk + half));
-    if (memcmp(chunk, chunk + half, n * sizeof(float)) != 0)
-      return g2z_fail(set->services, G2Z_UNSUPPORTED, "%s: lm_head.weight differs from wte.weight, "
-                      "but this kit ties them: save the model with tie_word_embeddings", set->path);
-  }
   for (size_t i = 0; i < count; i++) {
     const int index = g2z__weights_find(set, list[i].name);
     for (size_t at = 0, n; at < list[i].elements; at += n, canonical += n) {
       n = list[i].elements - at < G2Z__WEIGHTS_CHUNK ? list[i].elements - at : G2Z__WEIGHTS_CHUNK;
       G2Z__TRY(g2z__safetensors_read(set, index, at, n, chunk));
+      if (i == count - 1 && head >= 0) { /* wte is GPT-2's head: a file may have both, if equal */
+        G2Z__TRY(g2z__safetensors_read(set, head, at, n, chunk + n));
+        if (memcmp(chunk, chunk + n, n * sizeof(float)) != 0)
+          return g2z_fail(set->services, G2Z_UNSUPPORTED, "%s: lm_head.weight differs from "
+                          "wte.weight, but this kit ties them: save the model with "
+                          "tie_word_embeddings", set->path);
+      }
       for (size_t k = 0; k < n; k++)
         if (!isfinite(chunk[k]))
           return g2z_fail(set->services, G2Z_FORMAT, "%s: element %zu of tensor \"%s\" is %g in "
@@ -8864,7 +8853,7 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
   G2Z__TRY(g2z__weights_open(services, directory, &set));
   g2z_status status = g2z__weights_list(services, model, &list, &count);
   if (status == G2Z_OK) status = g2z__weights_match(set, model->layers, list, count);
-  if (status == G2Z_OK) status = G2Z__NEW(services, G2Z__WEIGHTS_CHUNK, &chunk);
+  if (status == G2Z_OK) status = G2Z__NEW(services, 2 * G2Z__WEIGHTS_CHUNK, &chunk);
   if (status == G2Z_OK) status = g2z__weights_pass(set, list, count, chunk, take, user);
   g2z_release(services, chunk);
   g2z_release(services, list);
