@@ -2813,24 +2813,20 @@ G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, c
                            "write");
 }
 
-/* The first half of a commit: the whole file is on the disk, under the name PATH.partial. */
-G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer) {
-  if (writer->file < 0) return g2z__writer_check(writer, 1, "");
-  G2Z__TRY(g2z_writer_flush(writer));
-  return g2z__writer_check(writer, g2z__sync(writer->file) == 0, "sync");
-}
-
-/* Finishes and closes one of many files that are renamed together. Only commit and free may
- * follow. */
-G2Z__PRIVATE g2z_status g2z__writer_close(g2z_writer *writer) {
+/* The first half of a commit: the whole file is on the disk, under the name PATH.partial. `shut`
+ * also closes it, if many files are renamed together: only commit and free may follow. */
+G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer, int shut) {
   const int file = writer->file;
-  G2Z__TRY(g2z__writer_finish(writer));
+  if (file < 0) return g2z__writer_check(writer, 1, "");
+  G2Z__TRY(g2z_writer_flush(writer));
+  G2Z__TRY(g2z__writer_check(writer, g2z__sync(file) == 0, "sync"));
+  if (!shut) return G2Z_OK;
   writer->file = -1;
-  return g2z__writer_check(writer, file < 0 || close(file) == 0 || errno == EINTR, "close");
+  return g2z__writer_check(writer, close(file) == 0 || errno == EINTR, "close");
 }
 
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
-  G2Z__TRY(g2z__writer_finish(writer));
+  G2Z__TRY(g2z__writer_finish(writer, 0));
   if (!writer->pending) return G2Z_OK;
   G2Z__TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
                              "rename a complete file to"));
@@ -4369,7 +4365,7 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock)
   const int32_t count = (int32_t)writer->tokens;
   if (writer->format == G2Z_SHARD_LLMC)
     G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
-  G2Z__TRY(g2z__writer_finish(writer->file));
+  G2Z__TRY(g2z__writer_finish(writer->file, 0));
   if (writer->mask) {
     g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
     if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
@@ -4381,11 +4377,10 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock)
     if (file >= 0) close(file);
     if (!good) return g2z_fail_file(writer->services, error, "read", shard);
     G2Z__TRY(g2z__writer_patch(writer->mask, 0, &head, sizeof head));
-    G2Z__TRY(g2z__writer_finish(writer->mask));
+    G2Z__TRY(g2z__writer_finish(writer->mask, unlock));
   }
   writer->finished = 1;
-  if (unlock && writer->mask) G2Z__TRY(g2z__writer_close(writer->mask));
-  return unlock ? g2z__writer_close(writer->file) : G2Z_OK;
+  return unlock ? g2z__writer_finish(writer->file, 1) : G2Z_OK;
 }
 
 /* Commits the mask before the shard, and removes an old mask after it: a crash in between leaves a
@@ -10776,7 +10771,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z__TRY(g2z_is_there(x->services, x->model->path, &replaces));
   G2Z__TRY(g2z__transfer_create(x, "config.json"));
   G2Z__TRY(g2z__weights_put_config(x->writer, &x->t->plan->model, x->t->config.dropout));
-  G2Z__TRY(g2z__writer_finish(x->writer));
+  G2Z__TRY(g2z__writer_finish(x->writer, 0));
   if (unlink(x->path.text) != 0 && errno != ENOENT)
     return g2z_fail_file(x->services, errno, "replace", x->path.text);
   if (!replaces) G2Z__TRY(g2z_writer_commit(x->writer));
