@@ -463,8 +463,6 @@ static void test_eval_masks(g2z_test *t) {
   g2z_context *context = NULL;
   g2z_model *model = NULL;
   g2z_loader *loader = NULL;
-  g2z_loader_config data;
-  g2z_shard_writer *writer = NULL;
   test_trainer tt;
   g2z_eval result;
   int32_t ids[COUNT], marked[COUNT];
@@ -486,21 +484,15 @@ static void test_eval_masks(g2z_test *t) {
     sum += eval_by_hand(t, model, ids + begin, i - begin, i - begin + 1);
     counted++;
   }
-  const char *path = test_path(t, "a.bin");
+  const char *path = test_at(t, "a.bin");
   for (int format = 0; format < 2; format++) {
-    CHECK_OK(t, g2z_shard_writer_create(&t->services, path, (g2z_shard_format)format, 0, &writer));
-    CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
-    CHECK_OK(t, g2z_shard_writer_commit(writer));
-    g2z_shard_writer_free(writer);
+    test_shard(t, "a.bin", (g2z_shard_format)format, marked, COUNT);
     CHECK_OK(t, eval_file(model, NULL, path, &result));
     CHECK(t, result.tokens == counted && counted > 2 * CONTEXT && counted < 3 * CONTEXT);
     CHECK_NEAR(t, result.loss, sum / counted, 1e-5);
     CHECK_NEAR(t, result.perplexity, exp(result.loss), 1e-9);
   }
-  memset(&data, 0, sizeof data);
-  data.glob = path;
-  data.batch = data.accum = data.world = 1;
-  data.seq = CONTEXT;
+  g2z_loader_config data = test_loader_config(path, 1, CONTEXT);
   data.vocab = V;
   REQUIRE_OK(t, g2z_loader_create(&t->services, &data, &loader));
   CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, NULL, NULL, &validated));
@@ -509,10 +501,7 @@ static void test_eval_masks(g2z_test *t) {
   test_trainer_close(&tt);
   /* A mask that leaves out all tokens, and another shard's mask. */
   for (int i = 0; i < COUNT; i++) marked[i] |= G2Z_UNCOUNTED;
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, 0, &writer));
-  CHECK_OK(t, g2z_shard_writer_append(writer, marked, COUNT));
-  CHECK_OK(t, g2z_shard_writer_commit(writer));
-  g2z_shard_writer_free(writer);
+  test_shard(t, "a.bin", G2Z_SHARD_RAW, marked, COUNT);
   CHECK_BAD(t, eval_file(model, NULL, path, &result), "no token to predict");
   ids[0]++;
   test_write_file(t, path, ids, 2 * COUNT);
@@ -618,37 +607,39 @@ static void test_eval_train(g2z_test *t) {
               test_at(t, "q/e.txt"), test_at(t, "pq"));
   test_sh(t, "for f in p q; do grep -q \"eval_file.*/$f/e.txt\" pq/metrics.jsonl && "
              "grep -aq \"eval/.*/$f/e.txt\" pq/events.out.* || exit 1; done");
-  /* Names of any length and any bytes: the run ends well, and TensorBoard's file holds the whole
-   * tag. */
-  for (int i = 0; i < 6; i++) {
-    char name[256], want[800];
-    const int lengths[] = {58, 59, 121, 122, 240, 240}, length = lengths[i];
-    memset(name, i == 5 ? 1 : 'n', sizeof name);
-    if (i == 4) memset(name, 0xff, sizeof name);
-    name[length] = 0;
-    snprintf(want, sizeof want, "eval/%s", name);
-    for (int k = 0; i > 3 && k < length; k++) memcpy(want + 5 + 3 * k, "\xef\xbf\xbd", 4);
+  /* Names of any length and any bytes: the run ends well, and TensorBoard's file holds each whole
+   * tag in a record of its own. */
+  enum { NAMES = 6 };
+  static const int lengths[NAMES] = {58, 59, 121, 122, 240, 240};
+  char name[256], want[NAMES][800], quoted[2400] = "";
+  int found[NAMES] = {0};
+  size_t bytes = 0, at = 0;
+  char *events = NULL;
+  for (int i = 0; i < NAMES; i++) {
+    memset(name, i < 4 ? 'n' : i == 4 ? 0xff : 1, sizeof name);
+    name[lengths[i]] = 0;
+    snprintf(want[i], sizeof want[i], "eval/%s", name);
+    for (int k = 0; i > 3 && k < lengths[i]; k++) memcpy(want[i] + 5 + 3 * k, "\xef\xbf\xbd", 4);
     test_write_file(t, test_path(t, name), "a text of few bytes", 19);
-    test_trains(t, 0, "%s --eval '%s' --run-dir %s", small, test_path(t, name),
-                test_at(t, "run%d", i));
-    size_t bytes = 0, at = 0, found = 0;
-    test_sh(t, "mv run%d/events.out.* run%d/events", i, i);
-    char *events = NULL;
-    CHECK_OK(t, g2z_read_file(&t->services, test_path(t, test_text("run%d/events", i)), 1 << 20,
-                              &events, &bytes));
-    /* each record: length, its checksum, an event, its checksum */
-    for (uint64_t record; events && at + 16 <= bytes; at += 16 + (size_t)record) {
-      memcpy(&record, events + at, sizeof record);
-      const size_t tag = strlen(want), inner = tag + (tag < 128 ? 7 : 8);
-      const size_t sum = inner + (inner < 128 ? 2 : 3);
-      if (record >= sum && memmem(events + at + 12, (size_t)record, want, tag)) {
-        found++; /* wall time 9, step 2, summary's key and length, value */
-        CHECK(t, record == 9 + 2 + 1 + (sum < 128 ? 1 : 2) + sum);
-      }
-    }
-    CHECK(t, found == 1 && at == bytes);
-    g2z_release(&t->services, events);
+    snprintf(quoted + strlen(quoted), sizeof quoted - strlen(quoted), " '%s'", test_path(t, name));
   }
+  test_trains(t, 0, "%s --run-dir %s --eval%s", small, test_at(t, "names"), quoted);
+  test_sh(t, "mv names/events.out.* names/events");
+  CHECK_OK(t, g2z_read_file(&t->services, test_at(t, "names/events"), 1 << 20, &events, &bytes));
+  /* each record: length, its checksum, an event, its checksum */
+  for (uint64_t record; events && at + 16 <= bytes; at += 16 + (size_t)record) {
+    memcpy(&record, events + at, sizeof record);
+    for (int i = 0; i < NAMES; i++) {
+      const size_t tag = strlen(want[i]), inner = tag + (tag < 128 ? 7 : 8);
+      const size_t sum = inner + (inner < 128 ? 2 : 3);
+      /* wall time 9, step 2, summary's key and length, value */
+      found[i] += record == 9 + 2 + 1 + (sum < 128 ? 1 : 2) + sum &&
+                  memmem(events + at + 12, (size_t)record, want[i], tag) != NULL;
+    }
+  }
+  CHECK(t, at == bytes);
+  for (int i = 0; i < NAMES; i++) CHECK(t, found[i] == (i < 4 ? 1 : 2)); /* the last two: alike */
+  g2z_release(&t->services, events);
 }
 
 /* The examples as `make examples` builds them: score's loss of a text equals the loss of its tokens

@@ -205,7 +205,8 @@ static int fuzz_shard(const uint8_t *data, size_t size) {
     fuzz_check(g2z_loader_seek(loader, position) == G2Z_OK);
     for (int step = 0; step < 4 && status == G2Z_OK; step++) {
       const int32_t *x, *y;
-      if (step == 1 && data[2] & 1) fuzz_check(ftruncate(file, (off_t)(size - 4) * data[3] / 256) == 0);
+      if (step == 1 && data[2] & 1)
+        fuzz_check(ftruncate(file, (off_t)(size - 4) * data[3] / 256) == 0);
       status = g2z_loader_next(loader, &x, &y);
       for (int64_t i = 0; status == G2Z_OK && i < rows * config.seq; i++) {
         const int fills = config.order == G2Z_ORDER_FILE; /* with targets of -1 */

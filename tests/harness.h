@@ -148,33 +148,22 @@ static const char *test_path(const g2z_test *t, const char *name) {
   return path;
 }
 
-static const char *test_text_list(const char *format, va_list arguments) {
+/* A formatted text in one of 64 buffers, which are reused cyclically. Functions that take such a
+ * text have a macro that takes its format. */
+G2Z_PRINTF(1, 2)
+static const char *test_text(const char *format, ...) {
   static char texts[64][4096];
   static int turn;
   char *text = texts[turn++ % 64];
-  vsnprintf(text, sizeof *texts, format, arguments);
-  return text;
-}
-
-/* A formatted text in one of 64 buffers, which are reused cyclically. */
-G2Z_PRINTF(1, 2)
-static const char *test_text(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  const char *text = test_text_list(format, arguments);
+  vsnprintf(text, sizeof *texts, format, arguments);
   va_end(arguments);
   return text;
 }
 
 /* "DIRECTORY/..." in one of the same buffers. */
-G2Z_PRINTF(2, 3)
-static const char *test_at(const g2z_test *t, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  const char *name = test_text_list(format, arguments);
-  va_end(arguments);
-  return test_text("%s/%s", t->directory, name);
-}
+#define test_at(t, ...) test_text("%s/%s", (t)->directory, test_text(__VA_ARGS__))
 
 /* The text contains all of these parts. */
 #define CHECK_HAS(t, text, ...) \
@@ -244,17 +233,13 @@ static int test_files_count(const g2z_test *t, const char *below) {
 
 /* The text of a file below the test's directory; valid for eight calls. An unreadable file is a
  * failure and gives "". */
-G2Z_PRINTF(2, 3)
-static char *test_read(g2z_test *t, const char *format, ...) {
+#define test_read(t, ...) test_read_path(t, test_at(t, __VA_ARGS__))
+static char *test_read_path(g2z_test *t, const char *path) {
   static char *texts[8], none[1];
   static int turn;
   static g2z_services services;
   char **text = &texts[turn++ % 8];
   size_t bytes;
-  va_list arguments;
-  va_start(arguments, format);
-  const char *path = test_at(t, "%s", test_text_list(format, arguments));
-  va_end(arguments);
   free(*text);
   *text = NULL;
   g2z_status status = g2z_read_file(&services, path, (size_t)1 << 26, text, &bytes);
@@ -355,12 +340,8 @@ static int test_shell(const char *line, char *output, size_t room) {
 }
 
 /* Runs a shell command in the test's directory; it must succeed. */
-G2Z_PRINTF(2, 3)
-static void test_sh(g2z_test *t, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  const char *line = test_text_list(format, arguments);
-  va_end(arguments);
+#define test_sh(t, ...) test_sh_line(t, test_text(__VA_ARGS__))
+static void test_sh_line(g2z_test *t, const char *line) {
   fflush(stdout);
   FAIL_IF(t, system(test_text("cd '%s' && { %s; }", t->directory, line)) != 0, "failed: %s", line);
 }
@@ -645,24 +626,10 @@ static char *test_run_read(g2z_test *t, const char *directory, const char *name,
 }
 
 /* The first character of the value at "a.b.0.c" in a JSON text; 0 if there is none. */
-static char test_json_kind(g2z_test *t, const char *text, size_t bytes, const char *path) {
+static char test_json_kind(g2z_test *t, const char *text, size_t bytes, const char *at) {
+  const g2z_object object = {&t->services, (char *)"a text", (char *)(uintptr_t)text, bytes};
   g2z_json json;
-  g2z_json_text key;
-  g2z_json_open(&json, &t->services, path, text, bytes);
-  while (*path) {
-    char part[64], open = g2z_json_peek(&json), close = open == '{' ? '}' : ']';
-    size_t length = strcspn(path, ".");
-    int found = 0, index = 0;
-    snprintf(part, sizeof part, "%.*s", (int)length, path);
-    if ((open != '{' && open != '[') || !g2z_json_enter(&json, open)) return 0;
-    while (!found && g2z_json_next(&json, close, &key)) {
-      found = open == '{' ? g2z_json_is(&key, part) : index++ == atoi(part);
-      if (!found) g2z_json_skip(&json);
-    }
-    if (!found) return 0;
-    path += length + (path[length] == '.');
-  }
-  return g2z_json_peek(&json);
+  return g2z_object_at(&object, at, &json) ? g2z_json_peek(&json) : '\0';
 }
 
 static void test_run_schema(g2z_test *t, const char *text, size_t bytes, const char *const *schema,
@@ -676,20 +643,20 @@ static void test_run_schema(g2z_test *t, const char *text, size_t bytes, const c
   }
 }
 
-static const char *test_train_program(void) {
-  const char *program = getenv("G2Z_TRAIN"); /* another build, for instance with sanitizers */
-  return program ? program : "./train";
+/* A program, or the variable's: another build of it, for instance with sanitizers. */
+static const char *test_program(const char *variable, const char *program) {
+  const char *other = getenv(variable);
+  return other ? other : program;
 }
+#define test_train_program() test_program("G2Z_TRAIN", "./train")
+#define test_prepare_program() test_program("G2Z_PREPARE_DATA", "./prepare_data")
+#define test_bench_program() test_program("G2Z_BENCH", "./bench")
 
 /* Runs `train ARGUMENTS` in a shell; it must end with `code`. The output stays valid until the next
  * call. */
-G2Z_PRINTF(3, 4)
-static const char *test_trains(g2z_test *t, int code, const char *format, ...) {
+#define test_trains(t, code, ...) test_trains_line(t, code, test_text(__VA_ARGS__))
+static const char *test_trains_line(g2z_test *t, int code, const char *line) {
   static char output[1 << 16];
-  va_list arguments;
-  va_start(arguments, format);
-  const char *line = test_text_list(format, arguments);
-  va_end(arguments);
   int got = test_shell(test_text("%s %s 2>&1", test_train_program(), line), output, sizeof output);
   FAIL_IF(t, got != code, "train %s ended with %d, expected %d: %s", line, got, code, output);
   return output;
@@ -857,26 +824,9 @@ static char **test_ranks_environment(const char *const *extra, int extras) {
   return list;
 }
 
-/* Starts a program with stdout and stderr in the rank's file. It dies with this process. */
-static pid_t test_ranks_exec(g2z_test *t, const char *path, char **argv, char **environment,
-                             const char *output) {
-  int file = open(output, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  CHECK(t, file >= 0);
-  fflush(stdout);
-  pid_t parent = getpid(), pid = fork();
-  if (pid == 0) { /* until exec, only calls that a signal handler may make */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() == parent && dup2(file, 1) == 1 && dup2(file, 2) == 2)
-      execve(path, argv, environment);
-    _exit(127);
-  }
-  CHECK(t, pid > 0);
-  close(file);
-  return pid;
-}
-
-/* Starts a program as `rank` of ranks->world, as a user would by hand. A `variable` ("NAME=value",
- * or NULL) comes first in its environment and therefore takes precedence. */
+/* Starts a program as `rank` of ranks->world, as a user would by hand, with stdout and stderr in
+ * the rank's file. It dies with this process. A `variable` ("NAME=value", or NULL) comes first in
+ * its environment and therefore takes precedence. */
 static void test_ranks_launch(g2z_test *t, test_ranks *ranks, int rank, const char *variable,
                               const char *program, char **argv) {
   const char *extra[] = {variable ? variable : "MASTER_ADDR=127.0.0.1",
@@ -885,29 +835,34 @@ static void test_ranks_launch(g2z_test *t, test_ranks *ranks, int rank, const ch
                          "OMP_NUM_THREADS=1",
                          test_text("G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port)};
   char **environment = test_ranks_environment(extra, 7);
-  ranks->pid[rank] = test_ranks_exec(t, program, argv, environment,
-                                     test_ranks_file(t, ranks, rank));
+  int file = open(test_ranks_file(t, ranks, rank), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  CHECK(t, file >= 0);
+  fflush(stdout);
+  pid_t parent = getpid(), pid = fork();
+  if (pid == 0) { /* until exec, only calls that a signal handler may make */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent && dup2(file, 1) == 1 && dup2(file, 2) == 2)
+      execve(program, argv, environment);
+    _exit(127);
+  }
+  CHECK(t, pid > 0);
+  close(file);
+  ranks->pid[rank] = pid;
   free(environment);
 }
 
-/* Starts the words of `line`, of which the first is the name of `program`, as ranks first..last. */
-static void test_ranks_program(g2z_test *t, test_ranks *ranks, int first, int last,
-                               const char *variable, const char *program, const char *line) {
-  char copy[2048], *argv[TEST_WORDS] = {NULL};
-  int words = 0;
-  CHECK(t, snprintf(copy, sizeof copy, "%s", line) < (int)sizeof copy);
+/* Starts `--rank-program PROGRAM ARGUMENTS` in the same way, as ranks first..last. */
+static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
+                             const char *variable, const char *arguments) {
+  char copy[2048], name[] = "test_gpt2", option[] = "--rank-program";
+  char *argv[TEST_WORDS] = {name, option, NULL};
+  int words = 2;
+  setenv("G2Z_TEST_BUSY", test_text("%.1f", test_busy()), 1); /* rank_seconds multiplies by it */
+  CHECK(t, snprintf(copy, sizeof copy, "%s", arguments) < (int)sizeof copy);
   for (char *word = strtok(copy, " "); word && words < TEST_WORDS - 1; word = strtok(NULL, " "))
     argv[words++] = word;
   for (int rank = first; rank <= last; rank++)
-    test_ranks_launch(t, ranks, rank, variable, program, argv);
-}
-
-/* Starts `--rank-program PROGRAM ARGUMENTS` in the same way. */
-static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last,
-                             const char *variable, const char *arguments) {
-  setenv("G2Z_TEST_BUSY", test_text("%.1f", test_busy()), 1); /* rank_seconds multiplies by it */
-  test_ranks_program(t, ranks, first, last, variable, "/proc/self/exe",
-                     test_text("test_gpt2 --rank-program %s", arguments));
+    test_ranks_launch(t, ranks, rank, variable, "/proc/self/exe", argv);
 }
 
 static void test_ranks_open(test_ranks *ranks, int world) {
@@ -987,14 +942,11 @@ static void test_ranks_end(g2z_test *t, test_ranks *ranks, double seconds, int c
 }
 
 /* Runs a rank program on `world` ranks, all of which end this way within two minutes. */
-G2Z_PRINTF(5, 6)
-static void test_ranks_job(g2z_test *t, int world, int code, const char *says, const char *format,
-                           ...) {
+#define test_ranks_job(t, world, code, says, ...) \
+  test_ranks_line(t, world, code, says, test_text(__VA_ARGS__))
+static void test_ranks_line(g2z_test *t, int world, int code, const char *says,
+                            const char *line) {
   test_ranks ranks;
-  va_list arguments;
-  va_start(arguments, format);
-  const char *line = test_text_list(format, arguments);
-  va_end(arguments);
   test_ranks_open(&ranks, world);
   test_ranks_start(t, &ranks, 0, world - 1, NULL, line);
   test_ranks_end(t, &ranks, 120, code, says);

@@ -229,14 +229,14 @@ static void test_inputs_expand(const g2z_test *t, const char *text, char *out, s
 
 /* Runs a row in a shell; its output goes to `output`. */
 static int test_inputs_run(g2z_test *t, const char *command, char *output, size_t room) {
-  const char *train = getenv("G2Z_TRAIN"), *prepare = test_prepare_program();
   char line[4096];
   const char *bytes = strstr(command, "$P --vocab") || strstr(command, "--train-bpe") ? ""
                                                                                       : " --bytes";
   snprintf(line, sizeof line, "{ D='%s'; P='%s --out %s/out%s'; X='%s'; T=\"$X --device cpu "
            "--layers %s --heads 1 --channels 8 --context 5 --batch 1 --steps 1 --sample-tokens 0 "
-           "--dtype fp32 --run-dir none\"; %s; } 2>&1", t->directory, prepare, t->directory, bytes,
-           train ? train : "./train", strstr(command, "--init-from") ? "2" : "1", command);
+           "--dtype fp32 --run-dir none\"; %s; } 2>&1", t->directory, test_prepare_program(),
+           t->directory, bytes, test_train_program(), strstr(command, "--init-from") ? "2" : "1",
+           command);
   return test_shell(line, output, room);
 }
 

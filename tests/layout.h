@@ -1,6 +1,5 @@
 /* Tests of the room "plan": the parts of the model that each rank keeps, their buckets, and the
- * bytes that they take. Tests that use private names of the header: plan_tiles, plan_batch,
- * plan_recompute; "internals" marks code that uses such names. */
+ * bytes that they take. plan_tiles uses private names of the header; "internals" marks where. */
 
 /* ----- plan -------------------------------------------------------------- */
 
@@ -17,6 +16,7 @@ static void test_plan_of_published_models(g2z_test *t) {
   }
 }
 
+/* internals */
 /* Tensors tile the canonical space in order. In memory, units follow each other and start at the
  * planned offsets. Two units that share a gradient buffer never overlap wte's gradient. From stage
  * 2 on, a bucket lies inside one unit; wte's buckets do in any stage. */
@@ -85,7 +85,6 @@ static void test_plan_params(g2z_test *t, const g2z_plan *plan) {
   free(held);
 }
 
-/* internals */
 /* Counts in `seen` how many ranks own each element of memory (0x80: it is updated), and in `named`
  * how often each parameter is updated. Returns the number of updated elements; *decayed gets the
  * number with weight decay. */
@@ -103,7 +102,8 @@ static size_t test_plan_updates(g2z_test *t, const g2z_plan *plan, unsigned char
   }
   CHECK(t, shard == plan->shard_elements);
   CHECK(t, (plan->bytes[G2Z_MEMORY_OPTIMIZER] > 0) == (shard > 0));
-  CHECK(t, (plan->updates == 0 || shard > 0) && plan->updates <= g2z__plan_updates_limit(plan));
+  CHECK(t, plan->updates == 0 || shard > 0);
+  CHECK(t, plan->updates <= (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets);
   for (size_t i = 0; i < plan->updates; i++) {
     const g2z_update_range *range = &plan->update[i];
     while (b + 1 < plan->bucket + plan->buckets && b[1].shard_at <= range->shard_at) b++;
@@ -127,7 +127,6 @@ static size_t test_plan_updates(g2z_test *t, const g2z_plan *plan, unsigned char
   return updated;
 }
 
-/* internals */
 /* Slices of all ranks tile the memory; shards have no holes; updates cover each parameter once and
  * no padding, and only matrices decay. */
 static void test_plan_tiles(g2z_test *t) {
@@ -287,7 +286,6 @@ static size_t test_plan_needs(g2z_test *t, const g2z_train_config *config, int w
   return plan->bytes_total + plan->nccl_bytes;
 }
 
-/* internals */
 static void test_plan_largest_batch(g2z_test *t) {
   const size_t budget = (size_t)40 << 30;
   int largest[4];
@@ -321,7 +319,6 @@ static void test_plan_largest_batch(g2z_test *t) {
   CHECK_OK(t, test_config_check(&t->services, &tiny));
 }
 
-/* internals */
 /* The manual's formulas for fp16 bytes per token; these sizes need no padding. */
 static void test_plan_recompute(g2z_test *t) {
   g2z_train_config config = g2z_train_config_default();
@@ -332,20 +329,5 @@ static void test_plan_recompute(g2z_test *t) {
     size_t N = (size_t)plan->batch * (size_t)plan->seq, C = 768, L = 12, NH = 12;
     size_t token = i ? 2 * L * C + 44 * C + 4 * NH + 28 : L * (32 * C + 4 * NH + 16) + 14 * C + 12;
     CHECK(t, plan->bytes[G2Z_MEMORY_ACTIVATIONS] == N * token);
-    /* No two buffers that live at the same time share a byte. */
-    unsigned char *owner = (unsigned char *)calloc(plan->bytes[G2Z_MEMORY_ACTIVATIONS] / 256, 1);
-    size_t twice = 0;
-    for (int layer = 0; layer < (int)L; layer++)
-      for (int which = 0; which < G2Z__ACT_COUNT; which++) {
-        int stream = which == G2Z__ACT_RES3;
-        int once = which == G2Z__ACT_EMBED || which >= G2Z__ACT_LNF;
-        if (layer > 0 && (once || (i && !stream))) continue;
-        size_t begin = g2z__activation_offset(plan, (g2z__activation)which, layer);
-        unsigned char *block = &owner[begin / 256];
-        twice += begin % 256 != 0 || *block;
-        *block = 1;
-      }
-    CHECK(t, twice == 0);
-    free(owner);
   }
 }

@@ -251,14 +251,7 @@ static void test_bpe_trainer_part(g2z_test *t) {
     CHECK(t, at > bytes - 100 && at <= bytes); /* no piece here has 100 bytes */
     if (trainer) CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text + at, bytes - at));
     if (trainer) CHECK_OK(t, g2z_bpe_trainer_finish(trainer, 65536, &parts));
-    int equal = whole && parts && g2z_tokenizer_vocab(whole) == g2z_tokenizer_vocab(parts);
-    for (int id = 256; equal && id < g2z_tokenizer_vocab(whole); id++) {
-      size_t a, b;
-      const unsigned char *x = g2z_tokenizer_token(whole, id, &a);
-      const unsigned char *y = g2z_tokenizer_token(parts, id, &b);
-      equal = a == b && memcmp(x, y, a) == 0;
-    }
-    CHECK(t, equal);
+    CHECK(t, whole && parts && g2z_tokenizer_hash(whole) == g2z_tokenizer_hash(parts));
     g2z_bpe_trainer_free(trainer);
     g2z_tokenizer_free(parts);
     g2z_tokenizer_free(whole);
@@ -355,40 +348,40 @@ static void test_tokenizer_formats(g2z_test *t) {
 }
 
 static void test_tokenizer_refusals(g2z_test *t) {
-  static const char use[] = "vocab.bpe, merges.txt or tokenizer.json"; /* formats read instead */
-  static const struct { const char *text, *sentence, *too; } cases[] = {
-      {"", "vocab is empty", ""},
-      {"#version: 0.2\na b\nab\n", "vocab, line 3: \"ab\" is not two tokens", ""},
-      {"a b\n\nb c\n", "vocab, line 2: \"\" is not two tokens", ""},
-      {"a b c\n", "line 1: \"a b c\" is not two tokens", ""},
-      {"a b\nab cd\n", "line 2: \"cd\" is neither a byte nor", ""},
-      {"a b\nb c\nab c\na bc\n", "line 4: makes the token that has id 258 already", ""},
-      {"a \x01\n", "line 1: \"\\x01\" is neither a byte nor", ""},
-      {"a \xFF\n", "line 1: \"\\xff\" is neither a byte nor", ""},
-      {"{\"model\":{\"merges\":[\"a b\",]}}", "vocab, line 1, column 2", ""},
-      {"{\"model\":{\"merges\":[[\"a\",\"b\",\"c\"]]}}", "merge 0: joins 3 tokens", ""},
-      {"{\"model\":{\"merges\":[[\"a\"]]}}", "merge 0: joins 1 tokens", ""},
-      {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"!\":1}}}", "token 0: \"!\" has id 1", ""},
+  static const struct { const char *text, *sentence; int foreign; } cases[] = {
+      {"", "vocab is empty", 0},
+      {"#version: 0.2\na b\nab\n", "vocab, line 3: \"ab\" is not two tokens", 0},
+      {"a b\n\nb c\n", "vocab, line 2: \"\" is not two tokens", 0},
+      {"a b c\n", "line 1: \"a b c\" is not two tokens", 0},
+      {"a b\nab cd\n", "line 2: \"cd\" is neither a byte nor", 0},
+      {"a b\nb c\nab c\na bc\n", "line 4: makes the token that has id 258 already", 0},
+      {"a \x01\n", "line 1: \"\\x01\" is neither a byte nor", 0},
+      {"a \xFF\n", "line 1: \"\\xff\" is neither a byte nor", 0},
+      {"{\"model\":{\"merges\":[\"a b\",]}}", "vocab, line 1, column 2", 0},
+      {"{\"model\":{\"merges\":[[\"a\",\"b\",\"c\"]]}}", "merge 0: joins 3 tokens", 0},
+      {"{\"model\":{\"merges\":[[\"a\"]]}}", "merge 0: joins 1 tokens", 0},
+      {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"!\":1}}}", "token 0: \"!\" has id 1", 0},
       {"{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"!\":0}}}",
-       "its vocabulary has 1 tokens, but bytes and merges make 257", ""},
-      {"{\"model\":{\"vocab\":{}}}", "JSON without model.merges", ""},
-      {"{\"!\":0,\"model\":5}", "JSON without model.merges", ""},
-      {"{\"model\":{\"type\":\"WordPiece\",\"merges\":[]}}", "model.type must be BPE", ""},
-      {"{\"model\":{\"end_of_word_suffix\":\"</w>\",\"merges\":[]}}", "a suffix or prefix of", ""},
-      {"{\"model\":{\"merges\":[],\"continuing_subword_prefix\":\"#\"}}", "a suffix or pre", ""},
-      {"{\"normalizer\":{},\"model\":{\"merges\":[]}}", "a normalizer is not supported", ""},
-      {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":{\"merges\":[]}}", "ByteLevel", ""},
-      {"{\"pre_tokenizer\":null,\"model\":{\"merges\":[]}}", "ByteLevel", ""},
-      {"IQ== 0\nIg== 1\n", "tiktoken's format", use},
-      {"\xC8\xD7\x34\x01\x02", "llm.c's format", use}};
+       "its vocabulary has 1 tokens, but bytes and merges make 257", 0},
+      {"{\"model\":{\"vocab\":{}}}", "JSON without model.merges", 0},
+      {"{\"!\":0,\"model\":5}", "JSON without model.merges", 0},
+      {"{\"model\":{\"type\":\"WordPiece\",\"merges\":[]}}", "model.type must be BPE", 0},
+      {"{\"model\":{\"end_of_word_suffix\":\"</w>\",\"merges\":[]}}", "a suffix or prefix of", 0},
+      {"{\"model\":{\"merges\":[],\"continuing_subword_prefix\":\"#\"}}", "a suffix or pre", 0},
+      {"{\"normalizer\":{},\"model\":{\"merges\":[]}}", "a normalizer is not supported", 0},
+      {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":{\"merges\":[]}}", "ByteLevel", 0},
+      {"{\"pre_tokenizer\":null,\"model\":{\"merges\":[]}}", "ByteLevel", 0},
+      {"IQ== 0\nIg== 1\n", "tiktoken's format", 1},
+      {"\xC8\xD7\x34\x01\x02", "llm.c's format", 1}};
   char text[8192];
   g2z_tokenizer *tokenizer = NULL;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK_STATUS(t, g2z_tokenizer_parse(&t->services, "vocab", cases[i].text,
                                         strlen(cases[i].text), &tokenizer),
-                 cases[i].too == use ? G2Z_UNSUPPORTED : G2Z_FORMAT, &t->services,
+                 cases[i].foreign ? G2Z_UNSUPPORTED : G2Z_FORMAT, &t->services,
                  cases[i].sentence);
-    CHECK(t, tokenizer == NULL && strstr(t->services.error, cases[i].too));
+    CHECK(t, tokenizer == NULL);
+    if (cases[i].foreign) CHECK_HAS(t, t->services.error, "merges.txt or tokenizer.json");
   }
   /* Doubling gives tokens of 2, 4, ... bytes: the 11th would have 2048. */
   size_t length = 0;
@@ -527,13 +520,16 @@ static const unsigned char *test_piece_end(const unsigned char *classes, const u
 }
 
 /* internals */
-/* Whether the scan gives the same pieces as the pattern. */
-static int test_pieces_equal(const unsigned char *classes, const unsigned char *text,
-                             size_t bytes) {
+/* The scan gives the same pieces as the pattern. */
+static void test_pieces_equal(g2z_test *t, const unsigned char *classes,
+                              const unsigned char *text, size_t bytes) {
   const unsigned char *end = text + bytes;
-  for (const unsigned char *p = text; p < end; p = test_piece_end(classes, p, end))
-    if (g2zt_piece_end(classes, p, end) != test_piece_end(classes, p, end)) return 0;
-  return 1;
+  int wrong = 0;
+  for (const unsigned char *p = text, *next; p < end; p = next) {
+    next = test_piece_end(classes, p, end);
+    wrong += g2zt_piece_end(classes, p, end) != next;
+  }
+  FAIL_IF(t, wrong, "%d other pieces in \"%.*s\"", wrong, (int)bytes, (const char *)text);
 }
 
 /* internals */
@@ -567,7 +563,7 @@ static void test_tokenizer_scan(g2z_test *t) {
       else bytes += test_bpe_random_text(&state, (char *)raw + bytes, sizeof raw - bytes);
     }
     size_t used, valid = g2zt_utf8_repair(raw, bytes, text, SIZE_MAX, &used);
-    FAIL_IF(t, !test_pieces_equal(tokenizer->classes, text, valid), "other pieces in text %d", i);
+    test_pieces_equal(t, tokenizer->classes, text, valid);
     FAIL_IF(t, !test_valid_equal(text, valid, &state), "text %d is valid up to another byte", i);
   }
   /* Each character that has a class, and others, between two characters of each class. */
@@ -585,8 +581,7 @@ static void test_tokenizer_scan(g2z_test *t) {
       memcpy(text + bytes, utf8, length);
       bytes += length;
     }
-    FAIL_IF(t, !test_pieces_equal(tokenizer->classes, text, bytes), "other pieces around U+%04X",
-            c);
+    test_pieces_equal(t, tokenizer->classes, text, bytes);
   }
   g2z_tokenizer_free(tokenizer);
 }
@@ -747,11 +742,6 @@ static void test_tokenizer_gpt2(g2z_test *t) {
 
 /* ----- the command line of ./prepare_data -------------------------------- */
 
-static const char *test_prepare_program(void) {
-  const char *program = getenv("G2Z_PREPARE_DATA"); /* another build, for example sanitized */
-  return program ? program : "./prepare_data";
-}
-
 #define PREPARE_OR_SKIP(t) \
   if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make")
 
@@ -759,20 +749,14 @@ static char test_prepare_said[16384];
 
 /* Runs `BEFORE prepare_data ARGUMENTS` in a shell; $D is the test's directory, $P the program. Adds
  * --bytes unless the arguments name a vocabulary. Returns the exit code, -1 if it did not exit. */
-G2Z_PRINTF(3, 4)
-static int test_prepare(g2z_test *t, const char *before, const char *format, ...) {
+#define test_prepare(t, before, ...) test_prepare_line(t, before, test_text(__VA_ARGS__))
+static int test_prepare_line(g2z_test *t, const char *before, const char *words) {
   char command[4096];
   const char *program = test_prepare_program();
-  va_list arguments;
-  char words[2048];
-  va_start(arguments, format);
-  CHECK(t, vsnprintf(words, sizeof words, format, arguments) < (int)sizeof words);
-  va_end(arguments);
   const int named = strstr(words, "--vocab") || strstr(words, "--train-bpe") ||
                     strstr(words, "--bytes") || strstr(words, "--help");
-  int length = snprintf(command, sizeof command, "D='%s'; P='%s'; { %s \"$P\" %s%s", t->directory,
-                        program, before, named ? "" : "--bytes ", words);
-  length += snprintf(command + length, sizeof command - (size_t)length, "; } 2>&1");
+  int length = snprintf(command, sizeof command, "D='%s'; P='%s'; { %s \"$P\" %s%s; } 2>&1",
+                        t->directory, program, before, named ? "" : "--bytes ", words);
   CHECK(t, length < (int)sizeof command);
   return test_shell(command, test_prepare_said, sizeof test_prepare_said);
 }
@@ -891,11 +875,9 @@ static void test_prepare_conventions(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     int code = test_prepare(t, "rm -f $D/*.bin;", "--out $D --threads %d %s",
                             1 + (int)i % 3, cases[i].arguments);
-    t->checks++;
-    if (code != 0 || !strstr(test_prepare_said, " tokens"))
-      test_fail(t, __FILE__, __LINE__, "%s: exit code %d: %s", cases[i].arguments, code,
-                test_prepare_said);
-    else if (!cases[i].tokens) CHECK(t, access(test_path(t, cases[i].file), F_OK) != 0);
+    FAIL_IF(t, code != 0 || !strstr(test_prepare_said, " tokens"), "%s: exit code %d: %s",
+            cases[i].arguments, code, test_prepare_said);
+    if (!cases[i].tokens) CHECK(t, access(test_path(t, cases[i].file), F_OK) != 0);
     else test_prepare_shard(t, cases[i].file, cases[i].header, ids,
                             test_prepare_ids(cases[i].tokens, ids));
   }
@@ -935,7 +917,6 @@ static void test_prepare_threads(g2z_test *t) {
 static const char *const test_prepare_bad[][2] = {
     {"", "no input"},
     {"--colour x", "unexpected flag --colour"},
-    {"--threads 0 $D/a.txt", "--threads 0: must be from 1"},
     {"--shard-tokens 99999999999999999999 $D/a.txt", "must be from 1 to 2147483647"},
     {"--val-fraction 1 $D/a.txt", "--val-fraction 1: must be from 0 to 0.999"},
     {"--eot middle $D/a.txt", "must be one of first|last|none"},
@@ -961,8 +942,10 @@ static const char *const test_prepare_bad[][2] = {
      "latin1.txt, from byte 0: invalid UTF-8: byte 0xe9 at offset 3"},
     {"--val-fraction 0 $D/bad.jsonl", "bad.jsonl, line 3, column 12: "},
     {"--val-fraction 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text in a field \"text\""},
-    {"--val-fraction 0 --field body $D/lacks.jsonl", "lacks.jsonl, line 1: no text in a field "
-                                                 "\"body\""},
+    {"--val-fraction 0 --field body $D/lacks.jsonl", "line 1: no text in a field \"body\""},
+    {"--val-fraction 0 $D/nan.jsonl", "line 1, column 7: expected"},
+    {"--val-fraction 0 $D/number.jsonl", "line 1, column 10: expected a string, found 'N'"},
+    {"--val-fraction 0 $D/bare.jsonl", "line 1, column 1: "},
     {"--train-bpe 300 --val-fraction 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text"},
     {"--strict --val-fraction 0 $D/lone.jsonl",
      "lone.jsonl, line 2, column 22: \\uDC00 is half of a surrogate pair"},
@@ -983,6 +966,9 @@ static void test_prepare_refusals(g2z_test *t) {
       {"not.gz", "no gzip"},
       {"bad.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{\"text\":\"c\"]\n"},
       {"lacks.jsonl", "{\"text\":\"a\"}\n{\"txt\":\"b\"}\n"},
+      {"nan.jsonl", "{\"a\": nan, \"text\": \"b\"}"},
+      {"number.jsonl", "{\"text\": NaN}"},
+      {"bare.jsonl", "\"text\""},
       {"lone.jsonl", "{\"text\":\"\\uFFFD\",\"a\":\"\\uD800\"}\n"
                      "{\"text\":\"\\ud83d\\uDE00\\uDC00\"}\n"},
   };
@@ -1121,17 +1107,6 @@ static void test_prepare_jsonl(g2z_test *t) {
                   "\"text\": \"n\"}", "n"},
       {"nesting", "{\"n\": [[[[[[[[[[[[{\"text\": \"no\"}]]]]]]]]]]]], \"text\": \"yes\"}", "yes"},
       {"spaces", " { \"text\" : \"a\" } \n\t\n{\"text\":\"b\"}", "a#b"}};
-  /* json.loads refuses all of these */
-  static const struct { const char *line, *says; } refused[] = {
-      {"{\"a\": nan, \"text\": \"b\"}", "line 1, column 7: expected"},
-      {"{\"a\": -NaN, \"text\": \"b\"}", "line 1, column 7: "},
-      {"{\"a\": NaNs, \"text\": \"b\"}", "line 1, column 10: "},
-      {"{\"a\": +Infinity, \"text\": \"b\"}", "line 1, column 7: "},
-      {"{'text': 'b'}", "line 1, column 2: "},
-      {"{\"text\": \"b\",}", "line 1, column 14: "},
-      {"{\"text\": NaN}", "line 1, column 10: expected a string, found 'N'"},
-      {"\"text\"", "line 1, column 1: "},
-      {"{\"text\": \"a\tb\"}", "line 1, column 1"}};
   static char text[200000];
   uint32_t state = 5;
   int32_t ids[64];
@@ -1151,11 +1126,6 @@ static void test_prepare_jsonl(g2z_test *t) {
     FAIL_IF(t, test_prepare(t, "", "--overwrite --out $D --val-fraction 0 $D/j.jsonl") != 0,
             "%s: %s", cases[i].name, test_prepare_said);
     test_prepare_shard(t, "j_train_000000.bin", 1, ids, count);
-  }
-  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-    test_write_file(t, test_path(t, "j.jsonl"), refused[i].line, strlen(refused[i].line));
-    CHECK(t, test_prepare(t, "", "--overwrite --out $D --val-fraction 0 $D/j.jsonl") == 1);
-    CHECK_HAS(t, test_prepare_said, refused[i].says);
   }
   /* One byte in fifty is damaged: each becomes U+FFFD, as --help states. */
   for (size_t i = 0; i < sizeof text; i++) {
