@@ -3845,17 +3845,51 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   return G2Z_OK;
 }
 
-/* The update ranges of this rank's slices, parameter by parameter: first AdamW's, then Muon's. */
-G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
-  const int apart = plan->gathers; /* 1: each bucket is shared separately */
-  size_t updates = 0, own = 0;               /* own: Muon's elements so far */
+/* Fills in all buckets and their update ranges. */
+G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
+  G2Z__TRY(G2Z__NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
+  G2Z__TRY(G2Z__NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
+  int count = 0, numbered = 0;
+  for (int first = 0, next; first < plan->units; first = next) {
+    next = g2z__plan_cut_end(plan, first);
+    count += g2z__plan_cut(plan, first, next, NULL);
+    g2z__plan_cut(plan, first, next, &plan->bucket[count]);
+  }
+  for (int k = 0; k < plan->buckets; k++) {
+    g2z_bucket *b = &plan->bucket[k];
+    b->unit = 0;
+    while (plan->unit[b->unit + 1].begin <= b->begin) b->unit++;
+    b->last_unit = b->unit;
+    while (plan->unit[b->last_unit + 1].begin < b->begin + b->elements) b->last_unit++;
+    const g2z_unit *unit = &plan->unit[b->unit];
+    b->param_at = unit->param_at + (b->begin - unit->begin);
+    b->grad_at = unit->grad_at + (b->begin - unit->begin);
+    /* Buckets tile the memory, and a rank owns the same part of each. */
+    b->own_elements = g2z__plan_share(plan, b->elements);
+    b->own_begin = b->begin;
+    if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
+    b->shard_at = g2z__plan_share(plan, b->begin);
+    b->sum_at = plan->by_unit ? b->shard_at : b->own_begin;
+    b->own_param_at = b->param_at + (b->own_begin - b->begin);
+    if (unit->gathered)
+      b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_share(plan, plan->unit[1].begin);
+    for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
+  }
+  plan->unit[plan->units].bucket = plan->buckets;
+  plan->early = plan->muon_weights ? plan->unit[plan->wte].bucket
+                : plan->gathers ? plan->unit[plan->model.layers].bucket : 0;
+  plan->bucket[plan->buckets].begin = plan->elements;
+  G2Z__TRY(g2z__plan_homes(plan));
+
+  /* The update ranges of this rank's slices, parameter by parameter: first AdamW's, then Muon's. */
+  size_t updates = 0, own = 0; /* own: Muon's elements so far */
   for (int muon = 0; muon < 2; muon++, own = 0) {
     const size_t pass = updates;
     for (int k = 0, w = 0; k < plan->buckets; k++) {
       g2z_bucket *b = &plan->bucket[k];
       const size_t first = updates, own_end = b->own_begin + b->own_elements;
-      /* No range crosses the beginning of such a bucket. */
-      const int cut = apart || (plan->muon_weights && k == plan->early);
+      /* No range crosses the beginning of a bucket that is shared separately. */
+      const int cut = plan->gathers || (plan->muon_weights && k == plan->early);
       for (int i = b->unit * G2Z_PARAM_COUNT; i < (b->last_unit + 1) * G2Z_PARAM_COUNT; i++) {
         const int u = i / G2Z_PARAM_COUNT, p = i % G2Z_PARAM_COUNT;
         const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
@@ -3901,44 +3935,6 @@ G2Z__PRIVATE void g2z__plan_ranges(g2z_plan *plan) {
   plan->updates = updates;
   plan->bucket[plan->buckets].update = plan->muon_updates;
   plan->bucket[plan->buckets].muon_update = updates;
-}
-
-/* Fills in all buckets. */
-G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
-  G2Z__TRY(G2Z__NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
-  G2Z__TRY(G2Z__NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
-  int count = 0, numbered = 0;
-  for (int first = 0, next; first < plan->units; first = next) {
-    next = g2z__plan_cut_end(plan, first);
-    count += g2z__plan_cut(plan, first, next, NULL);
-    g2z__plan_cut(plan, first, next, &plan->bucket[count]);
-  }
-  for (int k = 0; k < plan->buckets; k++) {
-    g2z_bucket *b = &plan->bucket[k];
-    b->unit = 0;
-    while (plan->unit[b->unit + 1].begin <= b->begin) b->unit++;
-    b->last_unit = b->unit;
-    while (plan->unit[b->last_unit + 1].begin < b->begin + b->elements) b->last_unit++;
-    const g2z_unit *unit = &plan->unit[b->unit];
-    b->param_at = unit->param_at + (b->begin - unit->begin);
-    b->grad_at = unit->grad_at + (b->begin - unit->begin);
-    /* Buckets tile the memory, and a rank owns the same part of each. */
-    b->own_elements = g2z__plan_share(plan, b->elements);
-    b->own_begin = b->begin;
-    if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
-    b->shard_at = g2z__plan_share(plan, b->begin);
-    b->sum_at = plan->by_unit ? b->shard_at : b->own_begin;
-    b->own_param_at = b->param_at + (b->own_begin - b->begin);
-    if (unit->gathered)
-      b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_share(plan, plan->unit[1].begin);
-    for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
-  }
-  plan->unit[plan->units].bucket = plan->buckets;
-  plan->early = plan->muon_weights               ? plan->unit[plan->wte].bucket
-                : plan->gathers ? plan->unit[plan->model.layers].bucket : 0;
-  plan->bucket[plan->buckets].begin = plan->elements;
-  G2Z__TRY(g2z__plan_homes(plan));
-  g2z__plan_ranges(plan);
   return G2Z_OK;
 }
 
@@ -7156,47 +7152,45 @@ G2Z__PRIVATE void g2z__meeting_poll(g2z_ranks *ranks) {
   caller->got = 0;
 }
 
-/* Listens at MASTER_ADDR, on the first port that is free. */
-G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z_ranks *ranks) {
-  g2z__meeting *meeting = &ranks->meeting;
+/* Holds the meeting until all ranks are there, or until all ranks that came have been sent the
+ * failure. */
+G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   const g2z_place *place = &ranks->config.place;
+  const int world = place->world;
+  const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
+  g2z__meeting *meeting = &ranks->meeting;
   int *listener = &meeting->listener.socket;
+  meeting->present = 1;
+
+  /* Listen at MASTER_ADDR, on the first port that is free. */
   int error = g2z__socket_resolve(place->host, &ranks->addresses), on = 1;
   if (error)
     return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s",
                     place->host, gai_strerror(error));
-  if (place->local_world != place->world && !g2z__place_is_here(place->host) &&
+  if (place->local_world != world && !g2z__place_is_here(place->host) &&
       g2z__socket_widen(ranks->addresses))
     g2z_log(ranks->services, G2Z_LOG_WARNING, "MASTER_ADDR=%s is a loopback address on rank 0's "
             "host (see /etc/hosts): rank 0 listens on all interfaces; set MASTER_ADDR to one of "
             "this host's addresses in the network (hostname -I) to listen there alone",
             place->host);
-  for (int i = 0; i < G2Z__RANKS_PORTS; i++)
-    for (struct addrinfo *at = ranks->addresses; at; at = at->ai_next) {
+  for (int i = 0; i < G2Z__RANKS_PORTS && *listener < 0; i++)
+    for (struct addrinfo *at = ranks->addresses; at && *listener < 0; at = at->ai_next) {
       if (at->ai_family == AF_UNSPEC) continue;
       meeting->port = place->port + i;
       *listener = g2z__socket_at(at, meeting->port);
       if (*listener >= 0 &&
           setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
           bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, 1024) == 0)
-        return G2Z_OK;
+        break;
       error = errno;
       g2z__socket_close(listener);
     }
-  return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set %s",
-                  place->host, place->port, place->port + G2Z__RANKS_PORTS - 1, strerror(error),
-                  error == EADDRINUSE ? "another MASTER_PORT"
-                                       : "MASTER_ADDR to the host on which rank 0 runs");
-}
+  if (*listener < 0)
+    return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set "
+                    "%s", place->host, place->port, place->port + G2Z__RANKS_PORTS - 1,
+                    strerror(error), error == EADDRINUSE
+                    ? "another MASTER_PORT" : "MASTER_ADDR to the host on which rank 0 runs");
 
-/* Holds the meeting until all ranks are there, or until all ranks that came have been sent the
- * failure. */
-G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
-  const int world = ranks->config.place.world;
-  const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
-  g2z__meeting *meeting = &ranks->meeting;
-  meeting->present = 1;
-  G2Z__TRY(g2z__meeting_listen(ranks));
   while (meeting->ending.status == G2Z_OK && meeting->present < world &&
          g2z__awake(&ranks->clock) <= until)
     g2z__meeting_poll(ranks);
@@ -8108,34 +8102,30 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
 
 #define G2Z__COPIES 5 /* the first is not timed: it touches pages and opens paths */
 
-G2Z__PRIVATE g2z_status g2z__cpu_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
-  char *from, *to;
-  *seconds = NAN;
-  G2Z__TRY(G2Z__NEW(comm->services, bytes, &from));
-  g2z_status status = G2Z__NEW(comm->services, bytes, &to);
-  for (int i = 0; i < G2Z__COPIES && status == G2Z_OK; i++) {
-    memset(from, i, bytes); /* the compiler must not drop a copy */
-    double begin = g2z_seconds();
-    memcpy(to, from, bytes);
-    double spent = g2z_seconds() - begin;
-    if (to[bytes - 1] != i)
-      status = g2z_fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
-    if (i > 0 && !(*seconds <= spent)) *seconds = spent;
-  }
-  g2z_release(comm->services, to);
-  g2z_release(comm->services, from);
-  return status;
-}
-
 G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
+  const int cuda = comm->device->kind == G2Z_DEVICE_CUDA;
   double seconds = NAN;
+  char *from = NULL, *to = NULL;
   g2z_status status = G2Z_OK;
   *bytes_per_s = NAN;
   if (bytes == 0)
     status = g2z_fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
-  else if (comm->rank == 0)
-    status = comm->device->kind == G2Z_DEVICE_CUDA ? g2z__cuda_copy_seconds(comm, bytes, &seconds)
-                                                   : g2z__cpu_copy_seconds(comm, bytes, &seconds);
+  else if (comm->rank == 0 && cuda) status = g2z__cuda_copy_seconds(comm, bytes, &seconds);
+  else if (comm->rank == 0) {
+    status = G2Z__NEW(comm->services, bytes, &from);
+    if (status == G2Z_OK) status = G2Z__NEW(comm->services, bytes, &to);
+  }
+  for (int i = 0; i < G2Z__COPIES && to && status == G2Z_OK; i++) {
+    memset(from, i, bytes); /* the compiler must not drop a copy */
+    const double begin = g2z_seconds();
+    memcpy(to, from, bytes);
+    const double spent = g2z_seconds() - begin;
+    if (to[bytes - 1] != i)
+      status = g2z_fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
+    if (i > 0 && !(seconds <= spent)) seconds = spent;
+  }
+  g2z_release(comm->services, to);
+  g2z_release(comm->services, from);
   G2Z__TRY(g2z_ranks_agree(comm->ranks, status));
   G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
   *bytes_per_s = (double)bytes / seconds;
@@ -9069,15 +9059,13 @@ G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *
 /* The gradient that a block's projection or the embedding receives: DRES, or its masked copy in LNF
  * when dropout is on. */
 G2Z__PRIVATE const void *g2z__dropped(const g2z_model *model, const g2z__pass *pass) {
-  const int layer = 0;
-  return pass->dropout.probability > 0 ? G2Z__A(LNF) : G2Z__A(DRES);
+  return g2z__activation_at(model, pass->dropout.probability > 0 ? G2Z__ACT_LNF : G2Z__ACT_DRES, 0);
 }
 
 /* The gradient of ln1's output. It follows qkv's gradient in WIDE. */
 G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
-  const int layer = 0;
   size_t qkv = (size_t)pass->B * (size_t)pass->T * 3 * (size_t)model->plan->model.channels;
-  return (char *)G2Z__A(WIDE) + qkv * model->plan->dtype_bytes;
+  return (char *)g2z__activation_at(model, G2Z__ACT_WIDE, 0) + qkv * model->plan->dtype_bytes;
 }
 
 /* Runs a unit's backward pass, except a block's first LayerNorm and the final one. wte has none:
