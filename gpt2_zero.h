@@ -10378,18 +10378,14 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
 G2Z_API int g2z_checkpoint_remove(const char *path) {
   static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors",
                                       "tuning.txt", "trainer_state.json", "note.json", "CHECKSUMS"};
-  int file = g2z__open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  DIR *directory = file < 0 ? NULL : fdopendir(file);
-  if (file >= 0 && !directory) close(file);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
-    char name[sizeof entry->d_name];
-    size_t length = strlen(entry->d_name);
-    if (length > 8 && strcmp(entry->d_name + length - 8, ".partial") == 0) length -= 8;
-    snprintf(name, sizeof name, "%.*s", (int)length, entry->d_name);
-    for (size_t i = 0; i < G2Z_COUNT(names); i++)
-      if (strcmp(names[i], name) == 0) unlinkat(dirfd(directory), entry->d_name, 0);
+  const int directory = g2z__open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  for (size_t i = 0; directory >= 0 && i < G2Z_COUNT(names); i++) {
+    char partial[64];
+    snprintf(partial, sizeof partial, "%s.partial", names[i]);
+    unlinkat(directory, names[i], 0);
+    unlinkat(directory, partial, 0);
   }
-  if (directory) closedir(directory);
+  if (directory >= 0) close(directory);
   return rmdir(path) == 0 || errno == ENOENT;
 }
 
