@@ -601,7 +601,7 @@ typedef struct g2z_train_config {
                                  * Hopper GPU, or a CPU, which rounds as Hopper does */
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
-  int zero_stage;               /* 0 to 3: see room 06 */
+  int zero_stage;               /* 0 to 3: see the manual, ZERO */
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
   int grad_fp32;                /* 1: gradients are stored and sent in fp32 in any case */
   float bucket_mb;              /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
@@ -10279,7 +10279,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   const size_t V = (size_t)m->config.vocab;
   g2z_device *dev = m->device;
   g2z__continued g;
-  void *memory, *device;
+  void *device;
   memset(&g, 0, sizeof g);
   G2Z__TRY(g2z_sampling_check(m->services, sampling));
   G2Z__TRY(g2z_check_range(m->services, "count", count, 1, UINT16_MAX));
@@ -10299,8 +10299,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.lengths = lengths;
   g.window = g2z__model_longest(m);
   if (room < (size_t)g.window) g.window = (int)room;
-  G2Z__TRY(g2z_allocate(m->services, 4 * (size_t)count, sizeof(int32_t), &memory));
-  g.next = (int32_t *)memory;
+  G2Z__TRY(G2Z__NEW(m->services, 4 * (size_t)count, &g.next));
   g.positions = g.next + count;
   g.drawn = g.positions + count;
   g.going = g.drawn + count;
@@ -10321,7 +10320,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
     if (g.graph) dev->ops->graph_free(dev, g.graph);
     dev->ops->release(dev, device);
   }
-  g2z_release(m->services, memory);
+  g2z_release(m->services, g.next);
   return g2z__model_end(m, status);
 }
 
