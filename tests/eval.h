@@ -132,7 +132,15 @@ static void test_eval_questions(g2z_test *t) {
   inuse_close(context, model);
 }
 
-/* Questions of one format: lines of a file, and what they must become. */
+/* A text of JSON that has ' in place of ". */
+static const char *eval_json(const char *text) {
+  char *json = (char *)(uintptr_t)test_text("%s", text);
+  for (char *c = json; *c; c++)
+    if (*c == '\'') *c = '"';
+  return json;
+}
+
+/* Questions of one format: lines of a file as eval_json takes them, and what they must become. */
 typedef struct eval_format {
   const char *name;
   const char *keys[7];          /* the members of a question, before NULL */
@@ -150,57 +158,55 @@ typedef struct eval_format {
  * Endings that cost the same: the first one. */
 static const eval_format eval_formats[] = {
     {"HellaSwag", {"ctx", "endings", "label"},
-     {"{\"ind\": 1, \"ctx\": \"He ran.\", \"endings\": [\"ab\", \"abcdef\"], \"label\": 1}",
-      "{\"label\": \"0\", \"ctx\": \"A \\\"b\\\" \", \"endings\": [\"zzzz\", \"a\"]}",
-      "{\"ctx\": \"\", \"endings\": [\"abc\", \"\\u00e9\\u00e9\", \"abcd\"], \"label\": \"1\"}"},
+     {"{'ind': 1, 'ctx': 'He ran.', 'endings': ['ab', 'abcdef'], 'label': 1}",
+      "{'label': '0', 'ctx': 'A \\'b\\' ', 'endings': ['zzzz', 'a']}",
+      "{'ctx': '', 'endings': ['abc', '\\u00e9\\u00e9', 'abcd'], 'label': '1'}"},
      {{"He ran.| ab", "He ran.| abcdef"}, {"A \"b\"|  zzzz", "A \"b\"|  a"},
       {"<|endoftext|>| abc", "<|endoftext|>| éé", "<|endoftext|>| abcd"}}, 1, 2, 3},
     {"ARC", {"question", "choices", "text", "label", "answerKey"},
-     {"{\"id\": \"x\", \"question\": \"Why?\", \"choices\": {\"text\": [\"ab\", \"abcdef\"], "
-      "\"label\": [\"A\", \"B\"]}, \"answerKey\": \"A\"}",
-      "{\"question\": \"Q2\", \"choices\": {\"text\": [\"zzzz\", \"a\"], \"label\": [\"1\", "
-      "\"2\"]}, \"answerKey\": \"1\"}",
-      "{\"question\": \"Q3\\n\", \"choices\": {\"label\": [\"A\", \"B\"], \"text\": [\"éé\", "
-      "\"abc\"]}, \"answerKey\": \"B\"}"},
+     {"{'id': 'x', 'question': 'Why?', 'choices': {'text': ['ab', 'abcdef'], 'label': ['A', 'B']}, "
+      "'answerKey': 'A'}",
+      "{'question': 'Q2', 'choices': {'text': ['zzzz', 'a'], 'label': ['1', '2']}, 'answerKey': "
+      "'1'}",
+      "{'question': 'Q3\\n', 'choices': {'label': ['A', 'B'], 'text': ['éé', 'abc']}, 'answerKey': "
+      "'B'}"},
      {{"Question: Why?\nAnswer:| ab", "Question: Why?\nAnswer:| abcdef"},
       {"Question: Q2\nAnswer:| zzzz", "Question: Q2\nAnswer:| a"},
       {"Question: Q3\n\nAnswer:| éé", "Question: Q3\n\nAnswer:| abc"}}, 3, 2, 1},
     {"PIQA", {"goal", "sol1", "sol2", "label"},
-     {"{\"goal\": \"Go\", \"sol1\": \"ab\", \"sol2\": \"abcdef\", \"label\": 1}",
-      "{\"goal\": \"Go\", \"sol1\": \"a\", \"sol2\": \"zzzz\", \"label\": \"0\"}",
-      "{\"goal\": \"Go\", \"sol1\": \"éé\", \"sol2\": \"abc\", \"label\": 0}"},
+     {"{'goal': 'Go', 'sol1': 'ab', 'sol2': 'abcdef', 'label': 1}",
+      "{'goal': 'Go', 'sol1': 'a', 'sol2': 'zzzz', 'label': '0'}",
+      "{'goal': 'Go', 'sol1': 'éé', 'sol2': 'abc', 'label': 0}"},
      {{"Question: Go\nAnswer:| ab", "Question: Go\nAnswer:| abcdef"},
       {"Question: Go\nAnswer:| a", "Question: Go\nAnswer:| zzzz"},
       {"Question: Go\nAnswer:| éé", "Question: Go\nAnswer:| abc"}}, 0, 1, 2},
     {"WinoGrande", {"sentence", "option1", "option2", "answer"},
-     {"{\"sentence\": \"Jo saw Al as _ was here. \", \"option1\": \"Jo\", \"option2\": \"Al\", "
-      "\"answer\": \"1\"}",
-      "{\"sentence\": \"The _zz_z\", \"option1\": \"a_\", \"option2\": \"the z\", "
-      "\"answer\": \"2\"}",
-      "{\"sentence\": \"_ is\", \"option1\": \"A\", \"option2\": \"B\", \"answer\": 1}"},
+     {"{'sentence': 'Jo saw Al as _ was here. ', 'option1': 'Jo', 'option2': 'Al', 'answer': '1'}",
+      "{'sentence': 'The _zz_z', 'option1': 'a_', 'option2': 'the z', 'answer': '2'}",
+      "{'sentence': '_ is', 'option1': 'A', 'option2': 'B', 'answer': 1}"},
      {{"Jo saw Al as Jo| was here.", "Jo saw Al as Al| was here."},
       {"The a_| zz_z", "The the z| zz_z"}, {"A| is", "B| is"}}, 2, 2, 2},
     {"OpenBookQA", {"question_stem", "choices", "text", "label", "answerKey"},
-     {"{\"question_stem\": \"So\", \"choices\": {\"text\": [\"ab\", \"abcdef\"], \"label\": "
-      "[\"A\", \"B\"]}, \"answerKey\": \" B\"}",
-      "{\"question_stem\": \"So\", \"choices\": {\"text\": [\"a\", \"zzzz\", \"a\", \"b\"], "
-      "\"label\": [\"A\", \"B\", \"C\", \"D\"]}, \"answerKey\": \"B\"}",
-      "{\"question_stem\": \"So\", \"choices\": {\"text\": [\"éé\", \"abc\"], \"label\": [\"A\", "
-      "\"B\"]}, \"answerKey\": \"A\"}"},
+     {"{'question_stem': 'So', 'choices': {'text': ['ab', 'abcdef'], 'label': ['A', 'B']}, "
+      "'answerKey': ' B'}",
+      "{'question_stem': 'So', 'choices': {'text': ['a', 'zzzz', 'a', 'b'], 'label': ['A', 'B', "
+      "'C', 'D']}, 'answerKey': 'B'}",
+      "{'question_stem': 'So', 'choices': {'text': ['éé', 'abc'], 'label': ['A', 'B']}, "
+      "'answerKey': 'A'}"},
      {{"So| ab", "So| abcdef"}, {"So| a", "So| zzzz", "So| a", "So| b"}, {"So| éé", "So| abc"}},
      1, 2, 3},
     {"OpenBookQA", {"question", "stem", "choices", "text", "label", "answerKey"},
-     {"{\"id\": \"7\", \"question\": {\"stem\": \"So\", \"choices\": [{\"text\": \"ab\", "
-      "\"label\": \"A\"}, {\"text\": \"abcdef\", \"label\": \"B\"}]}, \"answerKey\": \"B\"}",
-      "{\"question\": {\"choices\": [{\"label\": \"A\", \"text\": \"zzzz\"}, {\"label\": \"B\", "
-      "\"text\": \"a\"}], \"stem\": \"So\"}, \"answerKey\": \"A\"}",
-      "{\"question\": {\"stem\": \"So\", \"choices\": [{\"text\": \"éé\", \"label\": \"A\"}, "
-      "{\"text\": \"abc\", \"label\": \"B\"}]}, \"answerKey\": \"B\"}"},
+     {"{'id': '7', 'question': {'stem': 'So', 'choices': [{'text': 'ab', 'label': 'A'}, {'text': "
+      "'abcdef', 'label': 'B'}]}, 'answerKey': 'B'}",
+      "{'question': {'choices': [{'label': 'A', 'text': 'zzzz'}, {'label': 'B', 'text': 'a'}], "
+      "'stem': 'So'}, 'answerKey': 'A'}",
+      "{'question': {'stem': 'So', 'choices': [{'text': 'éé', 'label': 'A'}, {'text': 'abc', "
+      "'label': 'B'}]}, 'answerKey': 'B'}"},
      {{"So| ab", "So| abcdef"}, {"So| zzzz", "So| a"}, {"So| éé", "So| abc"}}, 2, 3, 2},
     {"BoolQ", {"question", "passage", "answer"},
-     {"{\"question\": \"is it\", \"title\": \"T\", \"answer\": true, \"passage\": \"It is.\"}",
-      "{\"question\": \"is it\", \"answer\": false, \"passage\": \"P\"}",
-      "{\"question\": \"is it\", \"answer\": true, \"passage\": \"P\"}"},
+     {"{'question': 'is it', 'title': 'T', 'answer': true, 'passage': 'It is.'}",
+      "{'question': 'is it', 'answer': false, 'passage': 'P'}",
+      "{'question': 'is it', 'answer': true, 'passage': 'P'}"},
      {{"It is.\nQuestion: is it?\nAnswer:| no", "It is.\nQuestion: is it?\nAnswer:| yes"},
       {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"},
       {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"}}, 1, 2, 2}};
@@ -243,30 +249,30 @@ static double eval_check_rows(g2z_test *t, const eval_format *format, g2z_eval_s
 
 /* A file of which a question lacks a member, and other files without questions. */
 static void eval_check_refused(g2z_test *t, g2z_model *model, const g2z_tokenizer *tokenizer) {
-  static const char piqa[] = "{\"goal\": \"a\", \"sol1\": \"b\", \"sol2\": \"c\", \"label\": ";
-  static const char many[] = "{\"ctx\": \"a\", \"endings\": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,"
-                             "16,17], \"label\": 16}";
-  static const char arc[] = "{\"question\": \"a\", \"answerKey\": \"A\", \"choices\": {\"text\": "
-                            "[\"b\", \"c\"], \"label\": ";
+  static const char piqa[] = "{'goal': 'a', 'sol1': 'b', 'sol2': 'c', 'label': ";
+  static const char many[] = "{'ctx': 'a', 'endings': [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17], "
+                             "'label': 16}";
+  static const char arc[] = "{'question': 'a', 'answerKey': 'A', 'choices': {'text': ['b', 'c'], "
+                            "'label': ";
   static const struct { const char *text, *end, *says; } refused[] = {
       {piqa, "-1}", "line 1: \"label\" is \"-1\", the name of 0 endings: give a file with answers"},
       {piqa, "2}", "line 1: \"label\" is \"2\", the name of 0 endings"},
       {piqa, "null}", "line 1: \"label\" is missing in this question of PIQA"},
-      {piqa, "0}\n{\"text\": \"a\"}", "line 2: \"label\" is missing in this question of PIQA"},
-      {"{\"text\": \"a\"}\n", piqa, "line 2"},
-      {"{\"content\": \"a\"}\n{\"goal\": \"a\", \"label\": 1}", "", "line 2 has neither"},
+      {piqa, "0}\n{'text': 'a'}", "line 2: \"label\" is missing in this question of PIQA"},
+      {"{'text': 'a'}\n", piqa, "line 2"},
+      {"{'content': 'a'}\n{'goal': 'a', 'label': 1}", "", "line 2 has neither"},
       {many, "", "line 1: the question has more than 16 endings"},
-      {"{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "", "\"endings.1\" is missing"},
-      {"{\"ctx\": \"a\", \"endings\": \"b\", \"label\": 0}", "", "\"endings.0\" is missing"},
-      {"{\"ctx\": [\"a\"], \"endings\": [\"b\"], \"label\": 0}", "", "\"ctx\" is missing"},
-      {arc, "[\"A\"]}}", "\"choices.label.1\" is missing in this question of ARC"},
-      {arc, "[\"A\", \"A\"]}}", "\"answerKey\" is \"A\", the name of 2 endings"},
-      {"{\"sentence\": \"a b\", \"option1\": \"c\", \"option2\": \"d\", \"answer\": \"1\"}", "",
+      {"{'ctx': 'a', 'endings': ['b'], 'label': 0}", "", "\"endings.1\" is missing"},
+      {"{'ctx': 'a', 'endings': 'b', 'label': 0}", "", "\"endings.0\" is missing"},
+      {"{'ctx': ['a'], 'endings': ['b'], 'label': 0}", "", "\"ctx\" is missing"},
+      {arc, "['A']}}", "\"choices.label.1\" is missing in this question of ARC"},
+      {arc, "['A', 'A']}}", "\"answerKey\" is \"A\", the name of 2 endings"},
+      {"{'sentence': 'a b', 'option1': 'c', 'option2': 'd', 'answer': '1'}", "",
        "line 1: \"sentence\" has no _"}};
   const char *path = test_path(t, "refused.jsonl");
   g2z_eval result;
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-    const char *text = test_text("%s%s\n", refused[i].text, refused[i].end);
+    const char *text = eval_json(test_text("%s%s\n", refused[i].text, refused[i].end));
     test_write_file(t, path, text, strlen(text));
     CHECK(t, eval_file(model, tokenizer, path, &result) != G2Z_OK);
     CHECK_HAS(t, t->services.error, "refused.jsonl, line ", refused[i].says);
@@ -275,13 +281,13 @@ static void eval_check_refused(g2z_test *t, g2z_model *model, const g2z_tokenize
     for (int k = 0; eval_formats[f].keys[k]; k++) {
       const char *key = test_text("\"%s\"", eval_formats[f].keys[k]);
       char line[400];
-      snprintf(line, sizeof line, "%s", eval_formats[f].line[1]);
+      snprintf(line, sizeof line, "%s", eval_json(eval_formats[f].line[1]));
       char *at = strstr(line, key);
       CHECK(t, at != NULL);
       if (at) at[1] = 'X';
       test_write_file(t, path, line, strlen(line)); /* without a whole question before it */
       CHECK(t, eval_file(model, tokenizer, path, &result) != G2Z_OK);
-      const char *text = test_text("%s\n \n%s\n", eval_formats[f].line[0], line);
+      const char *text = eval_json(test_text("%s\n \n%s\n", eval_formats[f].line[0], line));
       test_write_file(t, path, text, strlen(text));
       CHECK_STATUS(t, eval_file(model, tokenizer, path, &result), G2Z_FORMAT, &t->services,
                    "refused.jsonl, line 3: \"");
@@ -319,7 +325,8 @@ static void test_eval_formats(g2z_test *t) {
   for (size_t f = 0; f < sizeof eval_formats / sizeof *eval_formats; f++) {
     const eval_format *format = &eval_formats[f];
     const char *path = test_at(t, "%s%zu.jsonl", format->name, f);
-    const char *text = test_text("%s\n%s\n\n%s", format->line[0], format->line[1], format->line[2]);
+    const char *text = eval_json(test_text("%s\n%s\n\n%s", format->line[0], format->line[1],
+                                           format->line[2]));
     g2z_eval_set *set = NULL;
     g2z_eval result;
     int tokens = 0;
@@ -427,8 +434,7 @@ static void test_eval_texts(g2z_test *t) {
       {"d.bin", "ab", "has token 25185, but the model only 257"},
       {"c.bin", "a", "no token to predict"},
       {"d.txt", "t\1e\1x\1t\1", "d.txt is binary, not text in UTF-8"},
-      {"e.txt", "\xff\xfe" "a", "e.txt is text in UTF-16, not text in UTF-8; convert it to text"
-                                ": iconv -f utf-16 -t utf-8 "},
+      {"e.txt", "\xff\xfe" "a", "e.txt is text in UTF-16, not text in UTF-8; convert it to text: "},
       {"f.jsonl", "[{\"text\": \"a\"}]", "f.jsonl is an array of JSON"},
       {"g.gz", "no gzip", "g.gz: gzip -dc ended with exit code 1"}};
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {

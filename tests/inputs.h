@@ -40,8 +40,9 @@ static const struct {
     {"d.ndjson", 0, 300, NULL, NULL, NULL},
 };
 
-/* $P is prepare_data, $T a short training, $X ./train alone, $D the test's directory, also in the
- * expected sentence. */
+/* $P is prepare_data, $T a short training, $N and $A the same with two shards, $X ./train alone, $W
+ * with the weights of a run on $A's shard, $D the test's directory. In the expected sentence "~"
+ * stands for any text. */
 #define INPUTS_SPLIT(dir, index)                                                               \
   "mkdir $D/" dir "; cp $D/split/*.json $D/split/model-* $D/" dir "; echo '{" index "}' > $D/" \
   dir "/model.safetensors.index.json; $T --seq 4 --train $D/old.bin --init-from $D/" dir
@@ -52,45 +53,38 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: remove the quotes"},
     {"head -c 9000 gpt2_zero.h > $D/n.txt; $P --val-fraction 0.5 $D/n.txt && mv $D/out/n* $D", 0,
      ""},
-    {"$X", 1, "there is nothing to do. To train: --train GLOB. To use weights: "},
+    {"$X", 1, "nothing to do. To train: --train GLOB"},
     {"CUDA_VISIBLE_DEVICES=none SLURM_JOB_GPUS=0,1 $X --init-from golden/tiny --prompt a", 1,
      "warning: this runs on the CPU: th"}, /* a build without CUDA; or driver and variable */
     /* 8 bits, above the size where they pay */
-    {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512", 0, "--fp8 all is not used: for "
-     "a micro-step of 2 x 512 tokens 16 bits are faster; 8 bits are faster from 2048 tokens on"},
+    {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512", 0,
+     "--fp8 all is not used~2 x 512~from 2048 tokens on"},
     {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512 | grep -c fp8=", 1, "0"},
     {"$X --dry-run --device cuda --fp8 all --batch 4 --seq 512", 0, ", fp8=all"},
-    {"$T --train $D/n.txt", 1, "(make vocab): ./prepare_data --vocab data/vocab.bpe --out "
-     "data --name NAME $D/n.txt\n"},
-    {"printf 'h e\\n' > \"$D/v o.bpe\"; $T --val $D/d.ndjson --vocab \"$D/v o.bpe\"", 1, "--val "
-     "$D/d.ndjson is text, not tokens. To make shards of it, data/NAME_train_*.bin: "
-     "./prepare_data --vocab '$D/v o.bpe' "},
+    {"$T --train $D/n.txt", 1,
+     "./prepare_data --vocab data/vocab.bpe --out data --name NAME $D/n.txt\n"},
+    {"printf 'h e\\n' > \"$D/v o.bpe\"; $T --val $D/d.ndjson --vocab \"$D/v o.bpe\"", 1,
+     "$D/d.ndjson is text~./prepare_data --vocab '$D/v o.bpe' "},
     {"gzip -c $D/n.txt > $D/n.gz; $T --train $D/n.gz", 1, "n.gz is text, not tokens. "},
     {"$T --train \"$D/n.tx?\"", 1, "$D/n.txt holds text, not tokens: make shards of it with prep"},
-    {"$T --train $D/n_train_000000.bin", 1, "n_train_000000.bin was made with a "
-     "vocabulary of 257, single bytes, but the model's vocabulary has 50257 tokens: give "
-     "--vocab-size 257\n"},
-    {"$T --train $D/n_train_000000.bin --context 5000", 1, "at least 5001 tokens in shards of "
-     "at least 5001: use more data, or lower batch, accum or seq"},
-    {"RANK=0 WORLD_SIZE=2 $T --train $D/n_train_000000.bin", 1, "without MASTER_PORT: set "},
-    {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 0, "report.html"},
-    {"$T --train $D/n_train_000000.bin --vocab-size 257 --run-dir $D/run", 1,
+    {"$N", 1, "n_train_000000.bin~ 257~ 50257 tokens: give --vocab-size 257\n"},
+    {"$N --context 5000", 1, "at least 5001 tokens~ 5001: use more data, or lower batch"},
+    {"RANK=0 WORLD_SIZE=2 $N", 1, "without MASTER_PORT: set "},
+    {"$N --vocab-size 257 --run-dir $D/run", 0, "report.html"},
+    {"$N --vocab-size 257 --run-dir $D/run", 1,
      " --vocab-size 257 --run-dir $D/run-2 --init-from $D/run/weights\n"}, /* one --run-dir */
     {"for n in 1 2; do echo text > $D/e$n.txt; done; $X --init-from $D/run/weights --eval "
      "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
      "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell expands it */
     {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file has the name or pattern \""},
-    {"(ulimit -s 100; $X --help)", 1, "train: the stack is limited to 100 KiB, but 128 are needed: "
-                                      "type ulimit -s 8192"},
+    {"(ulimit -s 100; $X --help)", 1, "train: the stack~100 KiB, but 128~: type ulimit -s 8192"},
     {"(ulimit -s 100; $P $D/n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
     {"(ulimit -Ss 100; $P --out $D/small $D/n.txt)", 0, ""}, /* a limit that can rise is raised */
-    {"(ulimit -s 128; $T --train $D/n_train_000000.bin --vocab-size 257 --save-every 1 --ranks 2 "
-     "--run-dir $D/small/run)", 0, ""},
+    {"(ulimit -s 128; $N --vocab-size 257 --save-every 1 --ranks 2 --run-dir $D/small/run)", 0, ""},
     /* ranks of a launcher: a message that all would print is printed once per host */
     {"export WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 MASTER_PORT=29444; for r in 0 1 2; do for flags in "
      "'--bathc 4' '--train none.bin --init-from none/w' '--init-from golden/tiny --prompt x'; do "
      "RANK=$r LOCAL_RANK=$r $X $flags 2>&1; done; done | grep -c 'train: '", 0, "3\n"},
-    /* not text */
     /* the command must not replace a file that is there */
     {"cp $D/gz $D/there; cp $D/gz $D/there.txt; cp $D/gz $D/there-2.txt; $P $D/there", 1,
      "gzip -dc < $D/there > $D/there-3.txt &&\n"},
@@ -129,58 +123,49 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"cd $D; for n in a b; do for s in train val; do mv ${n}_${s}_000000.bin $n-$s.bin; done; "
      "done; { head -c 12 a-train.bin; head -c 1012 /dev/zero; tail -c +1025 a-train.bin; } > "
      "old.bin", 0, ""},
-    {"$T --train $D/a-train.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""},
-    {"$T --train $D/a-train.bin --vocab $D/b.bpe", 1, "$D/a-train.bin was made with another "
-     "vocabulary than $D/b.bpe: give the shards' own with --vocab FILE, or make"},
+    {"$A --val $D/a-val.bin --vocab $D/a.bpe", 0, ""},
+    {"$A --vocab $D/b.bpe", 1,
+     "$D/a-train.bin~ than $D/b.bpe: give the shards' own with --vocab FILE"},
     {"$T --val $D/a-val.bin --vocab $D/b.bpe", 1, "$D/a-val.bin was made with another vocabulary"},
-    {"$T --train $D/a-train.bin --val $D/b-val.bin --vocab $D/a.bpe", 1,
-     "$D/b-val.bin was made with another vocabulary than $D/a.bpe: give"},
-    {"$T --train $D/a-train.bin --val $D/b-val.bin --vocab-size 300", 1,
-     "$D/b-val.bin was made with another vocabulary than $D/a-train.bin: give"},
-    {"$T --train $D/a-train.bin --vocab-size 257", 1,
-     "$D/a-train.bin was made with another vocabulary than the vocabulary of 256 bytes: give"},
-    {"$T --train \"$D/?-train.bin\" --vocab $D/a.bpe", 1, "$D/a-train.bin and $D/b-train.bin were "
-     "made with different vocabularies: narrow the pattern"},
+    {"$A --val $D/b-val.bin --vocab $D/a.bpe", 1, "$D/b-val.bin~ vocabulary than $D/a.bpe: give"},
+    {"$A --val $D/b-val.bin --vocab-size 300", 1, "$D/b-val.bin~ than $D/a-train.bin: give"},
+    {"$A --vocab-size 257", 1, "$D/a-train.bin~ than the vocabulary of 256 bytes: give"},
+    {"$T --train \"$D/?-train.bin\" --vocab $D/a.bpe", 1,
+     "$D/a-train.bin and $D/b-train.bin~: narrow"},
     {"$T --train $D/old.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* names no vocabulary */
     {"$T --train $D/old.bin --vocab $D/b.bpe", 0, ""},
     {"$P --vocab $D/a.bpe --format raw $D/b.txt && $T --train $D/out/train.bin --vocab $D/b.bpe", 0,
      ""},
     {"$P $D/a.txt && $T --train $D/out/a_train_000000.bin --vocab-size 257", 0, ""},
     /* saved models, and another vocabulary of the same size */
-    {"$T --train $D/a-train.bin --vocab-size 300 --run-dir $D/va --save-every 1", 0, ""},
+    {"$A --vocab-size 300 --run-dir $D/va --save-every 1", 0, ""},
     {"$T --train $D/b-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 1,
      "$D/va/step-000001 has another vocabulary (hash "},
-    {"$T --train $D/a-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 0, ""},
-    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1,
-     "$D/b.bpe is not the vocabulary of the weights in $D/va/weights: give their own"},
-    {"$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --eval $D/b.txt", 1,
-     "vocabulary of the weights in $D/va/weights: give their own"},
-    {"$X --device cpu --init-from $D/va/weights --vocab $D/a.bpe --eval $D/a.txt", 0, "perplexity"},
-    {"$X --device cpu --init-from $D/va/weights --eval $D/b-val.bin", 1, "$D/b-val.bin was made "
-     "with another vocabulary than the model's: prepare it again"},
-    {"$X --device cpu --init-from $D/va/weights --eval $D/a-val.bin", 0, "perplexity"},
-    {"$X --device cpu --init-from $D/va/weights --batch 1 --steps 1 --train $D/b-train.bin", 1,
-     "vocabulary than $D/va/weights: make the shards again with ./prepare_data --vocab FILE\n"},
-    {"cp $D/b.bpe $D/va/weights/merges.txt; $X --device cpu --init-from $D/va/weights --prompt a",
-     1, "$D/va/weights/merges.txt is not the vocabulary of the weights in its directory"},
+    {"$A --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 0, ""},
+    {"$W --vocab $D/b.bpe --prompt a", 1, "$D/b.bpe is not~$D/va/weights: give their own"},
+    {"$W --vocab $D/b.bpe --eval $D/b.txt", 1, "the weights in $D/va/weights: give their own"},
+    {"$W --vocab $D/a.bpe --eval $D/a.txt", 0, "perplexity"},
+    {"$W --eval $D/b-val.bin", 1, "$D/b-val.bin~ than the model's: prepare it again"},
+    {"$W --eval $D/a-val.bin", 0, "perplexity"},
+    {"$W --batch 1 --steps 1 --train $D/b-train.bin", 1,
+     " than $D/va/weights: make~./prepare_data --vocab FILE\n"},
+    {"cp $D/b.bpe $D/va/weights/merges.txt; $W --prompt a", 1, "merges.txt is not the vocabulary"},
     {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
-     "$X --device cpu --init-from $D/va/weights --vocab $D/b.bpe --prompt a", 1, "is not the "
-     "vocabulary of the weights in $D/va/weights: give their own, or remove --vocab"},
+     "$W --vocab $D/b.bpe --prompt a", 1, "$D/va/weights: give their own, or remove --vocab"},
     /* the same shards in training and validation */
-    {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1, "$D/a-*.bin matches "
-     "validation shards too, such as $D/a-val.bin: type --train '$D/a-train*.bin', or give that"},
+    {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1,
+     "such as $D/a-val.bin: type --train '$D/a-train*.bin'"},
     {"$T --train \"$D/?-*.bin\" --vocab $D/a.bpe", 1, "type --train '$D/*train*.bin', or give"},
     {"for s in train val; do ln $D/a-$s.bin $D/train_${s}_0.bin; done; " /* --name train */
      "$T --train \"$D/train_*.bin\" --vocab $D/a.bpe", 1, ": type --train '$D/train_train*.bin'"},
     {"$T --train $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* given by its exact name, it is used */
-    {"$T --train $D/a-train.bin --train $D/b-train.bin --vocab $D/a.bpe", 1,
-     "\"$D/a-train.bin\" has no weight, but with 2 sets each needs one: type --train "
-     "'$D/a-train.bin:0.5', and "},
-    {"$T --val $D/a-train.bin --val $D/b-train.bin --vocab $D/a.bpe", 1, "--val is given twice, as "
-     "$D/a-train.bin and as $D/b-train.bin, but takes one pattern"},
-    {"$T --train $D/a-train.bin --train $D/a-train.bin --vocab $D/a.bpe", 0, ""},
+    {"$A --train $D/b-train.bin --vocab $D/a.bpe", 1,
+     "\"$D/a-train.bin\" has no weight~: type --train '$D/a-train.bin:0.5'"},
+    {"$T --val $D/a-train.bin --val $D/b-train.bin --vocab $D/a.bpe", 1,
+     "--val is given twice~$D/b-train.bin"},
+    {"$A --train $D/a-train.bin --vocab $D/a.bpe", 0, ""},
     {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
-     "$D/link is both a training and a validation shard"},
+     "$D/link is both"},
     {"$T --train $D/none.bin --val $D/none.bin", 1, "no file has the name or pattern \"$D/"},
     /* default directories of runs that begin in the same second */
     {"K=$PWD; cd $D && for i in 1 2 3; do $K/$X --device cpu --train a-train.bin --vocab a.bpe "
@@ -188,32 +173,32 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "ls -d runs/*/w* | wc -l", 0, "3\n"},
     /* llm.c's other files */
     {"$T --train $D/llama3.bin", 1, "uint32 tokens of Llama 3, not a token shard of GPT-2"},
-    {"$T --train $D/a-train.bin --val $D/hellaswag.bin --vocab $D/a.bpe", 1,
-     "$D/hellaswag.bin is an evaluation file of llm.c, such as HellaSwag's, which --eval reads, "},
+    {"$A --val $D/hellaswag.bin --vocab $D/a.bpe", 1,
+     "$D/hellaswag.bin is an evaluation file~ --eval reads"},
     {"{ printf '\\306\\327\\064\\001'; head -c 4000 /dev/zero; } > $D/llmc.bin; $T --train "
-     "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c, not a token shard"},
-    {"echo 'version https://git-lfs.github.com/spec/v1' > $D/lfs.json; $T --train $D/a-train.bin "
-     "--vocab $D/lfs.json", 1, "$D/lfs.json is a pointer of git-lfs in place of the file: type"},
+     "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c"},
+    {"echo 'version https://git-lfs.github.com/spec/v1' > $D/lfs.json; $A --vocab $D/lfs.json", 1,
+     "$D/lfs.json is a pointer of git-lfs"},
     /* weights in several files */
     {"$T --seq 4 --train $D/a-train.bin --init-from $D/split", 0, "2 layers"},
-    {INPUTS_SPLIT("no_map", ""), 1, "$D/no_map/model.safetensors.index.json has no weight_map"},
+    {INPUTS_SPLIT("no_map", ""), 1, "index.json has no weight_map"},
     {INPUTS_SPLIT("gone", "\"weight_map\": {\"a\": \"none.safetensors\"}"), 1,
-     "cannot open $D/gone/none.safetensors: No such file"},
+     "$D/gone/none.safetensors: No such file"},
     {INPUTS_SPLIT("half", "\"weight_map\": {\"a\": \"model-0.safetensors\"}"), 1,
-     "$D/half/model.safetensors.index.json has no tensor \"transformer.ln_f.weight\""},
+     "index.json has no tensor \"transformer.ln_f.weight\""},
     {INPUTS_SPLIT("twice", "\"weight_map\": {\"a\": \"model-0.safetensors\", \"b\": "
                            "\"./model-0.safetensors\"}"), 1,
-     "$D/twice/model.safetensors.index.json names tensor \"transformer.h.0"},
+     "index.json names tensor \"transformer.h.0"},
     {"printf '\\153\\0\\0\\0\\0\\0\\0\\0%s' '{" INPUTS_EMPTY("a") "," INPUTS_EMPTY("a") "}' > "
      "$D/same; " INPUTS_SPLIT("same_file", "\"weight_map\": {\"a\": \"../same\"}"), 1,
      "/same names tensor \"a\" twice"},
     {INPUTS_SPLIT("self", "\"weight_map\": {\"a\": \"model.safetensors.index.json\"}"), 1,
-     "it was cut, or it is not a safetensors file"},
+     "not a safetensors file"},
     {INPUTS_SPLIT("number", "\"weight_map\": {\"a\": 3}"), 1, "line 1, column 22: "},
     /* requirements of `make` */
     {"mkdir $D/bin; ln -s /bin/echo /bin/mkdir /bin/sh $D/bin; M=$(command -v make); cp Makefile "
      "$D; cd $D; env -u MAKEFLAGS PATH=$D/bin $M NVCC= data/vocab.bpe", 2,
-     "neither curl nor wget is here: apt-get install curl, or save https://"},
+     "neither curl nor wget~apt-get install curl"},
 };
 
 /* Replaces every $D of `text` by the test's directory. */
@@ -234,7 +219,9 @@ static int test_inputs_run(g2z_test *t, const char *command, char *output, size_
                                                                                       : " --bytes";
   snprintf(line, sizeof line, "{ D='%s'; P='%s --out %s/out%s'; X='%s'; T=\"$X --device cpu "
            "--layers %s --heads 1 --channels 8 --context 5 --batch 1 --steps 1 --sample-tokens 0 "
-           "--dtype fp32 --run-dir none\"; %s; } 2>&1", t->directory, test_prepare_program(),
+           "--dtype fp32 --run-dir none\"; N=\"$T --train $D/n_train_000000.bin\"; "
+           "A=\"$T --train $D/a-train.bin\"; W=\"$X --device cpu --init-from $D/va/weights\"; "
+           "%s; } 2>&1", t->directory, test_prepare_program(),
            t->directory, bytes, test_train_program(), strstr(command, "--init-from") ? "2" : "1",
            command);
   return test_shell(line, output, room);
@@ -277,8 +264,10 @@ static void test_inputs_row(g2z_test *t, const char *command, int code, const ch
   char output[16384], want[1024];
   test_inputs_expand(t, sentence, want, sizeof want);
   int got = test_inputs_run(t, command, output, sizeof output);
-  FAIL_IF(t, got != code || !strstr(output, want), "%s: exit code %d: %s\n    expected %d: %s",
-          command, got, output, code, want);
+  const char *at = output;
+  for (char *part = strtok(want, "~"); part && at; part = strtok(NULL, "~")) at = strstr(at, part);
+  FAIL_IF(t, got != code || !at, "%s: exit code %d: %s\n    expected %d: %s", command, got, output,
+          code, sentence);
 }
 
 static void test_inputs_rows(g2z_test *t) {
@@ -332,24 +321,18 @@ static void test_weights_split(g2z_test *t) {
 static void test_vocab_hash(g2z_test *t) {
   static const uint64_t hashes[] = {0, 0x123456789abcdef0u};
   static const char merges[] = "#version: 0.2\nt h\nth e\n", other[] = "#version: 0.2\nt h\nh e\n";
-  int32_t ids[100], header[256];
+  int32_t ids[100];
   g2z_loader *loader;
   g2z_tokenizer *tokenizer, *again;
-  size_t bytes;
-  char *file;
   memset(ids, 0, sizeof ids);
   for (int i = 0; i < 2; i++) {
-    const char *path = test_path(t, i ? "known" : "unknown");
+    const char *path = test_path(t, "a.bin");
     g2z_shard_writer *writer;
     REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_LLMC, hashes[i], &writer));
     CHECK_OK(t, g2z_shard_writer_append(writer, ids, 100));
     CHECK_OK(t, g2z_shard_writer_commit(writer));
     g2z_shard_writer_free(writer);
-    REQUIRE_OK(t, g2z_read_file(&t->services, path, 4096, &file, &bytes));
-    memcpy(header, file, sizeof header);
-    g2z_release(&t->services, file);
-    CHECK(t, header[0] == 20240520 && header[1] == 1 && header[2] == 100);
-    CHECK(t, memcmp(&header[3], &hashes[i], 8) == 0 && header[5] == 0 && header[255] == 0);
+    CHECK(t, memcmp(test_read(t, "a.bin") + 12, &hashes[i], 8) == 0);
     g2z_loader_config config = test_loader_config(path, 2, 8);
     REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
     CHECK(t, loader->vocab_hash == hashes[i] && (loader->vocab_shard != NULL) == i);

@@ -768,16 +768,22 @@ typedef struct test_prepare_case {
   const char *says;             /* after "=": the whole output */
 } test_prepare_case;
 
-static void test_prepare_cases(g2z_test *t, const test_prepare_case *cases, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    int code = test_prepare(t, cases[i].before, "%s", cases[i].arguments);
-    const char *says = cases[i].says, *said = test_prepare_said;
-    const int exact = *says == '=';
-    FAIL_IF(t, code != cases[i].code || (exact ? strcmp(said, says + 1) != 0 : !strstr(said, says)),
-            "%s prepare_data %s: exit code %d, expected \"%s\": %s", cases[i].before,
-            cases[i].arguments, code, says, said);
-  }
+static void test_prepare_ends(g2z_test *t, const char *before, const char *arguments, int want,
+                              const char *says) {
+  const int code = test_prepare_line(t, before, arguments), exact = *says == '=';
+  const char *said = test_prepare_said;
+  FAIL_IF(t, code != want || (exact ? strcmp(said, says + 1) != 0 : !strstr(said, says)),
+          "%s prepare_data %s: exit code %d, expected \"%s\": %s", before, arguments, code, says,
+          said);
 }
+
+static void test_prepare_cases(g2z_test *t, const test_prepare_case *cases, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    test_prepare_ends(t, cases[i].before, cases[i].arguments, cases[i].code, cases[i].says);
+}
+
+/* Runs that must succeed. */
+#define PREPARES(t, before, ...) test_prepare_ends(t, before, test_text(__VA_ARGS__), 0, "")
 
 /* A shard in the test's directory holds these tokens; header: llm.c's format. */
 static void test_prepare_shard(g2z_test *t, const char *name, int header, const int32_t *expected,
@@ -889,9 +895,8 @@ static void test_prepare_threads(g2z_test *t) {
   size_t bytes;
   PREPARE_OR_SKIP(t);
   bytes = test_prepare_text(t, "long.txt", 11, text, sizeof text);
-  CHECK(t, test_prepare(t, "", "--train-bpe 400 --val-tokens 1000 --out $D/1 --threads 1 "
-                               "$D/long.txt") == 0);
-  CHECK(t, strstr(test_prepare_said, "vocabulary  400 tokens") != NULL);
+  test_prepare_ends(t, "", "--train-bpe 400 --val-tokens 1000 --out $D/1 --threads 1 $D/long.txt",
+                    0, "vocabulary  400 tokens");
   g2z_tokenizer *tokenizer = NULL;
   REQUIRE_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "1/long.bpe"), &tokenizer));
   CHECK(t, g2z_tokenizer_vocab(tokenizer) == 400);
@@ -902,9 +907,8 @@ static void test_prepare_threads(g2z_test *t) {
   test_prepare_shard(t, "1/long_val_000000.bin", 1, ids, 1000);
   test_prepare_shard(t, "1/long_train_000000.bin", 1, ids + 1000, expected.count - 999);
   for (int threads = 2; threads < 8; threads += 5) {
-    CHECK(t, test_prepare(t, "cat $D/long.txt |",
-                          "--vocab $D/1/long.bpe --val-tokens 1000 --out $D/%d --threads %d -",
-                          threads, threads) == 0);
+    PREPARES(t, "cat $D/long.txt |",
+             "--vocab $D/1/long.bpe --val-tokens 1000 --out $D/%d --threads %d -", threads, threads);
     test_prepare_shard(t, test_text("%d/stdin_train_000000.bin", threads), 1, ids + 1000,
                        expected.count - 999);
   }
@@ -1003,8 +1007,8 @@ static void test_prepare_refusals(g2z_test *t) {
   }
   test_prepare_cases(t, more, sizeof more / sizeof *more);
   CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "out/x_train_000000.bin"), &other));
-  CHECK(t, test_prepare(t, "", "--name x --val-fraction 0 --out $D/out $D/in.txt") == 1);
-  CHECK(t, strstr(test_prepare_said, "another program writes") != NULL);
+  test_prepare_ends(t, "", "--name x --val-fraction 0 --out $D/out $D/in.txt", 1,
+                    "another program writes");
   g2z_writer_free(other);
   CHECK(t, rmdir(test_path(t, "out")) == 0); /* nothing is left in it */
 }
@@ -1026,7 +1030,8 @@ static int64_t test_prepare_set(g2z_test *t, const char *pattern, char letter) {
 /* On request a set of shards is replaced as a whole. After a kill at any moment, the patterns find
  * the old set, the new one, or a set that is refused. */
 static void test_prepare_replaces(g2z_test *t) {
-  enum { OLD = 801, NEW = 401, EACH = 25, KILLS = 4 };
+  enum { OLD = 801, NEW = 401, KILLS = 4 };
+  static const char set[] = "--out $D/k --name s --val-fraction 0 --shard-tokens 25";
   static const test_prepare_case cases[] = {
       {"", "--out $D/1 --val-fraction 0.5 $D/d.jsonl", 0, ""},
       {"", "--out $D/1 --val-fraction 0.5 $D/d.jsonl", 1,
@@ -1069,21 +1074,18 @@ static void test_prepare_replaces(g2z_test *t) {
   memset(text, 'n', NEW - 1);
   test_write_file(t, test_path(t, "new.txt"), text, NEW - 1);
   for (int i = 0; i < KILLS || (refused == 0 && i < 20 * KILLS); i++) {
-    CHECK(t, test_prepare(t, "rm -rf $D/k;", "--out $D/k --name s --val-fraction 0 --shard-tokens "
-                          "%d $D/old.txt", EACH) == 0);
+    PREPARES(t, "rm -rf $D/k;", "%s $D/old.txt", set);
     CHECK(t, test_prepare_set(t, "k/s_train_*.bin", 'o') == OLD);
     /* killed after the commit has begun, at once or a little later */
-    test_prepare(t, "", "--out $D/k --name s --val-fraction 0 --shard-tokens %d --overwrite "
-                 "$D/new.txt & n=0; while [ -s $D/k/s_train_000000.bin ] && "
+    test_prepare(t, "", "%s --overwrite $D/new.txt & n=0; while [ -s $D/k/s_train_000000.bin ] && "
                  "[ -e $D/k/s_train_000032.bin ] && [ $n -lt 2000000 ]; do "
-                 "n=$((n + 1)); done; %s kill -9 $!; wait $!", EACH, i % 2 ? "sleep 0.01;" : "");
+                 "n=$((n + 1)); done; %s kill -9 $!; wait $!", set, i % 2 ? "sleep 0.01;" : "");
     int64_t old = test_prepare_set(t, "k/s_train_*.bin", 'o');
     int64_t new_ = test_prepare_set(t, "k/s_train_*.bin", 'n');
     CHECK(t, old == OLD || new_ == NEW || (old == 0 && new_ == 0));
     refused += old == 0 && new_ == 0;
     if (old == 0 && new_ == 0) CHECK(t, strstr(t->services.error, "is empty: prepare it again"));
-    CHECK(t, test_prepare(t, "", "--out $D/k --name s --val-fraction 0 --shard-tokens %d "
-                          "--overwrite $D/new.txt", EACH) == 0);
+    PREPARES(t, "", "%s --overwrite $D/new.txt", set);
     CHECK(t, test_prepare_set(t, "k/s_train_*.bin", 'n') == NEW);
   }
   CHECK(t, refused > 0);
@@ -1134,7 +1136,7 @@ static void test_prepare_jsonl(g2z_test *t) {
   }
   test_write_file(t, test_path(t, "d.txt"), text, sizeof text);
   g2z_tokens all = test_bpe_encode(t, tokenizer, text, sizeof text, 0);
-  CHECK(t, test_prepare(t, "", "--format raw --eot none --out $D --val-fraction 0 $D/d.txt") == 0);
+  PREPARES(t, "", "--format raw --eot none --out $D --val-fraction 0 $D/d.txt");
   test_prepare_shard(t, "train.bin", 0, all.ids, all.count);
   g2z_tokens_free(&all);
   g2z_tokenizer_free(tokenizer);
@@ -1145,7 +1147,7 @@ static void test_prepare_packed(g2z_test *t) {
   static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
   static const char *const files[][2] = {
       {"not.gz", "no gzip"}, {"d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n"}};
-  static const struct { const char *before, *arguments; int code; const char *says; } cases[] = {
+  static const test_prepare_case cases[] = { /* the packer's ending is added */
       {"", "--out $D/2 --val-fraction 0 --threads 2 --overwrite $D/p.txt.", 0, ""},
       {"cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin &&", "--out $D/2 --val-fraction 0 "
        "$D/d.jsonl.", 0, "2 documents, 5 tokens"},
@@ -1170,7 +1172,7 @@ static void test_prepare_packed(g2z_test *t) {
   PREPARE_OR_SKIP(t);
   test_prepare_text(t, "p.txt", 29, text, sizeof text);
   test_prepare_files(t, files, 2);
-  CHECK(t, test_prepare(t, "", "--out $D/1 --val-fraction 0 $D/p.txt") == 0);
+  PREPARES(t, "", "--out $D/1 --val-fraction 0 $D/p.txt");
   for (int i = 0; i < 2; i++) {
     const char *program = packers[i][0], *ending = packers[i][1];
     snprintf(pack, sizeof pack,
@@ -1179,11 +1181,9 @@ static void test_prepare_packed(g2z_test *t) {
              program, program, ending, ending, ending);
     if (test_prepare(t, pack, "--help") == 3) continue;
     found++;
-    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-      CHECK(t, test_prepare(t, cases[k].before, "%s%s", cases[k].arguments, ending) ==
-                   cases[k].code);
-      CHECK(t, strstr(test_prepare_said, cases[k].says) != NULL);
-    }
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++)
+      test_prepare_ends(t, cases[k].before, test_text("%s%s", cases[k].arguments, ending),
+                        cases[k].code, cases[k].says);
     CHECK(t, strstr(test_prepare_said, program) != NULL);
   }
   test_prepare_cases(t, killed, 1);
@@ -1211,10 +1211,9 @@ static void test_prepare_open(g2z_test *t) {
     g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes,
                                           special ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT);
     for (int threads = 1; threads < 8; threads = threads < 3 ? threads + 1 : threads + 4) {
-      CHECK(t, test_prepare(t, "cat $D/open.txt |",
-                            "--vocab $D/merges.txt --val-fraction 0 --format raw --eot none %s "
-                            "--out $D/%d --threads %d --overwrite -",
-                            special ? "--allow-special" : "", threads, threads) == 0);
+      PREPARES(t, "cat $D/open.txt |", "--vocab $D/merges.txt --val-fraction 0 --format raw --eot none "
+               "%s --out $D/%d --threads %d --overwrite -", special ? "--allow-special" : "", threads,
+               threads);
       test_prepare_shard(t, test_text("%d/train.bin", threads), 0, expected.ids, expected.count);
     }
     g2z_tokens_free(&expected);
@@ -1224,12 +1223,10 @@ static void test_prepare_open(g2z_test *t) {
     CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, learnt, test_path(t, "learnt.txt")));
   g2z_tokenizer_free(learnt);
   for (int threads = 1; threads < 4; threads += 2)
-    CHECK(t, test_prepare(t, "", "--train-bpe 300 --val-fraction 0 --threads %d --overwrite --out "
-                                 "$D/l $D/open.txt && cmp $D/l/open.bpe $D/learnt.txt",
-                          threads) == 0);
-  CHECK(t, test_prepare(t, "", "--split-docs eot --val-fraction 0.5 --threads 2 --out $D/e "
-                               "$D/open.txt") == 0);
-  CHECK(t, strstr(test_prepare_said, "train       1 document,") != NULL); /* one for validation */
+    PREPARES(t, "", "--train-bpe 300 --val-fraction 0 --threads %d --overwrite --out $D/l "
+             "$D/open.txt && cmp $D/l/open.bpe $D/learnt.txt", threads);
+  test_prepare_ends(t, "", "--split-docs eot --val-fraction 0.5 --threads 2 --out $D/e $D/open.txt",
+                    0, "train       1 document,"); /* one for validation */
   g2z_tokenizer_free(tokenizer);
 }
 
@@ -1244,8 +1241,7 @@ static void test_prepare_memory(g2z_test *t) {
   PREPARE_OR_SKIP(t);
   int limited = test_prepare(t, limit, "--help") == 0;
   snprintf(before, sizeof before, text, limited ? limit : "");
-  CHECK(t, test_prepare(t, before, "%s", learn) == 0);
-  CHECK(t, strstr(test_prepare_said, "1 document, 90000002 tokens") != NULL);
+  test_prepare_ends(t, before, learn, 0, "1 document, 90000002 tokens");
 }
 
 /* Documents of one letter, each followed by two markers, without white space. The first document is
@@ -1265,8 +1261,8 @@ static void test_prepare_markers(g2z_test *t) {
   for (size_t more = 0; more < PERIOD; more++) {
     const size_t begin = PERIOD - more;
     test_write_file(t, test_path(t, "m.txt"), text + begin, LETTERS + BYTES - begin);
-    CHECK(t, test_prepare(t, "", "--split-docs eot --eot last --val-fraction 0 --threads %zu "
-                                 "--overwrite --out $D $D/m.txt", 1 + more % 3) == 0);
+    PREPARES(t, "", "--split-docs eot --eot last --val-fraction 0 --threads %zu --overwrite "
+             "--out $D $D/m.txt", 1 + more % 3);
     test_prepare_shard(t, "m_train_000000.bin", 1, ids + begin, LETTERS + 2 * DOCUMENTS - begin);
   }
 }
@@ -1301,9 +1297,9 @@ static void test_prepare_filters(g2z_test *t) {
   for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) /* text options: --encode too */
     for (int decode = i > 5; decode < 2; decode++) {
       const char *mode = decode ? "decode" : "encode";
-      CHECK(t, test_prepare(t, "echo 1 |", "--%s --%s", mode, useless[i]) == 1);
-      CHECK_HAS(t, test_prepare_said, test_text("--%.*s has no effect with --%s: remove it",
-                                                (int)strcspn(useless[i], " "), useless[i], mode));
+      test_prepare_ends(t, "echo 1 |", test_text("--%s --%s", mode, useless[i]), 1,
+                        test_text("--%.*s has no effect with --%s: remove it",
+                                  (int)strcspn(useless[i], " "), useless[i], mode));
     }
   test_prepare_cases(t, cases, sizeof cases / sizeof *cases);
 }
