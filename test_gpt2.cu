@@ -322,6 +322,7 @@ static const g2z_test_entry test_table[] = {
     {"train_unread", "a console that is closed or that nobody reads", test_train_unread},
     {"train_log", "train.log and the console hold the same lines", test_train_log},
     {"train_best", "the best checkpoint, patience, a target loss", test_train_best},
+    {"train_best_honest", "the place of the best weights, and their loss", test_train_best_honest},
     {"train_stops_soon", "a signal ends validation, evaluation and sample", test_train_stops_soon},
     {"train_signals", "signals: checkpoint and exit code 75; a second one ends at once",
      test_train_signals},

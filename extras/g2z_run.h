@@ -284,7 +284,9 @@ extern "C" {
   X(best_loss)     /* lowest smooth loss at a checkpoint; NaN: none */                            \
   X(due)           /* saved: work left to do after the step, */                                   \
   X(evaluated)     /* and the number of --eval files scored by then */                            \
-  X(best_step)     /* of best_val_loss */                                                         \
+  X(best_step)     /* of best_val_loss; */                                                        \
+  X(kept_step)     /* of the weights in RUN_DIR/best; NaN: none */                                \
+  X(val_entropy)   /* of its validation tokens; 0 or NaN: not known */                            \
   X(stale)         /* number of validations since then */                                         \
   X(target_loss)                                                                                  \
   X(target_step)   /* the first validation that reached it: step, tokens and wall time; NaN: */   \
@@ -1020,15 +1022,18 @@ static const char *g2zr_command(const g2z_run *run, const char *run_dir, const c
   return text;
 }
 
-/* The command of a new run that starts from these weights and writes to another directory. */
-static const char *g2zr_further(const g2z_run *run, const char *weights, char text[1400]) {
+/* The command of a new run that starts from `path` and writes to another directory. flag:
+ * "--init-from" weights or "--resume" a checkpoint. */
+static const char *g2zr_further(const g2z_run *run, const char *flag, const char *path,
+                                char text[1400]) {
   const g2z_run_config *c = &run->config;
   const int own = c->save_weights && strcmp(c->save_weights, g2zr_in(run, "weights").text) != 0;
   char word[300], to[300] = "", more[700], run_dir[1100];
   snprintf(run_dir, sizeof run_dir, "%s-2", c->run_dir);
   if (own) g2z_shell_word(g2z_path_in(run_dir, "weights").text, to, sizeof to);
-  snprintf(more, sizeof more, "--init-from %s%s%s%s", g2z_shell_word(weights, word, sizeof word),
-           own ? " --save-weights " : "", to, c->resume ? " --resume latest" : "");
+  snprintf(more, sizeof more, "%s %s%s%s%s", flag, g2z_shell_word(path, word, sizeof word),
+           own ? " --save-weights " : "", to,
+           c->resume && strcmp(flag, "--resume") != 0 ? " --resume latest" : "");
   return g2zr_command(run, run_dir, more, text);
 }
 
@@ -1071,8 +1076,13 @@ static g2z_status g2zr_finish(g2z_run *run) {
                run->sum.target_step, run->sum.target_tokens, now);
     } else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
-    if (run_dir && run->config.keep_best && !isnan(run->sum.best_step))
-      G2ZR_SAY(run, "best weights: %s/best, of step %.0f", run_dir, run->sum.best_step);
+    if (run_dir && run->config.keep_best && !isnan(run->sum.best_step)) {
+      if (run->sum.kept_step == run->sum.best_step)
+        G2ZR_SAY(run, "best weights: %s/best, of step %.0f", run_dir, run->sum.best_step);
+      else
+        G2ZR_SAY(run, "best weights: not kept, since step %.0f ran without --keep-best",
+                 run->sum.best_step);
+    }
   }
   if (reports && saved) {
     const char *command = run->config.command_line ? run->config.command_line : "./train";
@@ -1086,7 +1096,8 @@ static g2z_status g2zr_finish(g2z_run *run) {
   if (reports && run->saved >= 0)
     G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, run_dir, more, text));
   else if (reports && saved && run_dir)
-    G2ZR_SAY(run, "To train these weights further: %s", g2zr_further(run, saved, text));
+    G2ZR_SAY(run, "To train these weights further: %s", g2zr_further(run, "--init-from", saved,
+                                                               text));
   run->ended = g2z_seconds();
   g2z_utc_now(now);
   g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
@@ -1513,6 +1524,7 @@ static void g2zr_introduce(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
+  char text[1400];
   G2ZR_SAY(run, "model: %d layer%s, %d head%s, %d channels, %.2f M parameters", model->layers,
            g2zr_plural(model->layers), model->heads, g2zr_plural(model->heads), model->channels,
            (double)plan->parameters * 1e-6);
@@ -1546,6 +1558,12 @@ static void g2zr_introduce(g2z_run *run) {
   if (run->val)
     G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens, unigram entropy %.4f nats",
              run->val_steps, run->val_steps == 1 ? "" : "es", run->val_tokens, run->val_entropy);
+  if (run->val && run->sum.val_entropy > 0 && !isnan(run->sum.best_step) &&
+      fabs(run->sum.val_entropy - run->val_entropy) > 1e-9)
+    g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint, "
+            "but the lowest loss, %.4f of step %.0f, is of the earlier ones. To compare new losses "
+            "alone: %s", run->sum.best_val_loss, run->sum.best_step,
+            g2zr_further(run, "--resume", run->resume, text));
   if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
   if (run->resume) {
     int64_t length;
@@ -1676,7 +1694,8 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
       G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
                  "another --run-dir, or remove it%s%s", run_dir, traces[i], i == 2 ? "" : ". To "
                  "train its weights further: ", i == 2 ? "" :
-                 g2zr_further(run, g2z_path_in(run_dir, i ? "best" : "weights").text, text));
+                 g2zr_further(run, "--init-from", g2z_path_in(run_dir, i ? "best" : "weights").text,
+                              text));
     if (there && !is_run)
       G2Z_REFUSE(run->services, "%.200s is not a run directory and holds a %s, which a run would "
                  "replace: choose another --run-dir", run_dir, traces[i]);
@@ -1706,6 +1725,17 @@ static g2z_status g2zr_check_model(g2z_run *run, const char *directory, const ch
   return G2Z_OK;
 }
 
+/* Creates the directory and checks that weights can be written there: now, not after hours of
+ * training. */
+static g2z_status g2zr_try_weights(g2z_run *run, const char *directory) {
+  g2z_writer *writer;
+  G2Z_TRY(g2z_make_directory(run->services, directory));
+  G2Z_TRY(g2z_writer_create(run->services, g2z_path_in(directory, "model.safetensors").text,
+                            &writer));
+  g2z_writer_free(writer);
+  return G2Z_OK;
+}
+
 /* Rank 0: opens the logs. If the run continues, they are cut to their state at the checkpoint. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   const char *weights = run->config.save_weights, *run_dir = run->config.run_dir;
@@ -1719,23 +1749,28 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     if (there)
       G2Z_REFUSE(run->services, "--save-weights %.400s is a checkpoint, whose weights belong to "
                  "its other files: name another directory", weights);
-    G2Z_TRY(g2z_make_directory(run->services, weights)); /* now, not after hours of training */
+    G2Z_TRY(g2zr_try_weights(run, weights));
     if (!realpath(weights, run->weights))
       return g2z_fail_file(run->services, errno, "find the path of", weights);
     int own = run->found.continues && strncmp(weights, run_dir, length) == 0 &&
               weights[length] == '/';
     own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
-    g2z_writer *writer; /* can it be written there? */
-    G2Z_TRY(g2z_writer_create(run->services, g2z_path_in(weights, "model.safetensors").text,
-                              &writer));
-    g2z_writer_free(writer);
+    /* Checkpoints and the best weights have their own names in run_dir. */
+    char home[PATH_MAX];
+    const char *name = strrchr(run->weights, '/');
+    if (run_dir && realpath(run_dir, home) && strlen(home) == (size_t)(name - run->weights) &&
+        strncmp(home, run->weights, strlen(home)) == 0 &&
+        (strcmp(name, "/best") == 0 || strncmp(name, "/step-", 6) == 0))
+      G2Z_REFUSE(run->services, "--save-weights %.400s is a name of the run's checkpoints and best "
+                 "weights: name another directory, such as %.400s/weights", weights, run_dir);
   }
   if (!run_dir) return G2Z_OK;
   if (run->config.keep_best && !run->found.continues)
     G2Z_TRY(g2zr_check_model(run, g2zr_in(run, "best").text, "--run-dir"));
   G2Z_TRY(g2z_make_directory(run->services, run_dir));
   G2Z_TRY(g2zr_lock(run));
+  if (run->config.keep_best) G2Z_TRY(g2zr_try_weights(run, g2zr_in(run, "best").text));
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
   G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
@@ -1986,7 +2021,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->peak_flops = run->context->world *
                     g2zr_peak_flops(run->trainer->device->info.name, config.train.dtype);
   g2zr_totals *sum = &run->sum;
-  sum->best_val_loss = sum->best_loss = sum->best_step = sum->target_step = NAN;
+  sum->best_val_loss = sum->best_loss = sum->best_step = sum->kept_step = sum->target_step = NAN;
   sum->target_tokens = sum->target_s = NAN;
   const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
@@ -2023,6 +2058,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
   G2Z_TRY(g2zr_agree(run, g2zr_check_shared(run)));
   if (run->context->rank == 0) g2zr_introduce(run);
+  if (run->val) sum->val_entropy = run->val_entropy;
   return g2zr_agree(run, g2zr_forget_end(run));
 }
 
@@ -2055,7 +2091,9 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
 G2Z_API void g2z_run_free(g2z_run *run) {
   if (!run) return;
   if (run->services->listener == run) run->services->also = NULL;
-  if (run->trainer) rmdir(run->weights); /* only if it is still empty */
+  if (run->trainer) rmdir(run->weights); /* only if they are still empty */
+  if (run->trainer && run->config.keep_best && run->context->rank == 0)
+    rmdir(g2zr_in(run, "best").text);
   g2zr_close(run);
   if (run->metrics.file >= 0) close(run->metrics.file);
   if (run->log.file >= 0) close(run->log.file);
@@ -2412,6 +2450,7 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
       G2Z_TRY(g2zr_agree(run, status));
       G2Z_TRY(g2z_trainer_save_weights(run->trainer, directory));
+      if (now == G2ZR_DUE_BEST) run->sum.kept_step = (double)run->step;
       break;
     }
     case G2ZR_DUE_STOP:

@@ -1955,6 +1955,49 @@ static int test_train_paste(g2z_test *t, const char *text, const char *words, ch
   return test_shell(test_text("%.*s 2>&1", (int)strcspn(at, "\n"), at), output, room);
 }
 
+/* What --keep-best and the lowest loss must not do: fail after hours, give the best weights' place
+ * to others, name weights that nobody kept, compare losses of different tokens in silence. */
+static void test_train_best_honest(g2z_test *t) {
+  static const struct {
+    const char *before, *first, *second; /* flags of two starts; first "": only one */
+    int world, code;
+    const char *says, *not_says, *after;
+  } cases[] = {
+      {"mkdir h0 && echo mine > h0/best", "", "--keep-best", 1, 1, "h0/best: File exists", "step 1",
+       "grep mine h0/best && ! ls h0/metrics.jsonl"},
+      {"true", "", "--keep-best --save-weights %s/h1/best", 1, 1, "such as ", "step 1",
+       "! ls h1/best"},
+      {"true", "", "--save-every 4 --save-weights %s/h2/step-000004", 1, 1, "such as ", "step 1",
+       "! ls h2/step-000004"},
+      {"true", "--save-every 8 --lr 0", "--keep-best --lr 0", 1, 0,
+       "best weights: not kept, since step 4 ", "h3/best", "! ls h3/best"},
+      {"true", "--keep-best", "--val-steps 1 --keep-best", 1, 0,
+       "warning: the validation tokens changed since the checkpoint", "not kept", "ls h4/best"},
+      {"true", "--keep-best", "--keep-best", 2, 0, "h5/best, of step ", "tokens changed",
+       "ls h5/best"}};
+  static char output[16384];
+  TRAIN_OR_SKIP(t);
+  for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+    char run[8], flags[2200];
+    snprintf(run, sizeof run, "h%d", i);
+    test_sh(t, "%s", cases[i].before);
+    snprintf(flags, sizeof flags, "%s --val-every 4 --steps 8 ", test_digits(t, run));
+    if (cases[i].first[0])
+      test_train_job(t, 1, 0, "", test_text("%s %s --batch 2", flags, cases[i].first));
+    const size_t used = strlen(flags);
+    snprintf(flags + used, sizeof flags - used, cases[i].second, t->directory);
+    CHECK(t, test_shell(test_text("%s %s --batch %d --ranks %d %s 2>&1", test_train_program(),
+                                  flags, 2 / cases[i].world, cases[i].world, cases[i].first[0] ?
+                                  "--resume latest --steps 12" : ""),
+                        output, sizeof output) == cases[i].code);
+    CHECK_HAS(t, output, cases[i].says);
+    CHECK(t, !strstr(output, cases[i].not_says));
+    test_sh(t, "%s > out 2>&1", cases[i].after);
+    if (i == 4)
+      CHECK(t, test_train_paste(t, output, "new losses alone: ", output, sizeof output) == 0);
+  }
+}
+
 /* The commands that a run prints continue it when pasted, whatever its directory is called. Their
  * files exist: a stopped run has no weights, and reports this. */
 static void test_train_hints(g2z_test *t) {
