@@ -658,7 +658,7 @@ static void test_examples(g2z_test *t) {
   if (access("build/examples/score", X_OK) || access("build/examples/generate", X_OK) ||
       access("prepare_data", X_OK))
     SKIP(t, "the examples are not built: make examples prepare_data");
-  CHECK(t, test_prepare(t, "", "--train-bpe 290 --out $D --name e README.md") == 0);
+  CHECK(t, test_prepare(t, "", "--train-bpe 290 --out $D --name e $R/README.md") == 0);
   const char *dir = t->directory;
   test_write_file(t, test_path(t, "b.txt"), text, strlen(text));
   REQUIRE_OK(t, eval_open(t, 300, test_at(t, "e.bpe"), &kit));

@@ -10,21 +10,21 @@ static const struct {
   size_t at, count;
   const char *bytes, *kind, *advice;
 } inputs_files[] = {
-    {"parquet", 0, 4, "PAR1", "a Parquet file", " for row in batch.to_pylist()]' $D/parquet > "
-     "$D/parquet.jsonl &&\n"},
+    {"parquet", 0, 4, "PAR1", "a Parquet file", " for row in batch.to_pylist()]' parquet > "
+     "parquet.jsonl &&\n"},
     {"arrow", 0, 6, "ARROW1", "an Arrow file", "lines of JSON:\npython3 -c 'import "},
     {"stream", 0, 4, "\xFF\xFF\xFF\xFF", "an Arrow stream", "lines of JSON:\npython3 -c 'import "},
-    {"gz", 0, 2, "\x1F\x8B", "packed by gzip", "\ngzip -dc < $D/gz > $D/gz.txt &&\n"},
-    {"zst", 0, 4, "\x28\xB5\x2F\xFD", "packed by zstd", "\nzstd -dc $D/zst >"},
-    {"xz", 0, 6, "\xFD" "7zXZ\0", "packed by xz", "\nxz -dc $D/xz > $D/xz.txt &&\n"},
-    {"d.jsonl.xz", 0, 6, "\xFD" "7zXZ\0", "packed by xz", " $D/d.jsonl.xz > $D/d.jsonl.xz.jsonl"},
-    {"bz2", 0, 10, "BZh91AY&SY", "packed by bzip2", "\nbzip2 -dc $D/bz2 >"},
-    {"7z", 0, 6, "7z\xBC\xAF\x27\x1C", "a 7-Zip archive", "\n7z x -so $D/7z >"},
-    {"zip", 0, 4, "PK\x03\x04", "a zip archive", "\nunzip -p $D/zip >"},
-    {"tar", 257, 5, "ustar", "a tar archive", "\ntar -xOf $D/tar >"},
-    {"pdf", 0, 5, "%PDF-", "a PDF", "\npdftotext $D/pdf - >"},
-    {"utf16", 0, 2, "\xFF\xFE", "text in UTF-16", "\niconv -f utf-16 -t utf-8 $D/utf16 >"},
-    {"utf16be", 0, 2, "\xFE\xFF", "text in UTF-16", "\niconv -f utf-16 -t utf-8 $D/utf16be >"},
+    {"gz", 0, 2, "\x1F\x8B", "packed by gzip", "\ngzip -dc < gz > gz.txt &&\n"},
+    {"zst", 0, 4, "\x28\xB5\x2F\xFD", "packed by zstd", "\nzstd -dc zst >"},
+    {"xz", 0, 6, "\xFD" "7zXZ\0", "packed by xz", "\nxz -dc xz > xz.txt &&\n"},
+    {"d.jsonl.xz", 0, 6, "\xFD" "7zXZ\0", "packed by xz", " d.jsonl.xz > d.jsonl.xz.jsonl"},
+    {"bz2", 0, 10, "BZh91AY&SY", "packed by bzip2", "\nbzip2 -dc bz2 >"},
+    {"7z", 0, 6, "7z\xBC\xAF\x27\x1C", "a 7-Zip archive", "\n7z x -so 7z >"},
+    {"zip", 0, 4, "PK\x03\x04", "a zip archive", "\nunzip -p zip >"},
+    {"tar", 257, 5, "ustar", "a tar archive", "\ntar -xOf tar >"},
+    {"pdf", 0, 5, "%PDF-", "a PDF", "\npdftotext pdf - >"},
+    {"utf16", 0, 2, "\xFF\xFE", "text in UTF-16", "\niconv -f utf-16 -t utf-8 utf16 >"},
+    {"utf16be", 0, 2, "\xFE\xFF", "text in UTF-16", "\niconv -f utf-16 -t utf-8 utf16be >"},
     {"le", 0, 8, "a\0b\0c\0d", "binary", ": give a text file\n"},
     {"be", 0, 8, "\0a\0b\0c\0d", "binary", ": give a text file\n"},
     {"latin1", 100, 4, "\xE9\xE8 \xE9", /* the last 3 of 300 may be cut */
@@ -35,197 +35,164 @@ static const struct {
     {"llama3.bin", 0, 8, "\xA1\xD9\x34\x01\x07\0\0\0", NULL, NULL},
     {"hellaswag.bin", 0, 8, "\x8A\xD8\x34\x01\x01\0\0\0", NULL, NULL},
     {"array.json", 0, 3, "[{\"", "an array of JSON",
-     "\njq -c '.[]' $D/array.json > $D/array.json.jsonl &&\n"},
+     "\njq -c '.[]' array.json > array.json.jsonl &&\n"},
     {"indented.json", 0, 5, "[\n  {", "an array of JSON", "\njq -c '.[]' "},
     {"d.ndjson", 0, 300, NULL, NULL, NULL},
 };
 
 /* $P is prepare_data, $T a short training, $N and $A the same with two shards, $X ./train alone, $W
- * with the weights of a run on $A's shard, $D the test's directory. In the expected sentence "~"
+ * with the weights of a run on $A's shard, $R the repository. In the expected sentence "~"
  * stands for any text. */
 #define INPUTS_SPLIT(dir, index)                                                               \
-  "mkdir $D/" dir "; cp $D/split/*.json $D/split/model-* $D/" dir "; echo '{" index "}' > $D/" \
-  dir "/model.safetensors.index.json; $T --seq 4 --train $D/old.bin --init-from $D/" dir
+  "mkdir " dir "; cp split/*.json split/model-* " dir "; echo '{" index "}' > " \
+  dir "/model.safetensors.index.json; $T --seq 4 --train old.bin --init-from " dir
 #define INPUTS_EMPTY(name) \
   "\"" name "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}"
 static const struct { const char *command; int code; const char *sentence; } inputs_rows[] = {
     /* newcomers' first mistakes, in the order of the README */
-    {"$P \"$D/*.txt\"", 1, "there is no file $D/*.txt: remove the quotes"},
-    {"head -c 9000 gpt2_zero.h > $D/n.txt; $P --val-fraction 0.5 $D/n.txt && mv $D/out/n* $D", 0,
-     ""},
+    {"$P \"*.txt\"", 1, "there is no file *.txt: remove the quotes"},
+    {"head -c 9000 $R/gpt2_zero.h > n.txt; $P --val-fraction 0.5 n.txt && mv out/n* .", 0, ""},
     {"$X", 1, "nothing to do. To train: --train GLOB"},
-    {"CUDA_VISIBLE_DEVICES=none SLURM_JOB_GPUS=0,1 $X --init-from golden/tiny --prompt a", 1,
+    {"CUDA_VISIBLE_DEVICES=none SLURM_JOB_GPUS=0,1 $X --init-from $R/golden/tiny --prompt a", 1,
      "warning: this runs on the CPU: th"}, /* a build without CUDA; or driver and variable */
     /* 8 bits, above the size where they pay */
     {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512", 0,
      "--fp8 all is not used~2 x 512~from 2048 tokens on"},
     {"$X --dry-run --device cuda --fp8 all --batch 2 --seq 512 | grep -c fp8=", 1, "0"},
     {"$X --dry-run --device cuda --fp8 all --batch 4 --seq 512", 0, ", fp8=all"},
-    {"$T --train $D/n.txt", 1,
-     "./prepare_data --vocab data/vocab.bpe --out data --name NAME $D/n.txt\n"},
-    {"printf 'h e\\n' > \"$D/v o.bpe\"; $T --val $D/d.ndjson --vocab \"$D/v o.bpe\"", 1,
-     "$D/d.ndjson is text~./prepare_data --vocab '$D/v o.bpe' "},
-    {"gzip -c $D/n.txt > $D/n.gz; $T --train $D/n.gz", 1, "n.gz is text, not tokens. "},
-    {"$T --train \"$D/n.tx?\"", 1, "$D/n.txt holds text, not tokens: make shards of it with prep"},
+    {"$T --train n.txt", 1, "./prepare_data --vocab data/vocab.bpe --out data --name NAME n.txt\n"},
+    {"printf 'h e\\n' > \"v o.bpe\"; $T --val d.ndjson --vocab \"v o.bpe\"", 1,
+     "d.ndjson is text~./prepare_data --vocab 'v o.bpe' "},
+    {"gzip -c n.txt > n.gz; $T --train n.gz", 1, "n.gz is text, not tokens. "},
+    {"$T --train \"n.tx?\"", 1, "n.txt holds text, not tokens: make shards of it with prep"},
     {"$N", 1, "n_train_000000.bin~ 257~ 50257 tokens: give --vocab-size 257\n"},
     {"$N --context 5000", 1, "at least 5001 tokens~ 5001: use more data, or lower batch"},
     {"RANK=0 WORLD_SIZE=2 $N", 1, "without MASTER_PORT: set "},
-    {"$N --vocab-size 257 --run-dir $D/run", 0, "report.html"},
-    {"$N --vocab-size 257 --run-dir $D/run", 1,
-     " --vocab-size 257 --run-dir $D/run-2 --init-from $D/run/weights\n"}, /* one --run-dir */
-    {"for n in 1 2; do echo text > $D/e$n.txt; done; $X --init-from $D/run/weights --eval "
-     "\"$D/e?.txt\" $D/n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
-     "$D/e1.txt $D/e2.txt $D/n.txt "}, /* quoted, or as the shell expands it */
-    {"$X --init-from $D/run/weights --eval \"$D/?.none\"", 1, "no file has the name or pattern \""},
+    {"$N --vocab-size 257 --run-dir run", 0, "report.html"},
+    {"$N --vocab-size 257 --run-dir run", 1,
+     " --vocab-size 257 --run-dir run-2 --init-from run/weights\n"}, /* one --run-dir */
+    {"for n in 1 2; do echo text > e$n.txt; done; $X --init-from run/weights --eval "
+     "\"e?.txt\" n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
+     "e1.txt e2.txt n.txt "}, /* quoted, or as the shell expands it */
+    {"$X --init-from run/weights --eval \"?.none\"", 1, "no file has the name or pattern \""},
     {"(ulimit -s 100; $X --help)", 1, "train: the stack~100 KiB, but 128~: type ulimit -s 8192"},
-    {"(ulimit -s 100; $P $D/n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
-    {"(ulimit -Ss 100; $P --out $D/small $D/n.txt)", 0, ""}, /* a limit that can rise is raised */
-    {"(ulimit -s 128; $N --vocab-size 257 --save-every 1 --ranks 2 --run-dir $D/small/run)", 0, ""},
+    {"(ulimit -s 100; $P n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
+    {"(ulimit -Ss 100; $P --out small n.txt)", 0, ""}, /* a limit that can rise is raised */
+    {"(ulimit -s 128; $N --vocab-size 257 --save-every 1 --ranks 2 --run-dir small/run)", 0, ""},
     /* ranks of a launcher: a message that all would print is printed once per host */
     {"export WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 MASTER_PORT=29444; for r in 0 1 2; do for flags in "
-     "'--bathc 4' '--train none.bin --init-from none/w' '--init-from golden/tiny --prompt x'; do "
+     "'--bathc 4' '--train none.bin --init-from no/w' '--init-from $R/golden/tiny --prompt x'; do "
      "RANK=$r LOCAL_RANK=$r $X $flags 2>&1; done; done | grep -c 'train: '", 0, "3\n"},
     /* the command must not replace a file that is there */
-    {"cp $D/gz $D/there; cp $D/gz $D/there.txt; cp $D/gz $D/there-2.txt; $P $D/there", 1,
-     "gzip -dc < $D/there > $D/there-3.txt &&\n"},
-    {"$P --strict $D/latin1", 1, "$D/latin1 is perhaps in Latin-1"},
-    {"$P --strict $D/xz", 1, "$D/xz is packed by xz"},
-    {"$P $D/d.ndjson $D/zip", 1, "$D/zip is a zip archive"}, /* before any output is written */
-    {"cat $D/xz | $P -", 1, ":\nxz -dc FILE > FILE.txt &&\n"},
-    {"cat $D/latin1 | $P --field text -", 1, " --field text FILE.jsonl\n"},
-    {"{ head -c 3 $D/tar; sleep 0.2; tail -c +4 $D/tar; } | $P -", 1, "standard input is a tar "},
-    {"gzip -c $D/tar > $D/tar.gz; $P $D/tar.gz", 1, "\ngzip -dc $D/tar.gz | tar -xOf - > $D/tar."},
+    {"cp gz there; cp gz there.txt; cp gz there-2.txt; $P there", 1,
+     "gzip -dc < there > there-3.txt &&\n"},
+    {"$P --strict latin1", 1, "latin1 is perhaps in Latin-1"},
+    {"$P --strict xz", 1, "xz is packed by xz"},
+    {"$P d.ndjson zip", 1, "zip is a zip archive"}, /* before any output is written */
+    {"cat xz | $P -", 1, ":\nxz -dc FILE > FILE.txt &&\n"},
+    {"cat latin1 | $P --field text -", 1, " --field text FILE.jsonl\n"},
+    {"{ head -c 3 tar; sleep 0.2; tail -c +4 tar; } | $P -", 1, "standard input is a tar "},
+    {"gzip -c tar > tar.gz; $P tar.gz", 1, "\ngzip -dc tar.gz | tar -xOf - > tar."},
     /* not text under any name; and the result of the advised command */
-    {"head -c 70000 /dev/urandom > $D/random; $P $D/random", 1, "$D/random is binary, not text"},
+    {"head -c 70000 /dev/urandom > random; $P random", 1, "random is binary, not text"},
     {"$P - < /dev/zero", 1, "standard input is binary, not"},
     {"$P --field a - < /dev/zero", 1, "standard input is binary, not"},
     {"yes | tr -d '\\n' | $P --field a -", 1, "standard input, line 1 has no end within 256 MiB"},
-    {"mkdir \"$D/a \\$b\"; f=\"$D/a \\$b/it's\"; printf '{\"text\": \"caf\\351s\"}' > "
-     "\"$f.jsonl\"; $P --name n --val-fraction 0 \"$f.jsonl\" 2>&1 | tail -n 2 > $D/advice; "
-     "bash $D/advice", 0, "train       1 document, 7 tokens"},
-    {"rm $D/out/n_*; for e in utf-16le utf-16be utf-32; do echo 'text of letters' | iconv -f utf-8 "
-     "-t $e > $D/wide; $P --name $e --val-fraction 0 $D/wide 2>&1 | tail -n 2 > $D/advice; bash "
-     "$D/advice; rm $D/out/$e* $D/wide.txt; done", 0, "17 tokens"},
-    {"yes 'plain words and numbers 12345' | head -c 200000 > $D/u; for at in 5 77 1234 60000; do "
-     "printf '\\377\\200\\303(' | dd of=$D/u bs=1 seek=$at conv=notrunc 2> /dev/null; done; "
-     "$P --name u --val-fraction 0 $D/u && rm $D/out/u_*", 0, "train       1 document, 2000"},
-    {"ls $D/out", 0, ""},
-    {"rmdir $D/out", 0, ""},
-    {"$P $D/some", 0, "train  "}, /* up to 1 % is replaced */
-    {"$P $D/d.ndjson", 0, "val         1 document, 4 tokens"},
-    {"cp $D/d.ndjson $D/old.json; printf '{\\n  \"text\": \"a\"\\n}\\n' > $D/pretty.json", 0, ""},
-    {"$P --name o $D/old.json", 0, "val         1 document, 4 tokens"},
-    {"$P --name p $D/pretty.json", 1, "$D/pretty.json, line 1, column 2: expected"},
-    {"$P --field body $D/some", 1, "its name does not end in .jsonl, .ndjson or .json: rename it"},
+    {"mkdir \"a \\$b\"; f=\"a \\$b/it's\"; printf '{\"text\": \"caf\\351s\"}' > "
+     "\"$f.jsonl\"; $P --name n --val-fraction 0 \"$f.jsonl\" 2>&1 | tail -n 2 > advice; "
+     "bash advice", 0, "train       1 document, 7 tokens"},
+    {"rm out/n_*; for e in utf-16le utf-16be utf-32; do echo 'text of letters' | iconv -f utf-8 "
+     "-t $e > wide; $P --name $e --val-fraction 0 wide 2>&1 | tail -n 2 > advice; bash "
+     "advice; rm out/$e* wide.txt; done", 0, "17 tokens"},
+    {"yes 'plain words and numbers 12345' | head -c 200000 > u; for at in 5 77 1234 60000; do "
+     "printf '\\377\\200\\303(' | dd of=u bs=1 seek=$at conv=notrunc 2> /dev/null; done; "
+     "$P --name u --val-fraction 0 u && rm out/u_*", 0, "train       1 document, 2000"},
+    {"ls out", 0, ""},
+    {"rmdir out", 0, ""},
+    {"$P some", 0, "train  "}, /* up to 1 % is replaced */
+    {"$P d.ndjson", 0, "val         1 document, 4 tokens"},
+    {"cp d.ndjson old.json; printf '{\\n  \"text\": \"a\"\\n}\\n' > pretty.json", 0, ""},
+    {"$P --name o old.json", 0, "val         1 document, 4 tokens"},
+    {"$P --name p pretty.json", 1, "pretty.json, line 1, column 2: expected"},
+    {"$P --field body some", 1, "its name does not end in .jsonl, .ndjson or .json: rename it"},
     /* shards of another vocabulary */
-    {"head -c 60000 gpt2_zero.h > $D/a.txt; $P --train-bpe 300 $D/a.txt && mv $D/out/a* $D", 0, ""},
-    {"tail -c 60000 gpt2_zero.h > $D/b.txt; $P --train-bpe 300 $D/b.txt && mv $D/out/b* $D", 0, ""},
-    {"cd $D; for n in a b; do for s in train val; do mv ${n}_${s}_000000.bin $n-$s.bin; done; "
+    {"head -c 60000 $R/gpt2_zero.h > a.txt; $P --train-bpe 300 a.txt && mv out/a* .", 0, ""},
+    {"tail -c 60000 $R/gpt2_zero.h > b.txt; $P --train-bpe 300 b.txt && mv out/b* .", 0, ""},
+    {"for n in a b; do for s in train val; do mv ${n}_${s}_000000.bin $n-$s.bin; done; "
      "done; { head -c 12 a-train.bin; head -c 1012 /dev/zero; tail -c +1025 a-train.bin; } > "
      "old.bin", 0, ""},
-    {"$A --val $D/a-val.bin --vocab $D/a.bpe", 0, ""},
-    {"$A --vocab $D/b.bpe", 1,
-     "$D/a-train.bin~ than $D/b.bpe: give the shards' own with --vocab FILE"},
-    {"$T --val $D/a-val.bin --vocab $D/b.bpe", 1, "$D/a-val.bin was made with another vocabulary"},
-    {"$A --val $D/b-val.bin --vocab $D/a.bpe", 1, "$D/b-val.bin~ vocabulary than $D/a.bpe: give"},
-    {"$A --val $D/b-val.bin --vocab-size 300", 1, "$D/b-val.bin~ than $D/a-train.bin: give"},
-    {"$A --vocab-size 257", 1, "$D/a-train.bin~ than the vocabulary of 256 bytes: give"},
-    {"$T --train \"$D/?-train.bin\" --vocab $D/a.bpe", 1,
-     "$D/a-train.bin and $D/b-train.bin~: narrow"},
-    {"$T --train $D/old.bin --val $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* names no vocabulary */
-    {"$T --train $D/old.bin --vocab $D/b.bpe", 0, ""},
-    {"$P --vocab $D/a.bpe --format raw $D/b.txt && $T --train $D/out/train.bin --vocab $D/b.bpe", 0,
-     ""},
-    {"$P $D/a.txt && $T --train $D/out/a_train_000000.bin --vocab-size 257", 0, ""},
+    {"$A --val a-val.bin --vocab a.bpe", 0, ""},
+    {"$A --vocab b.bpe", 1, "a-train.bin~ than b.bpe: give the shards' own with --vocab FILE"},
+    {"$T --val a-val.bin --vocab b.bpe", 1, "a-val.bin was made with another vocabulary"},
+    {"$A --val b-val.bin --vocab a.bpe", 1, "b-val.bin~ vocabulary than a.bpe: give"},
+    {"$A --val b-val.bin --vocab-size 300", 1, "b-val.bin~ than a-train.bin: give"},
+    {"$A --vocab-size 257", 1, "a-train.bin~ than the vocabulary of 256 bytes: give"},
+    {"$T --train \"?-train.bin\" --vocab a.bpe", 1, "a-train.bin and b-train.bin~: narrow"},
+    {"$T --train old.bin --val a-val.bin --vocab a.bpe", 0, ""}, /* names no vocabulary */
+    {"$T --train old.bin --vocab b.bpe", 0, ""},
+    {"$P --vocab a.bpe --format raw b.txt && $T --train out/train.bin --vocab b.bpe", 0, ""},
+    {"$P a.txt && $T --train out/a_train_000000.bin --vocab-size 257", 0, ""},
     /* saved models, and another vocabulary of the same size */
-    {"$A --vocab-size 300 --run-dir $D/va --save-every 1", 0, ""},
-    {"$T --train $D/b-train.bin --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 1,
-     "$D/va/step-000001 has another vocabulary (hash "},
-    {"$A --vocab-size 300 --run-dir $D/va --resume latest --steps 2", 0, ""},
-    {"$W --vocab $D/b.bpe --prompt a", 1, "$D/b.bpe is not~$D/va/weights: give their own"},
-    {"$W --vocab $D/b.bpe --eval $D/b.txt", 1, "the weights in $D/va/weights: give their own"},
-    {"$W --vocab $D/a.bpe --eval $D/a.txt", 0, "perplexity"},
-    {"$W --eval $D/b-val.bin", 1, "$D/b-val.bin~ than the model's: prepare it again"},
-    {"$W --eval $D/a-val.bin", 0, "perplexity"},
-    {"$W --batch 1 --steps 1 --train $D/b-train.bin", 1,
-     " than $D/va/weights: make~./prepare_data --vocab FILE\n"},
-    {"cp $D/b.bpe $D/va/weights/merges.txt; $W --prompt a", 1, "merges.txt is not the vocabulary"},
-    {"cp $D/a.bpe $D/va/weights/merges.txt; sed -i /vocab_hash/d $D/va/weights/config.json; "
-     "$W --vocab $D/b.bpe --prompt a", 1, "$D/va/weights: give their own, or remove --vocab"},
+    {"$A --vocab-size 300 --run-dir va --save-every 1", 0, ""},
+    {"$T --train b-train.bin --vocab-size 300 --run-dir va --resume latest --steps 2", 1,
+     "va/step-000001 has another vocabulary (hash "},
+    {"$A --vocab-size 300 --run-dir va --resume latest --steps 2", 0, ""},
+    {"$W --vocab b.bpe --prompt a", 1, "b.bpe is not~va/weights: give their own"},
+    {"$W --vocab b.bpe --eval b.txt", 1, "the weights in va/weights: give their own"},
+    {"$W --vocab a.bpe --eval a.txt", 0, "perplexity"},
+    {"$W --eval b-val.bin", 1, "b-val.bin~ than the model's: prepare it again"},
+    {"$W --eval a-val.bin", 0, "perplexity"},
+    {"$W --batch 1 --steps 1 --train b-train.bin", 1,
+     " than va/weights: make~./prepare_data --vocab FILE\n"},
+    {"cp b.bpe va/weights/merges.txt; $W --prompt a", 1, "merges.txt is not the vocabulary"},
+    {"cp a.bpe va/weights/merges.txt; sed -i /vocab_hash/d va/weights/config.json; "
+     "$W --vocab b.bpe --prompt a", 1, "va/weights: give their own, or remove --vocab"},
     /* the same shards in training and validation */
-    {"$T --train \"$D/a-*.bin\" --val $D/a-val.bin --vocab $D/a.bpe", 1,
-     "such as $D/a-val.bin: type --train '$D/a-train*.bin'"},
-    {"$T --train \"$D/?-*.bin\" --vocab $D/a.bpe", 1, "type --train '$D/*train*.bin', or give"},
-    {"for s in train val; do ln $D/a-$s.bin $D/train_${s}_0.bin; done; " /* --name train */
-     "$T --train \"$D/train_*.bin\" --vocab $D/a.bpe", 1, ": type --train '$D/train_train*.bin'"},
-    {"$T --train $D/a-val.bin --vocab $D/a.bpe", 0, ""}, /* given by its exact name, it is used */
-    {"$A --train $D/b-train.bin --vocab $D/a.bpe", 1,
-     "\"$D/a-train.bin\" has no weight~: type --train '$D/a-train.bin:0.5'"},
-    {"$T --val $D/a-train.bin --val $D/b-train.bin --vocab $D/a.bpe", 1,
-     "--val is given twice~$D/b-train.bin"},
-    {"$A --train $D/a-train.bin --vocab $D/a.bpe", 0, ""},
-    {"ln -s a-val.bin $D/link; $T --train $D/link --val $D/a-val.bin --vocab $D/a.bpe", 1,
-     "$D/link is both"},
-    {"$T --train $D/none.bin --val $D/none.bin", 1, "no file has the name or pattern \"$D/"},
+    {"$T --train \"a-*.bin\" --val a-val.bin --vocab a.bpe", 1,
+     "such as a-val.bin: type --train 'a-train*.bin'"},
+    {"$T --train \"?-*.bin\" --vocab a.bpe", 1, "type --train '*train*.bin', or give"},
+    {"for s in train val; do ln a-$s.bin train_${s}_0.bin; done; " /* --name train */
+     "$T --train \"train_*.bin\" --vocab a.bpe", 1, ": type --train 'train_train*.bin'"},
+    {"$T --train a-val.bin --vocab a.bpe", 0, ""}, /* given by its exact name, it is used */
+    {"$A --train b-train.bin --vocab a.bpe", 1,
+     "\"a-train.bin\" has no weight~: type --train 'a-train.bin:0.5'"},
+    {"$T --val a-train.bin --val b-train.bin --vocab a.bpe", 1, "--val is given twice~b-train.bin"},
+    {"$A --train a-train.bin --vocab a.bpe", 0, ""},
+    {"ln -s a-val.bin link; $T --train link --val a-val.bin --vocab a.bpe", 1, "link is both"},
+    {"$T --train none.bin --val none.bin", 1, "no file has the name or pattern \""},
     /* default directories of runs that begin in the same second */
-    {"K=$PWD; cd $D && for i in 1 2 3; do $K/$X --device cpu --train a-train.bin --vocab a.bpe "
+    {"for i in 1 2 3; do $X --device cpu --train a-train.bin --vocab a.bpe "
      "--layers 1 --channels 16 --heads 2 --context 16 --batch 1 --steps 1 || break; done > log; "
      "ls -d runs/*/w* | wc -l", 0, "3\n"},
     /* llm.c's other files */
-    {"$T --train $D/llama3.bin", 1, "uint32 tokens of Llama 3, not a token shard of GPT-2"},
-    {"$A --val $D/hellaswag.bin --vocab $D/a.bpe", 1,
-     "$D/hellaswag.bin is an evaluation file~ --eval reads"},
-    {"{ printf '\\306\\327\\064\\001'; head -c 4000 /dev/zero; } > $D/llmc.bin; $T --train "
-     "$D/llmc.bin --vocab $D/a.bpe", 1, "$D/llmc.bin is a model of llm.c"},
-    {"echo 'version https://git-lfs.github.com/spec/v1' > $D/lfs.json; $A --vocab $D/lfs.json", 1,
-     "$D/lfs.json is a pointer of git-lfs"},
+    {"$T --train llama3.bin", 1, "uint32 tokens of Llama 3, not a token shard of GPT-2"},
+    {"$A --val hellaswag.bin --vocab a.bpe", 1,
+     "hellaswag.bin is an evaluation file~ --eval reads"},
+    {"{ printf '\\306\\327\\064\\001'; head -c 4000 /dev/zero; } > llmc.bin; $T --train "
+     "llmc.bin --vocab a.bpe", 1, "llmc.bin is a model of llm.c"},
+    {"echo 'version https://git-lfs.github.com/spec/v1' > lfs.json; $A --vocab lfs.json", 1,
+     "lfs.json is a pointer of git-lfs"},
     /* weights in several files */
-    {"$T --seq 4 --train $D/a-train.bin --init-from $D/split", 0, "2 layers"},
+    {"$T --seq 4 --train a-train.bin --init-from split", 0, "2 layers"},
     {INPUTS_SPLIT("no_map", ""), 1, "index.json has no weight_map"},
     {INPUTS_SPLIT("gone", "\"weight_map\": {\"a\": \"none.safetensors\"}"), 1,
-     "$D/gone/none.safetensors: No such file"},
+     "gone/none.safetensors: No such file"},
     {INPUTS_SPLIT("half", "\"weight_map\": {\"a\": \"model-0.safetensors\"}"), 1,
      "index.json has no tensor \"transformer.ln_f.weight\""},
     {INPUTS_SPLIT("twice", "\"weight_map\": {\"a\": \"model-0.safetensors\", \"b\": "
                            "\"./model-0.safetensors\"}"), 1,
      "index.json names tensor \"transformer.h.0"},
     {"printf '\\153\\0\\0\\0\\0\\0\\0\\0%s' '{" INPUTS_EMPTY("a") "," INPUTS_EMPTY("a") "}' > "
-     "$D/same; " INPUTS_SPLIT("same_file", "\"weight_map\": {\"a\": \"../same\"}"), 1,
+     "same; " INPUTS_SPLIT("same_file", "\"weight_map\": {\"a\": \"../same\"}"), 1,
      "/same names tensor \"a\" twice"},
     {INPUTS_SPLIT("self", "\"weight_map\": {\"a\": \"model.safetensors.index.json\"}"), 1,
      "not a safetensors file"},
     {INPUTS_SPLIT("number", "\"weight_map\": {\"a\": 3}"), 1, "line 1, column 22: "},
     /* requirements of `make` */
-    {"mkdir $D/bin; ln -s /bin/echo /bin/mkdir /bin/sh $D/bin; M=$(command -v make); cp Makefile "
-     "$D; cd $D; env -u MAKEFLAGS PATH=$D/bin $M NVCC= data/vocab.bpe", 2,
+    {"mkdir bin; ln -s /bin/echo /bin/mkdir /bin/sh bin; M=$(command -v make); cp "
+     "$R/Makefile .; env -u MAKEFLAGS PATH=$PWD/bin $M NVCC= data/vocab.bpe", 2,
      "neither curl nor wget~apt-get install curl"},
 };
-
-/* Replaces every $D of `text` by the test's directory. */
-static void test_inputs_expand(const g2z_test *t, const char *text, char *out, size_t room) {
-  size_t used = 0;
-  for (out[0] = 0; *text && used + 1 < room; text++) {
-    int name = text[0] == '$' && text[1] == 'D';
-    used += (size_t)snprintf(out + used, room - used, "%.*s", name ? 255 : 1,
-                             name ? t->directory : text);
-    text += name;
-  }
-}
-
-/* Runs a row in a shell; its output goes to `output`. */
-static int test_inputs_run(g2z_test *t, const char *command, char *output, size_t room) {
-  char line[4096];
-  const char *bytes = strstr(command, "$P --vocab") || strstr(command, "--train-bpe") ? ""
-                                                                                      : " --bytes";
-  snprintf(line, sizeof line, "{ D='%s'; P='%s --out %s/out%s'; X='%s'; T=\"$X --device cpu "
-           "--layers %s --heads 1 --channels 8 --context 5 --batch 1 --steps 1 --sample-tokens 0 "
-           "--dtype fp32 --run-dir none\"; N=\"$T --train $D/n_train_000000.bin\"; "
-           "A=\"$T --train $D/a-train.bin\"; W=\"$X --device cpu --init-from $D/va/weights\"; "
-           "%s; } 2>&1", t->directory, test_prepare_program(),
-           t->directory, bytes, test_train_program(), strstr(command, "--init-from") ? "2" : "1",
-           command);
-  return test_shell(line, output, room);
-}
 
 /* Writes DIRECTORY/split: two files, which take the tensors alternately, and an index. */
 static void test_inputs_weights(g2z_test *t) {
@@ -260,11 +227,19 @@ static void test_inputs_weights(g2z_test *t) {
   CHECK(t, unlink(test_path(t, "split/model.safetensors")) == 0);
 }
 
+/* Runs a row in a shell, in the test's directory. */
 static void test_inputs_row(g2z_test *t, const char *command, int code, const char *sentence) {
-  char output[16384], want[1024];
-  test_inputs_expand(t, sentence, want, sizeof want);
-  int got = test_inputs_run(t, command, output, sizeof output);
+  char line[4096], output[16384], want[1024];
+  const int learns = strstr(command, "$P --vocab") || strstr(command, "--train-bpe");
+  snprintf(line, sizeof line, "{ R=$PWD; P=\"$(realpath %s) --out out%s\"; X=$(realpath %s); "
+           "T=\"$X --device cpu --layers %s --heads 1 --channels 8 --context 5 --batch 1 --steps 1 "
+           "--sample-tokens 0 --dtype fp32 --run-dir none\"; N=\"$T --train n_train_000000.bin\"; "
+           "A=\"$T --train a-train.bin\"; W=\"$X --device cpu --init-from va/weights\"; cd '%s'; "
+           "%s; } 2>&1", test_prepare_program(), learns ? "" : " --bytes", test_train_program(),
+           strstr(command, "--init-from") ? "2" : "1", t->directory, command);
+  const int got = test_shell(line, output, sizeof output);
   const char *at = output;
+  snprintf(want, sizeof want, "%s", sentence);
   for (char *part = strtok(want, "~"); part && at; part = strtok(NULL, "~")) at = strstr(at, part);
   FAIL_IF(t, got != code || !at, "%s: exit code %d: %s\n    expected %d: %s", command, got, output,
           code, sentence);
@@ -283,8 +258,8 @@ static void test_inputs_rows(g2z_test *t) {
       memcpy(letters + inputs_files[i].at, inputs_files[i].bytes, inputs_files[i].count);
     test_write_file(t, test_path(t, name), letters, sizeof letters);
     if (!kind) continue;
-    const char *command = test_text("$P $D/%s", name);
-    test_inputs_row(t, command, 1, test_text("$D/%s is %s, not text in UTF-8", name, kind));
+    const char *command = test_text("$P %s", name);
+    test_inputs_row(t, command, 1, test_text("%s is %s, not text in UTF-8", name, kind));
     test_inputs_row(t, command, 1, inputs_files[i].advice);
   }
   test_write_file(t, test_path(t, "d.ndjson"), documents, sizeof documents - 1);

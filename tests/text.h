@@ -747,16 +747,18 @@ static void test_tokenizer_gpt2(g2z_test *t) {
 
 static char test_prepare_said[16384];
 
-/* Runs `BEFORE prepare_data ARGUMENTS` in a shell; $D is the test's directory, $P the program. Adds
- * --bytes unless the arguments name a vocabulary. Returns the exit code, -1 if it did not exit. */
+/* Runs `BEFORE prepare_data ARGUMENTS` in a shell in the test's directory, $D. $P is the program and
+ * $R the repository. Adds --bytes unless the arguments name a vocabulary. Returns the exit code, -1
+ * if it did not exit. */
 #define test_prepare(t, before, ...) test_prepare_line(t, before, test_text(__VA_ARGS__))
 static int test_prepare_line(g2z_test *t, const char *before, const char *words) {
   char command[4096];
   const char *program = test_prepare_program();
   const int named = strstr(words, "--vocab") || strstr(words, "--train-bpe") ||
                     strstr(words, "--bytes") || strstr(words, "--help");
-  int length = snprintf(command, sizeof command, "D='%s'; P='%s'; { %s \"$P\" %s%s; } 2>&1",
-                        t->directory, program, before, named ? "" : "--bytes ", words);
+  int length = snprintf(command, sizeof command, "R=$PWD; P=$(realpath '%s'); cd '%s'; D=.; "
+                        "{ %s \"$P\" %s%s; } 2>&1", program, t->directory, before,
+                        named ? "" : "--bytes ", words);
   CHECK(t, length < (int)sizeof command);
   return test_shell(command, test_prepare_said, sizeof test_prepare_said);
 }
@@ -836,34 +838,31 @@ static void test_prepare_conventions(g2z_test *t) {
     int header;
     const char *tokens; /* for test_prepare_ids; NULL: the file does not exist */
   } cases[] = {
-      {"--val-fraction 0 $D/a.txt", "a_train_000000.bin", 1, "#one\n\n\ntwo 2\n\nthree"},
-      {"--val-fraction 0 $D/a.txt", "a_val_000000.bin", 1, NULL},
-      {"--format raw --val-fraction 0.25 $D/a.txt", "train.bin", 0, "one\n\n\ntwo 2\n\n#"},
-      {"--format raw --val-fraction 0.25 $D/a.txt", "val.bin", 0, "three#"},
-      {"--format raw --eot none --val-fraction 0.25 --name b $D/a.txt", "val_b.bin", 0, "three"},
-      {"--split-docs blank --val-tokens 6 --name b $D/a.txt", "b_train_000000.bin", 1,
+      {"--val-fraction 0 a.txt", "a_train_000000.bin", 1, "#one\n\n\ntwo 2\n\nthree"},
+      {"--val-fraction 0 a.txt", "a_val_000000.bin", 1, NULL},
+      {"--format raw --val-fraction 0.25 a.txt", "train.bin", 0, "one\n\n\ntwo 2\n\n#"},
+      {"--format raw --val-fraction 0.25 a.txt", "val.bin", 0, "three#"},
+      {"--format raw --eot none --val-fraction 0.25 --name b a.txt", "val_b.bin", 0, "three"},
+      {"--split-docs blank --val-tokens 6 --name b a.txt", "b_train_000000.bin", 1,
        "#\ntwo 2\n\n#three"},
-      {"--split-docs blank --val-tokens 6 $D/a.txt", "a_val_000000.bin", 1, "#one\n\n"},
-      {"--split-docs blank $D/a.txt", "a_train_000000.bin", 1, "#\ntwo 2\n\n#three"},
-      {"--split-docs blank --val-fraction 0 $D/b.txt", "b_train_000000.bin", 1, "#\n\n\na\n\n#b"},
-      {"--val-tokens 5 $D/a.txt", "a_val_000000.bin", 1, "#one\n"},
-      {"--val-tokens 5 --eot last $D/a.txt", "a_train_000000.bin", 1, "\ntwo 2\n\nthree#"},
-      {"--split-docs blank --val-tokens 7 $D/a.txt", "a_train_000000.bin", 1,
-       "\ntwo 2\n\n#three"},
-      {"--split-docs blank --val-tokens 7 $D/a.txt", "a_val_000000.bin", 1, "#one\n\n#"},
-      {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000000.bin", 1, "#one\n\n\nt"},
-      {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000001.bin", 1, "wo 2\n\nth"},
-      {"--val-fraction 0 --shard-tokens 8 $D/a.txt", "a_train_000002.bin", 1, "ree"},
-      {"--split-docs eot --val-fraction 0 $D/e.txt", "e_train_000000.bin", 1, "#a\n#b <|c"},
-      {"--allow-special --val-fraction 0 $D/e.txt", "e_train_000000.bin", 1, "##a\n##\n#b <|c#\n"},
-      {"--universal-newlines --val-fraction 0 $D/crlf.txt", "crlf_train_000000.bin", 1,
-       "#a\nb\nc\n"},
-      {"--val-fraction 0 $D/d.jsonl", "d_train_000000.bin", 1, "#A\"\n#second#"},
-      {"--val-fraction 0 --field id $D/d.jsonl", "d_train_000000.bin", 1, "#x1#x2#x3"},
-      {"--format raw $D/d.jsonl", "val.bin", 0, "A\"\n#"}, /* the first of every twenty */
-      {"--field id --val-tokens 6 - < $D/d.jsonl", "stdin_train_000000.bin", 1, "#x3"},
-      {"$D/a.txt $D/d.jsonl --val-tokens 7", "a_train_000000.bin", 1,
-       "two 2\n\nthree#A\"\n#second#"},
+      {"--split-docs blank --val-tokens 6 a.txt", "a_val_000000.bin", 1, "#one\n\n"},
+      {"--split-docs blank a.txt", "a_train_000000.bin", 1, "#\ntwo 2\n\n#three"},
+      {"--split-docs blank --val-fraction 0 b.txt", "b_train_000000.bin", 1, "#\n\n\na\n\n#b"},
+      {"--val-tokens 5 a.txt", "a_val_000000.bin", 1, "#one\n"},
+      {"--val-tokens 5 --eot last a.txt", "a_train_000000.bin", 1, "\ntwo 2\n\nthree#"},
+      {"--split-docs blank --val-tokens 7 a.txt", "a_train_000000.bin", 1, "\ntwo 2\n\n#three"},
+      {"--split-docs blank --val-tokens 7 a.txt", "a_val_000000.bin", 1, "#one\n\n#"},
+      {"--val-fraction 0 --shard-tokens 8 a.txt", "a_train_000000.bin", 1, "#one\n\n\nt"},
+      {"--val-fraction 0 --shard-tokens 8 a.txt", "a_train_000001.bin", 1, "wo 2\n\nth"},
+      {"--val-fraction 0 --shard-tokens 8 a.txt", "a_train_000002.bin", 1, "ree"},
+      {"--split-docs eot --val-fraction 0 e.txt", "e_train_000000.bin", 1, "#a\n#b <|c"},
+      {"--allow-special --val-fraction 0 e.txt", "e_train_000000.bin", 1, "##a\n##\n#b <|c#\n"},
+      {"--universal-newlines --val-fraction 0 crlf.txt", "crlf_train_000000.bin", 1, "#a\nb\nc\n"},
+      {"--val-fraction 0 d.jsonl", "d_train_000000.bin", 1, "#A\"\n#second#"},
+      {"--val-fraction 0 --field id d.jsonl", "d_train_000000.bin", 1, "#x1#x2#x3"},
+      {"--format raw d.jsonl", "val.bin", 0, "A\"\n#"}, /* the first of every twenty */
+      {"--field id --val-tokens 6 - < d.jsonl", "stdin_train_000000.bin", 1, "#x3"},
+      {"a.txt d.jsonl --val-tokens 7", "a_train_000000.bin", 1, "two 2\n\nthree#A\"\n#second#"},
   };
   static const char *const files[][2] = {
       {"a.txt", "one\n\n\ntwo 2\n\nthree"},
@@ -879,7 +878,7 @@ static void test_prepare_conventions(g2z_test *t) {
   PREPARE_OR_SKIP(t);
   test_prepare_files(t, files, sizeof files / sizeof *files);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    int code = test_prepare(t, "rm -f $D/*.bin;", "--out $D --threads %d %s",
+    int code = test_prepare(t, "rm -f *.bin;", "--out . --threads %d %s",
                             1 + (int)i % 3, cases[i].arguments);
     FAIL_IF(t, code != 0 || !strstr(test_prepare_said, " tokens"), "%s: exit code %d: %s",
             cases[i].arguments, code, test_prepare_said);
@@ -895,7 +894,7 @@ static void test_prepare_threads(g2z_test *t) {
   size_t bytes;
   PREPARE_OR_SKIP(t);
   bytes = test_prepare_text(t, "long.txt", 11, text, sizeof text);
-  test_prepare_ends(t, "", "--train-bpe 400 --val-tokens 1000 --out $D/1 --threads 1 $D/long.txt",
+  test_prepare_ends(t, "", "--train-bpe 400 --val-tokens 1000 --out 1 --threads 1 long.txt",
                     0, "vocabulary  400 tokens");
   g2z_tokenizer *tokenizer = NULL;
   REQUIRE_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "1/long.bpe"), &tokenizer));
@@ -907,8 +906,8 @@ static void test_prepare_threads(g2z_test *t) {
   test_prepare_shard(t, "1/long_val_000000.bin", 1, ids, 1000);
   test_prepare_shard(t, "1/long_train_000000.bin", 1, ids + 1000, expected.count - 999);
   for (int threads = 2; threads < 8; threads += 5) {
-    PREPARES(t, "cat $D/long.txt |",
-             "--vocab $D/1/long.bpe --val-tokens 1000 --out $D/%d --threads %d -", threads, threads);
+    PREPARES(t, "cat long.txt |",
+             "--vocab 1/long.bpe --val-tokens 1000 --out %d --threads %d -", threads, threads);
     test_prepare_shard(t, test_text("%d/stdin_train_000000.bin", threads), 1, ids + 1000,
                        expected.count - 999);
   }
@@ -917,47 +916,47 @@ static void test_prepare_threads(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
-/* Arguments after --out $D/out, and the sentence that comes with exit code 1. */
+/* Arguments after --out out, and the sentence that comes with exit code 1. */
 static const char *const test_prepare_bad[][2] = {
     {"", "no input"},
     {"--colour x", "unexpected flag --colour"},
-    {"--shard-tokens 99999999999999999999 $D/a.txt", "must be from 1 to 2147483647"},
-    {"--val-fraction 1 $D/a.txt", "--val-fraction 1: must be from 0 to 0.999"},
-    {"--eot middle $D/a.txt", "must be one of first|last|none"},
-    {"--bytes --vocab v $D/a.txt", "give only one of them"},
-    {"--val-fraction 0.1 --val-tokens 1 $D/a.txt", "exclude each other"},
-    {"--format raw --shard-tokens 9 $D/a.txt", "--shard-tokens 9"},
-    {"--name x/y $D/a.txt", "--name x/y"},
-    {"--field text $D/a.txt", "--field text: "},
-    {"--encode $D/a.txt", "--encode reads standard input"},
+    {"--shard-tokens 99999999999999999999 a.txt", "must be from 1 to 2147483647"},
+    {"--val-fraction 1 a.txt", "--val-fraction 1: must be from 0 to 0.999"},
+    {"--eot middle a.txt", "must be one of first|last|none"},
+    {"--bytes --vocab v a.txt", "give only one of them"},
+    {"--val-fraction 0.1 --val-tokens 1 a.txt", "exclude each other"},
+    {"--format raw --shard-tokens 9 a.txt", "--shard-tokens 9"},
+    {"--name x/y a.txt", "--name x/y"},
+    {"--field text a.txt", "--field text: "},
+    {"--encode a.txt", "--encode reads standard input"},
     {"--encode", "--out has no effect with --encode: remove it"},
     {"--encode --decode", "give only one of them"},
     {"--train-bpe 300 -", "--train-bpe reads its text twice, but standard input "},
     {"--train-bpe 300 /dev/stdin < /dev/null", "twice, but /dev/stdin "},
-    {"$D/none.txt", "none.txt: No such file"},
-    {"$D/a.txt $D/empty.txt", "empty.txt is empty: remove it from the command"},
+    {"none.txt", "none.txt: No such file"},
+    {"a.txt empty.txt", "empty.txt is empty: remove it from the command"},
     {"- < /dev/null", "standard input is empty"},
-    {"$D/blank.jsonl", "blank.jsonl holds no document"},
-    {"--val-fraction 0.1 - < $D/a.txt", "--val-fraction 0.1"},
-    {"$D", "is a directory"},
-    {"$D/none.txt.gz", "none.txt.gz: No such file"},
-    {"--val-fraction 0 $D/a.txt $D/not.gz", "not.gz: gzip -dc ended with exit code 1"},
-    {"--strict --val-fraction 0 $D/a.txt $D/latin1.txt",
+    {"blank.jsonl", "blank.jsonl holds no document"},
+    {"--val-fraction 0.1 - < a.txt", "--val-fraction 0.1"},
+    {".", "is a directory"},
+    {"none.txt.gz", "none.txt.gz: No such file"},
+    {"--val-fraction 0 a.txt not.gz", "not.gz: gzip -dc ended with exit code 1"},
+    {"--strict --val-fraction 0 a.txt latin1.txt",
      "latin1.txt, from byte 0: invalid UTF-8: byte 0xe9 at offset 3"},
-    {"--val-fraction 0 $D/bad.jsonl", "bad.jsonl, line 3, column 12: "},
-    {"--val-fraction 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text in a field \"text\""},
-    {"--val-fraction 0 --field body $D/lacks.jsonl", "line 1: no text in a field \"body\""},
-    {"--val-fraction 0 $D/nan.jsonl", "line 1, column 7: expected"},
-    {"--val-fraction 0 $D/number.jsonl", "line 1, column 10: expected a string, found 'N'"},
-    {"--val-fraction 0 $D/bare.jsonl", "line 1, column 1: "},
-    {"--train-bpe 300 --val-fraction 0 $D/lacks.jsonl", "lacks.jsonl, line 2: no text"},
-    {"--strict --val-fraction 0 $D/lone.jsonl",
+    {"--val-fraction 0 bad.jsonl", "bad.jsonl, line 3, column 12: "},
+    {"--val-fraction 0 lacks.jsonl", "lacks.jsonl, line 2: no text in a field \"text\""},
+    {"--val-fraction 0 --field body lacks.jsonl", "line 1: no text in a field \"body\""},
+    {"--val-fraction 0 nan.jsonl", "line 1, column 7: expected"},
+    {"--val-fraction 0 number.jsonl", "line 1, column 10: expected a string, found 'N'"},
+    {"--val-fraction 0 bare.jsonl", "line 1, column 1: "},
+    {"--train-bpe 300 --val-fraction 0 lacks.jsonl", "lacks.jsonl, line 2: no text"},
+    {"--strict --val-fraction 0 lone.jsonl",
      "lone.jsonl, line 2, column 22: \\uDC00 is half of a surrogate pair"},
-    {"--val-tokens 99 $D/a.txt", "no token is left for training"},
-    {"--vocab $D/none.bpe $D/a.txt", "none.bpe: No such file; check the path, or get GPT-2's"},
-    {"--vocab '' $D/a.txt", "cannot open \"\": No such file"},
-    {"--vocab $D/a.txt $D/a.txt", "a.txt, line 1: "},
-    {"--out $D/a.txt/x $D/a.txt", "a.txt"},
+    {"--val-tokens 99 a.txt", "no token is left for training"},
+    {"--vocab none.bpe a.txt", "none.bpe: No such file; check the path, or get GPT-2's"},
+    {"--vocab '' a.txt", "cannot open \"\": No such file"},
+    {"--vocab a.txt a.txt", "a.txt, line 1: "},
+    {"--out a.txt/x a.txt", "a.txt"},
 };
 
 static void test_prepare_refusals(g2z_test *t) {
@@ -979,35 +978,34 @@ static void test_prepare_refusals(g2z_test *t) {
   /* stopped by a signal, with a full disk, and with an output that is an input under another path,
    * or another program's file */
   static const test_prepare_case more[] = {
-      {"{ cat $D/a.txt; sleep 1; } |", "--out $D/out - & sleep 0.3; kill -TERM $!; wait $!", 1,
+      {"{ cat a.txt; sleep 1; } |", "--out out - & sleep 0.3; kill -TERM $!; wait $!", 1,
        "stopped by signal 15"},
-      {"mkfifo $D/fifo;", "--out $D/out $D/fifo & sleep 0.3; kill -TERM $!; " /* no writer */
+      {"mkfifo fifo;", "--out out fifo & sleep 0.3; kill -TERM $!; " /* no writer */
        "sleep 1; kill -KILL $! 2> /dev/null; wait $!", 1, "stopped by signal 15"},
-      {"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do cat $D/a.txt $D/a.txt >> $D/b.txt; "
-       "cat $D/b.txt >> $D/a.txt; done; ulimit -f 64;", "--out $D/out $D/a.txt", 1,
+      {"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do cat a.txt a.txt >> b.txt; "
+       "cat b.txt >> a.txt; done; ulimit -f 64;", "--out out a.txt", 1,
        "File too large"},
-      {"mkdir -p $D/out/m.bpe.partial;", "--train-bpe 300 --out $D/out --name m $D/in.txt; "
-       "rmdir $D/out/m.bpe.partial; ls $D/out", 0, "cannot create"},
-      {"[ -z \"$(ls $D/out)\" ] && mkdir \"$D/a dir\" &&", "--out $D/out \"$D/a dir\"", 1,
-       "name its files, '"},
+      {"mkdir -p out/m.bpe.partial;", "--train-bpe 300 --out out --name m in.txt; "
+       "rmdir out/m.bpe.partial; ls out", 0, "cannot create"},
+      {"[ -z \"$(ls out)\" ] && mkdir \"a dir\" &&", "--out out \"a dir\"", 1, "name its files, '"},
       {"echo hello |", "--encode > /dev/full", 1, "cannot write standard output"},
-      {"cp $D/in.txt $D/out/train.bin;", "--format raw --out $D/out $D/./out/train.bin", 1,
+      {"cp in.txt out/train.bin;", "--format raw --out out ./out/train.bin", 1,
        "out/train.bin would overwrite the input "},
-      {"cmp $D/in.txt $D/out/train.bin && mv $D/out/train.bin $D/out/x.bpe && ",
-       "--train-bpe 300 --out $D/out $D/out/x.bpe", 1,
+      {"cmp in.txt out/train.bin && mv out/train.bin out/x.bpe && ",
+       "--train-bpe 300 --out out out/x.bpe", 1,
        "out/x.bpe would overwrite the input "},
-      {"cmp $D/in.txt $D/out/x.bpe && rm $D/out/x.bpe &&", "--help", 0, ""}};
+      {"cmp in.txt out/x.bpe && rm out/x.bpe &&", "--help", 0, ""}};
   g2z_writer *other;
   PREPARE_OR_SKIP(t);
   test_prepare_files(t, files, sizeof files / sizeof *files);
   for (size_t i = 0; i < sizeof test_prepare_bad / sizeof *test_prepare_bad; i++) {
-    CHECK(t, test_prepare(t, "", "--out $D/out %s", test_prepare_bad[i][0]) == 1);
+    CHECK(t, test_prepare(t, "", "--out out %s", test_prepare_bad[i][0]) == 1);
     CHECK(t, strncmp(test_prepare_said, "prepare_data: ", 14) == 0);
     CHECK_HAS(t, test_prepare_said, test_prepare_bad[i][1]);
   }
   test_prepare_cases(t, more, sizeof more / sizeof *more);
   CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "out/x_train_000000.bin"), &other));
-  test_prepare_ends(t, "", "--name x --val-fraction 0 --out $D/out $D/in.txt", 1,
+  test_prepare_ends(t, "", "--name x --val-fraction 0 --out out in.txt", 1,
                     "another program writes");
   g2z_writer_free(other);
   CHECK(t, rmdir(test_path(t, "out")) == 0); /* nothing is left in it */
@@ -1031,36 +1029,34 @@ static int64_t test_prepare_set(g2z_test *t, const char *pattern, char letter) {
  * the old set, the new one, or a set that is refused. */
 static void test_prepare_replaces(g2z_test *t) {
   enum { OLD = 801, NEW = 401, KILLS = 4 };
-  static const char set[] = "--out $D/k --name s --val-fraction 0 --shard-tokens 25";
+  static const char set[] = "--out k --name s --val-fraction 0 --shard-tokens 25";
   static const test_prepare_case cases[] = {
-      {"", "--out $D/1 --val-fraction 0.5 $D/d.jsonl", 0, ""},
-      {"", "--out $D/1 --val-fraction 0.5 $D/d.jsonl", 1,
+      {"", "--out 1 --val-fraction 0.5 d.jsonl", 0, ""},
+      {"", "--out 1 --val-fraction 0.5 d.jsonl", 1,
        "d_train_000000.bin exists from an earlier run, with other files of its set: choose another "
        "--name or --out, or replace the whole set with --overwrite:\n"},
-      {"", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 0, ""},
-      {"rm $D/1/d2_*.bin;", "--out $D/1 --train-bpe 300 --name d2 $D/d.jsonl", 1,
-       "1/d2.bpe exists"},
-      {"", "--out $D/1 --name d2 $D/d.jsonl", 0, ""}, /* only with --train-bpe part of the set */
+      {"", "--out 1 --train-bpe 300 --name d2 d.jsonl", 0, ""},
+      {"rm 1/d2_*.bin;", "--out 1 --train-bpe 300 --name d2 d.jsonl", 1, "1/d2.bpe exists"},
+      {"", "--out 1 --name d2 d.jsonl", 0, ""}, /* only with --train-bpe part of the set */
       /* fewer shards, no validation, no mask: superfluous files of the set are removed, and no
        * others */
-      {"", "--out $D/2 --name 'a b' --field a,b --val-fraction 0.5 --shard-tokens 2 $D/p.jsonl", 0,
-       ""},
-      {"cd $D/2 && touch 'a b_train_7.bin' 'a b_train_x.bin' 'a b.bpe'; cd $OLDPWD;",
-       "--out $D/2 --name 'a b' --field b --val-fraction 0 --overwrite $D/p.jsonl; ls $D/2", 0,
+      {"", "--out 2 --name 'a b' --field a,b --val-fraction 0.5 --shard-tokens 2 p.jsonl", 0, ""},
+      {"cd 2 && touch 'a b_train_7.bin' 'a b_train_x.bin' 'a b.bpe'; cd $OLDPWD;",
+       "--out 2 --name 'a b' --field b --val-fraction 0 --overwrite p.jsonl; ls 2", 0,
        "\na b.bpe\na b_train_000000.bin\na b_train_7.bin\na b_train_x.bin\n"},
-      {"", "--out $D/3 --format raw --val-fraction 0.5 $D/d.jsonl", 0, ""},
-      {"", "--out $D/3 --format raw --val-fraction 0 $D/d.jsonl", 1, "3/train.bin exists"},
-      {"", "--out $D/3 --format raw --val-fraction 0 --name x $D/d.jsonl", 0, ""},
-      {"", "--out $D/3 --format raw --val-fraction 0 --overwrite $D/d.jsonl; ls $D/3", 0,
+      {"", "--out 3 --format raw --val-fraction 0.5 d.jsonl", 0, ""},
+      {"", "--out 3 --format raw --val-fraction 0 d.jsonl", 1, "3/train.bin exists"},
+      {"", "--out 3 --format raw --val-fraction 0 --name x d.jsonl", 0, ""},
+      {"", "--out 3 --format raw --val-fraction 0 --overwrite d.jsonl; ls 3", 0,
        "\ntrain.bin\ntrain_x.bin\n"},
       /* the output names the vocabulary; the advised command can be pasted */
-      {"P=$(readlink -f \"$P\"); mkdir $D/data; cd $D; printf 'h e\\n' > data/vocab.bpe; "
+      {"mkdir data; printf 'h e\\n' > data/vocab.bpe; "
        "printf hehe > \"a 'b.txt\"; \"$P\" --out 'o u t' a*b.txt 2>&1 | tail -n 1 > line; "
-       "sh ./line; ls 'o u t';", "--help", 0,
+       "sh ./line; ls 'o u t'; rm -r data;", "--help", 0,
        "\na 'b_train_000000.bin\na 'b_val_000000.bin\n"},
       {"printf a | \"$P\" --encode;", "--help", 0, "Give --vocab FILE, or --bytes."},
-      {"", "--field \"$(printf 'a\\033[2J')\" $D/d.jsonl", 1, "no text in a field \"a?[2J\""},
-      {"\"$P\" $D/d.jsonl;", "--help", 0, "--vocab FILE, --train-bpe N to learn one, or --bytes."}};
+      {"", "--field \"$(printf 'a\\033[2J')\" d.jsonl", 1, "no text in a field \"a?[2J\""},
+      {"\"$P\" d.jsonl;", "--help", 0, "--vocab FILE, --train-bpe N to learn one, or --bytes."}};
   static const char *const files[][2] = {
       {"d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n"},
       {"p.jsonl", "{\"a\":\"ab\",\"b\":\"c\"}\n{\"a\":\"a\",\"b\":\"c\"}\n"}};
@@ -1074,18 +1070,18 @@ static void test_prepare_replaces(g2z_test *t) {
   memset(text, 'n', NEW - 1);
   test_write_file(t, test_path(t, "new.txt"), text, NEW - 1);
   for (int i = 0; i < KILLS || (refused == 0 && i < 20 * KILLS); i++) {
-    PREPARES(t, "rm -rf $D/k;", "%s $D/old.txt", set);
+    PREPARES(t, "rm -rf k;", "%s old.txt", set);
     CHECK(t, test_prepare_set(t, "k/s_train_*.bin", 'o') == OLD);
     /* killed after the commit has begun, at once or a little later */
-    test_prepare(t, "", "%s --overwrite $D/new.txt & n=0; while [ -s $D/k/s_train_000000.bin ] && "
-                 "[ -e $D/k/s_train_000032.bin ] && [ $n -lt 2000000 ]; do "
+    test_prepare(t, "", "%s --overwrite new.txt & n=0; while [ -s k/s_train_000000.bin ] && "
+                 "[ -e k/s_train_000032.bin ] && [ $n -lt 2000000 ]; do "
                  "n=$((n + 1)); done; %s kill -9 $!; wait $!", set, i % 2 ? "sleep 0.01;" : "");
     int64_t old = test_prepare_set(t, "k/s_train_*.bin", 'o');
     int64_t new_ = test_prepare_set(t, "k/s_train_*.bin", 'n');
     CHECK(t, old == OLD || new_ == NEW || (old == 0 && new_ == 0));
     refused += old == 0 && new_ == 0;
     if (old == 0 && new_ == 0) CHECK(t, strstr(t->services.error, "is empty: prepare it again"));
-    PREPARES(t, "", "%s --overwrite $D/new.txt", set);
+    PREPARES(t, "", "%s --overwrite new.txt", set);
     CHECK(t, test_prepare_set(t, "k/s_train_*.bin", 'n') == NEW);
   }
   CHECK(t, refused > 0);
@@ -1125,7 +1121,7 @@ static void test_prepare_jsonl(g2z_test *t) {
       count += some.count;
       g2z_tokens_free(&some);
     }
-    FAIL_IF(t, test_prepare(t, "", "--overwrite --out $D --val-fraction 0 $D/j.jsonl") != 0,
+    FAIL_IF(t, test_prepare(t, "", "--overwrite --out . --val-fraction 0 j.jsonl") != 0,
             "%s: %s", cases[i].name, test_prepare_said);
     test_prepare_shard(t, "j_train_000000.bin", 1, ids, count);
   }
@@ -1136,7 +1132,7 @@ static void test_prepare_jsonl(g2z_test *t) {
   }
   test_write_file(t, test_path(t, "d.txt"), text, sizeof text);
   g2z_tokens all = test_bpe_encode(t, tokenizer, text, sizeof text, 0);
-  PREPARES(t, "", "--format raw --eot none --out $D --val-fraction 0 $D/d.txt");
+  PREPARES(t, "", "--format raw --eot none --out . --val-fraction 0 d.txt");
   test_prepare_shard(t, "train.bin", 0, all.ids, all.count);
   g2z_tokens_free(&all);
   g2z_tokenizer_free(tokenizer);
@@ -1148,36 +1144,36 @@ static void test_prepare_packed(g2z_test *t) {
   static const char *const files[][2] = {
       {"not.gz", "no gzip"}, {"d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n"}};
   static const test_prepare_case cases[] = { /* the packer's ending is added */
-      {"", "--out $D/2 --val-fraction 0 --threads 2 --overwrite $D/p.txt.", 0, ""},
-      {"cmp $D/1/p_train_000000.bin $D/2/p_train_000000.bin &&", "--out $D/2 --val-fraction 0 "
-       "$D/d.jsonl.", 0, "2 documents, 5 tokens"},
-      {"", "--out $D/3 --val-fraction 0 $D/cut.", 1, "the file is damaged or cut short"},
-      {"rmdir $D/3 && PATH=/nowhere", "--out $D/5 --val-fraction 0 $D/p.txt.", 1, "cannot start "}};
+      {"", "--out 2 --val-fraction 0 --threads 2 --overwrite p.txt.", 0, ""},
+      {"cmp 1/p_train_000000.bin 2/p_train_000000.bin &&", "--out 2 --val-fraction 0 "
+       "d.jsonl.", 0, "2 documents, 5 tokens"},
+      {"", "--out 3 --val-fraction 0 cut.", 1, "the file is damaged or cut short"},
+      {"rmdir 3 && PATH=/nowhere", "--out 5 --val-fraction 0 p.txt.", 1, "cannot start "}};
   /* a gzip that is killed halfway */
   static const test_prepare_case killed[] = {
-      {"mkdir $D/bin; printf '#!/bin/sh\necho text; kill -9 $$\n' > $D/bin/gzip; "
-       "chmod +x $D/bin/gzip; PATH=$D/bin:$PATH", "--out $D/3 --val-fraction 0 $D/not.gz", 1,
+      {"mkdir bin; printf '#!/bin/sh\necho text; kill -9 $$\n' > bin/gzip; "
+       "chmod +x bin/gzip; PATH=bin:$PATH", "--out 3 --val-fraction 0 not.gz", 1,
        "gzip -dc was ended by signal 9"}};
   /* many are distributed like unpacked files; with few, the last half's start is unknown */
   static const test_prepare_case many[] = {
       {"for i in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 20; do "
-       "printf a$i | gzip -c > $D/m$i.gz; done;", "--out $D/4 --val-fraction 0.5 $D/m*.gz", 0,
+       "printf a$i | gzip -c > m$i.gz; done;", "--out 4 --val-fraction 0.5 m*.gz", 0,
        "train       10 documents, 40 tokens"},
-      {"", "--out $D/4 --val-fraction 0.5 --overwrite $D/m*.gz", 0,
+      {"", "--out 4 --val-fraction 0.5 --overwrite m*.gz", 0,
        "val         10 documents, 40 tokens"},
-      {"", "--out $D/4 --val-fraction 0.5 $D/m0*.gz", 1, "is unknown until it ends"}};
+      {"", "--out 4 --val-fraction 0.5 m0*.gz", 1, "is unknown until it ends"}};
   static char text[400000];
   char pack[512];
   int found = 0;
   PREPARE_OR_SKIP(t);
   test_prepare_text(t, "p.txt", 29, text, sizeof text);
   test_prepare_files(t, files, 2);
-  PREPARES(t, "", "--out $D/1 --val-fraction 0 $D/p.txt");
+  PREPARES(t, "", "--out 1 --val-fraction 0 p.txt");
   for (int i = 0; i < 2; i++) {
     const char *program = packers[i][0], *ending = packers[i][1];
     snprintf(pack, sizeof pack,
-             "command -v %s > /dev/null || exit 3; cd $D; rm -rf 2; for f in p.txt d.jsonl; do "
-             "%s -c $f > $f.%s; done; head -c 9000 p.txt.%s > cut.%s; cd $OLDPWD;",
+             "command -v %s > /dev/null || exit 3; rm -rf 2; for f in p.txt d.jsonl; do "
+             "%s -c $f > $f.%s; done; head -c 9000 p.txt.%s > cut.%s;",
              program, program, ending, ending, ending);
     if (test_prepare(t, pack, "--help") == 3) continue;
     found++;
@@ -1211,8 +1207,8 @@ static void test_prepare_open(g2z_test *t) {
     g2z_tokens expected = test_bpe_encode(t, tokenizer, text, bytes,
                                           special ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT);
     for (int threads = 1; threads < 8; threads = threads < 3 ? threads + 1 : threads + 4) {
-      PREPARES(t, "cat $D/open.txt |", "--vocab $D/merges.txt --val-fraction 0 --format raw --eot none "
-               "%s --out $D/%d --threads %d --overwrite -", special ? "--allow-special" : "", threads,
+      PREPARES(t, "cat open.txt |", "--vocab merges.txt --val-fraction 0 --format raw --eot none "
+               "%s --out %d --threads %d --overwrite -", special ? "--allow-special" : "", threads,
                threads);
       test_prepare_shard(t, test_text("%d/train.bin", threads), 0, expected.ids, expected.count);
     }
@@ -1223,9 +1219,9 @@ static void test_prepare_open(g2z_test *t) {
     CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, learnt, test_path(t, "learnt.txt")));
   g2z_tokenizer_free(learnt);
   for (int threads = 1; threads < 4; threads += 2)
-    PREPARES(t, "", "--train-bpe 300 --val-fraction 0 --threads %d --overwrite --out $D/l "
-             "$D/open.txt && cmp $D/l/open.bpe $D/learnt.txt", threads);
-  test_prepare_ends(t, "", "--split-docs eot --val-fraction 0.5 --threads 2 --out $D/e $D/open.txt",
+    PREPARES(t, "", "--train-bpe 300 --val-fraction 0 --threads %d --overwrite --out l "
+             "open.txt && cmp l/open.bpe learnt.txt", threads);
+  test_prepare_ends(t, "", "--split-docs eot --val-fraction 0.5 --threads 2 --out e open.txt",
                     0, "train       1 document,"); /* one for validation */
   g2z_tokenizer_free(tokenizer);
 }
@@ -1234,8 +1230,8 @@ static void test_prepare_open(g2z_test *t) {
  * does not even start under the limit, the test sets none: AddressSanitizer reserves terabytes of
  * addresses. */
 static void test_prepare_memory(g2z_test *t) {
-  static const char text[] = "yes 'a1,b' | tr -d '\\n' | head -c 120000000 > $D/m.txt; %s";
-  static const char learn[] = "--train-bpe 300 --val-fraction 0 --threads 1 --out $D/m $D/m.txt";
+  static const char text[] = "yes 'a1,b' | tr -d '\\n' | head -c 120000000 > m.txt; %s";
+  static const char learn[] = "--train-bpe 300 --val-fraction 0 --threads 1 --out m m.txt";
   static const char limit[] = "ulimit -v 120000;";
   char before[256];
   PREPARE_OR_SKIP(t);
@@ -1262,7 +1258,7 @@ static void test_prepare_markers(g2z_test *t) {
     const size_t begin = PERIOD - more;
     test_write_file(t, test_path(t, "m.txt"), text + begin, LETTERS + BYTES - begin);
     PREPARES(t, "", "--split-docs eot --eot last --val-fraction 0 --threads %zu --overwrite "
-             "--out $D $D/m.txt", 1 + more % 3);
+             "--out . m.txt", 1 + more % 3);
     test_prepare_shard(t, "m_train_000000.bin", 1, ids + begin, LETTERS + 2 * DOCUMENTS - begin);
   }
 }
@@ -1282,8 +1278,8 @@ static void test_prepare_filters(g2z_test *t) {
       {"printf 'a\n\nb\n\nc' |", "--encode --split-docs blank --eot last --threads 2 --strict", 0,
        "=64 198 198 256 65 198 198 256 66 256\n"},
       {"printf '39 72\\n\\t220 0' |", "--decode", 0, "=Hi !"},
-      {"", "--vocab $D/merges.txt --encode < $D/a.txt > $D/ids; "
-       "\"$P\" --vocab $D/merges.txt --decode < $D/ids > $D/b.txt; cmp $D/a.txt $D/b.txt", 0, "="},
+      {"", "--vocab merges.txt --encode < a.txt > ids; "
+       "\"$P\" --vocab merges.txt --decode < ids > b.txt; cmp a.txt b.txt", 0, "="},
       {"{ yes 1 | head -5000; echo 257; } |", "--decode", 1, /* after many valid ones */
        "byte 10002: the id is above 256"},
       {"echo 1 99999999999 |", "--decode", 1, "byte 4: the id is above 256"},
