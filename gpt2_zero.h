@@ -4780,7 +4780,7 @@ G2Z__PRIVATE g2z_status g2z__sets_read(g2z_services *services, const char *given
     one->weight = "";
     one->share = NAN;
     char *colon = strrchr(at, ':');
-    if (!colon || !colon[1] || colon[1 + strspn(colon + 1, "+-.0123456789eE")] ||
+    if (!colon || !colon[1] || colon[1 + strspn(colon + 1, "+-.,%0123456789eE")] ||
         stat(at, &info) == 0)
       continue;
     one->share = strtod(colon + 1, &stop);

@@ -1816,6 +1816,12 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run with its own report.html: "
                       "choose another place, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
+  char begin[sizeof G2Z_PAGE_BEGIN] = G2Z_PAGE_BEGIN; /* a file that is there must be such a page */
+  FILE *old = fopen(path.text, "r");
+  if (old) begin[fread(begin, 1, sizeof begin - 1, old)] = 0, fclose(old);
+  if (status == G2Z_OK && strcmp(begin, G2Z_PAGE_BEGIN) != 0)
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s was not written by bench report: choose "
+                      "another place, --out DIR, or remove it", path.text);
   if (status == G2Z_OK) status = g2z_results_page(results, path.text);
   if (status == G2Z_OK)
     g2z_log(services, G2Z_LOG_INFO, "%s: %zu experiment%s, %zu run%s", path.text,

@@ -434,8 +434,9 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
     char *argument = argv[i];
     if (argument[0] != '-' || !argument[1]) { /* "-" is standard input */
       if (!rest)
-        G2Z_REFUSE(services, "unexpected argument \"%.80s\": put patterns and text with spaces in "
-                   "quotes, as in --train 'data/NAME_*.bin'", argument);
+        G2Z_REFUSE(services, "unexpected argument \"%.80s\": %s", argument, strchr(argument, ':') ?
+                   "repeat the flag, as in --train 'A_*.bin:0.7' --train 'B_*.bin:0.3'" :
+                   "put patterns and text with spaces in quotes, as in --train 'data/NAME_*.bin'");
       argv[first + kept++] = argument;
       continue;
     }

@@ -84,6 +84,7 @@ typedef struct g2z_chart {           /* set all members to zero first */
   g2z_axis x_axis, y_axis;
 } g2z_chart;
 
+#define G2Z_PAGE_BEGIN "<!DOCTYPE html>\n<html lang=en>\n<meta name=generator content=gpt2_zero>\n"
 typedef struct g2z_page g2z_page;
 /* The file gets its name `path` in g2z_page_commit, which also returns the first failure. */
 G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
@@ -446,7 +447,7 @@ G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, con
     return status;
   }
   g2zp_element(page->writer,
-               "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n"
+               G2Z_PAGE_BEGIN "<meta charset=utf-8>\n"
                "<meta name=viewport content=\"width=device-width,initial-scale=1\">\n"
                "<meta name=color-scheme content=\"light dark\">\n<title>", title,
                "</title>\n<style>\n");
@@ -1880,6 +1881,12 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) 
   const size_t before = results->report_count + results->run_count;
   G2Z_TRY(g2zp_results_entry(results, directory, "", 3));
   if (results->report_count + results->run_count > before) return G2Z_OK;
+  int there;
+  G2Z_TRY(g2z_is_there(results->services, g2z_path_in(directory, "metrics.jsonl").text, &there));
+  if (there)
+    return g2z_fail(results->services, G2Z_FORMAT, "%.600s is a run that has not ended, as it has "
+                    "no training_metrics.json: wait, or continue it with --resume latest",
+                    directory);
   return g2z_fail(results->services, G2Z_FORMAT, "%.600s and the directories in it hold no "
                   "NAME_report.json and no training_metrics.json: name a directory that bench or "
                   "train --run-dir wrote", directory);

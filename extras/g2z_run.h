@@ -2536,7 +2536,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   GROUP("Data")                                                                                   \
   /* name, [kind or setting, destination, [least, most,] value,] help */                          \
   PLAIN("train", GLOBS, train, "GLOB[:WEIGHT]",                                                   \
-       "token shards; several mix by WEIGHT; without it: validate, score, generate")              \
+       "token shards; repeat it to mix by WEIGHT; without it: validate, score, generate")              \
   PLAIN("val", GLOB, run.val_glob, "GLOB", "token shards to validate on")                         \
   PLAIN("vocab", TEXT, run.vocab, "FILE",                                                         \
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \

@@ -535,4 +535,9 @@ static void test_bench_report(g2z_test *t) {
   test_bench(t, 0, "report $D/all");
   CHECK_HAS(t, test_bench(t, 1, "report $D/all/scaling/run_scaling_1"),
             "is a run with its own report.html: choose another place, --out DIR");
+  /* A file of the user's stays. A killed run is reported as one. */
+  test_sh(t, "echo mine > report.html; mkdir killed; cp all/scaling/*_1/metrics.jsonl killed");
+  CHECK_HAS(t, test_bench(t, 1, "report $D/all --out $D"), "/report.html was not written by bench");
+  test_sh(t, "grep -x mine report.html > out");
+  CHECK_HAS(t, test_bench(t, 1, "report $D/killed"), "killed is a run that has not ended");
 }

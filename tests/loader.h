@@ -420,6 +420,8 @@ static void test_mixture_refused(g2z_test *t) {
       {"a.bin:-1\nb.bin:1", G2Z_BAD_ARGUMENT, "the weight in \"a.bin:-1\" must be a number from 0 "
        "to 1e9: type --train 'a.bin:0.5'"},
       {"a.bin:1e10\nb.bin:1", G2Z_BAD_ARGUMENT, "must be a number from 0 to 1e9"},
+      {"a.bin:0,5\nb.bin:1", G2Z_BAD_ARGUMENT, "the weight in \"a.bin:0,5\" must be a number"},
+      {"a.bin:50%\nb.bin:1", G2Z_BAD_ARGUMENT, "the weight in \"a.bin:50%\" must be a number"},
       {"a.bin:1-2", G2Z_BAD_ARGUMENT, "the weight in \"a.bin:1-2\" must be a number"},
       {"a.bin:nan", G2Z_IO, "no file has the name or pattern \"a.bin:nan\""},
       {"a.bin:1\nc*.bin:1", G2Z_IO, "no file has the name or pattern \"c*.bin\""},

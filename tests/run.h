@@ -651,6 +651,7 @@ static const char *const test_train_bad[][2] = {
     {"--model gpt3", "gpt2-medium"},
     {"--model gpt2 x", "unexpected argument \"x\": "},
     {"--train a_0.bin a_1.bin", "unexpected argument \"a_1.bin\": put patterns and text"},
+    {"--train a.bin:0.7 b.bin:0.3", "unexpected argument \"b.bin:0.3\": repeat the flag, as in --t"},
     {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
     {"--train $SHARD --batch 4 --global-batch 6",
      "--global-batch 6 must be a multiple of batch x ranks = 4"},
