@@ -1,6 +1,5 @@
 /* Tests of the rooms that everything uses: files, JSON, config, learning rates, random numbers.
- * Tests that use private names of the header: files_writer, files_full_disk, config_checks;
- * "internals" marks code that uses such names. */
+ * config_pairs uses a private name of the header. */
 
 /* The call fails with this status, and its sentence contains `part`. */
 #define CHECK_IO(t, call, part) CHECK_STATUS(t, call, G2Z_IO, &(t)->services, part)
@@ -16,10 +15,8 @@ static void test_files_hold(g2z_test *t, const char *path, const void *bytes, si
   CHECK(t, test_files_count(t, "") == entries);
 }
 
-/* internals */
 static void test_files_writer(g2z_test *t) {
-  /* Writes of sizes around the buffer's, a text and a patch, compared with the same bytes in
-   * memory. */
+  /* Writes of sizes around the buffer's, and texts, compared with the same bytes in memory. */
   enum { BYTES = 400000 };
   static const size_t sizes[] = {1, 0, 7, 65535, 65536, 65537, 3000, 130000};
   char *want = (char *)malloc(BYTES + 1);
@@ -34,10 +31,6 @@ static void test_files_writer(g2z_test *t) {
     if (turn % 3) CHECK_OK(t, g2z_writer_put(writer, want + at, n));
     else CHECK_OK(t, g2z_writer_printf(writer, "%.*s", (int)n, want + at));
   }
-  memcpy(want + 65530, "PATCHED ACROSS", 14);
-  memcpy(want + BYTES - 3, "END", 3);
-  CHECK_OK(t, g2z__writer_patch(writer, 65530, "PATCHED ACROSS", 14));
-  CHECK_OK(t, g2z__writer_patch(writer, BYTES - 3, "END", 3));
   CHECK(t, access(path, F_OK) != 0);             /* the name appears only with the commit */
   CHECK(t, test_files_count(t, "file.bin.partial") == 1);
   CHECK_OK(t, g2z_writer_commit(writer));
@@ -213,7 +206,6 @@ static void test_files_locked(g2z_test *t) {
   CHECK_IO(t, g2z_lock_directory(services, path, &locks[1]), path);
 }
 
-/* internals */
 static void test_files_full_disk(g2z_test *t) {
   g2z_services *services = &t->services;
   g2z_writer *writer;
@@ -232,7 +224,6 @@ static void test_files_full_disk(g2z_test *t) {
   CHECK(t, status == G2Z_IO);
   services->error[0] = 0;
   CHECK_IO(t, g2z_writer_printf(writer, "%d", 1), "File too large; raise");
-  CHECK_IO(t, g2z__writer_patch(writer, 0, "x", 1), "cannot write");
   services->error[0] = 0;
   CHECK_IO(t, g2z_writer_commit(writer), path);
   g2z_writer_free(writer);
@@ -572,7 +563,6 @@ static void test_utf8_show(g2z_test *t) {
 
 /* ----- config ------------------------------------------------------------ */
 
-/* internals */
 static void test_config_checks(g2z_test *t) {
   static const g2z_model_config wanted[][2] = { /* in the order of its members: L, NH, C, ... */
       {{0, 0, 0, 0, 0, 0, 0}, {48, 25, 1600, 1024, 50257, 50256, 0}},
@@ -589,14 +579,14 @@ static void test_config_checks(g2z_test *t) {
     CHECK(t, memcmp(&model, &wanted[i][1], sizeof model) == 0);
   }
   CHECK_BAD(t, g2z_model_config_named(s, "gpt3", &model), "gpt2-medium");
-  for (model.channels = 8; model.channels < 300; model.channels++) /* the remedy works */
-    for (model.heads = 1; model.heads < 4; model.heads++) {
-      if (model.channels % model.heads || g2z__model_config_check(s, &model) == G2Z_OK) continue;
-      g2z_model_config advised = model;
-      const char *channels = strstr(s->error, "with channels="), *heads = strrchr(s->error, '=');
-      if (channels) advised.channels = atoi(channels + strlen("with channels="));
-      if (heads) advised.heads = atoi(heads + 1);
-      CHECK_OK(t, g2z__model_config_check(s, &advised));
+  for (int channels = 8; channels < 300; channels++) /* the remedy works */
+    for (int heads = 1; heads < 4; heads++) {
+      config = test_config_of(2, heads, channels, 8, 99);
+      if (channels % heads || test_config_check(s, &config) == G2Z_OK) continue;
+      const char *advised = strstr(s->error, "with channels="), *last = strrchr(s->error, '=');
+      if (advised) config.model.channels = atoi(advised + strlen("with channels="));
+      if (last) config.model.heads = atoi(last + 1);
+      CHECK_OK(t, test_config_check(s, &config));
     }
   memset(&config, 0, sizeof config);
   CHECK_BAD(t, test_config_check(s, &config), "never initialised");

@@ -288,58 +288,42 @@ static void test_bpe_training(g2z_test *t) {
   }
 }
 
-/* Builds tokenizer.json from files that the library writes; arrays: merges as pairs of strings. */
-static size_t test_bpe_as_json(const char *vocab, const char *merges, int arrays, char *out) {
-  size_t length = (size_t)sprintf(
-      out, "{\"version\":\"1.0\",\"added_tokens\":[{\"id\":376,\"content\":\"<|endoftext|>\","
-           "\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
-           "\"add_prefix_space\":false,\"use_regex\":true},\"model\":{\"type\":\"BPE\","
-           "\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
-           "\"end_of_word_suffix\":\"\",\"fuse_unk\":false,\"ignore_merges\":false,"
-           "\"vocab\":%s,\"merges\":[", vocab);
-  const char *line = strchr(merges, '\n') + 1;
-  for (int first = 1; *line; first = 0) {
-    out[length++] = first ? ' ' : ',';
-    if (arrays) out[length++] = '[';
-    out[length++] = '"';
-    for (; *line != '\n'; line++) {
-      if (*line == ' ' && arrays) length += (size_t)sprintf(out + length, "\",\"");
-      else out[length++] = *line;
-    }
-    line++;
-    out[length++] = '"';
-    if (arrays) out[length++] = ']';
-  }
-  return length + (size_t)sprintf(out + length, "]}}");
+/* Writes merges.txt and its vocab.json into the test's directory; the test owns the tokenizer. */
+static g2z_tokenizer *test_bpe_files(g2z_test *t) {
+  g2z_tokenizer *tokenizer = NULL;
+  test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
+  CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "merges.txt"), &tokenizer));
+  if (tokenizer)
+    CHECK_OK(t, g2z_tokenizer_write_vocab(&t->services, tokenizer, test_path(t, "vocab.json")));
+  return tokenizer;
 }
 
+/* A command that prints tokenizer.json of these files; `merge` is sed's way to a line's merge. */
+#define TEST_TOKENIZER_JSON(merge)                                                               \
+  "printf '{\"version\":\"1.0\",\"added_tokens\":[{\"id\":376,\"content\":\"<|endoftext|>\","    \
+  "\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","            \
+  "\"add_prefix_space\":false,\"use_regex\":true},\"model\":{\"type\":\"BPE\",\"dropout\":null," \
+  "\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":\"\","           \
+  "\"fuse_unk\":false,\"ignore_merges\":false,\"vocab\":'; cat vocab.json; "                     \
+  "printf ',\"merges\":['; sed '1d; " merge "; $!s/$/,/' merges.txt; printf ']}}'"
+static const char test_bpe_pairs[] = TEST_TOKENIZER_JSON("s/ /\",\"/; s/.*/[\"&\"]/");
+
 static void test_tokenizer_formats(g2z_test *t) {
-  static char text[65536];
-  g2z_tokenizer *original = NULL;
-  size_t bytes;
-  REQUIRE_OK(t, g2z_tokenizer_parse(&t->services, "merges.txt", test_bpe_merges,
-                                    strlen(test_bpe_merges), &original));
-  CHECK_OK(t, g2z_tokenizer_write_vocab(&t->services, original, test_path(t, "vocab.json")));
-  const char *vocab = test_read(t, "vocab.json");
+  static const char *const formats[] = { /* merges without a version, with a mark, with CR LF */
+      "sed 1d merges.txt", "printf '\\357\\273\\277'; cat merges.txt", "sed 's/$/\\r/' merges.txt",
+      TEST_TOKENIZER_JSON("s/.*/\"&\"/"), test_bpe_pairs};
+  g2z_tokenizer *original = test_bpe_files(t);
+  if (!original) return;
   g2z_tokens expected = test_bpe_encode(t, original, test_bpe_text, strlen(test_bpe_text), 0);
   CHECK(t, expected.count > 100 && expected.count < 250);
-  for (int format = 0; format < 5; format++) {
-    if (format == 0) bytes = (size_t)sprintf(text, "%s", strchr(test_bpe_merges, '\n') + 1);
-    else if (format == 1) bytes = (size_t)sprintf(text, "\xEF\xBB\xBF%s", test_bpe_merges);
-    else if (format < 4) bytes = test_bpe_as_json(vocab, test_bpe_merges, format == 3, text);
-    else { /* lines that end with CR LF */
-      bytes = 0;
-      for (const char *c = test_bpe_merges; *c; c++) {
-        if (*c == '\n') text[bytes++] = '\r';
-        text[bytes++] = *c;
-      }
-    }
+  for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
     g2z_tokenizer *tokenizer = NULL;
-    CHECK_OK(t, g2z_tokenizer_parse(&t->services, "a file", text, bytes, &tokenizer));
+    test_sh(t, "{ %s; } > a.file", formats[i]);
+    CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "a.file"), &tokenizer));
     if (!tokenizer) continue;
     CHECK(t, g2z_tokenizer_vocab(tokenizer) == g2z_tokenizer_vocab(original));
     g2z_tokens tokens = test_bpe_encode(t, tokenizer, test_bpe_text, strlen(test_bpe_text), 0);
-    FAIL_IF(t, !test_bpe_equal(&tokens, &expected), "format %d gives other ids", format);
+    FAIL_IF(t, !test_bpe_equal(&tokens, &expected), "format %zu gives other ids", i);
     g2z_tokens_free(&tokens);
     g2z_tokenizer_free(tokenizer);
   }
@@ -674,16 +658,11 @@ static g2z_status test_bpe_everything(g2z_test *t, const void *vocab, size_t byt
 }
 
 static void test_tokenizer_allocations(g2z_test *t) {
-  static char texts[2][65536];
-  size_t bytes[2];
-  g2z_tokenizer *tokenizer = test_bpe_learn(t, test_bpe_text, strlen(test_bpe_text), 377);
-  if (!tokenizer) return;
-  CHECK_OK(t, g2z_tokenizer_write_vocab(&t->services, tokenizer, test_path(t, "vocab.json")));
-  bytes[0] = test_bpe_as_json(test_read(t, "vocab.json"), test_bpe_merges, 1, texts[0]);
-  bytes[1] = (size_t)sprintf(texts[1], "%s", test_bpe_merges);
-  g2z_tokenizer_free(tokenizer);
-  for (int format = 0; format < 2; format++)
-    CHECK_NO_MEMORY(t, 20, 1000, test_bpe_everything(t, texts[format], bytes[format]), 1);
+  g2z_tokenizer_free(test_bpe_files(t));
+  test_sh(t, "{ %s; } > tokenizer.json", test_bpe_pairs);
+  const char *json = test_read(t, "tokenizer.json");
+  CHECK_NO_MEMORY(t, 20, 1000, test_bpe_everything(t, json, strlen(json)), 1);
+  CHECK_NO_MEMORY(t, 20, 1000, test_bpe_everything(t, test_bpe_merges, strlen(test_bpe_merges)), 1);
 }
 
 static void test_tokenizer_gpt2(g2z_test *t) {
@@ -691,22 +670,14 @@ static void test_tokenizer_gpt2(g2z_test *t) {
     const char *text;
     size_t count;
     int32_t ids[16];
-  } cases[] = { /* from tiktoken */
+  } cases[] = { /* from tiktoken; the pattern's corners are in tokenizer_pieces */
       {"Hello world!", 3, {15496, 995, 0}},
-      {"a\r\nb", 4, {64, 201, 198, 65}},
       {"a\n\nb", 4, {64, 198, 198, 65}},
-      {"a\n\n", 2, {64, 628}},
-      {"'sabc", 2, {338, 39305}},
-      {"''s", 2, {7061, 82}},
-      {" 's", 2, {705, 82}},
-      {"it'S", 3, {270, 6, 50}},
-      {"don't've", 3, {9099, 470, 1053}},
       {"<|endoftext|>", 7, {27, 91, 437, 1659, 5239, 91, 29}},
       {"This    is  a sentence ", 9, {1212, 220, 220, 220, 318, 220, 257, 6827, 220}},
       {"we'll 12345 67,890.12", 10, {732, 1183, 17031, 2231, 8275, 11, 23, 3829, 13, 1065}},
       {"x = [i**2 for i in range(9)]\n\tx",
        16, {87, 796, 685, 72, 1174, 17, 329, 1312, 287, 2837, 7, 24, 15437, 198, 197, 87}},
-      {"Caf\xC3\xA9 na\xC3\xAFve", 4, {34, 1878, 2634, 41492}},
       {"\xE3\x81\x93\xE3\x82\x93\xE3\x81\xAB\xE3\x81\xA1\xE3\x81\xAF",
        6, {46036, 22174, 28618, 2515, 94, 31676}},
       {"\xD0\x9F\xD1\x80\xD0\xB8\xD0\xB2\xD0\xB5\xD1\x82",
@@ -714,7 +685,6 @@ static void test_tokenizer_gpt2(g2z_test *t) {
       {"\xF0\x9F\x91\x8B\xF0\x9F\x8C\x8E", 5, {41840, 233, 8582, 234, 236}},
       {"a\xC2\xA0" "b\xE3\x80\x80" "c", 6, {64, 1849, 65, 5099, 222, 66}},
       {"a\xE2\x80\x8B" "b\xEF\xBB\xBF" "c", 7, {64, 9525, 65, 171, 119, 123, 66}},
-      {"\xC2\x85x", 3, {126, 227, 87}},
       {"---------------- ", 2, {1783, 220}},
       {"1\xD9\xA3\xC2\xBD\xE2\x85\xA7", 7, {16, 149, 96, 23141, 158, 227, 100}},
   };
