@@ -144,7 +144,7 @@ static const char *eval_json(const char *text) {
 typedef struct eval_format {
   const char *name;
   const char *keys[7];          /* the members of a question, before NULL */
-  const char *line[3];
+  const char *line[3];          /* the third: or NULL */
   const char *row[3][5];        /* "context|ending" of each ending, before NULL */
   int acc, acc_norm, acc_bytes; /* right answers by each measure */
 } eval_format;
@@ -166,20 +166,15 @@ static const eval_format eval_formats[] = {
     {"ARC", {"question", "choices", "text", "label", "answerKey"},
      {"{'id': 'x', 'question': 'Why?', 'choices': {'text': ['ab', 'abcdef'], 'label': ['A', 'B']}, "
       "'answerKey': 'A'}",
-      "{'question': 'Q2', 'choices': {'text': ['zzzz', 'a'], 'label': ['1', '2']}, 'answerKey': "
-      "'1'}",
-      "{'question': 'Q3\\n', 'choices': {'label': ['A', 'B'], 'text': ['éé', 'abc']}, 'answerKey': "
-      "'B'}"},
+      "{'question': 'Q2\\n', 'choices': {'label': ['1', '2'], 'text': ['zzzz', 'a']}, 'answerKey': "
+      "'1'}"},
      {{"Question: Why?\nAnswer:| ab", "Question: Why?\nAnswer:| abcdef"},
-      {"Question: Q2\nAnswer:| zzzz", "Question: Q2\nAnswer:| a"},
-      {"Question: Q3\n\nAnswer:| éé", "Question: Q3\n\nAnswer:| abc"}}, 3, 2, 1},
+      {"Question: Q2\n\nAnswer:| zzzz", "Question: Q2\n\nAnswer:| a"}}, 2, 1, 1},
     {"PIQA", {"goal", "sol1", "sol2", "label"},
      {"{'goal': 'Go', 'sol1': 'ab', 'sol2': 'abcdef', 'label': 1}",
-      "{'goal': 'Go', 'sol1': 'a', 'sol2': 'zzzz', 'label': '0'}",
-      "{'goal': 'Go', 'sol1': 'éé', 'sol2': 'abc', 'label': 0}"},
+      "{'goal': 'Go', 'sol1': 'a', 'sol2': 'zzzz', 'label': '0'}"},
      {{"Question: Go\nAnswer:| ab", "Question: Go\nAnswer:| abcdef"},
-      {"Question: Go\nAnswer:| a", "Question: Go\nAnswer:| zzzz"},
-      {"Question: Go\nAnswer:| éé", "Question: Go\nAnswer:| abc"}}, 0, 1, 2},
+      {"Question: Go\nAnswer:| a", "Question: Go\nAnswer:| zzzz"}}, 0, 1, 1},
     {"WinoGrande", {"sentence", "option1", "option2", "answer"},
      {"{'sentence': 'Jo saw Al as _ was here. ', 'option1': 'Jo', 'option2': 'Al', 'answer': '1'}",
       "{'sentence': 'The _zz_z', 'option1': 'a_', 'option2': 'the z', 'answer': '2'}",
@@ -190,26 +185,19 @@ static const eval_format eval_formats[] = {
      {"{'question_stem': 'So', 'choices': {'text': ['ab', 'abcdef'], 'label': ['A', 'B']}, "
       "'answerKey': ' B'}",
       "{'question_stem': 'So', 'choices': {'text': ['a', 'zzzz', 'a', 'b'], 'label': ['A', 'B', "
-      "'C', 'D']}, 'answerKey': 'B'}",
-      "{'question_stem': 'So', 'choices': {'text': ['éé', 'abc'], 'label': ['A', 'B']}, "
-      "'answerKey': 'A'}"},
-     {{"So| ab", "So| abcdef"}, {"So| a", "So| zzzz", "So| a", "So| b"}, {"So| éé", "So| abc"}},
-     1, 2, 3},
+      "'C', 'D']}, 'answerKey': 'B'}"},
+     {{"So| ab", "So| abcdef"}, {"So| a", "So| zzzz", "So| a", "So| b"}}, 1, 2, 2},
     {"OpenBookQA", {"question", "stem", "choices", "text", "label", "answerKey"},
      {"{'id': '7', 'question': {'stem': 'So', 'choices': [{'text': 'ab', 'label': 'A'}, {'text': "
       "'abcdef', 'label': 'B'}]}, 'answerKey': 'B'}",
       "{'question': {'choices': [{'label': 'A', 'text': 'zzzz'}, {'label': 'B', 'text': 'a'}], "
-      "'stem': 'So'}, 'answerKey': 'A'}",
-      "{'question': {'stem': 'So', 'choices': [{'text': 'éé', 'label': 'A'}, {'text': 'abc', "
-      "'label': 'B'}]}, 'answerKey': 'B'}"},
-     {{"So| ab", "So| abcdef"}, {"So| zzzz", "So| a"}, {"So| éé", "So| abc"}}, 2, 3, 2},
+      "'stem': 'So'}, 'answerKey': 'A'}"},
+     {{"So| ab", "So| abcdef"}, {"So| zzzz", "So| a"}}, 1, 2, 2},
     {"BoolQ", {"question", "passage", "answer"},
      {"{'question': 'is it', 'title': 'T', 'answer': true, 'passage': 'It is.'}",
-      "{'question': 'is it', 'answer': false, 'passage': 'P'}",
-      "{'question': 'is it', 'answer': true, 'passage': 'P'}"},
+      "{'question': 'is it', 'answer': false, 'passage': 'P'}"},
      {{"It is.\nQuestion: is it?\nAnswer:| no", "It is.\nQuestion: is it?\nAnswer:| yes"},
-      {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"},
-      {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"}}, 1, 2, 2}};
+      {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"}}, 1, 1, 1}};
 
 /* Each row's tokens are those of its context and its ending, and its losses are known. Returns the
  * sum of the losses and adds the number of predicted tokens to *tokens. */
@@ -325,8 +313,10 @@ static void test_eval_formats(g2z_test *t) {
   for (size_t f = 0; f < sizeof eval_formats / sizeof *eval_formats; f++) {
     const eval_format *format = &eval_formats[f];
     const char *path = test_at(t, "%s%zu.jsonl", format->name, f);
+    const char *third = format->line[2];
+    const int questions = third ? 3 : 2;
     const char *text = eval_json(test_text("%s\n%s\n\n%s", format->line[0], format->line[1],
-                                           format->line[2]));
+                                           third ? third : ""));
     g2z_eval_set *set = NULL;
     g2z_eval result;
     int tokens = 0;
@@ -335,11 +325,12 @@ static void test_eval_formats(g2z_test *t) {
     if (!set) continue;
     CHECK_OK(t, g2z_eval_run(set, model, NULL, NULL, &result));
     const double sum = eval_check_rows(t, format, set, A, B, &tokens);
-    CHECK(t, result.questions == 3 && result.tokens == tokens && isnan(result.bits_per_byte));
+    CHECK(t, result.questions == questions && result.tokens == tokens);
+    CHECK(t, isnan(result.bits_per_byte));
     CHECK_NEAR(t, result.loss, sum / tokens, 1e-5);
-    CHECK_NEAR(t, result.acc, format->acc / 3.0, 1e-12);
-    CHECK_NEAR(t, result.acc_norm, format->acc_norm / 3.0, 1e-12);
-    CHECK_NEAR(t, result.acc_bytes, format->acc_bytes / 3.0, 1e-12);
+    CHECK_NEAR(t, result.acc, (double)format->acc / questions, 1e-12);
+    CHECK_NEAR(t, result.acc_norm, (double)format->acc_norm / questions, 1e-12);
+    CHECK_NEAR(t, result.acc_bytes, (double)format->acc_bytes / questions, 1e-12);
     g2z_eval_free(set);
   }
   eval_check_refused(t, model, tokenizer);
@@ -433,9 +424,7 @@ static void test_eval_texts(g2z_test *t) {
       {"c.jsonl", "{\"text\": \"a\"\n", "c.jsonl, line 1"},
       {"d.bin", "ab", "has token 25185, but the model only 257"},
       {"c.bin", "a", "no token to predict"},
-      {"d.txt", "t\1e\1x\1t\1", "d.txt is binary, not text in UTF-8"},
       {"e.txt", "\xff\xfe" "a", "e.txt is text in UTF-16, not text in UTF-8; convert it to text: "},
-      {"f.jsonl", "[{\"text\": \"a\"}]", "f.jsonl is an array of JSON"},
       {"g.gz", "no gzip", "g.gz: gzip -dc ended with exit code 1"}};
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
     test_write_file(t, test_path(t, refused[i].name), refused[i].text, strlen(refused[i].text));
