@@ -75,7 +75,7 @@ RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e
 # Waiting threads sleep: if another program uses a core, spinning threads cost half of the speed.
 run test bench profile sanitize-cuda: export OMP_WAIT_POLICY ?= passive
 
-run: train prepare_data ## train a GPT-2 on these sources, save it, let it write (2 minutes, no download)
+run: train prepare_data ## train a GPT-2 on these sources, save it, generate text (2 minutes, no download)
 	rm -rf data/sources runs/sources
 	$(SHARDS)
 	./train --train 'data/sources/sources_train_*.bin' --val 'data/sources/sources_val_*.bin' \
@@ -86,10 +86,10 @@ run: train prepare_data ## train a GPT-2 on these sources, save it, let it write
 	@echo 'the text and its vocabulary   data/sources'
 	@echo 'loss, log and metrics         runs/sources'
 	@echo 'the model                     runs/sources/weights'
-	@echo 'let it write again:           ./train --init-from runs/sources/weights --prompt "if (" --temperature 0.5'
+	@echo 'to generate more text         ./train --init-from runs/sources/weights --prompt "if (" --temperature 0.5'
 
 # For any other run: slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR ... and ./bench profile RUN_DIR
-profile: train prepare_data $(HERE)/bench ## what the parts of a step take: by nsys where it is installed, else timed by train
+profile: train prepare_data $(HERE)/bench ## time the parts of a step: by nsys if it is installed, else by train
 	rm -rf data/sources runs/profile
 	$(SHARDS)
 	slurm/profile.sh runs/profile ./train --train 'data/sources/sources_train_*.bin' \
@@ -100,24 +100,24 @@ profile: train prepare_data $(HERE)/bench ## what the parts of a step take: by n
 # ----- test -------------------------------------------------------------------------------------
 
 # nvcc takes a minute or two per program: -j4, unless -j is given.
-test: ## everything that this machine can prove; the last line counts it
+test: ## run every test that this machine can run; the last line counts them
 	+@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j4) \
 	  test_gpt2 prepare_data train '$(CURDIR)/bench' $(EXAMPLES)
 	./test_gpt2
 
 # Without a GPU all experiments run, small; with one only scaling. Others: make bench BENCH='matrix comm'
 BENCH ?= $(if $(FOUND),scaling,scaling buckets matrix strategies comm)
-bench: $(HERE)/bench ## steps, ops, scaling over the GPUs there are; without one every experiment, small
+bench: $(HERE)/bench ## time steps, ops and scaling on all GPUs; without a GPU, small experiments on the CPU
 	rm -rf runs/bench
 	./bench
 	@failed=0; for experiment in $(BENCH); do \
 	  echo; ./bench $$experiment --out runs/bench/$$experiment || failed=1; done; \
 	./bench report runs/bench && exit $$failed
 
-mutants: test_gpt2 ## break one thing at a time on purpose: a test must see it; on a GPU if there is one
+mutants: test_gpt2 ## break one line of code at a time: a test must fail; on a GPU if there is one
 	tests/mutants.sh $(if $(and $(NVCC),$(ARCH)),cuda,cpu)
 
-traces: ## compare with an earlier commit, to the bit: tests/traces.sh --help
+traces: ## compare training with an earlier commit, bit for bit: tests/traces.sh --help
 	tests/traces.sh
 
 # The same tests under AddressSanitizer and UBSan; they start the programs that are named here.
@@ -190,7 +190,7 @@ refused = $$1 $1 -fsyntax-only -I. 2>&1 | grep -m1 error | grep -q -e '$2' \
 # has the implementations and is linked with two.c, which has not. static.c and static2.c each have
 # their own.
 check-header: WARN += -Wframe-larger-than=36864 # main, its calls and libc must fit a small stack
-check-header: ## the header alone in every way, behind system headers, and where it must refuse
+check-header: ## compile the header alone in every way, after system headers, and where it must refuse
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
 	main='int main(void) { return g2z_dtype_text(G2Z_FP16) == 0; }'; cd build/check; \

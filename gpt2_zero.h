@@ -2933,15 +2933,18 @@ G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
   if (json->status != G2Z_OK) return json->status; /* the first error explains the others */
   char what[G2Z_ERROR_BYTES];
   G2Z__PRINT(what, format);
-  size_t line = 1;
+  char line[32] = ""; /* a text of one line is often a line of a file, which the label names */
+  size_t lines = 1;
   const unsigned char *start = json->begin;
   for (const unsigned char *c = json->begin; c < json->at; c++)
     if (*c == '\n') {
-      line++;
+      lines++;
       start = c + 1;
     }
-  json->status = g2z_fail(json->services, G2Z_FORMAT, "%s, line %zu, column %zu: %s", json->label,
-                          line, (size_t)(json->at - start) + 1, what);
+  if (json->begin < json->end && memchr(json->begin, '\n', (size_t)(json->end - json->begin)))
+    snprintf(line, sizeof line, "line %zu, ", lines);
+  json->status = g2z_fail(json->services, G2Z_FORMAT, "%s, %scolumn %zu: %s", json->label, line,
+                          (size_t)(json->at - start) + 1, what);
   return json->status;
 }
 

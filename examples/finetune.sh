@@ -21,7 +21,7 @@ here=$(dirname "$0")/..
 prepare=${G2Z_PREPARE_DATA:-$here/prepare_data}
 train=${G2Z_TRAIN:-$here/train}
 { [ -x "$prepare" ] && [ -x "$train" ]; } || fail "prepare_data or train is not built: type make"
-[ -f "$weights/config.json" ] || fail "$weights has no config.json: name a directory with weights"
+[ -f "$weights/config.json" ] || fail "$weights has no config.json: name a directory with weights, or type make gpt2"
 [ -f "$data" ] || fail "there is no file $data"
 [ ! -e "$out" ] || fail "$out is there: name a new directory, or remove it"
 length=--epochs=3

@@ -187,7 +187,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "/same names tensor \"a\" twice"},
     {INPUTS_SPLIT("self", "\"weight_map\": {\"a\": \"model.safetensors.index.json\"}"), 1,
      "not a safetensors file"},
-    {INPUTS_SPLIT("number", "\"weight_map\": {\"a\": 3}"), 1, "line 1, column 22: "},
+    {INPUTS_SPLIT("number", "\"weight_map\": {\"a\": 3}"), 1, "column 22: "},
     /* requirements of `make` */
     {"mkdir bin; ln -s /bin/echo /bin/mkdir /bin/sh bin; M=$(command -v make); cp "
      "$R/Makefile .; env -u MAKEFLAGS PATH=$PWD/bin $M NVCC= data/vocab.bpe", 2,

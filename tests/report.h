@@ -159,7 +159,7 @@ static void test_run_report(g2z_test *t) {
       {"training_metrics.json", "[]", "an object"},
       {"training_metrics.json", "{\"schema_version\": \"1.0\"}", "schema_version 1.0"},
       {"training_metrics.json", "{\"run_id\": 3}", "schema_version none"},
-      {"training_metrics.json", "{\"schema_version\": \"2.0\"", "line 1"},
+      {"training_metrics.json", "{\"schema_version\": \"2.0\"", "column 25: expected"},
       {"launcher_metadata.json", "{", "launcher_metadata.json"},
       {"RUN_FAILED.json", "{\"a\" 1}", "RUN_FAILED.json"}};
   test_run_setup s;
