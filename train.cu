@@ -23,7 +23,7 @@ typedef struct program {
 } program;
 
 static size_t in_place; /* columns of the progress on the terminal's last line; 0: none */
-static char early[4096]; /* lines from before the run has its train.log */
+static char early[4096]; /* the first lines printed; the run copies them into train.log */
 
 /* Clears the terminal's last line. */
 static void leave_place(void) {
@@ -70,7 +70,7 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
  * and other events get a separate line. */
 static void print_event(const program *p, const g2z_run_event *event) {
   static double next;
-  static char step[256]; /* the last step, unless it has its own line */
+  static char step[256]; /* the latest step; "": it has its own line */
   const double now = g2z_seconds();
   const int terminal = on_terminal(p);
   g2z_place place = p->context.ranks.place;
@@ -89,7 +89,7 @@ static void print_event(const program *p, const g2z_run_event *event) {
   if (!terminal) step[0] = 0;
 }
 
-/* The progress of a validation or of --eval: in place, or every ten seconds on standard error. */
+/* Progress of a validation or of --eval: in place, or every ten seconds on standard error. */
 static void print_progress(void *user, const char *name, double share) {
   static double next;
   const program *p = (const program *)user;

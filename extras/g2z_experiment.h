@@ -562,7 +562,7 @@ static int g2zx_columns(const g2z_summary *summary, int columns[G2ZX_COLUMNS]) {
   return count;
 }
 
-/* A figure as text in `text`, which is returned; an unknown figure is "". */
+/* Writes a figure to `text` and returns it; "" if the figure is not known. */
 static const char *g2zx_cell(const g2z_point *point, int number, char text[64]) {
   const double value = g2zx_figure_of(point, number);
   text[0] = 0;
@@ -607,7 +607,7 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
 #define G2ZX_BARS 64                 /* a page has no room for more */
 
 /* Bars: one group per point, with whiskers and a second figure. Lines: one per series of points,
- * over x, and an ideal: y = x, or a figure of the first series. At most eight lines with it. */
+ * over x, and one for the ideal: y = x, or a figure of the first series. */
 static void g2zx_put_chart(g2z_page *page, const g2z_summary *summary, const g2zx_chart *c,
                            const g2z_point *const *points, size_t count) {
   const int bars = c->x == G2ZX_NONE, last = G2Z_CHART_SERIES - (c->more != G2ZX_NONE);
@@ -1263,7 +1263,7 @@ typedef struct g2zx_experiment {
   g2zx_job *jobs;
   int count;
   const char *out;              /* the directory of the results */
-  char made[64];                /* its name, without --out */
+  char made[64];                /* its name if --out is not given */
   int lock;                     /* on the directory; -1: none yet */
   g2z_path tokens;              /* "": not written */
   int runs, all_runs;           /* finished runs, and all */
@@ -1411,7 +1411,7 @@ static void g2zx_open_smi(g2zx_observer *seen, int world) {
   seen->smi = popen(command, "r");
   if (!seen->smi) return;
   struct pollfd first = {fileno(seen->smi), POLLIN, 0};
-  poll(&first, 1, 10000); /* the memory in use before the ranks start */
+  poll(&first, 1, 10000); /* wait for the memory in use before the ranks start */
   fcntl(first.fd, F_SETFL, O_NONBLOCK);
 }
 
@@ -1633,7 +1633,7 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
   if (stopped) g2zx_add_name(e->s->work, sizeof e->s->work, reason);
   const g2z_status status = g2z_summary_write(e->s, path.text);
   g2zx_log_line(e->services, "");
-  g2z_summary_print(e->s, g2zx_log_line, e->services); /* also if the file cannot be written */
+  g2z_summary_print(e->s, g2zx_log_line, e->services); /* even if the file could not be written */
   G2Z_TRY(status);
   g2zx_log_line(e->services, path.text);
   if (stopped)
@@ -1715,8 +1715,8 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
 }
 
 /* Makes `out` and runs each job o->work.repeats times. A round runs each job once, so that a change
- * of the machine's speed affects all jobs. Refuses an `out` that another program uses, or with runs
- * of an interrupted experiment. */
+ * of the machine's speed affects all jobs. Refuses an `out` that another program uses or that has
+ * runs of an interrupted experiment. */
 static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;

@@ -62,10 +62,10 @@ typedef struct g2z_flag {
   const char *help;
 } g2z_flag;
 
-/* The arguments begin at argv[first]: 1, or 2 after a sub-command. Those that are not flags are
- * moved to argv[first] and so on, in order, and *rest is their number; with rest NULL they are an
- * error. If the flag belongs to another program, the error names the flag to use here. -h is
- * --help. */
+/* The arguments begin at argv[first]: 1, or 2 after a sub-command. Arguments that are not flags are
+ * moved to the front, from argv[first] on, and *rest is their number; with rest NULL they are an
+ * error. If a flag is unknown here but known from another program, the error names the flag to use
+ * here. -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int first, int *rest);
 /* The table as text. Print it before parsing: it shows the values of the destinations. */

@@ -686,8 +686,8 @@ static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double
 
 #define G2ZP_CELL 160
 
-/* A number as text; "": it is not finite, or too large for its format. NULL, the format for any
- * number: from 100 on and if it is whole without decimals, else five digits, as losses need. */
+/* A number as text; "" if it is not finite or too large for its format. Format NULL is for any
+ * number: no decimals if it is whole or at least 100, else five digits, as losses need. */
 static const char *g2zp_number_text(char out[G2ZP_CELL], const char *format, double value) {
   const int whole = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
   out[0] = 0;
@@ -703,9 +703,9 @@ static void g2zp_page_number(g2z_page *page, const char *name, double value) {
 }
 
 /* Draws the series as lines and points, then transparent columns over them. When the pointer is on
- * a column, the page shows the values of all series there. A long series is cut into stretches;
- * each is drawn as its minimum and maximum, in their order. A single point between two gaps is a
- * line of length 0, which its round ends turn into a dot. */
+ * a column, the page shows the values of all series there. A long series is cut into stretches, and
+ * the minimum and the maximum of each stretch are drawn, in the order in which they occur. A single
+ * point between two gaps is drawn as a line of length 0: its round ends make a dot. */
 static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
                              const g2zp_scale *y) {
   enum { COLUMNS = 120 };
@@ -1149,7 +1149,7 @@ typedef struct g2zp_curves {
   double *column[G2ZP_COLUMNS];      /* [count of its group]; one allocation */
   size_t count[G2ZP_GROUPS];
   size_t best;                       /* the validation with the lowest loss */
-  size_t reached;                    /* the first one that is at or below another run's loss */
+  size_t reached;                    /* the first one at or below the loss to compare by */
   char eval_name[6][96];             /* names of the columns from eval_loss on */
   double spent_s[6];                 /* in the order of g2zp_spent_names */
 } g2zp_curves;
@@ -1170,7 +1170,7 @@ static g2z_series g2zp_curve(const g2zp_curves *curves, const char *name, int y)
 
 #define X(name) G2ZP_COLUMN_##name
 /* Puts the charts of a run's page. If the values of a chart never vary, they become facts in the
- * page's head. `head`: puts only these facts. */
+ * page's head instead. `head` 1: puts only these facts; 0: only charts. */
 static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head) {
   enum { AUTO = G2Z_AXIS_AUTO, ZERO = G2Z_AXIS_ZERO };
   static const struct {
@@ -1309,7 +1309,7 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
 
 typedef struct g2zp_fact {           /* a fact or a table's column, read from JSON */
   const char *name, *at, *launcher;  /* launcher: its place in launcher_metadata.json; or NULL */
-  const char *format;                /* of a number times `factor`; NULL: as g2zp_number_text */
+  const char *format;                /* for the number times `factor`; see g2zp_number_text */
   double factor;
 } g2zp_fact;
 
@@ -1434,7 +1434,7 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
   const g2z_object *object = ended ? &run->metrics : &run->launcher;
   char *reason = NULL, *detail = NULL, now[32];
-  double epoch_steps = 0;            /* fewer than `steps` if the run has continued */
+  double epoch_steps = 0;            /* in training_metrics.json; fewer if the run has continued */
   g2z_object epoch;
   g2z_json json;
 
@@ -1916,7 +1916,7 @@ static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count)
   }
 }
 
-/* Puts the flags that not all of the runs with a command line were given. */
+/* Puts the flags of each run, except those that all runs with a command line have in common. */
 static void g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count) {
   char **command, flag[512], flags[2048];
   int headed = 0;
@@ -1959,8 +1959,8 @@ static double g2zp_reached(const g2zp_curves *c, int column) {
 }
 
 /* Puts a table of validation losses, and of the steps, tokens and seconds until each run reached
- * the same loss: the runs' --target-loss if they share one, else the highest of their best losses,
- * which all of them reached. Returns this loss; NaN: there is nothing to compare. */
+ * the same loss. It is --target-loss if all runs that give it give the same; else it is the highest
+ * of the best losses, which every run reached. Returns this loss; NaN: nothing to compare. */
 static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
                                     size_t count) {
   static const char *const headers[] = {"run", "last loss", "best loss", "best step", "steps",
@@ -1997,8 +1997,8 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   g2zp_number_text(cell, "%.4f", level);
   if (slowest)
     g2z_page_text(page, "The table counts steps, tokens and seconds of training until the "
-                        "first validation with a loss of at most %s, %s. Relative: to %s, which "
-                        "needed the most steps.", cell,
+                        "first validation with a loss of at most %s, %s. Relative figures "
+                        "compare with %s, which needed the most steps.", cell,
                   by_target ? "the target" : "the highest of the best losses", slowest);
   else if (by_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
   g2z_page_table(page, slowest ? 10 : 4, headers);
@@ -2020,8 +2020,8 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   return level;
 }
 
-/* Puts charts with a curve for each of the first runs, and a line at the loss `level` unless it is
- * NaN. */
+/* Puts charts with a curve for each of the first runs. Unless `level` is NaN, a dashed line marks
+ * this loss. */
 static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2zp_curves *curves,
                                size_t count, double level) {
 #define X(name) G2ZP_COLUMN_##name

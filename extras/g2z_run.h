@@ -38,8 +38,8 @@
  *     Checkpoint and weights of a step are written before its validation, evaluation and sample.
  *     The checkpoint's note.json records sums, epochs, the lengths of the two logs and the work
  *     that is still due. A resumed run cuts the logs to these lengths and does that work first. If
- *     a checkpoint is damaged, --resume latest renames it to step-NNNNNN.damaged and takes an older
- *     one. */
+ *     a checkpoint is damaged, --resume latest renames it to step-NNNNNN.damaged and takes an
+ *     earlier one. */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -79,8 +79,8 @@ typedef struct g2z_run_config {
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, also at the end */
   int save_epochs;             /* 1: at the end of each epoch */
   int keep_best;               /* 1: the checkpoint of the lowest validation loss is kept, too, and
-                                * run_dir/best holds its weights. Without save_every and save_epochs
-                                * only this checkpoint and the last one are kept */
+                                * run_dir/best holds its weights. Without save_every, save_epochs
+                                * and keep, only this checkpoint and the last one are kept */
   int keep;                    /* number of checkpoints that are kept, the last ones; 0: all. While
                                 * the loss is higher than before or steps are skipped, earlier ones
                                 * stay, too. A checkpoint with other files in it stays as
@@ -96,8 +96,8 @@ typedef struct g2z_run_config {
   int64_t val_every;           /* steps; 0: only at the end of each epoch and of the run */
   int64_t val_steps;           /* batches of one validation; 0: all */
   int64_t max_val_steps;       /* > 0: a limit of val_steps */
-  int64_t patience;            /* > 0: the run ends after so many validations in a row without a new
-                                * lowest loss */
+  int64_t patience;            /* > 0: the run ends after this number of validations in a row
+                                * without a new lowest loss */
   float target_loss;           /* > 0: the first validation with at most this loss is marked */
   g2z_texts eval;              /* files to score: g2z_eval.h lists the kinds */
   int64_t eval_every;          /* steps; 0: only at the end of the run */
@@ -107,10 +107,10 @@ typedef struct g2z_run_config {
   int tensorboard;             /* 1: event files for TensorBoard in run_dir */
   int profile;                 /* 1: times each part of a step, in run_dir/profiles. Excludes
                                 * graphs: train.graph 2 becomes 0, and 1 is refused */
-  void (*progress)(void *user, const char *name, double share); /* NULL, or rank 0 calls it while it
-                                * validates or scores a file: the finished share, 0 at the start */
+  void (*progress)(void *user, const char *name, double share); /* or NULL. Rank 0 calls it during
+                                * validation and scoring; share: the finished part, 0 at first */
   void *progress_user;
-  const char *early;           /* lines that the program has printed before; for train.log */
+  const char *early;           /* lines printed before g2z_run_create; train.log begins with them */
 } g2z_run_config;
 /* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1. Everything else is
  * NULL, 0 or from g2z_*_default. */
@@ -284,13 +284,13 @@ extern "C" {
   X(best_loss)     /* lowest smooth loss at a checkpoint; NaN: none */                            \
   X(due)           /* saved: work left to do after the step, */                                   \
   X(evaluated)     /* and the number of --eval files scored by then */                            \
-  X(best_step)     /* of best_val_loss; */                                                        \
+  X(best_step)     /* of best_val_loss */                                                         \
   X(kept_step)     /* of the weights in RUN_DIR/best; NaN: none */                                \
-  X(val_entropy)   /* of its validation tokens; 0 or NaN: not known */                            \
-  X(stale)         /* number of validations since then */                                         \
+  X(val_entropy)   /* of the validation tokens; 0 or NaN: not known */                            \
+  X(stale)         /* number of validations since best_step */                                    \
   X(target_loss)                                                                                  \
-  X(target_step)   /* the first validation that reached it: step, tokens and wall time; NaN: */   \
-  X(target_tokens) /* none has */                                                                 \
+  X(target_step)   /* step, tokens and wall time of the first validation that reached it; */      \
+  X(target_tokens) /* NaN: none did */                                                            \
   X(target_s)
 typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
@@ -334,7 +334,7 @@ enum { /* Work due before the next step, in this order. The model is saved first
   G2ZR_DUE_WEIGHTS = 2,
   G2ZR_DUE_BEST = 4,                 /* weights of the lowest validation loss */
   G2ZR_DUE_STOP = 8,
-  G2ZR_DUE_VALIDATION = 16,          /* a new lowest loss: then SAVE and BEST follow */
+  G2ZR_DUE_VALIDATION = 16,          /* SAVE and BEST follow if it finds a new lowest loss */
   G2ZR_DUE_EVALUATION = 32,
   G2ZR_DUE_SAMPLE = 64,
   G2ZR_DUE_EPOCH_END = 128,
@@ -496,9 +496,9 @@ static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *for
   return g2zr_hold(run, status);
 }
 
-/* Opens a log; stream->bytes is the length to cut it to. A run that continues keeps the length of
- * its checkpoint, where a line ends unless the file has changed. Without note.json all lines stay;
- * a log that is gone begins again. */
+/* Opens a log and sets stream->bytes, the length to cut it to. A run that continues takes this
+ * length from its checkpoint: unless a line ends there, the file has changed, which is an error.
+ * Without note.json all lines stay. A missing log begins again. */
 static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char *name,
                                    double length) {
   const int own = run->found.own, flags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK;
@@ -719,8 +719,8 @@ static const char *g2zr_signal_text(int64_t signal, char text[32]) {
   return signal ? text : NULL;
 }
 
-/* The mean loss of the last steps, if it is worse than guessing all tokens alike by the margin of
- * g2zr_save; else 0. */
+/* The mean loss of the last steps, if it is worse than the loss of guessing (all tokens equally
+ * likely) by the margin that g2zr_save uses; else 0. */
 static double g2zr_worse(const g2z_run *run) {
   const double loss = run->sum.smooth_loss / run->sum.loss_weight;
   return loss > 1.1 * log(run->config.train.model.vocab) + 0.1 ? loss : 0;
@@ -1064,7 +1064,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
              run->known.step, g2zr_plural(run->known.step), run->known.tokens, now);
     if (g2zr_worse(run))
       g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
-              "is worse than guessing all tokens alike, %.4g. Start again with a lower --lr (%g)%s",
+              "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
               g2zr_worse(run), log(run->config.train.model.vocab),
               (double)run->config.train.optimizer.lr, earlier);
     if (run->impatient)
@@ -1560,9 +1560,9 @@ static void g2zr_introduce(g2z_run *run) {
              run->val_steps, run->val_steps == 1 ? "" : "es", run->val_tokens, run->val_entropy);
   if (run->val && run->sum.val_entropy > 0 && !isnan(run->sum.best_step) &&
       fabs(run->sum.val_entropy - run->val_entropy) > 1e-9)
-    g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint, "
-            "but the lowest loss, %.4f of step %.0f, is of the earlier ones. To compare new losses "
-            "alone: %s", run->sum.best_val_loss, run->sum.best_step,
+    g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
+            "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. For a run that "
+            "compares only new losses: %s", run->sum.best_val_loss, run->sum.best_step,
             g2zr_further(run, "--resume", run->resume, text));
   if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
   if (run->resume) {
@@ -1710,7 +1710,7 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
              run->resumed, latest, g2zr_command(run, run_dir, "--resume latest", text));
 }
 
-/* Refuses a directory with a model, which the files of this run's model would replace. */
+/* Refuses a directory that holds a model: this run's model would overwrite it. */
 static g2z_status g2zr_check_model(g2z_run *run, const char *directory, const char *remedy) {
   static const char *const names[] = {
       "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
@@ -1756,14 +1756,14 @@ static g2z_status g2zr_open_files(g2z_run *run) {
               weights[length] == '/';
     own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
-    /* Checkpoints and the best weights have their own names in run_dir. */
+    /* The run itself writes to run_dir/step-NNNNNN and run_dir/best. */
     char home[PATH_MAX];
     const char *name = strrchr(run->weights, '/');
     if (run_dir && realpath(run_dir, home) && strlen(home) == (size_t)(name - run->weights) &&
         strncmp(home, run->weights, strlen(home)) == 0 &&
         (strcmp(name, "/best") == 0 || strncmp(name, "/step-", 6) == 0))
-      G2Z_REFUSE(run->services, "--save-weights %.400s is a name of the run's checkpoints and best "
-                 "weights: name another directory, such as %.400s/weights", weights, run_dir);
+      G2Z_REFUSE(run->services, "--save-weights %.400s is where the run keeps a checkpoint or its "
+                 "best weights: name another directory, such as %.400s/weights", weights, run_dir);
   }
   if (!run_dir) return G2Z_OK;
   if (run->config.keep_best && !run->found.continues)
@@ -1774,7 +1774,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
   G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
-  for (int i = 0, done; i < 2; i++) { /* after both are known to be whole */
+  for (int i = 0, done; i < 2; i++) { /* only after both have passed the check */
     G2Z_RETRY(done, ftruncate(logs[i]->file, (off_t)logs[i]->bytes));
     if (done != 0)
       return g2z_fail_file(run->services, errno, "cut off the end of", logs[i]->path.text);
@@ -1782,8 +1782,8 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   char *rest, *line = strtok_r(run->early, "\n", &rest);
   for (; line; line = strtok_r(NULL, "\n", &rest)) G2Z_TRY(g2zr_log(run, line));
   if (!run->resume || run->found.own) return G2Z_OK;
-  /* The run starts from another run's checkpoint. Until it has its own, --resume latest uses that
-   * one. */
+  /* The run starts from another run's checkpoint. --resume latest uses that checkpoint until the
+   * run has its own. */
   char path[PATH_MAX];
   if (!realpath(run->resume, path))
     return g2z_fail_file(run->services, errno, "find the path of", run->resume);
@@ -2536,7 +2536,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   GROUP("Data")                                                                                   \
   /* name, [kind or setting, destination, [least, most,] value,] help */                          \
   PLAIN("train", GLOBS, train, "GLOB[:WEIGHT]",                                                   \
-       "token shards; repeat it to mix by WEIGHT; without it: validate, score, generate")              \
+       "token shards; repeat it to mix by WEIGHT; without it: validate, score, generate")         \
   PLAIN("val", GLOB, run.val_glob, "GLOB", "token shards to validate on")                         \
   PLAIN("vocab", TEXT, run.vocab, "FILE",                                                         \
        "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
@@ -2625,7 +2625,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
   FLAG("keep", INT, run.keep, 0, 2147483647, "N", "number of checkpoints to keep; 0: all")        \
   SWITCH("keep-best", run.keep_best,                                                              \
-         "also keep the one of the lowest validation loss; its weights in RUN_DIR/best")          \
+         "also keep the checkpoint of the lowest validation loss; its weights in RUN_DIR/best")   \
   PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
        "continue from a checkpoint: DIR, or the newest in --run-dir")                             \
   GROUP("Results")                                                                                \
@@ -2862,8 +2862,8 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
   if (*weights && !there)
     G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json "
-               "and model.safetensors: a run's RUN_DIR/weights, written at its end, a checkpoint, "
-               "or gpt2 after make gpt2", weights);
+               "and model.safetensors, such as a run's RUN_DIR/weights, written at its end, a "
+               "checkpoint, or gpt2, which make gpt2 downloads", weights);
   G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     G2Z_TRY(g2z_model_config_named(services, o->model, &wanted));

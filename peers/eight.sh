@@ -2,9 +2,9 @@
 # Measures the kit on all GPUs of a host, up to eight, in two parts of at most ten minutes each:
 #     peers/eight.sh speed [OUT]    scaling, transports, buckets, ZeRO stages, Muon, PyTorch, DeepSpeed
 #     peers/eight.sh checks [OUT]   cuda_zero, ten kills of a rank, traces against dd58b4a
-# OUT [runs/eight] gets one text file per measurement and, from bench, its artifacts; the lines that
-# matter are also printed. Build first: make, make test_gpt2. LIMIT=SECONDS [570] ends a part earlier;
-# a measurement that has no time left is named. Worlds are 1, 2, 4, ... up to the number of GPUs.
+# OUT [runs/eight] gets one text file per measurement, and bench's artifacts; the lines that matter
+# are also printed. Build first: make, make test_gpt2. A part ends after LIMIT seconds [570] and
+# prints which measurements it left out. Worlds are 1, 2, 4, ... up to the number of GPUs.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 part=${1:-} out=${2:-runs/eight} begin=$SECONDS worlds=1
@@ -17,7 +17,7 @@ mkdir -p "$out"
 nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c
 git log -1 --format='commit %h' 2> /dev/null
 
-# run NAME PATTERN COMMAND...: the command's output goes to OUT/NAME.txt; lines with PATTERN are printed.
+# run NAME PATTERN COMMAND...: writes the command's output to OUT/NAME.txt; prints lines with PATTERN.
 run() {
   local name=$1 pattern=$2 left=$((${LIMIT:-570} - SECONDS + begin)) code=0
   shift 2
@@ -52,7 +52,8 @@ speed() {
 }
 
 # Kills one rank at a random moment, ten times. Each time the others must end within 20 seconds with
-# code 70, and the next start must continue. The eleventh is stopped and must save: code 75.
+# code 70, and the next start must resume. The eleventh start gets a signal: it must save and end
+# with code 75.
 kills() {
   local world=$1 dir=$out/kills_$1/run bad=0 turn rank at pids code
   rm -rf "$out/kills_$1" && mkdir -p "$out/kills_$1"

@@ -254,7 +254,7 @@ static void test_report_compared(g2z_test *t) {
                {"--lr 3e-35 --optimizer muon", 100, 800, {3.75, 3.25, 3, 3.125}},
                {"--lr 3e-3 --seed 2", 200, 250, {0, 3.4375, 0, 3.4375}}};
 #define NONE "<td>\xe2\x80\x93"
-#define COMMON "a loss of at most 3.5000, the highest of the best losses. Relative: to "
+#define COMMON "at most 3.5000, the highest of the best losses. Relative figures compare with "
   static const char *const common[3] = {
       "<td>3.5000<td>3.5000<td>4<td>4<td>1.00<td>400<td>1.00<td>2.00<td>1.00",
       "<td>3.1250<td>3.0000<td>3<td>2<td>0.50<td>200<td>0.50<td>1.60<td>0.80",

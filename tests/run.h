@@ -1995,7 +1995,7 @@ static void test_train_best_honest(g2z_test *t) {
     CHECK(t, !strstr(output, cases[i].not_says));
     test_sh(t, "%s > out 2>&1", cases[i].after);
     if (i == 4)
-      CHECK(t, test_train_paste(t, output, "new losses alone: ", output, sizeof output) == 0);
+      CHECK(t, test_train_paste(t, output, "only new losses: ", output, sizeof output) == 0);
   }
 }
 
