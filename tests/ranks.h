@@ -520,7 +520,7 @@ static void test_ranks_refusals(g2z_test *t) {
   test_ranks ranks;
   test_ranks_scenes(t);
   test_ranks_open(&ranks, 3);
-  test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=1");
+  test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=20");
   rank_sleep(0.3 * test_busy()); /* both wait for the third rank */
   CHECK(t, kill(ranks.pid[1], SIGKILL) == 0);
   test_ranks_wait(t, &ranks, 20);
