@@ -195,9 +195,11 @@ static const eval_format eval_formats[] = {
      {{"So| ab", "So| abcdef"}, {"So| zzzz", "So| a"}}, 1, 2, 2},
     {"BoolQ", {"question", "passage", "answer"},
      {"{'question': 'is it', 'title': 'T', 'answer': true, 'passage': 'It is.'}",
-      "{'question': 'is it', 'answer': false, 'passage': 'P'}"},
+      "{'question': 'is it', 'answer': false, 'passage': 'P'}",
+      "{'question': 'is it', 'answer': true, 'passage': 'P'}"},
      {{"It is.\nQuestion: is it?\nAnswer:| no", "It is.\nQuestion: is it?\nAnswer:| yes"},
-      {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"}}, 1, 1, 1}};
+      {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"},
+      {"P\nQuestion: is it?\nAnswer:| no", "P\nQuestion: is it?\nAnswer:| yes"}}, 1, 2, 2}};
 
 /* Each row's tokens are those of its context and its ending, and its losses are known. Returns the
  * sum of the losses and adds the number of predicted tokens to *tokens. */

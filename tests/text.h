@@ -422,33 +422,34 @@ static void test_tokenizer_cut(g2z_test *t) {
   test_bpe_close(&b);
 }
 
+/* The id of these bytes; INT_MAX if they are no token. */
+static int test_bpe_id(const g2z_tokenizer *tokenizer, const char *text, size_t bytes) {
+  for (int id = bytes > 1 ? 256 : 0; id < g2z_tokenizer_eot(tokenizer); id++) {
+    size_t length;
+    const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &length);
+    if (length == bytes && memcmp(token, text, bytes) == 0) return id;
+  }
+  return INT_MAX;
+}
+
 /* The plain definition: join the neighbours that make the smallest id. */
 static size_t test_bpe_plainly(const g2z_tokenizer *tokenizer, const char *piece, size_t bytes,
                                int32_t *ids) {
   size_t starts[1025], count = bytes;
   for (size_t i = 0; i <= bytes; i++) starts[i] = i;
-  for (;;) {
-    int best = INT_MAX;
-    size_t at = 0, length;
-    for (size_t i = 0; i + 1 < count; i++)
-      for (int id = 256; id < best && id < g2z_tokenizer_eot(tokenizer); id++) {
-        const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &length);
-        if (length != starts[i + 2] - starts[i] || memcmp(token, piece + starts[i], length) != 0)
-          continue;
-        best = id;
-        at = i;
-      }
-    if (best == INT_MAX) break;
+  for (int best = 0; best < INT_MAX;) {
+    size_t at = 0;
+    best = INT_MAX;
+    for (size_t i = 0; i + 1 < count; i++) {
+      const int id = test_bpe_id(tokenizer, piece + starts[i], starts[i + 2] - starts[i]);
+      if (id < best) best = id, at = i;
+    }
+    if (best == INT_MAX) continue;
     memmove(starts + at + 1, starts + at + 2, (count - at - 1) * sizeof *starts);
     count--;
   }
   for (size_t i = 0; i < count; i++)
-    for (int id = 0; id < g2z_tokenizer_eot(tokenizer); id++) {
-      size_t length;
-      const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &length);
-      if (length == starts[i + 1] - starts[i] && memcmp(token, piece + starts[i], length) == 0)
-        ids[i] = id;
-    }
+    ids[i] = test_bpe_id(tokenizer, piece + starts[i], starts[i + 1] - starts[i]);
   return count;
 }
 
