@@ -369,7 +369,8 @@ struct g2z_run {
   g2z_checkpoint from;               /* its contents */
   double resume_s;                   /* time to load it */
   int64_t resumed, saved;            /* step of `from`; step of the last checkpoint, -1: none */
-  int lock;                          /* rank 0: keeps other runs out of run_dir; -1: not yet */
+  int lock, weights_lock;            /* rank 0: keep other runs out of run_dir and save_weights; -1:
+                                      * not yet */
   int64_t before;                    /* rank 0: "latest" is the last checkpoint before this step;
                                       * later ones are damaged */
   char passed_over[256];             /* steps of those damaged checkpoints; "": none */
@@ -1759,11 +1760,14 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     /* The run itself writes to run_dir/step-NNNNNN and run_dir/best. */
     char home[PATH_MAX];
     const char *name = strrchr(run->weights, '/');
-    if (run_dir && realpath(run_dir, home) && strlen(home) == (size_t)(name - run->weights) &&
+    if (!run_dir || !realpath(run_dir, home)) home[0] = 0;
+    if (*home && strlen(home) == (size_t)(name - run->weights) &&
         strncmp(home, run->weights, strlen(home)) == 0 &&
         (strcmp(name, "/best") == 0 || strncmp(name, "/step-", 6) == 0))
       G2Z_REFUSE(run->services, "--save-weights %.400s is where the run keeps a checkpoint or its "
                  "best weights: name another directory, such as %.400s/weights", weights, run_dir);
+    if (strcmp(home, run->weights) != 0) /* two runs that start together */
+      G2Z_TRY(g2z_lock_directory(run->services, weights, &run->weights_lock));
   }
   if (!run_dir) return G2Z_OK;
   if (run->config.keep_best && !run->found.continues)
@@ -2070,7 +2074,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->services = services;
   run->context = context;
   run->config = *config;
-  run->lock = run->metrics.file = run->log.file = -1;
+  run->lock = run->weights_lock = run->metrics.file = run->log.file = -1;
   run->before = INT64_MAX;
   run->val_entropy = NAN;
   if (config->early) snprintf(run->early, sizeof run->early, "%s", config->early);
@@ -2099,6 +2103,7 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   if (run->log.file >= 0) close(run->log.file);
   g2z_events_free(run->events);
   if (run->lock >= 0) close(run->lock);
+  if (run->weights_lock >= 0) close(run->weights_lock);
   g2z_release(run->services, run->sample_text);
   g2z_release(run->services, run->step_s);
   g2z_release(run->services, run->epoch);

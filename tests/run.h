@@ -1780,8 +1780,10 @@ static void test_train_signals(g2z_test *t) {
     test_train_open(t, &ranks, world, test_text("%s --steps 1000000 --batch 2 --val-every 100000",
                                                 test_digits(t, name)));
     test_wait_for(t, name, 5);
-    if (i == 0) /* a second run finds it locked */
-      CHECK_HAS(t, test_trains(t, 1, "%s --steps 5 --resume latest", test_digits(t, name)),
+    for (int k = 0; i == 0 && k < 2; k++) /* a second run finds it locked, and where it will save */
+      CHECK_HAS(t, test_trains(t, 1, k ? "%s --save-weights '%s' --steps 5" :
+                               "%s --steps 5 --resume latest", test_digits(t, k ? "second" : name),
+                               test_at(t, "%s/weights", name)),
                 "another program uses ");
     CHECK(t, kill(ranks.pid[world - 1], cases[i].number) == 0);
     test_ranks_wait(t, &ranks, 20);
