@@ -442,6 +442,18 @@ static int test_workers(int argc) {
   return wanted ? atoi(wanted) : cores > TEST_WORKERS ? TEST_WORKERS : (int)cores;
 }
 
+/* Each worker, and each program that it starts, gets its share of the cores: threads without a core
+ * only wait for each other. */
+static void test_share_cores(int workers) {
+#ifdef _OPENMP
+  const int threads = omp_get_max_threads() / workers;
+  omp_set_num_threads(threads > 0 ? threads : 1);
+  setenv("OMP_NUM_THREADS", test_text("%d", threads > 0 ? threads : 1), 1);
+#else
+  (void)workers;
+#endif
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "--rank-program") == 0) return rank_program(argc - 2, argv + 2);
   if (argc == 2 && strcmp(argv[1], "--mutants") == 0) {
@@ -470,6 +482,7 @@ int main(int argc, char **argv) {
     return 1;
   }
   if (workers < 2) test_work(shared, 0, argc, argv);
+  else test_share_cores(workers);
   for (int w = 0; w < workers && workers > 1; w++) {
     pids[w] = fork();
     if (pids[w]) continue;

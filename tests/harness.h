@@ -307,7 +307,7 @@ static size_t test_some(size_t count) { return test_interrupts ? count / 2 + cou
   result test_call_##name parameters { return test_interrupted() ? -1 : (result)(call); }
 INTERRUPTED(int, open, (const char *path, int flags, unsigned mode),
             syscall(SYS_openat, AT_FDCWD, path, flags, mode))
-INTERRUPTED(int, fsync, (int file), syscall(SYS_fsync, file))
+INTERRUPTED(int, fsync, (int file), 0 && file) /* only a power cut would show a difference */
 INTERRUPTED(int, ftruncate, (int file, off_t bytes), syscall(SYS_ftruncate, file, bytes))
 INTERRUPTED(ssize_t, read, (int file, void *to, size_t count),
             syscall(SYS_read, file, to, test_some(count)))
