@@ -203,7 +203,6 @@ static const g2z_test_entry test_table[] = {
     {"train_waits", "threads that wait sleep", test_train_waits},
     {"train_mixture", "sets by weight: resumed, on several ranks, in metrics and report",
      test_train_mixture},
-    {"train_weights", "a training leaves its weights", test_train_weights},
     {"golden_forward", "logits equal Hugging Face's GPT-2", test_golden_forward},
     {"golden_gradients", "loss and every gradient equal Hugging Face's", test_golden_gradients},
     {"golden_adamw", "ten AdamW steps equal PyTorch's", test_golden_adamw},
