@@ -215,6 +215,9 @@ static void test_run_padded_vocab(g2z_test *t) {
     CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
     s.config.vocab = s.config.run_dir = NULL;
     s.config.save_every = 0;
+    s.config.train.model.heads = 1; /* no tensor's shape depends on it */
+    CHECK_BAD(t, test_run_all(t, &s.config, &seen), "n_head");
+    s.config.train.model.heads = 2;
     static const char *const files[] = {"config.json", "model.safetensors", "merges.txt",
                                         "vocab.json", "tokenizer_config.json"};
     test_sh(t, "cp -r run2/weights kept");
