@@ -2620,7 +2620,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   STEPS("sample-every", run.sample_every, "steps between samples [the end of the run]")           \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
   PLAIN("prompt", TEXT, run.prompt, "TEXT",                                                       \
-       "text to continue; if too long, its last half context [end of text]")                      \
+       "text to continue; if longer than the context, only its end is read [end of text]")        \
   FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
   FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw from the N likeliest; 0: all") \
   FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw from the likeliest that sum to X") \
