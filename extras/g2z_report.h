@@ -215,7 +215,7 @@ typedef struct g2z_results {
   g2z_object *runs;             /* training_metrics.json of each run; path: its directory */
   size_t run_count, run_capacity;
   g2z_path *reports;            /* files NAME_report.json, unless `show` is NULL */
-  size_t report_count, report_capacity;
+  size_t report_count, report_capacity, open_count; /* open: runs that have not ended */
   /* NULL, or it reads one of these files and puts its part of the page, before the runs. */
   g2z_status (*show)(g2z_services *services, const char *path, g2z_page *page);
 } g2z_results;
@@ -1856,6 +1856,15 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
     return g2z_fail(services, G2Z_FORMAT, "%.400s has no hardware.world_size or no "
                     "summary.total_wall_time_sec: it is incomplete; remove it", path.text);
   }
+  if (strcmp(name, "metrics.jsonl") == 0) {
+    int ended;
+    G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "training_metrics.json").text, &ended));
+    if (ended) return G2Z_OK;
+    results->open_count++;
+    g2z_log(services, G2Z_LOG_WARNING, "%.600s is left out, since this run has not ended: it has "
+            "no training_metrics.json", directory);
+    return G2Z_OK;
+  }
   if (results->show && fnmatch("*_report.json", name, 0) == 0) {
     G2Z_TRY(G2Z_GROW(services, &results->reports, &results->report_capacity,
                      results->report_count, results->report_count + 1));
@@ -1878,15 +1887,12 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
 }
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
-  const size_t before = results->report_count + results->run_count;
+  const size_t before = results->report_count + results->run_count, open = results->open_count;
   G2Z_TRY(g2zp_results_entry(results, directory, "", 3));
   if (results->report_count + results->run_count > before) return G2Z_OK;
-  int there;
-  G2Z_TRY(g2z_is_there(results->services, g2z_path_in(directory, "metrics.jsonl").text, &there));
-  if (there)
-    return g2z_fail(results->services, G2Z_FORMAT, "%.600s is a run that has not ended, as it has "
-                    "no training_metrics.json: wait, or continue it with --resume latest",
-                    directory);
+  if (results->open_count > open)
+    return g2z_fail(results->services, G2Z_FORMAT, "no run in %.600s has ended: wait, or continue "
+                    "the training with --resume latest", directory);
   return g2z_fail(results->services, G2Z_FORMAT, "%.600s and the directories in it hold no "
                   "NAME_report.json and no training_metrics.json: name a directory that bench or "
                   "train --run-dir wrote", directory);
