@@ -135,7 +135,6 @@ static const g2z_test_entry test_table[] = {
     {"loader_masks", "targets that do not count, on all ranks", test_loader_masks},
     {"masks_refused", "masks that do not fit their shard", test_masks_refused},
     {"masks_damage", "masks that are cut or go while they are read", test_masks_damage},
-    {"masks_no_memory", "their writer survives every failing allocation", test_masks_no_memory},
     {"prepare_masks", "prompts and completions, from JSON lines to targets", test_prepare_masks},
     {"ops_round", "fp16 and bf16, to the nearest even", test_ops_round},
     {"ops_8_bits", "the same of e4m3 and e5m2, and scales", test_ops_8_bits},
