@@ -8,9 +8,9 @@
  * begins with types in brackets if the fault exists only in these types. */
 #define MUTANT_LIST(X)                                                                             \
   X(embed_last_row, "the last token's embedding is zero",                                          \
-    "ops_embedding golden_forward", "cuda_embed cuda_golden")                                      \
+    "ops_embedding golden_gradients", "cuda_embed cuda_golden")                                    \
   X(embed_position, "the second token has the first one's embedding",                              \
-    "ops_embedding golden_forward", "cuda_embed cuda_golden")                                      \
+    "ops_embedding golden_gradients", "cuda_embed cuda_golden")                                    \
   X(embed_mask, "forward drops other elements of the embedding than backward",                     \
     "ops_embedding finite_differences", "cuda_embed cuda_gradients")                               \
   X(embed_bwd_row, "the last token gives wte and wpe no gradient",                                 \
@@ -26,7 +26,7 @@
   X(norm_rstd, "a row is scaled for backward with another row's deviation",                        \
     "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
   X(norm_row, "the last row is the first one's",                                                   \
-    "ops_layernorm golden_forward", "cuda_layernorm cuda_golden")                                  \
+    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
   X(norm_weight, "LayerNorm's weight gets no gradient",                                            \
     "ops_layernorm golden_gradients finite_differences", "cuda_layernorm cuda_golden")             \
   X(norm_bias, "LayerNorm's bias gets no gradient",                                                \
@@ -44,13 +44,13 @@
   X(norm_mask, "the projection's gradient has another dropout mask than forward",                  \
     "ops_layernorm finite_differences", "cuda_layernorm cuda_gradients")                           \
   X(linear_bias, "a product adds the first row of its weights as bias",                            \
-    "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
+    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
   X(linear_residual, "a product leaves the residual out",                                          \
-    "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
+    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
   X(linear_fp8, "a forward product rounds nothing to e4m3",                                        \
     "ops_linear fp8", "(fp16 bf16) cuda_linear cuda_fp8")                                          \
   X(linear_row, "a product leaves the last row as it was",                                         \
-    "ops_linear golden_forward", "cuda_linear cuda_golden")                                        \
+    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
   X(linear_mask, "a projection drops other elements than backward",                                \
     "ops_linear finite_differences", "cuda_linear cuda_gradients")                                 \
   X(gelu_slope, "the last row's GELU has slope zero",                                              \
@@ -76,9 +76,9 @@
   X(weight_accumulate, "weight gradients keep those of the last step",                             \
     "ops_linear golden_adamw", "cuda_linear cuda_golden")                                          \
   X(attention_mask, "the first query sees what the second one sees",                               \
-    "ops_attention golden_forward causality", "cuda_attention cuda_golden")                        \
+    "ops_attention golden_gradients causality", "cuda_attention cuda_golden")                      \
   X(attention_head, "in the last row one head is another",                                         \
-    "ops_attention golden_forward", "cuda_attention cuda_golden")                                  \
+    "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
   X(attention_lse, "a row's softmax is normalised for backward as its neighbour",                  \
     "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
   X(attention_dropout, "forward drops other weights than backward",                                \
