@@ -1551,6 +1551,13 @@ static void g2zr_introduce(g2z_run *run) {
              g2zr_schedules[train->optimizer.schedule], (double)train->optimizer.lr,
              (double)train->optimizer.min_lr, train->optimizer.warmup,
              g2zr_plural(train->optimizer.warmup));
+    const g2z_run_config *c = &run->config;
+    const int64_t every = c->val_every > 0 ? c->val_every : run->steps_per_epoch;
+    if ((c->keep_best || c->patience > 0) && run->resumed < run->steps && every >= run->steps &&
+        run->steps_per_epoch >= run->steps)
+      g2z_log(run->services, G2Z_LOG_WARNING, "the only validation is after the last step, so "
+              "--keep-best and --patience have nothing to compare: add --val-every %" PRId64,
+              1 + run->steps / 10);
     if (train->optimizer.warmup > run->steps)
       g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
               "run of %" PRId64 ": the learning rate never reaches --lr %g; lower --warmup",

@@ -1940,7 +1940,9 @@ static void test_train_best_honest(g2z_test *t) {
       {"true", "--keep-best", "--val-steps 1 --keep-best", 1, 0,
        "warning: the validation tokens changed since the checkpoint", "not kept", "ls h4/best"},
       {"true", "--keep-best", "--keep-best", 2, 0, "h5/best, of step ", "tokens changed",
-       "ls h5/best"}};
+       "ls h5/best"},
+      {"true", "", "--keep-best --val-every 8", 1, 0,
+       "warning: the only validation is after the last step", "not kept", "ls h6/best"}};
   static char output[16384];
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
